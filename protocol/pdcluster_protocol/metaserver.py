@@ -1,0 +1,63 @@
+"""The metaserver's answer: how prefill ended.
+
+Decode POSTs its reservation and the connection stays open until prefill has ended. A 200 with ``OK``
+is the only good news; every other status, a cut connection and a passed deadline mean failed.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from pdcluster_protocol.errors import ProtocolError
+
+METASERVER_PATH: Final = "/v1/metaserver"
+
+
+class Action(Enum):
+    """What decode shall do with a request whose prefill failed."""
+
+    RECOMPUTE = "recompute"
+    FAIL = "fail"
+
+
+class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How prefill ended. ``reason`` and ``action`` say why and what now when ``status`` is not ``ok``."""
+
+    status: str
+    reason: str = ""
+    action: Action = Action.FAIL
+
+    @property
+    def is_ok(self) -> bool:
+        return self.status == "ok"
+
+
+PREFILL_OK: Final = Outcome("ok")
+
+
+def failed(reason: str, action: Action = Action.FAIL) -> Outcome:
+    """Prefill did not fill the blocks, for ``reason``."""
+    return Outcome("failed", reason, action)
+
+
+def encode_outcome(outcome: Outcome) -> bytes:
+    """The JSON body of the metaserver's reply."""
+    return msgspec.json.encode(outcome)
+
+
+def decode_outcome(body: bytes) -> Outcome:
+    """The outcome in the metaserver's reply.
+
+    Raises:
+        ProtocolError: The body is not an outcome.
+    """
+    try:
+        outcome = msgspec.json.decode(body, type=Outcome)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise ProtocolError(f"metaserver's reply is not an outcome: {error}") from error
+    if outcome.status not in ("ok", "failed"):
+        raise ProtocolError(f"metaserver's reply has status {outcome.status!r}, not 'ok' or 'failed'")
+    return outcome

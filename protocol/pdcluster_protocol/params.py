@@ -1,0 +1,117 @@
+"""``kv_transfer_params`` on each leg of a request. The only place that spells vLLM's ``remote_*`` names.
+
+    router --DecodeParams--> decode --Reservation--> metaserver --Reservation--> prefill
+
+The wire names are a superset of vllm-ascend's layerwise contract (``mooncake_layerwise_connector.py``,
+0.23), so a router that speaks this also drives unmodified vllm-ascend engines.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+
+from pdcluster_protocol.errors import ProtocolError
+from pdcluster_protocol.ids import Attempt, BootId, EngineId, TransferId
+
+PARAMS_VERSION: Final = 1
+
+
+class DecodeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Router to decode engine: reserve blocks, tell them to ``metaserver``, wait for the push."""
+
+    do_remote_prefill: bool = True
+    do_remote_decode: bool = False
+    metaserver: str
+    """URL of the metaserver in the very router process that owns the request."""
+    transfer_id: TransferId
+    attempt: Attempt = Attempt(1)
+    deadline_ms: int
+    """Time that is left for the whole request when this was sent, in ms, in [1, inf)."""
+    token: str = ""
+    """HMAC over transfer id, attempt and deadline. Copied into the reservation as it is."""
+    version: int = PARAMS_VERSION
+
+
+class SideChannelAddress(msgspec.Struct, frozen=True, array_like=True):
+    """Where one decode rank listens for prefill ranks."""
+
+    host: str
+    port: int
+
+
+class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Decode to metaserver, and on to prefill unchanged: the blocks to fill and where they are."""
+
+    do_remote_prefill: bool = False
+    do_remote_decode: bool = True
+    request_id: str
+    """Decode's own id of the request, for its logs only; ``transfer_id`` is what pairs."""
+    token_ids: tuple[int, ...] = ()
+    remote_block_ids: tuple[tuple[int, ...], ...]
+    """Per KV cache group, by position from the prompt's start; 0 is vLLM's null block: not to be filled."""
+    remote_block_size: int
+    remote_engine_id: EngineId
+    remote_host: str
+    remote_port: int
+    """Side channel of decode's rank 0. ``remote_side_channels`` has all of them."""
+    remote_tp_size: int
+    remote_pcp_size: int = 1
+    remote_dcp_size: int = 1
+    remote_cached_tokens: int
+    """Leading prompt tokens that decode already has; a multiple of the block size."""
+    transfer_id: TransferId
+    attempt: Attempt
+    deadline_ms: int
+    token: str = ""
+    remote_boot_id: BootId
+    remote_side_channels: tuple[SideChannelAddress, ...]
+    """One address per decode TP rank, in rank order."""
+    num_prompt_tokens: int
+    version: int = PARAMS_VERSION
+
+
+_Params = TypeVar("_Params", DecodeParams, Reservation)
+
+
+def parse_decode_params(params: object) -> DecodeParams:
+    """The router's instructions to decode.
+
+    Raises:
+        ProtocolError: A field is missing, unknown or of the wrong type, or the version is not ours.
+    """
+    return _parse(params, DecodeParams)
+
+
+def parse_reservation(params: object) -> Reservation:
+    """Decode's reservation, from a decoded JSON object.
+
+    Raises:
+        ProtocolError: A field is missing, unknown or of the wrong type, or the version is not ours.
+    """
+    reservation = _parse(params, Reservation)
+    if len(reservation.remote_side_channels) != reservation.remote_tp_size:
+        raise ProtocolError(
+            f"decode engine {reservation.remote_engine_id} has TP {reservation.remote_tp_size} but named "
+            f"{len(reservation.remote_side_channels)} side channels: it must name one for each rank"
+        )
+    return reservation
+
+
+def to_wire(params: DecodeParams | Reservation) -> dict[str, object]:
+    """The JSON object that goes into ``kv_transfer_params``."""
+    built: dict[str, object] = msgspec.to_builtins(params)
+    return built
+
+
+def _parse(params: object, kind: type[_Params]) -> _Params:
+    version = params.get("version") if isinstance(params, dict) else None
+    if version != PARAMS_VERSION:
+        raise ProtocolError(
+            f"kv_transfer_params have version {version!r}, ours is {PARAMS_VERSION}: run the same pdcluster everywhere"
+        )
+    try:
+        return msgspec.convert(params, kind)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"kv_transfer_params are not {kind.__name__}: {error}") from error

@@ -8,6 +8,9 @@ The wire names are a superset of vllm-ascend's layerwise contract (``mooncake_la
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Final, TypeVar
 
 import msgspec
@@ -35,10 +38,11 @@ class DecodeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class SideChannelAddress(msgspec.Struct, frozen=True, array_like=True):
-    """Where one decode rank listens for prefill ranks."""
+    """Where one decode rank listens for prefill ranks, and which life of it is meant."""
 
     host: str
     port: int
+    boot_id: BootId
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,9 +70,12 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     deadline_ms: int
     token: str = ""
     remote_boot_id: BootId
+    """Boot id of decode's rank 0."""
     remote_side_channels: tuple[SideChannelAddress, ...]
     """One address per decode TP rank, in rank order."""
     num_prompt_tokens: int
+    prompt_digest: str
+    """``digest_tokens`` of the prompt as decode tokenized it. Prefill refuses to push another prompt's KV."""
     version: int = PARAMS_VERSION
 
 
@@ -97,6 +104,11 @@ def parse_reservation(params: object) -> Reservation:
             f"{len(reservation.remote_side_channels)} side channels: it must name one for each rank"
         )
     return reservation
+
+
+def digest_tokens(token_ids: Sequence[int]) -> str:
+    """A short digest of a prompt; equal only for equal token ids. Costs about 30 us per 1,000 tokens."""
+    return blake2b(array("q", token_ids).tobytes(), digest_size=12).hexdigest()
 
 
 def to_wire(params: DecodeParams | Reservation) -> dict[str, object]:

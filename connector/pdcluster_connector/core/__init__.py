@@ -1,0 +1,1 @@
+"""What the connector decides: pure, single-threaded, without clock, log or I/O."""

@@ -1,0 +1,1 @@
+"""The half of the connector that lives in vLLM's scheduler process."""

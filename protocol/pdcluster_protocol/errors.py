@@ -1,10 +1,10 @@
 """Every error of ours, sorted by whose fault it is and what helps.
 
-    PDClusterError
-      ConfigError      our user's settings: stop at start, tell the cure
-      ProtocolError    a peer broke the rules: no retry
-      Unavailable      this engine cannot do it now: another one may
-      TransferError    bytes were not (or not surely) written: the attempt has failed
+PDClusterError
+  ConfigError      our user's settings: stop at start, tell the cure
+  ProtocolError    a peer broke the rules: no retry
+  Unavailable      this engine cannot do it now: another one may
+  TransferError    bytes were not (or not surely) written: the attempt has failed
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class RegionLayout(msgspec.Struct, frozen=True, array_like=True):
     block_bytes: int
 
 
-class Hello(_Message, tag="hello"):
+class Hello(_Message, frozen=True, tag="hello"):
     """A prefill rank introduces itself. First frame of a connection."""
 
     engine_id: EngineId
@@ -54,7 +54,7 @@ class Hello(_Message, tag="hello"):
     fingerprint: KvFingerprint
 
 
-class Welcome(_Message, tag="welcome"):
+class Welcome(_Message, frozen=True, tag="welcome"):
     """The decode rank's memory, and the transport session that reaches it."""
 
     engine_id: EngineId
@@ -65,13 +65,13 @@ class Welcome(_Message, tag="welcome"):
     regions: tuple[RegionLayout, ...]
 
 
-class Refusal(_Message, tag="refusal"):
+class Refusal(_Message, frozen=True, tag="refusal"):
     """No push is possible between these two engines. Final for this connection."""
 
     reason: str
 
 
-class Open(_Message, tag="open"):
+class Open(_Message, frozen=True, tag="open"):
     """May this prefill rank write for this attempt? ``deadline_ms`` is the request's remaining time."""
 
     transfer_id: TransferId
@@ -80,14 +80,14 @@ class Open(_Message, tag="open"):
     deadline_ms: int
 
 
-class Grant(_Message, tag="grant"):
+class Grant(_Message, frozen=True, tag="grant"):
     """Yes: until done, failed or revoked."""
 
     transfer_id: TransferId
     attempt: Attempt
 
 
-class Denial(_Message, tag="denial"):
+class Denial(_Message, frozen=True, tag="denial"):
     """No, and why. The attempt has failed for this rank."""
 
     transfer_id: TransferId
@@ -95,7 +95,7 @@ class Denial(_Message, tag="denial"):
     reason: str
 
 
-class Done(_Message, tag="done"):
+class Done(_Message, frozen=True, tag="done"):
     """All that this rank had to write is acknowledged by the transport: ``num_bytes`` in ``num_layers`` layers."""
 
     transfer_id: TransferId
@@ -104,7 +104,7 @@ class Done(_Message, tag="done"):
     num_layers: int
 
 
-class Failed(_Message, tag="failed"):
+class Failed(_Message, frozen=True, tag="failed"):
     """This rank has given up. ``is_fenced``: it surely writes no more; otherwise a write may still land."""
 
     transfer_id: TransferId
@@ -113,14 +113,14 @@ class Failed(_Message, tag="failed"):
     is_fenced: bool
 
 
-class Revoke(_Message, tag="revoke"):
+class Revoke(_Message, frozen=True, tag="revoke"):
     """Stop writing for this attempt and answer ``Fenced``."""
 
     transfer_id: TransferId
     attempt: Attempt
 
 
-class Fenced(_Message, tag="fenced"):
+class Fenced(_Message, frozen=True, tag="fenced"):
     """This rank writes no more for this attempt, ever."""
 
     transfer_id: TransferId

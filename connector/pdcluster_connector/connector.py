@@ -1,0 +1,213 @@
+"""The vLLM facade: ``KVConnectorBase_V1`` in front, our two halves behind. Holds no logic.
+
+vLLM makes one of these in the scheduler process and one in each worker process and calls them in the
+order that its 0.32 ``v1/worker/kv_connector_model_runner_mixin.py`` and ``v1/core/sched/scheduler.py``
+show. Each method here forwards to the half that its process and role need.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import KVConnectorOutput
+
+from pdcluster_connector.assembly import DecodeRank, PrefillRank, SchedulerDecode, make_decode_rank, make_prefill_rank
+from pdcluster_connector.engine_facts import EngineRole
+from pdcluster_connector.scheduler.prefill import PrefillScheduler, Scheduled
+from pdcluster_connector.steps import DecodeStep, PrefillStep
+from pdcluster_connector.vllm_facts import (
+    HEAD_MAJOR,
+    read_engine_facts,
+    read_memory,
+    require_one_kind_of_cache,
+    tp_rank,
+)
+from pdcluster_protocol.ids import RequestId
+from pdcluster_protocol.params import SideChannelAddress
+
+
+@dataclass(frozen=True)
+class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vllm is not followed by mypy
+    """What vLLM carries from the scheduler to the workers at each step."""
+
+    step: PrefillStep | DecodeStep
+
+
+@dataclass(frozen=True)
+class Listening(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # vllm is not followed by mypy
+    """Where this worker's side channel listens, for the reservations that the scheduler posts."""
+
+    address: SideChannelAddress
+
+
+class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vllm is not followed by mypy
+    """Pushes KV layer by layer (``kv_role`` ``kv_producer``) or waits for it (``kv_consumer``)."""
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        require_one_kind_of_cache(kv_cache_config)
+        self._facts = read_engine_facts(vllm_config)
+        self._prefill_scheduler: PrefillScheduler | None = None
+        self._decode_scheduler: SchedulerDecode | None = None
+        self._prefill_rank: PrefillRank | None = None
+        self._decode_rank: DecodeRank | None = None
+        if role is KVConnectorRole.SCHEDULER and self._facts.role is EngineRole.PREFILL:
+            self._prefill_scheduler = PrefillScheduler(self._facts.block_size, self._facts.settings.push)
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        """Head-major, so that any rank's heads are one slice of a block; MLA has no heads to order."""
+        return None if vllm_config.model_config.use_mla else HEAD_MAJOR
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:  # noqa: ARG003  # vLLM's signature
+        """``save_kv_layer`` is Python: it must run between the graphs of the layers."""
+        return True
+
+    # Scheduler process.
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:  # noqa: ARG002  # vLLM's signature
+        """A push fills the request's own blocks in every group."""
+        groups: tuple[int, ...] = self._kv_cache_config.transfer_group_ids
+        return groups
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
+        """Every worker's side channel is known: reservations can name them."""
+        addresses = tuple(metadata[rank].address for rank in sorted(metadata))
+        self._decode_scheduler = SchedulerDecode(self._facts, addresses)
+
+    def on_new_request(self, request: Any) -> None:
+        params, now = request.kv_transfer_params, time.monotonic()
+        if not params:
+            return
+        request_id, tokens = RequestId(request.request_id), request.prompt_token_ids or ()
+        if self._prefill_scheduler and params.get("do_remote_decode"):
+            self._prefill_scheduler.add(request_id, params, tokens, now=now)
+        if self._decode_scheduler and params.get("do_remote_prefill"):
+            self._decode_scheduler.requests.add(request_id, params, tokens, now=now)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if self._decode_scheduler is None:
+            return 0, False
+        num_tokens = self._decode_scheduler.requests.external_tokens(request.request_id, num_computed_tokens)
+        return num_tokens, num_tokens > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if self._decode_scheduler is not None:
+            self._decode_scheduler.requests.reserve(
+                request.request_id, blocks.get_block_ids(), num_external_tokens, now=time.monotonic()
+            )
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
+        if self._prefill_scheduler is None:
+            return StepMetadata(self._decode_scheduler.requests.step() if self._decode_scheduler else DecodeStep())
+        step = self._prefill_scheduler.step(
+            _scheduled(scheduler_output),
+            scheduler_output.preempted_req_ids or (),
+            scheduler_output.kv_connector_block_state.resolve_block_ids,
+            now=time.monotonic(),
+        )
+        return StepMetadata(step)
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        if self._decode_scheduler is not None:
+            self._decode_scheduler.requests.received(connector_output.finished_recving or ())
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self,
+        request: Any,
+        block_ids: tuple[list[int], ...],  # noqa: ARG002  # vLLM's signature
+    ) -> tuple[bool, dict[str, Any] | None]:
+        if self._prefill_scheduler is not None:
+            return self._prefill_scheduler.finish(request.request_id)
+        if self._decode_scheduler is not None:
+            self._decode_scheduler.requests.finish(request.request_id)
+        return False, None
+
+    # Worker processes. All but ``register_kv_caches`` and ``shutdown`` are called by the forward thread.
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        memory = read_memory(self._facts, self._vllm_config, self._kv_cache_config, kv_caches)
+        if self._facts.role is EngineRole.PREFILL:
+            self._prefill_rank = make_prefill_rank(self._facts, memory, tp_rank())
+        else:
+            self._decode_rank = make_decode_rank(self._facts, memory, tp_rank())
+
+    def get_handshake_metadata(self) -> Listening | None:
+        return Listening(self._decode_rank.address) if self._decode_rank else None
+
+    def handle_preemptions(self, kv_connector_metadata: StepMetadata) -> None:
+        step = kv_connector_metadata.step
+        if self._prefill_rank and isinstance(step, PrefillStep) and step.preempted:
+            self._prefill_rank.worker.protect_preempted(step.preempted)
+
+    def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        step = connector_metadata.step
+        if self._prefill_rank and isinstance(step, PrefillStep):
+            self._prefill_rank.worker.begin_step(step)
+        if self._decode_rank and isinstance(step, DecodeStep):
+            self._decode_rank.worker.begin_step(step)
+
+    def save_kv_layer(
+        self,
+        layer_name: str,
+        kv_layer: torch.Tensor,  # noqa: ARG002  # vLLM's signature
+        attn_metadata: Any,  # noqa: ARG002  # vLLM's signature
+        **kwargs: Any,  # noqa: ARG002  # vLLM's signature
+    ) -> None:
+        if self._prefill_rank:
+            self._prefill_rank.worker.layer_saved(layer_name)
+
+    def wait_for_save(self) -> None:
+        if self._prefill_rank:
+            self._prefill_rank.worker.end_step()
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Nothing to start: prefill pushes."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: a request runs only when all of its KV is here."""
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        results = KVConnectorTransferResults()
+        if self._prefill_rank:
+            results.finished_sending = self._prefill_rank.worker.finished(map(RequestId, finished_req_ids))
+        if self._decode_rank:
+            receipts = self._decode_rank.worker.receipts()
+            results.finished_recving, results.failed_recving = receipts.ended, receipts.failed
+        return results
+
+    # Either process.
+
+    def shutdown(self) -> None:
+        for part in (self._decode_scheduler, self._prefill_rank, self._decode_rank):
+            if part is not None:
+                part.close()
+
+
+def _scheduled(output: SchedulerOutput) -> Iterable[Scheduled]:
+    """Every request that this step computes, with how many of its tokens are computed after it."""
+    step_tokens, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
+    for new in output.scheduled_new_reqs:
+        yield Scheduled(RequestId(new.req_id), new.num_computed_tokens + step_tokens[new.req_id])
+    for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+        yield Scheduled(RequestId(request_id), computed + step_tokens[request_id])

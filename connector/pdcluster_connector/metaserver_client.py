@@ -1,0 +1,108 @@
+"""Posts reservations and waits for their outcomes: one asyncio thread for thousands of open calls.
+
+Every way in which a call can end becomes one ``Outcome``: a 200 with an outcome is taken as it is; any
+other status, a cut connection and the deadline are failures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from pdcluster_protocol.errors import ProtocolError
+from pdcluster_protocol.ids import RequestId
+from pdcluster_protocol.metaserver import Outcome, decode_outcome, failed
+from pdcluster_protocol.params import Reservation
+
+_MAX_REPLY_BYTES: Final = 64 << 10
+_CONNECT_S: Final = 5.0
+"""How long a connection may take to come up: the router runs in the same cluster."""
+_CLOSE_S: Final = 2.0
+
+
+class MetaserverClient:
+    """``post``, ``cancel`` and ``close`` may be called by any one thread; only ``close`` waits."""
+
+    def __init__(self, outcomes: deque[tuple[RequestId, Outcome]]) -> None:
+        self._outcomes = outcomes
+        self._calls: dict[RequestId, asyncio.Task[None]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._session: aiohttp.ClientSession | None = None
+        self._thread = threading.Thread(target=self._main, name="pdcluster-metaserver", daemon=True)
+        self._thread.start()
+
+    def post(self, request_id: RequestId, url: str, reservation: Reservation, *, deadline: float) -> None:
+        """Send the reservation; the outcome is appended to ``outcomes`` by ``deadline`` (monotonic seconds)."""
+        self._loop.call_soon_threadsafe(self._start, request_id, url, reservation, deadline)
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Cut the call of this request if it is still open; it then has no outcome."""
+        self._loop.call_soon_threadsafe(self._cut, request_id)
+
+    def close(self) -> None:
+        """Cut every call and end the thread. Waits up to 2 s."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_S)
+
+    # Everything below runs in the client's own thread.
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._shut())
+        self._loop.close()
+
+    async def _shut(self) -> None:
+        for call in self._calls.values():
+            call.cancel()
+        await asyncio.gather(*self._calls.values(), return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    def _start(self, request_id: RequestId, url: str, reservation: Reservation, deadline: float) -> None:
+        call = self._loop.create_task(self._call(request_id, url, reservation, deadline), name=f"reserve {request_id}")
+        self._calls[request_id] = call
+        call.add_done_callback(lambda _: self._calls.pop(request_id, None))
+
+    def _cut(self, request_id: RequestId) -> None:
+        if call := self._calls.get(request_id):
+            call.cancel()
+
+    async def _call(self, request_id: RequestId, url: str, reservation: Reservation, deadline: float) -> None:
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                outcome = await self._exchange(url, reservation)
+        except TimeoutError:
+            outcome = failed("the router did not say how prefill ended before the deadline")
+        except (aiohttp.ClientError, OSError) as error:
+            outcome = failed(f"metaserver unreachable: {type(error).__name__}")
+        except (ProtocolError, ValueError) as error:
+            outcome = failed(str(error))
+        self._outcomes.append((request_id, outcome))
+
+    async def _exchange(self, url: str, reservation: Reservation) -> Outcome:
+        body = msgspec.json.encode(reservation)
+        headers = {"Content-Type": "application/json"}
+        async with self._own_session().post(url, data=body, headers=headers) as reply:
+            content = await reply.content.read(_MAX_REPLY_BYTES)
+            if reply.status != 200:
+                raise ProtocolError(f"metaserver answered {reply.status}: {content[:200].decode(errors='replace')}")
+            while chunk := await reply.content.read(_MAX_REPLY_BYTES):
+                content += chunk
+                if len(content) > _MAX_REPLY_BYTES:
+                    raise ProtocolError(f"metaserver's reply is larger than {_MAX_REPLY_BYTES} bytes")
+            return decode_outcome(content)
+
+    def _own_session(self) -> aiohttp.ClientSession:
+        """One session, made in the loop that uses it. Limits are per call, so the session has none."""
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0)
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        return self._session

@@ -1,0 +1,194 @@
+"""The scheduler half of a decode engine: which requests wait for a push, and how they end.
+
+Scheduler thread only. The metaserver's replies come from another thread through a deque.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from pdcluster_connector.core.deadline import deadline_after, remaining_ms
+from pdcluster_connector.core.regions import NULL_BLOCK
+from pdcluster_connector.core.watermark import Prompt
+from pdcluster_connector.steps import Cancel, DecodeStep, Expect
+from pdcluster_protocol.errors import ProtocolError
+from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
+from pdcluster_protocol.metaserver import Outcome
+from pdcluster_protocol.params import DecodeParams, Reservation, SideChannelAddress, digest_tokens, parse_decode_params
+
+_LOG: Final = logging.getLogger("vllm.pdcluster.decode")
+_REFUSED: Final = "refused"
+
+
+class Metaserver(Protocol):
+    """What the scheduler half needs of the metaserver client. Both calls return at once."""
+
+    def post(self, request_id: RequestId, url: str, reservation: Reservation, *, deadline: float) -> None:
+        """Send the reservation; its outcome is appended to the deque given at construction."""
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Cut the connection of this request, if it is still open."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeEngine:
+    """What every reservation of this engine says about it."""
+
+    engine_id: EngineId
+    tp_size: int
+    block_size: int
+    side_channels: tuple[SideChannelAddress, ...]
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request that asked for remote prefill."""
+
+    token_ids: Sequence[int]
+    deadline: float
+    params: DecodeParams | None
+    refusal: str = ""
+    is_settled: bool = False
+    """Its KV is reserved, received or failed: it never asks for a push again."""
+    is_over: bool = False
+    """Its wait has ended, or the workers were told to end it."""
+
+
+class DecodeScheduler:
+    """Reservations of one decode engine."""
+
+    def __init__(
+        self, engine: DecodeEngine, metaserver: Metaserver, outcomes: deque[tuple[RequestId, Outcome]]
+    ) -> None:
+        self._engine = engine
+        self._metaserver = metaserver
+        self._outcomes = outcomes
+        self._requests: dict[RequestId, _Request] = {}
+        self._transfers: dict[TransferId, RequestId] = {}
+        self._expects: list[Expect] = []
+        self._cancels: list[Cancel] = []
+        self._posts: list[tuple[RequestId, str, Reservation, float]] = []
+
+    def add(self, request_id: RequestId, params: object, token_ids: Sequence[int], *, now: float) -> None:
+        """Take a request in. Bad parameters are kept as the reason with which it will fail."""
+        try:
+            parsed = parse_decode_params(params)
+        except ProtocolError as error:
+            self._requests[request_id] = _Request(token_ids, now, None, str(error))
+            return
+        if parsed.transfer_id in self._transfers:
+            # After a load failure or a timeout vLLM's API layer submits the same parameters once more,
+            # already aborted, under a new id: it must not reserve again.
+            return
+        self._transfers[parsed.transfer_id] = request_id
+        self._requests[request_id] = _Request(token_ids, deadline_after(parsed.deadline_ms, now=now), parsed)
+
+    def external_tokens(self, request_id: RequestId, computed_tokens: int) -> int:
+        """How many prompt tokens behind ``computed_tokens`` a push shall bring; 0 when none is wanted.
+
+        Decode computes the last prompt token itself, so a prompt that lacks no other token needs no push.
+        """
+        request = self._requests.get(request_id)
+        if request is None or request.is_settled:
+            return 0
+        missing = len(request.token_ids) - computed_tokens
+        return missing if missing > 1 else 0
+
+    def reserve(
+        self, request_id: RequestId, block_ids: Sequence[Sequence[int]], external_tokens: int, *, now: float
+    ) -> None:
+        """vLLM has allocated the blocks; the reservation goes out with this step."""
+        request = self._requests.get(request_id)
+        if request is None or not external_tokens or request.is_settled:
+            return
+        request.is_settled = True
+        if request.params is None:
+            self._expect_failure(request_id, request, now)
+            return
+        prompt = Prompt(len(request.token_ids), len(request.token_ids) - external_tokens, self._engine.block_size)
+        reservation = self._reservation(request_id, request, request.params, block_ids, prompt, now)
+        self._expects.append(_expect(request_id, reservation, prompt))
+        self._posts.append((request_id, request.params.metaserver, reservation, request.deadline))
+
+    def step(self) -> DecodeStep:
+        """What the workers must know now. Reservations leave only after this: the workers know them first."""
+        while self._outcomes:
+            self._decide(*self._outcomes.popleft())
+        step = DecodeStep(tuple(self._expects), tuple(self._cancels))
+        for request_id, url, reservation, deadline in self._posts:
+            self._metaserver.post(request_id, url, reservation, deadline=deadline)
+        self._expects, self._cancels, self._posts = [], [], []
+        return step
+
+    def finish(self, request_id: RequestId) -> None:
+        """vLLM has ended the request, in whatever state it was."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        if request.params is not None:
+            del self._transfers[request.params.transfer_id]
+        self._metaserver.cancel(request_id)
+        if request.is_settled and not request.is_over:
+            self._cancels.append(Cancel(request_id, "the request was aborted on decode"))
+
+    def received(self, request_ids: Iterable[RequestId]) -> None:
+        """The workers have reported the end of these waits."""
+        for request_id in request_ids:
+            if request := self._requests.get(request_id):
+                request.is_over = True
+
+    def _decide(self, request_id: RequestId, outcome: Outcome) -> None:
+        request = self._requests.get(request_id)
+        if outcome.is_ok or request is None or request.is_over:
+            return
+        request.is_over = True
+        self._cancels.append(Cancel(request_id, f"prefill failed: {outcome.reason}"))
+
+    def _expect_failure(self, request_id: RequestId, request: _Request, now: float) -> None:
+        """Fail the request in vLLM's own way: it must first wait for KV, then hear that none comes."""
+        _LOG.warning("transfer refused request_id=%s reason=%r", request_id, request.refusal)
+        transfer = TransferId(f"{_REFUSED}:{request_id}")
+        left = remaining_ms(request.deadline, now=now)
+        self._expects.append(Expect(request_id, transfer, Attempt(1), left, ()))
+        self._cancels.append(Cancel(request_id, request.refusal))
+        request.is_over = True
+
+    def _reservation(
+        self,
+        request_id: RequestId,
+        request: _Request,
+        params: DecodeParams,
+        block_ids: Sequence[Sequence[int]],
+        prompt: Prompt,
+        now: float,
+    ) -> Reservation:
+        first = self._engine.side_channels[0]
+        return Reservation(
+            request_id=request_id,
+            remote_block_ids=tuple(tuple(group[: prompt.num_blocks]) for group in block_ids),
+            remote_block_size=prompt.block_size,
+            remote_engine_id=self._engine.engine_id,
+            remote_host=first.host,
+            remote_port=first.port,
+            remote_tp_size=self._engine.tp_size,
+            remote_cached_tokens=prompt.cached_tokens,
+            transfer_id=params.transfer_id,
+            attempt=params.attempt,
+            deadline_ms=remaining_ms(request.deadline, now=now),
+            token=params.token,
+            remote_boot_id=first.boot_id,
+            remote_side_channels=self._engine.side_channels,
+            num_prompt_tokens=prompt.num_tokens,
+            prompt_digest=digest_tokens(request.token_ids),
+        )
+
+
+def _expect(request_id: RequestId, reservation: Reservation, prompt: Prompt) -> Expect:
+    num_blocks = tuple(
+        sum(block != NULL_BLOCK for block in group[prompt.first_block :]) for group in reservation.remote_block_ids
+    )
+    return Expect(request_id, reservation.transfer_id, reservation.attempt, reservation.deadline_ms, num_blocks)

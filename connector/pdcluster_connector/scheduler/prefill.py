@@ -1,0 +1,147 @@
+"""The scheduler half of a prefill engine: which blocks of which request leave at this step.
+
+Scheduler thread only; pure but for the log lines at a request's end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from pdcluster_connector.core.deadline import deadline_after, remaining_ms
+from pdcluster_connector.core.watermark import Prompt, next_span
+from pdcluster_connector.settings import PushTiming
+from pdcluster_connector.steps import PrefillStep, PushSlice, Target
+from pdcluster_protocol.errors import ProtocolError
+from pdcluster_protocol.ids import RequestId
+from pdcluster_protocol.params import Reservation, digest_tokens, parse_reservation
+
+_LOG: Final = logging.getLogger("vllm.pdcluster.prefill")
+
+BlockTable: TypeAlias = tuple[Sequence[int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A request that this step computes: ``computed_tokens`` is how many of its tokens are done after it."""
+
+    request_id: RequestId
+    computed_tokens: int
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """One request on its way to a decode engine."""
+
+    reservation: Reservation
+    prompt: Prompt
+    target_of: Callable[[float], Target]
+    watermark: int = 0
+    is_announced: bool = False
+    is_whole: bool = False
+
+
+class PrefillScheduler:
+    """Which block leaves when, for every request of one prefill engine."""
+
+    def __init__(self, block_size: int, timing: PushTiming) -> None:
+        self._block_size = block_size
+        self._is_serial = timing is PushTiming.SERIAL
+        self._transfers: dict[RequestId, _Transfer] = {}
+        self._refusals: dict[RequestId, str] = {}
+
+    def add(self, request_id: RequestId, params: object, token_ids: Sequence[int], *, now: float) -> None:
+        """Take a request in. One that cannot be pushed is computed all the same, and its answer says why not."""
+        try:
+            self._transfers[request_id] = self._accept(params, token_ids, now)
+        except ProtocolError as error:
+            _LOG.warning("reservation refused request_id=%s reason=%r", request_id, str(error))
+            self._refusals[request_id] = str(error)
+
+    def step(
+        self,
+        scheduled: Iterable[Scheduled],
+        preempted: Iterable[RequestId],
+        block_table_of: Callable[[RequestId], BlockTable],
+        *,
+        now: float,
+    ) -> PrefillStep:
+        """The blocks that this step completes."""
+        slices = []
+        for item in scheduled:
+            transfer = self._transfers.get(item.request_id)
+            if transfer is not None and not transfer.is_whole:
+                part = self._slice(item, transfer, block_table_of, now)
+                slices.extend([part] if part else [])
+        lost = tuple(request_id for request_id in preempted if request_id in self._transfers)
+        return PrefillStep(tuple(slices), lost)
+
+    def finish(self, request_id: RequestId) -> tuple[bool, dict[str, object] | None]:
+        """Whether workers may still read the request's blocks, and what its answer tells the router."""
+        if reason := self._refusals.pop(request_id, ""):
+            return False, {"pdcluster_status": "refused", "pdcluster_reason": reason}
+        transfer = self._transfers.pop(request_id, None)
+        return transfer is not None and transfer.is_announced, None
+
+    def _accept(self, params: object, token_ids: Sequence[int], now: float) -> _Transfer:
+        reservation = parse_reservation(params)
+        self._require_same_prompt(reservation, token_ids)
+        try:
+            prompt = Prompt(reservation.num_prompt_tokens, reservation.remote_cached_tokens, self._block_size)
+        except ValueError as error:
+            raise ProtocolError(f"reservation of decode engine {reservation.remote_engine_id}: {error}") from error
+        if any(len(group) < prompt.num_blocks for group in reservation.remote_block_ids):
+            raise ProtocolError(
+                f"decode engine {reservation.remote_engine_id} reserved {min(map(len, reservation.remote_block_ids))} "
+                f"blocks for a prompt of {prompt.num_blocks}"
+            )
+        deadline = deadline_after(reservation.deadline_ms, now=now)
+        return _Transfer(reservation, prompt, lambda at: _target(reservation, deadline, at))
+
+    def _require_same_prompt(self, reservation: Reservation, token_ids: Sequence[int]) -> None:
+        if reservation.remote_block_size != self._block_size:
+            raise ProtocolError(
+                f"decode engine {reservation.remote_engine_id} has block size {reservation.remote_block_size}, ours is "
+                f"{self._block_size}: start both with --block-size {self._block_size}"
+            )
+        if (len(token_ids), digest_tokens(token_ids)) != (reservation.num_prompt_tokens, reservation.prompt_digest):
+            raise ProtocolError(
+                f"decode engine {reservation.remote_engine_id} reserved for {reservation.num_prompt_tokens} prompt "
+                f"tokens, this one has {len(token_ids)} or other tokens: serve the same tokenizer and chat template"
+            )
+
+    def _slice(
+        self,
+        item: Scheduled,
+        transfer: _Transfer,
+        block_table_of: Callable[[RequestId], BlockTable],
+        now: float,
+    ) -> PushSlice | None:
+        is_last = item.computed_tokens >= transfer.prompt.num_tokens
+        # Serial mode holds everything back until the prompt is whole.
+        computed = item.computed_tokens if is_last or not self._is_serial else 0
+        span = next_span(transfer.prompt, transfer.watermark, computed)
+        if not span and not is_last and transfer.is_announced:
+            return None
+        transfer.watermark, transfer.is_announced, transfer.is_whole = span.stop, True, is_last
+        return PushSlice(
+            item.request_id,
+            transfer.reservation.transfer_id,
+            transfer.reservation.attempt,
+            transfer.target_of(now),
+            tuple(tuple(group[span.start : span.stop]) for group in block_table_of(item.request_id)),
+            tuple(group[span.start : span.stop] for group in transfer.reservation.remote_block_ids),
+            transfer.prompt.num_tokens,
+            is_last,
+        )
+
+
+def _target(reservation: Reservation, deadline: float, now: float) -> Target:
+    return Target(
+        reservation.remote_engine_id,
+        reservation.remote_tp_size,
+        reservation.remote_side_channels,
+        remaining_ms(deadline, now=now),
+    )

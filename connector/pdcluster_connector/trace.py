@@ -1,0 +1,20 @@
+"""One JSON line for each ended push or receive, for reports and tests. Times are CLOCK_MONOTONIC seconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class Trace:
+    """Appends events to one file; several processes may share it. Never called by the forward pass."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def write(self, event: Mapping[str, object]) -> None:
+        """Append ``event`` as one line; nothing when no file was asked for."""
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(event, separators=(",", ":")) + "\n")

@@ -1,0 +1,316 @@
+"""A lane: the one thread of a prefill rank that serves one decode rank.
+
+It owns the side channel to that rank, the state of every push to it and the writes in flight, so none
+of them needs a lock. The forward thread only appends orders and wakes the lane.
+
+    forward thread --post(order)--> inbox --> lane thread <--> decode rank
+                                                  |
+                                                  +--> on_release(request id): its blocks are not read any more
+
+Until the decode rank has said ``Welcome`` the orders of steps wait in a backlog: where the bytes go is
+not known yet. Pushes exist from the first order on, so deadlines hold while connecting too.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from pdcluster_connector.core.deadline import deadline_after, remaining_ms
+from pdcluster_connector.core.sending import Push, PushKey, SendTimes
+from pdcluster_connector.settings import Settings
+from pdcluster_connector.side_channel import PrefillChannel, Wakeup
+from pdcluster_connector.steps import PushSlice
+from pdcluster_connector.trace import Trace
+from pdcluster_connector.transport.base import Transport
+from pdcluster_connector.worker.device import Device
+from pdcluster_connector.worker.orders import Close, GiveUp, LayerSaved, Order, Quiesce, StepBegun, StepEnded
+from pdcluster_connector.worker.pushes import LivePush, PushBook
+from pdcluster_connector.worker.route import Route, StepPlan, plan_route
+from pdcluster_connector.worker.writes import WriteQueue
+from pdcluster_protocol.errors import PDClusterError
+from pdcluster_protocol.ids import RequestId
+from pdcluster_protocol.params import SideChannelAddress
+from pdcluster_protocol.side_channel import (
+    Denial,
+    Fenced,
+    Grant,
+    Hello,
+    Open,
+    Refusal,
+    RegionLayout,
+    Revoke,
+    ToDecode,
+    ToPrefill,
+    Welcome,
+    parse_to_prefill,
+)
+
+_LOG: Final = logging.getLogger("vllm.pdcluster.lane")
+_POLL_S: Final = 0.0003
+"""How often writes in flight are looked at: short beside a layer, long beside a look (1 us)."""
+_IDLE_S: Final = 1.0
+_EXPIRE_EVERY_S: Final = 0.02
+"""How late a deadline may be acted on."""
+
+
+StepOrder: TypeAlias = StepBegun | LayerSaved | StepEnded
+
+
+@dataclass(frozen=True, slots=True)
+class LaneParts:
+    """What every lane of a prefill rank shares. Nothing here changes."""
+
+    hello: Hello
+    regions: tuple[RegionLayout, ...]
+    transport: Transport
+    device: Device
+    settings: Settings
+    trace: Trace
+
+
+class Lane:
+    """Serves one life of one decode rank. ``post`` and ``close`` may be called by any thread."""
+
+    def __init__(
+        self,
+        address: SideChannelAddress,
+        decode_rank: int,
+        parts: LaneParts,
+        on_release: Callable[[RequestId], None],
+    ) -> None:
+        self.address = address
+        self._decode_rank = decode_rank
+        self._parts = parts
+        self._inbox: deque[Order] = deque()
+        self._wakeup = Wakeup()
+        self._backlog: deque[StepOrder] = deque()
+        self._book = PushBook(self._send, on_release, parts.trace)
+        self._steps: dict[int, StepPlan] = {}
+        self._quiesces: list[Quiesce] = []
+        self._route: Route | None = None
+        self._writes: WriteQueue | None = None
+        self._failure = ""
+        self._closing_at: float | None = None
+        self._next_expiry = 0.0
+        self._channel: PrefillChannel | None = None
+        self._thread = threading.Thread(target=self._main, name=f"pdcluster-lane-{decode_rank}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether new pushes may be posted: the handshake has not failed and nobody closed the lane."""
+        return not self._failure and self._thread.is_alive()
+
+    def post(self, order: Order) -> None:
+        """Hand the lane an order. Forward thread: never waits."""
+        self._inbox.append(order)
+        self._wakeup.set()
+
+    def retire(self, timeout_s: float) -> None:
+        """Take no more pushes; the thread ends when all have ended, at most ``timeout_s`` from now. Does not wait."""
+        self.post(Close(time.monotonic() + timeout_s))
+
+    def close(self, timeout_s: float) -> None:
+        """End the lane and its thread; what has not ended within ``timeout_s`` is abandoned. Waits."""
+        self.retire(timeout_s)
+        self._thread.join(timeout_s + _IDLE_S)
+        if not self._thread.is_alive():
+            self._wakeup.close()
+
+    # Everything below runs in the lane thread.
+
+    def _main(self) -> None:
+        identity = f"{self._parts.hello.boot_id}:{self._parts.hello.tp_rank}:{uuid.uuid4().hex}".encode()
+        try:
+            with PrefillChannel(self.address.host, self.address.port, identity, self._wakeup) as self._channel:
+                self._handshake_by = time.monotonic() + self._parts.settings.handshake_timeout_s
+                self._channel.send(self._parts.hello)
+                while not self._turn(self._channel):
+                    pass
+        except Exception:  # noqa: BLE001  # top of a thread
+            _LOG.exception("lane died decode_rank=%d", self._decode_rank)
+            self._fail(f"prefill's lane to decode rank {self._decode_rank} died")
+
+    def _turn(self, channel: PrefillChannel) -> bool:
+        """One round of the lane; True when it is over."""
+        self._wait(channel)
+        now = time.monotonic()
+        while self._inbox:
+            self._obey(self._inbox.popleft(), now)
+        while (frame := channel.receive()) is not None:
+            self._hear(frame, now)
+        self._advance(now)
+        self._expire(now)
+        return self._closing_at is not None and (not len(self._book) or now >= self._closing_at)
+
+    def _wait(self, channel: PrefillChannel) -> None:
+        if self._writes is not None and self._writes.is_busy:
+            time.sleep(_POLL_S)
+            channel.wait(0)
+            return
+        channel.wait(_EXPIRE_EVERY_S if len(self._book) else _IDLE_S)
+
+    def _obey(self, order: Order, now: float) -> None:
+        match order:
+            case StepBegun():
+                self._adopt_all(order, now)
+                self._follow(order)
+            case LayerSaved() | StepEnded():
+                self._follow(order)
+            case GiveUp(key, reason):
+                if live := self._book.get(key):
+                    self._book.apply(live, live.push.give_up(reason, now=now))
+            case Quiesce():
+                self._quiesces.append(order)
+            case Close(deadline):
+                self._closing_at = deadline
+
+    def _adopt_all(self, order: StepBegun, now: float) -> None:
+        for part in order.slices:
+            key = PushKey(part.transfer_id, part.attempt)
+            live = self._book.get(key) or self._adopt(key, part, order.at, now)
+            if part.is_last:
+                live.last_step = order.step
+
+    def _adopt(self, key: PushKey, part: PushSlice, begun_at: float, now: float) -> LivePush:
+        settings = self._parts.settings
+        times = SendTimes(settings.settle_s, settings.quarantine_s)
+        push = Push(key, times, deadline=deadline_after(part.target.deadline_ms, now=now))
+        live = LivePush(push, part.request_id, part.num_prompt_tokens, begun_at)
+        self._book.add(live)
+        if self._failure:
+            self._book.apply(live, push.give_up(self._failure, now=now))
+        elif self._route is not None:
+            self._open(live, now)
+        return live
+
+    def _open(self, live: LivePush, now: float) -> None:
+        left = remaining_ms(live.push.deadline, now=now)
+        self._book.apply(live, live.push.opening(Open(*live.push.key, self.address.boot_id, left)))
+
+    def _follow(self, order: StepOrder) -> None:
+        """Carry an order of a step out, or keep it until the route is known."""
+        if self._failure:
+            return
+        if self._route is None or self._writes is None:
+            self._backlog.append(order)
+            return
+        match order:
+            case StepBegun():
+                self._steps[order.step] = self._plan(self._route, order)
+            case LayerSaved():
+                for batch in self._steps[order.step].batches(self._route, order):
+                    self._writes.add(batch)
+            case StepEnded():
+                self._end(order)
+
+    def _plan(self, route: Route, order: StepBegun) -> StepPlan:
+        plan = StepPlan(order.step)
+        for part in order.slices:
+            live = self._book.get(PushKey(part.transfer_id, part.attempt))
+            if live is not None and not live.push.is_ended:
+                self._book.apply(live, plan.add(route, live, part))
+        return plan
+
+    def _end(self, order: StepEnded) -> None:
+        del self._steps[order.step]
+        for live in self._book:
+            if live.last_step == order.step:
+                live.forward_end = order.at
+                self._book.report_if_due(live)
+
+    def _hear(self, frame: bytes, now: float) -> None:
+        try:
+            message = parse_to_prefill(frame)
+        except PDClusterError as error:
+            self._fail(str(error))
+            return
+        self._heed(message, now)
+
+    def _heed(self, message: ToPrefill, now: float) -> None:
+        match message:
+            case Welcome():
+                self._welcome(message, now)
+            case Refusal(reason):
+                self._fail(reason)
+            case Grant(transfer_id, attempt):
+                self._granted(PushKey(transfer_id, attempt))
+            case Denial(transfer_id, attempt, reason):
+                if live := self._book.get(PushKey(transfer_id, attempt)):
+                    self._book.apply(live, live.push.give_up(f"decode denied the grant: {reason}", now=now))
+            case Revoke(transfer_id, attempt):
+                self._revoked(PushKey(transfer_id, attempt), now)
+
+    def _granted(self, key: PushKey) -> None:
+        if (live := self._book.get(key)) and self._writes is not None:
+            self._book.apply(live, live.push.grant())
+            self._writes.granted(live.push)
+
+    def _revoked(self, key: PushKey, now: float) -> None:
+        live = self._book.get(key)
+        if live is None:
+            # Ended and reported, or never begun here: nothing of it is in flight.
+            self._send(Fenced(*key))
+        else:
+            self._book.apply(live, live.push.revoke(now=now))
+
+    def _send(self, message: ToDecode) -> None:
+        if self._channel is not None:
+            self._channel.send(message)
+
+    def _welcome(self, welcome: Welcome, now: float) -> None:
+        if self._route is not None:
+            return
+        try:
+            self._route = plan_route(welcome, self.address.boot_id, self._parts.hello, self._parts.regions)
+        except PDClusterError as error:
+            self._fail(str(error))
+            return
+        self._writes = WriteQueue(self._parts.transport, self._parts.device, welcome.session)
+        for live in self._book:
+            self._open(live, now)
+        while self._backlog:
+            self._follow(self._backlog.popleft())
+
+    def _fail(self, reason: str) -> None:
+        """The lane is of no use: every push is given up, and the next request gets a new lane."""
+        self._failure = self._failure or reason
+        self._backlog.clear()
+        for live in self._book:
+            self._book.apply(live, live.push.give_up(reason, now=time.monotonic()))
+
+    def _advance(self, now: float) -> None:
+        if self._writes is None:
+            return
+        for push, commands in self._writes.advance(now=now):
+            if live := self._book.get(push.key):
+                self._book.apply(live, commands)
+        self._answer_quiesces(self._writes)
+
+    def _answer_quiesces(self, writes: WriteQueue) -> None:
+        for order in list(self._quiesces):
+            live = self._book.get(order.key)
+            if live is None or not writes.has_work_of(live.push):
+                order.quiet.set()
+                self._quiesces.remove(order)
+
+    def _expire(self, now: float) -> None:
+        if now < self._next_expiry:
+            return
+        self._next_expiry = now + _EXPIRE_EVERY_S
+        if self._route is None and not self._failure and now >= self._handshake_by:
+            self._fail(
+                f"decode rank {self._decode_rank} did not answer the handshake within "
+                f"{self._parts.settings.handshake_timeout_s:g} s: is its engine up and its side channel reachable?"
+            )
+        for live in self._book:
+            self._book.apply(live, live.push.expire(now=now))
+            if live.push.is_ended and self._writes is not None:
+                self._writes.forget(live.push)

@@ -1,0 +1,186 @@
+"""The worker half of a prefill engine: hands each finished layer to the lanes.
+
+Called by vLLM's forward thread only. Nothing here waits for a network, except the bounded wait in
+``protect_preempted``: blocks that vLLM takes away must not be overwritten while they are read.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from pdcluster_connector.core.sending import PushKey
+from pdcluster_connector.core.tp_mapping import Sharding, plan_pushes
+from pdcluster_connector.settings import PushTiming
+from pdcluster_connector.steps import PrefillStep, PushSlice, Target
+from pdcluster_connector.worker.lane import Lane, LaneParts
+from pdcluster_connector.worker.orders import GiveUp, LayerSaved, Quiesce, StepBegun, StepEnded
+from pdcluster_protocol.ids import RequestId
+from pdcluster_protocol.params import SideChannelAddress
+
+_LOG: Final = logging.getLogger("vllm.pdcluster.prefill")
+_CLOSE_S: Final = 5.0
+
+
+@dataclass(slots=True)
+class _Sending:
+    """One request: how many lanes still read its blocks, and whether vLLM has ended it."""
+
+    key: PushKey
+    lanes: tuple[Lane, ...]
+    reading_lanes: int
+    is_whole: bool = False
+    is_finished: bool = False
+
+
+@dataclass(slots=True)
+class _Step:
+    """The forward pass that runs now: which lanes it feeds and which regions it has saved."""
+
+    number: int
+    lanes: tuple[Lane, ...] = ()
+    saved: set[str] = field(default_factory=set)
+
+
+class PrefillWorker:
+    """One prefill rank. Forward thread only."""
+
+    def __init__(self, parts: LaneParts) -> None:
+        self._parts = parts
+        self._lanes: dict[SideChannelAddress, Lane] = {}
+        self._retired: list[Lane] = []
+        self._sending: dict[RequestId, _Sending] = {}
+        self._released: deque[RequestId] = deque()
+        self._regions_of = _regions_by_layer(parts)
+        self._is_layerwise = parts.settings.push is PushTiming.LAYERWISE
+        self._step = _Step(0)
+
+    def begin_step(self, step: PrefillStep) -> None:
+        """The lanes know which blocks this forward pass completes."""
+        by_lane: dict[Lane, list[PushSlice]] = {}
+        for part in step.slices:
+            for lane in self._sending_of(part).lanes:
+                by_lane.setdefault(lane, []).append(part)
+        self._step = _Step(self._step.number + 1, tuple(by_lane))
+        now = time.monotonic()
+        for lane, parts in by_lane.items():
+            lane.post(StepBegun(self._step.number, now, tuple(parts)))
+
+    def layer_saved(self, layer_name: str) -> None:
+        """The layer's KV is final for this step once what the device was given so far is done.
+
+        A layer that saves again (a draft layer, once per token) is left to ``end_step``.
+        """
+        if self._step.lanes and self._is_layerwise and layer_name not in self._step.saved:
+            self._order(layer_name)
+
+    def end_step(self) -> None:
+        """Every region of the step is ordered, also those of layers without a hook."""
+        if not self._step.lanes:
+            return
+        now = time.monotonic()
+        for layer_name in self._regions_of:
+            if layer_name not in self._step.saved:
+                self._order(layer_name)
+        for lane in self._step.lanes:
+            lane.post(StepEnded(self._step.number, now))
+        self._step = _Step(self._step.number)
+
+    def protect_preempted(self, request_ids: Iterable[RequestId]) -> None:
+        """No lane reads the blocks of these requests any more, or their pushes are given up.
+
+        Waits up to ``preempt_wait_s``: the blocks are overwritten as soon as this returns.
+        """
+        waits = [(s.key, lane, threading.Event()) for s in self._known(request_ids) for lane in s.lanes]
+        for key, lane, quiet in waits:
+            lane.post(Quiesce(key, quiet))
+        deadline = time.monotonic() + self._parts.settings.preempt_wait_s
+        for key, lane, quiet in waits:
+            if not quiet.wait(max(0.0, deadline - time.monotonic())):
+                lane.post(GiveUp(key, "prefill preempted the request while its blocks were being read"))
+
+    def finished(self, request_ids: Iterable[RequestId]) -> set[RequestId]:
+        """Requests whose blocks vLLM may free now, each named once; takes those that vLLM has just ended."""
+        for request_id in request_ids:
+            self._finish(request_id)
+        free: set[RequestId] = set()
+        while self._released:
+            self._sending[self._released.popleft()].reading_lanes -= 1
+        for request_id, sending in list(self._sending.items()):
+            if sending.is_finished and sending.reading_lanes == 0:
+                free.add(request_id)
+                del self._sending[request_id]
+        return free
+
+    def close(self) -> None:
+        """End every lane. Waits up to 5 s for each that still writes."""
+        for lane in (*self._lanes.values(), *self._retired):
+            lane.close(_CLOSE_S)
+        self._lanes.clear()
+
+    def _order(self, layer_name: str) -> None:
+        """The regions of one layer may leave as soon as the device has written them."""
+        self._step.saved.add(layer_name)
+        regions = self._regions_of.get(layer_name)
+        if regions is None:
+            return
+        order = LayerSaved(self._step.number, regions, self._parts.device.record(), time.monotonic())
+        for lane in self._step.lanes:
+            lane.post(order)
+
+    def _sending_of(self, part: PushSlice) -> _Sending:
+        sending = self._sending.get(part.request_id)
+        if sending is None:
+            lanes = tuple(self._lane(rank, part.target) for rank in self._decode_ranks(part.target))
+            sending = _Sending(PushKey(part.transfer_id, part.attempt), lanes, len(lanes))
+            self._sending[part.request_id] = sending
+        sending.is_whole = part.is_last
+        return sending
+
+    def _decode_ranks(self, target: Target) -> list[int]:
+        """The decode ranks that this rank writes to, ascending."""
+        hello = self._parts.hello
+        prefill = Sharding(hello.tp_size, hello.fingerprint.kv_heads)
+        decode = Sharding(target.tp_size, hello.fingerprint.kv_heads)
+        return sorted({p.decode_rank for p in plan_pushes(prefill, decode) if p.prefill_rank == hello.tp_rank})
+
+    def _lane(self, decode_rank: int, target: Target) -> Lane:
+        address = target.side_channels[decode_rank]
+        lane = self._lanes.get(address)
+        if lane is None or not lane.is_usable:
+            self._retire_other_lives(address)
+            lane = self._lanes[address] = Lane(address, decode_rank, self._parts, self._released.append)
+        return lane
+
+    def _retire_other_lives(self, address: SideChannelAddress) -> None:
+        """Lanes to the same host and port served an earlier life of that rank, or have failed."""
+        for known in [a for a in self._lanes if (a.host, a.port) == (address.host, address.port)]:
+            lane = self._lanes.pop(known)
+            lane.retire(_CLOSE_S)
+            self._retired.append(lane)
+
+    def _finish(self, request_id: RequestId) -> None:
+        sending = self._sending.get(request_id)
+        if sending is None:
+            return
+        sending.is_finished = True
+        if not sending.is_whole:
+            for lane in sending.lanes:
+                lane.post(GiveUp(sending.key, "prefill ended before the prompt was computed"))
+
+    def _known(self, request_ids: Iterable[RequestId]) -> list[_Sending]:
+        return [self._sending[request_id] for request_id in request_ids if request_id in self._sending]
+
+
+def _regions_by_layer(parts: LaneParts) -> dict[str, range]:
+    """Indices of each layer's regions, which stand side by side."""
+    spans: dict[str, range] = {}
+    for index, region in enumerate(parts.regions):
+        start = spans[region.layer_name].start if region.layer_name in spans else index
+        spans[region.layer_name] = range(start, index + 1)
+    return spans

@@ -1,0 +1,107 @@
+"""The pushes of one lane: their state, and what their commands do to the world."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from pdcluster_connector.core.sending import Commands, Phase, Push, PushKey, Release, Send
+from pdcluster_connector.trace import Trace
+from pdcluster_connector.worker.writes import LayerRecord
+from pdcluster_protocol.ids import RequestId
+from pdcluster_protocol.side_channel import ToDecode
+
+_LOG: Final = logging.getLogger("vllm.pdcluster.push")
+
+
+@dataclass(slots=True, eq=False)
+class LivePush:
+    """A push and what its report needs. Times are monotonic seconds."""
+
+    push: Push
+    request_id: RequestId
+    num_prompt_tokens: int
+    forward_begin: float
+    forward_end: float = 0.0
+    last_step: int | None = None
+    num_blocks: int = 0
+    num_writes: int = 0
+    layers: list[LayerRecord] = field(default_factory=list)
+
+    @property
+    def is_reportable(self) -> bool:
+        """The push has ended, and so has the forward pass whose share of it the report shows."""
+        return self.push.is_ended and (self.push.phase is not Phase.DONE or self.forward_end > 0)
+
+    def as_event(self) -> dict[str, object]:
+        """The line for the trace file."""
+        return {
+            "event": "push",
+            "transfer_id": self.push.key.transfer_id,
+            "request_id": self.request_id,
+            "attempt": self.push.key.attempt,
+            "outcome": "done" if self.push.phase is Phase.DONE else "failed",
+            "reason": self.push.reason,
+            "prompt_tokens": self.num_prompt_tokens,
+            "num_layers": len({record.layer for record in self.layers}),
+            "num_bytes": self.push.acked_bytes,
+            "ranges": self.num_blocks,
+            "writes": self.num_writes,
+            "forward_begin": self.forward_begin,
+            "forward_end": self.forward_end,
+            "layers": [record.as_row() for record in self.layers],
+        }
+
+
+@dataclass(slots=True)
+class PushBook:
+    """Every push of one lane that has not ended, and those whose report is still due. Lane thread only."""
+
+    send: Callable[[ToDecode], None]
+    on_release: Callable[[RequestId], None]
+    trace: Trace
+    _live: dict[PushKey, LivePush] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[LivePush]:
+        return iter(list(self._live.values()))
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def get(self, key: PushKey) -> LivePush | None:
+        """The push of ``key``, unless it has ended and was reported."""
+        return self._live.get(key)
+
+    def add(self, live: LivePush) -> None:
+        """Take a new push in."""
+        self._live[live.push.key] = live
+
+    def apply(self, live: LivePush, commands: Commands) -> None:
+        """Do what the push decided."""
+        for command in commands:
+            match command:
+                case Send(message):
+                    self.send(message)
+                case Release(is_forced):
+                    self._release(live, is_forced=is_forced)
+        self.report_if_due(live)
+
+    def report_if_due(self, live: LivePush) -> None:
+        """Write the trace line and forget the push, once both it and its forward pass have ended."""
+        if live.is_reportable and self._live.pop(live.push.key, None):
+            self.trace.write(live.as_event())
+
+    def _release(self, live: LivePush, *, is_forced: bool) -> None:
+        self.on_release(live.request_id)
+        if live.push.phase is Phase.DONE:
+            _LOG.debug("push done transfer_id=%s bytes=%d", live.push.key.transfer_id, live.push.acked_bytes)
+            return
+        log = _LOG.error if is_forced else _LOG.warning
+        log(
+            "push failed transfer_id=%s attempt=%d is_forced=%s reason=%r",
+            *live.push.key,
+            is_forced,
+            live.push.reason,
+        )

@@ -1,0 +1,191 @@
+"""A lane's writes: queued layer by layer, submitted in order, polled until acknowledged.
+
+All requests of a step that go to the same decode rank form one *batch* per layer. A batch leaves when
+its layer's device event is complete. The number of writes in flight is bounded: Mooncake refuses more
+than its own queue holds, and what is not submitted can still be stopped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from pdcluster_connector.core.regions import ByteRanges
+from pdcluster_connector.core.sending import Commands, Push
+from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
+from pdcluster_connector.worker.device import Device, DeviceEvent
+from pdcluster_protocol.errors import TransferError
+
+MAX_WRITES_IN_FLIGHT: Final = 1024
+"""Per lane. Half of what Mooncake's TCP takes per peer by default (2,048), so one lane never fills it."""
+
+
+@dataclass(slots=True)
+class LayerRecord:
+    """When one layer of one push became final, began to leave and was acknowledged (monotonic seconds)."""
+
+    step: int
+    layer: int
+    saved_at: float
+    num_bytes: int
+    write_begin: float = 0.0
+    acked_at: float = 0.0
+    unacked_bytes: int = 0
+
+    def as_row(self) -> list[float]:
+        """The row of the trace file's ``layers``."""
+        return [self.step, self.layer, self.saved_at, self.write_begin, self.acked_at, self.num_bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One push's ranges in one region: bases are added here, once per layer."""
+
+    push: Push
+    ranges: ByteRanges
+    source_base: int
+    target_base: int
+    record: LayerRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One layer of one step for every push of the lane. Leaves when ``event`` is complete."""
+
+    event: DeviceEvent
+    parts: tuple[Part, ...]
+
+
+@dataclass(slots=True)
+class _InFlight:
+    write: WriteId
+    part: Part
+    num_bytes: int
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """Where submission stands in one part."""
+
+    part: Part
+    rows: list[tuple[int, int, int]]
+    next_row: int = 0
+
+
+@dataclass(slots=True)
+class WriteQueue:
+    """Not thread-safe: one lane thread owns it. Nothing in it waits."""
+
+    transport: Transport
+    device: Device
+    session: str
+    _batches: deque[Batch] = field(default_factory=deque)
+    _cursors: deque[_Cursor] = field(default_factory=deque)
+    _held: dict[Push, list[_Cursor]] = field(default_factory=dict)
+    _in_flight: deque[_InFlight] = field(default_factory=deque)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether polling soon is worthwhile: something is in flight, or waits for an event or for room."""
+        return bool(self._in_flight or self._batches or self._cursors)
+
+    def add(self, batch: Batch) -> None:
+        """Queue one layer."""
+        self._batches.append(batch)
+
+    def has_work_of(self, push: Push) -> bool:
+        """Whether a byte of ``push`` is queued, held for its grant, or in flight."""
+        queued = any(part.push is push for batch in self._batches for part in batch.parts)
+        return (
+            queued
+            or any(part.push is push for part in (*(c.part for c in self._cursors), *(w.part for w in self._in_flight)))
+            or (push in self._held and push.is_waiting)
+        )
+
+    def granted(self, push: Push) -> None:
+        """Ranges that were held for the grant of ``push`` may leave."""
+        self._cursors.extend(self._held.pop(push, ()))
+
+    def forget(self, push: Push) -> None:
+        """``push`` has ended: drop what was held for its grant."""
+        self._held.pop(push, None)
+
+    def advance(self, *, now: float) -> Iterator[tuple[Push, Commands]]:
+        """Poll what is in flight and submit what may leave; yields what that means for each push."""
+        yield from self._poll(now)
+        self._take_ready_batches()
+        yield from self._submit(now)
+
+    def _take_ready_batches(self) -> None:
+        while self._batches and self.device.is_done(self._batches[0].event):
+            for part in self._batches.popleft().parts:
+                cursor = _Cursor(part, _absolute_rows(part))
+                if part.push.is_waiting:
+                    self._held.setdefault(part.push, []).append(cursor)
+                else:
+                    self._cursors.append(cursor)
+
+    def _submit(self, now: float) -> Iterator[tuple[Push, Commands]]:
+        while self._cursors and len(self._in_flight) < MAX_WRITES_IN_FLIGHT:
+            cursor = self._cursors[0]
+            push = cursor.part.push
+            if cursor.next_row == len(cursor.rows) or not push.may_write:
+                self._cursors.popleft()
+                continue
+            if reason := self._submit_row(cursor, now):
+                yield push, push.give_up(reason, now=now)
+
+    def _submit_row(self, cursor: _Cursor, now: float) -> str:
+        """Hand the next range to the transport; the reason when it refuses."""
+        source, target, num_bytes = cursor.rows[cursor.next_row]
+        try:
+            write = self.transport.submit_write(self.session, source, target, num_bytes)
+        except TransferError as error:
+            return str(error)
+        cursor.next_row += 1
+        cursor.part.push.submitted()
+        cursor.part.record.write_begin = cursor.part.record.write_begin or now
+        self._in_flight.append(_InFlight(write, cursor.part, num_bytes))
+        return ""
+
+    def _poll(self, now: float) -> Iterator[tuple[Push, Commands]]:
+        """Look at writes oldest first and stop at the first that is pending: amortised one look per write.
+
+        A write that never ends would hide those behind it, so once per round the whole queue is looked
+        at when the oldest push is no longer writing.
+        """
+        while self._in_flight:
+            status = self.transport.write_status(self._in_flight[0].write)
+            if status is WriteStatus.PENDING:
+                break
+            yield self._ended(self._in_flight.popleft(), status, now)
+        if self._in_flight and not self._in_flight[0].part.push.may_write:
+            yield from self._poll_all(now)
+
+    def _poll_all(self, now: float) -> Iterator[tuple[Push, Commands]]:
+        for _ in range(len(self._in_flight)):
+            flight = self._in_flight.popleft()
+            status = self.transport.write_status(flight.write)
+            if status is WriteStatus.PENDING:
+                self._in_flight.append(flight)
+            else:
+                yield self._ended(flight, status, now)
+
+    def _ended(self, flight: _InFlight, status: WriteStatus, now: float) -> tuple[Push, Commands]:
+        push = flight.part.push
+        if status is WriteStatus.FAILED:
+            return push, push.write_failed(f"a write of {flight.num_bytes} bytes failed", now=now)
+        record = flight.part.record
+        record.unacked_bytes -= flight.num_bytes
+        if record.unacked_bytes == 0:
+            record.acked_at = now
+        return push, push.written(flight.num_bytes, now=now)
+
+
+def _absolute_rows(part: Part) -> list[tuple[int, int, int]]:
+    """(source, target, bytes) of each range, as addresses."""
+    sources = (part.ranges.source + part.source_base).tolist()
+    targets = (part.ranges.target + part.target_base).tolist()
+    return list(zip(sources, targets, part.ranges.num_bytes.tolist(), strict=True))

@@ -1,0 +1,74 @@
+"""For every legal pair of shardings, the push plan is complete, honest and even."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdcluster_connector.core.tp_mapping import Push, Sharding, plan_pushes, senders_per_decode_rank
+
+
+@st.composite
+def engine_pairs(draw: st.DrawFn) -> tuple[Sharding, Sharding]:
+    heads = draw(st.integers(1, 48))
+    legal = [tp for tp in range(1, 97) if heads % tp == 0 or tp % heads == 0]
+    return Sharding(draw(st.sampled_from(legal)), heads), Sharding(draw(st.sampled_from(legal)), heads)
+
+
+@given(engine_pairs())
+def test_every_decode_rank_receives_each_of_its_heads_exactly_once(
+    pair: tuple[Sharding, Sharding],
+) -> None:
+    prefill, decode = pair
+    received = Counter((p.decode_rank, h) for p in plan_pushes(prefill, decode) for h in p.heads)
+    wanted = {(r, h) for r in range(decode.tp_size) for h in decode.heads_of(r)}
+    assert set(received) == wanted
+    assert set(received.values()) == {1}
+
+
+@given(engine_pairs())
+def test_no_rank_sends_heads_it_does_not_hold(pair: tuple[Sharding, Sharding]) -> None:
+    prefill, decode = pair
+    for push in plan_pushes(prefill, decode):
+        assert set(push.heads) <= set(prefill.heads_of(push.prefill_rank))
+
+
+@given(engine_pairs())
+def test_replicas_share_the_sending_evenly(pair: tuple[Sharding, Sharding]) -> None:
+    prefill, decode = pair
+    load = Counter(dict.fromkeys(range(prefill.tp_size), 0))
+    for push in plan_pushes(prefill, decode):
+        load[push.prefill_rank] += len(push.heads)
+    assert max(load.values()) - min(load.values()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("prefill_tp", "decode_tp", "kv_heads", "pushes"),
+    [
+        pytest.param(2, 2, 8, [(0, 0, 0, 4), (1, 1, 4, 8)], id="equal TP is one to one"),
+        pytest.param(4, 2, 8, [(0, 0, 0, 2), (1, 0, 2, 4), (2, 1, 4, 6), (3, 1, 6, 8)], id="P > D"),
+        pytest.param(1, 2, 8, [(0, 0, 0, 4), (0, 1, 4, 8)], id="P < D"),
+        pytest.param(4, 2, 1, [(0, 0, 0, 1), (2, 1, 0, 1)], id="MLA uses distinct replicas"),
+    ],
+)
+def test_known_plans(prefill_tp: int, decode_tp: int, kv_heads: int, pushes: list[tuple[int, int, int, int]]) -> None:
+    plan = plan_pushes(Sharding(prefill_tp, kv_heads), Sharding(decode_tp, kv_heads))
+    assert plan == tuple(Push(p, d, range(a, b)) for p, d, a, b in pushes)
+
+
+def test_a_decode_rank_waits_for_each_distinct_sender() -> None:
+    assert senders_per_decode_rank(plan_pushes(Sharding(4, 8), Sharding(2, 8))) == {0: 2, 1: 2}
+
+
+def test_engines_of_different_models_are_refused() -> None:
+    with pytest.raises(ValueError, match="KV heads differ"):
+        plan_pushes(Sharding(2, 8), Sharding(2, 4))
+
+
+@pytest.mark.parametrize(("tp_size", "kv_heads"), [(3, 8), (8, 3), (0, 8), (2, 0)])
+def test_a_sharding_that_would_split_a_head_is_refused(tp_size: int, kv_heads: int) -> None:
+    with pytest.raises(ValueError, match="cannot be spread"):
+        Sharding(tp_size, kv_heads)

@@ -1,0 +1,162 @@
+"""What it takes to run one vLLM engine or the router here: command line, environment, modules. Pure: starts nothing.
+
+Source of truth: vLLM 0.32 (``entrypoints/launchers/api_server/entry.py``, ``platforms/cpu.py``); the connector's
+settings are those of ``docs/decisions/0001-main-job.md``. vLLM is named, never imported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from pdcluster_cli.zygote import EngineSpec
+
+ENGINE_MODULE: Final = "vllm.entrypoints.openai.api_server"
+ROUTER_MODULE: Final = "pdcluster_router"
+LOOPBACK: Final = "127.0.0.1"
+
+
+class Role(Enum):
+    """What an engine does in a pool; the value names it in logs and file names."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    SINGLE = "single"
+
+
+class Device(Enum):
+    """Where the engines compute."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    NPU = "npu"
+
+
+PRELOAD: Final[tuple[str, ...]] = (
+    "vllm.entrypoints.launchers.api_server.entry",
+    "vllm.entrypoints.generate.api_router",
+    "vllm.entrypoints.openai.completion.api_router",
+    "vllm.entrypoints.openai.chat_completion.api_router",
+    "vllm.entrypoints.openai.responses.api_router",
+    "vllm.entrypoints.launchers.render.entry",
+    "vllm.renderers.hf",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.engine.core",
+    "vllm.v1.core.sched.scheduler",
+)
+"""What an engine imports on every device. The module that runs is not among them: it must run as ``__main__``."""
+
+PRELOAD_CPU: Final[tuple[str, ...]] = (
+    *PRELOAD,
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm.model_executor.models.llama",
+)
+"""CUDA and NPU workers are left out: they would touch the device before the fork."""
+
+_CPU_OVERRIDES: Final = {"vllm.envs.VLLM_WORKER_MULTIPROC_METHOD": "fork"}
+"""vLLM's CPU platform sets the environment variable to ``spawn``, which imports everything again: 10 s an engine. The
+reason is binding OpenMP threads, which several engines on few cores cannot use anyway."""
+
+_TRANSFER_PROTOCOL: Final = {Device.CPU: "tcp", Device.CUDA: "tcp", Device.NPU: "ascend"}
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """One vLLM engine to be started. ``connector`` adds to or replaces the connector's settings."""
+
+    name: str
+    role: Role
+    model: Path
+    port: int
+    log_path: Path
+    device: Device = Device.CPU
+    num_threads: int = 1
+    """Compute threads, CPU only."""
+    args: tuple[str, ...] = ()
+    """Appended to vLLM's command line, so they win over ours."""
+    trace_file: Path | None = None
+    connector: Mapping[str, object] = field(default_factory=dict)
+    load_failure_policy: str = "fail"
+    env: Mapping[str, str | None] = field(default_factory=dict)
+
+
+def preload_modules(device: Device) -> tuple[str, ...]:
+    """What the zygote imports once for all engines."""
+    return PRELOAD_CPU if device is Device.CPU else PRELOAD
+
+
+def zygote_env(device: Device) -> dict[str, str | None]:
+    """What must be in the environment before the first import, in the zygote and in every engine."""
+    env: dict[str, str | None] = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": LOOPBACK,
+        "VLLM_CPU_KVCACHE_SPACE": None,  # would override --kv-cache-memory-bytes
+        "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",  # Mooncake refuses over 2,048 in flight otherwise
+        "PYTHONWARNINGS": "ignore",
+    }
+    if device is Device.CPU:
+        env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # several engines share the cores
+        env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # or the CPU platform turns the executor "uni" into "mp"
+        env["OMP_NUM_THREADS"] = "1"  # read by OpenMP at its first use, after the fork: engines set their own
+    return env
+
+
+def engine_spec(plan: EnginePlan) -> EngineSpec:
+    """The process that carries out ``plan``."""
+    env = zygote_env(plan.device)
+    if plan.device is Device.CPU:
+        env["OMP_NUM_THREADS"] = str(plan.num_threads)
+    return EngineSpec(
+        name=plan.name,
+        module=ENGINE_MODULE,
+        argv=engine_argv(plan),
+        env={**env, **plan.env},
+        log_path=plan.log_path,
+        overrides=_CPU_OVERRIDES if plan.device is Device.CPU else {},
+    )
+
+
+def engine_argv(plan: EnginePlan) -> tuple[str, ...]:
+    """vLLM's command line, without the interpreter and the module."""
+    argv = ["--model", str(plan.model), "--host", LOOPBACK, "--port", str(plan.port)]
+    if plan.device is Device.CPU:
+        argv += ["--distributed-executor-backend", "uni"]
+    if plan.role is not Role.SINGLE:
+        argv += ["--kv-transfer-config", json.dumps(kv_transfer_config(plan))]
+    return (*argv, *plan.args)
+
+
+def kv_transfer_config(plan: EnginePlan) -> dict[str, object]:
+    """vLLM's ``KVTransferConfig`` for one side of a hand-over."""
+    settings: dict[str, object] = {
+        "host": LOOPBACK,
+        "transfer_protocol": _TRANSFER_PROTOCOL[plan.device],
+        **({"trace_file": str(plan.trace_file)} if plan.trace_file else {}),
+        **plan.connector,
+    }
+    return {
+        "kv_connector": "PDClusterConnector",
+        "kv_role": "kv_producer" if plan.role is Role.PREFILL else "kv_consumer",
+        "engine_id": plan.name,
+        "kv_connector_extra_config": settings,
+        "kv_load_failure_policy": plan.load_failure_policy,
+    }
+
+
+def router_argv(
+    *, prefill: list[str], decode: list[str], port: int, trace_file: Path | None, args: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The router's command line, without the interpreter and the module."""
+    argv = [word for url in prefill for word in ("--prefill", url)]
+    argv += [word for url in decode for word in ("--decode", url)]
+    argv += ["--port", str(port)]
+    if trace_file:
+        argv += ["--trace-file", str(trace_file)]
+    return (*argv, *args)

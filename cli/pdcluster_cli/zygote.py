@@ -1,0 +1,216 @@
+"""Starts many engines for the price of one import: the parent's side of the zygote.
+
+Knows processes, not vLLM: which module to run with which arguments is the caller's. How the two sides talk, and why
+nothing outlives the parent: ``zygote_wire.py`` and ``zygote_process.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from pdcluster_cli.zygote_wire import MAX_MESSAGE_BYTES, Ready, Started, StartOrder
+
+KILL_WAIT_S: Final = 10.0
+"""Time for the kernel to take a killed process group apart. Longer only when a process hangs in the kernel."""
+
+
+class ZygoteError(Exception):
+    """The zygote ended or cannot fork safely. The message names its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """One ``python -m module argv`` to be. In ``env`` None unsets a variable; the rest is the zygote's own.
+
+    ``overrides`` sets module attributes by dotted name before the module runs.
+    """
+
+    name: str
+    module: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str | None]
+    log_path: Path
+    overrides: Mapping[str, str] = field(default_factory=dict)
+
+
+class EngineHandle:
+    """One running engine. Any thread may call it; ``close`` frees its file descriptors."""
+
+    def __init__(self, spec: EngineSpec, pid: int, status_fd: int) -> None:
+        self.spec = spec
+        self.pid = pid
+        self.status_fd = status_fd
+        """Readable (``select``, ``loop.add_reader``) from the moment the engine and all its forks have ended."""
+        self._pidfd = _open_pidfd(pid)
+        self._exit_code: int | None = None
+        self._lock = threading.Lock()
+
+    def wait(self, timeout_s: float | None) -> int | None:
+        """The exit code (negative: the signal's number), or None when it still runs after ``timeout_s``."""
+        with self._lock:
+            if self._exit_code is None and _is_readable(self.status_fd, timeout_s):
+                text = os.read(self.status_fd, 32)
+                self._exit_code = int(text) if text else -signal.SIGKILL
+            return self._exit_code
+
+    def signal(self, number: signal.Signals) -> None:
+        """The engine's main process has got the signal, if it still runs."""
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def stop(self, grace_s: float) -> int | None:
+        """The engine and everything it forked has ended: by SIGTERM within ``grace_s``, else by SIGKILL."""
+        self.signal(signal.SIGTERM)
+        if self.wait(grace_s) is None:
+            self.signal(signal.SIGKILL)
+        return self.wait(KILL_WAIT_S)
+
+    def close(self) -> None:
+        """Gives the file descriptors back. The engine is not touched."""
+        os.close(self.status_fd)
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+
+
+class Zygote:
+    """The parent's end of one zygote process. One thread at a time starts engines.
+
+    Must be made in a thread that lives as long as the engines shall (see ``linux.py``).
+    """
+
+    def __init__(self, modules: Sequence[str], *, env: Mapping[str, str | None], log_path: Path) -> None:
+        """The process is started and imports ``modules``; ``wait_ready`` says when it has done so."""
+        self.log_path = log_path
+        self._orders = threading.Lock()
+        self._ready: Ready | None = None
+        self._engines: list[EngineHandle] = []
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, log_path.open("ab") as log:
+            arguments = [str(theirs.fileno()), str(os.getpid()), *modules]
+            self._process = subprocess.Popen(  # noqa: S603 - our own module, our own interpreter
+                [sys.executable, "-m", "pdcluster_cli.zygote_process", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=merge_env(os.environ, env),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def wait_ready(self, timeout_s: float | None) -> Ready | None:
+        """The import has ended; None when it goes on after ``timeout_s``.
+
+        Raises:
+            ZygoteError: The process died, or a module left a thread behind.
+        """
+        if self._ready is None and _is_readable(self._socket.fileno(), timeout_s):
+            self._ready = msgspec.json.decode(self._receive(), type=Ready)
+            if self._ready.num_threads != 1:
+                raise ZygoteError(f"cannot fork: importing left {self._ready.num_threads} threads, not 1")
+        return self._ready
+
+    def fileno(self) -> int:
+        """For ``select``: readable when the zygote has become ready or has died."""
+        return self._socket.fileno()
+
+    def start_engine(self, spec: EngineSpec) -> EngineHandle:
+        """The engine runs. Waits for the import first.
+
+        Raises:
+            ZygoteError: The zygote has died.
+        """
+        order = StartOrder(
+            module=spec.module,
+            argv=spec.argv,
+            env=dict(spec.env),
+            log_path=str(spec.log_path),
+            overrides=dict(spec.overrides),
+        )
+        with self._orders:
+            self.wait_ready(None)
+            try:
+                self._socket.send(msgspec.json.encode(order))
+                message, fds, _, _ = socket.recv_fds(self._socket, MAX_MESSAGE_BYTES, 1)
+            except ConnectionError as error:
+                raise self._died() from error
+            if not fds:
+                raise self._died()
+            engine = EngineHandle(spec, msgspec.json.decode(message, type=Started).pid, fds[0])
+            self._engines.append(engine)
+            return engine
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Every engine has ended (SIGTERM to all at once, SIGKILL after ``grace_s``), and so has the zygote."""
+        deadline = time.monotonic() + grace_s
+        for engine in self._engines:
+            engine.signal(signal.SIGTERM)
+        for engine in self._engines:
+            engine.wait(max(0.0, deadline - time.monotonic()))
+        self._socket.close()  # the zygote kills what is left
+        self._end_process()
+        for engine in self._engines:
+            engine.wait(KILL_WAIT_S)
+            engine.close()
+        self._engines.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    def _end_process(self) -> None:
+        if self._ready is None:
+            self._process.kill()  # still importing: it has no engines yet and would see the closed socket too late
+        try:
+            self._process.wait(KILL_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(KILL_WAIT_S)
+
+    def _receive(self) -> bytes:
+        try:
+            message = self._socket.recv(MAX_MESSAGE_BYTES)
+        except ConnectionError as error:
+            raise self._died() from error
+        if not message:
+            raise self._died()
+        return message
+
+    def _died(self) -> ZygoteError:
+        return ZygoteError(f"the process that imports and forks has ended: see {self.log_path}")
+
+
+def merge_env(base: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """``base`` with ``changes``; None removes a variable."""
+    merged = {**base, **changes}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def _open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _is_readable(fd: int, timeout_s: float | None) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))

@@ -1,0 +1,25 @@
+"""One zygote and one tiny model for all integration tests of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.harness import Harness, harness_env
+from pdcluster_cli.engines import Device, preload_modules
+from pdcluster_cli.tiny_model import ensure_tiny_model
+from pdcluster_cli.zygote import Zygote
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Path:
+    return ensure_tiny_model()
+
+
+@pytest.fixture(scope="session")
+def harness(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    folder = tmp_path_factory.mktemp("engines")
+    with Zygote(preload_modules(Device.CPU), env=harness_env(), log_path=folder / "zygote.log") as zygote:
+        yield Harness(zygote, tiny_model, folder)

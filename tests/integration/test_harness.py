@@ -1,0 +1,49 @@
+"""The engines that the other tests build on: real, equal to each other, and gone afterwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from integration.harness import Harness, Prompt, complete, complete_all, eventually, metric
+from pdcluster_cli.waiting import EngineDied, is_healthy
+
+pytestmark = pytest.mark.engines
+
+
+def test_two_engines_with_other_chunking_give_equal_greedy_answers(harness: Harness) -> None:
+    prompts: list[Prompt] = ["Tell me a story", [7, 8, 9] * 40, "Why is the sky blue?"]
+    with harness.single_engine() as one, harness.single_engine(["--max-num-batched-tokens", "64"]) as other:
+        expected = complete_all(one.url, prompts, 24)
+        assert [answer.token_ids for answer in complete_all(other.url, prompts, 24)] == [
+            answer.token_ids for answer in expected
+        ]
+    assert all(len(answer.token_ids) == 24 for answer in expected)
+
+
+def test_the_tiny_model_depends_on_its_whole_prompt_and_does_not_repeat_itself(harness: Harness) -> None:
+    prompt = [100 + number % 500 for number in range(300)]
+    changed = [99, *prompt[1:]]
+    with harness.single_engine() as engine:
+        answers = complete_all(engine.url, [prompt, changed], 32)
+    assert answers[0].token_ids != answers[1].token_ids
+    assert len(set(answers[0].token_ids)) > 8
+
+
+def test_an_engine_has_no_blocks_in_use_after_its_answer(harness: Harness) -> None:
+    with harness.single_engine(["--no-enable-prefix-caching"]) as engine:
+        complete(engine.url, "Hello", 4)
+        assert eventually(lambda: metric(engine.url, "vllm:kv_cache_usage_perc") == 0)
+        with pytest.raises(KeyError):
+            metric(engine.url, "vllm:no_such_metric")
+
+
+def test_a_stopped_engine_leaves_its_port(harness: Harness) -> None:
+    with harness.single_engine() as engine:
+        assert is_healthy(engine.port)
+    assert engine.handle.wait(0) == 0
+    assert not is_healthy(engine.port)
+
+
+def test_an_engine_that_cannot_start_is_named_with_its_last_lines(harness: Harness) -> None:
+    with pytest.raises(EngineDied, match=r"single-\d+ has ended with status 2(?s:.*)no-such-option"):
+        harness.single_engine(["--no-such-option"]).__enter__()

@@ -1,0 +1,153 @@
+"""Decode's scheduler half: when it reserves, and how a request's wait ends."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
+from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
+from pdcluster_protocol.metaserver import PREFILL_OK, Outcome, failed
+from pdcluster_protocol.params import DecodeParams, Reservation, SideChannelAddress, to_wire
+
+R = RequestId("r")
+TOKENS = list(range(40))
+ADDRESS = SideChannelAddress("h", 7, BootId("b"))
+
+
+@dataclass
+class FakeMetaserver:
+    posts: list[tuple[RequestId, str, Reservation, float]] = field(default_factory=list)
+    cut: list[RequestId] = field(default_factory=list)
+
+    def post(self, request_id: RequestId, url: str, reservation: Reservation, *, deadline: float) -> None:
+        self.posts.append((request_id, url, reservation, deadline))
+
+    def cancel(self, request_id: RequestId) -> None:
+        self.cut.append(request_id)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.metaserver = FakeMetaserver()
+        self.outcomes: deque[tuple[RequestId, Outcome]] = deque()
+        engine = DecodeEngine(EngineId("d"), 1, 16, (ADDRESS,))
+        self.scheduler = DecodeScheduler(engine, self.metaserver, self.outcomes)
+
+    def add(self, request_id: RequestId = R, transfer: str = "t", now: float = 0.0) -> None:
+        params = DecodeParams(metaserver="http://r/m", transfer_id=TransferId(transfer), deadline_ms=60_000, token="k")
+        self.scheduler.add(request_id, to_wire(params), TOKENS, now=now)
+
+    def reserve(self, external: int = 40, now: float = 10.0) -> None:
+        self.scheduler.reserve(R, ([5, 6, 7, 8],), external, now=now)
+
+
+def waiting_bench() -> Bench:
+    bench = Bench()
+    bench.add()
+    bench.reserve()
+    bench.scheduler.step()
+    return bench
+
+
+def test_the_reservation_leaves_with_the_step_that_tells_the_workers() -> None:
+    bench = Bench()
+    bench.add()
+    assert bench.scheduler.external_tokens(R, 0) == 40
+    bench.reserve()
+    assert bench.metaserver.posts == []
+    (expect,) = bench.scheduler.step().expects
+    ((_, url, reservation, deadline),) = bench.metaserver.posts
+    assert (url, deadline) == ("http://r/m", 60.0)
+    assert reservation.remote_block_ids == ((5, 6, 7),)
+    assert (reservation.deadline_ms, reservation.token) == (50_000, "k")
+    assert reservation.remote_side_channels == (ADDRESS,)
+    assert (expect.request_id, expect.transfer_id, expect.attempt) == (R, TransferId("t"), Attempt(1))
+    assert (expect.num_blocks, expect.deadline_ms) == ((3,), 50_000)
+
+
+def test_cached_blocks_are_not_expected() -> None:
+    bench = Bench()
+    bench.add()
+    assert bench.scheduler.external_tokens(R, 16) == 24
+    bench.reserve(external=24)
+    (expect,) = bench.scheduler.step().expects
+    assert expect.num_blocks == (2,)
+    assert bench.metaserver.posts[0][2].remote_cached_tokens == 16
+
+
+def test_a_prompt_that_lacks_only_its_last_token_needs_no_push() -> None:
+    bench = Bench()
+    bench.scheduler.add(
+        R, to_wire(DecodeParams(metaserver="m", transfer_id=TransferId("t"), deadline_ms=9)), [1] * 33, now=0.0
+    )
+    assert bench.scheduler.external_tokens(R, 32) == 0
+
+
+def test_a_request_asks_once_so_a_preempted_or_failed_one_is_computed_here() -> None:
+    bench = waiting_bench()
+    assert bench.scheduler.external_tokens(R, 0) == 0
+    bench.reserve(external=0)
+    assert bench.scheduler.step().expects == ()
+
+
+def test_asking_how_many_tokens_has_no_side_effect() -> None:
+    bench = Bench()
+    bench.add()
+    assert [bench.scheduler.external_tokens(R, 0) for _ in range(3)] == [40, 40, 40]
+    assert bench.scheduler.step().expects == ()
+
+
+def test_a_failed_outcome_cancels_the_wait_once() -> None:
+    bench = waiting_bench()
+    bench.outcomes.append((R, failed("prefill answered 500")))
+    (cancel,) = bench.scheduler.step().cancels
+    assert cancel.request_id == R
+    assert "prefill answered 500" in cancel.reason
+    bench.scheduler.finish(R)
+    assert bench.scheduler.step().cancels == ()
+
+
+def test_a_good_outcome_is_not_completion() -> None:
+    bench = waiting_bench()
+    bench.outcomes.append((R, PREFILL_OK))
+    assert bench.scheduler.step().cancels == ()
+
+
+def test_an_abort_while_waiting_cancels_the_wait_and_cuts_the_call() -> None:
+    bench = waiting_bench()
+    bench.scheduler.finish(R)
+    (cancel,) = bench.scheduler.step().cancels
+    assert "aborted" in cancel.reason
+    assert bench.metaserver.cut == [R]
+
+
+def test_a_request_that_was_received_and_ends_normally_cancels_nothing() -> None:
+    bench = waiting_bench()
+    bench.scheduler.received([R])
+    bench.scheduler.finish(R)
+    assert bench.scheduler.step().cancels == ()
+
+
+def test_an_outcome_after_the_end_is_ignored() -> None:
+    bench = waiting_bench()
+    bench.scheduler.received([R])
+    bench.outcomes.append((R, failed("late")))
+    assert bench.scheduler.step().cancels == ()
+
+
+def test_the_same_transfer_under_a_second_request_id_does_not_reserve_again() -> None:
+    bench = waiting_bench()
+    bench.add(RequestId("again"))
+    assert bench.scheduler.external_tokens(RequestId("again"), 0) == 0
+
+
+def test_bad_parameters_fail_the_request_in_vllms_own_way() -> None:
+    bench = Bench()
+    bench.scheduler.add(R, {"do_remote_prefill": True}, TOKENS, now=0.0)
+    assert bench.scheduler.external_tokens(R, 0) == 40
+    bench.reserve()
+    step = bench.scheduler.step()
+    assert [e.request_id for e in step.expects] == [c.request_id for c in step.cancels] == [R]
+    assert "version None, ours is 1" in step.cancels[0].reason
+    assert bench.metaserver.posts == []

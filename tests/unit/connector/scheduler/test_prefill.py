@@ -1,0 +1,116 @@
+"""Prefill's scheduler half: which blocks leave at which step."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from pdcluster_connector.scheduler.prefill import PrefillScheduler, Scheduled
+from pdcluster_connector.settings import PushTiming
+from pdcluster_connector.steps import PrefillStep
+from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
+from pdcluster_protocol.params import Reservation, SideChannelAddress, digest_tokens, to_wire
+
+TOKENS = list(range(100, 140))
+R = RequestId("r")
+TABLE = ([11, 12, 13],)
+
+
+def reservation(cached: int = 0) -> Reservation:
+    return Reservation(
+        request_id="d-r",
+        remote_block_ids=((21, 22, 23),),
+        remote_block_size=16,
+        remote_engine_id=EngineId("d"),
+        remote_host="h",
+        remote_port=1,
+        remote_tp_size=1,
+        remote_cached_tokens=cached,
+        transfer_id=TransferId("t"),
+        attempt=Attempt(1),
+        deadline_ms=60_000,
+        remote_boot_id=BootId("b"),
+        remote_side_channels=(SideChannelAddress("h", 1, BootId("b")),),
+        num_prompt_tokens=len(TOKENS),
+        prompt_digest=digest_tokens(TOKENS),
+    )
+
+
+def scheduler(wanted: Reservation, timing: PushTiming = PushTiming.LAYERWISE) -> PrefillScheduler:
+    made = PrefillScheduler(16, timing)
+    made.add(R, to_wire(wanted), TOKENS, now=0.0)
+    return made
+
+
+def step(made: PrefillScheduler, computed: int, now: float = 1.0) -> PrefillStep:
+    return made.step([Scheduled(R, computed)], (), lambda _: TABLE, now=now)
+
+
+def blocks(made: PrefillStep) -> list[tuple[tuple[int, ...], tuple[int, ...], bool]]:
+    return [(part.prefill_blocks[0], part.decode_blocks[0], part.is_last) for part in made.slices]
+
+
+def test_chunks_leave_block_by_block_and_the_last_one_with_the_prompt() -> None:
+    made = scheduler(reservation())
+    assert blocks(step(made, 20)) == [((11,), (21,), False)]
+    assert blocks(step(made, 30)) == []
+    assert blocks(step(made, 40)) == [((12, 13), (22, 23), True)]
+    assert blocks(step(made, 41)) == []
+
+
+def test_the_first_step_announces_the_push_even_without_a_complete_block() -> None:
+    assert blocks(step(scheduler(reservation()), 5)) == [((), (), False)]
+
+
+def test_decodes_cached_blocks_are_not_pushed() -> None:
+    assert blocks(step(scheduler(reservation(cached=16)), 40)) == [((12, 13), (22, 23), True)]
+
+
+def test_prefills_own_cache_hit_is_pushed_at_once() -> None:
+    assert blocks(step(scheduler(reservation()), 33)) == [((11, 12), (21, 22), False)]
+
+
+def test_serial_mode_holds_everything_back_until_the_prompt_is_computed() -> None:
+    made = scheduler(reservation(), PushTiming.SERIAL)
+    assert blocks(step(made, 32)) == [((), (), False)]
+    assert blocks(step(made, 40)) == [((11, 12, 13), (21, 22, 23), True)]
+
+
+def test_the_deadline_goes_on_as_what_is_left_of_it() -> None:
+    (part,) = step(scheduler(reservation()), 40, now=10.0).slices
+    assert part.target.deadline_ms == 50_000
+
+
+def test_blocks_are_kept_after_the_end_only_when_a_worker_knows_the_request() -> None:
+    assert scheduler(reservation()).finish(R) == (False, None)
+    made = scheduler(reservation())
+    step(made, 5)
+    assert made.finish(R) == (True, None)
+    assert made.finish(R) == (False, None)
+
+
+def test_only_preempted_requests_with_a_transfer_are_protected() -> None:
+    made = scheduler(reservation())
+    assert made.step([], [R, RequestId("other")], lambda _: TABLE, now=1.0).preempted == (R,)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"remote_block_size": 32}, ["block size 32, ours is 16", "--block-size 16"]),
+        ({"prompt_digest": "other"}, ["other tokens", "tokenizer"]),
+        ({"num_prompt_tokens": 39}, ["39 prompt tokens, this one has 40"]),
+        ({"remote_block_ids": ((21, 22),)}, ["reserved 2 blocks for a prompt of 3"]),
+        ({"remote_cached_tokens": 7}, ["7 cached tokens"]),
+    ],
+)
+def test_a_reservation_that_cannot_be_filled_is_refused_in_the_answer(
+    changed: dict[str, object], words: list[str]
+) -> None:
+    made = scheduler(msgspec.structs.replace(reservation(), **changed))
+    assert step(made, 40).slices == ()
+    delay_free, params = made.finish(R)
+    assert not delay_free
+    assert params is not None
+    assert params["pdcluster_status"] == "refused"
+    assert all(word in str(params["pdcluster_reason"]) for word in words)

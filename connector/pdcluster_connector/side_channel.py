@@ -51,7 +51,7 @@ class _Channel:
 
     def wait(self, timeout_s: float) -> None:
         """Return when a frame or a wake-up is there, or after ``timeout_s``."""
-        if any(fd == self._wakeup.fd for fd, _ in self._poller.poll(max(0.0, timeout_s) * 1000)):
+        if any(fd == self._wakeup.fd for fd, _ in self._poller.poll(max(0, round(timeout_s * 1000)))):
             self._wakeup.clear()
 
     def _receive(self) -> list[bytes] | None:

@@ -90,7 +90,8 @@ class PushBook:
 
     def report_if_due(self, live: LivePush) -> None:
         """Write the trace line and forget the push, once both it and its forward pass have ended."""
-        if live.is_reportable and self._live.pop(live.push.key, None):
+        if live.is_reportable and live.push.key in self._live:
+            del self._live[live.push.key]
             self.trace.write(live.as_event())
 
     def _release(self, live: LivePush, *, is_forced: bool) -> None:

@@ -1,0 +1,51 @@
+"""What the connector needs of a transport: one-sided writes into a peer's registered memory.
+
+Submit and poll, never wait: Mooncake's blocking calls spin a core each (measured with 0.3.13).
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import NewType, Protocol
+
+WriteId = NewType("WriteId", int)
+"""Names one submitted write within its transport."""
+
+
+class WriteStatus(Enum):
+    PENDING = auto()
+    """May read our memory and write the peer's, now or later."""
+    DONE = auto()
+    """The peer's side has acknowledged every byte."""
+    FAILED = auto()
+    """Not acknowledged. Bytes may still land for a while."""
+
+
+class Transport(Protocol):
+    """One engine rank's end of the network. Lane threads may call it at the same time."""
+
+    @property
+    def session(self) -> str:
+        """The address (``host:port``) by which peers write to this rank; another one after each start."""
+
+    def register(self, address: int, num_bytes: int) -> None:
+        """Peers may write to, and we may write from, ``[address, address + num_bytes)``. Engine start; may wait.
+
+        Raises:
+            ConfigError: The memory cannot be registered.
+        """
+
+    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
+        """A write of ``num_bytes`` (at least 1) from our ``source`` to the peer's ``target`` is under way.
+
+        Lane thread. Does not wait for the peer, but for the first write to it (1-6 ms).
+
+        Raises:
+            TransferError: Surely not submitted: the source is not registered, or the transport refused.
+        """
+
+    def write_status(self, write: WriteId) -> WriteStatus:
+        """How far a write is. Ask until it is not PENDING, then never again. Lane thread; does not wait."""
+
+    def close(self) -> None:
+        """No peer can write any more. Waits a bounded time."""

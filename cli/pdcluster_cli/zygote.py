@@ -125,6 +125,10 @@ class Zygote:
                 raise ZygoteError(f"cannot fork: importing left {self._ready.num_threads} threads, not 1")
         return self._ready
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def fileno(self) -> int:
         """For ``select``: readable when the zygote has become ready or has died."""
         return self._socket.fileno()
@@ -136,6 +140,7 @@ class Zygote:
             ZygoteError: The zygote has died.
         """
         order = StartOrder(
+            name=spec.name,
             module=spec.module,
             argv=spec.argv,
             env=dict(spec.env),

@@ -24,7 +24,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import msgspec
 
@@ -137,6 +137,8 @@ def _run_as_main(order: StartOrder) -> NoReturn:
     """Becomes ``python -m module argv``, with the order's environment and log file."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _redirect(Path(order.log_path))
+    _prefix_lines(sys.stdout, f"[{order.name}] ")
+    _prefix_lines(sys.stderr, f"[{order.name}] ")
     for name, value in order.env.items():
         os.environ.pop(name, None)
         if value is not None:
@@ -155,6 +157,22 @@ def _redirect(log_path: Path) -> None:
     os.dup2(null_fd, 0)
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
+
+
+def _prefix_lines(stream: TextIO, prefix: str) -> None:
+    """Every line written to this very object gets the prefix: log handlers made before the fork hold it."""
+    write = stream.write
+    at_line_start = True
+
+    def write_prefixed(text: str) -> int:
+        nonlocal at_line_start
+        if text:
+            body = text.removesuffix("\n")
+            write((prefix if at_line_start else "") + body.replace("\n", "\n" + prefix) + text[len(body) :])
+            at_line_start = len(body) < len(text)
+        return len(text)
+
+    stream.write = write_prefixed  # type: ignore[method-assign]  # as vLLM's own decorate_logs does
 
 
 if __name__ == "__main__":

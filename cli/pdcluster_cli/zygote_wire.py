@@ -30,9 +30,11 @@ class Ready(msgspec.Struct, frozen=True):
 class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Run ``module`` as ``python -m`` does. In ``env`` a null value unsets the variable.
 
-    ``overrides`` are module attributes, by dotted name, that are set before the module runs.
+    ``overrides`` are module attributes, by dotted name, that are set before the module runs. What Python code
+    writes to stdout and stderr goes to ``log_path``, each line with ``[name]`` in front.
     """
 
+    name: str
     module: str
     argv: tuple[str, ...]
     env: dict[str, str | None]

@@ -1,0 +1,47 @@
+"""What the kernel says about processes and ports, for tests of starting and stopping."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def is_running(pid: int) -> bool:
+    """The process exists and is not a zombie: nobody reaps orphans in a bare container."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def descendants(pid: int) -> set[int]:
+    """All running processes below ``pid``."""
+    parents = {int(entry.name): _parent_of(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    found: set[int] = set()
+    grown = {pid}
+    while grown:
+        grown = {child for child, parent in parents.items() if parent in grown} - found
+        found |= grown
+    return {child for child in found if is_running(child)}
+
+
+def is_port_free(port: int) -> bool:
+    """Nobody listens there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def env_with_tests() -> dict[str, str]:
+    """This environment with the tests' modules importable in a child."""
+    return {**os.environ, "PYTHONPATH": str(TESTS)}
+
+
+def _parent_of(entry: Path) -> int:
+    try:
+        return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0

@@ -1,0 +1,149 @@
+"""One import, many processes, and none of them outlives whoever asked for it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.harness import eventually
+from integration.processes import TESTS, descendants, env_with_tests, is_port_free, is_running
+from pdcluster_cli.waiting import free_port
+from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote, ZygoteError
+
+
+@pytest.fixture
+def zygote(tmp_path: Path) -> Iterator[Zygote]:
+    with Zygote(["json"], env={"PYTHONPATH": str(TESTS)}, log_path=tmp_path / "zygote.log") as started:
+        yield started
+
+
+def _start_stubborn(zygote: Zygote, folder: Path, port: int) -> tuple[EngineHandle, set[int]]:
+    argv = (str(port), str(folder / "pids"))
+    spec = EngineSpec("stubborn", "integration.stubborn_engine", argv, {}, folder / "stubborn.log")
+    engine = zygote.start_engine(spec)
+    return engine, _read_pids(folder)
+
+
+def _read_pids(folder: Path) -> set[int]:
+    assert eventually((folder / "pids").exists)
+    return {int(pid) for pid in (folder / "pids").read_text().split()}
+
+
+def _run(zygote: Zygote, folder: Path, code: str, **settings: dict[str, str]) -> tuple[int | None, str]:
+    (folder / "one_module.py").write_text(code)
+    spec = EngineSpec(
+        "one",
+        "one_module",
+        ("--flag", "value"),
+        {"PYTHONPATH": None, **settings.get("env", {})},
+        folder / "one.log",
+        settings.get("overrides", {}),
+    )
+    exit_code = zygote.start_engine(spec).wait(10)
+    return exit_code, (folder / "one.log").read_text()
+
+
+@pytest.fixture
+def zygote_here(tmp_path: Path) -> Iterator[Zygote]:
+    with Zygote(["json"], env={"PYTHONPATH": str(tmp_path)}, log_path=tmp_path / "zygote.log") as started:
+        yield started
+
+
+def test_an_engine_runs_as_main_with_its_own_arguments_and_environment(zygote_here: Zygote, tmp_path: Path) -> None:
+    code = "import os, sys\nprint(__name__, sys.argv, os.environ.get('PYTHONPATH'), os.environ['COLOUR'])"
+    exit_code, log = _run(zygote_here, tmp_path, code, env={"COLOUR": "red"})
+    assert (exit_code, log) == (
+        0,
+        "[one] __main__ ['" + str(tmp_path / "one_module.py") + "', '--flag', 'value'] None red\n",
+    )
+
+
+def test_overrides_are_set_before_the_module_runs(zygote_here: Zygote, tmp_path: Path) -> None:
+    exit_code, log = _run(zygote_here, tmp_path, "import json\nprint(json.colour)", overrides={"json.colour": "blue"})
+    assert (exit_code, log) == (0, "[one] blue\n")
+
+
+def test_a_crash_gives_its_status_and_its_traceback_in_the_log(zygote_here: Zygote, tmp_path: Path) -> None:
+    exit_code, log = _run(zygote_here, tmp_path, "raise RuntimeError('out of\\nmemory')")
+    assert exit_code == 1
+    assert log.endswith("[one] RuntimeError: out of\n[one] memory\n")
+
+
+def test_an_engine_is_its_own_process_group_and_single_threaded(zygote_here: Zygote, tmp_path: Path) -> None:
+    code = "import os, threading\nprint(os.getpgid(0) == os.getpid(), len(os.listdir('/proc/self/task')))"
+    assert _run(zygote_here, tmp_path, code) == (0, "[one] True 1\n")
+
+
+def test_modules_are_imported_once_and_shared(tmp_path: Path) -> None:
+    (tmp_path / "slow_module.py").write_text("import os\nimported_by = os.getpid()")
+    with Zygote(["slow_module"], env={"PYTHONPATH": str(tmp_path)}, log_path=tmp_path / "zygote.log") as zygote:
+        code = "import os, slow_module\nprint(slow_module.imported_by == os.getppid())"
+        assert _run(zygote, tmp_path, code) == (0, "[one] True\n")
+
+
+def test_stop_kills_what_ignores_sigterm_with_all_its_forks(zygote: Zygote, tmp_path: Path) -> None:
+    port = free_port()
+    engine, pids = _start_stubborn(zygote, tmp_path, port)
+    assert not is_port_free(port)
+    assert engine.stop(grace_s=0.2) == -signal.SIGKILL
+    assert not any(is_running(pid) for pid in pids)
+    assert is_port_free(port)
+
+
+def test_an_engine_that_ends_takes_its_forks_along(zygote: Zygote, tmp_path: Path) -> None:
+    engine, pids = _start_stubborn(zygote, tmp_path, free_port())
+    engine.signal(signal.SIGKILL)
+    assert engine.wait(10) == -signal.SIGKILL
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_leaving_the_with_ends_all_engines_and_the_zygote(tmp_path: Path) -> None:
+    with Zygote(["json"], env={"PYTHONPATH": str(TESTS)}, log_path=tmp_path / "zygote.log") as zygote:
+        _, pids = _start_stubborn(zygote, tmp_path, free_port())
+        below = descendants(zygote.pid)
+        assert pids <= below
+        began = time.monotonic()
+        zygote.stop(grace_s=0.2)
+    assert not any(is_running(pid) for pid in below | {zygote.pid})
+    assert time.monotonic() - began < 5
+
+
+def test_a_killed_zygote_takes_its_engines_along(zygote: Zygote, tmp_path: Path) -> None:
+    engine, pids = _start_stubborn(zygote, tmp_path, free_port())
+    subprocess.run(["kill", "-KILL", str(zygote.pid)], check=True)
+    assert engine.wait(10) == -signal.SIGKILL
+    assert eventually(lambda: not any(is_running(pid) for pid in pids))
+    with pytest.raises(ZygoteError, match=r"has ended: see .*zygote\.log"):
+        zygote.start_engine(engine.spec)
+
+
+def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
+    port = free_port()
+    script = str(TESTS / "integration" / "zygote_parent.py")
+    parent = subprocess.Popen([sys.executable, script, str(tmp_path), str(port)], env=env_with_tests())
+    pids = _read_pids(tmp_path) | descendants(parent.pid)
+    assert len(pids) == 3
+    parent.kill()
+    parent.wait()
+    assert eventually(lambda: not any(is_running(pid) for pid in pids))
+    assert is_port_free(port)
+
+
+def test_a_module_that_is_missing_is_reported_with_the_log(tmp_path: Path) -> None:
+    with Zygote(["no_such_module"], env={}, log_path=tmp_path / "zygote.log") as zygote, pytest.raises(ZygoteError):
+        zygote.wait_ready(20)
+    assert "No module named 'no_such_module'" in (tmp_path / "zygote.log").read_text()
+
+
+def test_a_module_that_leaves_a_thread_behind_is_refused(tmp_path: Path) -> None:
+    threaded = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    (tmp_path / "threaded.py").write_text(threaded)
+    zygote = Zygote(["threaded"], env={"PYTHONPATH": str(tmp_path)}, log_path=tmp_path / "zygote.log")
+    with zygote, pytest.raises(ZygoteError, match="left 2 threads"):
+        zygote.wait_ready(20)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from pathlib import Path
 
 import msgspec
 
@@ -42,7 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     preempt_wait_s: float = 1.0
     """How long the forward pass may wait for reads of blocks that vLLM took away from a preempted request.
     Default 1: a step's bytes leave in milliseconds; past it the push is given up, never torn."""
-    trace_file: Path | None = None
+    trace_file: str = ""
     """Append one JSON line for each ended push or receive. Default: none."""
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 class Trace:
     """Appends events to one file; several processes may share it. Never called by the forward pass."""
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, path: str) -> None:
+        self._path = Path(path) if path else None
 
     def write(self, event: Mapping[str, object]) -> None:
         """Append ``event`` as one line; nothing when no file was asked for."""

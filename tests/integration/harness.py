@@ -210,7 +210,8 @@ def harness_env() -> dict[str, str | None]:
     """The zygote's environment for tests on the CPU."""
     from pdcluster_cli.engines import Device
 
-    return zygote_env(Device.CPU)
+    # Engines load the tests' own connectors and probes by name.
+    return {**zygote_env(Device.CPU), "PYTHONPATH": str(Path(__file__).parents[1])}
 
 
 class HttpError(Exception):

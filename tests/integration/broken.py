@@ -1,0 +1,131 @@
+"""Connectors that are broken on purpose. The tests of ``test_broken.py`` show that each is found out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from pdcluster_connector.connector import PDClusterConnector
+from pdcluster_connector.steps import PrefillStep, PushSlice
+from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
+
+
+class SkipsALayer(PDClusterConnector):
+    """Never sends the third layer, and counts its bytes as sent."""
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        super().register_kv_caches(kv_caches)
+        regions = self._prefill_rank.worker._parts.regions
+        _wrap_transport(self, _Forgetting(self._prefill_rank.transport, regions[2].base, regions[3].base))
+
+
+class SwapsTwoBlocks(PDClusterConnector):
+    """Writes the first two blocks of a prompt into each other's place."""
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        step = connector_metadata.step
+        assert isinstance(step, PrefillStep)
+        swapped = msgspec.structs.replace(step, slices=tuple(map(_swap, step.slices)))
+        super().bind_connector_metadata(type(connector_metadata)(swapped))
+
+
+class CutsARangeShort(PDClusterConnector):
+    """Writes only the first half of every range, and counts all of it as sent."""
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        super().register_kv_caches(kv_caches)
+        _wrap_transport(self, _Shortening(self._prefill_rank.transport))
+
+
+class OmitsABlock(PDClusterConnector):
+    """Does not plan the last block of a prompt, so its byte count is honest and too small."""
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        step = connector_metadata.step
+        shorter = msgspec.structs.replace(step, slices=tuple(map(_omit_last, step.slices)))
+        super().bind_connector_metadata(type(connector_metadata)(shorter))
+
+
+class CallsFailuresDone(PDClusterConnector):
+    """Says DONE for writes that the transport never made."""
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        super().register_kv_caches(kv_caches)
+        _wrap_transport(self, _Forgetting(self._prefill_rank.transport, 0, 1 << 62))
+
+
+class FailsEveryWrite(PDClusterConnector):
+    """The transport fails, and the connector says so: the honest counterpart."""
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        super().register_kv_caches(kv_caches)
+        _wrap_transport(self, _Failing(self._prefill_rank.transport))
+
+
+class _Wrapped:
+    """A transport that passes on what a subclass does not break."""
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+
+    @property
+    def session(self) -> str:
+        return self._inner.session
+
+    def register(self, address: int, num_bytes: int) -> None:
+        self._inner.register(address, num_bytes)
+
+    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
+        return self._inner.submit_write(session, source, target, num_bytes)
+
+    def write_status(self, write: WriteId) -> WriteStatus:
+        return self._inner.write_status(write)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _Forgetting(_Wrapped):
+    """Writes from ``[begin, end)`` are DONE without having been made."""
+
+    def __init__(self, inner: Transport, begin: int, end: int) -> None:
+        super().__init__(inner)
+        self._begin, self._end = begin, end
+
+    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
+        if self._begin <= source < self._end:
+            return WriteId(-1)
+        return super().submit_write(session, source, target, num_bytes)
+
+    def write_status(self, write: WriteId) -> WriteStatus:
+        return WriteStatus.DONE if write == -1 else super().write_status(write)
+
+
+class _Shortening(_Wrapped):
+    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
+        return super().submit_write(session, source, target, num_bytes // 2)
+
+
+class _Failing(_Wrapped):
+    def write_status(self, write: WriteId) -> WriteStatus:
+        status = super().write_status(write)
+        return WriteStatus.FAILED if status is WriteStatus.DONE else status
+
+
+def _wrap_transport(connector: Any, transport: Transport) -> None:
+    worker = connector._prefill_rank.worker
+    worker._parts = type(worker._parts)(
+        **{name: getattr(worker._parts, name) for name in worker._parts.__slots__} | {"transport": transport}
+    )
+
+
+def _swap(part: PushSlice) -> PushSlice:
+    (blocks,) = part.prefill_blocks
+    return msgspec.structs.replace(part, prefill_blocks=((*blocks[1::-1], *blocks[2:]),))
+
+
+def _omit_last(part: PushSlice) -> PushSlice:
+    (ours,), (theirs,) = part.prefill_blocks, part.decode_blocks
+    keep = len(ours) - part.is_last
+    return msgspec.structs.replace(part, prefill_blocks=(ours[:keep],), decode_blocks=(theirs[:keep],))

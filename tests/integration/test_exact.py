@@ -1,0 +1,121 @@
+"""The pool answers token for token like a single vLLM engine on the same model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from integration.harness import Harness, Pool, complete_all, eventually, metric
+from integration.kv_probe import PROBE_ARGS, PROBE_ENV
+from integration.prompts import make_prompts
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+
+MAX_TOKENS = 12
+NO_CACHE = ("--no-enable-prefix-caching",)
+COMPILED = ("--no-enforce-eager",)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Prompts and what a single engine answers to them, greedy."""
+
+    prompts: list[list[int]]
+    answers: list[tuple[int, ...]]
+
+
+@pytest.fixture(scope="module")
+def reference(harness: Harness) -> Reference:
+    prompts = make_prompts()
+    with harness.single_engine() as engine:
+        answers = complete_all(engine.url, prompts, MAX_TOKENS)
+    return Reference(prompts, [answer.token_ids for answer in answers])
+
+
+def answers_of(pool: Pool, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    return [answer.token_ids for answer in complete_all(pool.url, prompts, MAX_TOKENS)]
+
+
+def require_pushed(pool: Pool, at_least: int) -> None:
+    """So many answers really came through a push, and none by a fallback that hides a failure."""
+    received = [line for engine in pool.decode for line in engine.read_trace("receive")]
+    assert [line["reason"] for line in received if line["outcome"] != "received"] == []
+    assert len(received) >= at_least
+
+
+def require_no_block_in_use(pool: Pool) -> None:
+    for engine in pool.engines:
+        assert eventually(lambda url=engine.url: metric(url, "vllm:kv_cache_usage_perc") == 0), engine.name
+
+
+@pytest.mark.parametrize(
+    ("prefill_args", "decode_args"),
+    [
+        pytest.param((), (), id="prefix caching"),
+        pytest.param(NO_CACHE, NO_CACHE, id="no prefix caching"),
+        pytest.param(("--max-num-batched-tokens", "192"), (), id="chunked prefill"),
+        pytest.param(NO_CACHE, (), id="cache on decode only"),
+    ],
+)
+def test_200_prompts_at_concurrency_16_answer_like_a_single_engine(
+    harness: Harness, reference: Reference, prefill_args: tuple[str, ...], decode_args: tuple[str, ...]
+) -> None:
+    with harness.start_pool(prefill_args=prefill_args, decode_args=decode_args) as pool:
+        assert answers_of(pool, reference.prompts) == reference.answers
+        # Prompts that are repeated while decode still has them, and those of one token, need no push.
+        require_pushed(pool, at_least=150)
+        require_no_block_in_use(pool)
+
+
+def test_a_warm_decode_cache_receives_only_what_it_lacks_and_answers_the_same(
+    harness: Harness, reference: Reference
+) -> None:
+    with harness.start_pool() as pool:
+        first = answers_of(pool, reference.prompts[:60])
+        pushed = sum(line["num_bytes"] for line in pool.prefill[0].read_trace("push"))
+        second = answers_of(pool, reference.prompts[:60])
+        again = sum(line["num_bytes"] for line in pool.prefill[0].read_trace("push")) - pushed
+        assert first == second == reference.answers[:60]
+        # Only the last block of each prompt is not in the cache the second time.
+        assert again < pushed / 2
+
+
+def test_compiled_engines_answer_like_a_single_compiled_engine(harness: Harness, reference: Reference) -> None:
+    prompts = reference.prompts[:60]
+    with harness.single_engine(COMPILED) as engine:
+        expected = [answer.token_ids for answer in complete_all(engine.url, prompts, MAX_TOKENS)]
+    with harness.start_pool(prefill_args=COMPILED, decode_args=COMPILED) as pool:
+        assert answers_of(pool, prompts) == expected
+        require_pushed(pool, at_least=40)
+
+
+def test_two_prefill_and_two_decode_engines_answer_like_one(harness: Harness, reference: Reference) -> None:
+    with harness.start_pool(prefill=2, decode=2) as pool:
+        assert answers_of(pool, reference.prompts[:60]) == reference.answers[:60]
+        assert all(engine.read_trace("push") for engine in pool.prefill)
+        assert all(engine.read_trace("receive") for engine in pool.decode)
+
+
+@pytest.mark.parametrize("chunk", [2048, 192])
+def test_every_byte_of_every_layers_blocks_on_decode_equals_prefills(harness: Harness, chunk: int) -> None:
+    """Blocks hold other ids on prefill than on decode: prefill has served another prompt before."""
+    prompt = [100 + (number * 7) % 800 for number in range(700)]
+    args = (*PROBE_ARGS, "--max-num-batched-tokens", str(chunk))
+    with harness.start_pool(prefill_args=args, decode_args=PROBE_ARGS, env=PROBE_ENV) as pool:
+        complete_all(pool.prefill[0].url, [[5] * 300], 1)
+        complete_all(pool.url, [prompt], 1)
+        # 700 tokens fill 5 blocks of 128 and 60 slots of a sixth; decode computes the last token itself.
+        decode = probe(pool.decode[0].url, "0", "0", "59")
+        prefill = probe(pool.prefill[0].url, "3", "0", "59")
+    assert [len(layer) for layer in decode] == [6] * 8
+    assert decode == prefill
+    assert len({digest for layer in decode for digest in layer}) == 6 * 8
+
+
+def probe(url: str, first: str, stop: str, last_tokens: str) -> list[list[str]]:
+    from integration.harness import post_json
+
+    body = {"method": "kv_digests", "args": [first, stop, last_tokens]}
+    (digests,) = post_json(f"{url}/collective_rpc", body)["results"]
+    return list(digests)

@@ -1,0 +1,196 @@
+"""One request through router, decode and prefill, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from fakes.engine import PROMPT_TOKENS, Fault, Gate, reservation_of
+from fakes.http import request_bytes
+from fakes.router import CHAT, COMPLETIONS, running_rig, until
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = {"model": "m", "prompt": "once upon a time", "max_tokens": 8}
+STREAM = {**PROMPT, "stream": True}
+
+
+async def test_decode_reserves_then_prefill_fills_then_decode_answers() -> None:
+    async with running_rig() as rig:
+        client = await rig.client()
+        answer = await client.post(COMPLETIONS, PROMPT)
+        decode, prefill = rig.decode.seen[0], rig.prefill.seen[0]
+        assert answer.status == 200
+        assert answer.body == rig.decode.answer(decode)
+        assert decode.params is not None
+        assert decode.params["do_remote_prefill"] is True
+        assert decode.params["metaserver"] == f"{rig.url}/v1/metaserver"
+        assert prefill.params == {
+            **reservation_of(decode.params),
+            "remote_pcp_size": 1,
+            "remote_dcp_size": 1,
+        }
+        assert (prefill.body["max_tokens"], prefill.body["stream"]) == (1, False)
+        assert decode.outcome == {"status": "ok", "reason": "", "action": "fail"}
+        await rig.settled()
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_streamed_answer_reaches_the_client_byte_for_byte(path: str) -> None:
+    async with running_rig() as rig:
+        body = {"model": "m", "stream": True, "stream_options": {"include_usage": True}}
+        prompt = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {"prompt": "hi"}
+        answer = await (await rig.client()).post(path, {**body, **prompt})
+        assert answer.status == 200
+        assert answer.is_whole
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert answer.headers["x-engine"] == "fake"
+        assert answer.body == b"".join(rig.decode.events(rig.decode.seen[0]))
+        assert "stream_options" not in rig.prefill.seen[0].body
+
+
+async def test_tokens_reach_the_client_while_decode_still_makes_them() -> None:
+    async with running_rig() as rig:
+        rig.decode.close_gate(Gate.SECOND_TOKEN)
+        client = await rig.client()
+        await client.send(_raw(STREAM))
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        first = await client.reader.readuntil(b"\n\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK")
+        assert b"Hello" in first
+        rig.decode.open_gate(Gate.SECOND_TOKEN)
+        assert (await client.reader.readuntil(b"0\r\n\r\n")).count(b"data:") == 4
+
+
+async def test_nothing_is_sent_to_the_client_before_decodes_first_event() -> None:
+    async with running_rig() as rig:
+        rig.prefill.close_gate(Gate.PREFILL)
+        client = await rig.client()
+        await client.send(_raw(STREAM))
+        await rig.prefill.next_request()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await client.reader.read(1)
+        rig.prefill.open_gate(Gate.PREFILL)
+        assert (await client.receive()).status == 200
+
+
+async def test_both_engines_get_the_clients_headers_and_one_request_id() -> None:
+    async with running_rig() as rig:
+        headers = {"authorization": "Bearer k", "x-request-id": "R-1", "traceparent": "00-1-2-01"}
+        await (await rig.client()).post(COMPLETIONS, PROMPT, headers)
+        for seen in (rig.decode.seen[0], rig.prefill.seen[0]):
+            assert {name: seen.message.headers[name] for name in headers} == headers
+            assert seen.message.headers["host"] != "test"
+
+
+async def test_a_request_without_an_id_gets_the_same_one_on_both_engines() -> None:
+    async with running_rig() as rig:
+        await (await rig.client()).post(COMPLETIONS, PROMPT)
+        ids = {seen.message.headers["x-request-id"] for seen in (rig.decode.seen[0], rig.prefill.seen[0])}
+        assert len(ids) == 1
+        assert ids != {""}
+
+
+async def test_transfer_parameters_that_the_client_sent_are_replaced() -> None:
+    async with running_rig() as rig:
+        await (await rig.client()).post(COMPLETIONS, {**PROMPT, "kv_transfer_params": {"metaserver": "http://evil"}})
+        params = rig.decode.seen[0].params
+        assert params is not None
+        assert params["metaserver"].startswith(rig.url)
+
+
+async def test_a_prompt_that_decode_has_cached_needs_no_prefill() -> None:
+    async with running_rig() as rig:
+        rig.decode.fault = Fault.CACHED
+        answer = await (await rig.client()).post(COMPLETIONS, STREAM)
+        assert answer.status == 200
+        assert rig.prefill.seen == []
+        await rig.settled()
+
+
+async def test_prefill_may_reply_after_decode_is_done() -> None:
+    async with running_rig() as rig:
+        rig.decode.fault = Fault.IGNORE_OUTCOME
+        rig.prefill.close_gate(Gate.REPLY)
+        client = await rig.client()
+        # This decode does not wait for the outcome's call to be answered.
+        await client.send(_raw(PROMPT))
+        seen = await rig.decode.next_request()
+        assert seen.params is not None
+        await rig.prefill.next_request()
+        await until(lambda: bool(rig.router.services.transfers))
+        rig.prefill.open_gate(Gate.REPLY)
+        assert (await client.receive()).status == 200
+        await rig.settled()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "a", "n": 2},
+        {"prompt": "a", "best_of": 2},
+        {"prompt": ["a", "b"]},
+        {"prompt": [[1, 2], [3]]},
+        {"prompt": "a", "prompt_logprobs": 1},
+    ],
+)
+async def test_parallel_prompts_are_prefilled_by_decode_and_counted(body: dict[str, object]) -> None:
+    async with running_rig() as rig:
+        answer = await (await rig.client()).post(COMPLETIONS, body)
+        assert answer.status == 200
+        assert rig.decode.seen[0].params is None
+        assert rig.prefill.seen == []
+        assert await rig.metric("pdcluster_router_local_prefill_total") == 1
+        await rig.settled()
+
+
+async def test_requests_spread_over_engines_of_a_role() -> None:
+    async with running_rig(num_decode=2, num_prefill=2) as rig:
+        client = await rig.client()
+        for _ in range(6):
+            await client.post(COMPLETIONS, PROMPT)
+        assert [len(engine.seen) for engine in (*rig.decodes, *rig.prefills)] == [3, 3, 3, 3]
+
+
+async def test_the_deadline_that_decode_gets_is_the_clients_own_when_that_is_shorter() -> None:
+    async with running_rig(request_timeout_s=100) as rig:
+        client = await rig.client()
+        await client.post(COMPLETIONS, PROMPT, {"x-request-timeout": "7.5"})
+        await client.post(COMPLETIONS, PROMPT, {"x-request-timeout": "700"})
+        short, capped = (seen.params or {} for seen in rig.decode.seen)
+        assert 7000 < short["deadline_ms"] <= 7500
+        assert 99_000 < capped["deadline_ms"] <= 100_000
+        assert "x-request-timeout" not in rig.decode.seen[0].message.headers
+
+
+async def test_each_ended_request_leaves_one_trace_line(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    async with running_rig(trace_file=trace) as rig:
+        await (await rig.client()).post(COMPLETIONS, STREAM, {"x-request-id": "R-7"})
+        await rig.settled()
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert len(lines) == 1
+    line = lines[0]
+    steps = ("received_at", "reserved_at", "prefill_sent_at", "prefill_replied_at", "first_byte_at", "ended_at")
+    times = [line[step] for step in steps]
+    assert times == sorted(times)
+    assert (line["event"], line["request_id"], line["status"]) == ("request", "R-7", 200)
+    assert (line["prompt_tokens"], line["cached_tokens"]) == (PROMPT_TOKENS, 16)
+
+
+async def test_metrics_tell_how_a_request_went() -> None:
+    async with running_rig() as rig:
+        await (await rig.client()).post(COMPLETIONS, PROMPT)
+        await rig.settled()
+        assert await rig.metric('pdcluster_router_requests_total{outcome="ok"}') == 1
+        assert await rig.metric('pdcluster_router_phase_seconds_count{phase="reservation"}') == 1
+        assert await rig.metric('pdcluster_router_phase_seconds_count{phase="prefill"}') == 1
+        assert await rig.metric("pdcluster_router_in_flight") == 0
+
+
+def _raw(body: dict[str, object]) -> bytes:
+    return request_bytes(COMPLETIONS, json.dumps(body).encode())

@@ -1,0 +1,137 @@
+"""Everything that is not hot: FastAPI behind the same port. Models, health, metrics, docs, errors in OpenAI's shape.
+
+The hot paths never reach this application (``protocol.RouterProtocol`` answers them); they appear here only
+for the methods that they do not take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import anyio
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from pdcluster_protocol.errors import Unavailable
+from pdcluster_router.core.openai_errors import ApiError, bad_request, method_not_allowed, no_engine, not_found
+from pdcluster_router.engine import Engine, Role
+from pdcluster_router.health import health_of, watch_engine
+from pdcluster_router.metrics import CONTENT_TYPE
+from pdcluster_router.protocol import ROUTER_STATE
+from pdcluster_router.router import HOT_PATHS, Router
+from pdcluster_router.settings import Settings
+
+_JSON = "application/json"
+_NOT_POST = ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"]
+_MODELS_TIMEOUT_S = 10.0
+
+
+def build_app(settings: Settings) -> FastAPI:
+    """The application. Its lifespan makes the router and hands it to the protocol."""
+    app = FastAPI(title="pdcluster router", description=_DESCRIPTION, lifespan=_lifespan(settings))
+    app.add_exception_handler(HTTPException, _http_error)
+    app.api_route("/", methods=["GET", "HEAD"], tags=["router"])(read_overview)
+    app.api_route("/health", methods=["GET", "HEAD"], tags=["router"])(read_health)
+    app.get("/metrics", tags=["router"])(read_metrics)
+    app.get("/v1/models", tags=["OpenAI"])(read_models)
+    for path in sorted(HOT_PATHS):
+        app.api_route(path.decode(), methods=_NOT_POST, include_in_schema=False)(refuse_method)
+    return app
+
+
+_DESCRIPTION = (
+    "One OpenAI endpoint in front of prefill and decode engines: "
+    "`POST /v1/chat/completions` and `POST /v1/completions` as with vLLM."
+)
+
+
+async def read_overview(request: Request) -> dict[str, object]:
+    """What this is, and which engines it knows."""
+    router = _router(request)
+    engines = [
+        {"role": engine.role.value, "url": engine.url, "healthy": engine.is_healthy}
+        for engine in router.services.all_engines()
+    ]
+    return {"service": "pdcluster router", "engines": engines, "in_flight": len(router.services.running)}
+
+
+async def read_health(request: Request) -> Response:
+    """200 when at least one prefill and one decode engine are well; otherwise 503 and who is missing."""
+    router = _router(request)
+    if router.is_draining:
+        return _error(ApiError(503, "server_error", "draining", "this router is shutting down"))
+    health = health_of(router.services)
+    if health.is_ok:
+        return Response(b'{"status":"ok"}', media_type=_JSON)
+    missing = " and no ".join(role.value for role in health.missing)
+    return _error(ApiError(503, "server_error", "not_ready", f"no {missing} engine answers its /health"))
+
+
+async def read_metrics(request: Request) -> Response:
+    """Prometheus' text format."""
+    return Response(_router(request).services.metrics.render(), media_type=CONTENT_TYPE)
+
+
+async def read_models(request: Request) -> Response:
+    """A decode engine's own list."""
+    services = _router(request).services
+    authorization = request.headers.get("authorization")
+    headers = [("authorization", authorization)] if authorization else []
+    tried: list[Engine] = []
+    reason = "none is configured"
+    while (engine := services.place(Role.DECODE, tried)) is not None:
+        tried.append(engine)
+        try:
+            answer = await engine.fetch("/v1/models", timeout_s=_MODELS_TIMEOUT_S, headers=headers)
+        except Unavailable as error:
+            reason = str(error)
+        else:
+            return Response(answer.body, answer.head.status, media_type=answer.head.content_type.decode("latin-1"))
+    return _error(no_engine("decode", reason))
+
+
+async def refuse_method(request: Request) -> Response:
+    """The hot paths take POST only."""
+    return _error(method_not_allowed(request.method, request.url.path), {"allow": "POST"})
+
+
+def _lifespan(settings: Settings) -> Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Router]]]:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Router]]:
+        router = Router(settings)
+        try:
+            async with anyio.create_task_group() as tasks:
+                for engine in router.services.all_engines():
+                    tasks.start_soon(_watch, engine, settings)
+                yield {ROUTER_STATE: router}
+                tasks.cancel_scope.cancel()
+        finally:
+            await router.close()
+
+    return lifespan
+
+
+async def _watch(engine: Engine, settings: Settings) -> None:
+    await watch_engine(engine, interval_s=settings.probe_interval_s, timeout_s=settings.probe_timeout_s)
+
+
+async def _http_error(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, HTTPException)
+    if exc.status_code == 404:
+        return _error(not_found(request.url.path))
+    if exc.status_code == 405:
+        return _error(method_not_allowed(request.method, request.url.path), exc.headers)
+    return _error(bad_request(str(exc.detail)), exc.headers)
+
+
+def _router(request: Request) -> Router:
+    router: Router = getattr(request.state, ROUTER_STATE)
+    return router
+
+
+def _error(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+    extra = dict(headers or {})
+    if error.retry_after_s is not None:
+        extra["retry-after"] = str(error.retry_after_s)
+    return Response(error.body(), error.status, headers=extra, media_type=_JSON)

@@ -1,0 +1,1 @@
+"""What the router decides: no I/O, no clock, no logging."""

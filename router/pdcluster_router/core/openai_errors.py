@@ -1,0 +1,108 @@
+"""Errors as an OpenAI client reads them: ``{"error": {"message", "type", "param", "code"}}``.
+
+Every error that the router itself answers is declared here, so that status, type and code stay in step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+_INVALID: Final = "invalid_request_error"
+_SERVER: Final = "server_error"
+_RETRY_AFTER_S: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ApiError:
+    """One error answer. ``retry_after_s``: seconds after which trying again may help, None when it will not."""
+
+    status: int
+    type: str
+    code: str
+    message: str
+    retry_after_s: int | None = None
+
+    def body(self) -> bytes:
+        """The JSON body."""
+        error = {"message": self.message, "type": self.type, "param": None, "code": self.code}
+        return orjson.dumps({"error": error})
+
+
+def bad_request(message: str, code: str = "invalid_request") -> ApiError:
+    return ApiError(400, _INVALID, code, message)
+
+
+def not_found(path: str) -> ApiError:
+    return ApiError(404, _INVALID, "not_found", f"there is no {path} here: see /docs for what this router serves")
+
+
+def method_not_allowed(method: str, path: str) -> ApiError:
+    return ApiError(405, _INVALID, "method_not_allowed", f"{path} does not take {method}")
+
+
+def body_too_large(max_body_bytes: int) -> ApiError:
+    message = f"the request body is larger than {max_body_bytes} bytes: shorten it or raise the router's max_body_bytes"
+    return ApiError(413, _INVALID, "body_too_large", message)
+
+
+def headers_too_large(max_header_bytes: int) -> ApiError:
+    message = f"the request's headers are larger than {max_header_bytes} bytes"
+    return ApiError(431, _INVALID, "headers_too_large", message)
+
+
+def client_too_slow(timeout_s: float) -> ApiError:
+    return ApiError(408, _INVALID, "client_too_slow", f"the request did not arrive whole within {timeout_s:g} s")
+
+
+def no_engine(role: str, reason: str) -> ApiError:
+    message = f"no {role} engine can be reached: {reason}"
+    return ApiError(503, _SERVER, f"no_{role}_engine", message, _RETRY_AFTER_S)
+
+
+def draining() -> ApiError:
+    message = "this router is shutting down: send the request again"
+    return ApiError(503, _SERVER, "draining", message, _RETRY_AFTER_S)
+
+
+def stopped() -> ApiError:
+    return ApiError(503, _SERVER, "stopped", "the router was stopped before the answer was complete", _RETRY_AFTER_S)
+
+
+def decode_lost(engine: str, reason: str) -> ApiError:
+    return ApiError(502, _SERVER, "decode_lost", f"decode engine {engine} did not answer to the end: {reason}")
+
+
+def deadline_passed(seconds: float, phase: str) -> ApiError:
+    return ApiError(504, "timeout", "deadline_passed", f"no complete answer within {seconds:g} s, while {phase}")
+
+
+def internal() -> ApiError:
+    return ApiError(500, _SERVER, "internal_error", "the router failed on this request: see its log")
+
+
+def parse_error(body: bytes) -> int | None:
+    """The status that an engine's error object names, 500 where it names none; None when it is not one."""
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if not isinstance(error, dict):
+        return None
+    status = error.get("code")
+    return status if isinstance(status, int) and 400 <= status <= 599 else 500
+
+
+def from_engine(status: int, body: bytes) -> bytes:
+    """An engine's error body in OpenAI's shape: as it is where it has it, else wrapped."""
+    if parse_error(body) is not None:
+        return body
+    text = body[:_MAX_QUOTED_BYTES].decode("utf-8", "replace").strip() or "no message"
+    kind = _INVALID if status < 500 else _SERVER
+    return ApiError(status, kind, "engine_error", f"the decode engine answered {status}: {text}").body()
+
+
+_MAX_QUOTED_BYTES: Final = 2000

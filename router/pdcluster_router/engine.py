@@ -1,0 +1,116 @@
+"""One vLLM engine as the router sees it: where it is, how to talk to it, what it has to do, whether it is well.
+
+Knows no request and no policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from urllib.parse import urlsplit
+
+from pdcluster_protocol.errors import Unavailable
+from pdcluster_router.connection import Call, Lost, ResponseHead, ResponseSink
+from pdcluster_router.core.placement import Load
+from pdcluster_router.pool import Pool, PoolLimits
+
+MAX_FETCHED_BYTES = 16 << 20
+
+
+class Role(Enum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A whole response."""
+
+    head: ResponseHead
+    body: bytes
+
+
+class Engine:
+    """One engine. One event loop owns it; ``close`` closes its connections."""
+
+    def __init__(self, role: Role, url: str, limits: PoolLimits) -> None:
+        parts = urlsplit(url)
+        self.role = role
+        self.url = url
+        self.is_healthy = False
+        self._host = parts.netloc.encode()
+        self._outstanding_tokens = 0
+        self._num_placed = 0
+        self.pool = Pool(parts.hostname or "", parts.port or 80, limits)
+
+    @property
+    def load(self) -> Load:
+        return Load(self._outstanding_tokens, self._num_placed)
+
+    def take(self, num_tokens: int) -> None:
+        """A request of about ``num_tokens`` is placed here. ``give_back`` the same when it has ended."""
+        self._outstanding_tokens += num_tokens
+        self._num_placed += 1
+
+    def give_back(self, num_tokens: int) -> None:
+        self._outstanding_tokens -= num_tokens
+
+    def post(self, path: bytes, headers: bytes, body: bytes, sink: ResponseSink, *, fresh: bool = False) -> Call:
+        """Start one POST. ``headers``: whole lines, without Host and Content-Length."""
+        head = b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b\r\n" % (path, self._host, len(body), headers)
+        return self.pool.send(head + body, sink, fresh=fresh)
+
+    async def fetch(self, path: str, *, timeout_s: float, headers: Sequence[tuple[str, str]] = ()) -> Fetched:
+        """The whole answer to one GET.
+
+        Raises:
+            Unavailable: No complete answer within ``timeout_s`` seconds.
+        """
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        request = b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path.encode(), self._host, lines.encode("latin-1"))
+        collector = _Collector()
+        call = self.pool.send(request, collector)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await collector.done
+        except TimeoutError as error:
+            raise Unavailable(f"{self.role.value} engine {self.url} sent no answer within {timeout_s:g} s") from error
+        except _LostError as error:
+            raise Unavailable(f"{self.role.value} engine {self.url}: {error}") from error
+        finally:
+            call.close()
+
+    async def close(self) -> None:
+        await self.pool.close()
+
+
+class _LostError(Exception):
+    pass
+
+
+class _Collector:
+    """Waits for a whole response."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
+        self._head: ResponseHead | None = None
+        self._body = bytearray()
+
+    def on_head(self, head: ResponseHead) -> None:
+        self._head = head
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+        if len(self._body) > MAX_FETCHED_BYTES:
+            self.on_lost(Lost(f"the answer is larger than {MAX_FETCHED_BYTES} bytes"))
+
+    def on_end(self) -> None:
+        assert self._head is not None
+        if not self.done.done():
+            self.done.set_result(Fetched(self._head, bytes(self._body)))
+
+    def on_lost(self, lost: Lost) -> None:
+        if not self.done.done():
+            self.done.set_exception(_LostError(lost.reason))

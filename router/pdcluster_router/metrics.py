@@ -1,0 +1,107 @@
+"""All metrics of the router, declared here: name, unit, labels and their bounds.
+
+Labels are bounded by enums in the code, never by what a client or an engine sends. Each router has its own
+registry, so several can live in one process. Children are looked up once: an increment costs 0.25 us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Outcome(Enum):
+    """How a request ended, for the client."""
+
+    OK = "ok"
+    REJECTED = "rejected"
+    """The router refused it: malformed, too large, or while it was draining."""
+    ENGINE_ERROR = "engine_error"
+    """Decode answered an error."""
+    UNAVAILABLE = "unavailable"
+    """No engine could be reached."""
+    LOST = "lost"
+    """Decode was lost before its answer was complete."""
+    TIMEOUT = "timeout"
+    CLIENT_GONE = "client_gone"
+
+
+class Span(Enum):
+    """A stretch of a request's life, each from the request's arrival but ``PREFILL``."""
+
+    RESERVATION = "reservation"
+    PREFILL = "prefill"
+    """From the order to prefill to its answer."""
+    FIRST_BYTE = "first_byte"
+    TOTAL = "total"
+
+
+class Metrics:
+    """The router's metrics."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        requests = Counter(
+            "pdcluster_router_requests",
+            "Requests that have ended, by how they ended for the client",
+            ["outcome"],
+            registry=self._registry,
+        )
+        spans = Histogram(
+            "pdcluster_router_phase_seconds",
+            "Seconds from a request's arrival to its reservation, first body byte and end, and of its prefill alone",
+            ["phase"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._in_flight = Gauge("pdcluster_router_in_flight", "Requests that have not ended", registry=self._registry)
+        self.local_prefill = Counter(
+            "pdcluster_router_local_prefill",
+            "Requests that decode prefills by itself: n > 1, best_of > 1, lists of prompts, prompt logprobs",
+            registry=self._registry,
+        )
+        self.prefill_failed = Counter(
+            "pdcluster_router_prefill_failed", "Prefills that did not succeed", registry=self._registry
+        )
+        self.decode_resent = Counter(
+            "pdcluster_router_decode_resent",
+            "Requests sent to decode again because the first try surely never reached an engine",
+            registry=self._registry,
+        )
+        self.reservation_refused = Counter(
+            "pdcluster_router_reservation_refused",
+            "Metaserver calls that fit no running transfer, or were not a reservation",
+            registry=self._registry,
+        )
+        self._engine_up = Gauge(
+            "pdcluster_router_engine_up",
+            "Whether the engine answered its last probe, by role and configured URL",
+            ["role", "engine"],
+            registry=self._registry,
+        )
+        self._ended = {outcome: requests.labels(outcome.value) for outcome in Outcome}
+        self._seconds = {span: spans.labels(span.value) for span in Span}
+
+    def ended(self, outcome: Outcome) -> None:
+        self._ended[outcome].inc()
+
+    def took(self, span: Span, seconds: float) -> None:
+        self._seconds[span].observe(seconds)
+
+    def watch_in_flight(self, count: Callable[[], float]) -> None:
+        """``count`` is asked when the metrics are read: nothing is counted on the hot path."""
+        self._in_flight.set_function(count)
+
+    def watch_engine(self, role: str, url: str, is_healthy: Callable[[], float]) -> None:
+        self._engine_up.labels(role, url).set_function(is_healthy)
+
+    def render(self) -> bytes:
+        """All of them in Prometheus' text format."""
+        return generate_latest(self._registry)

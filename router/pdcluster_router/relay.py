@@ -1,0 +1,195 @@
+"""From decode's response to the client's answer: bytes verbatim, and never an error that looks like success.
+
+    HOLDING --first event or body byte--> RELAYING --end--> OVER
+       |                                     |
+       +--error before it--> one HTTP error  +--lost--> an SSE error event, then a cut
+
+vLLM sends ``200`` and headers before it knows that the request works, so status and headers are held back
+until the first event of a stream, or the first byte of a plain answer, is there. Errors are collected whole.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Final, Protocol
+
+from pdcluster_router.connection import Call, Lost, ResponseHead
+from pdcluster_router.core.openai_errors import ApiError, from_engine
+from pdcluster_router.core.sse import MAX_FIRST_EVENT_BYTES, error_event, error_of, first_event_end
+from pdcluster_router.cycle import HotCycle
+
+MAX_ERROR_BYTES: Final = 1 << 20
+"""An error answer longer than this is cut off: nobody reads it."""
+
+_OURS: Final = frozenset(
+    (
+        b"connection",
+        b"content-length",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+"""Headers that are about one connection, not about the answer (RFC 9110, 7.6.1)."""
+
+
+class RelayOwner(Protocol):
+    """The exchange that this answer belongs to. Exactly one of the last three comes."""
+
+    def first_byte(self) -> None:
+        """Decode's first body byte has come."""
+        ...
+
+    def answered(self, status: int) -> None:
+        """The client has decode's whole answer."""
+        ...
+
+    def refused(self, status: int) -> None:
+        """Decode answered an error, and the client has it."""
+        ...
+
+    def decode_lost(self, lost: Lost) -> None:
+        """Decode did not answer to the end. The client knows nothing yet."""
+        ...
+
+
+class _State(Enum):
+    HOLDING = auto()
+    RELAYING = auto()
+    OVER = auto()
+
+
+class Relay:
+    """The answer to one client. Event loop only; owned by its exchange."""
+
+    __slots__ = ("_call", "_cycle", "_has_bytes", "_head", "_held", "_owner", "_state")
+
+    def __init__(self, owner: RelayOwner, cycle: HotCycle) -> None:
+        self._owner = owner
+        self._cycle = cycle
+        self._call: Call | None = None
+        self._head: ResponseHead | None = None
+        self._held = b""
+        self._has_bytes = False
+        self._state = _State.HOLDING
+
+    def begin(self, call: Call) -> None:
+        """What comes from ``call`` goes to the client."""
+        self._call = call
+
+    def fail(self, error: ApiError) -> None:
+        """The client learns of ``error``: as the answer, or, when that has begun, as its last event and a cut."""
+        if self._state is _State.OVER:
+            return
+        is_stream = self._state is _State.RELAYING and self._is_event_stream()
+        has_started = self._cycle.has_started
+        self._state = _State.OVER
+        if not has_started:
+            self._cycle.answer_error(error)
+        else:
+            self._cycle.cut(error_event(error) if is_stream else b"")
+
+    def stop(self) -> None:
+        """There is no client any more."""
+        self._state = _State.OVER
+
+    def pause(self) -> None:
+        """The client is slower than decode: read no more from decode."""
+        if self._call is not None:
+            self._call.pause()
+
+    def resume(self) -> None:
+        if self._call is not None:
+            self._call.resume()
+
+    # What the call says (ResponseSink).
+
+    def on_head(self, head: ResponseHead) -> None:
+        self._head = head
+
+    def on_body(self, body: bytes) -> None:
+        if self._state is _State.RELAYING:
+            self._cycle.write(body)
+            return
+        if not self._has_bytes:
+            self._has_bytes = True
+            self._owner.first_byte()
+        self._held = self._held + body if self._held else body
+        self._look_at_the_beginning()
+
+    def on_end(self) -> None:
+        head = self._known_head()
+        if self._state is _State.RELAYING:
+            self._finish(head)
+        elif head.status >= 400:
+            self._refuse(head.status, from_engine(head.status, self._held), head)
+        elif self._held:
+            self._release(head)
+            self._finish(head)
+        else:
+            self._owner.decode_lost(Lost(f"it answered {head.status} with an empty body"))
+
+    def on_lost(self, lost: Lost) -> None:
+        self._owner.decode_lost(lost)
+
+    def _finish(self, head: ResponseHead) -> None:
+        self._state = _State.OVER
+        self._cycle.end()
+        self._owner.answered(head.status)
+
+    def _look_at_the_beginning(self) -> None:
+        head = self._known_head()
+        if head.status >= 400:
+            if len(self._held) > MAX_ERROR_BYTES:
+                self._abandon(head.status, from_engine(head.status, self._held), head)
+        elif not self._is_event_stream():
+            self._release(head)
+        else:
+            self._look_at_the_first_event(head)
+
+    def _look_at_the_first_event(self, head: ResponseHead) -> None:
+        end = first_event_end(self._held)
+        if end < 0 and len(self._held) <= MAX_FIRST_EVENT_BYTES:
+            return
+        error = error_of(self._held[:end]) if end >= 0 else None
+        if error is None:
+            self._release(head)
+        else:
+            self._abandon(error.status, error.body, head)
+
+    def _abandon(self, status: int, body: bytes, head: ResponseHead) -> None:
+        """Answer the error now; what else decode may send is not read."""
+        if self._call is not None:
+            self._call.close()
+        self._refuse(status, body, head)
+
+    def _refuse(self, status: int, body: bytes, head: ResponseHead) -> None:
+        self._state = _State.OVER
+        extra = b"".join(_line(name, value) for name, value in head.headers if name in _KEPT_ON_ERRORS)
+        self._cycle.answer(status, body, b"content-type: application/json\r\n" + extra)
+        self._owner.refused(status)
+
+    def _release(self, head: ResponseHead) -> None:
+        """Status, headers and what was held go to the client."""
+        held, self._held = self._held, b""
+        self._state = _State.RELAYING
+        headers = b"".join(_line(name, value) for name, value in head.headers if name not in _OURS)
+        self._cycle.start(head.status, headers, head.content_length, held)
+
+    def _known_head(self) -> ResponseHead:
+        assert self._head is not None
+        return self._head
+
+    def _is_event_stream(self) -> bool:
+        return self._known_head().content_type.startswith(b"text/event-stream")
+
+
+_KEPT_ON_ERRORS: Final = frozenset((b"retry-after", b"x-request-id", b"www-authenticate"))
+
+
+def _line(name: bytes, value: bytes) -> bytes:
+    return b"%b: %b\r\n" % (name, value)

@@ -1,0 +1,139 @@
+"""The router of one process: takes hot requests from the protocol, and looks after what they share.
+
+A request goes: ``protocol.RouterProtocol`` -> ``Router.dispatch`` -> ``exchange.Exchange``; a reservation:
+``RouterProtocol`` -> ``Router.dispatch`` -> ``metaserver.take_reservation`` -> the exchange of its transfer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from typing import Final
+
+from pdcluster_protocol.metaserver import METASERVER_PATH
+from pdcluster_router.core.openai_errors import ApiError, bad_request, draining, internal, stopped
+from pdcluster_router.core.pairing import Timeouts
+from pdcluster_router.core.rewrite import BadBody, parse_body
+from pdcluster_router.cycle import HotCycle
+from pdcluster_router.exchange import ClientRequest, Exchange
+from pdcluster_router.metaserver import take_reservation
+from pdcluster_router.metrics import Outcome
+from pdcluster_router.services import Services
+from pdcluster_router.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+OPENAI_PATHS: Final = (b"/v1/chat/completions", b"/v1/completions")
+HOT_PATHS: Final = frozenset((*OPENAI_PATHS, METASERVER_PATH.encode()))
+
+_TIMEOUT_HEADER: Final = b"x-request-timeout"
+_ID_HEADER: Final = b"x-request-id"
+_NOT_FORWARDED: Final = frozenset(
+    (
+        b"accept-encoding",  # The first event of a stream must be readable; vLLM compresses nothing anyway.
+        b"connection",
+        b"content-length",
+        b"expect",
+        b"host",
+        b"keep-alive",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        _ID_HEADER,
+        _TIMEOUT_HEADER,
+    )
+)
+
+
+class _Refused(Exception):
+    """The request is refused before any engine hears of it."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class Router:
+    """All requests of this process. Event loop only."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.services = Services(settings)
+        self.hot_paths = HOT_PATHS
+        self.is_draining = False
+
+    def dispatch(self, cycle: HotCycle) -> None:
+        """A hot request has arrived whole and it is its turn: answered, or on its way."""
+        try:
+            if cycle.path in OPENAI_PATHS:
+                self._take_request(cycle)
+            else:
+                take_reservation(self.services, cycle)
+        except Exception:  # The top of a request: a bug of ours fails this one, and no other.
+            logger.exception("request failed path=%s", cycle.path.decode("latin-1"))
+            if not cycle.has_started and not cycle.response_complete:
+                cycle.answer_error(internal())
+
+    def drain(self) -> None:
+        """No new requests are taken; those that run go on."""
+        self.is_draining = True
+
+    async def wait_until_idle(self, timeout_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
+        """No request runs. Those that still do after ``timeout_s`` seconds, or once it is urgent, get an error."""
+        deadline = self.services.now() + timeout_s
+        while self.services.running and self.services.now() < deadline and not is_urgent():
+            await asyncio.sleep(0.05)
+        for running in list(self.services.running):
+            running.stop(stopped())
+
+    async def close(self) -> None:
+        """Nothing is left: no request, no connection to an engine, no task."""
+        await self.wait_until_idle(0)
+        await self.services.close()
+
+    def _take_request(self, cycle: HotCycle) -> None:
+        try:
+            request = self._parse(cycle)
+        except _Refused as refused:
+            self.services.metrics.ended(Outcome.REJECTED)
+            cycle.answer_error(refused.error)
+            return
+        Exchange(self.services, cycle, request).start()
+
+    def _parse(self, cycle: HotCycle) -> ClientRequest:
+        if self.is_draining:
+            cycle.keep_alive = False
+            raise _Refused(draining())
+        headers = dict(cycle.headers)
+        timeouts = self._timeouts(headers.get(_TIMEOUT_HEADER))
+        request_id = headers.get(_ID_HEADER) or self.services.new_transfer_id().encode()
+        lines = [b"%b: %b\r\n" % (name, value) for name, value in cycle.headers if name not in _NOT_FORWARDED]
+        lines.append(b"%b: %b\r\n" % (_ID_HEADER, request_id))
+        try:
+            body = parse_body(cycle.take_body())
+        except BadBody as error:
+            raise _Refused(bad_request(str(error))) from error
+        return ClientRequest(cycle.path, b"".join(lines), request_id.decode("latin-1"), body, timeouts)
+
+    def _timeouts(self, wanted: bytes | None) -> Timeouts:
+        settings = self.settings
+        request_s = settings.request_timeout_s
+        if wanted is not None:
+            request_s = min(request_s, _seconds(wanted))
+        return Timeouts(request_s, settings.prefill_timeout_s, settings.reservation_timeout_s)
+
+
+def _seconds(value: bytes) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        text = value.decode("latin-1")
+        raise _Refused(bad_request(f"X-Request-Timeout is {text!r}: give seconds above 0", "invalid_timeout"))
+    return seconds

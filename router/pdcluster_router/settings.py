@@ -1,0 +1,115 @@
+"""The router's settings: each with its unit, default, bounds, and why that default.
+
+Built once, in ``__main__``, checked there, and handed down. Nothing else reads the command line or the environment.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.metaserver import METASERVER_PATH
+
+_WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
+
+
+def _checked_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise ValueError(f"{url!r} is not a URL like http://HOST:PORT")
+    if parts.path.rstrip("/") or parts.query or parts.fragment or parts.username:
+        raise ValueError(f"{url!r} has more than a host and a port: give http://HOST:PORT only")
+    return f"http://{parts.netloc}"
+
+
+EngineUrl = Annotated[str, AfterValidator(_checked_url)]
+
+
+class Settings(BaseModel):
+    """All that a router is told at start. Frozen."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prefill_urls: tuple[EngineUrl, ...] = Field(min_length=1)
+    """Base URLs of the prefill engines. No default: there is nothing to route to without."""
+    decode_urls: tuple[EngineUrl, ...] = Field(min_length=1)
+    """Base URLs of the decode engines."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Loopback, so that nothing is open to a network unless somebody asks for it."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """TCP port to listen on; 0: any free one. 8000 as vLLM's own server."""
+    advertise_url: EngineUrl | None = None
+    """Where decode engines reach the metaserver of this very process. None: ``http://host:port``, for one machine."""
+    request_timeout_s: float = Field(default=600.0, gt=0, le=86400)
+    """Seconds for a whole request; a client's ``X-Request-Timeout`` can only shorten it. 600: the openai SDK's own."""
+    prefill_timeout_s: float = Field(default=300.0, gt=0, le=86400)
+    """Seconds for prefill's answer. Half of a request, so that decode still has time to recompute or to say no."""
+    reservation_timeout_s: float | None = Field(default=None, gt=0, le=86400)
+    """Seconds for decode's reservation. None: no limit but the request's, for a prompt that decode has cached
+    whole is answered without any reservation, and a long answer that is not streamed shows nothing before its end."""
+    connect_timeout_s: float = Field(default=3.0, gt=0, le=60)
+    """Seconds to connect to an engine. 3: one lost SYN is sent again after 1 s; more is a dead host."""
+    max_engine_connections: int = Field(default=16384, ge=1, le=65535)
+    """Connections to one engine at a time. Above what an engine can run, below the ports one source address has."""
+    engine_idle_s: float = Field(default=4.0, gt=0, le=3600)
+    """Seconds an idle connection to an engine is used again. 4: vLLM's server closes its own after 5."""
+    max_body_bytes: int = Field(default=64 << 20, ge=1024, le=1 << 30)
+    """Bytes of a request body. 64 MiB: a few images in base64, or some million tokens."""
+    max_header_bytes: int = Field(default=64 << 10, ge=1024, le=1 << 20)
+    """Bytes of a request's line and headers. 64 KiB, twice what nginx takes by default."""
+    client_read_timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    """Seconds for a request to arrive whole once it has begun, and for the first one after a connection was made."""
+    client_idle_s: float = Field(default=75.0, gt=0, le=3600)
+    """Seconds an idle client connection is kept. 75: longer than load balancers' usual 60, so that they close first."""
+    client_linger_s: float = Field(default=5.0, gt=0, le=60)
+    """Seconds that a client gets to take the last bytes of an answer that was cut."""
+    probe_interval_s: float = Field(default=1.0, gt=0, le=60)
+    """Seconds between two probes of an engine's ``/health``. 1: a started engine is seen soon; a probe costs 0.1 ms."""
+    probe_timeout_s: float = Field(default=2.0, gt=0, le=60)
+    """Seconds for one probe. 2: an engine in a long step still answers, its HTTP server runs beside the engine core."""
+    drain_timeout_s: float = Field(default=30.0, ge=0, le=3600)
+    """Seconds that running requests get after SIGTERM. 30: what Kubernetes waits by default."""
+    trace_file: Path | None = None
+    """File that gets one JSON line for each ended request. None: no trace."""
+
+    @property
+    def metaserver_url(self) -> str:
+        """What decode engines call.
+
+        Raises:
+            ConfigError: Only wildcards are known of this process's address.
+        """
+        if self.advertise_url is not None:
+            return self.advertise_url + METASERVER_PATH
+        if self.host in _WILDCARDS:
+            raise ConfigError(
+                f"--host {self.host} names no address that a decode engine could call: "
+                "add --advertise-url http://ADDRESS:PORT with this machine's own address"
+            )
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}{METASERVER_PATH}"
+
+
+def build_settings(**values: object) -> Settings:
+    """Settings from named values; those that are None keep their default.
+
+    Raises:
+        ConfigError: A value is missing or out of bounds. The message names it.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    try:
+        settings = Settings.model_validate(given)
+    except ValidationError as error:
+        problems = "; ".join(f"{_flag(item['loc'])}: {item['msg']}" for item in error.errors())
+        raise ConfigError(problems) from error
+    settings.metaserver_url  # noqa: B018 - raises now rather than at the first request
+    return settings
+
+
+def _flag(location: tuple[int | str, ...]) -> str:
+    name = str(location[0]).removesuffix("_urls").removesuffix("_s")
+    return "--" + name.replace("_", "-")

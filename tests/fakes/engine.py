@@ -1,0 +1,348 @@
+"""A prefill engine and a decode engine that keep the decode-first contract, without a model.
+
+Decode POSTs its reservation to the metaserver it is told, and streams after the outcome and the push (the
+``Wire``, shared by both). Prefill pushes and answers one token. ``Fault`` says what goes wrong; ``gates`` stop
+an engine at a step until the test opens them. As vLLM, decode sends the head of a stream before it knows
+whether the request will work, and an engine sees that it must abort by its connection being closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from fakes.http import Message, RawClient, read_body, read_head, request_bytes
+from pdcluster_protocol.ids import BootId, EngineId
+from pdcluster_protocol.params import Reservation, SideChannelAddress, to_wire
+
+PROMPT_TOKENS = 42
+
+
+class Fault(Enum):
+    NONE = auto()
+    ERROR_500 = auto()
+    ERROR_TEXT = auto()
+    """500 as text/plain, as a server that crashed in a handler."""
+    ERROR_404 = auto()
+    HANG = auto()
+    """Reads the request and never says a word."""
+    DIE = auto()
+    """Closes the connection instead of answering."""
+    DIE_MID_STREAM = auto()
+    EMPTY_200 = auto()
+    NOT_HTTP = auto()
+    TOO_MUCH = auto()
+    """A response, and another one that nobody asked for."""
+    CACHED = auto()
+    """Decode has the whole prompt: no reservation."""
+    RECOMPUTE = auto()
+    """Decode goes on by itself when prefill fails; without it the request fails."""
+    HANG_UP_ON_METASERVER = auto()
+    """Decode gives up waiting for the outcome, and fails the request."""
+    IGNORE_OUTCOME = auto()
+    """Decode waits for the push for ever, whatever the metaserver says."""
+
+
+class Gate(Enum):
+    RESERVE = auto()
+    """Before decode's reservation."""
+    PREFILL = auto()
+    """Before prefill computes."""
+    REPLY = auto()
+    """After the push, before prefill's reply."""
+    SECOND_TOKEN = auto()
+
+
+class Wire:
+    """The push: who waits for a transfer's KV is woken when prefill has written it."""
+
+    def __init__(self) -> None:
+        self._arrived: dict[str, asyncio.Event] = {}
+
+    def of(self, transfer_id: str) -> asyncio.Event:
+        return self._arrived.setdefault(transfer_id, asyncio.Event())
+
+
+@dataclass
+class Seen:
+    """One request that an engine got."""
+
+    message: Message
+    body: dict[str, Any]
+    outcome: dict[str, Any] | None = None
+    outcome_status: int | None = None
+    is_disconnected: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def params(self) -> dict[str, Any] | None:
+        return self.body.get("kv_transfer_params")
+
+
+class FakeEngine:
+    """One engine on a port of its own. ``tokens``: what decode streams."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.fault = Fault.NONE
+        self.tokens = ["Hello", ",", " world", "!"]
+        self.seen: list[Seen] = []
+        self.arrivals: asyncio.Queue[Seen] = asyncio.Queue()
+        self.num_connections = 0
+        self.closes_after: Callable[[], bool] = lambda: False
+        self.padding = ""
+        self._gates: dict[Gate, asyncio.Event] = {}
+        self._connections: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.url = ""
+
+    async def start(self, port: int = 0) -> None:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", port, limit=1 << 24, backlog=1024)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        """The port is closed and every connection is cut."""
+        assert self._server is not None
+        self._server.close()
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def close_gate(self, gate: Gate) -> None:
+        self._gates[gate] = asyncio.Event()
+
+    def open_gate(self, gate: Gate) -> None:
+        self._gates[gate].set()
+
+    async def next_request(self) -> Seen:
+        async with asyncio.timeout(3):
+            return await self.arrivals.get()
+
+    async def _pass(self, gate: Gate) -> None:
+        if gate in self._gates:
+            await self._gates[gate].wait()
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        try:
+            while await self._serve_one(reader, writer):
+                pass
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        message = await read_body(reader, await read_head(reader))
+        if message.first_line.startswith("GET"):
+            writer.write(_get_answer(message.path))
+            return True
+        seen = Seen(message, json.loads(message.body))
+        self.seen.append(seen)
+        self.arrivals.put_nowait(seen)
+        work = asyncio.create_task(self._work(seen, writer))
+        hang_up = asyncio.create_task(reader.read(1))
+        try:
+            await asyncio.wait({work, hang_up}, return_when=asyncio.FIRST_COMPLETED)
+            seen.is_disconnected = not work.done()
+            return not seen.is_disconnected and await work
+        finally:
+            work.cancel()
+            hang_up.cancel()
+            await asyncio.gather(work, hang_up, return_exceptions=True)
+            seen.ended.set()
+
+    async def _work(self, seen: Seen, writer: asyncio.StreamWriter) -> bool:
+        """Whether the connection can be kept."""
+        early = await self._early_fault(writer)
+        if early is not None:
+            return early
+        params = seen.params or {}
+        if params.get("do_remote_decode"):
+            return await self._prefill(seen, writer)
+        return await self._decode(seen, writer)
+
+    async def _early_fault(self, writer: asyncio.StreamWriter) -> bool | None:
+        fault = self.fault
+        if fault is Fault.HANG:
+            await asyncio.Event().wait()
+        if fault is Fault.DIE:
+            return False
+        answers = {
+            Fault.ERROR_500: _json_answer(500, _error("engine says no", 500)),
+            Fault.ERROR_404: _json_answer(404, _error("The model `x` does not exist.", 404)),
+            Fault.ERROR_TEXT: _answer(500, "text/plain", b"Internal Server Error"),
+            Fault.EMPTY_200: _json_answer(200, b""),
+            Fault.NOT_HTTP: b"SSH-2.0-OpenSSH_9.2\r\n",
+            Fault.TOO_MUCH: _json_answer(200, b'{"n":1}') + _json_answer(200, b'{"n":2}'),
+        }
+        if fault not in answers:
+            return None
+        writer.write(answers[fault])
+        return True
+
+    async def _prefill(self, seen: Seen, writer: asyncio.StreamWriter) -> bool:
+        assert seen.params is not None
+        await self._pass(Gate.PREFILL)
+        self.wire.of(seen.params["transfer_id"]).set()
+        await self._pass(Gate.REPLY)
+        writer.write(_json_answer(200, json.dumps({"choices": [{"text": "x"}]}).encode()))
+        return not self.closes_after()
+
+    async def _decode(self, seen: Seen, writer: asyncio.StreamWriter) -> bool:
+        if seen.body.get("stream"):
+            writer.write(_STREAM_HEAD)
+        problem = await self._fetch_kv(seen)
+        if problem is not None:
+            self._write_problem(seen, problem, writer)
+        elif seen.body.get("stream"):
+            await self._stream(seen, writer)
+        else:
+            writer.write(_json_answer(200, self.answer(seen)))
+        return not self.closes_after()
+
+    async def _fetch_kv(self, seen: Seen) -> str | None:
+        """Reserve, wait for the outcome and the push. Returns why it failed."""
+        params = seen.params
+        if params is None or self.fault is Fault.CACHED:
+            return None
+        await self._pass(Gate.RESERVE)
+        reply = await self._reserve(seen, params)
+        if reply is None:
+            return "gave up on the metaserver"
+        seen.outcome_status, seen.outcome = reply.status, reply.json()
+        is_ok = reply.status == 200 and seen.outcome is not None and seen.outcome["status"] == "ok"
+        if self.fault is Fault.IGNORE_OUTCOME or is_ok:
+            await self.wire.of(params["transfer_id"]).wait()
+            return None
+        return None if self.fault is Fault.RECOMPUTE else "Internal server error"
+
+    async def _reserve(self, seen: Seen, params: dict[str, Any]) -> Message | None:
+        url, _, path = params["metaserver"].removeprefix("http://").partition("/")
+        client = await RawClient.connect(f"http://{url}")
+        try:
+            if self.fault is Fault.HANG_UP_ON_METASERVER:
+                await client.send(reservation_request(f"/{path}", params))
+                await self._pass(Gate.RESERVE)
+                return None
+            return await client.post(f"/{path}", reservation_of(params))
+        finally:
+            client.leave()
+
+    def _write_problem(self, seen: Seen, problem: str, writer: asyncio.StreamWriter) -> None:
+        if seen.body.get("stream"):
+            writer.write(_chunk(b"data: " + _error(problem, 500) + b"\n\n") + _chunk(b"data: [DONE]\n\n") + _END)
+        else:
+            writer.write(_json_answer(500, _error(problem, 500)))
+
+    async def _stream(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
+        for index, event in enumerate(self.events(seen)):
+            if index == 1:
+                await self._pass(Gate.SECOND_TOKEN)
+                if self.fault is Fault.DIE_MID_STREAM:
+                    raise ConnectionResetError
+            writer.write(_chunk(event))
+            await writer.drain()
+        writer.write(_END)
+
+    def events(self, seen: Seen) -> list[bytes]:
+        """The events of a streamed answer, byte for byte."""
+        deltas = [self._delta(seen, token) for token in self.tokens]
+        if (seen.body.get("stream_options") or {}).get("include_usage"):
+            deltas.append({**deltas[0], "choices": [], "usage": _USAGE})
+        return [b"data: " + json.dumps(delta).encode() + b"\n\n" for delta in deltas] + [b"data: [DONE]\n\n"]
+
+    def answer(self, seen: Seen) -> bytes:
+        """An answer that is not streamed, byte for byte."""
+        text = "".join(self.tokens) + self.padding
+        common = {"id": "cmpl-1", "created": 1, "model": "m", "usage": _USAGE, "kv_transfer_params": None}
+        if "messages" not in seen.body:
+            choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}
+            return json.dumps({**common, "object": "text_completion", "choices": [choice]}).encode()
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if seen.body.get("tools"):
+            message = {"role": "assistant", "content": None, "tool_calls": [_TOOL_CALL]}
+        choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+        if seen.body.get("logprobs"):
+            choice["logprobs"] = {"content": [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}]}
+        return json.dumps({**common, "object": "chat.completion", "choices": [choice]}).encode()
+
+    def _delta(self, seen: Seen, token: str) -> dict[str, Any]:
+        common = {"id": "cmpl-1", "created": 1, "model": "m"}
+        text = token + self.padding
+        if "messages" in seen.body:
+            choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+            return {**common, "object": "chat.completion.chunk", "choices": [choice]}
+        choice = {"index": 0, "text": text, "finish_reason": None, "logprobs": None}
+        return {**common, "object": "text_completion", "choices": [choice]}
+
+
+def reservation_of(params: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """What decode posts for these transfer parameters."""
+    reservation = Reservation(
+        request_id="cmpl-1",
+        remote_block_ids=((3, 4, 5),),
+        remote_block_size=16,
+        remote_engine_id=EngineId("decode-0"),
+        remote_host="127.0.0.1",
+        remote_port=6000,
+        remote_tp_size=1,
+        remote_cached_tokens=16,
+        transfer_id=params["transfer_id"],
+        attempt=params["attempt"],
+        deadline_ms=params["deadline_ms"],
+        token=params["token"],
+        remote_boot_id=BootId("boot-1"),
+        remote_side_channels=(SideChannelAddress("127.0.0.1", 6000, BootId("boot-1")),),
+        num_prompt_tokens=PROMPT_TOKENS,
+        prompt_digest="d",
+    )
+    return {**to_wire(reservation), **changes}
+
+
+def reservation_request(path: str, params: dict[str, Any]) -> bytes:
+    return request_bytes(path, json.dumps(reservation_of(params)).encode())
+
+
+_USAGE = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": 4, "total_tokens": PROMPT_TOKENS + 4}
+_TOOL_CALL = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+_STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nx-engine: fake\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+_END = b"0\r\n\r\n"
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _error(message: str, code: int) -> bytes:
+    error = {"message": message, "type": "InternalServerError", "param": None, "code": code}
+    return json.dumps({"error": error}).encode()
+
+
+def _answer(status: int, content_type: str, body: bytes) -> bytes:
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: {content_type}\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def _json_answer(status: int, body: bytes) -> bytes:
+    return _answer(status, "application/json", body)
+
+
+def _get_answer(path: str) -> bytes:
+    if path == "/health":
+        return _answer(200, "text/plain", b"")
+    if path == "/v1/models":
+        return _json_answer(200, b'{"object":"list","data":[{"id":"m","object":"model"}]}')
+    return _json_answer(404, b'{"detail":"Not Found"}')

@@ -1,0 +1,84 @@
+"""A real router on a real port with fake engines behind it, for one test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fakes.engine import FakeEngine, Wire
+from fakes.http import RawClient
+from pdcluster_router.router import Router
+from pdcluster_router.server import RouterServer, listen
+from pdcluster_router.settings import build_settings
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+
+@dataclass
+class Rig:
+    """The pieces, and what tests ask of them."""
+
+    server: RouterServer
+    url: str
+    prefills: list[FakeEngine]
+    decodes: list[FakeEngine]
+
+    @property
+    def router(self) -> Router:
+        return self.server.router
+
+    @property
+    def prefill(self) -> FakeEngine:
+        return self.prefills[0]
+
+    @property
+    def decode(self) -> FakeEngine:
+        return self.decodes[0]
+
+    async def client(self) -> RawClient:
+        return await RawClient.connect(self.url)
+
+    async def metric(self, name: str) -> float:
+        """The value of one sample, by its whole name with labels."""
+        text = (await (await self.client()).get("/metrics")).body.decode()
+        lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+        return next(float(value) for sample, value in lines if sample == name)
+
+    async def settled(self) -> None:
+        """Nothing of any request is left in the router."""
+        services = self.router.services
+        await until(lambda: not services.running and not services.transfers)
+        await until(lambda: all(engine.pool.num_busy == 0 for engine in services.all_engines()))
+        assert all(engine.load.outstanding_tokens == 0 for engine in services.all_engines())
+
+
+async def until(is_true: Callable[[], bool], timeout_s: float = 3.0) -> None:
+    """Lets the loop run until ``is_true``."""
+    async with asyncio.timeout(timeout_s):
+        while not is_true():
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def running_rig(*, num_prefill: int = 1, num_decode: int = 1, **settings: Any) -> AsyncIterator[Rig]:
+    """A router and its engines; at the end nothing of them is left."""
+    wire = Wire()
+    prefills = [FakeEngine(wire) for _ in range(num_prefill)]
+    decodes = [FakeEngine(wire) for _ in range(num_decode)]
+    for engine in (*prefills, *decodes):
+        await engine.start()
+    defaults: dict[str, Any] = {"drain_timeout_s": 0.0, "probe_interval_s": 60.0, "port": 0}
+    urls = {"prefill_urls": [e.url for e in prefills], "decode_urls": [e.url for e in decodes]}
+    bound, checked = listen(build_settings(**{**defaults, **urls, **settings}))
+    server = RouterServer(checked)
+    await server.start([bound])
+    try:
+        yield Rig(server, f"http://127.0.0.1:{checked.port}", prefills, decodes)
+    finally:
+        await server.shutdown([bound])
+        for engine in (*prefills, *decodes):
+            await engine.stop()

@@ -22,10 +22,12 @@ class Wakeup:
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_closed = False
 
     def set(self) -> None:
-        """The polling thread wakes up, now or at its next poll."""
-        os.eventfd_write(self.fd, 1)
+        """The polling thread wakes up, now or at its next poll; nothing after ``close``."""
+        if not self._is_closed:
+            os.eventfd_write(self.fd, 1)
 
     def clear(self) -> None:
         """Forget what was set. Polling thread only."""
@@ -35,8 +37,10 @@ class Wakeup:
             return
 
     def close(self) -> None:
-        """Free the descriptor. No one may set it any more."""
-        os.close(self.fd)
+        """Free the descriptor. For the thread that sets it, after the polling thread has ended."""
+        if not self._is_closed:
+            self._is_closed = True
+            os.close(self.fd)
 
 
 class _Channel:

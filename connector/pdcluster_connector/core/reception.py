@@ -35,6 +35,9 @@ from pdcluster_protocol.side_channel import (
 MAX_PARKED: Final = 4096
 """Opens that may wait for their announcement. More than any engine runs at once; beyond it: denied."""
 
+MAX_PEERS: Final = 16384
+"""Connections that are remembered; the oldest is forgotten beyond it and must say hello again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -77,6 +80,7 @@ class Reception:
     fingerprint: KvFingerprint
     quarantine_s: float
     _peers: dict[PeerId, Hello] = field(default_factory=dict)
+    _refused: dict[PeerId, str] = field(default_factory=dict)
     _waiting: dict[PushKey, _Waiting] = field(default_factory=dict)
     _by_request: dict[RequestId, PushKey] = field(default_factory=dict)
     _parked: dict[PushKey, list[_Parked]] = field(default_factory=dict)
@@ -107,6 +111,11 @@ class Reception:
             yield Reply(peer, self._greet(peer, message))
         elif peer not in self._peers:
             yield Reply(peer, Refusal("say hello first: this decode rank does not know you (it may have restarted)"))
+        elif isinstance(message, Failed):
+            # Also from a refused peer: its request need not wait for the deadline.
+            yield from self._progress(peer, message, now)
+        elif peer in self._refused:
+            yield Reply(peer, Refusal(self._refused[peer]))
         elif isinstance(message, Open):
             yield from self._opened(peer, message, now)
         else:
@@ -126,6 +135,11 @@ class Reception:
         self._ended = {key: until for key, until in self._ended.items() if now < until}
 
     def _greet(self, peer: PeerId, hello: Hello) -> ToPrefill:
+        if len(self._peers) >= MAX_PEERS:
+            stalest = next(iter(self._peers))
+            del self._peers[stalest]
+            self._refused.pop(stalest, None)
+        self._peers[peer] = hello
         try:
             require_equal(
                 prefill=hello.fingerprint,
@@ -135,8 +149,8 @@ class Reception:
             )
             self._sender(hello, ())
         except (ProtocolError, ValueError) as error:
+            self._refused[peer] = str(error)
             return Refusal(str(error))
-        self._peers[peer] = hello
         return self.welcome
 
     def _opened(self, peer: PeerId, message: Open, now: float) -> Iterator[Command]:

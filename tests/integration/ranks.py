@@ -1,0 +1,157 @@
+"""A prefill rank and a decode rank without vLLM: real side channel, real Mooncake, plain memory as KV cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_rank, make_prefill_rank
+from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
+from pdcluster_connector.settings import Settings
+from pdcluster_connector.steps import Cancel, DecodeStep, Expect, PrefillStep, PushSlice, Target
+from pdcluster_protocol.fingerprint import KvFingerprint
+from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
+from pdcluster_protocol.side_channel import RegionLayout
+
+BLOCK_SIZE: Final = 16
+HEAD_BYTES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of one engine's KV cache."""
+
+    num_layers: int = 4
+    num_blocks: int = 64
+    kv_heads: int = 2
+
+    @property
+    def block_bytes(self) -> int:
+        return BLOCK_SIZE * HEAD_BYTES * self.kv_heads
+
+    def layer_names(self) -> list[str]:
+        return [f"layers.{number}" for number in range(self.num_layers)]
+
+
+class Cache:
+    """A KV cache of bytes: ``layers[layer, block]``."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.layers: npt.NDArray[np.uint8] = np.zeros((shape.num_layers, shape.num_blocks, shape.block_bytes), np.uint8)
+
+    def fill(self, seed: int) -> None:
+        """Every byte is random."""
+        self.layers[:] = np.random.default_rng(seed).integers(0, 256, self.layers.shape, np.uint8)
+
+    def memory(self, fingerprint: KvFingerprint) -> Memory:
+        """As ``register_kv_caches`` would see it."""
+        base, shape = self.layers.ctypes.data, self.shape
+        step = shape.num_blocks * shape.block_bytes
+        regions = tuple(
+            RegionLayout(name, 0, base + index * step, shape.num_blocks, shape.block_bytes)
+            for index, name in enumerate(shape.layer_names())
+        )
+        return Memory(regions, ((base, self.layers.nbytes),), fingerprint)
+
+
+def fingerprint_of(shape: Shape, **changed: object) -> KvFingerprint:
+    """What two caches of this shape share."""
+    values = {
+        "model_digest": "m", "kv_dtype": "bytes", "block_size": BLOCK_SIZE, "layout": "LBHNC",
+        "kv_heads": shape.kv_heads,
+        "head_bytes": HEAD_BYTES, "num_layers": shape.num_layers, "attention_backend": "none", "vllm_version": "0",
+        "connector_version": "0", **changed,
+    }  # fmt: skip
+    return KvFingerprint(**values)  # type: ignore[arg-type]  # values are checked by the struct's users
+
+
+def engine_facts(role: EngineRole, shape: Shape, settings: Settings) -> EngineFacts:
+    """One engine of TP 1 on this machine's CPU."""
+    name = EngineId(role.name.lower())
+    return EngineFacts(name, role, "127.0.0.1", BLOCK_SIZE, 1, shape.kv_heads, "cpu", settings)
+
+
+@dataclass(slots=True)
+class Pair:
+    """A prefill rank beside a decode rank. Plays the forward thread of both."""
+
+    prefill: PrefillRank
+    decode: DecodeRank
+    source: Cache
+    target: Cache
+    ended: dict[str, bool] = field(default_factory=dict)
+    """Request id → whether it was received, for every request whose wait decode has ended."""
+    released: set[str] = field(default_factory=set)
+    """Requests whose blocks prefill may free."""
+
+    def expect(self, name: str, num_blocks: int, *, deadline_ms: int = 20_000) -> None:
+        """Decode's scheduler has reserved ``num_blocks`` blocks."""
+        expect = Expect(RequestId(name), TransferId(name), Attempt(1), deadline_ms, (num_blocks,))
+        self.decode.worker.begin_step(DecodeStep(expects=(expect,)))
+
+    def cancel(self, name: str) -> None:
+        """Decode's scheduler wants the wait to end."""
+        self.decode.worker.begin_step(DecodeStep(cancels=(Cancel(RequestId(name), "cancelled by the test"),)))
+
+    def slice_of(
+        self, name: str, ours: Sequence[int], theirs: Sequence[int], *, is_last: bool = True, deadline_ms: int = 20_000
+    ) -> PushSlice:
+        """Blocks ``ours`` of prefill that become complete for blocks ``theirs`` of decode."""
+        target = Target(EngineId("decode"), 1, (self.decode.address,), deadline_ms)
+        return PushSlice(
+            RequestId(name), TransferId(name), Attempt(1), target, (tuple(ours),), (tuple(theirs),), 99, is_last
+        )
+
+    def forward(self, *slices: PushSlice) -> None:
+        """One forward pass that completes ``slices``, layer by layer."""
+        worker = self.prefill.worker
+        worker.begin_step(PrefillStep(slices))
+        for name in self.source.shape.layer_names():
+            worker.layer_saved(name)
+        worker.end_step()
+
+    def step(self, finished: Sequence[str] = ()) -> None:
+        """Both engines ask their workers what has ended."""
+        self.released |= self.prefill.worker.finished(map(RequestId, finished))
+        receipts = self.decode.worker.receipts()
+        for name in receipts.ended:
+            assert name not in self.ended, f"{name} was reported twice"
+            self.ended[name] = name not in receipts.failed
+
+    def step_until(self, is_true: Callable[[], bool], *, timeout_s: float = 10.0) -> bool:
+        """Whether the fact became true while both engines went on stepping."""
+        deadline = time.monotonic() + timeout_s
+        while not is_true():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+            self.step()
+        return True
+
+
+@contextmanager
+def make_pair(
+    shape: Shape = Shape(),
+    settings: Settings = Settings(quarantine_s=2.0, settle_s=0.2, handshake_timeout_s=2.0),  # noqa: B008  # frozen
+    decode_fingerprint: KvFingerprint | None = None,
+) -> Iterator[Pair]:
+    """Both ranks run; closed at the end."""
+    with ExitStack() as stack:
+        source, target = Cache(shape), Cache(shape)
+        source.fill(1)
+        ours = fingerprint_of(shape)
+        theirs = decode_fingerprint or ours
+        decode = make_decode_rank(
+            engine_facts(EngineRole.DECODE, shape, settings), replace(target.memory(ours), fingerprint=theirs), 0
+        )
+        stack.callback(decode.close)
+        prefill = make_prefill_rank(engine_facts(EngineRole.PREFILL, shape, settings), source.memory(ours), 0)
+        stack.callback(prefill.close)
+        yield Pair(prefill, decode, source, target)

@@ -1,0 +1,222 @@
+"""A prefill rank pushes into a decode rank: real side channel and Mooncake, no engine around them."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import numpy as np
+
+from integration.ranks import Pair, Shape, fingerprint_of, make_pair
+from pdcluster_connector.assembly import DecodeRank
+from pdcluster_connector.settings import PushTiming, Settings
+from pdcluster_connector.steps import PrefillStep
+from pdcluster_protocol.ids import RequestId
+
+
+def require_equal_blocks(pair: Pair, ours: list[int], theirs: list[int]) -> None:
+    assert np.array_equal(pair.source.layers[:, ours], pair.target.layers[:, theirs])
+
+
+def test_blocks_arrive_whole_and_nothing_else_changes() -> None:
+    ours, theirs = [3, 4, 5, 9], [7, 8, 2, 30]
+    with make_pair() as pair:
+        pair.expect("a", 4)
+        pair.forward(pair.slice_of("a", ours, theirs))
+        assert pair.step_until(lambda: "a" in pair.ended)
+        assert pair.ended["a"]
+        require_equal_blocks(pair, ours, theirs)
+        untouched = [block for block in range(64) if block not in theirs]
+        assert not pair.target.layers[:, untouched].any()
+
+
+def test_requests_of_one_step_are_fused_and_each_is_received() -> None:
+    with make_pair() as pair:
+        slices = [pair.slice_of(f"r{i}", [i, 20 + i], [40 - i, 41 + i]) for i in range(1, 9)]
+        for part in slices:
+            pair.expect(part.request_id, 2)
+        pair.forward(*slices)
+        assert pair.step_until(lambda: len(pair.ended) == 8)
+        assert all(pair.ended.values())
+        for part in slices:
+            require_equal_blocks(pair, list(part.prefill_blocks[0]), list(part.decode_blocks[0]))
+
+
+def test_chunks_arrive_in_several_steps() -> None:
+    with make_pair() as pair:
+        pair.expect("a", 3)
+        pair.forward(pair.slice_of("a", [1], [5], is_last=False))
+        pair.forward(pair.slice_of("a", [], [], is_last=False))
+        pair.step()
+        assert pair.ended == {}
+        pair.forward(pair.slice_of("a", [2, 3], [6, 7]))
+        assert pair.step_until(lambda: "a" in pair.ended)
+        require_equal_blocks(pair, [1, 2, 3], [5, 6, 7])
+
+
+def test_a_push_that_opens_before_decode_expects_it_waits_for_the_reservation() -> None:
+    with make_pair() as pair:
+        pair.forward(pair.slice_of("a", [1], [5]))
+        assert not pair.step_until(lambda: bool(pair.target.layers.any()), timeout_s=0.3)
+        pair.expect("a", 1)
+        assert pair.step_until(lambda: "a" in pair.ended)
+        require_equal_blocks(pair, [1], [5])
+
+
+def test_blocks_are_released_once_they_were_read_and_the_request_has_ended() -> None:
+    with make_pair() as pair:
+        pair.expect("a", 1)
+        pair.forward(pair.slice_of("a", [1], [5]))
+        assert pair.step_until(lambda: "a" in pair.ended)
+        assert pair.released == set()
+        pair.step(finished=["a"])
+        assert pair.step_until(lambda: pair.released == {"a"})
+
+
+def test_a_layer_without_a_hook_is_swept_at_the_end_of_the_step() -> None:
+    with make_pair() as pair:
+        pair.expect("a", 1)
+        worker = pair.prefill.worker
+        worker.begin_step(_step(pair, "a"))
+        worker.layer_saved("layers.1")
+        worker.end_step()
+        assert pair.step_until(lambda: "a" in pair.ended)
+        require_equal_blocks(pair, [1], [5])
+
+
+def test_serial_timing_sends_nothing_before_the_forward_pass_ends() -> None:
+    settings = Settings(push=PushTiming.SERIAL)
+    with make_pair(settings=settings) as pair:
+        pair.expect("a", 1)
+        worker = pair.prefill.worker
+        worker.begin_step(_step(pair, "a"))
+        for name in pair.source.shape.layer_names():
+            worker.layer_saved(name)
+        assert not pair.step_until(lambda: bool(pair.target.layers.any()), timeout_s=0.3)
+        worker.end_step()
+        assert pair.step_until(lambda: "a" in pair.ended)
+
+
+def test_too_few_blocks_are_a_failure_on_decode_and_not_a_hang() -> None:
+    with make_pair() as pair:
+        pair.expect("a", 2)
+        pair.forward(pair.slice_of("a", [1], [5]))
+        assert pair.step_until(lambda: "a" in pair.ended)
+        assert not pair.ended["a"]
+
+
+def test_a_cancelled_request_is_fenced_before_it_is_reported() -> None:
+    with make_pair() as pair:
+        pair.expect("a", 2)
+        pair.forward(pair.slice_of("a", [1], [5], is_last=False))
+        assert pair.step_until(lambda: bool(pair.target.layers[:, 5].any()))
+        pair.cancel("a")
+        assert pair.step_until(lambda: "a" in pair.ended, timeout_s=1.0)
+        assert not pair.ended["a"]
+        before = pair.target.layers.copy()
+        pair.forward(pair.slice_of("a", [2], [6]))
+        pair.step(finished=["a"])
+        assert pair.step_until(lambda: pair.released == {"a"})
+        assert np.array_equal(before, pair.target.layers)
+
+
+def test_an_abort_on_prefill_fails_the_request_on_decode_and_releases_the_blocks() -> None:
+    with make_pair() as pair:
+        pair.expect("a", 2)
+        pair.forward(pair.slice_of("a", [1], [5], is_last=False))
+        pair.step(finished=["a"])
+        assert pair.step_until(lambda: pair.released == {"a"} and "a" in pair.ended)
+        assert not pair.ended["a"]
+
+
+def test_engines_that_differ_are_refused_before_any_byte_and_decode_hears_it() -> None:
+    shape = Shape()
+    with make_pair(decode_fingerprint=fingerprint_of(shape, kv_dtype="fp8")) as pair:
+        pair.expect("a", 1)
+        pair.forward(pair.slice_of("a", [1], [5]))
+        pair.step(finished=["a"])
+        assert pair.step_until(lambda: pair.released == {"a"} and pair.ended == {"a": False}, timeout_s=2.0)
+        assert not pair.target.layers.any()
+
+
+def test_a_decode_rank_that_does_not_answer_costs_the_handshake_timeout_and_no_more() -> None:
+    with make_pair(settings=Settings(handshake_timeout_s=0.5, quarantine_s=2.0)) as pair:
+        part = pair.slice_of("a", [1], [5])
+        pair.decode.close()
+        pair.forward(part)
+        pair.step(finished=["a"])
+        assert pair.step_until(lambda: pair.released == {"a"}, timeout_s=3.0)
+
+
+def test_the_deadline_ends_a_push_that_gets_no_grant_and_a_wait_that_gets_no_push() -> None:
+    with make_pair() as pair:
+        pair.forward(pair.slice_of("nobody expects it", [1], [5], deadline_ms=300))
+        pair.expect("nobody sends it", 1, deadline_ms=300)
+        pair.step(finished=["nobody expects it"])
+        assert pair.step_until(lambda: bool(pair.released) and bool(pair.ended), timeout_s=3.0)
+        assert pair.ended == {"nobody sends it": False}
+
+
+def test_preempted_blocks_are_not_read_after_the_wait() -> None:
+    """The blocks are overwritten at once; what arrives is what they held before, or the request fails."""
+    with make_pair(Shape(num_layers=8, num_blocks=512)) as pair:
+        ours, theirs = list(range(1, 200)), list(range(201, 400))
+        before = pair.source.layers.copy()
+        pair.expect("a", len(ours) + 1)
+        pair.forward(pair.slice_of("a", ours, theirs, is_last=False))
+        pair.prefill.worker.protect_preempted([RequestId("a")])
+        pair.source.layers[:, ours] = 0
+        pair.source.layers[:, 250] = 7
+        pair.forward(pair.slice_of("a", [250], [450]))
+        assert pair.step_until(lambda: "a" in pair.ended)
+        assert pair.ended["a"]
+        assert np.array_equal(before[:, ours], pair.target.layers[:, theirs])
+
+
+def test_a_preempted_request_that_cannot_be_read_in_time_fails_and_is_never_torn() -> None:
+    settings = Settings(preempt_wait_s=0.05, quarantine_s=2.0)
+    with make_pair(settings=settings) as pair:
+        # Without a grant nothing can leave, so nothing can be read in time.
+        pair.forward(pair.slice_of("a", [1], [5]))
+        pair.prefill.worker.protect_preempted([RequestId("a")])
+        pair.source.layers[:] = 0
+        pair.expect("a", 1)
+        pair.step(finished=["a"])
+        assert pair.step_until(lambda: pair.released == {"a"})
+        assert not pair.ended.get("a", False)
+        assert not pair.target.layers.any()
+
+
+def test_closing_ends_every_thread() -> None:
+    with make_pair() as pair:
+        pair.expect("a", 1)
+        pair.forward(pair.slice_of("a", [1], [5]))
+        assert pair.step_until(lambda: "a" in pair.ended)
+        assert [t for t in threading.enumerate() if t.name.startswith("pdcluster")]
+    assert [t.name for t in threading.enumerate() if t.name.startswith("pdcluster")] == []
+
+
+def test_a_decode_engine_that_restarts_on_the_same_port_gets_nothing_of_the_old_requests() -> None:
+    with make_pair(settings=Settings(handshake_timeout_s=1.0, quarantine_s=1.0)) as pair:
+        pair.expect("a", 1)
+        pair.forward(pair.slice_of("a", [1], [5]))
+        assert pair.step_until(lambda: "a" in pair.ended)
+        old, port = pair.decode, pair.decode.address.port
+        old.close()
+        with make_pair(settings=Settings(side_channel_port=port)) as other:
+            late = dataclasses.replace(pair, decode=other.decode)
+            other.expect("b", 1)
+            # The reservation names the old life.
+            late.prefill.worker.begin_step(_step_to(pair, old, "b"))
+            late.prefill.worker.end_step()
+            late.step(finished=["b"])
+            assert late.step_until(lambda: late.released == {"b"}, timeout_s=5.0)
+            assert not other.target.layers.any()
+
+
+def _step(pair: Pair, name: str) -> PrefillStep:
+    return PrefillStep((pair.slice_of(name, [1], [5]),))
+
+
+def _step_to(pair: Pair, decode: DecodeRank, name: str) -> PrefillStep:
+    return _step(dataclasses.replace(pair, decode=decode), name)

@@ -106,7 +106,7 @@ def test_every_byte_of_every_layers_blocks_on_decode_equals_prefills(harness: Ha
         complete_all(pool.url, [prompt], 1)
         # 700 tokens fill 5 blocks of 128 and 60 slots of a sixth; decode computes the last token itself.
         decode = probe(pool.decode[0].url, "0", "0", "59")
-        prefill = probe(pool.prefill[0].url, "3", "0", "59")
+        prefill = probe(pool.prefill[0].url, "-6", "0", "59")
     assert [len(layer) for layer in decode] == [6] * 8
     assert decode == prefill
     assert len({digest for layer in decode for digest in layer}) == 6 * 8

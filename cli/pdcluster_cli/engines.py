@@ -83,6 +83,8 @@ class EnginePlan:
     trace_file: Path | None = None
     connector: Mapping[str, object] = field(default_factory=dict)
     load_failure_policy: str = "fail"
+    kv_transfer: Mapping[str, object] = field(default_factory=dict)
+    """Adds to or replaces keys of vLLM's ``KVTransferConfig`` itself: another connector class, say."""
     env: Mapping[str, str | None] = field(default_factory=dict)
 
 
@@ -147,6 +149,7 @@ def kv_transfer_config(plan: EnginePlan) -> dict[str, object]:
         "engine_id": plan.name,
         "kv_connector_extra_config": settings,
         "kv_load_failure_policy": plan.load_failure_policy,
+        **plan.kv_transfer,
     }
 
 

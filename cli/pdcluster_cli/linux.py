@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -48,12 +49,18 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def set_process_name(name: str) -> None:
+    """What ``ps -o comm`` and ``top`` show for this process; cut to 15 bytes."""
+    buffer = ctypes.create_string_buffer(name.encode()[:15])
+    _prctl(_PR_SET_NAME, ctypes.addressof(buffer))
+
+
 def num_threads() -> int:
     """Threads of this process as the kernel counts them, those of native libraries included."""
     return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 
 def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, value, 0, 0, 0) != 0:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

@@ -135,6 +135,7 @@ def _kill_all(children: Sequence[Child]) -> None:
 
 def _run_as_main(order: StartOrder) -> NoReturn:
     """Becomes ``python -m module argv``, with the order's environment and log file."""
+    linux.set_process_name(order.name)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _redirect(Path(order.log_path))
     _prefix_lines(sys.stdout, f"[{order.name}] ")

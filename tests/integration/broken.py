@@ -21,7 +21,10 @@ class SkipsALayer(PDClusterConnector):
 
 
 class SwapsTwoBlocks(PDClusterConnector):
-    """Writes the first two blocks of a prompt into each other's place."""
+    """Writes the first block of a prompt and its last, partly filled one into each other's place.
+
+    Two full blocks would not do: keys carry their position, so attention does not mind their order.
+    """
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         step = connector_metadata.step
@@ -122,7 +125,7 @@ def _wrap_transport(connector: Any, transport: Transport) -> None:
 
 def _swap(part: PushSlice) -> PushSlice:
     (blocks,) = part.prefill_blocks
-    return msgspec.structs.replace(part, prefill_blocks=((*blocks[1::-1], *blocks[2:]),))
+    return msgspec.structs.replace(part, prefill_blocks=((blocks[-1], *blocks[1:-1], blocks[0]),))
 
 
 def _omit_last(part: PushSlice) -> PushSlice:

@@ -121,6 +121,7 @@ class Harness:
         decode_args: Sequence[str] = (),
         prefill_connector: Mapping[str, object] | None = None,
         decode_connector: Mapping[str, object] | None = None,
+        prefill_kv_transfer: Mapping[str, object] | None = None,
         router_args: Sequence[str] = (),
         load_failure_policy: str = "fail",
         model: Path | None = None,
@@ -131,9 +132,9 @@ class Harness:
         common = dataclasses.replace(
             common, model=model or self.model, load_failure_policy=load_failure_policy, env=env or {}
         )
-        plans = [self._named(common, Role.PREFILL, prefill_args, prefill_connector or {}) for _ in range(prefill)] + [
-            self._named(common, Role.DECODE, decode_args, decode_connector or {}) for _ in range(decode)
-        ]
+        prefills = [self._named(common, Role.PREFILL, prefill_args, prefill_connector or {}) for _ in range(prefill)]
+        decodes = [self._named(common, Role.DECODE, decode_args, decode_connector or {}) for _ in range(decode)]
+        plans = [dataclasses.replace(plan, kv_transfer=prefill_kv_transfer or {}) for plan in prefills] + decodes
         with self.start(*plans) as engines, self._router(engines[:prefill], engines[prefill:], router_args) as router:
             yield Pool(router, engines[:prefill], engines[prefill:])
 

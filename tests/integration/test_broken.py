@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import pytest
 
 from integration.harness import Harness, HttpError, Pool, complete, eventually, metric
@@ -17,14 +19,10 @@ def expected(harness: Harness) -> tuple[int, ...]:
         return complete(engine.url, PROMPT, 16).token_ids
 
 
-def broken_pool(harness: Harness, name: str):  # type: ignore[no-untyped-def]  # the context manager of start_pool
-    args = (
-        "--kv-transfer-config.kv_connector",
-        name,
-        "--kv-transfer-config.kv_connector_module_path",
-        "integration.broken",
-    )
-    return harness.start_pool(prefill_args=args, decode_connector={"quarantine_s": 3.0})
+def broken_pool(harness: Harness, name: str) -> AbstractContextManager[Pool]:
+    """A pool whose prefill engine runs the connector ``name`` of ``broken.py``."""
+    connector = {"kv_connector": name, "kv_connector_module_path": "integration.broken"}
+    return harness.start_pool(prefill_kv_transfer=connector, decode_connector={"quarantine_s": 3.0})
 
 
 def blocks_in_use(pool: Pool) -> float:

@@ -1,6 +1,11 @@
 """What the connector needs of a transport: one-sided writes into a peer's registered memory.
 
 Submit and poll, never wait: Mooncake's blocking calls spin a core each (measured with 0.3.13).
+Every transport passes ``tests/contract/test_transport.py``.
+
+    submit_write --> PENDING --> DONE      the peer has every byte
+                        |
+                        +------> FAILED    bytes may have landed, and may still land for a while
 """
 
 from __future__ import annotations
@@ -9,12 +14,12 @@ from enum import Enum, auto
 from typing import NewType, Protocol
 
 WriteId = NewType("WriteId", int)
-"""Names one submitted write within its transport."""
+"""Names one submitted write within its transport. Never used again."""
 
 
 class WriteStatus(Enum):
     PENDING = auto()
-    """May read our memory and write the peer's, now or later."""
+    """May read our memory and write the peer's, now or later. A stopped peer keeps a write here for minutes."""
     DONE = auto()
     """The peer's side has acknowledged every byte."""
     FAILED = auto()
@@ -35,17 +40,24 @@ class Transport(Protocol):
             ConfigError: The memory cannot be registered.
         """
 
+    def unregister(self, address: int) -> None:
+        """The span registered at ``address`` takes no new write, from us or from a peer. May wait; no lane may write.
+
+        Raises:
+            TransferError: The span is not registered, or the transport would not let go of it.
+        """
+
     def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
         """A write of ``num_bytes`` (at least 1) from our ``source`` to the peer's ``target`` is under way.
 
-        Lane thread. Does not wait for the peer, but for the first write to it (1-6 ms).
+        Lane thread. Never waits for a peer; the first write to a live one may cost some milliseconds.
 
         Raises:
-            TransferError: Surely not submitted: the source is not registered, or the transport refused.
+            TransferError: Surely not submitted: the source is not registered, or the transport is closed or refused.
         """
 
     def write_status(self, write: WriteId) -> WriteStatus:
         """How far a write is. Ask until it is not PENDING, then never again. Lane thread; does not wait."""
 
     def close(self) -> None:
-        """No peer can write any more. Waits a bounded time."""
+        """No peer can write any more, and we write no more. Waits 2 s at most. A second call does nothing."""

@@ -1,24 +1,36 @@
 """Mooncake Transfer Engine (0.3.13) by submit and poll.
 
-Source of truth: ``mooncake.engine.TransferEngine`` of ``mooncake-transfer-engine-non-cuda`` 0.3.13:
-``initialize``, ``register_memory``, ``transfer_submit_write`` (returns an id, 0 or less on refusal),
-``transfer_check_status`` (0 pending, 1 done, negative failed; an id is forgotten once it is not pending).
+Source of truth: ``mooncake.engine.TransferEngine`` of ``mooncake-transfer-engine-non-cuda`` 0.3.13, measured:
+
+    transfer_submit_write   a batch id; 0 when the peer cannot be opened
+    transfer_check_status   0 pending, 1 done, negative failed; frees the batch when not 0: asking again is a crash
+    send_probe              0 when the peer answers; waits up to 60 s for a stopped one, without any lock
+    destructor              with writes pending to a stopped peer: 1.0 s
 """
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 from typing import Any, Final
 
 from pdcluster_connector.transport.base import WriteId, WriteStatus
+from pdcluster_connector.transport.opening import Backend, Openings, Write
 from pdcluster_connector.transport.registered import RegisteredMemory
 from pdcluster_protocol.errors import ConfigError, TransferError
 
+_LOG: Final = logging.getLogger("vllm.pdcluster.transport")
 _QUEUE_VARIABLE: Final = "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"
 _QUEUE_LIMIT: Final = "65535"
 """Default 2,048 for all threads together; past it Mooncake refuses and leaves the peer in doubt."""
-_ACKED_FROM: Final = "MC_TCP_PROTO"
+_LEGACY_VARIABLE: Final = "MC_TCP_PROTO"
 _SYSTEM_LIBRARIES: Final = "apt-get install libibverbs1 librdmacm1 libnuma1 libcurl4"
+_CLOSE_S: Final = 0.5
+"""For probes under way. Longer than a live peer's answer (0.2 ms); with the destructor under the contract's 2 s."""
+
+_DEFERRED: Final = 0
+_REFUSED: Final = -1
 
 
 class MooncakeTransport:
@@ -31,15 +43,18 @@ class MooncakeTransport:
             ConfigError: Mooncake is missing, set up without acknowledgements, or refuses to start.
         """
         self._memory = RegisteredMemory()
-        self._engine = _start_engine(host, protocol)
+        self._engine: Any | None = _start_engine(host, protocol)
         self._session = f"{host}:{self._engine.get_rpc_port()}"
+        self._write_ids = itertools.count(1)
+        self._batches: dict[WriteId, int] = {}
+        self._openings = Openings(Backend(self._probe, self._deliver, self._refuse))
 
     @property
     def session(self) -> str:
         return self._session
 
     def register(self, address: int, num_bytes: int) -> None:
-        status = self._engine.register_memory(address, num_bytes)
+        status = self._running().register_memory(address, num_bytes)
         if status != 0:
             raise ConfigError(
                 f"Mooncake cannot register {num_bytes} bytes of KV cache (status {status}): "
@@ -47,27 +62,68 @@ class MooncakeTransport:
             )
         self._memory.add(address, num_bytes)
 
+    def unregister(self, address: int) -> None:
+        self._memory.remove(address)
+        if status := self._running().unregister_memory(address):
+            raise TransferError(f"Mooncake cannot unregister the memory at {address:#x} (status {status})")
+
     def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
+        engine = self._running()
         self._memory.require(source, num_bytes)
-        write = self._engine.transfer_submit_write(session, source, target, num_bytes)
-        if write <= 0:
-            raise TransferError(f"Mooncake refused a write of {num_bytes} bytes (status {write})")
-        return WriteId(write)
+        write = WriteId(next(self._write_ids))
+        if not self._openings.is_open(session):
+            self._batches[write] = _DEFERRED
+            self._openings.defer(Write(write, session, source, target, num_bytes))
+            return write
+        batch = engine.transfer_submit_write(session, source, target, num_bytes)
+        if batch <= 0:
+            raise TransferError(f"Mooncake refused a write of {num_bytes} bytes to {session} (status {batch})")
+        self._batches[write] = batch
+        return write
 
     def write_status(self, write: WriteId) -> WriteStatus:
-        status = self._engine.transfer_check_status(write)
+        batch, engine = self._batches[write], self._engine
+        if batch == _DEFERRED:
+            return WriteStatus.PENDING
+        status = -1 if batch == _REFUSED or engine is None else engine.transfer_check_status(batch)
         if status == 0:
             return WriteStatus.PENDING
+        del self._batches[write]
         return WriteStatus.DONE if status > 0 else WriteStatus.FAILED
 
     def close(self) -> None:
-        # The engine stops listening when it is destroyed.
+        # The engine stops listening when it is destroyed; a thread inside a call holds it until that returns.
         self._engine = None
+        self._openings.close(_CLOSE_S)
+
+    def _running(self) -> Any:
+        if self._engine is None:
+            raise TransferError(f"transport {self._session} is closed")
+        return self._engine
+
+    # The next three run in a probing thread.
+
+    def _probe(self, session: str) -> bool:
+        engine = self._engine
+        is_alive = engine is not None and engine.send_probe(session) == 0
+        if not is_alive:
+            _LOG.warning("transport peer does not answer session=%s", session)
+        return is_alive
+
+    def _deliver(self, write: Write) -> None:
+        engine = self._engine
+        batch = 0
+        if engine is not None:
+            batch = engine.transfer_submit_write(write.session, write.source, write.target, write.num_bytes)
+        self._batches[write.id] = batch if batch > 0 else _REFUSED
+
+    def _refuse(self, write: Write) -> None:
+        self._batches[write.id] = _REFUSED
 
 
 def _start_engine(host: str, protocol: str) -> Any:
-    if os.environ.get(_ACKED_FROM) == "1":
-        raise ConfigError(f"{_ACKED_FROM}=1 lets Mooncake report bytes that have not arrived: unset {_ACKED_FROM}")
+    if os.environ.get(_LEGACY_VARIABLE) == "1":
+        raise ConfigError(f"{_LEGACY_VARIABLE}=1 makes Mooncake report bytes that have not arrived: unset it")
     # Read by Mooncake when an engine is constructed, so it must be in the environment by now.
     os.environ.setdefault(_QUEUE_VARIABLE, _QUEUE_LIMIT)
     try:

@@ -1,0 +1,99 @@
+"""Peers that have not shown a sign of life yet: their writes wait here, not in a lane.
+
+Mooncake 0.3.13 opens a peer at the first write to it, under one lock for all peers, and waits there up to 60 s
+for a peer that is stopped (measured): every lane would stand still. A probe takes no such lock, so a short-lived
+thread probes first, and writes go to Mooncake only when the peer has answered.
+
+    defer --> probing --answered--> deliver what waits --> open
+                 |
+                 +-- no answer --> refuse what waits, forget the peer (the next write probes again)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from pdcluster_connector.transport.base import WriteId
+
+_THREAD_NAME: Final = "pdcluster-open"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A write that may be under way already or not. Addresses of this and of the peer's process."""
+
+    id: WriteId
+    session: str
+    source: int
+    target: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What is done to a peer and its writes. Called by the probing thread; ``probe`` may wait, the others never."""
+
+    probe: Callable[[str], bool]
+    deliver: Callable[[Write], None]
+    refuse: Callable[[Write], None]
+
+
+class Openings:
+    """Which peers are open. Lane threads call ``is_open`` and ``defer``; neither waits for a peer."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._opening_lock = threading.Lock()
+        self._open: set[str] = set()
+        self._deferred: dict[str, list[Write]] = {}
+        self._threads: dict[str, threading.Thread] = {}
+
+    def is_open(self, session: str) -> bool:
+        """Whether the peer has answered, and nothing waits for it."""
+        return session in self._open
+
+    def defer(self, write: Write) -> None:
+        """``write`` is delivered once the peer has answered, or refused when it does not."""
+        with self._opening_lock:
+            if write.session not in self._open:
+                self._deferred.setdefault(write.session, []).append(write)
+                self._start_probe(write.session)
+                return
+        self._backend.deliver(write)
+
+    def close(self, timeout_s: float) -> None:
+        """Nothing that waits is delivered any more. Waits up to ``timeout_s`` for probes under way."""
+        with self._opening_lock:
+            threads = list(self._threads.values())
+            refused = [write for writes in self._deferred.values() for write in writes]
+            self._deferred.clear()
+        for write in refused:
+            self._backend.refuse(write)
+        for thread in threads:
+            thread.join(timeout_s / len(threads))
+
+    def _start_probe(self, session: str) -> None:
+        if session not in self._threads:
+            thread = threading.Thread(target=self._open_peer, args=(session,), name=_THREAD_NAME, daemon=True)
+            self._threads[session] = thread
+            thread.start()
+
+    def _open_peer(self, session: str) -> None:
+        is_alive = self._backend.probe(session)
+        settle = self._backend.deliver if is_alive else self._backend.refuse
+        while writes := self._take(session, is_alive=is_alive):
+            for write in writes:
+                settle(write)
+
+    def _take(self, session: str, *, is_alive: bool) -> list[Write]:
+        """What waits for the peer; the probe is over when nothing does."""
+        with self._opening_lock:
+            writes = self._deferred.pop(session, [])
+            if not writes:
+                del self._threads[session]
+                if is_alive:
+                    self._open.add(session)
+            return writes

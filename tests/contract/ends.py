@@ -1,0 +1,154 @@
+"""The two ends that the transport contract is tested with: a sender here, receivers that can be paused and killed.
+
+Mooncake's receivers are processes whose memory is shared with the test, so that a test reads what has landed without
+asking the process, also when it is stopped or dead. The fake's receivers live in this process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
+from pdcluster_connector.transport.fake import FakeNetwork
+from pdcluster_connector.transport.mooncake import MooncakeTransport
+
+MEMORY_BYTES: Final = 32 << 20
+HOST: Final = "127.0.0.1"
+_RECEIVER: Final = Path(__file__).with_name("receiver_process.py")
+
+
+class Memory:
+    """``num_bytes`` of this process at ``address``; with ``fd`` shared with whoever maps the same file."""
+
+    def __init__(self, num_bytes: int = MEMORY_BYTES, fd: int = -1) -> None:
+        self.num_bytes = num_bytes
+        self.bytes = mmap.mmap(fd, num_bytes)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.bytes))
+
+
+class Receiver(Protocol):
+    """A peer whose registered memory is ``[address, address + MEMORY_BYTES)`` in its own process."""
+
+    @property
+    def session(self) -> str: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def memory(self) -> Memory: ...
+    def unregister(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+class FakeReceiver:
+    """A peer in this process; ``resume`` resumes every peer of its network."""
+
+    def __init__(self, network: FakeNetwork) -> None:
+        self.memory = Memory()
+        self.address = self.memory.address
+        self._network = network
+        self._transport = network.join()
+        self._transport.register(self.address, MEMORY_BYTES)
+
+    @property
+    def session(self) -> str:
+        return self._transport.session
+
+    def unregister(self) -> None:
+        self._transport.unregister(self.address)
+
+    def pause(self) -> None:
+        self._network.hold(self.session)
+
+    def resume(self) -> None:
+        self._network.release()
+
+    def kill(self) -> None:
+        self._network.cut(self.session)
+
+
+class ProcessReceiver:
+    """A Mooncake peer in another process."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        fd = os.memfd_create("receiver")
+        stack.callback(os.close, fd)
+        os.ftruncate(fd, MEMORY_BYTES)
+        self.memory = Memory(fd=fd)
+        command = [sys.executable, str(_RECEIVER), HOST, str(fd), str(MEMORY_BYTES)]
+        self._process = stack.enter_context(
+            subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
+        stack.callback(self._process.kill)
+        self.session, address = self._answer().split()
+        self.address = int(address)
+
+    def unregister(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("unregister\n")
+        self._process.stdin.flush()
+        assert self._answer() == "unregistered"
+
+    def pause(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """A sender with registered ``source`` memory, and a way to make peers."""
+
+    sender: Transport
+    source: Memory
+    new_receiver: Callable[[], Receiver]
+
+
+@contextmanager
+def open_ends(kind: str) -> Iterator[Ends]:
+    """Both ends of transport ``kind``; everything is gone afterwards."""
+    with ExitStack() as stack:
+        sender, new_receiver = _fake() if kind == "fake" else _mooncake(stack)
+        stack.callback(sender.close)
+        source = Memory()
+        source.bytes[:] = os.urandom(MEMORY_BYTES)
+        sender.register(source.address, MEMORY_BYTES)
+        yield Ends(sender, source, new_receiver)
+
+
+def _fake() -> tuple[Transport, Callable[[], Receiver]]:
+    network = FakeNetwork()
+    return network.join(), lambda: FakeReceiver(network)
+
+
+def _mooncake(stack: ExitStack) -> tuple[Transport, Callable[[], Receiver]]:
+    return MooncakeTransport(HOST, "tcp"), lambda: ProcessReceiver(stack)
+
+
+def outcome(transport: Transport, write: WriteId, *, timeout_s: float = 10.0) -> WriteStatus:
+    """How the write ended; PENDING if it did not in time."""
+    deadline = time.monotonic() + timeout_s
+    while (status := transport.write_status(write)) is WriteStatus.PENDING and time.monotonic() < deadline:
+        time.sleep(0.0005)
+    return status

@@ -1,0 +1,159 @@
+"""What every transport promises. One suite: the fake keeps the contract of the real one."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from contract.ends import MEMORY_BYTES, Ends, Receiver, open_ends, outcome
+from pdcluster_connector.transport.base import WriteId, WriteStatus
+from pdcluster_protocol.errors import TransferError
+
+BLOCK_BYTES = 4096
+NUM_BLOCKS = MEMORY_BYTES // BLOCK_BYTES
+CLOSE_LIMIT_S = 2.0
+
+
+@pytest.fixture(params=["fake", "mooncake"])
+def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    with open_ends(request.param) as pair:
+        yield pair
+
+
+def submit(ends: Ends, receiver: Receiver, source: int, target: int, num_bytes: int) -> WriteId:
+    """A write between two offsets."""
+    return ends.sender.submit_write(
+        receiver.session, ends.source.address + source, receiver.address + target, num_bytes
+    )
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4095, 64 << 10, 1 << 20, (17 << 20) + 3])
+def test_a_write_lands_byte_for_byte_and_touches_nothing_beside_it(ends: Ends, num_bytes: int) -> None:
+    receiver = ends.new_receiver()
+    write = submit(ends, receiver, 1000, 2000, num_bytes)
+    assert outcome(ends.sender, write) is WriteStatus.DONE
+    landed = receiver.memory.bytes
+    assert landed[2000 : 2000 + num_bytes] == ends.source.bytes[1000 : 1000 + num_bytes]
+    assert not any(landed[:2000])
+    assert landed[2000 + num_bytes :].count(0) == MEMORY_BYTES - 2000 - num_bytes
+
+
+def test_thousands_of_small_writes_each_find_their_block(ends: Ends) -> None:
+    receiver = ends.new_receiver()
+    blocks = random.Random(5).sample(range(NUM_BLOCKS), 4000)
+    writes = [
+        submit(ends, receiver, block * BLOCK_BYTES, (NUM_BLOCKS - 1 - block) * BLOCK_BYTES, BLOCK_BYTES)
+        for block in blocks
+    ]
+    assert {outcome(ends.sender, write) for write in writes} == {WriteStatus.DONE}
+    for block in blocks:
+        mirrored = (NUM_BLOCKS - 1 - block) * BLOCK_BYTES
+        assert receiver.memory.bytes[mirrored : mirrored + BLOCK_BYTES] == _block(ends, block)
+
+
+def test_several_lanes_write_to_several_peers_at_once(ends: Ends) -> None:
+    receivers = [ends.new_receiver(), ends.new_receiver()]
+
+    def run_lane(lane: int) -> set[WriteStatus]:
+        blocks = range(lane * 100, lane * 100 + 100)
+        receiver = receivers[lane % 2]
+        writes = [submit(ends, receiver, b * BLOCK_BYTES, b * BLOCK_BYTES, BLOCK_BYTES) for b in blocks]
+        return {outcome(ends.sender, write) for write in writes}
+
+    with ThreadPoolExecutor(4) as lanes:
+        assert list(lanes.map(run_lane, range(4))) == [{WriteStatus.DONE}] * 4
+    for lane in range(4):
+        span = slice(lane * 100 * BLOCK_BYTES, (lane + 1) * 100 * BLOCK_BYTES)
+        assert receivers[lane % 2].memory.bytes[span] == ends.source.bytes[span]
+        assert not any(receivers[1 - lane % 2].memory.bytes[span])
+
+
+@pytest.mark.parametrize(("offset", "num_bytes"), [(-1, 16), (MEMORY_BYTES - 15, 16), (MEMORY_BYTES, 1), (0, 0)])
+def test_a_source_that_is_not_registered_is_refused_before_anything_is_sent(
+    ends: Ends, offset: int, num_bytes: int
+) -> None:
+    receiver = ends.new_receiver()
+    with pytest.raises(TransferError, match="not registered"):
+        submit(ends, receiver, offset, 0, num_bytes)
+    assert outcome(ends.sender, submit(ends, receiver, 0, 64, 64)) is WriteStatus.DONE
+    assert not any(receiver.memory.bytes[:64])
+
+
+@pytest.mark.parametrize("offset", [-BLOCK_BYTES, MEMORY_BYTES, MEMORY_BYTES - 8])
+def test_a_target_that_is_not_registered_fails_and_the_next_write_succeeds(ends: Ends, offset: int) -> None:
+    receiver = ends.new_receiver()
+    assert outcome(ends.sender, submit(ends, receiver, 0, offset, 16)) is WriteStatus.FAILED
+    assert outcome(ends.sender, submit(ends, receiver, 0, 0, 16)) is WriteStatus.DONE
+    assert not any(receiver.memory.bytes[16:])
+
+
+def test_a_peer_that_unregisters_its_memory_gets_no_more_of_it_written(ends: Ends) -> None:
+    receiver = ends.new_receiver()
+    assert outcome(ends.sender, submit(ends, receiver, 0, 0, 16)) is WriteStatus.DONE
+    receiver.unregister()
+    assert outcome(ends.sender, submit(ends, receiver, 0, 1024, 16)) is WriteStatus.FAILED
+    assert not any(receiver.memory.bytes[1024:1040])
+
+
+def test_memory_that_we_unregister_is_no_source_any_more(ends: Ends) -> None:
+    receiver = ends.new_receiver()
+    ends.sender.unregister(ends.source.address)
+    with pytest.raises(TransferError, match="not registered"):
+        submit(ends, receiver, 0, 0, 16)
+    with pytest.raises(TransferError, match="no registered memory"):
+        ends.sender.unregister(ends.source.address)
+
+
+def test_every_write_to_a_killed_peer_fails(ends: Ends) -> None:
+    receiver = ends.new_receiver()
+    assert outcome(ends.sender, submit(ends, receiver, 0, 0, 16)) is WriteStatus.DONE
+    receiver.pause()
+    pending = [submit(ends, receiver, 0, 0, 1 << 20) for _ in range(20)]
+    receiver.kill()
+    later = submit(ends, receiver, 0, 0, 16)
+    assert {outcome(ends.sender, write) for write in (*pending, later)} == {WriteStatus.FAILED}
+
+
+def test_a_write_to_a_peer_that_never_was_ends_badly(ends: Ends) -> None:
+    write = ends.sender.submit_write("127.0.0.1:9", ends.source.address, ends.source.address, 16)
+    assert outcome(ends.sender, write) is WriteStatus.FAILED
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_stopped_peer_delays_neither_submission_nor_the_writes_to_others(ends: Ends, *, is_known: bool) -> None:
+    stopped, healthy = ends.new_receiver(), ends.new_receiver()
+    if is_known:
+        assert outcome(ends.sender, submit(ends, stopped, 0, 0, 16)) is WriteStatus.DONE
+    stopped.pause()
+    begun = time.monotonic()
+    waiting = [submit(ends, stopped, 0, 0, 1 << 20) for _ in range(30)]
+    assert outcome(ends.sender, submit(ends, healthy, 0, 0, 1 << 20)) is WriteStatus.DONE
+    assert time.monotonic() - begun < 1.0
+    assert ends.sender.write_status(waiting[-1]) is WriteStatus.PENDING
+    stopped.resume()
+    assert {outcome(ends.sender, write) for write in waiting} == {WriteStatus.DONE}
+    assert stopped.memory.bytes[: 1 << 20] == ends.source.bytes[: 1 << 20]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_closing_is_quick_while_writes_are_pending_and_ends_them(ends: Ends, *, is_known: bool) -> None:
+    stopped = ends.new_receiver()
+    if is_known:
+        assert outcome(ends.sender, submit(ends, stopped, 0, 0, 16)) is WriteStatus.DONE
+    stopped.pause()
+    waiting = [submit(ends, stopped, 0, 0, 1 << 20) for _ in range(30)]
+    begun = time.monotonic()
+    ends.sender.close()
+    assert time.monotonic() - begun < CLOSE_LIMIT_S
+    assert {outcome(ends.sender, write) for write in waiting} == {WriteStatus.FAILED}
+    with pytest.raises(TransferError, match="closed"):
+        submit(ends, stopped, 0, 0, 16)
+    ends.sender.close()
+
+
+def _block(ends: Ends, block: int) -> bytes:
+    return ends.source.bytes[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]

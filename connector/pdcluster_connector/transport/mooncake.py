@@ -13,6 +13,8 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import socket
+from pathlib import Path
 from typing import Any, Final
 
 from pdcluster_connector.transport.base import WriteId, WriteStatus
@@ -28,6 +30,9 @@ _LEGACY_VARIABLE: Final = "MC_TCP_PROTO"
 _SYSTEM_LIBRARIES: Final = "apt-get install libibverbs1 librdmacm1 libnuma1 libcurl4"
 _CLOSE_S: Final = 0.5
 """For probes under way. Longer than a live peer's answer (0.2 ms); with the destructor under the contract's 2 s."""
+
+_PROTOCOLS: Final = ("ascend", "rdma", "tcp")
+_RDMA_DEVICES: Final = Path("/sys/class/infiniband")
 
 _DEFERRED: Final = 0
 _REFUSED: Final = -1
@@ -122,8 +127,7 @@ class MooncakeTransport:
 
 
 def _start_engine(host: str, protocol: str) -> Any:
-    if os.environ.get(_LEGACY_VARIABLE) == "1":
-        raise ConfigError(f"{_LEGACY_VARIABLE}=1 makes Mooncake report bytes that have not arrived: unset it")
+    _check_environment(host, protocol)
     # Read by Mooncake when an engine is constructed, so it must be in the environment by now.
     os.environ.setdefault(_QUEUE_VARIABLE, _QUEUE_LIMIT)
     try:
@@ -132,8 +136,22 @@ def _start_engine(host: str, protocol: str) -> Any:
         raise ConfigError(f"Mooncake cannot be loaded ({error}): {_SYSTEM_LIBRARIES}") from error
     engine = TransferEngine()
     if status := engine.initialize(host, "P2PHANDSHAKE", protocol, ""):
-        raise ConfigError(
-            f"Mooncake cannot start on {host} with transfer_protocol {protocol!r} (status {status}): "
-            "is the host an address of this machine, and the protocol tcp, rdma or ascend?"
-        )
+        raise ConfigError(f"Mooncake cannot start on {host} with transfer_protocol {protocol!r} (status {status})")
     return engine
+
+
+def _check_environment(host: str, protocol: str) -> None:
+    """What Mooncake 0.3.13 takes without a word (measured): any protocol and RDMA without a device become TCP,
+    and a host of another machine fails at the first write."""
+    if os.environ.get(_LEGACY_VARIABLE) == "1":
+        raise ConfigError(f"{_LEGACY_VARIABLE}=1 makes Mooncake report bytes that have not arrived: unset it")
+    if protocol not in _PROTOCOLS:
+        raise ConfigError(f"transfer_protocol is {protocol!r}: use one of {', '.join(_PROTOCOLS)}")
+    if protocol == "rdma" and not any(_RDMA_DEVICES.glob("*")):
+        raise ConfigError(f"this machine has no RDMA device ({_RDMA_DEVICES} is empty): use transfer_protocol tcp")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.bind(address)
+    except OSError as error:
+        raise ConfigError(f"{host} is not an address of this machine ({error}): set host to one that is") from error

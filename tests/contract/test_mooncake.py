@@ -1,0 +1,67 @@
+"""What only the Mooncake transport can get wrong: how it starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdcluster_connector.transport import make_transport
+from pdcluster_protocol.errors import ConfigError
+
+START = "from pdcluster_connector.transport import make_transport as m; m('mooncake', host='127.0.0.1', protocol='tcp')"
+
+
+def test_the_unacknowledged_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MC_TCP_PROTO", "1")
+    with pytest.raises(ConfigError, match=r"MC_TCP_PROTO=1 .*: unset it"):
+        make_transport("mooncake", host="127.0.0.1", protocol="tcp")
+
+
+def test_an_unknown_transport_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"transport is 'nixl'.*'mooncake'"):
+        make_transport("nixl", host="127.0.0.1", protocol="tcp")
+
+
+@pytest.mark.parametrize(
+    ("host", "protocol", "message"),
+    [
+        ("127.0.0.1", "udp", r"transfer_protocol is 'udp': use one of ascend, rdma, tcp"),
+        ("192.0.2.1", "tcp", r"192\.0\.2\.1 is not an address of this machine .*: set host"),
+        ("no-such-host.invalid", "tcp", r"no-such-host\.invalid is not an address of this machine"),
+    ],
+)
+def test_what_mooncake_would_take_silently_and_fail_with_later_is_refused(
+    host: str, protocol: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_transport("mooncake", host=host, protocol=protocol)
+
+
+@pytest.mark.skipif(any(Path("/sys/class/infiniband").glob("*")), reason="this machine has an RDMA device")
+def test_rdma_without_a_device_is_refused_rather_than_replaced_by_tcp() -> None:
+    with pytest.raises(ConfigError, match=r"no RDMA device.*use transfer_protocol tcp"):
+        make_transport("mooncake", host="127.0.0.1", protocol="rdma")
+
+
+def test_a_session_names_the_host_and_differs_between_transports() -> None:
+    transports = [make_transport("mooncake", host="127.0.0.1", protocol="tcp") for _ in range(2)]
+    sessions = {transport.session for transport in transports}
+    assert len(sessions) == 2
+    assert {session.partition(":")[0] for session in sessions} == {"127.0.0.1"}
+    for transport in transports:
+        transport.close()
+
+
+def test_a_missing_system_library_is_named_with_the_command_that_installs_it(tmp_path: Path) -> None:
+    package = tmp_path / "mooncake"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "engine.py").write_text("raise ImportError('libibverbs.so.1: cannot open shared object file')\n")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    run = subprocess.run([sys.executable, "-c", START], env=env, capture_output=True, text=True, check=False)
+    assert "ConfigError: Mooncake cannot be loaded (libibverbs.so.1" in run.stderr
+    assert "apt-get install libibverbs1 librdmacm1 libnuma1 libcurl4" in run.stderr

@@ -1,0 +1,25 @@
+"""Device events on the CPU, and the choice of the device."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdcluster_connector.worker.device import AcceleratorDevice, CpuDevice, select_device
+from pdcluster_protocol.errors import ConfigError
+
+
+def test_on_the_cpu_an_event_is_complete_when_it_is_recorded() -> None:
+    device = select_device("cpu")
+    assert isinstance(device, CpuDevice)
+    assert device.is_done(device.record())
+    assert device.registration_alignment_bytes == 1
+
+
+@pytest.mark.parametrize("device_type", ["npu", "tpu"])
+def test_a_device_that_pytorch_does_not_have_is_refused_by_name(device_type: str) -> None:
+    with pytest.raises(ConfigError, match=f"device type is '{device_type}'.*install"):
+        select_device(device_type)
+
+
+def test_ascend_registers_memory_in_steps_of_two_mebibytes() -> None:
+    assert AcceleratorDevice("npu", 2 << 20).registration_alignment_bytes == 2 << 20

@@ -20,8 +20,8 @@ def main(argv: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"pdcluster router: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # uvicorn raises SIGINT again once it has stopped.
-        pass
+    except KeyboardInterrupt:  # Before the server was there to take it.
+        return 130
     return 0
 
 

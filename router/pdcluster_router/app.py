@@ -31,12 +31,13 @@ def build_app(settings: Settings) -> FastAPI:
     """The application. Its lifespan makes the router and hands it to the protocol."""
     app = FastAPI(title="pdcluster router", description=_DESCRIPTION, lifespan=_lifespan(settings))
     app.add_exception_handler(HTTPException, _http_error)
-    app.api_route("/", methods=["GET", "HEAD"], tags=["router"])(read_overview)
-    app.api_route("/health", methods=["GET", "HEAD"], tags=["router"])(read_health)
+    for path, endpoint in (("/", read_overview), ("/health", read_health)):
+        app.get(path, tags=["router"])(endpoint)
+        app.head(path, include_in_schema=False)(endpoint)
     app.get("/metrics", tags=["router"])(read_metrics)
     app.get("/v1/models", tags=["OpenAI"])(read_models)
-    for path in sorted(HOT_PATHS):
-        app.api_route(path.decode(), methods=_NOT_POST, include_in_schema=False)(refuse_method)
+    for hot_path in sorted(HOT_PATHS):
+        app.api_route(hot_path.decode(), methods=_NOT_POST, include_in_schema=False)(refuse_method)
     return app
 
 

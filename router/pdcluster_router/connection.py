@@ -12,6 +12,8 @@ per request, because a task and its wake-ups cost more than all the rest of a re
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -21,8 +23,8 @@ import httptools
 MAX_HEADER_BYTES: Final = 64 << 10
 """An engine that sends more header bytes than this is broken."""
 
-STALE_WINDOW_S: Final = 1.0
-"""An idle connection that the engine closed shows within one round trip after the write; later it is a real loss."""
+_BYTES_ACKED: Final = struct.Struct("=120xQ")
+"""``tcpi_bytes_acked`` in Linux' ``struct tcp_info``: bytes that the peer's kernel took, and one for the SYN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Lost:
     is_unsent: bool = False
     """No byte of the request can have reached the engine."""
     is_stale: bool = False
-    """An idle connection was found closed: no response byte came, and the engine hung up right after the write."""
+    """An idle connection was found closed: the engine had hung up before the request could reach it."""
 
 
 class ResponseSink(Protocol):
@@ -104,8 +106,6 @@ class Call:
 class ConnectionOwner(Protocol):
     """The pool that a connection belongs to."""
 
-    def opened(self, connection: Connection) -> None: ...
-
     def released(self, connection: Connection) -> None:
         """The connection can take another call."""
         ...
@@ -125,8 +125,8 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._call: Call | None = None
         self._transport: asyncio.Transport | None = None
-        self._num_calls = 0
-        self._sent_at = 0.0
+        self._num_sent_bytes = 0
+        self._is_unread = False
         self._is_paused = False
         self._incoming = _Incoming()
 
@@ -140,12 +140,11 @@ class Connection(asyncio.Protocol):
     def send(self, request: bytes, call: Call) -> None:
         """The request is on its way; the response goes to ``call``. Only while idle."""
         assert self._call is None
-        if self._transport is None:
+        if self._transport is None or self._transport.is_closing():
             self._loop.call_soon(call.fail, Lost("the engine closed the new connection", is_unsent=True))
             return
         self._call, call.connection = call, self
-        self._num_calls += 1
-        self._sent_at = self._loop.time()
+        self._num_sent_bytes += len(request)
         self._incoming = _Incoming()
         self._transport.write(request)
 
@@ -168,7 +167,6 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP gives no other
         self._transport = transport
-        self._owner.opened(self)
 
     def data_received(self, data: bytes) -> None:
         if self._call is None:
@@ -181,6 +179,9 @@ class Connection(asyncio.Protocol):
             self._lose(f"not an HTTP response: {error.__context__ or error}")
         else:
             self._deliver()
+
+    def eof_received(self) -> None:
+        self._is_unread = self._transport is not None and _is_unread(self._transport, self._num_sent_bytes)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -244,8 +245,22 @@ class Connection(asyncio.Protocol):
         if call is None:
             return
         call.connection = None
-        is_quick = self._loop.time() - self._sent_at < STALE_WINDOW_S
-        call.fail(Lost(reason, is_stale=self._num_calls > 1 and not self._incoming.has_bytes and is_quick))
+        call.fail(Lost(reason, is_stale=self._is_unread and not self._incoming.has_bytes))
+
+
+def _is_unread(transport: asyncio.Transport, num_sent_bytes: int) -> bool:
+    """Whether the peer hung up before the last bytes could reach it.
+
+    Its FIN acknowledges all that its kernel had by then. What that does not cover came to a closed socket,
+    so no program can have read it. Only for an orderly end: a reset says nothing about what was read.
+    """
+    if not hasattr(socket, "TCP_INFO"):
+        return False
+    tcp_info = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
+    if len(tcp_info) < _BYTES_ACKED.size:
+        return False
+    num_acked: int = _BYTES_ACKED.unpack(tcp_info)[0]
+    return 0 < num_acked < num_sent_bytes + 1
 
 
 class _Incoming:

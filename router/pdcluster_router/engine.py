@@ -71,7 +71,7 @@ class Engine:
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
         request = b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path.encode(), self._host, lines.encode("latin-1"))
         collector = _Collector()
-        call = self.pool.send(request, collector)
+        call = self.pool.send(request, collector, is_exempt=True)
         try:
             async with asyncio.timeout(timeout_s):
                 return await collector.done

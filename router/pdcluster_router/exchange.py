@@ -67,7 +67,7 @@ class Exchange:
         self._failure: Outcome = failed("the request has ended")
         self._error: ApiError | None = None
         self._result = metrics.Outcome.OK
-        self._timer = services.call_at(self._pairing.deadline, self._check_deadline)
+        self._set_timer()
 
     def start(self) -> None:
         """The request goes to decode. The cycle is ours until its answer is over."""
@@ -161,6 +161,12 @@ class Exchange:
         if self._pairing.is_over:
             self._close()
 
+    def _set_timer(self) -> None:
+        # Never later than a prefill that starts now may last: no later step can need an earlier wake-up.
+        prefill_deadline = self._services.now() + self._request.timeouts.prefill_s
+        wakes_at = min(self._pairing.deadline, prefill_deadline)
+        self._timer = self._services.call_at(wakes_at, self._check_deadline)
+
     def _check_deadline(self) -> None:
         """The timer has fired: the deadline has passed, or has moved on since it was set."""
         now = self._services.now()
@@ -171,7 +177,7 @@ class Exchange:
             self._error = deadline_passed(now - self._times.received_at, _DOING[phase])
             self._carry_out(self._pairing.expire(now=now))
         if not self._pairing.is_over:
-            self._timer = self._services.call_at(self._pairing.deadline, self._check_deadline)
+            self._set_timer()
 
     def _fail(self, error: ApiError, result: metrics.Outcome) -> None:
         self._result = result

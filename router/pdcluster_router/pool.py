@@ -42,16 +42,17 @@ class Pool:
     def num_idle(self) -> int:
         return len(self._idle)
 
-    def send(self, request: bytes, sink: ResponseSink, *, fresh: bool = False) -> Call:
+    def send(self, request: bytes, sink: ResponseSink, *, fresh: bool = False, is_exempt: bool = False) -> Call:
         """Start one call. Its sink hears the rest, never before this returns.
 
-        ``fresh``: on a new connection, because an idle one was found closed.
+        ``fresh``: on a new connection, because an idle one was found closed. ``is_exempt``: the limit does not
+        count, so that a busy engine still answers its probe.
         """
         call = Call(sink)
         idle = None if fresh else self._take_idle()
         if idle is not None:
             idle.send(request, call)
-        elif self.num_busy >= self._limits.max_connections:
+        elif self.num_busy >= self._limits.max_connections and not is_exempt:
             lost = Lost(f"all {self._limits.max_connections} connections are in use", is_unsent=True)
             self._loop.call_soon(call.fail, lost)
         else:
@@ -68,9 +69,6 @@ class Pool:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # What a connection says.
-
-    def opened(self, connection: Connection) -> None:
-        self._all.add(connection)
 
     def released(self, connection: Connection) -> None:
         connection.idle_since = self._loop.time()
@@ -116,4 +114,6 @@ class Pool:
             # Cancelled when the connection was made, but nobody had been told yet.
             if not is_open:
                 connection.abort()
+        if connection.is_usable:
+            self._all.add(connection)
         return connection

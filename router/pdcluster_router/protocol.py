@@ -266,6 +266,7 @@ class RouterProtocol(HttpToolsProtocol):
         self._read_timer = None
         if self.transport.is_closing():
             return
+        self._is_in_message = False  # What is still missing is not waited for.
         if self._incoming is not None and self._incoming is self._active and not self._incoming.response_complete:
             self._refuse(self._incoming, client_too_slow(self._router.settings.client_read_timeout_s))
         else:

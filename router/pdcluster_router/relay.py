@@ -83,7 +83,7 @@ class Relay:
 
     def fail(self, error: ApiError) -> None:
         """The client learns of ``error``: as the answer, or, when that has begun, as its last event and a cut."""
-        if self._state is _State.OVER:
+        if self._state is _State.OVER or self._cycle.response_complete:
             return
         is_stream = self._state is _State.RELAYING and self._is_event_stream()
         has_started = self._cycle.has_started

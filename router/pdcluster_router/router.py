@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from pdcluster_protocol.metaserver import METASERVER_PATH
@@ -66,6 +67,9 @@ class Router:
         self.services = Services(settings)
         self.hot_paths = HOT_PATHS
         self.is_draining = False
+        self._default_timeouts = Timeouts(
+            settings.request_timeout_s, settings.prefill_timeout_s, settings.reservation_timeout_s
+        )
 
     def dispatch(self, cycle: HotCycle) -> None:
         """A hot request has arrived whole and it is its turn: answered, or on its way."""
@@ -121,11 +125,10 @@ class Router:
         return ClientRequest(cycle.path, b"".join(lines), request_id.decode("latin-1"), body, timeouts)
 
     def _timeouts(self, wanted: bytes | None) -> Timeouts:
-        settings = self.settings
-        request_s = settings.request_timeout_s
-        if wanted is not None:
-            request_s = min(request_s, _seconds(wanted))
-        return Timeouts(request_s, settings.prefill_timeout_s, settings.reservation_timeout_s)
+        if wanted is None:
+            return self._default_timeouts
+        request_s = min(self._default_timeouts.request_s, _seconds(wanted))
+        return replace(self._default_timeouts, request_s=request_s)
 
 
 def _seconds(value: bytes) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import resource
 import socket
+from types import FrameType
 
 import uvicorn
 
@@ -43,6 +44,11 @@ class RouterServer(uvicorn.Server):
         self.config.load()
         self.lifespan = self.config.lifespan_class(self.config)
         await self.startup(sockets=sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
+        """The first signal drains, another one does not wait. Not raised again, as uvicorn would: we end with 0."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.router.drain()

@@ -6,10 +6,10 @@ Built by ``Router``; holds no rule about requests.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
-from uuid import uuid4
 
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.metaserver import Outcome
@@ -64,6 +64,8 @@ class Services:
     def place(self, role: Role, excluded: Sequence[Engine] = ()) -> Engine | None:
         """The engine of ``role`` for the next request; None when all of them are excluded."""
         engines = self.engines[role]
+        if len(engines) == 1 and not excluded:
+            return engines[0]
         indexes = eligible([engine.is_healthy for engine in engines], [engine in excluded for engine in engines])
         if not indexes:
             return None
@@ -71,7 +73,7 @@ class Services:
 
     def new_transfer_id(self) -> TransferId:
         """Never given before, and not to be guessed."""
-        return TransferId(uuid4().hex)
+        return TransferId(os.urandom(16).hex())
 
     def decode_params(self, transfer_id: TransferId, attempt: Attempt, deadline_ms: int) -> DecodeParams:
         return DecodeParams(

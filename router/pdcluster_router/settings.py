@@ -19,7 +19,7 @@ _WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not
 
 def _checked_url(url: str) -> str:
     parts = urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname:
+    if parts.scheme != "http" or not parts.hostname or parts.port == 0:  # .port raises when it is no number
         raise ValueError(f"{url!r} is not a URL like http://HOST:PORT")
     if parts.path.rstrip("/") or parts.query or parts.fragment or parts.username:
         raise ValueError(f"{url!r} has more than a host and a port: give http://HOST:PORT only")

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import os
+import socket
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -43,6 +44,8 @@ class Fault(Enum):
     """Decode goes on by itself when prefill fails; without it the request fails."""
     HANG_UP_ON_METASERVER = auto()
     """Decode gives up waiting for the outcome, and fails the request."""
+    GO_ON_AFTER_PUSH = auto()
+    """Decode answers once the KV is there, while the metaserver's reply is still out, as our connector does."""
     IGNORE_OUTCOME = auto()
     """Decode waits for the push for ever, whatever the metaserver says."""
 
@@ -93,10 +96,13 @@ class FakeEngine:
         self.seen: list[Seen] = []
         self.arrivals: asyncio.Queue[Seen] = asyncio.Queue()
         self.num_connections = 0
-        self.closes_after: Callable[[], bool] = lambda: False
+        self.hang_up = asyncio.Event()
+        """Set to let ``HANG_UP_ON_METASERVER`` hang up."""
         self.padding = ""
         self._gates: dict[Gate, asyncio.Event] = {}
         self._connections: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._background: list[asyncio.Task[Message | None]] = []
         self._server: asyncio.Server | None = None
         self.url = ""
 
@@ -108,9 +114,16 @@ class FakeEngine:
         """The port is closed and every connection is cut."""
         assert self._server is not None
         self._server.close()
-        for task in list(self._connections):
+        tasks = [*self._connections, *self._background]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def hang_up_on_all(self) -> None:
+        """Every connection is closed, as by a server whose idle time is over. At once: the loop does not run."""
+        for writer in self._writers:
+            with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as same:
+                same.shutdown(socket.SHUT_RDWR)
 
     def close_gate(self, gate: Gate) -> None:
         self._gates[gate] = asyncio.Event()
@@ -134,11 +147,13 @@ class FakeEngine:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
         try:
+            self._writers.add(writer)
             while await self._serve_one(reader, writer):
                 pass
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
+            self._writers.discard(writer)
             writer.transport.abort()
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
@@ -196,7 +211,7 @@ class FakeEngine:
         self.wire.of(seen.params["transfer_id"]).set()
         await self._pass(Gate.REPLY)
         writer.write(_json_answer(200, json.dumps({"choices": [{"text": "x"}]}).encode()))
-        return not self.closes_after()
+        return True
 
     async def _decode(self, seen: Seen, writer: asyncio.StreamWriter) -> bool:
         if seen.body.get("stream"):
@@ -208,7 +223,7 @@ class FakeEngine:
             await self._stream(seen, writer)
         else:
             writer.write(_json_answer(200, self.answer(seen)))
-        return not self.closes_after()
+        return True
 
     async def _fetch_kv(self, seen: Seen) -> str | None:
         """Reserve, wait for the outcome and the push. Returns why it failed."""
@@ -216,6 +231,10 @@ class FakeEngine:
         if params is None or self.fault is Fault.CACHED:
             return None
         await self._pass(Gate.RESERVE)
+        if self.fault is Fault.GO_ON_AFTER_PUSH:
+            self._background.append(asyncio.create_task(self._reserve(seen, params)))
+            await self.wire.of(params["transfer_id"]).wait()
+            return None
         reply = await self._reserve(seen, params)
         if reply is None:
             return "gave up on the metaserver"
@@ -231,8 +250,8 @@ class FakeEngine:
         client = await RawClient.connect(f"http://{url}")
         try:
             if self.fault is Fault.HANG_UP_ON_METASERVER:
-                await client.send(reservation_request(f"/{path}", params))
-                await self._pass(Gate.RESERVE)
+                await client.send(request_bytes(f"/{path}", json.dumps(reservation_of(params)).encode()))
+                await self.hang_up.wait()
                 return None
             return await client.post(f"/{path}", reservation_of(params))
         finally:
@@ -307,10 +326,6 @@ def reservation_of(params: dict[str, Any], **changes: Any) -> dict[str, Any]:
         prompt_digest="d",
     )
     return {**to_wire(reservation), **changes}
-
-
-def reservation_request(path: str, params: dict[str, Any]) -> bytes:
-    return request_bytes(path, json.dumps(reservation_of(params)).encode())
 
 
 _USAGE = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": 4, "total_tokens": PROMPT_TOKENS + 4}

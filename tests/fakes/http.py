@@ -80,7 +80,7 @@ class RawClient:
     @classmethod
     async def connect(cls, url: str) -> RawClient:
         host, _, port = url.removeprefix("http://").partition(":")
-        return cls(*await asyncio.open_connection(host, int(port)))
+        return cls(*await asyncio.open_connection(host, int(port), limit=1 << 26))
 
     async def send(self, raw: bytes) -> None:
         self.writer.write(raw)

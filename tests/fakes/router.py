@@ -10,6 +10,7 @@ from typing import Any
 
 from fakes.engine import FakeEngine, Wire
 from fakes.http import RawClient
+from pdcluster_router.protocol import RouterProtocol
 from pdcluster_router.router import Router
 from pdcluster_router.server import RouterServer, listen
 from pdcluster_router.settings import build_settings
@@ -41,6 +42,13 @@ class Rig:
 
     async def client(self) -> RawClient:
         return await RawClient.connect(self.url)
+
+    def feed(self, client: RawClient, raw: bytes) -> None:
+        """The router gets ``raw`` from this client now, before the loop runs anything else."""
+        port = client.writer.get_extra_info("sockname")[1]
+        for connection in self.server.server_state.connections:
+            if isinstance(connection, RouterProtocol) and connection.client and connection.client[1] == port:
+                connection.data_received(raw)
 
     async def metric(self, name: str) -> float:
         """The value of one sample, by its whole name with labels."""
@@ -77,6 +85,7 @@ async def running_rig(*, num_prefill: int = 1, num_decode: int = 1, **settings: 
     server = RouterServer(checked)
     await server.start([bound])
     try:
+        await until(lambda: all(engine.is_healthy for engine in server.router.services.all_engines()))
         yield Rig(server, f"http://127.0.0.1:{checked.port}", prefills, decodes)
     finally:
         await server.shutdown([bound])

@@ -10,7 +10,7 @@ import pytest
 
 from fakes.engine import PROMPT_TOKENS, Fault, Gate, reservation_of
 from fakes.http import request_bytes
-from fakes.router import CHAT, COMPLETIONS, running_rig, until
+from fakes.router import CHAT, COMPLETIONS, running_rig
 
 pytestmark = pytest.mark.anyio
 
@@ -110,18 +110,14 @@ async def test_a_prompt_that_decode_has_cached_needs_no_prefill() -> None:
 
 async def test_prefill_may_reply_after_decode_is_done() -> None:
     async with running_rig() as rig:
-        rig.decode.fault = Fault.IGNORE_OUTCOME
+        rig.decode.fault = Fault.GO_ON_AFTER_PUSH
         rig.prefill.close_gate(Gate.REPLY)
-        client = await rig.client()
-        # This decode does not wait for the outcome's call to be answered.
-        await client.send(_raw(PROMPT))
-        seen = await rig.decode.next_request()
-        assert seen.params is not None
-        await rig.prefill.next_request()
-        await until(lambda: bool(rig.router.services.transfers))
+        assert (await (await rig.client()).post(COMPLETIONS, PROMPT)).status == 200
+        assert len(rig.router.services.running) == 1
         rig.prefill.open_gate(Gate.REPLY)
-        assert (await client.receive()).status == 200
         await rig.settled()
+        await rig.prefill.seen[0].ended.wait()
+        assert not rig.prefill.seen[0].is_disconnected
 
 
 @pytest.mark.parametrize(

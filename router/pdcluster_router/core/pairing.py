@@ -26,7 +26,13 @@ from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt, TransferId
 
 
-class Phase(Enum):
+class _Named(Enum):
+    """Hashed by identity: every event of every request is looked up by two of these, and Enum's own hash is slow."""
+
+    __hash__ = object.__hash__
+
+
+class Phase(_Named):
     AWAITING_RESERVATION = auto()
     PREFILLING = auto()
     DECODING = auto()
@@ -36,7 +42,7 @@ class Phase(Enum):
     FAILED = auto()
 
 
-class Event(Enum):
+class Event(_Named):
     RESERVED = auto()
     RESERVATION_LOST = auto()
     """Decode hung up on the metaserver before the outcome: it has given up on this prefill."""
@@ -50,7 +56,7 @@ class Event(Enum):
     CLIENT_GONE = auto()
 
 
-class Command(Enum):
+class Command(_Named):
     START_PREFILL = auto()
     ABORT_PREFILL = auto()
     ABORT_DECODE = auto()
@@ -72,7 +78,7 @@ class Timeouts:
 
 TERMINAL: Final = frozenset({Phase.DONE, Phase.FAILED})
 
-_STOP_BOTH: Final = (Command.ABORT_PREFILL, Command.REPLY_FAILED, Command.ABORT_DECODE)
+_STOP_BOTH: Final = (Command.ABORT_PREFILL, Command.ABORT_DECODE, Command.REPLY_FAILED)
 
 TRANSITIONS: Final[dict[tuple[Phase, Event], tuple[Phase, tuple[Command, ...]]]] = {
     (Phase.AWAITING_RESERVATION, Event.RESERVED): (Phase.PREFILLING, (Command.START_PREFILL,)),

@@ -1,0 +1,231 @@
+"""What the router costs: requests/s and latency through it and straight to the decode engine, side by side in one run.
+
+    .venv/bin/python benchmarks/router.py [--seconds 3] [--connections 64]
+
+Fake engines run in one process, the router in another, the load comes from this one. All three share the
+machine's cores, so read the ratios, not the numbers. Three ways: *straight* (client to decode, no hand-over),
+*local* (through the router, decode prefills: one hop), *pair* (through the router with reservation and prefill).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httptools
+import uvloop
+
+from pdcluster_protocol.ids import BootId, EngineId, TransferId
+from pdcluster_protocol.params import Reservation, SideChannelAddress, to_wire
+
+PATH = "/v1/completions"
+PAIR = json.dumps({"model": "m", "prompt": "x" * 1000, "max_tokens": 16}).encode()
+LOCAL = json.dumps({"model": "m", "prompt": "x" * 1000, "max_tokens": 16, "n": 2}).encode()
+ANSWER_BODY = json.dumps({"id": "cmpl-1", "choices": [{"index": 0, "text": "y" * 200}]}).encode()
+ANSWER = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(ANSWER_BODY) + ANSWER_BODY
+)
+
+Parser = httptools.HttpRequestParser | httptools.HttpResponseParser
+
+
+class Peer(asyncio.Protocol):
+    """An HTTP connection of a fake engine, or of one that calls: whole messages go to ``on_message``."""
+
+    def __init__(self, make_parser: Callable[[object], Parser], on_message: Callable[[Peer, bytes], None]) -> None:
+        self.parser: Parser = make_parser(self)
+        self.on_whole = on_message
+        self.parts: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP gives no other
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed_data(data)
+
+    def on_body(self, body: bytes) -> None:
+        self.parts.append(body)
+
+    def on_message_complete(self) -> None:
+        body, self.parts = b"".join(self.parts), []
+        self.on_whole(self, body)
+
+
+class FakeEngines:
+    """Answers at once, but keeps the decode-first contract: reservation first, answer after the outcome."""
+
+    def __init__(self) -> None:
+        self._idle: list[Peer] = []
+        self._waiting: dict[Peer, Peer] = {}
+
+    def serve(self, peer: Peer, body: bytes) -> None:
+        params = json.loads(body).get("kv_transfer_params") if body else None
+        if params is None or params["do_remote_decode"]:
+            peer.transport.write(ANSWER)
+        elif self._idle:
+            self._reserve(self._idle.pop(), peer, params)
+        else:
+            task = asyncio.ensure_future(self._connect(peer, params))
+            task.add_done_callback(lambda done: done.result())
+
+    async def _connect(self, peer: Peer, params: dict[str, object]) -> None:
+        host, _, port = str(params["metaserver"]).split("/")[2].partition(":")
+        loop = asyncio.get_running_loop()
+        _, caller = await loop.create_connection(
+            lambda: Peer(httptools.HttpResponseParser, self._outcome), host, int(port)
+        )
+        self._reserve(caller, peer, params)
+
+    def _reserve(self, caller: Peer, peer: Peer, params: dict[str, object]) -> None:
+        self._waiting[caller] = peer
+        body = json.dumps(to_wire(_reservation(TransferId(str(params["transfer_id"]))))).encode()
+        caller.transport.write(_request("/v1/metaserver", body))
+
+    def _outcome(self, caller: Peer, body: bytes) -> None:
+        assert b'"ok"' in body, body
+        self._idle.append(caller)
+        self._waiting.pop(caller).transport.write(ANSWER)
+
+
+def _reservation(transfer_id: TransferId) -> Reservation:
+    boot = BootId("b")
+    return Reservation(
+        request_id="r",
+        remote_block_ids=(tuple(range(1, 64)),),
+        remote_block_size=16,
+        remote_engine_id=EngineId("d"),
+        remote_host="127.0.0.1",
+        remote_port=1,
+        remote_tp_size=1,
+        remote_cached_tokens=0,
+        transfer_id=transfer_id,
+        attempt=1,  # type: ignore[arg-type]  # a NewType of int
+        deadline_ms=1000,
+        remote_boot_id=boot,
+        remote_side_channels=(SideChannelAddress("127.0.0.1", 1, boot),),
+        num_prompt_tokens=1000,
+        prompt_digest="d",
+    )
+
+
+def _request(path: str, body: bytes) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+@dataclass
+class Result:
+    num_requests: int
+    requests_per_s: float
+    p50_us: float
+    p99_us: float
+
+
+async def load(url: str, body: bytes, num_connections: int, seconds: float) -> Result:
+    """Every connection sends its next request when it has its answer."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    loop = asyncio.get_running_loop()
+    request = _request(PATH, body)
+    sent_at: dict[Peer, float] = {}
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    done = asyncio.Event()
+
+    def send(peer: Peer) -> None:
+        sent_at[peer] = time.perf_counter()
+        peer.transport.write(request)
+
+    def answered(peer: Peer, answer: bytes) -> None:
+        now = time.perf_counter()
+        assert answer == ANSWER_BODY, answer
+        times.append(now - sent_at.pop(peer))
+        if now < end:
+            send(peer)
+        elif not sent_at:
+            done.set()
+
+    peers = [
+        (await loop.create_connection(lambda: Peer(httptools.HttpResponseParser, answered), host, int(port)))[1]
+        for _ in range(num_connections)
+    ]
+    started = time.perf_counter()
+    for peer in peers:
+        send(peer)
+    await asyncio.wait_for(done.wait(), seconds + 10)
+    took = time.perf_counter() - started
+    for peer in peers:
+        peer.transport.close()
+    cuts = statistics.quantiles(times, n=100)
+    return Result(len(times), len(times) / took, cuts[49] * 1e6, cuts[98] * 1e6)
+
+
+async def serve_engines() -> None:
+    engines = FakeEngines()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Peer(httptools.HttpRequestParser, engines.serve), "127.0.0.1", 0)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    await server.serve_forever()
+
+
+def spawn(*args: str) -> tuple[subprocess.Popen[bytes], str]:
+    """A child and the URL that its first line ends with."""
+    child = subprocess.Popen([sys.executable, *args], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert child.stdout is not None
+    return child, child.stdout.readline().decode().split()[-1]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def compare(engine: str, router: str, router_pid: int, num_connections: int, seconds: float) -> None:
+    ways = {"straight": (engine, LOCAL), "local": (router, LOCAL), "pair": (router, PAIR)}
+    print("connections       way requests/s   p50 us   p99 us   rate  added p50 us  router CPU us/request")
+    for connections in (1, num_connections):
+        straight = None
+        for way, (url, body) in ways.items():
+            await load(url, body, connections, 0.3)
+            before = cpu_seconds(router_pid)
+            result = await load(url, body, connections, seconds)
+            cpu_us = (cpu_seconds(router_pid) - before) * 1e6 / result.num_requests
+            straight = straight or result
+            print(
+                f"{connections:>11} {way:>9} {result.requests_per_s:>10.0f} {result.p50_us:>8.0f} {result.p99_us:>8.0f}"
+                f" {result.requests_per_s / straight.requests_per_s:>6.2f} {result.p50_us - straight.p50_us:>13.0f}"
+                f" {cpu_us:>22.0f}"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each of the six measurements")
+    parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--engines", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.engines:
+        uvloop.run(serve_engines())
+        return
+    engines, engine_url = spawn(__file__, "--engines")
+    flags = ("--prefill", engine_url, "--decode", engine_url, "--port", "0")
+    router, router_url = spawn("-m", "pdcluster_router", *flags)
+    try:
+        uvloop.run(compare(engine_url, router_url, router.pid, given.connections, given.seconds))
+    finally:
+        for child in (router, engines):
+            child.terminate()
+            child.wait()
+
+
+if __name__ == "__main__":
+    main()

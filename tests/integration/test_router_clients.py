@@ -1,0 +1,223 @@
+"""Clients that leave, read slowly, or come in crowds; and the openai SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from openai import AsyncOpenAI, InternalServerError, NotFoundError
+from openai.types.chat import ChatCompletionMessageParam
+
+from fakes.engine import Fault, Gate, Seen
+from fakes.http import request_bytes
+from fakes.router import COMPLETIONS, Rig, running_rig, until
+from pdcluster_router.engine import Role
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = {"model": "m", "prompt": "once upon a time"}
+STREAM = {**PROMPT, "stream": True}
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
+
+
+def raw(body: object) -> bytes:
+    return request_bytes(COMPLETIONS, json.dumps(body).encode())
+
+
+async def assert_aborted(seen: Seen) -> None:
+    await asyncio.wait_for(seen.ended.wait(), 3)
+    assert seen.is_disconnected
+
+
+# Leaving. Each test stops the request at one step, and hangs up there.
+
+
+async def test_a_client_that_leaves_before_its_request_is_whole_leaves_nothing() -> None:
+    async with running_rig() as rig:
+        client = await rig.client()
+        await client.send(raw(PROMPT)[:-5])
+        await until(lambda: len(rig.server.server_state.connections) == 1)
+        client.leave()
+        await until(lambda: not rig.server.server_state.connections)
+        assert rig.decode.seen == []
+        await rig.settled()
+
+
+@pytest.mark.parametrize("body", [PROMPT, STREAM], ids=["plain", "stream"])
+async def test_a_client_that_leaves_before_the_reservation_aborts_decode(body: dict[str, object]) -> None:
+    async with running_rig() as rig:
+        rig.decode.close_gate(Gate.RESERVE)
+        client = await rig.client()
+        await client.send(raw(body))
+        seen = await rig.decode.next_request()
+        client.leave()
+        await assert_aborted(seen)
+        await rig.settled()
+        assert await rig.metric('pdcluster_router_requests_total{outcome="client_gone"}') == 1
+
+
+@pytest.mark.parametrize("body", [PROMPT, STREAM], ids=["plain", "stream"])
+async def test_a_client_that_leaves_during_prefill_stops_the_writer_and_decode(body: dict[str, object]) -> None:
+    async with running_rig() as rig:
+        rig.prefill.close_gate(Gate.PREFILL)
+        client = await rig.client()
+        await client.send(raw(body))
+        order = await rig.prefill.next_request()
+        client.leave()
+        await assert_aborted(order)
+        await rig.decode.seen[0].ended.wait()
+        await rig.settled()
+
+
+async def test_a_client_that_leaves_mid_stream_aborts_decode() -> None:
+    async with running_rig() as rig:
+        rig.decode.close_gate(Gate.SECOND_TOKEN)
+        client = await rig.client()
+        await client.send(raw(STREAM))
+        await client.reader.readuntil(b"Hello")
+        client.leave()
+        await assert_aborted(rig.decode.seen[0])
+        await rig.settled()
+
+
+async def test_a_client_that_leaves_while_a_connection_is_being_made_leaves_nothing() -> None:
+    async with running_rig() as rig:
+        before = len(asyncio.all_tasks())
+        clients = [await rig.client() for _ in range(20)]
+        for client in clients:
+            await client.send(raw(STREAM))
+            client.leave()
+        await until(lambda: not rig.server.server_state.connections)
+        await rig.settled()
+        await until(lambda: all(seen.ended.is_set() for seen in rig.decode.seen))
+        await until(
+            lambda: len(asyncio.all_tasks()) <= before + len(rig.decode._connections) + len(rig.prefill._connections)
+        )
+
+
+async def test_a_client_that_leaves_after_its_answer_does_not_stop_a_trailing_prefill() -> None:
+    async with running_rig() as rig:
+        rig.prefill.close_gate(Gate.REPLY)
+        rig.decode.fault = Fault.GO_ON_AFTER_PUSH
+        client = await rig.client()
+        assert (await client.post(COMPLETIONS, PROMPT)).status == 200
+        client.leave()
+        order = rig.prefill.seen[0]
+        assert not order.ended.is_set()
+        rig.prefill.open_gate(Gate.REPLY)
+        await order.ended.wait()
+        assert not order.is_disconnected
+        await rig.settled()
+
+
+# Slow and many.
+
+
+async def test_a_slow_client_stops_the_reading_from_decode_and_gets_every_byte() -> None:
+    async with running_rig() as rig:
+        rig.decode.tokens = ["x"] * 400
+        rig.decode.padding = "y" * 50_000
+        client = await rig.client()
+        await client.send(raw(STREAM))
+        await client.reader.readuntil(b"x")
+        # The client now reads nothing: what decode can write is bounded by buffers, not by the answer.
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # it is a transport for both ways
+        (connection,) = rig.router.services.engines[Role.DECODE][0].pool._all
+        await until(lambda: connection._is_paused)
+        assert not rig.decode.seen[0].ended.is_set()
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # as above
+        rest = await asyncio.wait_for(client.reader.readuntil(b"0\r\n\r\n"), 4)
+        assert rest.count(b"data: ") == 400 + 1
+        await rig.settled()
+
+
+async def test_500_streams_at_once() -> None:
+    async with running_rig() as rig:
+
+        async def one() -> bytes:
+            client = await rig.client()
+            answer = await client.post(COMPLETIONS, STREAM)
+            client.leave()
+            assert answer.is_whole
+            return answer.body
+
+        async with asyncio.timeout(5):
+            bodies = await asyncio.gather(*(one() for _ in range(500)))
+        assert set(bodies) == {b"".join(rig.decode.events(rig.decode.seen[0]))}
+        await rig.settled()
+        assert await rig.metric('pdcluster_router_requests_total{outcome="ok"}') == 500
+
+
+# The openai SDK.
+
+
+@asynccontextmanager
+async def sdk() -> AsyncIterator[tuple[Rig, AsyncOpenAI]]:
+    async with (
+        running_rig() as rig,
+        AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="k", max_retries=0) as client,
+    ):
+        yield rig, client
+
+
+async def test_the_openai_sdk_chats() -> None:
+    async with sdk() as (rig, client):
+        answer = await client.chat.completions.create(model="m", messages=MESSAGES)
+        assert answer.choices[0].message.content == "Hello, world!"
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == 42
+        assert rig.prefill.seen[0].message.headers["authorization"] == "Bearer k"
+
+
+async def test_the_openai_sdk_streams_with_usage() -> None:
+    async with sdk() as (_, client):
+        stream = await client.chat.completions.create(
+            model="m", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "Hello, world!"
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.total_tokens == 46
+
+
+async def test_the_openai_sdk_gets_tools_and_logprobs_through() -> None:
+    async with sdk() as (rig, client):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+        answer = await client.chat.completions.create(  # type: ignore[call-overload]
+            model="m", messages=MESSAGES, tools=tools, tool_choice="required", logprobs=True, top_logprobs=2
+        )
+        assert answer.choices[0].message.tool_calls[0].function.name == "f"
+        assert answer.choices[0].logprobs.content[0].logprob == -0.5
+        for body in (rig.decode.seen[0].body, rig.prefill.seen[0].body):
+            assert body["tools"] == tools
+            assert body["top_logprobs"] == 2
+
+
+async def test_the_openai_sdk_lists_models() -> None:
+    async with sdk() as (_, client):
+        assert [model.id async for model in client.models.list()] == ["m"]
+
+
+async def test_the_openai_sdk_knows_our_errors() -> None:
+    async with sdk() as (rig, client):
+        rig.decode.fault = Fault.ERROR_404
+        with pytest.raises(NotFoundError, match="does not exist"):
+            await client.completions.create(model="x", prompt="a")
+        await rig.decode.stop()
+        with pytest.raises(InternalServerError) as caught:
+            await client.completions.create(model="m", prompt="a")
+        assert caught.value.status_code == 503
+        assert caught.value.code == "no_decode_engine"
+
+
+async def test_an_sdk_stream_that_is_closed_early_frees_both_engines() -> None:
+    async with sdk() as (rig, client):
+        rig.decode.close_gate(Gate.SECOND_TOKEN)
+        stream = await client.completions.create(model="m", prompt="a", stream=True)
+        await anext(aiter(stream))
+        await stream.close()
+        await assert_aborted(rig.decode.seen[0])
+        await rig.settled()

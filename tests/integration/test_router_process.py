@@ -1,0 +1,97 @@
+"""The router as a process: started as a user does, stopped as Kubernetes does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from fakes.engine import FakeEngine, Gate, Wire
+from fakes.http import RawClient, request_bytes
+from fakes.router import COMPLETIONS
+
+pytestmark = pytest.mark.anyio
+
+STREAM = json.dumps({"prompt": "a", "stream": True}).encode()
+
+
+async def start_router(*flags: str) -> Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pdcluster_router", *flags, stdout=PIPE, stderr=PIPE
+    )
+
+
+@asynccontextmanager
+async def process(*flags: str) -> AsyncIterator[tuple[Process, str, FakeEngine, FakeEngine]]:
+    prefill, decode = (FakeEngine(wire) for wire in [Wire()] * 2)
+    for engine in (prefill, decode):
+        await engine.start()
+    router = await start_router("--prefill", prefill.url, "--decode", decode.url, "--port", "0", *flags)
+    try:
+        assert router.stdout is not None
+        line = await asyncio.wait_for(router.stdout.readline(), 10)
+        yield router, line.decode().split()[-1], prefill, decode
+    finally:
+        if router.returncode is None:
+            router.kill()
+        await router.wait()
+        for engine in (prefill, decode):
+            await engine.stop()
+
+
+async def test_sigterm_lets_a_running_stream_end_and_then_stops_with_status_0(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    async with process("--trace-file", str(trace)) as (router, url, _, decode):
+        decode.close_gate(Gate.SECOND_TOKEN)
+        client = await RawClient.connect(url)
+        await client.send(request_bytes(COMPLETIONS, STREAM))
+        await client.reader.readuntil(b"Hello")
+        router.send_signal(signal.SIGTERM)
+        late = await RawClient.connect(url)
+        while (await late.get("/health")).status != 503:
+            pass
+        decode.open_gate(Gate.SECOND_TOKEN)
+        assert (await client.reader.readuntil(b"0\r\n\r\n")).count(b"data: ") == 4
+        assert await asyncio.wait_for(router.wait(), 4) == 0
+        assert json.loads(trace.read_text())["status"] == 200
+
+
+async def test_ctrl_c_twice_does_not_wait_for_what_runs() -> None:
+    async with process() as (router, url, prefill, _):
+        prefill.close_gate(Gate.PREFILL)
+        client = await RawClient.connect(url)
+        await client.send(request_bytes(COMPLETIONS, STREAM))
+        order = await prefill.next_request()
+        router.send_signal(signal.SIGINT)
+        late = await RawClient.connect(url)
+        while (await late.get("/health")).status != 503:
+            pass
+        router.send_signal(signal.SIGINT)
+        answer = await client.receive()
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "stopped")
+        await order.ended.wait()
+        await asyncio.wait_for(router.wait(), 4)
+
+
+@pytest.mark.parametrize("what", ["port", "trace", "url"])
+async def test_what_cannot_work_is_one_line_with_the_cure_and_status_2(what: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        flags = {
+            "port": ["--port", str(taken.getsockname()[1])],
+            "trace": ["--port", "0", "--trace-file", "/nowhere/trace"],
+            "url": ["--port", "0", "--host", "0.0.0.0"],
+        }[what]
+        router = await start_router("--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:1", *flags)
+        _, error = await asyncio.wait_for(router.communicate(), 10)
+    assert router.returncode == 2
+    (line,) = error.decode().splitlines()
+    cure = {"port": "--port", "trace": "name a file", "url": "--advertise-url"}[what]
+    assert cure in line

@@ -1,0 +1,137 @@
+"""Laws of the router's core, over anything that may come."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes.engine import reservation_of
+from pdcluster_protocol.ids import TransferId
+from pdcluster_protocol.params import DecodeParams, parse_reservation, to_wire
+from pdcluster_router.core.openai_errors import bad_request, from_engine, parse_error
+from pdcluster_router.core.pairing import TERMINAL, TRANSITIONS, Command, Event, Pairing, Phase, Timeouts
+from pdcluster_router.core.placement import LeastTokens, Load, eligible
+from pdcluster_router.core.rewrite import BadBody, parse_body
+from pdcluster_router.core.sse import error_event, error_of, first_event_end
+
+PARAMS = DecodeParams(metaserver="http://r", transfer_id=TransferId("t"), deadline_ms=1)
+RESERVATION = parse_reservation(reservation_of(to_wire(PARAMS)))
+OURS = {"kv_transfer_params", "stream", "stream_options", "max_tokens", "min_tokens", "max_completion_tokens"}
+
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+KEYS = st.sampled_from(["prompt", "messages", "n", "echo", "logprobs", "best_of", *sorted(OURS)]) | st.text()
+BODIES = st.dictionaries(KEYS, JSON, max_size=8)
+LOADS = st.lists(st.builds(Load, st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=6)
+
+
+@given(BODIES)
+def test_decode_loses_nothing_of_the_clients_body_and_gains_only_our_parameters(fields: dict[str, Any]) -> None:
+    body = json.loads(parse_body(json.dumps(fields).encode()).for_decode(PARAMS))
+    assert body.pop("kv_transfer_params") == to_wire(PARAMS)
+    assert body == {key: value for key, value in fields.items() if key != "kv_transfer_params"}
+
+
+@given(BODIES)
+def test_prefill_gets_the_same_prompt_and_always_one_token(fields: dict[str, Any]) -> None:
+    body = json.loads(parse_body(json.dumps(fields).encode()).for_prefill(RESERVATION))
+    assert (body["stream"], body["max_tokens"], body["min_tokens"]) == (False, 1, 1)
+    assert body.get("max_completion_tokens", 1) == 1
+    assert "stream_options" not in body
+    rest = {key: value for key, value in fields.items() if key not in OURS}
+    assert {key: value for key, value in body.items() if key not in OURS} == rest
+
+
+@given(BODIES)
+def test_questions_about_a_body_always_have_an_answer(fields: dict[str, Any]) -> None:
+    body = parse_body(json.dumps(fields).encode())
+    assert isinstance(body.needs_local_prefill, bool)
+    assert isinstance(body.is_stream, bool)
+    assert body.estimated_tokens > 0
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_body_or_a_bad_one(raw: bytes) -> None:
+    with contextlib.suppress(BadBody):
+        assert parse_body(raw).num_bytes == len(raw)
+
+
+@given(LOADS)
+def test_nobody_has_less_to_do_than_the_chosen_engine(loads: list[Load]) -> None:
+    chosen = loads[LeastTokens().choose(loads)]
+    assert all(chosen.outstanding_tokens <= load.outstanding_tokens for load in loads)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=6))
+def test_an_excluded_engine_is_never_chosen_and_one_is_found_if_any_is_left(engines: list[tuple[bool, bool]]) -> None:
+    chosen = eligible([healthy for healthy, _ in engines], [excluded for _, excluded in engines])
+    assert all(not engines[index][1] for index in chosen)
+    assert bool(chosen) == any(not excluded for _, excluded in engines)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=20).filter(lambda b: b"\n" not in b and b"\r" not in b), min_size=1))
+def test_the_first_event_is_found_wherever_the_stream_is_cut(lines: list[bytes]) -> None:
+    stream = b"".join(b"data: " + line + b"\n\n" for line in lines)
+    end = len(lines[0]) + len(b"data: \n\n")
+    for cut in range(len(stream) + 1):
+        assert first_event_end(stream[:cut]) == (end if cut >= end else -1)
+
+
+@given(st.binary(max_size=80))
+def test_any_event_is_an_error_or_not(event: bytes) -> None:
+    error = error_of(event)
+    assert error is None or 400 <= error.status <= 599
+
+
+@given(st.text())
+def test_every_error_of_ours_survives_as_an_event(message: str) -> None:
+    event = error_event(bad_request(message))
+    assert first_event_end(event) == len(event)
+    assert error_of(event) is not None
+
+
+@given(st.integers(400, 599), st.binary(max_size=80))
+def test_an_engines_error_always_ends_up_in_openais_shape(status: int, body: bytes) -> None:
+    assert parse_error(from_engine(status, body)) is not None
+
+
+@given(st.lists(st.tuples(st.sampled_from(Event), st.floats(0, 3)), max_size=12), st.booleans())
+def test_a_pairing_over_any_history_tells_decode_one_outcome_and_always_ends(
+    history: list[tuple[Event, float]], with_transfer: bool
+) -> None:
+    """Impossible events are left out; time passes between the others."""
+    timeouts = Timeouts(request_s=10.0, prefill_s=4.0, reservation_s=3.0)
+    pairing = Pairing(TransferId("t"), timeouts, now=0.0, with_transfer=with_transfer)
+    commands: list[Command] = []
+    now = 0.0
+    for event, seconds in history:
+        now += seconds
+        commands += pairing.expire(now=now)
+        if not pairing.is_over and can_happen(pairing.phase, event):
+            commands += pairing.handle(event, now=now)
+        assert pairing.deadline <= 10.0
+    for late in (20.0, 20.0):
+        commands += pairing.expire(now=late)
+    assert pairing.phase in TERMINAL
+    outcomes = [command for command in commands if command in (Command.REPLY_OK, Command.REPLY_FAILED)]
+    answers = [command for command in commands if command in (Command.ANSWER_ERROR, Command.ANSWER_TIMEOUT)]
+    assert commands.count(Command.START_PREFILL) <= 1
+    assert len(outcomes) <= commands.count(Command.START_PREFILL)
+    assert len(answers) <= 1
+    assert pairing.handle(Event.CLIENT_GONE, now=30.0) == ()
+
+
+def can_happen(phase: Phase, event: Event) -> bool:
+    return (phase, event) in TRANSITIONS

@@ -1,0 +1,51 @@
+"""Server-sent events: where the first ends, and whether it is an error."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdcluster_router.core.openai_errors import decode_lost
+from pdcluster_router.core.sse import error_event, error_of, first_event_end
+
+
+@pytest.mark.parametrize(
+    ("stream", "end"),
+    [
+        (b"", -1),
+        (b"data: 1\n", -1),
+        (b"data: 1\n\n", 9),
+        (b"data: 1\n\ndata: 2\n\n", 9),
+        (b"data: 1\r\n\r\ndata: 2\n\n", 11),
+        (b"data: 1\r\r", 9),
+        (b": ping\n\ndata: 1\n\n", 8),
+    ],
+)
+def test_the_first_event_ends_at_its_blank_line(stream: bytes, end: int) -> None:
+    assert first_event_end(stream) == end
+
+
+@pytest.mark.parametrize(
+    ("event", "status"),
+    [
+        (b'data: {"error": {"message": "no", "code": 400}}\n\n', 400),
+        (b'data:{"error":{"message":"no","code":503}}\r\n\r\n', 503),
+        (b'event: error\ndata: {"error": {"message": "no"}}\n\n', 500),
+        (b'data: {"error": {"message": "no", "code": "x"}}\n\n', 500),
+        (b'data: {"error": {"message": "no", "code": 200}}\n\n', 500),
+        (b'data: {"error":\ndata: {"code": 404}}\n\n', 404),
+        (b'data: {"choices": [{"text": "\\"error\\""}]}\n\n', None),
+        (b'data: {"choices": [], "error": null}\n\n', None),
+        (b'data: "error"\n\n', None),
+        (b'data: {"error"\n\n', None),
+        (b"data: [DONE]\n\n", None),
+    ],
+)
+def test_only_an_error_object_is_an_error(event: bytes, status: int | None) -> None:
+    error = error_of(event)
+    assert (None if error is None else error.status) == status
+
+
+def test_our_own_error_event_is_read_as_an_error() -> None:
+    error = error_of(error_event(decode_lost("http://d", "gone")))
+    assert error is not None
+    assert b"gone" in error.body

@@ -23,13 +23,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from integration.ranks import Cache, Shape, engine_facts, fingerprint_of  # noqa: E402  # after the path is set
-from pdcluster_connector.assembly import PrefillRank, make_decode_rank, make_prefill_rank  # noqa: E402
-from pdcluster_connector.engine_facts import EngineRole  # noqa: E402
-from pdcluster_connector.settings import Settings  # noqa: E402
-from pdcluster_connector.steps import DecodeStep, Expect, PrefillStep, PushSlice, Target  # noqa: E402
-from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId  # noqa: E402
-from pdcluster_protocol.params import SideChannelAddress  # noqa: E402
+from integration.ranks import Cache, Shape, engine_facts, fingerprint_of  # after the path is set
+from pdcluster_connector.assembly import PrefillRank, make_decode_rank, make_prefill_rank
+from pdcluster_connector.engine_facts import EngineRole
+from pdcluster_connector.settings import Settings
+from pdcluster_connector.steps import DecodeStep, Expect, PrefillStep, PushSlice, Target
+from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
+from pdcluster_protocol.params import SideChannelAddress
 
 SHAPE: Final = Shape(num_layers=32, num_blocks=8192, kv_heads=2)
 BLOCKS_PER_REQUEST: Final = 128

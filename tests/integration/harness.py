@@ -286,7 +286,9 @@ def get_text(url: str, *, timeout_s: float = 10.0) -> str:
 
 
 @contextmanager
-def opened(url: str, method: str, body: bytes | None, timeout_s: float) -> Iterator[http.client.HTTPResponse]:
+def opened(
+    url: str, method: str, body: bytes | None, timeout_s: float, headers: Mapping[str, str] | None = None
+) -> Iterator[http.client.HTTPResponse]:
     """A response whose body is still to be read; leaving the ``with`` early is a client that goes away.
 
     Raises:
@@ -295,7 +297,7 @@ def opened(url: str, method: str, body: bytes | None, timeout_s: float) -> Itera
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=timeout_s)
     try:
-        connection.request(method, parts.path, body, {"content-type": "application/json"})
+        connection.request(method, parts.path, body, {"content-type": "application/json", **(headers or {})})
         response = connection.getresponse()
         if response.status != http.HTTPStatus.OK:
             raise HttpError(response.status, response.read().decode(errors="replace"))

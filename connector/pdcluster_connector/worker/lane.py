@@ -30,7 +30,7 @@ from pdcluster_connector.steps import PushSlice
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.worker.device import Device
-from pdcluster_connector.worker.orders import Close, GiveUp, LayerSaved, Order, Quiesce, StepBegun, StepEnded
+from pdcluster_connector.worker.orders import Close, Forget, GiveUp, LayerSaved, Order, Quiesce, StepBegun, StepEnded
 from pdcluster_connector.worker.pushes import LivePush, PushBook
 from pdcluster_connector.worker.route import Route, StepPlan, plan_route
 from pdcluster_connector.worker.writes import WriteQueue
@@ -83,7 +83,7 @@ class Lane:
         address: SideChannelAddress,
         decode_rank: int,
         parts: LaneParts,
-        on_release: Callable[[RequestId], None],
+        on_release: Callable[[tuple[RequestId, SideChannelAddress]], None],
     ) -> None:
         self.address = address
         self._decode_rank = decode_rank
@@ -91,7 +91,7 @@ class Lane:
         self._inbox: deque[Order] = deque()
         self._wakeup = Wakeup()
         self._backlog: deque[StepOrder] = deque()
-        self._book = PushBook(self._send, on_release, parts.trace)
+        self._book = PushBook(self._send, lambda request_id: on_release((request_id, address)), parts.trace)
         self._steps: dict[int, StepPlan] = {}
         self._quiesces: list[Quiesce] = []
         self._route: Route | None = None
@@ -128,18 +128,26 @@ class Lane:
 
     def _main(self) -> None:
         identity = f"{self._parts.hello.boot_id}:{self._parts.hello.tp_rank}:{uuid.uuid4().hex}".encode()
-        try:
-            with PrefillChannel(self.address.host, self.address.port, identity, self._wakeup) as self._channel:
-                self._handshake_by = time.monotonic() + self._parts.settings.handshake_timeout_s
-                self._channel.send(self._parts.hello)
-                while not self._turn(self._channel):
-                    pass
-        except Exception:  # noqa: BLE001  # top of a thread
-            _LOG.exception("lane died decode_rank=%d", self._decode_rank)
-            self._fail(f"prefill's lane to decode rank {self._decode_rank} died")
+        with PrefillChannel(self.address.host, self.address.port, identity, self._wakeup) as self._channel:
+            self._handshake_by = time.monotonic() + self._parts.settings.handshake_timeout_s
+            self._channel.send(self._parts.hello)
+            while not self._is_over:
+                try:
+                    self._turn(self._channel)
+                except Exception:  # noqa: BLE001  # top of a thread; writes in flight still need their end seen
+                    _LOG.exception("lane failed decode_rank=%d", self._decode_rank)
+                    self._fail(f"prefill's lane to decode rank {self._decode_rank} failed")
+                    time.sleep(_EXPIRE_EVERY_S)
+            for live in self._book:
+                self._book.abandon(live)
 
-    def _turn(self, channel: PrefillChannel) -> bool:
-        """One round of the lane; True when it is over."""
+    @property
+    def _is_over(self) -> bool:
+        closing_at = self._closing_at
+        return closing_at is not None and (not len(self._book) or time.monotonic() >= closing_at)
+
+    def _turn(self, channel: PrefillChannel) -> None:
+        """One round of the lane."""
         self._wait(channel)
         now = time.monotonic()
         while self._inbox:
@@ -148,7 +156,6 @@ class Lane:
             self._hear(frame, now)
         self._advance(now)
         self._expire(now)
-        return self._closing_at is not None and (not len(self._book) or now >= self._closing_at)
 
     def _wait(self, channel: PrefillChannel) -> None:
         if self._writes is not None and self._writes.is_busy:
@@ -167,6 +174,8 @@ class Lane:
             case GiveUp(key, reason):
                 if live := self._book.get(key):
                     self._book.apply(live, live.push.give_up(reason, now=now))
+            case Forget(key):
+                self._book.forget(key)
             case Quiesce():
                 self._quiesces.append(order)
             case Close(deadline):
@@ -175,6 +184,8 @@ class Lane:
     def _adopt_all(self, order: StepBegun, now: float) -> None:
         for part in order.slices:
             key = PushKey(part.transfer_id, part.attempt)
+            if self._book.has_ended(key):
+                continue
             live = self._book.get(key) or self._adopt(key, part, order.at, now)
             if part.is_last:
                 live.last_step = order.step

@@ -47,6 +47,13 @@ class GiveUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Forget:
+    """vLLM has freed the request's blocks: no order will name ``key`` again."""
+
+    key: PushKey
+
+
+@dataclass(frozen=True, slots=True)
 class Quiesce:
     """Set ``quiet`` as soon as no byte of ``key`` is queued or in flight."""
 
@@ -61,4 +68,4 @@ class Close:
     deadline: float
 
 
-Order: TypeAlias = StepBegun | LayerSaved | StepEnded | GiveUp | Quiesce | Close
+Order: TypeAlias = StepBegun | LayerSaved | StepEnded | GiveUp | Forget | Quiesce | Close

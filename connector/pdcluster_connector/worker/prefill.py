@@ -19,7 +19,7 @@ from pdcluster_connector.core.tp_mapping import Sharding, plan_pushes
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import PrefillStep, PushSlice, Target
 from pdcluster_connector.worker.lane import Lane, LaneParts
-from pdcluster_connector.worker.orders import GiveUp, LayerSaved, Quiesce, StepBegun, StepEnded
+from pdcluster_connector.worker.orders import Forget, GiveUp, LayerSaved, Quiesce, StepBegun, StepEnded
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.params import SideChannelAddress
 
@@ -29,11 +29,11 @@ _CLOSE_S: Final = 5.0
 
 @dataclass(slots=True)
 class _Sending:
-    """One request: how many lanes still read its blocks, and whether vLLM has ended it."""
+    """One request: which lanes still read its blocks, and whether vLLM has ended it."""
 
     key: PushKey
     lanes: tuple[Lane, ...]
-    reading_lanes: int
+    reading: set[SideChannelAddress]
     is_whole: bool = False
     is_finished: bool = False
 
@@ -55,7 +55,7 @@ class PrefillWorker:
         self._lanes: dict[SideChannelAddress, Lane] = {}
         self._retired: list[Lane] = []
         self._sending: dict[RequestId, _Sending] = {}
-        self._released: deque[RequestId] = deque()
+        self._released: deque[tuple[RequestId, SideChannelAddress]] = deque()
         self._regions_of = _regions_by_layer(parts)
         self._is_layerwise = parts.settings.push is PushTiming.LAYERWISE
         self._step = _Step(0)
@@ -110,11 +110,12 @@ class PrefillWorker:
             self._finish(request_id)
         free: set[RequestId] = set()
         while self._released:
-            self._sending[self._released.popleft()].reading_lanes -= 1
+            request_id, address = self._released.popleft()
+            self._sending[request_id].reading.discard(address)
         for request_id, sending in list(self._sending.items()):
-            if sending.is_finished and sending.reading_lanes == 0:
+            if sending.is_finished and not sending.reading:
                 free.add(request_id)
-                del self._sending[request_id]
+                self._forget(request_id)
         return free
 
     def close(self) -> None:
@@ -137,7 +138,8 @@ class PrefillWorker:
         sending = self._sending.get(part.request_id)
         if sending is None:
             lanes = tuple(self._lane(rank, part.target) for rank in self._decode_ranks(part.target))
-            sending = _Sending(PushKey(part.transfer_id, part.attempt), lanes, len(lanes))
+            reading = {lane.address for lane in lanes}
+            sending = _Sending(PushKey(part.transfer_id, part.attempt), lanes, reading)
             self._sending[part.request_id] = sending
         sending.is_whole = part.is_last
         return sending
@@ -172,6 +174,11 @@ class PrefillWorker:
         if not sending.is_whole:
             for lane in sending.lanes:
                 lane.post(GiveUp(sending.key, "prefill ended before the prompt was computed"))
+
+    def _forget(self, request_id: RequestId) -> None:
+        sending = self._sending.pop(request_id)
+        for lane in sending.lanes:
+            lane.post(Forget(sending.key))
 
     def _known(self, request_ids: Iterable[RequestId]) -> list[_Sending]:
         return [self._sending[request_id] for request_id in request_ids if request_id in self._sending]

@@ -63,6 +63,8 @@ class PushBook:
     on_release: Callable[[RequestId], None]
     trace: Trace
     _live: dict[PushKey, LivePush] = field(default_factory=dict)
+    _ended: set[PushKey] = field(default_factory=set)
+    """Pushes that have ended while vLLM still computes their prompt: they must not begin again."""
 
     def __iter__(self) -> Iterator[LivePush]:
         return iter(list(self._live.values()))
@@ -73,6 +75,14 @@ class PushBook:
     def get(self, key: PushKey) -> LivePush | None:
         """The push of ``key``, unless it has ended and was reported."""
         return self._live.get(key)
+
+    def has_ended(self, key: PushKey) -> bool:
+        """Whether the push of ``key`` is over, though orders that name it may still come."""
+        return key in self._ended
+
+    def forget(self, key: PushKey) -> None:
+        """No order will name ``key`` again."""
+        self._ended.discard(key)
 
     def add(self, live: LivePush) -> None:
         """Take a new push in."""
@@ -88,10 +98,17 @@ class PushBook:
                     self._release(live, is_forced=is_forced)
         self.report_if_due(live)
 
+    def abandon(self, live: LivePush) -> None:
+        """The lane ends: nobody will look at this push again."""
+        if not live.push.is_ended:
+            self._release(live, is_forced=True)
+        del self._live[live.push.key]
+
     def report_if_due(self, live: LivePush) -> None:
         """Write the trace line and forget the push, once both it and its forward pass have ended."""
         if live.is_reportable and live.push.key in self._live:
             del self._live[live.push.key]
+            self._ended.add(live.push.key)
             self.trace.write(live.as_event())
 
     def _release(self, live: LivePush, *, is_forced: bool) -> None:

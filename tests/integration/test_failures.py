@@ -1,0 +1,207 @@
+"""What breaks on real engines ends in one clear error or the right answer, in time, with every block back."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from http.client import HTTPException, IncompleteRead
+from pathlib import Path
+
+import pytest
+
+from integration.harness import Harness, HttpError, Pool, Server, complete, complete_all, eventually, metric, opened
+from pdcluster_cli.tiny_model import ModelShape, ensure_tiny_model
+
+pytestmark = pytest.mark.engines
+
+PROMPT = [100 + (number * 11) % 800 for number in range(520)]
+LONG = [100 + (number * 13) % 800 for number in range(3000)]
+SMALL_CHUNKS = ("--max-num-batched-tokens", "128", "--no-enable-prefix-caching")
+"""3,000 tokens take 24 steps: time enough to break something in between."""
+QUICK = {"quarantine_s": 2.0, "settle_s": 0.2, "handshake_timeout_s": 2.0}
+
+
+@pytest.fixture(scope="module")
+def expected(harness: Harness) -> dict[int, tuple[int, ...]]:
+    with harness.single_engine() as engine:
+        return {len(prompt): complete(engine.url, prompt, 16).token_ids for prompt in (PROMPT, LONG)}
+
+
+@pytest.fixture
+def pool(harness: Harness) -> Iterator[Pool]:
+    with harness.start_pool(
+        prefill_args=SMALL_CHUNKS, decode_args=SMALL_CHUNKS, prefill_connector=QUICK, decode_connector=QUICK
+    ) as started:
+        yield started
+
+
+def blocks_in_use(*engines: Server) -> float:
+    return sum(metric(engine.url, "vllm:kv_cache_usage_perc") for engine in engines)
+
+
+def require_still_serving(pool: Pool, expected: dict[int, tuple[int, ...]]) -> None:
+    assert eventually(lambda: blocks_in_use(*pool.engines) == 0, timeout_s=15)
+    assert complete(pool.url, PROMPT, 16).token_ids == expected[len(PROMPT)]
+
+
+class Asking(threading.Thread):
+    """One client in the background; ``answer`` or ``error`` when it has ended."""
+
+    def __init__(self, pool: Pool, prompt: list[int], **body: object) -> None:
+        super().__init__(name="client")
+        self._ask = lambda: complete(pool.url, prompt, 16, timeout_s=60, **body)
+        self.answer: tuple[int, ...] | None = None
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.answer = self._ask().token_ids
+        except (HttpError, HTTPException, OSError) as error:
+            self.error = error
+
+
+def require_openai_error(error: Exception | None) -> str:
+    """The error is an HTTP error with OpenAI's body; returns its message."""
+    assert isinstance(error, HttpError), error
+    assert error.status >= 500
+    message = json.loads(error.body)["error"]["message"]
+    assert message
+    return str(message)
+
+
+def wait_for_prefill(pool: Pool) -> None:
+    assert eventually(lambda: metric(pool.prefill[0].url, "vllm:num_requests_running") > 0)
+
+
+def test_a_prefill_engine_that_is_gone_is_one_clear_error(pool: Pool) -> None:
+    pool.prefill[0].handle.signal(signal.SIGKILL)
+    pool.prefill[0].handle.wait(10)
+    asking = Asking(pool, PROMPT)
+    asking.join(30)
+    require_openai_error(asking.error)
+    assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
+
+
+def test_a_prefill_engine_killed_in_the_middle_fails_the_request_and_decode_gets_its_blocks_back(pool: Pool) -> None:
+    asking = Asking(pool, LONG)
+    wait_for_prefill(pool)
+    pool.prefill[0].handle.signal(signal.SIGKILL)
+    asking.join(30)
+    require_openai_error(asking.error)
+    assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
+
+
+def test_with_policy_recompute_decode_answers_by_itself_when_prefill_dies(
+    harness: Harness, expected: dict[int, tuple[int, ...]]
+) -> None:
+    with harness.start_pool(
+        prefill_args=SMALL_CHUNKS, decode_args=SMALL_CHUNKS, prefill_connector=QUICK, decode_connector=QUICK,
+        load_failure_policy="recompute",
+    ) as pool:  # fmt: skip
+        asking = Asking(pool, LONG)
+        wait_for_prefill(pool)
+        pool.prefill[0].handle.signal(signal.SIGKILL)
+        asking.join(60)
+        assert asking.answer == expected[len(LONG)]
+        assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
+
+
+def test_a_stopped_prefill_engine_costs_the_deadline_and_no_more(
+    pool: Pool, expected: dict[int, tuple[int, ...]]
+) -> None:
+    pool.prefill[0].handle.signal(signal.SIGSTOP)
+    try:
+        begin = time.monotonic()
+        with pytest.raises(HttpError) as error, opened_with_deadline(pool, 3):
+            pass
+        assert error.value.status >= 500
+        assert time.monotonic() - begin < 8
+        assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
+    finally:
+        pool.prefill[0].handle.signal(signal.SIGCONT)
+    require_still_serving(pool, expected)
+
+
+def opened_with_deadline(pool: Pool, seconds: int):  # type: ignore[no-untyped-def]  # a context manager of the harness
+    body = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}
+    return opened(
+        f"{pool.url}/v1/completions", "POST", json.dumps(body).encode(), 30, {"x-request-timeout": str(seconds)}
+    )
+
+
+def test_a_client_that_leaves_during_prefill_frees_both_engines(
+    pool: Pool, expected: dict[int, tuple[int, ...]]
+) -> None:
+    body = {"prompt": LONG, "max_tokens": 16, "temperature": 0, "stream": True}
+    with suppress(OSError, HTTPException), opened(f"{pool.url}/v1/completions", "POST", json.dumps(body).encode(), 0.3):
+        pytest.fail("the answer came before the client left")
+    require_still_serving(pool, expected)
+    assert pool.prefill[0].read_trace("push")[0]["outcome"] == "failed"
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_both_engines(
+    pool: Pool, expected: dict[int, tuple[int, ...]]
+) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 4000, "temperature": 0, "stream": True, "ignore_eos": True}
+    with opened(f"{pool.url}/v1/completions", "POST", json.dumps(body).encode(), 30) as response:
+        assert response.readline().startswith(b"data:")
+    require_still_serving(pool, expected)
+
+
+def test_a_decode_engine_killed_in_the_middle_of_a_stream_cuts_it_without_a_clean_end(pool: Pool) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 4000, "temperature": 0, "stream": True, "ignore_eos": True}
+    with opened(f"{pool.url}/v1/completions", "POST", json.dumps(body).encode(), 30) as response:
+        assert response.readline().startswith(b"data:")
+        pool.decode[0].handle.signal(signal.SIGKILL)
+        rest = b""
+        with pytest.raises((IncompleteRead, OSError)):
+            while chunk := response.read1():
+                rest += chunk
+    assert b"[DONE]" not in rest
+    assert eventually(lambda: blocks_in_use(*pool.prefill) == 0)
+
+
+def test_a_decode_engine_killed_during_the_push_is_one_clear_error_and_prefill_gets_its_blocks_back(pool: Pool) -> None:
+    asking = Asking(pool, LONG)
+    wait_for_prefill(pool)
+    pool.decode[0].handle.signal(signal.SIGKILL)
+    asking.join(30)
+    require_openai_error(asking.error)
+    assert eventually(lambda: blocks_in_use(*pool.prefill) == 0, timeout_s=15)
+
+
+def test_engines_with_other_block_sizes_are_told_the_cure(harness: Harness) -> None:
+    with harness.start_pool(prefill_args=("--block-size", "64"), decode_args=("--block-size", "128")) as pool:
+        asking = Asking(pool, PROMPT)
+        asking.join(30)
+        require_openai_error(asking.error)
+        (line,) = pool.decode[0].read_trace("receive")
+        assert "block size 128, ours is 64" in line["reason"]
+        assert "--block-size" in line["reason"]
+
+
+def test_engines_with_other_models_are_refused_before_any_byte(harness: Harness) -> None:
+    other: Path = ensure_tiny_model(ModelShape(num_layers=6))
+    # The argument that comes last wins.
+    with harness.start_pool(prefill_args=("--model", str(other)), router_args=()) as pool:
+        asking = Asking(pool, PROMPT, model=str(harness.model))
+        asking.join(30)
+        require_openai_error(asking.error)
+        assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
+        assert all(line["num_bytes"] == 0 for line in pool.prefill[0].read_trace("push"))
+
+
+def test_preemption_on_prefill_by_a_small_cache_changes_no_answer(harness: Harness) -> None:
+    prompts = [[100 + (number * (7 + turn)) % 800 for number in range(900)] for turn in range(12)]
+    with harness.single_engine() as engine:
+        wanted = [answer.token_ids for answer in complete_all(engine.url, prompts, 8)]
+    # 6 MiB hold 1,536 tokens: not two of these prompts.
+    small = ("--kv-cache-memory-bytes", str(6 << 20), "--max-num-batched-tokens", "128", "--max-model-len", "1400")
+    with harness.start_pool(prefill_args=small) as pool:
+        assert [answer.token_ids for answer in complete_all(pool.url, prompts, 8)] == wanted
+        assert eventually(lambda: blocks_in_use(*pool.engines) == 0)

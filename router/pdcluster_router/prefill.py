@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from pdcluster_router.connection import Call, Lost, ResponseHead
 from pdcluster_router.engine import Engine
 
-_MAX_REASON_BYTES: Final = 2000
+_MAX_REASON_BYTES: Final = 300
 
 
 class PrefillOwner(Protocol):
@@ -63,7 +63,8 @@ class PrefillLeg:
         self._head = head
 
     def on_body(self, body: bytes) -> None:
-        if self._head is not None and self._head.status != 200:
+        # Not of a 4xx: vLLM's validation errors quote the request, and prompts belong in no log.
+        if self._head is not None and self._head.status >= 500:
             self._reason = (self._reason + body)[:_MAX_REASON_BYTES]
 
     def on_end(self) -> None:
@@ -71,8 +72,8 @@ class PrefillLeg:
         if self._head.status == 200:
             self._owner.prefill_ended(None)
         else:
-            text = self._reason.decode("utf-8", "replace").strip()
-            self._owner.prefill_ended(f"prefill engine {self._engine.url} answered {self._head.status}: {text}")
+            text = self._reason.decode("utf-8", "replace")
+            self._owner.prefill_ended(f"prefill engine {self._engine.url} answered {self._head.status} {text}".rstrip())
 
     def on_lost(self, lost: Lost) -> None:
         if lost.is_stale and not self._is_resent:

@@ -178,6 +178,8 @@ class Relay:
         held, self._held = self._held, b""
         self._state = _State.RELAYING
         headers = b"".join(_line(name, value) for name, value in head.headers if name not in _OURS)
+        if self._is_event_stream():
+            headers += b"x-accel-buffering: no\r\n"  # Else an nginx in front holds tokens back.
         self._cycle.start(head.status, headers, head.content_length, held)
 
     def _known_head(self) -> ResponseHead:

@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI, InternalServerError, NotFoundError
 from openai.types.chat import ChatCompletionMessageParam
 
-from fakes.engine import Fault, Gate, Seen
+from fakes.engine import Fault, Gate, Seen, reservation_of
 from fakes.http import request_bytes
 from fakes.router import COMPLETIONS, Rig, running_rig, until
 from pdcluster_router.engine import Role
@@ -69,6 +69,21 @@ async def test_a_client_that_leaves_during_prefill_stops_the_writer_and_decode(b
         client.leave()
         await assert_aborted(order)
         await rig.decode.seen[0].ended.wait()
+        await rig.settled()
+
+
+async def test_a_client_that_leaves_during_prefill_fails_the_open_metaserver_call() -> None:
+    async with running_rig() as rig:
+        rig.prefill.close_gate(Gate.PREFILL)
+        client, metaserver = await rig.client(), await rig.client()
+        await client.send(raw(PROMPT))
+        await rig.prefill.next_request()
+        reservation = json.dumps(reservation_of(rig.decode.seen[0].params or {})).encode()
+        await until(lambda: len(rig.server.server_state.connections) >= 3)
+        rig.feed(metaserver, request_bytes("/v1/metaserver", reservation))
+        client.leave()
+        outcome = (await metaserver.receive()).json()
+        assert (outcome["status"], outcome["reason"]) == ("failed", "the client has left")
         await rig.settled()
 
 

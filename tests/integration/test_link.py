@@ -1,0 +1,95 @@
+"""The slow link of the benchmarks: real namespaces, real rates, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path as File
+
+import pytest
+from benchmarks.link import PREFIX, End, Link, LinkError, open_link, remove_leftovers
+from benchmarks.raw_socket import Path, measure_bandwidth
+
+can_make_links = os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc")
+needs_links = pytest.mark.skipif(not can_make_links, reason="needs root and iproute2")
+
+KILLED_RUN = """
+import os, signal, subprocess
+from benchmarks.link import End, open_link
+with open_link("1gbit") as link:
+    with link.inside(End.A):
+        sleeper = subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    print(sleeper.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def path_over(link: Link) -> Path:
+    return Path(End.B.value, lambda: link.inside(End.A), lambda: link.inside(End.B))
+
+
+def namespaces_of(pid: int) -> list[File]:
+    return list(File("/run/netns").glob(f"{PREFIX}-{pid}-*"))
+
+
+@needs_links
+def test_a_stream_over_the_link_has_the_rate_that_was_asked_for() -> None:
+    with open_link("200mbit") as link:
+        assert measure_bandwidth(path_over(link), 10 << 20) * 8 == pytest.approx(200e6, rel=0.25)
+        link.set_rate("800mbit")
+        assert measure_bandwidth(path_over(link), 40 << 20) * 8 == pytest.approx(800e6, rel=0.25)
+
+
+@needs_links
+def test_a_thread_is_back_home_afterwards_and_its_sockets_stay() -> None:
+    namespace = File("/proc/thread-self/ns/net")
+    home = namespace.readlink()
+    with open_link("1gbit") as link:
+        with link.inside(End.B):
+            assert namespace.readlink() != home
+            listener = socket.create_server((End.B.value, 0))
+        assert namespace.readlink() == home
+        with listener, link.inside(End.A), socket.create_connection(listener.getsockname(), 5) as stream:
+            assert stream.getpeername()[0] == End.B.value
+
+
+@needs_links
+def test_commands_run_at_their_end() -> None:
+    with open_link("1gbit") as link:
+        shown = subprocess.run(link.command(End.B, ["ip", "address"]), capture_output=True, text=True, check=True)
+        assert End.B.value in shown.stdout
+        assert End.A.value not in shown.stdout
+
+
+@needs_links
+def test_nothing_is_left_of_a_link() -> None:
+    with open_link("1gbit"):
+        pass
+    assert namespaces_of(os.getpid()) == []
+
+
+@needs_links
+def test_what_a_killed_run_left_behind_is_removed_with_its_processes() -> None:
+    run = subprocess.run([sys.executable, "-c", KILLED_RUN], capture_output=True, text=True, check=False)
+    sleeper = int(run.stdout)
+    assert File(f"/proc/{sleeper}").exists()
+    assert len(remove_leftovers()) >= 2
+    with suppress(FileNotFoundError):  # gone, or killed and waiting for init to collect it
+        assert "Z" in File(f"/proc/{sleeper}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_without_iproute2_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(LinkError, match="apt-get install iproute2"), open_link("1gbit"):
+        pass
+
+
+@needs_links
+def test_a_rate_that_tc_does_not_know_is_named_and_leaves_nothing() -> None:
+    with pytest.raises(LinkError, match="slowly"), open_link("slowly"):
+        pass
+    assert namespaces_of(os.getpid()) == []

@@ -79,6 +79,16 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     version: int = PARAMS_VERSION
 
 
+class PushRefusal(msgspec.Struct, frozen=True):
+    """Prefill to router, in its answer's ``kv_transfer_params``: the prompt was computed but not pushed, and why."""
+
+    pdcluster_reason: str = ""
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    kv_transfer_params: PushRefusal | None = None
+
+
 _Params = TypeVar("_Params", DecodeParams, Reservation)
 
 
@@ -111,7 +121,16 @@ def digest_tokens(token_ids: Sequence[int]) -> str:
     return blake2b(array("q", token_ids).tobytes(), digest_size=12).hexdigest()
 
 
-def to_wire(params: DecodeParams | Reservation) -> dict[str, object]:
+def refusal_in(reply: bytes) -> str:
+    """Why prefill did not push, from the JSON body of its answer; empty when it says nothing of the kind."""
+    try:
+        params = msgspec.json.decode(reply, type=_Reply).kv_transfer_params
+    except (msgspec.ValidationError, msgspec.DecodeError):
+        return ""
+    return params.pdcluster_reason if params else ""
+
+
+def to_wire(params: DecodeParams | Reservation | PushRefusal) -> dict[str, object]:
     """The JSON object that goes into ``kv_transfer_params``."""
     built: dict[str, object] = msgspec.to_builtins(params)
     return built

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from pdcluster_protocol.params import refusal_in
 from pdcluster_router.connection import Call, Lost, ResponseHead
 from pdcluster_router.engine import Engine
 
 _MAX_REASON_BYTES: Final = 300
+_MAX_REPLY_BYTES: Final = 1 << 20
+"""One token and what surrounds it; what goes beyond is not looked into."""
 
 
 class PrefillOwner(Protocol):
@@ -32,7 +35,7 @@ class PrefillLeg:
         "_num_tokens",
         "_owner",
         "_path",
-        "_reason",
+        "_reply",
     )
 
     def __init__(self, owner: PrefillOwner, engine: Engine, num_tokens: int) -> None:
@@ -41,7 +44,7 @@ class PrefillLeg:
         self._engine = engine
         self._num_tokens = num_tokens
         self._head: ResponseHead | None = None
-        self._reason = b""
+        self._reply = b""
         self._is_resent = False
         self._call: Call | None = None
         engine.take(num_tokens)
@@ -63,16 +66,17 @@ class PrefillLeg:
         self._head = head
 
     def on_body(self, body: bytes) -> None:
-        # Not of a 4xx: vLLM's validation errors quote the request, and prompts belong in no log.
-        if self._head is not None and self._head.status >= 500:
-            self._reason = (self._reason + body)[:_MAX_REASON_BYTES]
+        if len(self._reply) <= _MAX_REPLY_BYTES:
+            self._reply += body
 
     def on_end(self) -> None:
         assert self._head is not None
         if self._head.status == 200:
-            self._owner.prefill_ended(None)
+            self._owner.prefill_ended(refusal_in(self._reply) or None)
         else:
-            text = self._reason.decode("utf-8", "replace")
+            # Not of a 4xx: vLLM's validation errors quote the request, and prompts belong in no log.
+            quoted = self._reply[:_MAX_REASON_BYTES] if self._head.status >= 500 else b""
+            text = quoted.decode("utf-8", "replace")
             self._owner.prefill_ended(f"prefill engine {self._engine.url} answered {self._head.status} {text}".rstrip())
 
     def on_lost(self, lost: Lost) -> None:

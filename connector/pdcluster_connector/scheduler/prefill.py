@@ -16,7 +16,7 @@ from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import PrefillStep, PushSlice, Target
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import RequestId
-from pdcluster_protocol.params import Reservation, digest_tokens, parse_reservation
+from pdcluster_protocol.params import PushRefusal, Reservation, digest_tokens, parse_reservation, to_wire
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.prefill")
 
@@ -81,7 +81,7 @@ class PrefillScheduler:
     def finish(self, request_id: RequestId) -> tuple[bool, dict[str, object] | None]:
         """Whether workers may still read the request's blocks, and what its answer tells the router."""
         if reason := self._refusals.pop(request_id, ""):
-            return False, {"pdcluster_status": "refused", "pdcluster_reason": reason}
+            return False, to_wire(PushRefusal(reason))
         transfer = self._transfers.pop(request_id, None)
         return transfer is not None and transfer.is_announced, None
 

@@ -21,7 +21,14 @@ from pdcluster_protocol.metaserver import PREFILL_OK, Action, Outcome, failed
 from pdcluster_protocol.params import DecodeParams, Reservation
 from pdcluster_router import metrics
 from pdcluster_router.connection import Lost
-from pdcluster_router.core.openai_errors import ApiError, bad_request, deadline_passed, decode_lost, no_engine
+from pdcluster_router.core.openai_errors import (
+    ApiError,
+    bad_request,
+    deadline_passed,
+    decode_lost,
+    no_engine,
+    prefill_failed,
+)
 from pdcluster_router.core.pairing import Command, Event, Pairing, Phase, Timeouts
 from pdcluster_router.core.rewrite import BadBody, ClientBody
 from pdcluster_router.cycle import HotCycle
@@ -65,6 +72,7 @@ class Exchange:
         self._calls = ReservationCalls(self)
         self._prefill: PrefillLeg | None = None
         self._failure: Outcome = failed("the request has ended")
+        self._prefill_failure = ""
         self._error: ApiError | None = None
         self._result = metrics.Outcome.OK
         self._set_timer()
@@ -120,6 +128,10 @@ class Exchange:
     def answered(self, status: int) -> None:
         self._answer_over(status)
         self._handle(Event.DECODE_DONE)
+
+    def cause_of(self, status: int) -> ApiError | None:
+        # vLLM says no more than "Internal server error" of a request whose KV did not come.
+        return prefill_failed(self._prefill_failure) if status >= 500 and self._prefill_failure else None
 
     def refused(self, status: int) -> None:
         self._result = metrics.Outcome.ENGINE_ERROR
@@ -222,6 +234,7 @@ class Exchange:
     def _prefill_failed(self, reason: str) -> None:
         logger.warning("prefill failed request_id=%s reason=%s", self._request.request_id, reason)
         self._services.metrics.prefill_failed.inc()
+        self._prefill_failure = reason
         self._failure = failed(reason, Action.RECOMPUTE)
 
     def _start_prefill(self) -> None:

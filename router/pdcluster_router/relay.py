@@ -38,7 +38,7 @@ _OURS: Final = frozenset(
 
 
 class RelayOwner(Protocol):
-    """The exchange that this answer belongs to. Exactly one of the last three comes."""
+    """The exchange that this answer belongs to. Exactly one of answered, refused and lost comes."""
 
     def first_byte(self) -> None:
         """Decode's first body byte has come."""
@@ -46,6 +46,10 @@ class RelayOwner(Protocol):
 
     def answered(self, status: int) -> None:
         """The client has decode's whole answer."""
+        ...
+
+    def cause_of(self, status: int) -> ApiError | None:
+        """Why decode answers this error, where the exchange knows it and decode's own words do not tell."""
         ...
 
     def refused(self, status: int) -> None:
@@ -169,6 +173,10 @@ class Relay:
 
     def _refuse(self, status: int, body: bytes, head: ResponseHead) -> None:
         self._state = _State.OVER
+        if cause := self._owner.cause_of(status):
+            self._cycle.answer_error(cause)
+            self._owner.refused(cause.status)
+            return
         extra = b"".join(_line(name, value) for name, value in head.headers if name in _KEPT_ON_ERRORS)
         self._cycle.answer(status, body, b"content-type: application/json\r\n" + extra)
         self._owner.refused(status)

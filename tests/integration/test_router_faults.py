@@ -36,14 +36,16 @@ def error_of(answer: Message) -> dict[str, object]:
 
 @BOTH
 @pytest.mark.parametrize("fault", [Fault.ERROR_500, Fault.ERROR_TEXT, Fault.DIE, Fault.NOT_HTTP])
-async def test_a_failed_prefill_ends_in_decodes_own_error_as_one_http_error(
+async def test_a_failed_prefill_ends_as_one_http_error_that_says_why(
     fault: Fault, body: dict[str, object]
 ) -> None:
     async with running_rig() as rig:
         rig.prefill.fault = fault
         answer = await post(rig, body)
-        assert answer.status == 500
-        assert error_of(answer)["message"] == "Internal server error"
+        assert answer.status == 502
+        error = error_of(answer)
+        assert error["code"] == "prefill_failed"
+        assert rig.prefill.url in str(error["message"])
         outcome = rig.decode.seen[0].outcome
         assert outcome is not None
         assert (outcome["status"], outcome["action"]) == ("failed", "recompute")
@@ -66,7 +68,7 @@ async def test_decode_may_recompute_when_prefill_fails(body: dict[str, object]) 
 async def test_a_prefill_engine_that_refuses_connections_fails_the_prefill_at_once(body: dict[str, object]) -> None:
     async with running_rig() as rig:
         await rig.prefill.stop()
-        assert (await post(rig, body)).status == 500
+        assert (await post(rig, body)).status == 502
         outcome = rig.decode.seen[0].outcome
         assert outcome is not None
         assert "cannot connect" in outcome["reason"]

@@ -75,6 +75,10 @@ def decode_lost(engine: str, reason: str) -> ApiError:
     return ApiError(502, _SERVER, "decode_lost", f"decode engine {engine} did not answer to the end: {reason}")
 
 
+def prefill_failed(reason: str) -> ApiError:
+    return ApiError(502, _SERVER, "prefill_failed", f"the prompt could not be prefilled: {reason}", _RETRY_AFTER_S)
+
+
 def deadline_passed(seconds: float, phase: str) -> ApiError:
     return ApiError(504, "timeout", "deadline_passed", f"no complete answer within {seconds:g} s, while {phase}")
 

@@ -38,10 +38,12 @@ from pdcluster_protocol.side_channel import (
 
 KEY: Final = PushKey(TransferId("t"), Attempt(1))
 RANKS: Final = (0, 1)
-WRITES: Final = 3
+WRITES: Final = 2
 WRITE_BYTES: Final = 10
 SETTLE_S, HOLD_S, QUARANTINE_S, DEADLINE_S = 2.0, 50.0, 30.0, 20.0
 ranks = st.sampled_from(RANKS)
+rarely = st.sampled_from([False, False, False, False, False, True])
+"""Ends everything it touches: if it came often no run would get far."""
 
 
 @dataclass
@@ -94,7 +96,7 @@ class PushAndReceive(RuleBasedStateMachine):
 
     # The network.
 
-    @rule(number=ranks, is_lost=st.booleans())
+    @rule(number=ranks, is_lost=rarely)
     def a_message_reaches_decode(self, number: int, is_lost: bool) -> None:
         rank = self.ranks[number]
         if not rank.to_decode:
@@ -114,7 +116,7 @@ class PushAndReceive(RuleBasedStateMachine):
             case Fenced():
                 self.tell(self.receive.fenced(rank.peer, message))
 
-    @rule(number=ranks, is_lost=st.booleans())
+    @rule(number=ranks, is_lost=rarely)
     def a_message_reaches_prefill(self, number: int, is_lost: bool) -> None:
         rank = self.ranks[number]
         if not rank.to_prefill:
@@ -149,10 +151,10 @@ class PushAndReceive(RuleBasedStateMachine):
             rank.in_flight -= 1
             self.do(rank, rank.push.written(WRITE_BYTES, now=self.now))
 
-    @rule(number=ranks)
-    def a_write_fails_but_may_still_land(self, number: int) -> None:
+    @rule(number=ranks, really=st.booleans())
+    def a_write_fails_but_may_still_land(self, number: int, really: bool) -> None:
         rank = self.ranks[number]
-        if rank.in_flight:
+        if really and rank.in_flight:
             rank.in_flight -= 1
             rank.settling.append(self.now + SETTLE_S)
             self.do(rank, rank.push.write_failed("broken", now=self.now))
@@ -174,17 +176,21 @@ class PushAndReceive(RuleBasedStateMachine):
 
     # The parties.
 
-    @rule(number=ranks)
-    def prefill_aborts(self, number: int) -> None:
+    @rule(number=ranks, really=rarely)
+    def prefill_aborts(self, number: int, really: bool) -> None:
         rank = self.ranks[number]
+        if not really:
+            return
         self.do(rank, rank.push.give_up("aborted", now=self.now))
 
     @precondition(lambda self: not self.reports)
-    @rule()
-    def decode_aborts(self) -> None:
+    @rule(really=rarely)
+    def decode_aborts(self, really: bool) -> None:
+        if not really:
+            return
         self.tell(self.receive.fail("aborted", now=self.now))
 
-    @rule(seconds=st.sampled_from([0.5, 3.0, 25.0]))
+    @rule(seconds=st.sampled_from([0.1, 0.1, 0.1, 0.1, 3.0, 25.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         for rank in self.ranks:
@@ -223,4 +229,4 @@ class PushAndReceive(RuleBasedStateMachine):
 
 
 TestPushAndReceive = PushAndReceive.TestCase
-TestPushAndReceive.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestPushAndReceive.settings = settings(max_examples=500, stateful_step_count=60, deadline=None)

@@ -1,0 +1,43 @@
+# Everything runs in .venv, which the first target that needs it makes. `make help` lists the targets.
+.DEFAULT_GOAL := help
+.PHONY: help install run check test bench lock clean
+BIN := .venv/bin
+PORT ?= 8000
+ARGS ?=
+
+help:     ## what can be made
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
+
+install:  ## system libraries, virtual environment, locked packages; nothing when they are there
+	@tools/bootstrap.sh
+
+run: install  ## a prefill engine, a decode engine and the router; one question; serve until Ctrl-C (ARGS=--once ends then)
+	@$(BIN)/pdcluster local --port $(PORT) $(ARGS)
+
+check: install  ## the fast part: format, lint, types, layers, unit and property tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/unit tests/property
+
+test: install  ## everything: check, then all tests, also those with real engines
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q
+
+bench: install  ## what the hook costs, and how fast bytes leave (benchmarks/ttft.py takes longer: run it by hand)
+	$(BIN)/python benchmarks/save_kv_layer.py
+	$(BIN)/python benchmarks/push_bandwidth.py
+
+lock: install  ## resolve the dependencies anew
+	$(BIN)/uv pip compile requirements/bootstrap.in --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --no-header -o requirements/bootstrap.lock
+	$(BIN)/uv pip compile pyproject.toml --extra router --extra connector --extra operator --extra cpu --group dev \
+	  --override requirements/overrides.txt --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --no-header -o requirements/dev.lock
+
+clean:    ## remove the virtual environment and every cache in this folder
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -36,9 +36,7 @@ def error_of(answer: Message) -> dict[str, object]:
 
 @BOTH
 @pytest.mark.parametrize("fault", [Fault.ERROR_500, Fault.ERROR_TEXT, Fault.DIE, Fault.NOT_HTTP])
-async def test_a_failed_prefill_ends_as_one_http_error_that_says_why(
-    fault: Fault, body: dict[str, object]
-) -> None:
+async def test_a_failed_prefill_ends_as_one_http_error_that_says_why(fault: Fault, body: dict[str, object]) -> None:
     async with running_rig() as rig:
         rig.prefill.fault = fault
         answer = await post(rig, body)

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from pdcluster_connector.assembly import PrefillRank
 from pdcluster_connector.connector import PDClusterConnector
 from pdcluster_connector.steps import PrefillStep, PushSlice
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
@@ -16,8 +17,8 @@ class SkipsALayer(PDClusterConnector):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)
-        regions = self._prefill_rank.worker._parts.regions
-        _wrap_transport(self, _Forgetting(self._prefill_rank.transport, regions[2].base, regions[3].base))
+        regions = prefill_rank(self).worker._parts.regions
+        _wrap_transport(self, _Forgetting(prefill_rank(self).transport, regions[2].base, regions[3].base))
 
 
 class SwapsTwoBlocks(PDClusterConnector):
@@ -38,7 +39,7 @@ class CutsARangeShort(PDClusterConnector):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)
-        _wrap_transport(self, _Shortening(self._prefill_rank.transport))
+        _wrap_transport(self, _Shortening(prefill_rank(self).transport))
 
 
 class OmitsABlock(PDClusterConnector):
@@ -55,7 +56,7 @@ class CallsFailuresDone(PDClusterConnector):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)
-        _wrap_transport(self, _Forgetting(self._prefill_rank.transport, 0, 1 << 62))
+        _wrap_transport(self, _Forgetting(prefill_rank(self).transport, 0, 1 << 62))
 
 
 class FailsEveryWrite(PDClusterConnector):
@@ -63,7 +64,7 @@ class FailsEveryWrite(PDClusterConnector):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)
-        _wrap_transport(self, _Failing(self._prefill_rank.transport))
+        _wrap_transport(self, _Failing(prefill_rank(self).transport))
 
 
 class _Wrapped:
@@ -78,6 +79,9 @@ class _Wrapped:
 
     def register(self, address: int, num_bytes: int) -> None:
         self._inner.register(address, num_bytes)
+
+    def unregister(self, address: int) -> None:
+        self._inner.unregister(address)
 
     def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
         return self._inner.submit_write(session, source, target, num_bytes)
@@ -116,8 +120,14 @@ class _Failing(_Wrapped):
         return WriteStatus.FAILED if status is WriteStatus.DONE else status
 
 
-def _wrap_transport(connector: Any, transport: Transport) -> None:
-    worker = connector._prefill_rank.worker
+def prefill_rank(connector: PDClusterConnector) -> PrefillRank:
+    """The rank of a connector that is one."""
+    assert connector._prefill_rank is not None
+    return connector._prefill_rank
+
+
+def _wrap_transport(connector: PDClusterConnector, transport: Transport) -> None:
+    worker = prefill_rank(connector).worker
     worker._parts = type(worker._parts)(
         **{name: getattr(worker._parts, name) for name in worker._parts.__slots__} | {"transport": transport}
     )

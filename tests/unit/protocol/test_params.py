@@ -1,0 +1,194 @@
+"""The parameters on each leg of a request: what travels, what is refused, and what other routers may count on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdcluster_protocol.errors import ProtocolError
+from pdcluster_protocol.ids import Attempt, BootId, EngineId, TransferId
+from pdcluster_protocol.params import (
+    PARAMS_VERSION,
+    DecodeParams,
+    PushRefusal,
+    Reservation,
+    SideChannelAddress,
+    digest_tokens,
+    parse_decode_params,
+    parse_reservation,
+    refusal_in,
+    to_wire,
+)
+from unit.protocol.messages import any_message
+
+VLLM_ASCEND_NAMES: Final = {
+    "token_ids", "request_id", "do_remote_prefill", "do_remote_decode", "remote_block_ids", "remote_block_size",
+    "remote_engine_id", "remote_host", "remote_port", "remote_tp_size", "remote_pcp_size", "remote_dcp_size",
+    "remote_cached_tokens",
+}  # fmt: skip
+"""What a decode engine of vllm-ascend 0.23 posts, and what its prefill engines expect."""
+
+OURS: Final = st.just(PARAMS_VERSION)
+TOKEN_ID: Final = st.integers(0, (1 << 31) - 1)
+
+PARAMS: Final = DecodeParams(
+    metaserver="http://r:8000/v1/metaserver", transfer_id=TransferId("t-1"), deadline_ms=30_000, token="seal"
+)
+RESERVATION: Final = Reservation(
+    request_id="chatcmpl-1",
+    remote_block_ids=((3, 4, 9),),
+    remote_block_size=16,
+    remote_engine_id=EngineId("d-0"),
+    remote_host="10.0.0.2",
+    remote_port=5600,
+    remote_tp_size=2,
+    remote_cached_tokens=16,
+    transfer_id=TransferId("t-1"),
+    attempt=Attempt(1),
+    deadline_ms=29_000,
+    token="seal",
+    remote_boot_id=BootId("b-0"),
+    remote_side_channels=(
+        SideChannelAddress("10.0.0.2", 5600, BootId("b-0")),
+        SideChannelAddress("10.0.0.2", 5601, BootId("b-1")),
+    ),
+    num_prompt_tokens=40,
+    prompt_digest=digest_tokens([1, 2, 3]),
+)
+
+
+def over_json(params: DecodeParams | Reservation | PushRefusal) -> Any:
+    """What the other side sees: engines and proxies between us use Python's own json."""
+    return json.loads(json.dumps(to_wire(params)))
+
+
+def address_each_rank(reservation: Reservation) -> Reservation:
+    return msgspec.structs.replace(reservation, remote_tp_size=len(reservation.remote_side_channels))
+
+
+@given(any_message(DecodeParams, version=OURS))
+def test_the_routers_instructions_survive_json(params: DecodeParams) -> None:
+    assert parse_decode_params(over_json(params)) == params
+
+
+@given(any_message(Reservation, version=OURS).map(address_each_rank))
+def test_a_reservation_survives_json(reservation: Reservation) -> None:
+    assert parse_reservation(over_json(reservation)) == reservation
+
+
+def test_decode_is_told_to_wait_and_prefill_to_push() -> None:
+    told_decode, told_prefill = to_wire(PARAMS), to_wire(RESERVATION)
+    assert (told_decode["do_remote_prefill"], told_decode["do_remote_decode"]) == (True, False)
+    assert (told_prefill["do_remote_prefill"], told_prefill["do_remote_decode"]) == (False, True)
+
+
+def test_a_reservation_has_every_name_of_vllm_ascends_contract() -> None:
+    assert to_wire(RESERVATION).keys() >= VLLM_ASCEND_NAMES
+
+
+def test_the_routers_instructions_have_every_name_of_vllm_ascends_contract() -> None:
+    assert to_wire(PARAMS).keys() >= {"do_remote_decode", "do_remote_prefill", "metaserver"}
+
+
+def test_a_side_channel_address_is_a_short_list() -> None:
+    assert over_json(RESERVATION)["remote_side_channels"][1] == ["10.0.0.2", 5601, "b-1"]
+
+
+@pytest.mark.parametrize("version", [0, PARAMS_VERSION + 1, "1", None])
+@pytest.mark.parametrize("parse", [parse_decode_params, parse_reservation])
+def test_another_version_is_refused_with_both_values_and_the_cure(parse: Any, version: object) -> None:
+    wire = over_json(PARAMS if parse is parse_decode_params else RESERVATION) | {"version": version}
+    with pytest.raises(ProtocolError) as refused:
+        parse(wire)
+    assert str(refused.value) == (
+        f"kv_transfer_params have version {version!r}, ours is {PARAMS_VERSION}: run the same pdcluster everywhere"
+    )
+
+
+@pytest.mark.parametrize("params", [None, [], "text", 7, {}])
+def test_what_is_no_object_with_a_version_is_refused(params: object) -> None:
+    for parse in (parse_decode_params, parse_reservation):
+        with pytest.raises(ProtocolError, match="have version None, ours is 1"):
+            parse(params)
+
+
+@pytest.mark.parametrize("params", [PARAMS, RESERVATION])
+def test_an_unknown_field_is_refused_by_name(params: DecodeParams | Reservation) -> None:
+    parse: Any = parse_decode_params if isinstance(params, DecodeParams) else parse_reservation
+    with pytest.raises(ProtocolError, match=f"are not {type(params).__name__}: .*unknown field `colour`"):
+        parse(over_json(params) | {"colour": "red"})
+
+
+@pytest.mark.parametrize("params", [PARAMS, RESERVATION])
+def test_a_field_without_default_must_be_there_and_is_named(params: DecodeParams | Reservation) -> None:
+    parse: Any = parse_decode_params if isinstance(params, DecodeParams) else parse_reservation
+    required = [field.name for field in msgspec.structs.fields(params) if field.required]
+    assert {"transfer_id", "deadline_ms"} <= set(required)
+    for name in required:
+        wire = over_json(params)
+        del wire[name]
+        with pytest.raises(ProtocolError, match=f"missing required field `{name}`"):
+            parse(wire)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("remote_block_size", "16", r"Expected `int`, got `str` - at `\$.remote_block_size`"),
+        ("remote_block_ids", [3, 4], r"Expected `array`, got `int` - at `\$.remote_block_ids\[0\]`"),
+        ("remote_port", None, r"Expected `int`, got `null` - at `\$.remote_port`"),
+        ("transfer_id", 5, r"Expected `str`, got `int` - at `\$.transfer_id`"),
+    ],
+)
+def test_a_wrong_type_is_refused_with_its_place(name: str, value: object, message: str) -> None:
+    with pytest.raises(ProtocolError, match=message):
+        parse_reservation(over_json(RESERVATION) | {name: value})
+
+
+@pytest.mark.parametrize("tp_size", [0, 1, 3])
+def test_a_side_channel_for_each_rank_or_the_reservation_is_refused(tp_size: int) -> None:
+    with pytest.raises(ProtocolError) as refused:
+        parse_reservation(over_json(RESERVATION) | {"remote_tp_size": tp_size})
+    assert str(refused.value) == (
+        f"decode engine d-0 has TP {tp_size} but named 2 side channels: it must name one for each rank"
+    )
+
+
+@given(st.lists(TOKEN_ID, max_size=50), st.lists(TOKEN_ID, max_size=50))
+def test_digests_are_equal_only_for_equal_prompts(first: list[int], second: list[int]) -> None:
+    assert (digest_tokens(first) == digest_tokens(second)) == (first == second)
+
+
+def test_a_digest_is_short_and_the_same_on_every_machine() -> None:
+    assert digest_tokens([1, 2, 3]) == digest_tokens((1, 2, 3)) == "ab44942e43d9d2af667cb73e"
+    assert digest_tokens([]) != digest_tokens([0]) != digest_tokens([0, 0])
+
+
+@given(st.text(max_size=50))
+def test_the_reason_is_found_in_prefills_answer(reason: str) -> None:
+    reply = {"id": "cmpl-1", "choices": [], "kv_transfer_params": over_json(PushRefusal(reason))}
+    assert refusal_in(json.dumps(reply).encode()) == reason
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"",
+        b"not json",
+        b"[]",
+        b"{}",
+        b'{"kv_transfer_params": null}',
+        b'{"kv_transfer_params": {}}',
+        b'{"kv_transfer_params": {"remote_block_ids": [1]}}',
+        b'{"kv_transfer_params": {"pdcluster_reason": 5}}',
+        b'{"kv_transfer_params": {"pdcluster_reason": "cut',
+        b'{"kv_transfer_params": "text"}',
+    ],
+)
+def test_an_answer_without_a_reason_has_none(reply: bytes) -> None:
+    assert refusal_in(reply) == ""

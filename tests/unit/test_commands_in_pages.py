@@ -1,0 +1,119 @@
+"""Every command that the pages tell a reader to type is one that exists, with flags that exist."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import pytest
+
+from pdcluster_cli import doctor
+from pdcluster_cli.local import options
+from pdcluster_router.__main__ import parse_settings
+from pdcluster_router.router import OPENAI_PATHS
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PAGES: Final = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+SUBCOMMANDS: Final = ("local", "router", "doctor")
+
+
+def commands_in(page: str) -> list[str]:
+    """Lines to type: those after a ``$`` in a console block, every line of an sh block."""
+    found: list[str] = []
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        lines = block.replace("\\\n", "").splitlines()
+        if language == "console":
+            found += [line[2:] for line in lines if line.startswith("$ ")]
+        elif language == "sh":
+            found += [line for line in lines if line and not line.startswith("#")]
+    return found
+
+
+COMMANDS: Final = sorted({command for page in PAGES for command in commands_in(page.read_text())})
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def check_pdcluster(words: list[str]) -> None:
+    """The subcommand takes these flags. Only parses: nothing starts."""
+    subcommand, flags = words[0], words[1:]
+    assert subcommand in SUBCOMMANDS
+    if "--help" in flags:
+        return  # carried out below
+    if subcommand == "router":
+        assert parse_settings(flags).prefill_urls
+        return
+    parser = argparse.ArgumentParser()
+    (options if subcommand == "local" else doctor).add_arguments(parser)
+    assert parser.parse_args(options.join_args(flags))
+
+
+def check_module(words: list[str]) -> None:
+    """The module exists; it is not imported, vLLM's costs seconds."""
+    package, *rest = words[0].split(".")
+    spec = find_spec(package)
+    assert spec is not None
+    folders = [Path(folder, *rest) for folder in spec.submodule_search_locations or ()]
+    assert any(folder.with_suffix(".py").exists() or folder.is_dir() for folder in folders), words[0]
+
+
+def check(command: str) -> None:
+    words = shlex.split(command)
+    match [words[0].removeprefix(".venv/bin/"), *words[1:]]:
+        case ["make", *arguments]:
+            assert {word for word in arguments if "=" not in word} <= make_targets()
+        case ["pdcluster", *arguments]:
+            check_pdcluster(arguments)
+        case ["python", "-m", *arguments]:
+            check_module(arguments)
+        case ["curl", url, *_]:
+            assert urlsplit(url).path.encode() in OPENAI_PATHS
+        case ["export", *settings]:
+            assert all("=" in setting for setting in settings)
+        case _:
+            pytest.fail(f"no rule says whether this works: {command}")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_in_a_page_exists(command: str) -> None:
+    check(command)
+
+
+def test_the_pages_show_the_commands_that_matter() -> None:
+    readme = commands_in((ROOT / "README.md").read_text())
+    assert {"make run", "make test"} <= set(readme)
+    assert {shlex.split(line)[1] for line in readme if "pdcluster " in line.partition("'")[0]} == set(SUBCOMMANDS)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["make coffee", "pdcluster dance", "pdcluster local --no-such-flag", "python -m no_such_module", "wget x"]
+)
+def test_the_check_is_not_blind(wrong: str) -> None:
+    with pytest.raises((AssertionError, SystemExit, pytest.fail.Exception)):
+        check(wrong)
+
+
+def test_a_block_is_read_as_a_reader_does() -> None:
+    page = "```console\n$ make \\\nrun\noutput\n```\n```\n$ not this\n```\n```sh\n# comment\nmake test\n```\n"
+    assert commands_in(page) == ["make run", "make test"]
+
+
+@pytest.mark.parametrize("words", [[], *([subcommand] for subcommand in SUBCOMMANDS)])
+def test_help_works_everywhere(words: list[str]) -> None:
+    command = [sys.executable, "-m", "pdcluster_cli", *words, "--help"]
+    help_text = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    assert help_text.startswith(" ".join(["usage: pdcluster", *words]))
+
+
+def test_make_help_names_the_targets() -> None:
+    listed = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, check=True).stdout
+    assert {line.partition("\t")[0] for line in listed.decode().splitlines()} == make_targets()

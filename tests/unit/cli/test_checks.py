@@ -1,0 +1,101 @@
+"""Each check that fails is one line with the cure."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from pdcluster_cli.checks import (
+    SYSTEM_LIBRARIES,
+    Finding,
+    check_model,
+    check_modules,
+    check_port,
+    check_python,
+    check_system_libraries,
+    count_accelerators,
+    problems_of,
+)
+from pdcluster_cli.engines import Device
+from pdcluster_cli.waiting import free_port
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize("version", [(3, 11, 0), (3, 12, 4), (4, 0, 0)])
+def test_a_python_that_is_new_enough_is_named(version: tuple[int, ...]) -> None:
+    assert check_python(version) == Finding(f"Python {'.'.join(map(str, version))}")
+
+
+def test_an_old_python_is_named_with_what_to_install() -> None:
+    problem = "Python is 3.10.14, 3.11 or newer is needed: install python3.11 and make a new environment"
+    assert check_python((3, 10, 14)).problem == problem
+
+
+def test_system_libraries_that_load_are_no_problem() -> None:
+    asked: list[str] = []
+    assert check_system_libraries(asked.append).problem is None
+    assert asked == list(SYSTEM_LIBRARIES)
+
+
+def test_missing_system_libraries_are_one_command_to_type() -> None:
+    def load(library: str) -> None:
+        if library in ("libibverbs.so.1", "libcurl.so.4"):
+            raise OSError("cannot open shared object file")
+
+    problem = "system libraries are missing: sudo apt-get install -y libibverbs1 libcurl4"
+    assert check_system_libraries(load).problem == problem
+
+
+def test_make_installs_the_same_system_libraries() -> None:
+    script = (ROOT / "tools/bootstrap.sh").read_text()
+    assert dict(re.findall(r'"(lib\S+\.so\.\d+)": "(\w+)"', script)) == SYSTEM_LIBRARIES
+
+
+def test_vllm_and_mooncake_are_found_here() -> None:
+    assert check_modules() == Finding("vllm and mooncake are installed")
+
+
+def test_a_free_port_is_no_problem() -> None:
+    port = free_port()
+    assert check_port(port) == Finding(f"port {port} is free")
+
+
+def test_a_taken_port_is_named_with_the_cure() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        problem = check_port(port).problem
+    assert problem is not None
+    assert problem.startswith(f"port {port} on 127.0.0.1 cannot be used (Address already in use")
+    assert problem.endswith("): stop what listens there or add --port N")
+    assert "\n" not in problem
+
+
+def test_a_folder_with_a_config_is_a_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert check_model(tmp_path) == Finding(f"model {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("empty", "has no config.json"), ("nowhere", "does not exist"), ("file", "is no folder")]
+)
+def test_what_is_no_model_is_named_with_what_is_wanted(tmp_path: Path, name: str, found: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("weights")
+    model = tmp_path / name
+    assert check_model(model).problem == (
+        f"model {model} {found}: --model wants a folder with config.json, weights and a tokenizer"
+    )
+
+
+def test_only_problems_are_shown_in_order() -> None:
+    findings = [Finding("a"), Finding("b", "b is wrong"), Finding("c"), Finding("d", "d is wrong")]
+    assert problems_of(findings) == ["b is wrong", "d is wrong"]
+    assert problems_of([]) == []
+
+
+def test_the_cpu_has_no_accelerators() -> None:
+    assert count_accelerators(Device.CPU) == 0

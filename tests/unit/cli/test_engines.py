@@ -1,0 +1,146 @@
+"""The command line and environment of one engine, without starting it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pdcluster_cli.engines import (
+    ENGINE_MODULE,
+    PRELOAD,
+    Device,
+    EnginePlan,
+    Role,
+    engine_argv,
+    engine_spec,
+    kv_transfer_config,
+    preload_modules,
+    router_argv,
+    zygote_env,
+)
+from pdcluster_cli.zygote_wire import MAX_MESSAGE_BYTES, StartOrder
+
+
+def plan(role: Role = Role.PREFILL, **settings: Any) -> EnginePlan:
+    return EnginePlan("prefill-0", role, Path("/models/m"), 8100, Path("/logs/p.log"), **settings)
+
+
+def value_of(argv: tuple[str, ...], option: str) -> str:
+    assert argv.count(option) == 1
+    return argv[argv.index(option) + 1]
+
+
+def test_an_engine_listens_on_loopback_only() -> None:
+    argv = engine_argv(plan())
+    assert argv[:6] == ("--model", "/models/m", "--host", "127.0.0.1", "--port", "8100")
+
+
+@pytest.mark.parametrize(("role", "kv_role"), [(Role.PREFILL, "kv_producer"), (Role.DECODE, "kv_consumer")])
+def test_the_role_becomes_vllms_role(role: Role, kv_role: str) -> None:
+    config = json.loads(value_of(engine_argv(plan(role)), "--kv-transfer-config"))
+    assert config == {
+        "kv_connector": "PDClusterConnector",
+        "kv_role": kv_role,
+        "engine_id": "prefill-0",
+        "kv_connector_extra_config": {"host": "127.0.0.1", "transfer_protocol": "tcp"},
+        "kv_load_failure_policy": "fail",
+    }
+
+
+def test_a_single_engine_has_no_connector() -> None:
+    assert "--kv-transfer-config" not in engine_argv(plan(Role.SINGLE))
+
+
+def test_the_users_arguments_come_last_so_that_they_win() -> None:
+    assert engine_argv(plan(args=("--port", "9", "--enforce-eager")))[-3:] == ("--port", "9", "--enforce-eager")
+
+
+def test_the_plans_settings_replace_ours() -> None:
+    config = kv_transfer_config(
+        plan(
+            trace_file=Path("/logs/p.trace"),
+            connector={"push": "serial", "host": "10.0.0.1"},
+            load_failure_policy="recompute",
+            kv_transfer={"kv_connector": "Broken"},
+        )
+    )
+    assert config["kv_connector"] == "Broken"
+    assert config["kv_load_failure_policy"] == "recompute"
+    assert config["kv_connector_extra_config"] == {
+        "host": "10.0.0.1",
+        "transfer_protocol": "tcp",
+        "trace_file": "/logs/p.trace",
+        "push": "serial",
+    }
+
+
+@pytest.mark.parametrize(
+    ("device", "protocol", "has_uni"),
+    [(Device.CPU, "tcp", True), (Device.CUDA, "tcp", False), (Device.NPU, "ascend", False)],
+)
+def test_the_device_chooses_transfer_protocol_and_executor(device: Device, protocol: str, has_uni: bool) -> None:
+    argv = engine_argv(plan(device=device))
+    config = json.loads(value_of(argv, "--kv-transfer-config"))
+    assert config["kv_connector_extra_config"]["transfer_protocol"] == protocol
+    assert ("--distributed-executor-backend" in argv) == has_uni
+
+
+def test_cpu_engines_get_their_own_number_of_threads() -> None:
+    assert zygote_env(Device.CPU)["OMP_NUM_THREADS"] == "1"
+    assert engine_spec(plan(num_threads=3)).env["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize("device", [Device.CUDA, Device.NPU])
+def test_what_only_the_cpu_needs_stays_away_from_accelerators(device: Device) -> None:
+    spec = engine_spec(plan(device=device, num_threads=3))
+    assert not spec.overrides
+    assert not [name for name in spec.env if name.startswith(("OMP_", "VLLM_CPU_OMP", "VLLM_ENABLE_V1"))]
+    assert not [module for module in preload_modules(device) if "cpu" in module]
+
+
+def test_every_engine_is_offline_and_silent_towards_vllms_makers() -> None:
+    for device in Device:
+        env = zygote_env(device)
+        assert (env["HF_HUB_OFFLINE"], env["VLLM_NO_USAGE_STATS"]) == ("1", "1")
+
+
+def test_the_plans_environment_wins_and_none_unsets() -> None:
+    env = engine_spec(plan(env={"OMP_NUM_THREADS": "8", "CUDA_VISIBLE_DEVICES": None})).env
+    assert (env["OMP_NUM_THREADS"], env["CUDA_VISIBLE_DEVICES"]) == ("8", None)
+    assert env["HF_HUB_OFFLINE"] == "1"
+
+
+def test_the_module_that_runs_is_not_imported_before() -> None:
+    assert engine_spec(plan()).module == ENGINE_MODULE
+    assert all(ENGINE_MODULE not in preload_modules(device) for device in Device)
+    assert set(PRELOAD) < set(preload_modules(Device.CPU))
+
+
+def test_a_spec_fits_into_one_message_to_the_zygote() -> None:
+    spec = engine_spec(plan(args=tuple(f"--option-{number}=value" for number in range(1000))))
+    order = StartOrder(
+        name=spec.name,
+        module=spec.module,
+        argv=spec.argv,
+        env=dict(spec.env),
+        overrides=dict(spec.overrides),
+        log_path=str(spec.log_path),
+    )
+    wire = msgspec.json.encode(order)
+    assert len(wire) < MAX_MESSAGE_BYTES
+    assert msgspec.json.decode(wire, type=StartOrder) == order
+
+
+def test_the_router_is_told_of_every_engine_by_role() -> None:
+    argv = router_argv(
+        prefill=["http://p:1", "http://p:2"], decode=["http://d:3"], port=8000, trace_file=Path("/t"), args=("--x", "y")
+    )
+    assert argv == (
+        *("--prefill", "http://p:1", "--prefill", "http://p:2", "--decode", "http://d:3"),
+        *("--port", "8000", "--trace-file", "/t", "--x", "y"),
+    )
+    assert "--trace-file" not in router_argv(prefill=["p"], decode=["d"], port=1, trace_file=None, args=())

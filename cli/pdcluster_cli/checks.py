@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -69,7 +70,8 @@ def check_port(port: int, host: str = LOOPBACK) -> Finding:
         with socket.create_server((host, port)):
             return Finding(f"port {port} is free")
     except OSError as error:
-        problem = f"port {port} on {host} cannot be used ({error.strerror}): stop what listens there or add --port N"
+        why = os.strerror(error.errno or 0)  # the error's own text repeats the address
+        problem = f"port {port} on {host} cannot be used ({why}): stop what listens there or add --port N"
         return Finding(f"port {port}", problem)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from integration.harness import complete
+from pdcluster_cli.linux import die_with_parent
 from pdcluster_cli.waiting import free_port, is_healthy
 
 pytestmark = pytest.mark.engines
@@ -43,7 +45,11 @@ def exports() -> dict[str, str]:
 def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as file:
         env = {**os.environ, **exports(), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        process = subprocess.Popen(command, stdout=file, stderr=file, env=env, start_new_session=True)
+        parent = os.getpid()
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, env=env, start_new_session=True,
+            preexec_fn=lambda: die_with_parent(parent),  # a killed test run leaves nothing
+        )  # fmt: skip
     try:
         yield process
     finally:
@@ -51,7 +57,7 @@ def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait(10)
 
 

@@ -190,6 +190,22 @@ def test_a_preempted_request_that_cannot_be_read_in_time_fails_and_is_never_torn
         assert not pair.target.layers.any()
 
 
+def test_lanes_to_earlier_lives_of_decode_end_and_leave_no_thread_behind() -> None:
+    def lanes() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("pdcluster-lane")]
+
+    with make_pair() as pair:
+        port = pair.decode.address.port
+        for life in range(3):
+            with make_pair(settings=Settings(side_channel_port=port + 1)) as other:
+                late = dataclasses.replace(pair, decode=other.decode, ended={})
+                other.expect(f"life {life}", 1)
+                pair.prefill.worker.begin_step(_step_to(pair, other.decode, f"life {life}"))
+                pair.prefill.worker.end_step()
+                assert late.step_until(lambda late=late: bool(late.ended), timeout_s=5.0)  # type: ignore[misc]  # bound
+        assert pair.step_until(lambda: len(lanes()) == 1)
+
+
 def test_closing_ends_every_thread() -> None:
     with make_pair() as pair:
         pair.expect("a", 1)

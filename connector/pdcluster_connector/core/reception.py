@@ -35,6 +35,9 @@ from pdcluster_protocol.side_channel import (
 MAX_PARKED: Final = 4096
 """Opens that may wait for their announcement. More than any engine runs at once; beyond it: denied."""
 
+PRUNE_EVERY_S: Final = 5.0
+"""How often ended transfers are looked through: there may be thousands, and nothing waits for it."""
+
 MAX_PEERS: Final = 16384
 """Connections that are remembered; the oldest is forgotten beyond it and must say hello again."""
 
@@ -85,6 +88,7 @@ class Reception:
     _by_request: dict[RequestId, PushKey] = field(default_factory=dict)
     _parked: dict[PushKey, list[_Parked]] = field(default_factory=dict)
     _ended: dict[PushKey, float] = field(default_factory=dict)
+    _prune_at: float = 0.0
 
     @property
     def num_waiting(self) -> int:
@@ -132,7 +136,9 @@ class Reception:
             for late in parked:
                 if now >= late.expires_at:
                     yield Reply(late.peer, Denial(*key, "decode never reserved blocks for it"))
-        self._ended = {key: until for key, until in self._ended.items() if now < until}
+        if now >= self._prune_at:
+            self._prune_at = now + PRUNE_EVERY_S
+            self._ended = {key: until for key, until in self._ended.items() if now < until}
 
     def _greet(self, peer: PeerId, hello: Hello) -> ToPrefill:
         if len(self._peers) >= MAX_PEERS:

@@ -14,6 +14,7 @@ not known yet. Pushes exist from the first order on, so deadlines hold while con
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
@@ -108,20 +109,25 @@ class Lane:
         """Whether new pushes may be posted: the handshake has not failed and nobody closed the lane."""
         return not self._failure and self._thread.is_alive()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the thread has ended."""
+        return not self._thread.is_alive()
+
     def post(self, order: Order) -> None:
         """Hand the lane an order. Forward thread: never waits."""
         self._inbox.append(order)
         self._wakeup.set()
 
-    def retire(self, timeout_s: float) -> None:
-        """Take no more pushes; the thread ends when all have ended, at most ``timeout_s`` from now. Does not wait."""
-        self.post(Close(time.monotonic() + timeout_s))
+    def retire(self) -> None:
+        """The thread ends when every push has; each has its own deadline. Does not wait."""
+        self.post(Close(math.inf))
 
     def close(self, timeout_s: float) -> None:
         """End the lane and its thread; what has not ended within ``timeout_s`` is abandoned. Waits."""
-        self.retire(timeout_s)
+        self.post(Close(time.monotonic() + timeout_s))
         self._thread.join(timeout_s + _IDLE_S)
-        if not self._thread.is_alive():
+        if self.is_over:
             self._wakeup.close()
 
     # Everything below runs in the lane thread.

@@ -25,6 +25,8 @@ from pdcluster_protocol.params import SideChannelAddress
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.prefill")
 _CLOSE_S: Final = 5.0
+_UNUSED_S: Final = 60.0
+"""After how long without a new request a lane may be retired."""
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ class PrefillWorker:
     def __init__(self, parts: LaneParts) -> None:
         self._parts = parts
         self._lanes: dict[SideChannelAddress, Lane] = {}
+        self._used_at: dict[SideChannelAddress, float] = {}
         self._retired: list[Lane] = []
         self._sending: dict[RequestId, _Sending] = {}
         self._released: deque[tuple[RequestId, SideChannelAddress]] = deque()
@@ -152,19 +155,38 @@ class PrefillWorker:
         return sorted({p.decode_rank for p in plan_pushes(prefill, decode) if p.prefill_rank == hello.tp_rank})
 
     def _lane(self, decode_rank: int, target: Target) -> Lane:
-        address = target.side_channels[decode_rank]
+        address, now = target.side_channels[decode_rank], time.monotonic()
         lane = self._lanes.get(address)
         if lane is None or not lane.is_usable:
-            self._retire_other_lives(address)
+            self._retire_stale(address, now)
             lane = self._lanes[address] = Lane(address, decode_rank, self._parts, self._released.append)
+        self._used_at[address] = now
         return lane
 
-    def _retire_other_lives(self, address: SideChannelAddress) -> None:
-        """Lanes to the same host and port served an earlier life of that rank, or have failed."""
-        for known in [a for a in self._lanes if (a.host, a.port) == (address.host, address.port)]:
+    def _retire_stale(self, address: SideChannelAddress, now: float) -> None:
+        """Make room for a lane to a new life: end lanes to earlier ones, failed ones, and those long unused.
+
+        A decode engine that restarts mostly listens on another port, so only disuse tells. A lane that was
+        retired too early costs its next request one handshake.
+        """
+        stale = [
+            known
+            for known, used_at in self._used_at.items()
+            if (known.host, known.port) == (address.host, address.port) or now - used_at > _UNUSED_S
+        ]
+        for known in stale:
             lane = self._lanes.pop(known)
-            lane.retire(_CLOSE_S)
+            del self._used_at[known]
+            lane.retire()
             self._retired.append(lane)
+        self._bury()
+
+    def _bury(self) -> None:
+        """Free what retired lanes have left, once their threads have ended."""
+        over = [lane for lane in self._retired if lane.is_over]
+        for lane in over:
+            lane.close(0)
+            self._retired.remove(lane)
 
     def _finish(self, request_id: RequestId) -> None:
         sending = self._sending.get(request_id)

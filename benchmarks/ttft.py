@@ -1,6 +1,6 @@
 """What layerwise push is for: time to first token beside a serial push and a single engine, over real slow links.
 
-    .venv/bin/python -m benchmarks.ttft            all of it, about a quarter of an hour; writes docs/ttft.{md,png}
+    .venv/bin/python -m benchmarks.ttft            all of it, about 25 minutes; writes docs/ttft.{md,png}
     .venv/bin/python -m benchmarks.ttft --quick    one link, two lengths, one round: does everything still run
 
 Needs root (network namespaces, see ``link.py``) but for ``--links loopback``. In every round all ways run once, one
@@ -130,8 +130,9 @@ Measured on {datetime.datetime.now(datetime.UTC):%Y-%m-%d} with {os.cpu_count()}
 a 16-layer model with 64 KiB of KV per token (bf16), one compute thread for each engine, {plan.rounds} interleaved
 rounds. Milliseconds: median (least..most). The single engine's time to first token is prefill alone. Transfer alone
 is the KV's size over what one plain socket moved over the same link in the same round. Last byte: from the router's
-receipt to the last acknowledged byte. Hand-over: time to first token less prefill's own response time. Hidden: share
-of the bytes that were acknowledged before the forward pass ended.
+receipt to the last acknowledged byte. Hand-over: time to first token less prefill's own response time; negative when
+the first token came before prefill's reply. Hidden: share of the bytes that were acknowledged before the forward pass
+ended.
 
 {table}
 

@@ -67,7 +67,9 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._prefill_rank: PrefillRank | None = None
         self._decode_rank: DecodeRank | None = None
         if role is KVConnectorRole.SCHEDULER and self._facts.role is EngineRole.PREFILL:
-            self._prefill_scheduler = PrefillScheduler(self._facts.block_size, self._facts.settings.push)
+            self._prefill_scheduler = PrefillScheduler(
+                self._facts.block_size, self._facts.kv_heads, self._facts.settings.push
+            )
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:

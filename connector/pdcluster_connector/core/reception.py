@@ -38,6 +38,9 @@ MAX_PARKED: Final = 4096
 PRUNE_EVERY_S: Final = 5.0
 """How often ended transfers are looked through: there may be thousands, and nothing waits for it."""
 
+EARLY_S: Final = 60.0
+"""How long a failure is remembered for a request that was not announced yet: longer than any forward pass."""
+
 MAX_PEERS: Final = 16384
 """Connections that are remembered; the oldest is forgotten beyond it and must say hello again."""
 
@@ -72,7 +75,16 @@ class _Waiting:
 @dataclass(frozen=True, slots=True)
 class _Parked:
     peer: PeerId
+    message: Open
     expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _EarlyFailure:
+    """A prefill rank gave up before the scheduler announced the request."""
+
+    reason: str
+    until: float
 
 
 @dataclass(slots=True)
@@ -87,6 +99,7 @@ class Reception:
     _waiting: dict[PushKey, _Waiting] = field(default_factory=dict)
     _by_request: dict[RequestId, PushKey] = field(default_factory=dict)
     _parked: dict[PushKey, list[_Parked]] = field(default_factory=dict)
+    _early: dict[PushKey, _EarlyFailure] = field(default_factory=dict)
     _ended: dict[PushKey, float] = field(default_factory=dict)
     _prune_at: float = 0.0
 
@@ -97,11 +110,17 @@ class Reception:
 
     def expect(self, expected: Expected, *, now: float) -> Iterator[Command]:
         """The scheduler has reserved blocks for this request; parked opens are answered."""
+        if expected.key in self._waiting or expected.key in self._ended:
+            yield Ended(expected.request_id, Report(is_received=False, reason="its transfer id was used before"))
+            return
         receive = Receive(expected.key, deadline=expected.deadline, quarantine_s=self.quarantine_s)
         self._waiting[expected.key] = _Waiting(expected, receive)
         self._by_request[expected.request_id] = expected.key
-        for parked in self._parked.pop(expected.key, ()):
-            yield from self._open(parked.peer, expected.key, now)
+        parked = self._parked.pop(expected.key, ())
+        if early := self._early.pop(expected.key, None):
+            yield from self._commands(expected.key, receive.fail(early.reason, now=now), now)
+        for opened in parked:
+            yield from self._opened(opened.peer, opened.message, now)
 
     def cancel(self, request_id: RequestId, reason: str, *, now: float) -> Iterator[Command]:
         """The request shall not be received any more; ``Ended`` follows when its blocks are safe."""
@@ -115,7 +134,12 @@ class Reception:
             yield Reply(peer, self._greet(peer, message))
         elif peer not in self._peers:
             yield Reply(peer, Refusal("say hello first: this decode rank does not know you (it may have restarted)"))
-        elif isinstance(message, Failed):
+        else:
+            self._peers[peer] = self._peers.pop(peer)  # the one that was silent longest stays first
+            yield from self._hear_known(peer, message, now)
+
+    def _hear_known(self, peer: PeerId, message: Open | Done | Failed | Fenced, now: float) -> Iterator[Command]:
+        if isinstance(message, Failed):
             # Also from a refused peer: its request need not wait for the deadline.
             yield from self._progress(peer, message, now)
         elif peer in self._refused:
@@ -138,6 +162,7 @@ class Reception:
                     yield Reply(late.peer, Denial(*key, "decode never reserved blocks for it"))
         if now >= self._prune_at:
             self._prune_at = now + PRUNE_EVERY_S
+            self._early = {key: early for key, early in self._early.items() if now < early.until}
             self._ended = {key: until for key, until in self._ended.items() if now < until}
 
     def _greet(self, peer: PeerId, hello: Hello) -> ToPrefill:
@@ -170,7 +195,7 @@ class Reception:
         elif sum(map(len, self._parked.values())) >= MAX_PARKED:
             yield Reply(peer, Denial(*key, f"{MAX_PARKED} opens already wait for their reservation"))
         else:
-            parked = _Parked(peer, deadline_after(message.deadline_ms, now=now))
+            parked = _Parked(peer, message, deadline_after(message.deadline_ms, now=now))
             self._parked.setdefault(key, []).append(parked)
 
     def _open(self, peer: PeerId, key: PushKey, now: float) -> Iterator[Command]:
@@ -180,10 +205,10 @@ class Reception:
 
     def _progress(self, peer: PeerId, message: Done | Failed | Fenced, now: float) -> Iterator[Command]:
         key = PushKey(message.transfer_id, message.attempt)
-        if isinstance(message, Failed):
-            self._parked.pop(key, None)
         waiting = self._waiting.get(key)
         if waiting is None:
+            if isinstance(message, Failed) and key not in self._ended:
+                self._early[key] = _EarlyFailure(f"prefill gave up: {message.reason}", now + EARLY_S)
             return
         match message:
             case Done():

@@ -9,8 +9,8 @@ Rule 2: a push is done only when every planned byte is acknowledged, and its sou
        +-- denial, failed write, give_up, deadline, revoke --> STOPPING --no write in flight--> STOPPED
 
 A failed write may still land (measured with Mooncake 0.3.13), so after one the push stays STOPPING
-for ``settle_s`` and only then says ``Fenced``. A write that never ends is held for ``hold_s`` and
-then given up with ``is_forced``, so that the blocks come back.
+for ``settle_s`` and only then says ``Fenced``. After ``hold_s`` the source is released by force, so that
+its blocks come back, but the push stays STOPPING and unfenced for as long as a write is in flight.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class Push:
         self._settled_at = 0.0
         self._hold_until = 0.0
         self._is_fence_owed = False
+        self._is_released = False
 
     @property
     def may_write(self) -> bool:
@@ -162,9 +163,9 @@ class Push:
             return self.give_up("deadline passed before the last byte was acknowledged", now=now) if is_late else ()
         if stopped := self._stop_if_quiet(now):
             return stopped
-        if now < self._hold_until:
+        if now < self._hold_until or self._is_released:
             return ()
-        self.phase = Phase.STOPPED
+        self._is_released = True
         return (Release(is_forced=True),)
 
     def _enter_stopping(self, reason: str, now: float) -> None:
@@ -184,4 +185,5 @@ class Push:
         if self.phase is not Phase.STOPPING or not self._is_quiet(now):
             return ()
         self.phase = Phase.STOPPED
-        return (Send(Fenced(*self.key)), Release()) if self._is_fence_owed else (Release(),)
+        fenced: Commands = (Send(Fenced(*self.key)),) if self._is_fence_owed else ()
+        return fenced if self._is_released else (*fenced, Release())

@@ -103,9 +103,13 @@ class DecodeScheduler:
     ) -> None:
         """vLLM has allocated the blocks; the reservation goes out with this step."""
         request = self._requests.get(request_id)
-        if request is None or not external_tokens or request.is_settled:
+        if request is None or request.is_settled:
             return
         request.is_settled = True
+        if not external_tokens:
+            # All but the last token is cached here: nothing to ask for, now or after a preemption.
+            request.is_over = True
+            return
         if request.params is None:
             self._expect_failure(request_id, request, now)
             return

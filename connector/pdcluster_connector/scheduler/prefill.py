@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from pdcluster_connector.core.deadline import deadline_after, remaining_ms
+from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_connector.core.watermark import Prompt, next_span
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import PrefillStep, PushSlice, Target
@@ -46,8 +47,9 @@ class _Transfer:
 class PrefillScheduler:
     """Which block leaves when, for every request of one prefill engine."""
 
-    def __init__(self, block_size: int, timing: PushTiming) -> None:
+    def __init__(self, block_size: int, kv_heads: int, timing: PushTiming) -> None:
         self._block_size = block_size
+        self._kv_heads = kv_heads
         self._is_serial = timing is PushTiming.SERIAL
         self._transfers: dict[RequestId, _Transfer] = {}
         self._refusals: dict[RequestId, str] = {}
@@ -87,6 +89,7 @@ class PrefillScheduler:
 
     def _accept(self, params: object, token_ids: Sequence[int], now: float) -> _Transfer:
         reservation = parse_reservation(params)
+        self._require_pushable(reservation)
         self._require_same_prompt(reservation, token_ids)
         try:
             prompt = Prompt(reservation.num_prompt_tokens, reservation.remote_cached_tokens, self._block_size)
@@ -99,6 +102,22 @@ class PrefillScheduler:
             )
         deadline = deadline_after(reservation.deadline_ms, now=now)
         return _Transfer(reservation, prompt, lambda at: _target(reservation, deadline, at))
+
+    def _require_pushable(self, reservation: Reservation) -> None:
+        key = (reservation.transfer_id, reservation.attempt)
+        if any((t.reservation.transfer_id, t.reservation.attempt) == key for t in self._transfers.values()):
+            raise ProtocolError(f"transfer {key[0]} attempt {key[1]} is running here already: use an id once")
+        try:
+            Sharding(reservation.remote_tp_size, self._kv_heads)
+        except ValueError as error:
+            raise ProtocolError(
+                f"decode engine {reservation.remote_engine_id}: {error}: serve the same model"
+            ) from error
+        if len(reservation.remote_block_ids) != 1:
+            raise ProtocolError(
+                f"decode engine {reservation.remote_engine_id} has {len(reservation.remote_block_ids)} KV groups, "
+                "ours is 1: serve the same model"
+            )
 
     def _require_same_prompt(self, reservation: Reservation, token_ids: Sequence[int]) -> None:
         if reservation.remote_block_size != self._block_size:

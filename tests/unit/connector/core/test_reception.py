@@ -164,3 +164,23 @@ def test_a_cancelled_request_waits_for_its_writer() -> None:
 
 def test_cancelling_an_unknown_or_ended_request_does_nothing() -> None:
     assert list(reception().cancel(RequestId("nobody"), "x", now=0.0)) == []
+
+
+def test_a_failure_that_comes_before_the_announcement_ends_the_request_when_it_is_announced() -> None:
+    made, other = reception(), PeerId(b"q")
+    hear(made, hello(), other)
+    list(made.hear(other, OPEN, now=0.0))
+    assert list(made.hear(PEER, Failed(*KEY, "refused", is_fenced=True), now=0.0)) == []
+    end, denial = made.expect(EXPECTED, now=1.0)
+    assert "refused" in ended([end]).reason
+    assert isinstance(denial, Reply)
+    assert isinstance(denial.message, Denial)
+
+
+def test_a_transfer_id_that_is_used_twice_ends_the_second_request_at_once() -> None:
+    made = reception()
+    list(made.expect(EXPECTED, now=0.0))
+    (end,) = made.expect(Expected(RequestId("again"), KEY, 60.0, (3,)), now=0.0)
+    assert isinstance(end, Ended)
+    assert (end.request_id, end.report.is_received) == ("again", False)
+    assert made.num_waiting == 1

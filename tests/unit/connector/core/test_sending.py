@@ -118,6 +118,17 @@ def test_a_write_that_never_ends_is_held_and_then_released_by_force() -> None:
     assert push.expire(now=99.0) == ()
 
 
+def test_a_push_released_by_force_is_not_fenced_before_its_write_has_ended() -> None:
+    push = writing_push()
+    push.submitted()
+    push.give_up("why", now=1.0)
+    push.expire(now=31.0)
+    assert push.revoke(now=40.0) == ()
+    assert not push.is_ended
+    assert push.written(4, now=50.0) == (Send(Fenced(*KEY)),)
+    assert push.is_ended
+
+
 def test_nothing_is_said_twice_after_the_end() -> None:
     push = new_push()
     push.give_up("first", now=1.0)

@@ -151,3 +151,12 @@ def test_bad_parameters_fail_the_request_in_vllms_own_way() -> None:
     assert [e.request_id for e in step.expects] == [c.request_id for c in step.cancels] == [R]
     assert "version None, ours is 1" in step.cancels[0].reason
     assert bench.metaserver.posts == []
+
+
+def test_a_prompt_that_was_cached_whole_asks_for_no_push_after_a_preemption() -> None:
+    bench = Bench()
+    bench.add()
+    bench.reserve(external=0)
+    assert bench.scheduler.external_tokens(R, 0) == 0
+    bench.scheduler.finish(R)
+    assert bench.scheduler.step().cancels == ()

@@ -37,7 +37,7 @@ def reservation(cached: int = 0) -> Reservation:
 
 
 def scheduler(wanted: Reservation, timing: PushTiming = PushTiming.LAYERWISE) -> PrefillScheduler:
-    made = PrefillScheduler(16, timing)
+    made = PrefillScheduler(16, 8, timing)
     made.add(R, to_wire(wanted), TOKENS, now=0.0)
     return made
 
@@ -101,6 +101,11 @@ def test_only_preempted_requests_with_a_transfer_are_protected() -> None:
         ({"prompt_digest": "other"}, ["other tokens", "tokenizer"]),
         ({"num_prompt_tokens": 39}, ["39 prompt tokens, this one has 40"]),
         ({"remote_block_ids": ((21, 22),)}, ["reserved 2 blocks for a prompt of 3"]),
+        ({"remote_block_ids": ()}, ["0 KV groups, ours is 1"]),
+        (
+            {"remote_tp_size": 3, "remote_side_channels": (SideChannelAddress("h", 1, BootId("b")),) * 3},
+            ["8 KV heads cannot be spread over TP 3"],
+        ),
         ({"remote_cached_tokens": 7}, ["7 cached tokens"]),
     ],
 )
@@ -113,3 +118,11 @@ def test_a_reservation_that_cannot_be_filled_is_refused_in_the_answer(
     assert not delay_free
     assert params is not None
     assert all(word in str(params["pdcluster_reason"]) for word in words)
+
+
+def test_a_transfer_that_runs_already_is_refused_under_a_second_request_id() -> None:
+    made = scheduler(reservation())
+    made.add(RequestId("again"), to_wire(reservation()), TOKENS, now=0.0)
+    delay_free, params = made.finish(RequestId("again"))
+    assert not delay_free
+    assert "running here already" in str((params or {})["pdcluster_reason"])

@@ -73,7 +73,9 @@ def make_prefill_rank(facts: EngineFacts, memory: Memory, rank: int) -> PrefillR
         ConfigError: The transport cannot start or the memory cannot be registered.
     """
     transport = _start_transport(facts, memory)
-    hello = Hello(facts.engine_id, _new_boot_id(), rank, facts.tp_size, memory.fingerprint)
+    # The same for all ranks: decode grants an attempt to the ranks of one engine life.
+    boot_id = BootId(f"{facts.engine_id}:{facts.instance_id}")
+    hello = Hello(facts.engine_id, boot_id, rank, facts.tp_size, memory.fingerprint)
     device = select_device(facts.device_type)
     parts = LaneParts(hello, memory.regions, transport, device, facts.settings, Trace(facts.settings.trace_file))
     return PrefillRank(PrefillWorker(parts), transport)

@@ -23,6 +23,8 @@ class EngineFacts:
     """One engine as its connector sees it. ``kv_heads`` of the whole model; ``block_size`` in tokens."""
 
     engine_id: EngineId
+    instance_id: str
+    """One life of the engine, the same in all of its workers (vLLM's ``instance_id``)."""
     role: EngineRole
     host: str
     block_size: int

@@ -84,6 +84,8 @@ class MetaserverClient:
             outcome = failed(f"metaserver unreachable: {type(error).__name__}")
         except (ProtocolError, ValueError) as error:
             outcome = failed(str(error))
+        except Exception as error:  # noqa: BLE001  # top of a task: every end of a call is an outcome
+            outcome = failed(f"metaserver call failed: {type(error).__name__}")
         self._outcomes.append((request_id, outcome))
 
     async def _exchange(self, url: str, reservation: Reservation) -> Outcome:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
+
+_LOG: Final = logging.getLogger("vllm.pdcluster.trace")
 
 
 class Trace:
@@ -15,6 +19,12 @@ class Trace:
 
     def write(self, event: Mapping[str, object]) -> None:
         """Append ``event`` as one line; nothing when no file was asked for."""
-        if self._path is not None:
+        if self._path is None:
+            return
+        try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(event, separators=(",", ":")) + "\n")
+        except OSError as error:
+            # A full disk must not cost a request.
+            _LOG.warning("trace stopped path=%s error=%s", self._path, error)
+            self._path = None

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -28,6 +30,11 @@ from pdcluster_protocol.ids import EngineId
 from pdcluster_protocol.side_channel import RegionLayout
 
 CONNECTOR_VERSION: Final = "0.1.0"
+_WEIGHT_SUFFIXES: Final = frozenset((".safetensors", ".bin", ".pt", ".gguf"))
+_SAMPLES: Final = 64
+_SAMPLE_BYTES: Final = 4096
+"""Per weight file: 256 KiB read at engine start."""
+
 HEAD_MAJOR: Final = "LBHNC"
 """The layout in which a rank's heads are one slice of a block (vLLM 0.32 ``v1/kv_cache_layout.py``)."""
 
@@ -47,10 +54,10 @@ def read_engine_facts(config: VllmConfig) -> EngineFacts:
     transfer = config.kv_transfer_config
     parallel = config.parallel_config
     settings = parse_settings(transfer.kv_connector_extra_config)
-    if parallel.pipeline_parallel_size != 1:
-        raise ConfigError(f"--pipeline-parallel-size is {parallel.pipeline_parallel_size}: PDClusterConnector needs 1")
+    _require_ones(parallel)
     return EngineFacts(
         EngineId(transfer.engine_id),
+        config.instance_id,
         _role(transfer.kv_role),
         settings.host or get_ip(),
         config.cache_config.block_size,
@@ -97,6 +104,19 @@ def require_one_kind_of_cache(cache: KVCacheConfig) -> None:
             f"the model keeps its KV as {', '.join(kinds)} in {len(cache.kv_cache_groups)} groups; "
             "PDClusterConnector 0.1 pushes models with full attention only: serve it without prefill/decode separation"
         )
+
+
+def _require_ones(parallel: Any) -> None:
+    """Only tensor parallelism splits the model.
+
+    Raises:
+        ConfigError: Something else does, which changes where a token's KV lies or when a layer is final.
+    """
+    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
+        if (size := getattr(parallel, name)) != 1:
+            raise ConfigError(f"--{name.replace('_', '-')} is {size}: PDClusterConnector 0.1 needs 1")
+    if parallel.use_ubatching:
+        raise ConfigError("--enable-dbo or --ubatch-size splits each step: PDClusterConnector 0.1 needs whole steps")
 
 
 def _role(kv_role: str) -> EngineRole:
@@ -149,12 +169,30 @@ def _fingerprint(
 
 
 def _model_digest(model_config: Any) -> str:
-    """Digest of the model's own configuration: equal for copies of one model at different paths."""
+    """Digest of the model's configuration and weights: equal for copies of one model at different paths."""
     facts = model_config.hf_text_config.to_dict()
     for volatile in ("_name_or_path", "transformers_version"):
         facts.pop(volatile, None)
     facts["quantization"] = model_config.quantization
+    facts["weights"] = _weights_digest(Path(model_config.model)) or [model_config.model, str(model_config.revision)]
     return hashlib.blake2b(json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
+
+
+def _weights_digest(folder: Path) -> str:
+    """Digest of sizes and samples of the weight files; empty when ``folder`` is not a folder (a hub's name).
+
+    A fine-tuned model has the configuration, tensor names and sizes of its base: only bytes tell them apart.
+    """
+    digest = hashlib.blake2b(digest_size=12)
+    files = sorted(path for path in folder.glob("*") if path.suffix in _WEIGHT_SUFFIXES)
+    for path in files:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            digest.update(size.to_bytes(8, "little"))
+            for part in range(_SAMPLES):
+                file.seek(size * part // _SAMPLES)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest() if files else ""
 
 
 def _attention_backends(config: VllmConfig, layer_names: Iterable[str]) -> str:

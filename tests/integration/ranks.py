@@ -75,7 +75,7 @@ def fingerprint_of(shape: Shape, **changed: object) -> KvFingerprint:
 def engine_facts(role: EngineRole, shape: Shape, settings: Settings) -> EngineFacts:
     """One engine of TP 1 on this machine's CPU."""
     name = EngineId(role.name.lower())
-    return EngineFacts(name, role, "127.0.0.1", BLOCK_SIZE, 1, shape.kv_heads, "cpu", settings)
+    return EngineFacts(name, "life", role, "127.0.0.1", BLOCK_SIZE, 1, shape.kv_heads, "cpu", settings)
 
 
 @dataclass(slots=True)

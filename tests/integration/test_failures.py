@@ -183,8 +183,11 @@ def test_engines_with_other_block_sizes_are_told_the_cure(harness: Harness) -> N
         assert "--block-size" in line["reason"]
 
 
-def test_engines_with_other_models_are_refused_before_any_byte(harness: Harness) -> None:
-    other: Path = ensure_tiny_model(ModelShape(num_layers=6))
+@pytest.mark.parametrize(
+    "shape", [ModelShape(num_layers=6), ModelShape(seed=8)], ids=["another shape", "only the weights differ"]
+)
+def test_engines_with_other_models_are_refused_before_any_byte(harness: Harness, shape: ModelShape) -> None:
+    other: Path = ensure_tiny_model(shape)
     # The argument that comes last wins.
     with harness.start_pool(prefill_args=("--model", str(other)), router_args=()) as pool:
         asking = Asking(pool, PROMPT, model=str(harness.model))

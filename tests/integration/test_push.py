@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
+from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from integration.ranks import Pair, Shape, fingerprint_of, make_pair
 from pdcluster_connector.assembly import DecodeRank
 from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_connector.steps import PrefillStep
-from pdcluster_protocol.ids import RequestId
+from pdcluster_protocol.ids import BootId, RequestId
+from pdcluster_protocol.params import SideChannelAddress
 
 
 def require_equal_blocks(pair: Pair, ours: list[int], theirs: list[int]) -> None:
@@ -204,6 +208,37 @@ def test_lanes_to_earlier_lives_of_decode_end_and_leave_no_thread_behind() -> No
                 pair.prefill.worker.end_step()
                 assert late.step_until(lambda late=late: bool(late.ended), timeout_s=5.0)  # type: ignore[misc]  # bound
         assert pair.step_until(lambda: len(lanes()) == 1)
+
+
+def test_a_trace_that_cannot_be_written_costs_no_request(tmp_path: Path) -> None:
+    with make_pair(settings=Settings(trace_file=str(tmp_path / "no such folder" / "trace"))) as pair:
+        for name in ("a", "b"):
+            pair.expect(name, 1)
+            pair.forward(pair.slice_of(name, [1], [5]))
+            assert pair.step_until(lambda name=name: name in pair.ended)  # type: ignore[misc]  # bound
+        pair.step(finished=["a", "b"])
+        assert pair.step_until(lambda: pair.released == {"a", "b"})
+
+
+def test_an_address_that_no_socket_takes_fails_the_push_and_releases_the_blocks() -> None:
+    with make_pair() as pair:
+        part = pair.slice_of("a", [1], [5])
+        nowhere = SideChannelAddress("no host at all", 1, BootId("b"))
+        target = msgspec.structs.replace(part.target, side_channels=(nowhere,))
+        pair.forward(msgspec.structs.replace(part, target=target))
+        pair.step(finished=["a"])
+        assert pair.step_until(lambda: pair.released == {"a"}, timeout_s=4.0)
+
+
+def test_a_preemption_does_not_wait_for_a_lane_that_has_failed() -> None:
+    shape = Shape()
+    with make_pair(decode_fingerprint=fingerprint_of(shape, kv_dtype="fp8")) as pair:
+        pair.expect("a", 2)
+        pair.forward(pair.slice_of("a", [1], [5], is_last=False))
+        assert pair.step_until(lambda: pair.ended == {"a": False}, timeout_s=2.0)
+        begin = time.monotonic()
+        pair.prefill.worker.protect_preempted([RequestId("a")])
+        assert time.monotonic() - begin < 0.5
 
 
 def test_closing_ends_every_thread() -> None:

@@ -23,6 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+import zmq
+
 from pdcluster_connector.core.deadline import deadline_after, remaining_ms
 from pdcluster_connector.core.sending import Push, PushKey, SendTimes
 from pdcluster_connector.settings import Settings
@@ -87,6 +89,8 @@ class Lane:
         on_release: Callable[[tuple[RequestId, SideChannelAddress]], None],
     ) -> None:
         self.address = address
+        self.lost: set[PushKey] = set()
+        """Pushes whose source vLLM has overwritten: the forward thread adds, the lane looks before it says done."""
         self._decode_rank = decode_rank
         self._parts = parts
         self._inbox: deque[Order] = deque()
@@ -134,18 +138,34 @@ class Lane:
 
     def _main(self) -> None:
         identity = f"{self._parts.hello.boot_id}:{self._parts.hello.tp_rank}:{uuid.uuid4().hex}".encode()
-        with PrefillChannel(self.address.host, self.address.port, identity, self._wakeup) as self._channel:
-            self._handshake_by = time.monotonic() + self._parts.settings.handshake_timeout_s
-            self._channel.send(self._parts.hello)
-            while not self._is_over:
-                try:
-                    self._turn(self._channel)
-                except Exception:  # noqa: BLE001  # top of a thread; writes in flight still need their end seen
-                    _LOG.exception("lane failed decode_rank=%d", self._decode_rank)
-                    self._fail(f"prefill's lane to decode rank {self._decode_rank} failed")
-                    time.sleep(_EXPIRE_EVERY_S)
-            for live in self._book:
-                self._book.abandon(live)
+        try:
+            with PrefillChannel(self.address.host, self.address.port, identity, self._wakeup) as self._channel:
+                self._handshake_by = time.monotonic() + self._parts.settings.handshake_timeout_s
+                self._channel.send(self._parts.hello)
+                self._serve(self._channel)
+        except zmq.ZMQError as error:
+            self._failure = f"prefill cannot reach the side channel of decode rank {self._decode_rank}: {error}"
+        finally:
+            self._abandon_all()
+
+    def _serve(self, channel: PrefillChannel) -> None:
+        while not self._is_over:
+            try:
+                self._turn(channel)
+            except Exception:  # noqa: BLE001  # top of a thread; writes in flight still need their end seen
+                _LOG.exception("lane failed decode_rank=%d", self._decode_rank)
+                self._fail(f"prefill's lane to decode rank {self._decode_rank} failed")
+                time.sleep(_EXPIRE_EVERY_S)
+
+    def _abandon_all(self) -> None:
+        """The thread ends: what it still has, and what it was told and never looked at, is released."""
+        self._failure = self._failure or "the lane was closed"
+        self._channel = None
+        now = time.monotonic()
+        while self._inbox:
+            self._obey(self._inbox.popleft(), now)
+        for live in self._book:
+            self._book.abandon(live)
 
     @property
     def _is_over(self) -> bool:
@@ -182,6 +202,7 @@ class Lane:
                     self._book.apply(live, live.push.give_up(reason, now=now))
             case Forget(key):
                 self._book.forget(key)
+                self.lost.discard(key)
             case Quiesce():
                 self._quiesces.append(order)
             case Close(deadline):
@@ -214,6 +235,8 @@ class Lane:
 
     def _follow(self, order: StepOrder) -> None:
         """Carry an order of a step out, or keep it until the route is known."""
+        if isinstance(order, StepEnded):
+            self._mark_forward_end(order)
         if self._failure:
             return
         if self._route is None or self._writes is None:
@@ -225,8 +248,8 @@ class Lane:
             case LayerSaved():
                 for batch in self._steps[order.step].batches(self._route, order):
                     self._writes.add(batch)
-            case StepEnded():
-                self._end(order)
+            case StepEnded(step):
+                del self._steps[step]
 
     def _plan(self, route: Route, order: StepBegun) -> StepPlan:
         plan = StepPlan(order.step)
@@ -236,8 +259,7 @@ class Lane:
                 self._book.apply(live, plan.add(route, live, part))
         return plan
 
-    def _end(self, order: StepEnded) -> None:
-        del self._steps[order.step]
+    def _mark_forward_end(self, order: StepEnded) -> None:
         for live in self._book:
             if live.last_step == order.step:
                 live.forward_end = order.at
@@ -290,7 +312,7 @@ class Lane:
         except PDClusterError as error:
             self._fail(str(error))
             return
-        self._writes = WriteQueue(self._parts.transport, self._parts.device, welcome.session)
+        self._writes = WriteQueue(self._parts.transport, self._parts.device, welcome.session, self.lost)
         for live in self._book:
             self._open(live, now)
         while self._backlog:
@@ -304,19 +326,21 @@ class Lane:
             self._book.apply(live, live.push.give_up(reason, now=time.monotonic()))
 
     def _advance(self, now: float) -> None:
-        if self._writes is None:
-            return
-        for push, commands in self._writes.advance(now=now):
-            if live := self._book.get(push.key):
-                self._book.apply(live, commands)
-        self._answer_quiesces(self._writes)
-
-    def _answer_quiesces(self, writes: WriteQueue) -> None:
+        if self._writes is not None:
+            for push, commands in self._writes.advance(now=now):
+                if live := self._book.get(push.key):
+                    self._book.apply(live, commands)
         for order in list(self._quiesces):
-            live = self._book.get(order.key)
-            if live is None or not writes.has_work_of(live.push):
+            if self._is_quiet(order.key):
                 order.quiet.set()
                 self._quiesces.remove(order)
+
+    def _is_quiet(self, key: PushKey) -> bool:
+        """Whether no byte of this push's source will be read from now on."""
+        live = self._book.get(key)
+        if live is None:
+            return True
+        return self._writes is not None and not self._writes.has_work_of(live.push)
 
     def _expire(self, now: float) -> None:
         if now < self._next_expiry:
@@ -329,5 +353,5 @@ class Lane:
             )
         for live in self._book:
             self._book.apply(live, live.push.expire(now=now))
-            if live.push.is_ended and self._writes is not None:
-                self._writes.forget(live.push)
+        if self._writes is not None:
+            self._writes.forget_stopped()

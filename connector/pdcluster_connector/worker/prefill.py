@@ -19,7 +19,7 @@ from pdcluster_connector.core.tp_mapping import Sharding, plan_pushes
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import PrefillStep, PushSlice, Target
 from pdcluster_connector.worker.lane import Lane, LaneParts
-from pdcluster_connector.worker.orders import Forget, GiveUp, LayerSaved, Quiesce, StepBegun, StepEnded
+from pdcluster_connector.worker.orders import Close, Forget, GiveUp, LayerSaved, Quiesce, StepBegun, StepEnded
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.params import SideChannelAddress
 
@@ -99,12 +99,18 @@ class PrefillWorker:
 
         Waits up to ``preempt_wait_s``: the blocks are overwritten as soon as this returns.
         """
-        waits = [(s.key, lane, threading.Event()) for s in self._known(request_ids) for lane in s.lanes]
+        waits = [
+            (sending.key, lane, threading.Event())
+            for sending in self._known(request_ids)
+            for lane in sending.lanes
+            if lane.address in sending.reading and not lane.is_over
+        ]
         for key, lane, quiet in waits:
             lane.post(Quiesce(key, quiet))
         deadline = time.monotonic() + self._parts.settings.preempt_wait_s
         for key, lane, quiet in waits:
             if not quiet.wait(max(0.0, deadline - time.monotonic())):
+                lane.lost.add(key)
                 lane.post(GiveUp(key, "prefill preempted the request while its blocks were being read"))
 
     def finished(self, request_ids: Iterable[RequestId]) -> set[RequestId]:
@@ -116,14 +122,20 @@ class PrefillWorker:
             request_id, address = self._released.popleft()
             self._sending[request_id].reading.discard(address)
         for request_id, sending in list(self._sending.items()):
+            if sending.is_finished:
+                # A lane that could not even start has taken no order, so it will give nothing back.
+                sending.reading -= {lane.address for lane in sending.lanes if lane.is_over}
             if sending.is_finished and not sending.reading:
                 free.add(request_id)
                 self._forget(request_id)
         return free
 
     def close(self) -> None:
-        """End every lane. Waits up to 5 s for each that still writes."""
-        for lane in (*self._lanes.values(), *self._retired):
+        """End every lane. Waits up to 5 s for all that still write."""
+        lanes = (*self._lanes.values(), *self._retired)
+        for lane in lanes:
+            lane.post(Close(time.monotonic() + _CLOSE_S))
+        for lane in lanes:
             lane.close(_CLOSE_S)
         self._lanes.clear()
 

@@ -8,18 +8,20 @@ than its own queue holds, and what is not submitted can still be stopped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from pdcluster_connector.core.regions import ByteRanges
-from pdcluster_connector.core.sending import Commands, Push
+from pdcluster_connector.core.sending import Commands, Push, PushKey
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
 from pdcluster_connector.worker.device import Device, DeviceEvent
 from pdcluster_protocol.errors import TransferError
 
 MAX_WRITES_IN_FLIGHT: Final = 1024
 """Per lane. Half of what Mooncake's TCP takes per peer by default (2,048), so one lane never fills it."""
+
+_FULL_POLL_EVERY_S: Final = 0.02
 
 
 @dataclass(slots=True)
@@ -81,15 +83,19 @@ class WriteQueue:
     transport: Transport
     device: Device
     session: str
+    lost: Container[PushKey]
+    """Pushes whose source vLLM has overwritten; the forward thread adds to it at any time."""
     _batches: deque[Batch] = field(default_factory=deque)
     _cursors: deque[_Cursor] = field(default_factory=deque)
     _held: dict[Push, list[_Cursor]] = field(default_factory=dict)
     _in_flight: deque[_InFlight] = field(default_factory=deque)
+    _next_full_poll: float = 0.0
 
     @property
     def is_busy(self) -> bool:
-        """Whether polling soon is worthwhile: something is in flight, or waits for an event or for room."""
-        return bool(self._in_flight or self._batches or self._cursors)
+        """Whether polling soon is worthwhile: something that may write is in flight, or waits for an event or room."""
+        is_writing = bool(self._in_flight) and self._in_flight[0].part.push.may_write
+        return is_writing or bool(self._batches or self._cursors)
 
     def add(self, batch: Batch) -> None:
         """Queue one layer."""
@@ -108,9 +114,9 @@ class WriteQueue:
         """Ranges that were held for the grant of ``push`` may leave."""
         self._cursors.extend(self._held.pop(push, ()))
 
-    def forget(self, push: Push) -> None:
-        """``push`` has ended: drop what was held for its grant."""
-        self._held.pop(push, None)
+    def forget_stopped(self) -> None:
+        """Drop what was held for a grant that will not come."""
+        self._held = {push: cursors for push, cursors in self._held.items() if push.is_waiting}
 
     def advance(self, *, now: float) -> Iterator[tuple[Push, Commands]]:
         """Poll what is in flight and submit what may leave; yields what that means for each push."""
@@ -153,15 +159,16 @@ class WriteQueue:
     def _poll(self, now: float) -> Iterator[tuple[Push, Commands]]:
         """Look at writes oldest first and stop at the first that is pending: amortised one look per write.
 
-        A write that never ends would hide those behind it, so once per round the whole queue is looked
-        at when the oldest push is no longer writing.
+        A write that never ends would hide those behind it, so when the oldest push is no longer writing the
+        whole queue is looked at, but not often: its peer may be silent for minutes.
         """
         while self._in_flight:
             status = self.transport.write_status(self._in_flight[0].write)
             if status is WriteStatus.PENDING:
                 break
             yield self._ended(self._in_flight.popleft(), status, now)
-        if self._in_flight and not self._in_flight[0].part.push.may_write:
+        if self._in_flight and not self._in_flight[0].part.push.may_write and now >= self._next_full_poll:
+            self._next_full_poll = now + _FULL_POLL_EVERY_S
             yield from self._poll_all(now)
 
     def _poll_all(self, now: float) -> Iterator[tuple[Push, Commands]]:
@@ -175,6 +182,12 @@ class WriteQueue:
 
     def _ended(self, flight: _InFlight, status: WriteStatus, now: float) -> tuple[Push, Commands]:
         push = flight.part.push
+        if push.key in self.lost:
+            # Looked at after the status: what was acknowledged before the overwrite was read before it.
+            return push, (
+                *push.give_up("prefill preempted the request while its blocks were being read", now=now),
+                *push.written(flight.num_bytes, now=now),
+            )
         if status is WriteStatus.FAILED:
             return push, push.write_failed(f"a write of {flight.num_bytes} bytes failed", now=now)
         record = flight.part.record

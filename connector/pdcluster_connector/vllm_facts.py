@@ -107,12 +107,17 @@ def require_one_kind_of_cache(cache: KVCacheConfig) -> None:
 
 
 def _require_ones(parallel: Any) -> None:
-    """Only tensor parallelism splits the model.
+    """One worker holds the whole model. The cores are written for TP; no real engine has proven it yet.
 
     Raises:
-        ConfigError: Something else does, which changes where a token's KV lies or when a layer is final.
+        ConfigError: Something splits the model, and so changes where a token's KV lies or when a layer is final.
     """
-    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
+    for name in (
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "decode_context_parallel_size",
+        "prefill_context_parallel_size",
+    ):
         if (size := getattr(parallel, name)) != 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {size}: PDClusterConnector 0.1 needs 1")
     if parallel.use_ubatching:

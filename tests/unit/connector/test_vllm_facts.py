@@ -35,7 +35,7 @@ def test_split_steps_are_refused() -> None:
 
 
 def test_an_engine_that_is_both_is_told_what_to_choose() -> None:
-    with pytest.raises(ConfigError, match="kv_both.*kv_producer.*kv_consumer"):
+    with pytest.raises(ConfigError, match=r"kv_both.*kv_producer.*kv_consumer"):
         _role("kv_both")
 
 

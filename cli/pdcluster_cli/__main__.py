@@ -14,7 +14,14 @@ ROUTER_HELP = "route requests between engines that run already (see: pdcluster r
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status of the subcommand."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        # Before the command itself takes care of signals there is nothing to stop.
+        return 130
+
+
+def _run(words: list[str]) -> int:
     if words[:1] == ["router"]:
         from pdcluster_router.__main__ import main as router_main
 

@@ -71,7 +71,8 @@ def check_port(port: int, host: str = LOOPBACK) -> Finding:
             return Finding(f"port {port} is free")
     except OSError as error:
         why = os.strerror(error.errno or 0)  # the error's own text repeats the address
-        problem = f"port {port} on {host} cannot be used ({why}): stop what listens there or add --port N"
+        cure = "stop what listens there or choose another port (--port N, make run PORT=N)"
+        problem = f"port {port} on {host} cannot be used ({why}): {cure}"
         return Finding(f"port {port}", problem)
 
 

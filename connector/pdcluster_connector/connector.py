@@ -90,6 +90,8 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         """Every worker's side channel is known: reservations can name them."""
+        if self._facts.role is not EngineRole.DECODE:
+            return
         addresses = tuple(metadata[rank].address for rank in sorted(metadata))
         self._decode_scheduler = SchedulerDecode(self._facts, addresses)
 

@@ -71,22 +71,22 @@ def test_a_warm_decode_cache_receives_only_what_it_lacks_and_answers_the_same(
     harness: Harness, reference: Reference
 ) -> None:
     with harness.start_pool() as pool:
-        first = answers_of(pool, reference.prompts[:60])
+        first = answers_of(pool, reference.prompts)
         pushed = sum(line["num_bytes"] for line in pool.prefill[0].read_trace("push"))
-        second = answers_of(pool, reference.prompts[:60])
+        second = answers_of(pool, reference.prompts)
         again = sum(line["num_bytes"] for line in pool.prefill[0].read_trace("push")) - pushed
-        assert first == second == reference.answers[:60]
+        assert first == second == reference.answers
         # Only the last block of each prompt is not in the cache the second time.
         assert again < pushed / 2
 
 
 def test_compiled_engines_answer_like_a_single_compiled_engine(harness: Harness, reference: Reference) -> None:
-    prompts = reference.prompts[:60]
+    prompts = reference.prompts
     with harness.single_engine(COMPILED) as engine:
         expected = [answer.token_ids for answer in complete_all(engine.url, prompts, MAX_TOKENS)]
     with harness.start_pool(prefill_args=COMPILED, decode_args=COMPILED) as pool:
         assert answers_of(pool, prompts) == expected
-        require_pushed(pool, at_least=40)
+        require_pushed(pool, at_least=150)
 
 
 def test_two_prefill_and_two_decode_engines_answer_like_one(harness: Harness, reference: Reference) -> None:

@@ -197,6 +197,29 @@ def test_engines_with_other_models_are_refused_before_any_byte(harness: Harness,
         assert all(line["num_bytes"] == 0 for line in pool.prefill[0].read_trace("push"))
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"do_remote_prefill": True},
+        {
+            "do_remote_prefill": True,
+            "metaserver": "http://127.0.0.1:1/",
+            "transfer_id": "t",
+            "deadline_ms": 5000,
+            "version": 1,
+        },
+    ],
+    ids=["nothing else", "a whole reservation's worth"],
+)
+def test_a_prefill_engine_that_is_asked_to_decode_answers_by_itself(
+    pool: Pool, expected: dict[int, tuple[int, ...]], params: dict[str, object]
+) -> None:
+    """Swapped URLs on the router's command line do this."""
+    answer = complete(pool.prefill[0].url, PROMPT, 16, timeout_s=20, kv_transfer_params=params)
+    assert answer.token_ids == expected[len(PROMPT)]
+    require_still_serving(pool, expected)
+
+
 def test_preemption_on_prefill_by_a_small_cache_changes_no_answer(harness: Harness) -> None:
     prompts = [[100 + (number * (7 + turn)) % 800 for number in range(900)] for turn in range(12)]
     with harness.single_engine() as engine:

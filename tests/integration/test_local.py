@@ -167,7 +167,7 @@ def test_a_taken_port_is_one_line_with_the_cure(start: Callable[..., Local]) -> 
         assert local.end() == 1
     assert local.text() == (
         f"pdcluster: port {port} on 127.0.0.1 cannot be used (Address already in use): "
-        "stop what listens there or add --port N\n"
+        "stop what listens there or choose another port (--port N, make run PORT=N)\n"
     )
 
 

@@ -167,11 +167,17 @@ def _curl_line(port: int, model: str) -> str:
 
 def _make_run_folder(runs: Path) -> Path:
     runs.mkdir(parents=True, exist_ok=True)
-    for old in sorted(folder for folder in runs.iterdir() if folder.is_dir())[: -KEPT_RUNS + 1]:
+    ended = sorted(folder for folder in runs.iterdir() if folder.is_dir() and not _is_running(folder))
+    for old in ended[: -KEPT_RUNS + 1]:
         shutil.rmtree(old, ignore_errors=True)
     folder = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder.mkdir()
     return folder
+
+
+def _is_running(folder: Path) -> bool:
+    """Whether the process that made the folder, which its name ends with, still runs."""
+    return Path("/proc", folder.name.rpartition("-")[2]).exists()
 
 
 @contextlib.contextmanager

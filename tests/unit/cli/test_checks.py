@@ -68,7 +68,7 @@ def test_a_taken_port_is_named_with_the_cure() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         problem = check_port(port).problem
-    cure = "stop what listens there or add --port N"
+    cure = "stop what listens there or choose another port (--port N, make run PORT=N)"
     assert problem == f"port {port} on 127.0.0.1 cannot be used (Address already in use): {cure}"
 
 

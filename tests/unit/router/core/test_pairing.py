@@ -126,3 +126,11 @@ def test_a_request_that_decode_never_saw_starts_anew_with_the_old_deadline() -> 
 def test_a_request_that_decode_did_see_is_not_restarted(phase: Phase) -> None:
     with pytest.raises(ProtocolError, match="cannot restart"):
         pairing_in(phase).restart(TransferId("t-2"), now=1.0)
+
+
+def test_decode_is_told_ok_when_prefill_is_done_and_never_otherwise() -> None:
+    """A law beside the table: the walk above compares the table with itself."""
+    for (phase, event), (_, commands) in TRANSITIONS.items():
+        assert (Command.REPLY_OK in commands) == (event is Event.PREFILL_DONE), (phase, event)
+        if event is Event.PREFILL_FAILED:
+            assert Command.REPLY_FAILED in commands, phase

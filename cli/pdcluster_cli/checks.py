@@ -66,6 +66,8 @@ def check_modules() -> Finding:
 
 def check_port(port: int, host: str = LOOPBACK) -> Finding:
     """The port can be listened on now."""
+    if not 0 < port < 1 << 16:
+        return Finding(f"port {port}", f"port {port} is not in 1..65535: choose another")
     try:
         with socket.create_server((host, port)):
             return Finding(f"port {port} is free")

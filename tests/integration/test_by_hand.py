@@ -22,7 +22,7 @@ from pdcluster_cli.waiting import free_port, is_healthy
 pytestmark = pytest.mark.engines
 
 PAGE = Path(__file__).parents[2] / "docs" / "by-hand.md"
-SMALL = ("--enforce-eager", "--max-model-len", "2048", "--kv-cache-memory-bytes", str(64 << 20))
+SMALL = ("--enforce-eager", "--max-model-len", "2048")
 
 
 def commands(model: Path, ports: Mapping[str, str]) -> list[list[str]]:

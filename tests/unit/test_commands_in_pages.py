@@ -79,6 +79,8 @@ def check(command: str) -> None:
             assert urlsplit(url).path.encode() in OPENAI_PATHS
         case ["export", *settings]:
             assert all("=" in setting for setting in settings)
+        case [".", ".venv/bin/activate"]:
+            assert "VENV=.venv" in (ROOT / "tools" / "bootstrap.sh").read_text()
         case _:
             pytest.fail(f"no rule says whether this works: {command}")
 

@@ -35,7 +35,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long a prefill rank waits for a decode rank's ``Welcome``. Default 10: a live one answers in ms."""
     quarantine_s: float = 35.0
     """How long blocks of a failed request stay out of use when a writer cannot say that it has stopped.
-    Default 35: longer than Mooncake's own transfer timeout (30)."""
+    Default 35: a live prefill answers in milliseconds, a dead one's writes end with its process. One that is stopped
+    and resumes later than this may still write: only a hard fence, not built yet, shuts it out."""
     settle_s: float = 1.0
     """How long a write that failed may still land. Default 1: measured 50 ms with Mooncake 0.3.13 on a live peer."""
     preempt_wait_s: float = 1.0

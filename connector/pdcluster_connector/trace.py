@@ -19,12 +19,13 @@ class Trace:
 
     def write(self, event: Mapping[str, object]) -> None:
         """Append ``event`` as one line; nothing when no file was asked for."""
-        if self._path is None:
+        path = self._path  # another thread may stop the trace meanwhile
+        if path is None:
             return
         try:
-            with self._path.open("a", encoding="utf-8") as file:
+            with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(event, separators=(",", ":")) + "\n")
         except OSError as error:
             # A full disk must not cost a request.
-            _LOG.warning("trace stopped path=%s error=%s", self._path, error)
+            _LOG.warning("trace stopped path=%s error=%s", path, error)
             self._path = None

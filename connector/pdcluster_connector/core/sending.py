@@ -100,6 +100,11 @@ class Push:
     def is_ended(self) -> bool:
         return self.phase in ENDED
 
+    @property
+    def is_released(self) -> bool:
+        """Whether ``Release`` was said; it is said once."""
+        return self._is_released or self.is_ended
+
     def opening(self, message: Open) -> Commands:
         """Ask for the grant. Call once, first."""
         return (Send(message),)

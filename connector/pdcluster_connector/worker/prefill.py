@@ -120,7 +120,8 @@ class PrefillWorker:
         free: set[RequestId] = set()
         while self._released:
             request_id, address = self._released.popleft()
-            self._sending[request_id].reading.discard(address)
+            if sending := self._sending.get(request_id):
+                sending.reading.discard(address)
         for request_id, sending in list(self._sending.items()):
             if sending.is_finished:
                 # A lane that could not even start has taken no order, so it will give nothing back.

@@ -28,6 +28,8 @@ class LivePush:
     last_step: int | None = None
     num_blocks: int = 0
     num_writes: int = 0
+    is_forgotten: bool = False
+    """vLLM has freed the request by force: no order will name it again."""
     layers: list[LayerRecord] = field(default_factory=list)
 
     @property
@@ -83,6 +85,8 @@ class PushBook:
     def forget(self, key: PushKey) -> None:
         """No order will name ``key`` again."""
         self._ended.discard(key)
+        if live := self._live.get(key):
+            live.is_forgotten = True
 
     def add(self, live: LivePush) -> None:
         """Take a new push in."""
@@ -100,7 +104,7 @@ class PushBook:
 
     def abandon(self, live: LivePush) -> None:
         """The lane ends: nobody will look at this push again."""
-        if not live.push.is_ended:
+        if not live.push.is_released:
             self._release(live, is_forced=True)
         del self._live[live.push.key]
 
@@ -108,7 +112,8 @@ class PushBook:
         """Write the trace line and forget the push, once both it and its forward pass have ended."""
         if live.is_reportable and live.push.key in self._live:
             del self._live[live.push.key]
-            self._ended.add(live.push.key)
+            if not live.is_forgotten:
+                self._ended.add(live.push.key)
             self.trace.write(live.as_event())
 
     def _release(self, live: LivePush, *, is_forced: bool) -> None:

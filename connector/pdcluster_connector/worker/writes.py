@@ -182,14 +182,14 @@ class WriteQueue:
 
     def _ended(self, flight: _InFlight, status: WriteStatus, now: float) -> tuple[Push, Commands]:
         push = flight.part.push
+        if status is WriteStatus.FAILED:
+            return push, push.write_failed(f"a write of {flight.num_bytes} bytes failed", now=now)
         if push.key in self.lost:
             # Looked at after the status: what was acknowledged before the overwrite was read before it.
             return push, (
                 *push.give_up("prefill preempted the request while its blocks were being read", now=now),
                 *push.written(flight.num_bytes, now=now),
             )
-        if status is WriteStatus.FAILED:
-            return push, push.write_failed(f"a write of {flight.num_bytes} bytes failed", now=now)
         record = flight.part.record
         record.unacked_bytes -= flight.num_bytes
         if record.unacked_bytes == 0:

@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 MAX_TOKENS = 12
 NO_CACHE = ("--no-enable-prefix-caching",)
 COMPILED = ("--no-enforce-eager",)
+ROOMY = ("--kv-cache-memory-bytes", str(1 << 30))
+"""262,144 tokens: all prompts stay cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def test_200_prompts_at_concurrency_16_answer_like_a_single_engine(
 def test_a_warm_decode_cache_receives_only_what_it_lacks_and_answers_the_same(
     harness: Harness, reference: Reference
 ) -> None:
-    with harness.start_pool() as pool:
+    with harness.start_pool(prefill_args=ROOMY, decode_args=ROOMY) as pool:
         first = answers_of(pool, reference.prompts)
         pushed = sum(line["num_bytes"] for line in pool.prefill[0].read_trace("push"))
         second = answers_of(pool, reference.prompts)

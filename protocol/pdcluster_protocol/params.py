@@ -33,7 +33,7 @@ class DecodeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     deadline_ms: int
     """Time that is left for the whole request when this was sent, in ms, in [1, inf)."""
     token: str = ""
-    """HMAC over transfer id, attempt and deadline. Copied into the reservation as it is."""
+    """``Secret.mint`` of transfer id, attempt and ``deadline_ms``. Copied into the reservation as it is."""
     version: int = PARAMS_VERSION
 
 
@@ -76,6 +76,9 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     num_prompt_tokens: int
     prompt_digest: str
     """``digest_tokens`` of the prompt as decode tokenized it. Prefill refuses to push another prompt's KV."""
+    lost_attempt: Attempt = Attempt(0)
+    """Decode to metaserver: the newest attempt that decode has given up; 0: none. Asks for the next one."""
+    lost_reason: str = ""
     version: int = PARAMS_VERSION
 
 
@@ -87,6 +90,18 @@ class PushRefusal(msgspec.Struct, frozen=True):
 
 class _Reply(msgspec.Struct, frozen=True):
     kv_transfer_params: PushRefusal | None = None
+
+
+def for_attempt(reservation: Reservation, attempt: Attempt, token: str, deadline_ms: int) -> Reservation:
+    """What prefill gets for ``attempt``: the same blocks, the router's token for it, and the time that is left."""
+    return msgspec.structs.replace(
+        reservation,
+        attempt=attempt,
+        token=token,
+        deadline_ms=deadline_ms,
+        lost_attempt=Attempt(0),
+        lost_reason="",
+    )
 
 
 _Params = TypeVar("_Params", DecodeParams, Reservation)

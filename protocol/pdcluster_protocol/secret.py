@@ -1,0 +1,107 @@
+"""The cluster's secret: who may speak at all, and who may write for which attempt.
+
+    token   "<deadline ms>.<hex>"   the router's leave for one attempt of one transfer, passed on by decode and prefill
+    seal    16 bytes                before each side-channel frame: a keyed digest over the connection and the message
+
+Both are HMACs (RFC 2104 by way of BLAKE2b's own keyed mode, RFC 7693) with the same secret and different purposes.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from ipaddress import ip_address
+from typing import Final
+
+from pdcluster_protocol.errors import ConfigError, ProtocolError
+from pdcluster_protocol.ids import Attempt, TransferId
+
+SECRET_VARIABLE: Final = "PDCLUSTER_SECRET"  # noqa: S105  # the name of a variable
+MIN_SECRET_BYTES: Final = 16
+SEAL_BYTES: Final = 16
+
+_TOKEN: Final = b"pdcluster-token"
+_SEAL: Final = b"pdcluster-seal"
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """Shared by every part of one cluster. Its key is shown nowhere."""
+
+    _key: bytes = field(repr=False)
+
+    def mint(self, transfer_id: TransferId, attempt: Attempt, deadline_ms: int) -> str:
+        """The token of one attempt, which may last ``deadline_ms`` at most. Router only; costs 2 us."""
+        return f"{deadline_ms}.{self._mac(transfer_id, attempt, deadline_ms)}"
+
+    def check(self, token: str, transfer_id: TransferId, attempt: Attempt) -> int:
+        """How many ms the holder of ``token`` may take from when it was minted.
+
+        Raises:
+            ProtocolError: The token is not of this cluster, or not for this attempt of this transfer.
+        """
+        deadline_ms, _, mac = token.partition(".")
+        if not (deadline_ms.isascii() and deadline_ms.isdigit() and len(deadline_ms) < _MAX_DIGITS and mac.isascii()):
+            raise ProtocolError(
+                f"transfer {transfer_id} attempt {attempt} came without a token: ask through the router"
+            )
+        if not hmac.compare_digest(mac, self._mac(transfer_id, attempt, int(deadline_ms))):
+            raise ProtocolError(
+                f"the token of transfer {transfer_id} attempt {attempt} is not valid here: "
+                f"give router and engines of one cluster the same {SECRET_VARIABLE}"
+            )
+        return int(deadline_ms)
+
+    def seal(self, connection: bytes, payload: bytes | memoryview) -> bytes:
+        """``SEAL_BYTES`` that only holders of the secret can make for this message on this connection."""
+        digest = blake2b(key=self._key, digest_size=SEAL_BYTES, person=_SEAL)
+        digest.update(len(connection).to_bytes(4, "big"))
+        digest.update(connection)
+        digest.update(payload)
+        return digest.digest()
+
+    def _mac(self, transfer_id: TransferId, attempt: Attempt, deadline_ms: int) -> str:
+        said = f"{attempt}:{deadline_ms}:{transfer_id}".encode()
+        return blake2b(said, key=self._key, digest_size=16, person=_TOKEN).hexdigest()
+
+
+_MAX_DIGITS: Final = 12
+
+
+def make_secret(text: str) -> Secret:
+    """The secret that ``text`` spells, in any length.
+
+    Raises:
+        ConfigError: It is too short to keep a stranger out.
+    """
+    if len(text.encode()) < MIN_SECRET_BYTES:
+        raise ConfigError(
+            f"{SECRET_VARIABLE} has {len(text.encode())} bytes, the least is {MIN_SECRET_BYTES}: "
+            "make one with: openssl rand -hex 32"
+        )
+    return Secret(blake2b(text.encode(), digest_size=32).digest())
+
+
+def load_secret(environ: Mapping[str, str], *, host: str) -> Secret:
+    """The secret in ``PDCLUSTER_SECRET``; without one, a well-known key that is good on a loopback ``host`` only.
+
+    Raises:
+        ConfigError: There is none and ``host`` can be reached from other machines, or it is too short.
+    """
+    if text := environ.get(SECRET_VARIABLE):
+        return make_secret(text)
+    if not _is_loopback(host):
+        raise ConfigError(
+            f"{host} can be reached from other machines and {SECRET_VARIABLE} is not set: "
+            "give every router and engine of the cluster the same secret in it (openssl rand -hex 32)"
+        )
+    return Secret(b"loopback")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

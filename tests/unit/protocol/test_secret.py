@@ -1,0 +1,80 @@
+"""Tokens and seals: only holders of the same secret can make them, for exactly one thing."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdcluster_protocol.errors import ConfigError, ProtocolError
+from pdcluster_protocol.ids import Attempt, TransferId
+from pdcluster_protocol.secret import SEAL_BYTES, load_secret, make_secret
+
+OURS = make_secret("0123456789abcdef")
+THEIRS = make_secret("fedcba9876543210")
+T = TransferId("t")
+FIRST, SECOND = Attempt(1), Attempt(2)
+
+
+def test_a_token_says_how_long_its_attempt_may_last() -> None:
+    assert OURS.check(OURS.mint(T, FIRST, 1234), T, FIRST) == 1234
+
+
+@pytest.mark.parametrize(
+    ("transfer_id", "attempt"), [(TransferId("u"), FIRST), (T, SECOND)], ids=["transfer", "attempt"]
+)
+def test_a_token_is_good_for_one_attempt_of_one_transfer(transfer_id: TransferId, attempt: Attempt) -> None:
+    with pytest.raises(ProtocolError, match="not valid here"):
+        OURS.check(OURS.mint(T, FIRST, 1234), transfer_id, attempt)
+
+
+def test_a_token_of_another_cluster_is_refused_with_the_cure() -> None:
+    with pytest.raises(ProtocolError, match="same PDCLUSTER_SECRET"):
+        OURS.check(THEIRS.mint(T, FIRST, 1234), T, FIRST)
+
+
+def test_a_longer_deadline_does_not_fit_the_token() -> None:
+    token = OURS.mint(T, FIRST, 1234)
+    with pytest.raises(ProtocolError, match="not valid here"):
+        OURS.check("9" + token, T, FIRST)
+
+
+@pytest.mark.parametrize("token", ["", ".", "x", "12", "-1.00", "1e3.00", "٣.00", "9" * 40 + ".00", "1.é"])
+def test_what_is_no_token_is_refused(token: str) -> None:
+    with pytest.raises(ProtocolError):
+        OURS.check(token, T, FIRST)
+
+
+def test_a_seal_fits_its_own_connection_and_message_only() -> None:
+    seal = OURS.seal(b"connection", b"payload")
+    assert len(seal) == SEAL_BYTES
+    others = (
+        OURS.seal(b"connectionp", b"ayload"),
+        OURS.seal(b"connection", b"other"),
+        THEIRS.seal(b"connection", b"payload"),
+    )
+    assert seal == OURS.seal(b"connection", b"payload")
+    assert seal not in others
+
+
+def test_a_secret_is_never_shown() -> None:
+    assert "key" not in repr(OURS)
+
+
+def test_a_short_secret_is_refused_with_the_cure() -> None:
+    with pytest.raises(ConfigError, match=r"has 5 bytes, the least is 16: make one with: openssl"):
+        load_secret({"PDCLUSTER_SECRET": "short"}, host="127.0.0.1")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.9.9.9"])
+def test_loopback_needs_no_secret(host: str) -> None:
+    assert load_secret({}, host=host) == load_secret({}, host="127.0.0.1")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.7", "::", "engine-0.pool"])  # refused, not bound
+def test_an_address_that_others_reach_needs_one(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"{host} can be reached from other machines"):
+        load_secret({}, host=host)
+
+
+def test_parts_with_the_same_variable_share_a_secret() -> None:
+    environ = {"PDCLUSTER_SECRET": "0123456789abcdef"}
+    assert load_secret(environ, host="10.0.0.7") == OURS

@@ -6,6 +6,7 @@ import uuid
 from collections import deque
 from dataclasses import dataclass
 
+from pdcluster_connector.core.receiving import ReceiveTimes
 from pdcluster_connector.core.reception import Reception
 from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.metaserver_client import MetaserverClient
@@ -14,8 +15,10 @@ from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.transport import make_transport
 from pdcluster_connector.transport.base import Transport
+from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.worker.decode import DecodeWorker
 from pdcluster_connector.worker.device import select_device
+from pdcluster_connector.worker.inbound import InboundSessions
 from pdcluster_connector.worker.lane import LaneParts
 from pdcluster_connector.worker.prefill import PrefillWorker
 from pdcluster_connector.worker.receiver import Receiver
@@ -31,7 +34,7 @@ class SchedulerDecode:
     def __init__(self, facts: EngineFacts, side_channels: tuple[SideChannelAddress, ...]) -> None:
         outcomes: deque[tuple[RequestId, Outcome]] = deque()
         self._client = MetaserverClient(outcomes)
-        engine = DecodeEngine(facts.engine_id, facts.tp_size, facts.block_size, side_channels)
+        engine = DecodeEngine(facts.engine_id, facts.tp_size, facts.block_size, side_channels, facts.secret)
         self.requests = DecodeScheduler(engine, self._client, outcomes)
 
     def close(self) -> None:
@@ -41,29 +44,27 @@ class SchedulerDecode:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRank:
-    """One prefill worker and its transport."""
+    """One prefill worker and what its lanes write by."""
 
     worker: PrefillWorker
-    transport: Transport
+    sessions: Sessions
 
     def close(self) -> None:
-        """End the lanes, then the transport that they use."""
+        """End the lanes and their sessions. Waits up to 7 s."""
         self.worker.close()
-        self.transport.close()
+        self.sessions.close()
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRank:
-    """One decode worker, its transport, and where it listens."""
+    """One decode worker, and where it listens."""
 
     worker: DecodeWorker
-    transport: Transport
     address: SideChannelAddress
 
     def close(self) -> None:
-        """Stop answering, then stop receiving."""
+        """Stop answering and receiving. Waits up to 7 s."""
         self.worker.close()
-        self.transport.close()
 
 
 def make_prefill_rank(facts: EngineFacts, memory: Memory, rank: int) -> PrefillRank:
@@ -72,13 +73,13 @@ def make_prefill_rank(facts: EngineFacts, memory: Memory, rank: int) -> PrefillR
     Raises:
         ConfigError: The transport cannot start or the memory cannot be registered.
     """
-    transport = _start_transport(facts, memory)
+    sessions = Sessions(lambda: _start_transport(facts, memory))
     # The same for all ranks: decode grants an attempt to the ranks of one engine life.
     boot_id = BootId(f"{facts.engine_id}:{facts.instance_id}")
     hello = Hello(facts.engine_id, boot_id, rank, facts.tp_size, memory.fingerprint)
-    device = select_device(facts.device_type)
-    parts = LaneParts(hello, memory.regions, transport, device, facts.settings, Trace(facts.settings.trace_file))
-    return PrefillRank(PrefillWorker(parts), transport)
+    device, trace = select_device(facts.device_type), Trace(facts.settings.trace_file)
+    parts = LaneParts(hello, memory.regions, sessions, device, facts.settings, facts.secret, trace)
+    return PrefillRank(PrefillWorker(parts), sessions)
 
 
 def make_decode_rank(facts: EngineFacts, memory: Memory, rank: int) -> DecodeRank:
@@ -87,15 +88,16 @@ def make_decode_rank(facts: EngineFacts, memory: Memory, rank: int) -> DecodeRan
     Raises:
         ConfigError: The side channel's port is taken, the transport cannot start, or the memory cannot be registered.
     """
-    transport, settings = _start_transport(facts, memory), facts.settings
-    wakeup = Wakeup()
+    sessions, settings = Sessions(lambda: _start_transport(facts, memory)), facts.settings
+    wakeup, boot_id = Wakeup(), _new_boot_id()
     port = settings.side_channel_port and settings.side_channel_port + rank
-    channel = DecodeChannel(facts.host, port, wakeup)
-    boot_id = _new_boot_id()
-    welcome = Welcome(facts.engine_id, boot_id, rank, facts.tp_size, transport.session, memory.regions)
-    reception = Reception(welcome, memory.fingerprint, settings.quarantine_s)
-    receiver = Receiver(channel, wakeup, reception, Trace(settings.trace_file))
-    return DecodeRank(DecodeWorker(receiver), transport, SideChannelAddress(facts.host, channel.port, boot_id))
+    channel = DecodeChannel(facts.host, port, boot_id, facts.secret, wakeup)
+    welcome = Welcome(facts.engine_id, boot_id, rank, facts.tp_size, "", memory.regions)
+    times = ReceiveTimes(settings.lease_s, settings.quarantine_s)
+    reception = Reception(welcome, memory.fingerprint, times, facts.secret)
+    inbound = InboundSessions(sessions, wakeup.set)
+    receiver = Receiver(channel, wakeup, reception, inbound, Trace(settings.trace_file))
+    return DecodeRank(DecodeWorker(receiver), SideChannelAddress(facts.host, channel.port, boot_id))
 
 
 def _start_transport(facts: EngineFacts, memory: Memory) -> Transport:

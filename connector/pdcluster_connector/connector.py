@@ -20,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -27,6 +28,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 
 from pdcluster_connector.assembly import DecodeRank, PrefillRank, SchedulerDecode, make_decode_rank, make_prefill_rank
+from pdcluster_connector.core.reception import Lost
 from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.scheduler.prefill import PrefillScheduler, Scheduled
 from pdcluster_connector.steps import DecodeStep, PrefillStep
@@ -55,6 +57,16 @@ class Listening(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # vllm is 
     address: SideChannelAddress
 
 
+@dataclass(frozen=True)
+class LostAttempts(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vllm is not followed by mypy
+    """What vLLM carries from the workers to the scheduler: attempts that a decode rank has given up."""
+
+    losses: tuple[Lost, ...]
+
+    def aggregate(self, other: LostAttempts) -> LostAttempts:
+        return LostAttempts(self.losses + other.losses)
+
+
 class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vllm is not followed by mypy
     """Pushes KV layer by layer (``kv_role`` ``kv_producer``) or waits for it (``kv_consumer``)."""
 
@@ -68,7 +80,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._decode_rank: DecodeRank | None = None
         if role is KVConnectorRole.SCHEDULER and self._facts.role is EngineRole.PREFILL:
             self._prefill_scheduler = PrefillScheduler(
-                self._facts.block_size, self._facts.kv_heads, self._facts.settings.push
+                self._facts.block_size, self._facts.kv_heads, self._facts.settings.push, self._facts.secret
             )
 
     @classmethod
@@ -130,7 +142,11 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         if self._decode_scheduler is not None:
-            self._decode_scheduler.requests.received(connector_output.finished_recving or ())
+            requests = self._decode_scheduler.requests
+            requests.received(connector_output.finished_recving or ())
+            if isinstance(lost := connector_output.kv_connector_worker_meta, LostAttempts):
+                for loss in lost.losses:
+                    requests.attempt_lost(loss.request_id, loss.attempt, loss.reason, now=time.monotonic())
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
@@ -199,6 +215,10 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             receipts = self._decode_rank.worker.receipts()
             results.finished_recving, results.failed_recving = receipts.ended, receipts.failed
         return results
+
+    def build_connector_worker_meta(self) -> LostAttempts | None:
+        losses = self._decode_rank.worker.losses() if self._decode_rank else ()
+        return LostAttempts(tuple(losses)) if losses else None
 
     # Either process.
 

@@ -8,6 +8,7 @@ from enum import Enum
 from pdcluster_connector.settings import Settings
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import EngineId
+from pdcluster_protocol.secret import Secret
 from pdcluster_protocol.side_channel import RegionLayout
 
 
@@ -32,6 +33,7 @@ class EngineFacts:
     kv_heads: int
     device_type: str
     settings: Settings
+    secret: Secret
 
 
 @dataclass(frozen=True, slots=True)

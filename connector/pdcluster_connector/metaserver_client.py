@@ -31,7 +31,7 @@ class MetaserverClient:
 
     def __init__(self, outcomes: deque[tuple[RequestId, Outcome]]) -> None:
         self._outcomes = outcomes
-        self._calls: dict[RequestId, asyncio.Task[None]] = {}
+        self._calls: dict[RequestId, set[asyncio.Task[None]]] = {}
         self._loop = asyncio.new_event_loop()
         self._session: aiohttp.ClientSession | None = None
         self._thread = threading.Thread(target=self._main, name="pdcluster-metaserver", daemon=True)
@@ -42,7 +42,7 @@ class MetaserverClient:
         self._loop.call_soon_threadsafe(self._start, request_id, url, reservation, deadline)
 
     def cancel(self, request_id: RequestId) -> None:
-        """Cut the call of this request if it is still open; it then has no outcome."""
+        """Cut the calls of this request that are still open; they then have no outcome."""
         self._loop.call_soon_threadsafe(self._cut, request_id)
 
     def close(self) -> None:
@@ -59,20 +59,27 @@ class MetaserverClient:
         self._loop.close()
 
     async def _shut(self) -> None:
-        for call in self._calls.values():
+        calls = [call for calls in self._calls.values() for call in calls]
+        for call in calls:
             call.cancel()
-        await asyncio.gather(*self._calls.values(), return_exceptions=True)
+        await asyncio.gather(*calls, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 
     def _start(self, request_id: RequestId, url: str, reservation: Reservation, deadline: float) -> None:
         call = self._loop.create_task(self._call(request_id, url, reservation, deadline), name=f"reserve {request_id}")
-        self._calls[request_id] = call
-        call.add_done_callback(lambda _: self._calls.pop(request_id, None))
+        self._calls.setdefault(request_id, set()).add(call)
+        call.add_done_callback(lambda ended: self._drop(request_id, ended))
 
     def _cut(self, request_id: RequestId) -> None:
-        if call := self._calls.get(request_id):
+        for call in self._calls.get(request_id, ()):
             call.cancel()
+
+    def _drop(self, request_id: RequestId, call: asyncio.Task[None]) -> None:
+        calls = self._calls[request_id]
+        calls.discard(call)
+        if not calls:
+            del self._calls[request_id]
 
     async def _call(self, request_id: RequestId, url: str, reservation: Reservation, deadline: float) -> None:
         try:

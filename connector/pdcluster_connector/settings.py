@@ -33,12 +33,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     push: PushTiming = PushTiming.LAYERWISE
     handshake_timeout_s: float = 10.0
     """How long a prefill rank waits for a decode rank's ``Welcome``. Default 10: a live one answers in ms."""
-    quarantine_s: float = 35.0
-    """How long blocks of a failed request stay out of use when a writer cannot say that it has stopped.
-    Default 35: a live prefill answers in milliseconds, a dead one's writes end with its process. One that is stopped
-    and resumes later than this may still write: only a hard fence, not built yet, shuts it out."""
-    settle_s: float = 1.0
-    """How long a write that failed may still land. Default 1: measured 50 ms with Mooncake 0.3.13 on a live peer."""
+    lease_s: float = 5.0
+    """Decode: how long a prefill rank that holds a grant may be silent before its attempt is lost.
+    Default 5: a live one speaks three times in it, from a thread of its own."""
+    quarantine_s: float = 3.0
+    """Decode: how long a revoked prefill rank may take to say that it has stopped, before its session is closed.
+    Default 3: a live one answers in milliseconds, or when its writes in flight have ended."""
+    hold_s: float = 3.0
+    """Prefill: how long a write of an ended push may stay in flight before the lane's session is closed.
+    Default 3: a live peer acknowledges 1,024 writes of 64 KiB in 0.6 s at 1 Gbit/s. Until then the blocks are held."""
     preempt_wait_s: float = 1.0
     """How long the forward pass may wait for reads of blocks that vLLM took away from a preempted request.
     Default 1: a step's bytes leave in milliseconds; past it the push is given up, never torn."""
@@ -59,7 +62,7 @@ def parse_settings(extra_config: Mapping[str, object]) -> Settings:
         raise ConfigError(f"kv_connector_extra_config: {error}: the keys are {known}") from error
     if not 0 <= settings.side_channel_port <= 65535:
         raise ConfigError(f"side_channel_port is {settings.side_channel_port}: use a port in 0..65535 (0: any)")
-    for name in ("handshake_timeout_s", "quarantine_s", "settle_s", "preempt_wait_s"):
+    for name in ("handshake_timeout_s", "lease_s", "quarantine_s", "hold_s", "preempt_wait_s"):
         if getattr(settings, name) <= 0:
             raise ConfigError(f"{name} is {getattr(settings, name)}: use a positive number of seconds")
     return settings

@@ -7,14 +7,27 @@ the sender's deadline tells, as for any lost message.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import zmq
 
 from pdcluster_connector.core.receiving import PeerId
-from pdcluster_protocol.errors import ConfigError
-from pdcluster_protocol.side_channel import MAX_FRAME_BYTES, ToDecode, ToPrefill, encode_frame
+from pdcluster_protocol.errors import ConfigError, ProtocolError
+from pdcluster_protocol.ids import BootId
+from pdcluster_protocol.params import SideChannelAddress
+from pdcluster_protocol.secret import Secret
+from pdcluster_protocol.side_channel import (
+    MAX_FRAME_BYTES,
+    Seal,
+    ToDecode,
+    ToPrefill,
+    encode_frame,
+    parse_to_decode,
+    parse_to_prefill,
+    seal_connection,
+)
 
 
 class Wakeup:
@@ -83,40 +96,64 @@ class _Channel:
         self.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What one peer sent: a message, or why it is none."""
+
+    peer: PeerId
+    message: ToDecode | ProtocolError
+
+
 class PrefillChannel(_Channel):
     """One prefill rank's connection to one decode rank. Lane thread only."""
 
-    def __init__(self, host: str, port: int, identity: bytes, wakeup: Wakeup) -> None:
+    def __init__(self, address: SideChannelAddress, identity: bytes, secret: Secret, wakeup: Wakeup) -> None:
         super().__init__(zmq.DEALER, wakeup)
+        self._seal = seal_connection(secret, address.boot_id, identity)
         self._socket.setsockopt(zmq.IDENTITY, identity)
-        self._socket.connect(f"tcp://{host}:{port}")
+        self._socket.connect(f"tcp://{address.host}:{address.port}")
 
     def send(self, message: ToDecode) -> None:
         """Queue one message."""
-        self._send([encode_frame(message)])
+        self._send([encode_frame(message, self._seal)])
 
-    def receive(self) -> bytes | None:
-        """The next frame, or None when there is none now."""
+    def receive(self) -> ToPrefill | None:
+        """The next message, or None when there is none now.
+
+        Raises:
+            ProtocolError: The next frame is not a message of this decode rank, or not of this cluster.
+        """
         frames = self._receive()
-        return None if frames is None else frames[-1]
+        return None if frames is None else parse_to_prefill(frames[-1], self._seal)
 
 
 class DecodeChannel(_Channel):
     """One decode rank's listening socket. Receiver thread only, but made by the thread that starts it."""
 
-    def __init__(self, host: str, port: int, wakeup: Wakeup) -> None:
+    def __init__(self, host: str, port: int, boot_id: BootId, secret: Secret, wakeup: Wakeup) -> None:
         super().__init__(zmq.ROUTER, wakeup)
+        self._boot_id = boot_id
+        self._secret = secret
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.port = self._bind(host, port)
 
     def send(self, peer: PeerId, message: ToPrefill) -> None:
         """Queue one message for ``peer``; dropped when the peer is gone."""
-        self._send([peer, encode_frame(message)])
+        self._send([peer, encode_frame(message, self._seal(peer))])
 
-    def receive(self) -> tuple[PeerId, bytes] | None:
-        """The next frame and who sent it, or None when there is none now."""
+    def receive(self) -> Received | None:
+        """The next message and who sent it, or None when there is none now."""
         frames = self._receive()
-        return None if frames is None else (PeerId(frames[0]), frames[-1])
+        if frames is None:
+            return None
+        peer = PeerId(frames[0])
+        try:
+            return Received(peer, parse_to_decode(frames[-1], self._seal(peer)))
+        except ProtocolError as error:
+            return Received(peer, error)
+
+    def _seal(self, peer: PeerId) -> Seal:
+        return seal_connection(self._secret, self._boot_id, peer)
 
     def _bind(self, host: str, port: int) -> int:
         try:

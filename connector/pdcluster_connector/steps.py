@@ -30,6 +30,8 @@ class PushSlice(msgspec.Struct, frozen=True):
     request_id: RequestId
     transfer_id: TransferId
     attempt: Attempt
+    token: str
+    """The router's leave for this attempt; decode checks it."""
     target: Target
     prefill_blocks: tuple[tuple[int, ...], ...]
     decode_blocks: tuple[tuple[int, ...], ...]
@@ -49,7 +51,6 @@ class Expect(msgspec.Struct, frozen=True):
 
     request_id: RequestId
     transfer_id: TransferId
-    attempt: Attempt
     deadline_ms: int
     num_blocks: tuple[int, ...]
 

@@ -27,6 +27,7 @@ from pdcluster_connector.settings import parse_settings
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import EngineId
+from pdcluster_protocol.secret import load_secret
 from pdcluster_protocol.side_channel import RegionLayout
 
 CONNECTOR_VERSION: Final = "0.1.0"
@@ -55,16 +56,18 @@ def read_engine_facts(config: VllmConfig) -> EngineFacts:
     parallel = config.parallel_config
     settings = parse_settings(transfer.kv_connector_extra_config)
     _require_ones(parallel)
+    host = settings.host or get_ip()
     return EngineFacts(
         EngineId(transfer.engine_id),
         config.instance_id,
         _role(transfer.kv_role),
-        settings.host or get_ip(),
+        host,
         config.cache_config.block_size,
         parallel.tensor_parallel_size,
         _kv_heads(config.model_config),
         config.device_config.device_type,
         settings,
+        load_secret(os.environ, host=host),
     )
 
 

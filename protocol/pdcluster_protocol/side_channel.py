@@ -4,18 +4,21 @@
       Hello ------------------------------------>      once per connection: who am I, what is my KV
       <------------------------ Welcome / Refusal      where your bytes go, or why not
       Open ------------------------------------->      may I write for (transfer, attempt)?
-      <---------------------------- Grant / Denial     yes / no and why
+      <----------------- Grant / Unneeded / Denial     yes, for a lease / I have it all / no and why
+      Progress --------------------------------->      I am alive and still writing: renews the lease
       ...                                              KV bytes travel by the transport
       Done / Failed ---------------------------->      last byte acknowledged / I have given up
       <----------------------------------- Revoke      stop writing
       Fenced ----------------------------------->      I write no more for (transfer, attempt)
 
-A frame is one version byte and one msgpack map with a ``type`` tag. Unknown types, unknown fields
-and frames over ``MAX_FRAME_BYTES`` are refused.
+A frame is one version byte, one seal and one msgpack map with a ``type`` tag. Unknown types, unknown fields,
+frames over ``MAX_FRAME_BYTES`` and frames without a valid seal of their connection are refused.
 """
 
 from __future__ import annotations
 
+import hmac
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import msgspec
@@ -23,6 +26,7 @@ import msgspec
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, TransferId
+from pdcluster_protocol.secret import SEAL_BYTES, SECRET_VARIABLE, Secret
 
 SIDE_CHANNEL_VERSION: Final = 1
 MAX_FRAME_BYTES: Final = 4 << 20
@@ -55,7 +59,7 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
-    """The decode rank's memory, and the transport session that reaches it."""
+    """The decode rank's memory, and the transport session that reaches it, made for this prefill engine alone."""
 
     engine_id: EngineId
     boot_id: BootId
@@ -78,10 +82,20 @@ class Open(_Message, frozen=True, tag="open"):
     attempt: Attempt
     decode_boot_id: BootId
     deadline_ms: int
+    token: str
+    """The router's token for this attempt."""
 
 
 class Grant(_Message, frozen=True, tag="grant"):
-    """Yes: until done, failed or revoked."""
+    """Yes: until done, failed or revoked. Lost when decode hears nothing of this attempt for ``lease_ms``."""
+
+    transfer_id: TransferId
+    attempt: Attempt
+    lease_ms: int
+
+
+class Unneeded(_Message, frozen=True, tag="unneeded"):
+    """Write nothing: an earlier attempt has filled this rank. Nothing has failed."""
 
     transfer_id: TransferId
     attempt: Attempt
@@ -95,6 +109,14 @@ class Denial(_Message, frozen=True, tag="denial"):
     reason: str
 
 
+class Progress(_Message, frozen=True, tag="progress"):
+    """This rank is alive and holds its grant; ``num_bytes`` are acknowledged so far. Renews the lease."""
+
+    transfer_id: TransferId
+    attempt: Attempt
+    num_bytes: int
+
+
 class Done(_Message, frozen=True, tag="done"):
     """All that this rank had to write is acknowledged by the transport: ``num_bytes`` in ``num_layers`` layers."""
 
@@ -105,7 +127,7 @@ class Done(_Message, frozen=True, tag="done"):
 
 
 class Failed(_Message, frozen=True, tag="failed"):
-    """This rank has given up. ``is_fenced``: it surely writes no more; otherwise a write may still land."""
+    """This rank has given up. ``is_fenced``: clean as in ``Fenced``, which otherwise follows."""
 
     transfer_id: TransferId
     attempt: Attempt
@@ -121,14 +143,19 @@ class Revoke(_Message, frozen=True, tag="revoke"):
 
 
 class Fenced(_Message, frozen=True, tag="fenced"):
-    """This rank writes no more for this attempt, ever."""
+    """This rank submits no more writes for this attempt, ever.
+
+    ``is_clean``: each one that it ever submitted was acknowledged. Otherwise bytes may still be on their way, and
+    only decode can shut them out, by closing the session that they travel on.
+    """
 
     transfer_id: TransferId
     attempt: Attempt
+    is_clean: bool
 
 
-ToDecode = Hello | Open | Done | Failed | Fenced
-ToPrefill = Welcome | Refusal | Grant | Denial | Revoke
+ToDecode = Hello | Open | Progress | Done | Failed | Fenced
+ToPrefill = Welcome | Refusal | Grant | Unneeded | Denial | Revoke
 
 _M = TypeVar("_M")
 
@@ -138,39 +165,74 @@ _TO_DECODE: Final[msgspec.msgpack.Decoder[ToDecode]] = msgspec.msgpack.Decoder(T
 _TO_PREFILL: Final[msgspec.msgpack.Decoder[ToPrefill]] = msgspec.msgpack.Decoder(ToPrefill)
 
 
-def encode_frame(message: ToDecode | ToPrefill) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Seals and opens the frames of one connection: a frame of another one, or of a stranger, does not fit."""
+
+    secret: Secret
+    connection: bytes
+
+    def close(self, payload: bytes) -> bytes:
+        """The frame that carries ``payload``."""
+        return b"".join((_VERSION_BYTE, self.secret.seal(self.connection, payload), payload))
+
+    def open(self, frame: bytes) -> memoryview:
+        """The payload of ``frame``.
+
+        Raises:
+            ProtocolError: Too large, of another version, or not sealed with our secret for this connection.
+        """
+        if len(frame) > MAX_FRAME_BYTES:
+            raise ProtocolError(f"side-channel frame has {len(frame)} bytes, the limit is {MAX_FRAME_BYTES}")
+        if frame[:1] != _VERSION_BYTE:
+            raise ProtocolError(_other_version(frame))
+        payload = memoryview(frame)[1 + SEAL_BYTES :]
+        if not hmac.compare_digest(frame[1 : 1 + SEAL_BYTES], self.secret.seal(self.connection, payload)):
+            raise ProtocolError(
+                "side-channel frame is not sealed with this cluster's secret: "
+                f"give router and engines of one cluster the same {SECRET_VARIABLE}"
+            )
+        return payload
+
+
+def seal_connection(secret: Secret, decode_boot_id: BootId, identity: bytes) -> Seal:
+    """The seal of the connection that a prefill rank opened as ``identity`` to one life of a decode rank."""
+    return Seal(secret, decode_boot_id.encode() + b"\0" + identity)
+
+
+def encode_frame(message: ToDecode | ToPrefill, seal: Seal) -> bytes:
     """One frame, ready to send."""
-    return _VERSION_BYTE + _ENCODER.encode(message)
+    return seal.close(_ENCODER.encode(message))
 
 
-def parse_to_decode(frame: bytes) -> ToDecode:
+def parse_to_decode(frame: bytes, seal: Seal) -> ToDecode:
     """A frame that a prefill rank sent.
 
     Raises:
-        ProtocolError: Another version, too large, or not such a message.
+        ProtocolError: Another version, too large, sealed for others, or not such a message.
     """
-    return _parse(frame, _TO_DECODE)
+    return _parse(seal.open(frame), _TO_DECODE)
 
 
-def parse_to_prefill(frame: bytes) -> ToPrefill:
+def parse_to_prefill(frame: bytes, seal: Seal) -> ToPrefill:
     """A frame that a decode rank sent.
 
     Raises:
-        ProtocolError: Another version, too large, or not such a message.
+        ProtocolError: Another version, too large, sealed for others, or not such a message.
     """
-    return _parse(frame, _TO_PREFILL)
+    return _parse(seal.open(frame), _TO_PREFILL)
 
 
-def _parse(frame: bytes, decoder: msgspec.msgpack.Decoder[_M]) -> _M:
-    if len(frame) > MAX_FRAME_BYTES:
-        raise ProtocolError(f"side-channel frame has {len(frame)} bytes, the limit is {MAX_FRAME_BYTES}")
-    if frame[:1] != _VERSION_BYTE:
-        theirs = frame[0] if frame else None
-        raise ProtocolError(
-            f"side-channel peer speaks version {theirs}, ours is {SIDE_CHANNEL_VERSION}: "
-            "run the same pdcluster on both engines"
-        )
+def _parse(payload: memoryview, decoder: msgspec.msgpack.Decoder[_M]) -> _M:
     try:
-        return decoder.decode(memoryview(frame)[1:])
+        return decoder.decode(payload)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise ProtocolError(f"side-channel frame is not a known message: {error}") from error
+
+
+def _other_version(frame: bytes) -> str:
+    theirs = frame[0] if frame else None
+    return (
+        f"side-channel peer speaks version {theirs}, ours is {SIDE_CHANNEL_VERSION}: "
+        "run the same pdcluster on both engines"
+    )

@@ -1,13 +1,17 @@
-"""One receive: one decode rank waiting for its part of one prompt's KV.
+"""One receive: one decode rank waiting for its part of one prompt's KV, whichever attempt brings it.
 
-Rule 1: a request is received only when every expected prefill rank said done, for the current
-        attempt, with the byte count that decode worked out from its own block table.
-Rule 2: it is reported failed only when no granted rank can write any more: each is done, fenced, or
-        past the quarantine. vLLM reuses the blocks at that moment.
+Rule 1: a request is received only when every expected prefill rank said done, for the current attempt, with
+        the byte count that decode worked out from its own block table.
+Rule 2: no attempt gets a grant, and vLLM is not told of a failure, while a writer of an earlier grant could
+        still write: each is done, fenced and clean, or its session was cut.
 
-    WAITING --open--> (grants) --every rank done--> RECEIVED
-       |                 |
-       +-- failed, prefill failed, abort, deadline --> STOPPING --every writer fenced, or quarantine--> FAILED
+    WAITING --every rank done--> RECEIVED
+       |  \\--failed, lease lapsed, higher attempt--> same phase, attempt lost, its writers revoked
+       +-- abort, deadline, prefill failed for good --> STOPPING --no writer left--> FAILED
+
+    a writer:  WRITING --done--> DONE
+                  +--revoke--> REVOKED --fenced and clean--> FENCED
+                                  +--fenced but unclean, or quarantine--> CUTTING --cut--> FENCED
 """
 
 from __future__ import annotations
@@ -17,12 +21,26 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NewType, TypeAlias
 
-from pdcluster_connector.core.sending import PushKey
-from pdcluster_protocol.ids import BootId
-from pdcluster_protocol.side_channel import Denial, Done, Failed, Fenced, Grant, Revoke, ToPrefill
+from pdcluster_protocol.ids import Attempt, BootId, TransferId
+from pdcluster_protocol.side_channel import (
+    Denial,
+    Done,
+    Failed,
+    Fenced,
+    Grant,
+    Progress,
+    Revoke,
+    ToPrefill,
+    Unneeded,
+)
 
 PeerId = NewType("PeerId", bytes)
 """One prefill rank's connection to this decode rank."""
+
+SessionId = NewType("SessionId", str)
+"""The transport session that one life of a prefill engine writes on. Cutting it stops nobody else."""
+
+_NONE: Final = Attempt(0)
 
 
 class Phase(Enum):
@@ -51,129 +69,262 @@ class Report:
     reason: str = ""
 
 
-Command: TypeAlias = Reply | Report
+@dataclass(frozen=True, slots=True)
+class AttemptLost:
+    """Tell the router that this attempt will not fill the blocks; said once for an attempt."""
+
+    attempt: Attempt
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Close this session, then call ``cut``: a writer on it cannot say that it has stopped."""
+
+    session: SessionId
+
+
+Command: TypeAlias = Reply | Report | AttemptLost | Cut
 Commands: TypeAlias = tuple[Command, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class ReceiveTimes:
+    """``lease_s``: how long a silent writer is believed; ``quarantine_s``: a revoked one may take that long."""
+
+    lease_s: float
+    quarantine_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Sender:
-    """A prefill rank that asks to write: which engine life, which rank, and what each rank owes us.
+    """A prefill rank that asks to write: which engine life, which rank, on which session.
 
     ``expected_bytes``: for every prefill rank of that engine that writes to this decode rank, how many bytes.
     """
 
     boot_id: BootId
     tp_rank: int
+    session: SessionId
     expected_bytes: Mapping[int, int]
 
 
-class Writer(Enum):
+class State(Enum):
     """How far one granted prefill rank is."""
 
     WRITING = auto()
+    REVOKED = auto()
+    CUTTING = auto()
     DONE = auto()
     FENCED = auto()
 
 
-class Receive:
-    """State of one receive. Not thread-safe: the receiver thread owns it."""
+MAY_WRITE: Final = frozenset({State.WRITING, State.REVOKED, State.CUTTING})
 
-    def __init__(self, key: PushKey, *, deadline: float, quarantine_s: float) -> None:
-        self.key = key
+
+@dataclass(slots=True)
+class _Writer:
+    attempt: Attempt
+    sender: Sender
+    until: float
+    """WRITING: when its lease lapses. REVOKED: when its quarantine ends."""
+    state: State = State.WRITING
+
+
+class Receive:
+    """State of one receive. Not thread-safe: the receiver thread owns it. ``now``: running seconds."""
+
+    def __init__(self, transfer_id: TransferId, times: ReceiveTimes, *, deadline: float) -> None:
+        self.transfer_id = transfer_id
         self.phase = Phase.WAITING
         self.deadline = deadline
-        """When the receive fails by itself; once STOPPING, when the quarantine ends."""
         self.reason = ""
-        self.received_bytes = 0
-        self._quarantine_s = quarantine_s
+        self.attempt = _NONE
+        """The newest attempt that asked to write, or gave up."""
+        self.lost_attempt = _NONE
+        self._times = times
         self._boot_id: BootId | None = None
         self._expected: Mapping[int, int] = {}
-        self._ranks: dict[PeerId, int] = {}
-        self._writers: dict[PeerId, Writer] = {}
+        self._asking: dict[PeerId, Sender] = {}
+        self._writers: dict[PeerId, _Writer] = {}
 
     @property
     def is_ended(self) -> bool:
         return self.phase in ENDED
 
-    def open(self, peer: PeerId, sender: Sender) -> Commands:
+    def open(self, peer: PeerId, attempt: Attempt, sender: Sender, *, now: float) -> Commands:
         """A prefill rank asks to write. Granted once to each rank of one engine life that owes us bytes."""
-        if reason := self._refusal_of(peer, sender):
-            return (Reply(peer, Denial(*self.key, reason)),)
+        if self.phase is Phase.RECEIVED:
+            return (Reply(peer, Unneeded(self.transfer_id, attempt)),)
+        if reason := self._refusal_of(peer, attempt, sender):
+            return (Reply(peer, Denial(self.transfer_id, attempt, reason)),)
+        revokes = self._begin(attempt, now) if attempt > self.attempt else ()
         self._boot_id, self._expected = sender.boot_id, sender.expected_bytes
-        self._ranks[peer] = sender.tp_rank
-        self._writers.setdefault(peer, Writer.WRITING)
-        return (Reply(peer, Grant(*self.key)),)
+        self._asking[peer] = sender
+        return revokes + self._grant_if_clear(now)
+
+    def progress(self, peer: PeerId, message: Progress, *, now: float) -> Commands:
+        """A granted rank is alive."""
+        writer = self._writer(peer, message.attempt)
+        if writer is not None and writer.state is State.WRITING:
+            writer.until = now + self._times.lease_s
+        return ()
 
     def done(self, peer: PeerId, message: Done, *, now: float) -> Commands:
-        """A granted rank has written its part, it says."""
-        if self._writers.get(peer) is not Writer.WRITING:
+        """A granted rank has written its part, it says: nothing of it is under way any more."""
+        writer = self._writer(peer, message.attempt)
+        if writer is None or writer.state not in MAY_WRITE:
             return ()
-        self._writers[peer] = Writer.DONE
-        if self.phase is Phase.STOPPING:
-            return self._end_if_fenced()
-        expected = self._expected[self._ranks[peer]]
+        if writer.state is not State.WRITING:
+            writer.state = State.FENCED
+            return self._go_on(now)
+        writer.state = State.DONE
+        rank, expected = writer.sender.tp_rank, self._expected[writer.sender.tp_rank]
         if message.num_bytes != expected:
-            return self.fail(
-                f"prefill rank {self._ranks[peer]} wrote {message.num_bytes} bytes, decode expects {expected}", now=now
-            )
-        self.received_bytes += message.num_bytes
+            return self._lose(f"prefill rank {rank} wrote {message.num_bytes} bytes, decode expects {expected}", now)
         return self._receive_if_complete()
 
     def failed(self, peer: PeerId, message: Failed, *, now: float) -> Commands:
         """A prefill rank has given up; the attempt is lost."""
-        if message.is_fenced and peer in self._writers:
-            self._writers[peer] = Writer.FENCED
-        return self.fail(f"prefill gave up: {message.reason}", now=now) or self._end_if_fenced()
+        if writer := self._writer(peer, message.attempt):
+            self._has_stopped(writer, now, is_fenced=message.is_fenced)
+        revokes = self._begin(message.attempt, now) if message.attempt > self.attempt and self._is_open else ()
+        is_current = message.attempt == self.attempt
+        lost = self._lose(f"prefill gave up: {message.reason}", now) if is_current else ()
+        return revokes + lost + self._go_on(now)
 
-    def fenced(self, peer: PeerId, _message: Fenced) -> Commands:
-        """A granted rank writes no more."""
-        if peer in self._writers:
-            self._writers[peer] = Writer.FENCED
-        return self._end_if_fenced()
+    def fenced(self, peer: PeerId, message: Fenced, *, now: float) -> Commands:
+        """A granted rank submits no more writes; unclean, some of its bytes may still come."""
+        writer = self._writer(peer, message.attempt)
+        if writer is None or writer.state not in MAY_WRITE:
+            return ()
+        is_early = writer.state is State.WRITING
+        cut = () if message.is_clean else self._cut_off(writer)
+        if message.is_clean:
+            writer.state = State.FENCED
+        lost = self._lose("a prefill rank stopped writing before it was done", now) if is_early else ()
+        return cut + lost + self._go_on(now)
+
+    def cut(self, session: SessionId, *, now: float) -> Commands:
+        """The session is closed: no byte of its writers can land any more."""
+        lost: Commands = ()
+        for writer in self._writers.values():
+            if writer.sender.session == session and writer.state in MAY_WRITE:
+                is_early, writer.state = writer.state is State.WRITING, State.FENCED
+                lost += self._lose("the session of its prefill engine was cut", now) if is_early else ()
+        gone = [peer for peer, sender in self._asking.items() if sender.session == session]
+        for peer in gone:
+            del self._asking[peer]
+        lost += self._lose("the session of its prefill engine was cut", now) if gone else ()
+        return lost + self._go_on(now)
 
     def fail(self, reason: str, *, now: float) -> Commands:
-        """The request cannot be received: take every grant back and report once that is safe."""
-        if self.phase is not Phase.WAITING:
+        """The request cannot be received by any attempt: revoke every grant and report once that is safe."""
+        if not self._is_open:
             return ()
         self.phase, self.reason = Phase.STOPPING, reason
-        self.deadline = now + self._quarantine_s
-        revokes = tuple(Reply(peer, Revoke(*self.key)) for peer in self._writing())
-        return revokes + self._end_if_fenced()
+        self._asking.clear()
+        return self._revoke_all(now) + self._go_on(now)
 
     def expire(self, *, now: float) -> Commands:
-        """Act on the passed deadline, or on the end of the quarantine."""
-        if self.is_ended or now < self.deadline:
-            return ()
-        if self.phase is Phase.WAITING:
+        """Act on the deadline, on lapsed leases and on the end of quarantines."""
+        if self._is_open and now >= self.deadline:
             return self.fail("deadline passed before the KV was here", now=now)
-        return self._end(f"{self.reason} (a writer never answered; blocks were quarantined)")
+        late = [w for w in self._writers.values() if now >= w.until]
+        cuts = sum((self._cut_off(writer) for writer in late if writer.state is State.REVOKED), ())
+        silent = [writer.sender.tp_rank for writer in late if writer.state is State.WRITING]
+        if not silent:
+            return cuts
+        return cuts + self._lose(f"prefill rank {silent[0]} said nothing for {self._times.lease_s:g} s", now)
 
-    def _refusal_of(self, peer: PeerId, sender: Sender) -> str:
-        if self.phase is not Phase.WAITING:
-            return f"the request has ended on decode: {self.reason or 'received'}"
-        if self._boot_id not in (None, sender.boot_id):
+    @property
+    def _is_open(self) -> bool:
+        return self.phase is Phase.WAITING
+
+    def _writer(self, peer: PeerId, attempt: Attempt) -> _Writer | None:
+        writer = self._writers.get(peer)
+        return writer if writer is not None and writer.attempt == attempt else None
+
+    def _refusal_of(self, peer: PeerId, attempt: Attempt, sender: Sender) -> str:
+        if not self._is_open:
+            return f"the request has ended on decode: {self.reason}"
+        if attempt < self.attempt or attempt <= self.lost_attempt:
+            return f"attempt {attempt} is over on decode, the newest is {self.attempt}: {self.reason}"
+        if attempt == self.attempt and self._boot_id != sender.boot_id:
             return "another prefill engine holds the grant of this attempt"
         if sender.tp_rank not in sender.expected_bytes:
             return f"prefill rank {sender.tp_rank} holds no KV head of this decode rank"
-        if peer not in self._writers and sender.tp_rank in self._ranks.values():
+        if self._is_taken(peer, attempt, sender.tp_rank):
             return f"prefill rank {sender.tp_rank} holds the grant on another connection"
         return ""
 
-    def _writing(self) -> list[PeerId]:
-        return [peer for peer, state in self._writers.items() if state is Writer.WRITING]
+    def _is_taken(self, peer: PeerId, attempt: Attempt, rank: int) -> bool:
+        granted = (p for p, w in self._writers.items() if w.attempt == attempt and w.sender.tp_rank == rank)
+        asking = (p for p, sender in self._asking.items() if attempt == self.attempt and sender.tp_rank == rank)
+        return any(other != peer for other in (*granted, *asking))
+
+    def _begin(self, attempt: Attempt, now: float) -> Commands:
+        """A newer attempt is here: whoever holds a grant of an older one must stop."""
+        self.attempt, self._boot_id, self._expected = attempt, None, {}
+        self._asking.clear()
+        return self._revoke_all(now)
+
+    def _grant_if_clear(self, now: float) -> Commands:
+        if any(w.attempt != self.attempt and w.state in MAY_WRITE for w in self._writers.values()):
+            return ()
+        asking, self._asking = self._asking, {}
+        for peer, sender in asking.items():
+            held = self._writer(peer, self.attempt)
+            until = now + self._times.lease_s
+            self._writers[peer] = held or _Writer(self.attempt, sender, until)
+        grant = Grant(self.transfer_id, self.attempt, int(self._times.lease_s * 1000))
+        return tuple(Reply(peer, grant) for peer in asking)
+
+    def _has_stopped(self, writer: _Writer, now: float, *, is_fenced: bool) -> None:
+        if writer.state not in MAY_WRITE:
+            return
+        if is_fenced:
+            writer.state = State.FENCED
+        elif writer.state is State.WRITING:
+            # ``Fenced`` follows by itself.
+            writer.state, writer.until = State.REVOKED, now + self._times.quarantine_s
+
+    def _cut_off(self, writer: _Writer) -> Commands:
+        if writer.state is State.CUTTING:
+            return ()
+        writer.state = State.CUTTING
+        return (Cut(writer.sender.session),)
+
+    def _lose(self, reason: str, now: float) -> Commands:
+        if not self._is_open or self.lost_attempt >= self.attempt:
+            return ()
+        self.lost_attempt, self.reason = self.attempt, reason
+        self._asking.clear()
+        return (*self._revoke_all(now), AttemptLost(self.attempt, reason))
+
+    def _revoke_all(self, now: float) -> Commands:
+        revokes: Commands = ()
+        for peer, writer in self._writers.items():
+            if writer.state is State.WRITING:
+                writer.state, writer.until = State.REVOKED, now + self._times.quarantine_s
+                revokes += (Reply(peer, Revoke(self.transfer_id, writer.attempt)),)
+        return revokes
 
     def _receive_if_complete(self) -> Commands:
-        done = {self._ranks[peer] for peer, state in self._writers.items() if state is Writer.DONE}
+        done = {w.sender.tp_rank for w in self._current() if w.state is State.DONE}
         if done != self._expected.keys():
             return ()
         self.phase = Phase.RECEIVED
         return (Report(is_received=True),)
 
-    def _end_if_fenced(self) -> Commands:
-        if self.phase is not Phase.STOPPING or self._writing():
-            return ()
-        return self._end(self.reason)
+    def _current(self) -> list[_Writer]:
+        return [writer for writer in self._writers.values() if writer.attempt == self.attempt]
 
-    def _end(self, reason: str) -> Commands:
+    def _go_on(self, now: float) -> Commands:
+        """A writer has stopped: grant those that waited for it, or report the failure that did."""
+        if self._is_open:
+            return self._grant_if_clear(now) if self._asking else ()
+        if self.phase is not Phase.STOPPING or any(w.state in MAY_WRITE for w in self._writers.values()):
+            return ()
         self.phase = Phase.FAILED
-        return (Report(is_received=False, reason=reason),)
+        return (Report(is_received=False, reason=self.reason),)

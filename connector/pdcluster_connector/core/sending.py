@@ -5,12 +5,13 @@ Rule 2: a push is done only when every planned byte is acknowledged, and its sou
         released only when no write can read them any more.
 
     OPENING --grant--> WRITING --last byte acknowledged--> DONE
-       |                  |
-       +-- denial, failed write, give_up, deadline, revoke --> STOPPING --no write in flight--> STOPPED
+       |   \\               |
+       |    +--unneeded----|----------------------------------> DONE (decode has it all)
+       +-- denial, bad write, give_up, deadline, revoke --> STOPPING --no write in flight, or cut--> STOPPED
 
-A failed write may still land (measured with Mooncake 0.3.13), so after one the push stays STOPPING
-for ``settle_s`` and only then says ``Fenced``. After ``hold_s`` the source is released by force, so that
-its blocks come back, but the push stays STOPPING and unfenced for as long as a write is in flight.
+A push is *clean* while every write that was submitted was acknowledged. A write that ended badly may still
+read our memory and land (measured with Mooncake 0.3.13), and so may one that does not end: both ask for a
+*cut*, the closing of the session that they travel on, and only after it the source is released.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple, TypeAlias
 
 from pdcluster_protocol.ids import Attempt, TransferId
-from pdcluster_protocol.side_channel import Done, Failed, Fenced, Open, ToDecode
+from pdcluster_protocol.side_channel import Done, Failed, Fenced, Open, Progress, ToDecode
 
 
 class PushKey(NamedTuple):
@@ -39,6 +40,8 @@ class Phase(Enum):
 
 
 ENDED: Final = frozenset({Phase.DONE, Phase.STOPPED})
+RENEWALS_PER_LEASE: Final = 3
+"""Two renewals may be late or lost before decode gives the attempt up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,41 +53,41 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """No write reads the source blocks any more. ``is_forced``: one still may, but time is up."""
-
-    is_forced: bool = False
-
-
-Command: TypeAlias = Send | Release
-Commands: TypeAlias = tuple[Command, ...]
+    """No write reads the source blocks any more. Said once."""
 
 
 @dataclass(frozen=True, slots=True)
-class SendTimes:
-    """``settle_s``: how long a failed write may still land. ``hold_s``: how long to wait for one that never ends."""
+class Cut:
+    """Close the session that our writes travel on, then call ``cut`` on every push that used it."""
 
-    settle_s: float
-    hold_s: float
+    reason: str
+
+
+Command: TypeAlias = Send | Release | Cut
+Commands: TypeAlias = tuple[Command, ...]
 
 
 class Push:
     """State of one push. Not thread-safe: one lane thread owns it."""
 
-    def __init__(self, key: PushKey, times: SendTimes, *, deadline: float) -> None:
+    def __init__(self, key: PushKey, *, hold_s: float, deadline: float) -> None:
+        """``hold_s``: how long after its stop a push waits for writes in flight before it asks for a cut."""
         self.key = key
         self.phase = Phase.OPENING
         self.deadline = deadline
         self.reason = ""
         self.planned_bytes = 0
         self.acked_bytes = 0
-        self._times = times
+        self.is_unneeded = False
+        self._hold_s = hold_s
         self._num_layers = 0
         self._is_whole = False
         self._in_flight = 0
-        self._settled_at = 0.0
+        self._is_clean = True
         self._hold_until = 0.0
+        self._lease_s = 0.0
+        self._renew_at = 0.0
         self._is_fence_owed = False
-        self._is_released = False
 
     @property
     def may_write(self) -> bool:
@@ -98,12 +101,8 @@ class Push:
 
     @property
     def is_ended(self) -> bool:
+        """Whether the push is over; ``Release`` was said at that moment."""
         return self.phase in ENDED
-
-    @property
-    def is_released(self) -> bool:
-        """Whether ``Release`` was said; it is said once."""
-        return self._is_released or self.is_ended
 
     def opening(self, message: Open) -> Commands:
         """Ask for the grant. Call once, first."""
@@ -117,68 +116,88 @@ class Push:
         self._is_whole = is_last
         return self._finish_if_complete()
 
-    def grant(self) -> Commands:
-        """Decode has reserved the blocks for us."""
+    def grant(self, lease_s: float, *, now: float) -> Commands:
+        """Decode lets us write, and believes us for ``lease_s`` after each word of ours."""
         if self.phase is Phase.OPENING:
-            self.phase = Phase.WRITING
+            self.phase, self._lease_s = Phase.WRITING, lease_s
+            self._renew_at = now + lease_s / RENEWALS_PER_LEASE
         return self._finish_if_complete()
+
+    def unneeded(self) -> Commands:
+        """Decode has all of its KV from an earlier attempt: this one succeeds without a byte."""
+        if self.phase is not Phase.OPENING:
+            return ()
+        self.phase, self.is_unneeded = Phase.DONE, True
+        return (Release(),)
 
     def submitted(self) -> None:
         """One write was handed to the transport."""
         assert self.may_write, f"{self.key}: write while {self.phase.name}"
         self._in_flight += 1
 
-    def written(self, num_bytes: int, *, now: float) -> Commands:
+    def written(self, num_bytes: int) -> Commands:
         """One write of ``num_bytes`` was acknowledged by decode's side."""
         self._in_flight -= 1
         self.acked_bytes += num_bytes
-        return self._finish_if_complete() + self._stop_if_quiet(now)
+        return self._finish_if_complete() + self._stop_if_quiet()
 
     def write_failed(self, reason: str, *, now: float) -> Commands:
-        """One write ended badly. It may still land within ``settle_s``."""
+        """One write ended badly: only a cut ends what it may still do."""
         self._in_flight -= 1
-        self._settled_at = max(self._settled_at, now + self._times.settle_s)
-        return self.give_up(reason, now=now) + self._stop_if_quiet(now)
+        self._is_clean = False
+        return *self.give_up(reason, now=now), Cut(reason)
 
     def give_up(self, reason: str, *, now: float) -> Commands:
         """Write no more and tell decode why. Does nothing once the push is ending."""
         if self.is_ended or self.phase is Phase.STOPPING:
             return ()
         self._enter_stopping(reason, now)
-        is_fenced = self._is_quiet(now)
-        self._is_fence_owed = not is_fenced
-        return (Send(Failed(*self.key, reason, is_fenced)), *self._stop_if_quiet(now))
+        self._is_fence_owed = not self._is_quiet
+        return (Send(Failed(*self.key, reason, is_fenced=self._is_quiet)), *self._stop_if_quiet())
 
     def revoke(self, *, now: float) -> Commands:
         """Decode takes its grant back: stop, then answer ``Fenced``."""
         if self.is_ended:
-            # Nothing is in flight after DONE and STOPPED, so the answer is true at once.
-            return (Send(Fenced(*self.key)),)
+            return (Send(Fenced(*self.key, self._is_clean)),)
         self._is_fence_owed = True
         if self.phase is not Phase.STOPPING:
             self._enter_stopping("decode revoked its grant", now)
-        return self._stop_if_quiet(now)
+        return self._stop_if_quiet()
 
-    def expire(self, *, now: float) -> Commands:
-        """Act on the passed deadline, on a settled failure and on a write that never ends."""
+    def cut(self, reason: str, *, now: float) -> Commands:
+        """The session is closed: nothing of this push reads or leaves our memory any more."""
         if self.is_ended:
             return ()
-        if self.phase is not Phase.STOPPING:
-            is_late = now >= self.deadline
-            return self.give_up("deadline passed before the last byte was acknowledged", now=now) if is_late else ()
-        if stopped := self._stop_if_quiet(now):
-            return stopped
-        if now < self._hold_until or self._is_released:
+        self._is_clean = self._is_clean and self._in_flight == 0
+        self._in_flight = 0
+        commands = self.give_up(reason, now=now)
+        return commands if self.is_ended else (*commands, *self._stop())
+
+    def expire(self, *, now: float) -> Commands:
+        """Act on the passed deadline, on a lease to be renewed and on a write that does not end."""
+        if self.is_ended:
             return ()
-        self._is_released = True
-        return (Release(is_forced=True),)
+        if self.phase is Phase.STOPPING:
+            is_stuck = now >= self._hold_until and not self._is_quiet
+            return (Cut(f"a write did not end within {self._hold_s:g} s"),) if is_stuck else ()
+        if now >= self.deadline:
+            return self.give_up("deadline passed before the last byte was acknowledged", now=now)
+        return self._renew(now)
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Whether nothing of this push can read or write any more, as far as the transport has told."""
+        return self._in_flight == 0 and self._is_clean
+
+    def _renew(self, now: float) -> Commands:
+        if self.phase is not Phase.WRITING or now < self._renew_at:
+            return ()
+        self._renew_at = now + self._lease_s / RENEWALS_PER_LEASE
+        return (Send(Progress(*self.key, self.acked_bytes)),)
 
     def _enter_stopping(self, reason: str, now: float) -> None:
         self.phase, self.reason = Phase.STOPPING, reason
-        self._hold_until = now + self._times.hold_s
-
-    def _is_quiet(self, now: float) -> bool:
-        return self._in_flight == 0 and now >= self._settled_at
+        self._hold_until = now + self._hold_s
 
     def _finish_if_complete(self) -> Commands:
         if self.phase is not Phase.WRITING or not self._is_whole or self.acked_bytes < self.planned_bytes:
@@ -186,9 +205,10 @@ class Push:
         self.phase = Phase.DONE
         return Send(Done(*self.key, self.acked_bytes, self._num_layers)), Release()
 
-    def _stop_if_quiet(self, now: float) -> Commands:
-        if self.phase is not Phase.STOPPING or not self._is_quiet(now):
-            return ()
+    def _stop_if_quiet(self) -> Commands:
+        return self._stop() if self.phase is Phase.STOPPING and self._is_quiet else ()
+
+    def _stop(self) -> Commands:
         self.phase = Phase.STOPPED
-        fenced: Commands = (Send(Fenced(*self.key)),) if self._is_fence_owed else ()
-        return fenced if self._is_released else (*fenced, Release())
+        fenced: Commands = (Send(Fenced(*self.key, self._is_clean)),) if self._is_fence_owed else ()
+        return (*fenced, Release())

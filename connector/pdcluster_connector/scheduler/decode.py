@@ -5,33 +5,39 @@ Scheduler thread only. The metaserver's replies come from another thread through
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import msgspec
+
 from pdcluster_connector.core.deadline import deadline_after, remaining_ms
 from pdcluster_connector.core.regions import NULL_BLOCK
 from pdcluster_connector.core.watermark import Prompt
+from pdcluster_connector.failures import Kind, log_failure
 from pdcluster_connector.steps import Cancel, DecodeStep, Expect
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.metaserver import Outcome
 from pdcluster_protocol.params import DecodeParams, Reservation, SideChannelAddress, digest_tokens, parse_decode_params
+from pdcluster_protocol.secret import Secret
 
-_LOG: Final = logging.getLogger("vllm.pdcluster.decode")
 _REFUSED: Final = "refused"
+_NO_ATTEMPT: Final = Attempt(0)
 
 
 class Metaserver(Protocol):
     """What the scheduler half needs of the metaserver client. Both calls return at once."""
 
     def post(self, request_id: RequestId, url: str, reservation: Reservation, *, deadline: float) -> None:
-        """Send the reservation; its outcome is appended to the deque given at construction."""
+        """Send the reservation; its outcome is appended to the deque given at construction.
+
+        A request may have several calls open: one for each attempt that decode asked for.
+        """
 
     def cancel(self, request_id: RequestId) -> None:
-        """Cut the connection of this request, if it is still open."""
+        """Cut the connections of this request that are still open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class DecodeEngine:
     tp_size: int
     block_size: int
     side_channels: tuple[SideChannelAddress, ...]
+    secret: Secret
 
 
 @dataclass(slots=True)
@@ -56,6 +63,9 @@ class _Request:
     """Its KV is reserved, received or failed: it never asks for a push again."""
     is_over: bool = False
     """Its wait has ended, or the workers were told to end it."""
+    reservation: Reservation | None = None
+    lost_attempt: Attempt = _NO_ATTEMPT
+    """The newest attempt that the workers have given up."""
 
 
 class DecodeScheduler:
@@ -77,6 +87,7 @@ class DecodeScheduler:
         """Take a request in. Bad parameters are kept as the reason with which it will fail."""
         try:
             parsed = parse_decode_params(params)
+            self._engine.secret.check(parsed.token, parsed.transfer_id, parsed.attempt)
         except ProtocolError as error:
             self._requests[request_id] = _Request(token_ids, now, None, str(error))
             return
@@ -115,6 +126,7 @@ class DecodeScheduler:
             return
         prompt = Prompt(len(request.token_ids), len(request.token_ids) - external_tokens, self._engine.block_size)
         reservation = self._reservation(request_id, request, request.params, block_ids, prompt, now)
+        request.reservation = reservation
         self._expects.append(_expect(request_id, reservation, prompt))
         self._posts.append((request_id, request.params.metaserver, reservation, request.deadline))
 
@@ -145,19 +157,36 @@ class DecodeScheduler:
             if request := self._requests.get(request_id):
                 request.is_over = True
 
+    def attempt_lost(self, request_id: RequestId, attempt: Attempt, reason: str, *, now: float) -> None:
+        """A worker has given this attempt up: the router is asked for the next one, with the same reservation."""
+        request = self._requests.get(request_id)
+        if request is None or request.is_over or request.reservation is None or attempt <= request.lost_attempt:
+            return
+        assert request.params is not None
+        request.lost_attempt = attempt
+        again = msgspec.structs.replace(
+            request.reservation,
+            lost_attempt=attempt,
+            lost_reason=reason,
+            deadline_ms=remaining_ms(request.deadline, now=now),
+        )
+        self._posts.append((request_id, request.params.metaserver, again, request.deadline))
+
     def _decide(self, request_id: RequestId, outcome: Outcome) -> None:
         request = self._requests.get(request_id)
         if outcome.is_ok or request is None or request.is_over:
             return
         request.is_over = True
+        transfer_id = request.params.transfer_id if request.params else ""
+        log_failure(Kind.PREFILL_FAILED, request_id, transfer_id, reason=outcome.reason)
         self._cancels.append(Cancel(request_id, f"prefill failed: {outcome.reason}"))
 
     def _expect_failure(self, request_id: RequestId, request: _Request, now: float) -> None:
         """Fail the request in vLLM's own way: it must first wait for KV, then hear that none comes."""
-        _LOG.warning("transfer refused request_id=%s reason=%r", request_id, request.refusal)
+        log_failure(Kind.TRANSFER_REFUSED, request_id, reason=request.refusal)
         transfer = TransferId(f"{_REFUSED}:{request_id}")
         left = remaining_ms(request.deadline, now=now)
-        self._expects.append(Expect(request_id, transfer, Attempt(1), left, ()))
+        self._expects.append(Expect(request_id, transfer, left, ()))
         self._cancels.append(Cancel(request_id, request.refusal))
         request.is_over = True
 
@@ -195,4 +224,4 @@ def _expect(request_id: RequestId, reservation: Reservation, prompt: Prompt) -> 
     num_blocks = tuple(
         sum(block != NULL_BLOCK for block in group[prompt.first_block :]) for group in reservation.remote_block_ids
     )
-    return Expect(request_id, reservation.transfer_id, reservation.attempt, reservation.deadline_ms, num_blocks)
+    return Expect(request_id, reservation.transfer_id, reservation.deadline_ms, num_blocks)

@@ -5,21 +5,20 @@ Scheduler thread only; pure but for the log lines at a request's end.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from pdcluster_connector.core.deadline import deadline_after, remaining_ms
 from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_connector.core.watermark import Prompt, next_span
+from pdcluster_connector.failures import Kind, log_failure
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import PrefillStep, PushSlice, Target
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.params import PushRefusal, Reservation, digest_tokens, parse_reservation, to_wire
-
-_LOG: Final = logging.getLogger("vllm.pdcluster.prefill")
+from pdcluster_protocol.secret import Secret
 
 BlockTable: TypeAlias = tuple[Sequence[int], ...]
 
@@ -47,7 +46,8 @@ class _Transfer:
 class PrefillScheduler:
     """Which block leaves when, for every request of one prefill engine."""
 
-    def __init__(self, block_size: int, kv_heads: int, timing: PushTiming) -> None:
+    def __init__(self, block_size: int, kv_heads: int, timing: PushTiming, secret: Secret) -> None:
+        self._secret = secret
         self._block_size = block_size
         self._kv_heads = kv_heads
         self._is_serial = timing is PushTiming.SERIAL
@@ -59,7 +59,7 @@ class PrefillScheduler:
         try:
             self._transfers[request_id] = self._accept(params, token_ids, now)
         except ProtocolError as error:
-            _LOG.warning("reservation refused request_id=%s reason=%r", request_id, str(error))
+            log_failure(Kind.RESERVATION_REFUSED, request_id, reason=str(error))
             self._refusals[request_id] = str(error)
 
     def step(
@@ -89,6 +89,7 @@ class PrefillScheduler:
 
     def _accept(self, params: object, token_ids: Sequence[int], now: float) -> _Transfer:
         reservation = parse_reservation(params)
+        self._secret.check(reservation.token, reservation.transfer_id, reservation.attempt)
         self._require_pushable(reservation)
         self._require_same_prompt(reservation, token_ids)
         try:
@@ -149,6 +150,7 @@ class PrefillScheduler:
             item.request_id,
             transfer.reservation.transfer_id,
             transfer.reservation.attempt,
+            transfer.reservation.token,
             transfer.target_of(now),
             tuple(tuple(group[span.start : span.stop]) for group in block_table_of(item.request_id)),
             tuple(group[span.start : span.stop] for group in transfer.reservation.remote_block_ids),

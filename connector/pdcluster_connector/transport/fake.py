@@ -85,9 +85,10 @@ class FakeNetwork:
                 self._land(copy)
 
     def cut(self, session: str) -> None:
-        """The peer is gone: held and future writes to it fail and never land, and so do held ones from it."""
+        """The peer is gone: held, late and future writes to it fail and never land, and so do those from it."""
         with self._network_lock:
             self._memories.pop(session, None)
+            self._late = [copy for copy in self._late if session not in (copy.session, copy.sender)]
             held, self._held = self._held, []
             for copy in held:
                 if session in (copy.session, copy.sender):

@@ -64,8 +64,8 @@ class Openings:
                 return
         self._backend.deliver(write)
 
-    def close(self, timeout_s: float) -> None:
-        """Nothing that waits is delivered any more. Waits up to ``timeout_s`` for probes under way."""
+    def close(self, timeout_s: float) -> bool:
+        """Nothing that waits is delivered any more. Waits up to ``timeout_s`` for probes; whether all have ended."""
         with self._opening_lock:
             threads = list(self._threads.values())
             refused = [write for writes in self._deferred.values() for write in writes]
@@ -74,6 +74,7 @@ class Openings:
             self._backend.refuse(write)
         for thread in threads:
             thread.join(timeout_s / len(threads))
+        return not any(thread.is_alive() for thread in threads)
 
     def _start_probe(self, session: str) -> None:
         if session not in self._threads:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from pdcluster_connector.core.reception import Lost
 from pdcluster_connector.steps import DecodeStep
 from pdcluster_connector.worker.receiver import Receiver
 from pdcluster_protocol.ids import RequestId
@@ -40,6 +41,10 @@ class DecodeWorker:
                 receipts.failed.add(received.request_id)
         return receipts
 
+    def losses(self) -> list[Lost]:
+        """Attempts that this rank has given up since the last call."""
+        return self._receiver.take_losses()
+
     def close(self) -> None:
-        """End the receiver. Waits up to 5 s."""
+        """End the receiver and cut every session. Waits up to 7 s."""
         self._receiver.close(_CLOSE_S)

@@ -7,6 +7,10 @@ of them needs a lock. The forward thread only appends orders and wakes the lane.
                                                   |
                                                   +--> on_release(request id): its blocks are not read any more
 
+The lane writes on a transport session of its own. A write that ends badly, or not at all, costs that session
+(``_cut``): closing it is the only way to be sure that our memory is not read any more. The lane is of no further
+use then, and the next request gets a new one.
+
 Until the decode rank has said ``Welcome`` the orders of steps wait in a backlog: where the bytes go is
 not known yet. Pushes exist from the first order on, so deadlines hold while connecting too.
 """
@@ -26,20 +30,23 @@ from typing import Final, TypeAlias
 import zmq
 
 from pdcluster_connector.core.deadline import deadline_after, remaining_ms
-from pdcluster_connector.core.sending import Push, PushKey, SendTimes
+from pdcluster_connector.core.sending import Push, PushKey
+from pdcluster_connector.failures import Kind, log_failure
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.side_channel import PrefillChannel, Wakeup
 from pdcluster_connector.steps import PushSlice
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.transport.base import Transport
+from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.worker.device import Device
 from pdcluster_connector.worker.orders import Close, Forget, GiveUp, LayerSaved, Order, Quiesce, StepBegun, StepEnded
 from pdcluster_connector.worker.pushes import LivePush, PushBook
 from pdcluster_connector.worker.route import Route, StepPlan, plan_route
 from pdcluster_connector.worker.writes import WriteQueue
-from pdcluster_protocol.errors import PDClusterError
+from pdcluster_protocol.errors import PDClusterError, ProtocolError
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.params import SideChannelAddress
+from pdcluster_protocol.secret import Secret
 from pdcluster_protocol.side_channel import (
     Denial,
     Fenced,
@@ -51,14 +58,16 @@ from pdcluster_protocol.side_channel import (
     Revoke,
     ToDecode,
     ToPrefill,
+    Unneeded,
     Welcome,
-    parse_to_prefill,
 )
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.lane")
 _POLL_S: Final = 0.0003
 """How often writes in flight are looked at: short beside a layer, long beside a look (1 us)."""
 _IDLE_S: Final = 1.0
+_CUT_S: Final = 2.0
+"""What closing a session may take: Mooncake 0.3.13 needs 0.8 s."""
 _EXPIRE_EVERY_S: Final = 0.02
 """How late a deadline may be acted on."""
 
@@ -72,9 +81,10 @@ class LaneParts:
 
     hello: Hello
     regions: tuple[RegionLayout, ...]
-    transport: Transport
+    sessions: Sessions
     device: Device
     settings: Settings
+    secret: Secret
     trace: Trace
 
 
@@ -96,12 +106,16 @@ class Lane:
         self._inbox: deque[Order] = deque()
         self._wakeup = Wakeup()
         self._backlog: deque[StepOrder] = deque()
-        self._book = PushBook(self._send, lambda request_id: on_release((request_id, address)), parts.trace)
+        self._book = PushBook(
+            self._send, lambda request_id: on_release((request_id, address)), self._ask_for_cut, parts.trace
+        )
         self._steps: dict[int, StepPlan] = {}
         self._quiesces: list[Quiesce] = []
         self._route: Route | None = None
         self._writes: WriteQueue | None = None
+        self._transport: Transport | None = None
         self._failure = ""
+        self._cut_reason = ""
         self._closing_at: float | None = None
         self._next_expiry = 0.0
         self._channel: PrefillChannel | None = None
@@ -128,9 +142,9 @@ class Lane:
         self.post(Close(math.inf))
 
     def close(self, timeout_s: float) -> None:
-        """End the lane and its thread; what has not ended within ``timeout_s`` is abandoned. Waits."""
+        """End the lane and its thread; what has not ended within ``timeout_s`` is cut off. Waits 2 s more at most."""
         self.post(Close(time.monotonic() + timeout_s))
-        self._thread.join(timeout_s + _IDLE_S)
+        self._thread.join(timeout_s + _CUT_S)
         if self.is_over:
             self._wakeup.close()
 
@@ -139,14 +153,16 @@ class Lane:
     def _main(self) -> None:
         identity = f"{self._parts.hello.boot_id}:{self._parts.hello.tp_rank}:{uuid.uuid4().hex}".encode()
         try:
-            with PrefillChannel(self.address.host, self.address.port, identity, self._wakeup) as self._channel:
+            with PrefillChannel(self.address, identity, self._parts.secret, self._wakeup) as self._channel:
                 self._handshake_by = time.monotonic() + self._parts.settings.handshake_timeout_s
                 self._channel.send(self._parts.hello)
                 self._serve(self._channel)
+                self._end()
         except zmq.ZMQError as error:
             self._failure = f"prefill cannot reach the side channel of decode rank {self._decode_rank}: {error}"
         finally:
-            self._abandon_all()
+            self._channel = None
+            self._end()
 
     def _serve(self, channel: PrefillChannel) -> None:
         while not self._is_over:
@@ -157,15 +173,15 @@ class Lane:
                 self._fail(f"prefill's lane to decode rank {self._decode_rank} failed")
                 time.sleep(_EXPIRE_EVERY_S)
 
-    def _abandon_all(self) -> None:
-        """The thread ends: what it still has, and what it was told and never looked at, is released."""
+    def _end(self) -> None:
+        """The thread ends: its session is closed, and what it has, or was told and never looked at, is released."""
         self._failure = self._failure or "the lane was closed"
-        self._channel = None
         now = time.monotonic()
         while self._inbox:
             self._obey(self._inbox.popleft(), now)
-        for live in self._book:
-            self._book.abandon(live)
+        self._cut(self._failure)
+        for order in self._quiesces:
+            order.quiet.set()
 
     @property
     def _is_over(self) -> bool:
@@ -173,15 +189,17 @@ class Lane:
         return closing_at is not None and (not len(self._book) or time.monotonic() >= closing_at)
 
     def _turn(self, channel: PrefillChannel) -> None:
-        """One round of the lane."""
+        """One round of the lane. Revokes are heard before anything more is written."""
         self._wait(channel)
         now = time.monotonic()
         while self._inbox:
             self._obey(self._inbox.popleft(), now)
-        while (frame := channel.receive()) is not None:
-            self._hear(frame, now)
+        self._hear_all(channel, now)
         self._advance(now)
         self._expire(now)
+        if self._cut_reason:
+            log_failure(Kind.SESSION_CLOSED, reason=self._cut_reason)
+            self._cut(self._cut_reason)
 
     def _wait(self, channel: PrefillChannel) -> None:
         if self._writes is not None and self._writes.is_busy:
@@ -218,10 +236,9 @@ class Lane:
                 live.last_step = order.step
 
     def _adopt(self, key: PushKey, part: PushSlice, begun_at: float, now: float) -> LivePush:
-        settings = self._parts.settings
-        times = SendTimes(settings.settle_s, settings.quarantine_s)
-        push = Push(key, times, deadline=deadline_after(part.target.deadline_ms, now=now))
-        live = LivePush(push, part.request_id, part.num_prompt_tokens, begun_at)
+        deadline = deadline_after(part.target.deadline_ms, now=now)
+        push = Push(key, hold_s=self._parts.settings.hold_s, deadline=deadline)
+        live = LivePush(push, part.request_id, part.token, part.num_prompt_tokens, begun_at)
         self._book.add(live)
         if self._failure:
             self._book.apply(live, push.give_up(self._failure, now=now))
@@ -231,7 +248,7 @@ class Lane:
 
     def _open(self, live: LivePush, now: float) -> None:
         left = remaining_ms(live.push.deadline, now=now)
-        self._book.apply(live, live.push.opening(Open(*live.push.key, self.address.boot_id, left)))
+        self._book.apply(live, live.push.opening(Open(*live.push.key, self.address.boot_id, left, live.token)))
 
     def _follow(self, order: StepOrder) -> None:
         """Carry an order of a step out, or keep it until the route is known."""
@@ -265,13 +282,12 @@ class Lane:
                 live.forward_end = order.at
                 self._book.report_if_due(live)
 
-    def _hear(self, frame: bytes, now: float) -> None:
+    def _hear_all(self, channel: PrefillChannel, now: float) -> None:
         try:
-            message = parse_to_prefill(frame)
-        except PDClusterError as error:
+            while (message := channel.receive()) is not None:
+                self._heed(message, now)
+        except ProtocolError as error:
             self._fail(str(error))
-            return
-        self._heed(message, now)
 
     def _heed(self, message: ToPrefill, now: float) -> None:
         match message:
@@ -279,24 +295,28 @@ class Lane:
                 self._welcome(message, now)
             case Refusal(reason):
                 self._fail(reason)
-            case Grant(transfer_id, attempt):
-                self._granted(PushKey(transfer_id, attempt))
-            case Denial(transfer_id, attempt, reason):
-                if live := self._book.get(PushKey(transfer_id, attempt)):
-                    self._book.apply(live, live.push.give_up(f"decode denied the grant: {reason}", now=now))
-            case Revoke(transfer_id, attempt):
-                self._revoked(PushKey(transfer_id, attempt), now)
+            case Grant() | Unneeded() | Denial() | Revoke():
+                self._answered(message, now)
 
-    def _granted(self, key: PushKey) -> None:
-        if (live := self._book.get(key)) and self._writes is not None:
-            self._book.apply(live, live.push.grant())
-            self._writes.granted(live.push)
+    def _answered(self, message: Grant | Unneeded | Denial | Revoke, now: float) -> None:
+        key = PushKey(message.transfer_id, message.attempt)
+        live = self._book.get(key)
+        match message:
+            case Revoke():
+                self._revoked(key, now)
+            case Grant(lease_ms=lease_ms) if live and self._writes is not None:
+                self._book.apply(live, live.push.grant(lease_ms / 1000, now=now))
+                self._writes.granted(live.push)
+            case Unneeded() if live:
+                self._book.apply(live, live.push.unneeded())
+            case Denial(reason=reason) if live:
+                self._book.apply(live, live.push.give_up(f"decode denied the grant: {reason}", now=now))
 
     def _revoked(self, key: PushKey, now: float) -> None:
         live = self._book.get(key)
         if live is None:
-            # Ended and reported, or never begun here: nothing of it is in flight.
-            self._send(Fenced(*key))
+            # Ended and reported, or never begun here. Whatever ended badly has cost its session, not this one.
+            self._send(Fenced(*key, is_clean=True))
         else:
             self._book.apply(live, live.push.revoke(now=now))
 
@@ -309,10 +329,11 @@ class Lane:
             return
         try:
             self._route = plan_route(welcome, self.address.boot_id, self._parts.hello, self._parts.regions)
+            self._transport = self._parts.sessions.open()
         except PDClusterError as error:
             self._fail(str(error))
             return
-        self._writes = WriteQueue(self._parts.transport, self._parts.device, welcome.session, self.lost)
+        self._writes = WriteQueue(self._transport, self._parts.device, welcome.session, self.lost)
         for live in self._book:
             self._open(live, now)
         while self._backlog:
@@ -320,10 +341,25 @@ class Lane:
 
     def _fail(self, reason: str) -> None:
         """The lane is of no use: every push is given up, and the next request gets a new lane."""
+        log_failure(Kind.LANE_FAILED, reason=reason)
         self._failure = self._failure or reason
         self._backlog.clear()
         for live in self._book:
             self._book.apply(live, live.push.give_up(reason, now=time.monotonic()))
+
+    def _ask_for_cut(self, reason: str) -> None:
+        self._cut_reason = self._cut_reason or reason
+
+    def _cut(self, reason: str) -> None:
+        """Close our session, which takes Mooncake a second, and end every push that used it."""
+        self._failure = self._failure or reason
+        self._backlog.clear()
+        transport, self._transport, self._writes, self._cut_reason = self._transport, None, None, ""
+        if transport is not None:
+            transport.close()
+        now = time.monotonic()
+        for live in self._book:
+            self._book.apply(live, live.push.cut(reason, now=now))
 
     def _advance(self, now: float) -> None:
         if self._writes is not None:
@@ -340,7 +376,9 @@ class Lane:
         live = self._book.get(key)
         if live is None:
             return True
-        return self._writes is not None and not self._writes.has_work_of(live.push)
+        if self._writes is None:
+            return live.push.is_ended
+        return not self._writes.has_work_of(live.push)
 
     def _expire(self, now: float) -> None:
         if now < self._next_expiry:

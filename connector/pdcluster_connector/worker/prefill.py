@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pdcluster_connector.core.sending import PushKey
+from pdcluster_connector.core.source_hold import SourceHolds
 from pdcluster_connector.core.tp_mapping import Sharding, plan_pushes
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import PrefillStep, PushSlice, Target
@@ -31,13 +32,11 @@ _UNUSED_S: Final = 60.0
 
 @dataclass(slots=True)
 class _Sending:
-    """One request: which lanes still read its blocks, and whether vLLM has ended it."""
+    """One request: the lanes that push it, and whether its last block was ordered."""
 
     key: PushKey
     lanes: tuple[Lane, ...]
-    reading: set[SideChannelAddress]
     is_whole: bool = False
-    is_finished: bool = False
 
 
 @dataclass(slots=True)
@@ -58,6 +57,7 @@ class PrefillWorker:
         self._used_at: dict[SideChannelAddress, float] = {}
         self._retired: list[Lane] = []
         self._sending: dict[RequestId, _Sending] = {}
+        self._holds: SourceHolds[SideChannelAddress] = SourceHolds()
         self._released: deque[tuple[RequestId, SideChannelAddress]] = deque()
         self._regions_of = _regions_by_layer(parts)
         self._is_layerwise = parts.settings.push is PushTiming.LAYERWISE
@@ -100,10 +100,9 @@ class PrefillWorker:
         Waits up to ``preempt_wait_s``: the blocks are overwritten as soon as this returns.
         """
         waits = [
-            (sending.key, lane, threading.Event())
-            for sending in self._known(request_ids)
-            for lane in sending.lanes
-            if lane.address in sending.reading and not lane.is_over
+            (self._sending[request_id].key, lane, threading.Event())
+            for request_id in request_ids
+            for lane in self._reading_lanes(request_id)
         ]
         for key, lane, quiet in waits:
             lane.post(Quiesce(key, quiet))
@@ -117,23 +116,20 @@ class PrefillWorker:
         """Requests whose blocks vLLM may free now, each named once; takes those that vLLM has just ended."""
         for request_id in request_ids:
             self._finish(request_id)
-        free: set[RequestId] = set()
+        # Looked at first: a lane that has ended by now has released all that it ever will.
+        ended = [lane for lane in self._known_lanes() if lane.is_over]
         while self._released:
-            request_id, address = self._released.popleft()
-            if sending := self._sending.get(request_id):
-                sending.reading.discard(address)
-        for request_id, sending in list(self._sending.items()):
-            if sending.is_finished:
-                # A lane that could not even start has taken no order, so it will give nothing back.
-                sending.reading -= {lane.address for lane in sending.lanes if lane.is_over}
-            if sending.is_finished and not sending.reading:
-                free.add(request_id)
-                self._forget(request_id)
+            self._holds.released(*self._released.popleft())
+        for lane in ended:
+            self._holds.reader_ended(lane.address)
+        free = self._holds.take_free()
+        for request_id in free:
+            self._forget(request_id)
         return free
 
     def close(self) -> None:
-        """End every lane. Waits up to 5 s for all that still write."""
-        lanes = (*self._lanes.values(), *self._retired)
+        """End every lane. Waits up to 5 s for all that still write, and 2 s for what is cut off then."""
+        lanes = self._known_lanes()
         for lane in lanes:
             lane.post(Close(time.monotonic() + _CLOSE_S))
         for lane in lanes:
@@ -154,9 +150,9 @@ class PrefillWorker:
         sending = self._sending.get(part.request_id)
         if sending is None:
             lanes = tuple(self._lane(rank, part.target) for rank in self._decode_ranks(part.target))
-            reading = {lane.address for lane in lanes}
-            sending = _Sending(PushKey(part.transfer_id, part.attempt), lanes, reading)
+            sending = _Sending(PushKey(part.transfer_id, part.attempt), lanes)
             self._sending[part.request_id] = sending
+            self._holds.begin(part.request_id, {lane.address for lane in lanes})
         sending.is_whole = part.is_last
         return sending
 
@@ -205,7 +201,7 @@ class PrefillWorker:
         sending = self._sending.get(request_id)
         if sending is None:
             return
-        sending.is_finished = True
+        self._holds.finish(request_id)
         if not sending.is_whole:
             for lane in sending.lanes:
                 lane.post(GiveUp(sending.key, "prefill ended before the prompt was computed"))
@@ -215,8 +211,13 @@ class PrefillWorker:
         for lane in sending.lanes:
             lane.post(Forget(sending.key))
 
-    def _known(self, request_ids: Iterable[RequestId]) -> list[_Sending]:
-        return [self._sending[request_id] for request_id in request_ids if request_id in self._sending]
+    def _reading_lanes(self, request_id: RequestId) -> list[Lane]:
+        """Lanes that may still read this request's blocks."""
+        sending, readers = self._sending.get(request_id), self._holds.readers(request_id)
+        return [lane for lane in sending.lanes if lane.address in readers and not lane.is_over] if sending else []
+
+    def _known_lanes(self) -> list[Lane]:
+        return [*self._lanes.values(), *self._retired]
 
 
 def _regions_by_layer(parts: LaneParts) -> dict[str, range]:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from pdcluster_connector.core.sending import Commands, Phase, Push, PushKey, Release, Send
+from pdcluster_connector.core.sending import Commands, Cut, Phase, Push, PushKey, Release, Send
+from pdcluster_connector.failures import Kind, log_failure
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.worker.writes import LayerRecord
 from pdcluster_protocol.ids import RequestId
@@ -22,6 +23,7 @@ class LivePush:
 
     push: Push
     request_id: RequestId
+    token: str
     num_prompt_tokens: int
     forward_begin: float
     forward_end: float = 0.0
@@ -35,7 +37,14 @@ class LivePush:
     @property
     def is_reportable(self) -> bool:
         """The push has ended, and so has the forward pass whose share of it the report shows."""
-        return self.push.is_ended and (self.push.phase is not Phase.DONE or self.forward_end > 0)
+        is_done = self.push.phase is Phase.DONE and not self.push.is_unneeded
+        return self.push.is_ended and (not is_done or self.forward_end > 0)
+
+    @property
+    def _outcome(self) -> str:
+        if self.push.is_unneeded:
+            return "unneeded"
+        return "done" if self.push.phase is Phase.DONE else "failed"
 
     def as_event(self) -> dict[str, object]:
         """The line for the trace file."""
@@ -44,7 +53,7 @@ class LivePush:
             "transfer_id": self.push.key.transfer_id,
             "request_id": self.request_id,
             "attempt": self.push.key.attempt,
-            "outcome": "done" if self.push.phase is Phase.DONE else "failed",
+            "outcome": self._outcome,
             "reason": self.push.reason,
             "prompt_tokens": self.num_prompt_tokens,
             "num_layers": len({record.layer for record in self.layers}),
@@ -63,6 +72,8 @@ class PushBook:
 
     send: Callable[[ToDecode], None]
     on_release: Callable[[RequestId], None]
+    on_cut: Callable[[str], None]
+    """A push needs the session closed, for this reason. Called while commands are applied: only note it."""
     trace: Trace
     _live: dict[PushKey, LivePush] = field(default_factory=dict)
     _ended: set[PushKey] = field(default_factory=set)
@@ -98,15 +109,11 @@ class PushBook:
             match command:
                 case Send(message):
                     self.send(message)
-                case Release(is_forced):
-                    self._release(live, is_forced=is_forced)
+                case Release():
+                    self._release(live)
+                case Cut(reason):
+                    self.on_cut(reason)
         self.report_if_due(live)
-
-    def abandon(self, live: LivePush) -> None:
-        """The lane ends: nobody will look at this push again."""
-        if not live.push.is_released:
-            self._release(live, is_forced=True)
-        del self._live[live.push.key]
 
     def report_if_due(self, live: LivePush) -> None:
         """Write the trace line and forget the push, once both it and its forward pass have ended."""
@@ -116,15 +123,10 @@ class PushBook:
                 self._ended.add(live.push.key)
             self.trace.write(live.as_event())
 
-    def _release(self, live: LivePush, *, is_forced: bool) -> None:
+    def _release(self, live: LivePush) -> None:
         self.on_release(live.request_id)
-        if live.push.phase is Phase.DONE:
-            _LOG.debug("push done transfer_id=%s bytes=%d", live.push.key.transfer_id, live.push.acked_bytes)
+        push = live.push
+        if push.phase is Phase.DONE:
+            _LOG.debug("push done transfer_id=%s bytes=%d", push.key.transfer_id, push.acked_bytes)
             return
-        log = _LOG.error if is_forced else _LOG.warning
-        log(
-            "push failed transfer_id=%s attempt=%d is_forced=%s reason=%r",
-            *live.push.key,
-            is_forced,
-            live.push.reason,
-        )
+        log_failure(Kind.PUSH_FAILED, live.request_id, *push.key, push.reason)

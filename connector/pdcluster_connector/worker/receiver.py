@@ -1,7 +1,8 @@
 """The receiver: the one thread of a decode rank that talks to prefill ranks.
 
-It owns the listening socket and the state of every receive. The forward thread hands it announcements
-and takes results; both sides only touch two deques.
+It owns the listening socket, the sessions of the prefill engines and the state of every receive. The forward
+thread hands it announcements and takes results; both sides only touch deques. Time in it is running time: what
+passed while the process was stopped does not count.
 """
 
 from __future__ import annotations
@@ -15,20 +16,26 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from pdcluster_connector.core.deadline import deadline_after
-from pdcluster_connector.core.receiving import Reply, Report
-from pdcluster_connector.core.reception import Command, Ended, Expected, Reception
-from pdcluster_connector.core.sending import PushKey
+from pdcluster_connector.core.receiving import Cut, Reply, Report
+from pdcluster_connector.core.reception import Command, Ended, Expected, Invite, Lost, Reception
+from pdcluster_connector.core.running_clock import RunningClock
+from pdcluster_connector.failures import Kind, log_failure
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.steps import Cancel, Expect
 from pdcluster_connector.trace import Trace
-from pdcluster_protocol.errors import ProtocolError
-from pdcluster_protocol.ids import RequestId
-from pdcluster_protocol.side_channel import Refusal, parse_to_decode
+from pdcluster_connector.worker.inbound import InboundSessions
+from pdcluster_protocol.errors import ConfigError, ProtocolError
+from pdcluster_protocol.ids import RequestId, TransferId
+from pdcluster_protocol.side_channel import Refusal
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.receiver")
 _EXPIRE_EVERY_S: Final = 0.02
 """How late a deadline may be acted on."""
 _IDLE_S: Final = 1.0
+MAX_TURN_S: Final = 1.5
+"""What one turn may count for in running time: an idle wait and some work. A longer one means: we were stopped."""
+_MAX_FRAMES_PER_TURN: Final = 1000
+"""Frames answered before deadlines and announcements are looked at again: a flood delays them by milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +52,19 @@ _Announcement: TypeAlias = tuple[Expect | Cancel, float]
 class Receiver:
     """Serves one decode rank. ``announce`` and ``take_results``: forward thread, never wait."""
 
-    def __init__(self, channel: DecodeChannel, wakeup: Wakeup, reception: Reception, trace: Trace) -> None:
+    def __init__(
+        self, channel: DecodeChannel, wakeup: Wakeup, reception: Reception, sessions: InboundSessions, trace: Trace
+    ) -> None:
         self._channel = channel
         self._wakeup = wakeup
         self._reception = reception
+        self._sessions = sessions
+        self._clock = RunningClock(time.monotonic(), max_step_s=MAX_TURN_S)
         self._trace = trace
         self._inbox: deque[_Announcement] = deque()
         self._results: deque[Received] = deque()
-        self._expected_at: dict[RequestId, tuple[PushKey, float]] = {}
+        self._losses: deque[Lost] = deque()
+        self._expected_at: dict[RequestId, tuple[TransferId, float]] = {}
         self._next_expiry = 0.0
         self._is_closing = False
         self._thread = threading.Thread(target=self._main, name="pdcluster-receiver", daemon=True)
@@ -71,11 +83,19 @@ class Receiver:
             results.append(self._results.popleft())
         return results
 
+    def take_losses(self) -> list[Lost]:
+        """Attempts that were given up since the last call."""
+        losses = []
+        while self._losses:
+            losses.append(self._losses.popleft())
+        return losses
+
     def close(self, timeout_s: float) -> None:
-        """End the thread and close the socket. Waits up to ``timeout_s``."""
+        """End the thread, close the socket and cut every session. Waits up to ``timeout_s`` and 2 s."""
         self._is_closing = True
         self._wakeup.set()
         self._thread.join(timeout_s)
+        self._sessions.close()
         if not self._thread.is_alive():
             self._wakeup.close()
 
@@ -92,27 +112,33 @@ class Receiver:
 
     def _turn(self) -> None:
         self._channel.wait(_EXPIRE_EVERY_S if self._reception.num_waiting else _IDLE_S)
-        now = time.monotonic()
+        now = self._clock.read(time.monotonic())
         while self._inbox:
-            self._heed(*self._inbox.popleft())
-        while (frame := self._channel.receive()) is not None:
-            try:
-                message = parse_to_decode(frame[1])
-            except ProtocolError as error:
-                self._channel.send(frame[0], Refusal(str(error)))
-            else:
-                self._do(self._reception.hear(frame[0], message, now=now), now)
+            self._heed(*self._inbox.popleft(), now)
+        for session in self._sessions.take_closed():
+            self._do(self._reception.cut(session, now=now), now)
+        self._hear(now)
         if now >= self._next_expiry:
             self._next_expiry = now + _EXPIRE_EVERY_S
             self._do(self._reception.expire(now=now), now)
 
-    def _heed(self, news: Expect | Cancel, now: float) -> None:
+    def _hear(self, now: float) -> None:
+        for _ in range(_MAX_FRAMES_PER_TURN):
+            received = self._channel.receive()
+            if received is None:
+                return
+            if isinstance(received.message, ProtocolError):
+                self._channel.send(received.peer, Refusal(str(received.message)))
+            else:
+                self._do(self._reception.hear(received.peer, received.message, now=now), now)
+
+    def _heed(self, news: Expect | Cancel, announced_at: float, now: float) -> None:
         if isinstance(news, Cancel):
             self._do(self._reception.cancel(news.request_id, news.reason, now=now), now)
             return
-        key = PushKey(news.transfer_id, news.attempt)
-        self._expected_at[news.request_id] = (key, now)
-        expected = Expected(news.request_id, key, deadline_after(news.deadline_ms, now=now), news.num_blocks)
+        self._expected_at[news.request_id] = (news.transfer_id, announced_at)
+        deadline = deadline_after(news.deadline_ms, now=now)
+        expected = Expected(news.request_id, news.transfer_id, deadline, news.num_blocks)
         self._do(self._reception.expect(expected, now=now), now)
 
     def _do(self, commands: Iterable[Command], now: float) -> None:
@@ -122,21 +148,37 @@ class Receiver:
                     self._channel.send(peer, message)
                 case Ended(request_id, report):
                     self._results.append(Received(request_id, report))
-                    self._report(request_id, report, now)
+                    self._report(request_id, report)
+                case Invite():
+                    self._invite(command, now)
+                case Lost():
+                    self._losses.append(command)
+                    transfer_id, _ = self._expected_at[command.request_id]
+                    log_failure(Kind.ATTEMPT_LOST, command.request_id, transfer_id, command.attempt, command.reason)
+                case Cut(session):
+                    log_failure(Kind.SESSION_CUT, reason="a prefill engine could not say that it had stopped writing")
+                    self._sessions.cut(session)
 
-    def _report(self, request_id: RequestId, report: Report, now: float) -> None:
-        key, expected_at = self._expected_at.pop(request_id)
+    def _invite(self, invite: Invite, now: float) -> None:
+        try:
+            session = self._sessions.open(invite.boot_id)
+        except ConfigError as error:
+            self._channel.send(invite.peer, Refusal(str(error)))
+        else:
+            self._do(self._reception.invited(invite.peer, session, now=now), now)
+
+    def _report(self, request_id: RequestId, report: Report) -> None:
+        transfer_id, expected_at = self._expected_at.pop(request_id)
         if not report.is_received:
-            _LOG.warning("receive failed request_id=%s transfer_id=%s reason=%r", request_id, key[0], report.reason)
+            log_failure(Kind.RECEIVE_FAILED, request_id, transfer_id, reason=report.reason)
         self._trace.write(
             {
                 "event": "receive",
-                "transfer_id": key.transfer_id,
+                "transfer_id": transfer_id,
                 "request_id": request_id,
-                "attempt": key.attempt,
                 "outcome": "received" if report.is_received else "failed",
                 "reason": report.reason,
                 "expected_at": expected_at,
-                "ended_at": now,
+                "ended_at": time.monotonic(),
             }
         )

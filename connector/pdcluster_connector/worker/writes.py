@@ -188,13 +188,13 @@ class WriteQueue:
             # Looked at after the status: what was acknowledged before the overwrite was read before it.
             return push, (
                 *push.give_up("prefill preempted the request while its blocks were being read", now=now),
-                *push.written(flight.num_bytes, now=now),
+                *push.written(flight.num_bytes),
             )
         record = flight.part.record
         record.unacked_bytes -= flight.num_bytes
         if record.unacked_bytes == 0:
             record.acked_at = now
-        return push, push.written(flight.num_bytes, now=now)
+        return push, push.written(flight.num_bytes)
 
 
 def _absolute_rows(part: Part) -> list[tuple[int, int, int]]:

@@ -1,0 +1,65 @@
+"""One log line and one counter for each kind of failure, with the same keys everywhere.
+
+``docs/operations.md`` says for each kind what the operator on call does. No address, token or prompt is ever logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from enum import Enum
+from typing import Final
+
+from pdcluster_protocol.ids import Attempt, RequestId, TransferId
+
+_LOG: Final = logging.getLogger("vllm.pdcluster.failure")
+
+
+class Kind(Enum):
+    """What failed. On prefill: the first four; on decode: the others."""
+
+    PUSH_FAILED = "push_failed"
+    """A push ended before its last byte was acknowledged."""
+    SESSION_CLOSED = "session_closed"
+    """A lane has closed its own transport session: a write ended badly, or not at all."""
+    RESERVATION_REFUSED = "reservation_refused"
+    """A request's reservation cannot be served here: computed, but not pushed."""
+    LANE_FAILED = "lane_failed"
+    """A decode rank cannot be reached, or refused the handshake."""
+    ATTEMPT_LOST = "attempt_lost"
+    """A decode rank has given an attempt up; the router decides what follows."""
+    RECEIVE_FAILED = "receive_failed"
+    """A request's KV did not come; vLLM recomputes it or fails the request, as configured."""
+    SESSION_CUT = "session_cut"
+    """A decode rank has closed the session of one prefill engine: it could not say that it had stopped writing."""
+    TRANSFER_REFUSED = "transfer_refused"
+    """The router's parameters cannot be served by this decode engine."""
+    PREFILL_FAILED = "prefill_failed"
+    """The router said that prefill failed for good."""
+
+
+_COUNTS: Final[Counter[Kind]] = Counter()
+
+
+def log_failure(
+    kind: Kind,
+    request_id: RequestId | str = "",
+    transfer_id: TransferId | str = "",
+    attempt: Attempt | int = 0,
+    reason: str = "",
+) -> None:
+    """Count and log one failure. Any thread; never waits for anything but the log."""
+    _COUNTS[kind] += 1
+    _LOG.warning(
+        "failure kind=%s request_id=%s transfer_id=%s attempt=%d reason=%r",
+        kind.value,
+        request_id,
+        transfer_id,
+        attempt,
+        reason,
+    )
+
+
+def failure_counts() -> dict[str, int]:
+    """How often each kind has happened in this process since it started."""
+    return {kind.value: _COUNTS[kind] for kind in Kind}

@@ -23,7 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from integration.ranks import Cache, Shape, engine_facts, fingerprint_of  # after the path is set
+from integration.ranks import SECRET, Cache, Shape, engine_facts, fingerprint_of  # after the path is set
 from pdcluster_connector.assembly import PrefillRank, make_decode_rank, make_prefill_rank
 from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.settings import Settings
@@ -44,7 +44,7 @@ def serve_decode(pipe: Connection) -> None:
     rank = make_decode_rank(engine_facts(EngineRole.DECODE, SHAPE, Settings()), cache.memory(fingerprint_of(SHAPE)), 0)
     pipe.send(rank.address)
     while (names := pipe.recv()) is not None:
-        expects = [Expect(RequestId(n), TransferId(n), Attempt(1), 60_000, (BLOCKS_PER_REQUEST,)) for n in names]
+        expects = [Expect(RequestId(n), TransferId(n), 60_000, (BLOCKS_PER_REQUEST,)) for n in names]
         rank.worker.begin_step(DecodeStep(expects=tuple(expects)))
         pipe.send(None)
         waiting = set(names)
@@ -61,13 +61,15 @@ def slices_of(step: int, num_requests: int, address: SideChannelAddress) -> tupl
     """Every second block, so that nothing coalesces: the worst case."""
     target = Target(EngineId("decode"), 1, (address,), 60_000)
     blocks = tuple(range(1, 1 + 2 * BLOCKS_PER_REQUEST, 2))
-    return tuple(
-        PushSlice(
-            RequestId(f"{num_requests}-{step}-{n}"), TransferId(f"{num_requests}-{step}-{n}"), Attempt(1), target,
-            (blocks,), (tuple(b + n for b in blocks),), 2048, True,
-        )
-        for n in range(num_requests)
-    )  # fmt: skip
+    return tuple(slice_of(f"{num_requests}-{step}-{n}", target, blocks, n) for n in range(num_requests))
+
+
+def slice_of(name: str, target: Target, blocks: tuple[int, ...], shift: int) -> PushSlice:
+    token = SECRET.mint(TransferId(name), Attempt(1), target.deadline_ms)
+    theirs = tuple(block + shift for block in blocks)
+    return PushSlice(
+        RequestId(name), TransferId(name), Attempt(1), token, target, (blocks,), (theirs,), 2048, is_last=True
+    )
 
 
 def timed(samples: list[float], call: Callable[[], object]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,6 +12,7 @@ from pdcluster_connector.assembly import PrefillRank
 from pdcluster_connector.connector import PDClusterConnector
 from pdcluster_connector.steps import PrefillStep, PushSlice
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
+from pdcluster_connector.transport.sessions import Sessions
 
 
 class SkipsALayer(PDClusterConnector):
@@ -18,7 +21,7 @@ class SkipsALayer(PDClusterConnector):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)
         regions = prefill_rank(self).worker._parts.regions
-        _wrap_transport(self, _Forgetting(prefill_rank(self).transport, regions[2].base, regions[3].base))
+        _wrap_sessions(self, lambda inner: _Forgetting(inner, regions[2].base, regions[3].base))
 
 
 class SwapsTwoBlocks(PDClusterConnector):
@@ -39,7 +42,7 @@ class CutsARangeShort(PDClusterConnector):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)
-        _wrap_transport(self, _Shortening(prefill_rank(self).transport))
+        _wrap_sessions(self, _Shortening)
 
 
 class OmitsABlock(PDClusterConnector):
@@ -56,7 +59,7 @@ class CallsFailuresDone(PDClusterConnector):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)
-        _wrap_transport(self, _Forgetting(prefill_rank(self).transport, 0, 1 << 62))
+        _wrap_sessions(self, lambda inner: _Forgetting(inner, 0, 1 << 62))
 
 
 class FailsEveryWrite(PDClusterConnector):
@@ -64,7 +67,7 @@ class FailsEveryWrite(PDClusterConnector):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)
-        _wrap_transport(self, _Failing(prefill_rank(self).transport))
+        _wrap_sessions(self, _Failing)
 
 
 class _Wrapped:
@@ -126,11 +129,23 @@ def prefill_rank(connector: PDClusterConnector) -> PrefillRank:
     return connector._prefill_rank
 
 
-def _wrap_transport(connector: PDClusterConnector, transport: Transport) -> None:
+class _WrappedSessions(Sessions):
+    """Sessions whose transports are wrapped as they are opened."""
+
+    def __init__(self, inner: Sessions, wrap: Callable[[Transport], Transport]) -> None:
+        self._inner = inner
+        self._wrap = wrap
+
+    def open(self) -> Transport:
+        return self._wrap(self._inner.open())
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _wrap_sessions(connector: PDClusterConnector, wrap: Callable[[Transport], Transport]) -> None:
     worker = prefill_rank(connector).worker
-    worker._parts = type(worker._parts)(
-        **{name: getattr(worker._parts, name) for name in worker._parts.__slots__} | {"transport": transport}
-    )
+    worker._parts = replace(worker._parts, sessions=_WrappedSessions(worker._parts.sessions, wrap))
 
 
 def _swap(part: PushSlice) -> PushSlice:

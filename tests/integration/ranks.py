@@ -12,13 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_rank, make_prefill_rank
+from pdcluster_connector.core.reception import Lost
 from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import Cancel, DecodeStep, Expect, PrefillStep, PushSlice, Target
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
+from pdcluster_protocol.secret import load_secret
 from pdcluster_protocol.side_channel import RegionLayout
 
+SECRET: Final = load_secret({}, host="127.0.0.1")
 BLOCK_SIZE: Final = 16
 HEAD_BYTES: Final = 64
 
@@ -75,7 +78,7 @@ def fingerprint_of(shape: Shape, **changed: object) -> KvFingerprint:
 def engine_facts(role: EngineRole, shape: Shape, settings: Settings) -> EngineFacts:
     """One engine of TP 1 on this machine's CPU."""
     name = EngineId(role.name.lower())
-    return EngineFacts(name, "life", role, "127.0.0.1", BLOCK_SIZE, 1, shape.kv_heads, "cpu", settings)
+    return EngineFacts(name, "life", role, "127.0.0.1", BLOCK_SIZE, 1, shape.kv_heads, "cpu", settings, SECRET)
 
 
 @dataclass(slots=True)
@@ -90,10 +93,14 @@ class Pair:
     """Request id → whether it was received, for every request whose wait decode has ended."""
     released: set[str] = field(default_factory=set)
     """Requests whose blocks prefill may free."""
+    losses: list[Lost] = field(default_factory=list)
+    """Attempts that decode has given up."""
+    retries: bool = False
+    """Whether another attempt may follow a lost one; if not, the router's answer is that prefill has failed."""
 
     def expect(self, name: str, num_blocks: int, *, deadline_ms: int = 20_000) -> None:
         """Decode's scheduler has reserved ``num_blocks`` blocks."""
-        expect = Expect(RequestId(name), TransferId(name), Attempt(1), deadline_ms, (num_blocks,))
+        expect = Expect(RequestId(name), TransferId(name), deadline_ms, (num_blocks,))
         self.decode.worker.begin_step(DecodeStep(expects=(expect,)))
 
     def cancel(self, name: str) -> None:
@@ -101,13 +108,21 @@ class Pair:
         self.decode.worker.begin_step(DecodeStep(cancels=(Cancel(RequestId(name), "cancelled by the test"),)))
 
     def slice_of(
-        self, name: str, ours: Sequence[int], theirs: Sequence[int], *, is_last: bool = True, deadline_ms: int = 20_000
+        self,
+        name: str,
+        ours: Sequence[int],
+        theirs: Sequence[int],
+        *,
+        is_last: bool = True,
+        deadline_ms: int = 20_000,
+        attempt: int = 1,
     ) -> PushSlice:
         """Blocks ``ours`` of prefill that become complete for blocks ``theirs`` of decode."""
         target = Target(EngineId("decode"), 1, (self.decode.address,), deadline_ms)
-        return PushSlice(
-            RequestId(name), TransferId(name), Attempt(1), target, (tuple(ours),), (tuple(theirs),), 99, is_last
-        )
+        token = SECRET.mint(TransferId(name), Attempt(attempt), deadline_ms)
+        blocks = (tuple(ours),), (tuple(theirs),)
+        request = RequestId(name), TransferId(name), Attempt(attempt)
+        return PushSlice(*request, token, target, *blocks, num_prompt_tokens=99, is_last=is_last)
 
     def forward(self, *slices: PushSlice) -> None:
         """One forward pass that completes ``slices``, layer by layer."""
@@ -124,6 +139,10 @@ class Pair:
         for name in receipts.ended:
             assert name not in self.ended, f"{name} was reported twice"
             self.ended[name] = name not in receipts.failed
+        for lost in self.decode.worker.losses():
+            self.losses.append(lost)
+            if not self.retries:
+                self.cancel(lost.request_id)
 
     def step_until(self, is_true: Callable[[], bool], *, timeout_s: float = 10.0) -> bool:
         """Whether the fact became true while both engines went on stepping."""
@@ -139,7 +158,7 @@ class Pair:
 @contextmanager
 def make_pair(
     shape: Shape = Shape(),
-    settings: Settings = Settings(quarantine_s=2.0, settle_s=0.2, handshake_timeout_s=2.0),  # noqa: B008  # frozen
+    settings: Settings = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=2.0, handshake_timeout_s=2.0),  # noqa: B008  # frozen
     decode_fingerprint: KvFingerprint | None = None,
 ) -> Iterator[Pair]:
     """Both ranks run; closed at the end."""

@@ -147,7 +147,7 @@ def test_engines_that_differ_are_refused_before_any_byte_and_decode_hears_it() -
 
 
 def test_a_decode_rank_that_does_not_answer_costs_the_handshake_timeout_and_no_more() -> None:
-    with make_pair(settings=Settings(handshake_timeout_s=0.5, quarantine_s=2.0)) as pair:
+    with make_pair(settings=Settings(handshake_timeout_s=0.5)) as pair:
         part = pair.slice_of("a", [1], [5])
         pair.decode.close()
         pair.forward(part)
@@ -181,7 +181,7 @@ def test_preempted_blocks_are_not_read_after_the_wait() -> None:
 
 
 def test_a_preempted_request_that_cannot_be_read_in_time_fails_and_is_never_torn() -> None:
-    settings = Settings(preempt_wait_s=0.05, quarantine_s=2.0)
+    settings = Settings(preempt_wait_s=0.05)
     with make_pair(settings=settings) as pair:
         # Without a grant nothing can leave, so nothing can be read in time.
         pair.forward(pair.slice_of("a", [1], [5]))

@@ -51,7 +51,8 @@ MAX_PEERS: Final = 16384
 SESSION_IDLE_S: Final = 600.0
 """How long a session is kept for a prefill engine that says nothing: its next request opens another in 1 ms."""
 
-_STRANGER: Final = "say hello first: this decode rank does not know you (it may have restarted, or cut your session)"
+_STRANGER: Final = "say hello first: this decode rank does not know you (it may have restarted)"
+_CUT: Final = "this decode rank has closed your session, for it could not tell whether you still write: say hello again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,9 +319,10 @@ class Reception:
         """Close ``session``, once; whoever used it must say hello again."""
         if self._heard_at.pop(session, None) is None:
             return
+        yield Cut(session)
         for peer in [peer for peer, known in self._peers.items() if known.session == session]:
             del self._peers[peer]
-        yield Cut(session)
+            yield Reply(peer, Refusal(_CUT))
 
     def _end(self, transfer: TransferId, report: Report, now: float) -> Ended:
         expected = self._waiting.pop(transfer).expected

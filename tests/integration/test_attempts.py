@@ -1,0 +1,228 @@
+"""Attempts, leases and cuts between ranks: real side channels and Mooncake, real processes that stop and die.
+
+Each of these is a row of the failure table at the level where its bytes travel; ``test_failures.py`` has the same
+with engines around it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from integration.far_rank import FarPrefill, far_prefill
+from integration.ranks import Pair, Shape, engine_facts, fingerprint_of, make_pair
+from pdcluster_connector.assembly import make_prefill_rank
+from pdcluster_connector.core.receiving import SessionId
+from pdcluster_connector.engine_facts import EngineRole
+from pdcluster_connector.settings import Settings
+from pdcluster_connector.transport.base import Transport
+from pdcluster_connector.worker.inbound import InboundSessions
+from pdcluster_protocol.ids import EngineId
+from pdcluster_protocol.secret import make_secret
+
+QUICK = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=1.0, handshake_timeout_s=2.0)
+BIG = Shape(num_layers=8, num_blocks=2048, kv_heads=32)
+"""64 KiB a block, 1 GiB in all: a push of it can be caught in the middle."""
+FAR, NEAR = 200, 77
+
+
+@contextmanager
+def with_another_prefill(pair: Pair) -> Iterator[Pair]:
+    """The same decode rank, pushed to by a second prefill engine."""
+    shape = pair.source.shape
+    facts = replace(engine_facts(EngineRole.PREFILL, shape, QUICK), engine_id=EngineId("another"))
+    rank = make_prefill_rank(facts, pair.source.memory(fingerprint_of(shape)), 0)
+    try:
+        yield replace(pair, prefill=rank)
+    finally:
+        rank.close()
+
+
+def push_forever(far: FarPrefill, pair: Pair, name: str) -> None:
+    """A push from ``far`` of which some bytes, but not all, have landed when this returns."""
+    blocks = list(range(1, BIG.num_blocks))
+    pair.expect(name, len(blocks))
+    far.forward(pair.slice_of(name, blocks, blocks))
+    assert pair.step_until(lambda: bool((pair.target.layers[0, ::64, 0] == FAR).any()), timeout_s=20)
+    far.signal(signal.SIGSTOP)
+    time.sleep(0.2)  # What the kernel holds lands now.
+    assert not (pair.target.layers[-1, 1:] == FAR).all(), "the push was over before it could be stopped"
+    assert name not in pair.ended
+
+
+def test_the_next_attempt_fills_the_same_blocks_after_a_lost_one() -> None:
+    with make_pair(settings=QUICK) as pair, with_another_prefill(pair) as other:
+        pair.retries = other.retries = True
+        pair.expect("a", 2)
+        pair.forward(pair.slice_of("a", [1], [5], is_last=False))
+        pair.step(finished=["a"])  # vLLM ends it before the prompt is whole
+        assert pair.step_until(lambda: [lost.attempt for lost in pair.losses] == [1])
+        assert pair.ended == {}
+        other.forward(other.slice_of("a", [8, 9], [5, 6], attempt=2))
+        assert other.step_until(lambda: other.ended == {"a": True})
+        assert np.array_equal(other.source.layers[:, [8, 9]], other.target.layers[:, [5, 6]])
+
+
+def test_a_higher_attempt_stops_the_running_one_before_it_writes() -> None:
+    with make_pair(settings=QUICK) as pair, with_another_prefill(pair) as other:
+        pair.expect("a", 2)
+        pair.forward(pair.slice_of("a", [1], [5], is_last=False))
+        assert pair.step_until(lambda: bool(pair.target.layers[:, 5].any()))
+        other.forward(other.slice_of("a", [8, 9], [5, 6], attempt=2))
+        assert pair.step_until(lambda: pair.ended == {"a": True})
+        pair.forward(pair.slice_of("a", [2], [6]))  # the old one goes on computing
+        assert not pair.step_until(lambda: False, timeout_s=0.3)
+        assert np.array_equal(other.source.layers[:, [8, 9]], other.target.layers[:, [5, 6]])
+        pair.step(finished=["a"])
+        assert pair.step_until(lambda: pair.released == {"a"})
+
+
+def test_an_attempt_that_comes_after_the_kv_is_here_writes_nothing_and_has_not_failed() -> None:
+    with make_pair(settings=QUICK) as pair, with_another_prefill(pair) as other:
+        pair.expect("a", 1)
+        pair.forward(pair.slice_of("a", [1], [5]))
+        assert pair.step_until(lambda: pair.ended == {"a": True})
+        before = pair.target.layers.copy()
+        other.forward(other.slice_of("a", [9], [5], attempt=2))
+        other.step(finished=["a"])
+        assert other.step_until(lambda: "a" in other.released)
+        assert np.array_equal(before, other.target.layers)
+        assert other.losses == []
+
+
+def test_a_prefill_that_goes_silent_loses_its_lease_and_another_one_takes_over() -> None:
+    with make_pair(BIG, QUICK) as pair, far_prefill(BIG, QUICK, fill=FAR) as far:
+        pair.retries = True
+        pair.source.layers[:] = NEAR
+        push_forever(far, pair, "a")
+        assert pair.step_until(lambda: bool(pair.losses), timeout_s=3)
+        assert "said nothing for 1 s" in pair.losses[0].reason
+        blocks = list(range(1, BIG.num_blocks))
+        pair.forward(pair.slice_of("a", blocks, blocks, attempt=2))
+        assert pair.step_until(lambda: pair.ended == {"a": True}, timeout_s=20)
+        far.signal(signal.SIGCONT)
+        assert not pair.step_until(lambda: False, timeout_s=1.0)
+        assert (pair.target.layers[:, 1:] == NEAR).all()
+
+
+def test_a_killed_prefill_costs_the_lease_and_no_block() -> None:
+    with make_pair(BIG, QUICK) as pair, far_prefill(BIG, QUICK, fill=FAR) as far:
+        push_forever(far, pair, "a")
+        far.signal(signal.SIGKILL)
+        assert pair.step_until(lambda: pair.ended == {"a": False}, timeout_s=5)
+
+
+def test_late_bytes_of_a_stopped_prefill_do_not_touch_the_next_request() -> None:
+    with make_pair(BIG, QUICK) as pair, far_prefill(BIG, QUICK, fill=FAR) as far:
+        push_forever(far, pair, "a")
+        pair.cancel("a")
+        assert pair.step_until(lambda: pair.ended == {"a": False}, timeout_s=5)
+        pair.target.layers[:] = NEAR  # The pool belongs to somebody else now.
+        far.signal(signal.SIGCONT)
+        assert not pair.step_until(lambda: False, timeout_s=2.0)
+        assert (pair.target.layers == NEAR).all()
+
+
+class _ForgetsToCut(InboundSessions):
+    """Says that a session is closed, and leaves it open."""
+
+    def _start_closing(self, session: SessionId, transport: Transport) -> None:
+        self._left_open = transport
+        self._closed.append(session)
+        self._on_closed()
+
+
+def test_without_the_cut_those_bytes_do_land(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test above guards against is real: it must not pass for want of late bytes."""
+    monkeypatch.setattr(InboundSessions, "_start_closing", _ForgetsToCut._start_closing)
+    with make_pair(BIG, QUICK) as pair, far_prefill(BIG, QUICK, fill=FAR) as far:
+        push_forever(far, pair, "a")
+        pair.cancel("a")
+        assert pair.step_until(lambda: pair.ended == {"a": False}, timeout_s=5)
+        pair.target.layers[:] = NEAR
+        far.signal(signal.SIGCONT)
+        assert pair.step_until(lambda: bool((pair.target.layers == FAR).any()), timeout_s=10)
+
+
+def test_a_cut_stops_one_prefill_engine_and_no_other() -> None:
+    with make_pair(BIG, QUICK) as pair, far_prefill(BIG, QUICK, fill=FAR) as far:
+        push_forever(far, pair, "a")
+        pair.expect("b", 2)
+        pair.forward(pair.slice_of("b", [1], [5], is_last=False))
+        pair.cancel("a")
+        assert pair.step_until(lambda: pair.ended == {"a": False}, timeout_s=5)
+        pair.forward(pair.slice_of("b", [2], [6]))
+        assert pair.step_until(lambda: pair.ended.get("b", False))
+        assert np.array_equal(pair.source.layers[:, [1, 2]], pair.target.layers[:, [5, 6]])
+
+
+def test_a_prefill_that_was_cut_off_comes_back_on_a_new_session() -> None:
+    with make_pair(BIG, QUICK) as pair, far_prefill(BIG, QUICK, fill=FAR) as far:
+        push_forever(far, pair, "a")
+        pair.cancel("a")
+        assert pair.step_until(lambda: pair.ended == {"a": False}, timeout_s=5)
+        far.signal(signal.SIGCONT)
+        free = far.finished(["a"])
+        while "a" not in free:  # Its lane has heard of the cut by then, and closed its own session.
+            time.sleep(0.1)
+            free |= far.finished([])
+        pair.expect("b", 1)
+        far.forward(pair.slice_of("b", [3], [7]))
+        assert pair.step_until(lambda: pair.ended.get("b", False), timeout_s=5)
+        assert (pair.target.layers[:, 7] == FAR).all()
+
+
+def test_ranks_with_different_secrets_never_write_and_both_say_why() -> None:
+    with make_pair(settings=QUICK) as pair:
+        shape = pair.source.shape
+        facts = replace(engine_facts(EngineRole.PREFILL, shape, QUICK), secret=make_secret("another cluster!"))
+        stranger = make_prefill_rank(facts, pair.source.memory(fingerprint_of(shape)), 0)
+        other = replace(pair, prefill=stranger)
+        pair.expect("a", 1)
+        other.forward(pair.slice_of("a", [1], [5]))
+        other.step(finished=["a"])
+        assert other.step_until(lambda: "a" in other.released, timeout_s=3)
+        assert not pair.target.layers.any()
+        assert pair.ended == {}
+        stranger.close()
+
+
+def test_an_open_without_the_routers_token_is_denied() -> None:
+    with make_pair(settings=QUICK) as pair:
+        pair.expect("a", 1)
+        part = pair.slice_of("a", [1], [5])
+        pair.forward(msgspec.structs.replace(part, token="1.00"))
+        assert pair.step_until(lambda: bool(pair.losses), timeout_s=3)
+        assert "not valid here" in pair.losses[0].reason
+        assert not pair.target.layers.any()
+
+
+def test_a_cut_does_not_stop_the_other_threads_of_the_engine() -> None:
+    """Mooncake's own destructor would hold the interpreter for a second: the forward pass would feel it."""
+    with make_pair(BIG, QUICK) as pair, far_prefill(BIG, QUICK, fill=FAR) as far:
+        push_forever(far, pair, "a")
+        pauses: list[float] = []
+        is_over = threading.Event()
+
+        def tick() -> None:
+            last = time.monotonic()
+            while not is_over.is_set():
+                time.sleep(0.001)
+                last, pause = time.monotonic(), time.monotonic() - last
+                pauses.append(pause)
+
+        ticker = threading.Thread(target=tick)
+        ticker.start()
+        pair.cancel("a")
+        assert pair.step_until(lambda: pair.ended == {"a": False}, timeout_s=5)
+        is_over.set()
+        ticker.join()
+        assert max(pauses) < 0.5

@@ -1,0 +1,85 @@
+"""A decode rank that stops and resumes: prefill's blocks come back, nothing torn is taken for whole."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from integration.far_decode import FarDecode, far_decode
+from integration.ranks import SECRET, Cache, Shape, engine_facts, fingerprint_of
+from pdcluster_connector.assembly import PrefillRank, make_prefill_rank
+from pdcluster_connector.engine_facts import EngineRole
+from pdcluster_connector.settings import Settings
+from pdcluster_connector.steps import PrefillStep, PushSlice, Target
+from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
+
+QUICK = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=1.0, handshake_timeout_s=2.0)
+BIG = Shape(num_layers=8, num_blocks=2048, kv_heads=32)
+
+
+@contextmanager
+def prefill_rank(cache: Cache) -> Iterator[PrefillRank]:
+    rank = make_prefill_rank(engine_facts(EngineRole.PREFILL, BIG, QUICK), cache.memory(fingerprint_of(BIG)), 0)
+    try:
+        yield rank
+    finally:
+        rank.close()
+
+
+def push(
+    rank: PrefillRank, far: FarDecode, name: str, blocks: list[int], *, deadline_ms: int = 20_000, is_last: bool = True
+) -> None:
+    """One forward pass that completes ``blocks``, bound for the same block ids on decode."""
+    request = RequestId(name), TransferId(name), Attempt(1)
+    target = Target(EngineId("decode"), 1, (far.address,), deadline_ms)
+    token = SECRET.mint(TransferId(name), Attempt(1), deadline_ms)
+    part = PushSlice(*request, token, target, (tuple(blocks),), (tuple(blocks),), num_prompt_tokens=9, is_last=is_last)
+    rank.worker.begin_step(PrefillStep((part,)))
+    for layer in BIG.layer_names():
+        rank.worker.layer_saved(layer)
+    rank.worker.end_step()
+
+
+def until(is_true: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_source_blocks_come_back_while_decode_is_stopped_and_no_torn_prompt_is_received() -> None:
+    """Writes are in flight for ever: prefill closes its own session, and only then gives the blocks back."""
+    cache, blocks = Cache(BIG), list(range(1, BIG.num_blocks))
+    with far_decode(BIG, QUICK) as far, prefill_rank(cache) as rank:
+        far.expect("warm", 1)
+        push(rank, far, "warm", [1])
+        assert until(lambda: far.ended() == {"warm": True}, 10)
+        far.expect("a", len(blocks))
+        far.signal(signal.SIGSTOP)
+        push(rank, far, "a", blocks, deadline_ms=1500)
+        rank.worker.finished([RequestId("warm"), RequestId("a")])
+        assert until(lambda: "a" in rank.worker.finished([]), 8)
+        cache.layers[:] = np.uint8(255)  # The blocks belong to another request now.
+        far.signal(signal.SIGCONT)
+        assert not until(lambda: far.ended().get("a", False), 3)
+        far.cancel("a")
+        assert until(lambda: far.ended().get("a") is False, 5)
+
+
+def test_a_decode_that_stops_for_longer_than_the_lease_does_not_lose_its_attempts() -> None:
+    cache, blocks = Cache(BIG), list(range(1, 64))
+    with far_decode(BIG, QUICK) as far, prefill_rank(cache) as rank:
+        far.expect("a", 2 * len(blocks))
+        push(rank, far, "a", blocks, is_last=False)
+        time.sleep(0.3)
+        far.signal(signal.SIGSTOP)
+        time.sleep(3 * QUICK.lease_s)
+        far.signal(signal.SIGCONT)
+        push(rank, far, "a", [64 + block for block in blocks])
+        assert until(lambda: far.ended() == {"a": True}, 10)

@@ -29,6 +29,7 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from pdcluster_connector.assembly import DecodeRank, PrefillRank, SchedulerDecode, make_decode_rank, make_prefill_rank
 from pdcluster_connector.core.reception import Lost
+from pdcluster_connector.counts import take_counts
 from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.scheduler.prefill import PrefillScheduler, Scheduled
 from pdcluster_connector.steps import DecodeStep, PrefillStep
@@ -39,6 +40,7 @@ from pdcluster_connector.vllm_facts import (
     require_one_kind_of_cache,
     tp_rank,
 )
+from pdcluster_connector.vllm_metrics import CountMetrics, Counts
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.params import SideChannelAddress
 
@@ -221,6 +223,24 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return LostAttempts(tuple(losses)) if losses else None
 
     # Either process.
+
+    def get_kv_connector_stats(self) -> Counts | None:
+        counts = take_counts()
+        return Counts(data=counts) if counts else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Counts:
+        return Counts(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> CountMetrics:
+        return CountMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
         for part in (self._decode_scheduler, self._prefill_rank, self._decode_rank):

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from enum import Enum
 from typing import Final
 
+from pdcluster_connector.counts import count
 from pdcluster_protocol.ids import Attempt, RequestId, TransferId
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.failure")
@@ -38,9 +38,6 @@ class Kind(Enum):
     """The router said that prefill failed for good."""
 
 
-_COUNTS: Final[Counter[Kind]] = Counter()
-
-
 def log_failure(
     kind: Kind,
     request_id: RequestId | str = "",
@@ -49,7 +46,7 @@ def log_failure(
     reason: str = "",
 ) -> None:
     """Count and log one failure. Any thread; never waits for anything but the log."""
-    _COUNTS[kind] += 1
+    count(kind.value)
     _LOG.warning(
         "failure kind=%s request_id=%s transfer_id=%s attempt=%d reason=%r",
         kind.value,
@@ -58,8 +55,3 @@ def log_failure(
         attempt,
         reason,
     )
-
-
-def failure_counts() -> dict[str, int]:
-    """How often each kind has happened in this process since it started."""
-    return {kind.value: _COUNTS[kind] for kind in Kind}

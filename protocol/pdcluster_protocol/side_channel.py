@@ -226,7 +226,7 @@ def parse_to_prefill(frame: bytes, seal: Seal) -> ToPrefill:
 def _parse(payload: memoryview, decoder: msgspec.msgpack.Decoder[_M]) -> _M:
     try:
         return decoder.decode(payload)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"side-channel frame is not a known message: {error}") from error
 
 

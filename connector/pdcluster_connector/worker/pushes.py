@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pdcluster_connector.core.sending import Commands, Cut, Phase, Push, PushKey, Release, Send
+from pdcluster_connector.counts import PUSHED_BYTES, PUSHES_DONE, count
 from pdcluster_connector.failures import Kind, log_failure
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.worker.writes import LayerRecord
@@ -127,6 +128,8 @@ class PushBook:
         self.on_release(live.request_id)
         push = live.push
         if push.phase is Phase.DONE:
+            count(PUSHES_DONE)
+            count(PUSHED_BYTES, push.acked_bytes)
             _LOG.debug("push done transfer_id=%s bytes=%d", push.key.transfer_id, push.acked_bytes)
             return
         log_failure(Kind.PUSH_FAILED, live.request_id, *push.key, push.reason)

@@ -19,6 +19,7 @@ from pdcluster_connector.core.deadline import deadline_after
 from pdcluster_connector.core.receiving import Cut, Reply, Report
 from pdcluster_connector.core.reception import Command, Ended, Expected, Invite, Lost, Reception
 from pdcluster_connector.core.running_clock import RunningClock
+from pdcluster_connector.counts import RECEIVES_DONE, count
 from pdcluster_connector.failures import Kind, log_failure
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.steps import Cancel, Expect
@@ -169,7 +170,9 @@ class Receiver:
 
     def _report(self, request_id: RequestId, report: Report) -> None:
         transfer_id, expected_at = self._expected_at.pop(request_id)
-        if not report.is_received:
+        if report.is_received:
+            count(RECEIVES_DONE)
+        else:
             log_failure(Kind.RECEIVE_FAILED, request_id, transfer_id, reason=report.reason)
         self._trace.write(
             {

@@ -1,0 +1,1 @@
+"""Inputs that no peer of ours would send."""

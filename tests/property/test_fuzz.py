@@ -1,0 +1,32 @@
+"""A short run of the fuzzer, and a sight of it finding something."""
+
+from __future__ import annotations
+
+import pytest
+
+from fuzz import bodies, frames
+from pdcluster_protocol.secret import Secret
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_frames_without_a_seal_change_nothing_and_without_a_token_grant_nothing(seed: int) -> None:
+    frames.run(5_000, seed)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_body_without_the_routers_token_is_let_in(seed: int) -> None:
+    bodies.run(5_000, seed)
+
+
+def test_the_fuzzer_finds_a_token_check_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Secret, "check", lambda *_: 1)
+    with pytest.raises(AssertionError):
+        frames.run(5_000, 1)
+    with pytest.raises(AssertionError):
+        bodies.run(5_000, 1)
+
+
+def test_the_fuzzer_finds_a_seal_that_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Secret, "seal", lambda *_: b"0" * 16)
+    with pytest.raises(AssertionError):
+        frames.run(5_000, 1)

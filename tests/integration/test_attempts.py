@@ -6,7 +6,9 @@ with engines around it.
 
 from __future__ import annotations
 
+import random
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+import zmq
 
 from integration.far_rank import FarPrefill, far_prefill
 from integration.ranks import Pair, Shape, engine_facts, fingerprint_of, make_pair
@@ -226,3 +229,22 @@ def test_a_cut_does_not_stop_the_other_threads_of_the_engine() -> None:
         is_over.set()
         ticker.join()
         assert max(pauses) < 0.5
+
+
+def test_noise_and_floods_on_the_side_channel_leave_the_pushes_of_members_alone() -> None:
+    with make_pair(settings=QUICK) as pair:
+        port, rng = pair.decode.address.port, random.Random(3)
+        for _ in range(50):
+            with socket.create_connection(("127.0.0.1", port), timeout=2) as raw:
+                raw.sendall(rng.randbytes(rng.randrange(1, 4000)))
+        context = zmq.Context()
+        strangers = [context.socket(zmq.DEALER) for _ in range(5)]
+        for stranger in strangers:
+            stranger.setsockopt(zmq.SNDTIMEO, 2000)
+            stranger.connect(f"tcp://127.0.0.1:{port}")
+            for _ in range(2000):
+                stranger.send(rng.randbytes(60))
+        pair.expect("a", 1)
+        pair.forward(pair.slice_of("a", [1], [5]))
+        assert pair.step_until(lambda: pair.ended == {"a": True}, timeout_s=5)
+        context.destroy(linger=0)

@@ -122,19 +122,24 @@ class Harness:
         prefill_connector: Mapping[str, object] | None = None,
         decode_connector: Mapping[str, object] | None = None,
         prefill_kv_transfer: Mapping[str, object] | None = None,
+        first_prefill_kv_transfer: Mapping[str, object] | None = None,
         router_args: Sequence[str] = (),
         load_failure_policy: str = "fail",
         model: Path | None = None,
         env: Mapping[str, str | None] | None = None,
     ) -> Iterator[Pool]:
-        """All engines and the router answer; they are stopped at the end of the ``with``."""
+        """All engines and the router answer; they are stopped at the end of the ``with``.
+
+        ``..._kv_transfer`` overrides keys of ``--kv-transfer-config``, of every prefill engine or of the first.
+        """
         common = self.plan(Role.PREFILL)
         common = dataclasses.replace(
             common, model=model or self.model, load_failure_policy=load_failure_policy, env=env or {}
         )
         prefills = [self._named(common, Role.PREFILL, prefill_args, prefill_connector or {}) for _ in range(prefill)]
         decodes = [self._named(common, Role.DECODE, decode_args, decode_connector or {}) for _ in range(decode)]
-        plans = [dataclasses.replace(plan, kv_transfer=prefill_kv_transfer or {}) for plan in prefills] + decodes
+        overrides = [first_prefill_kv_transfer or prefill_kv_transfer or {}, *[prefill_kv_transfer or {}] * prefill]
+        plans = [dataclasses.replace(p, kv_transfer=o) for p, o in zip(prefills, overrides, strict=False)] + decodes
         with self.start(*plans) as engines, self._router(engines[:prefill], engines[prefill:], router_args) as router:
             yield Pool(router, engines[:prefill], engines[prefill:])
 

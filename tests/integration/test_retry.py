@@ -1,0 +1,176 @@
+"""What breaks while there is another engine: the client gets the right answer, and every block comes back."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
+
+import pytest
+
+from integration.harness import Harness, Pool, Server, complete, eventually, get_text, metric
+from integration.test_failures import LONG, PROMPT, QUICK, SMALL_CHUNKS, Asking, blocks_in_use, require_openai_error
+
+pytestmark = pytest.mark.engines
+
+
+@pytest.fixture(scope="module")
+def expected(harness: Harness) -> dict[int, tuple[int, ...]]:
+    with harness.single_engine() as engine:
+        return {len(prompt): complete(engine.url, prompt, 16).token_ids for prompt in (PROMPT, LONG)}
+
+
+@contextmanager
+def pool_of(harness: Harness, prefill: int, decode: int, **more: object) -> Iterator[Pool]:
+    with harness.start_pool(
+        prefill, decode, prefill_args=SMALL_CHUNKS, decode_args=SMALL_CHUNKS, prefill_connector=QUICK,
+        decode_connector=QUICK, **more,  # type: ignore[arg-type]  # passed on
+    ) as pool:  # fmt: skip
+        yield pool
+
+
+def busy_one(engines: tuple[Server, ...]) -> Server:
+    """The engine that computes the request; waits for it."""
+    busy: list[Server] = []
+
+    def is_there() -> bool:
+        busy[:] = [engine for engine in engines if metric(engine.url, "vllm:num_requests_running") > 0]
+        return bool(busy)
+
+    assert eventually(is_there)
+    return busy[0]
+
+
+def failures(engine: Server, kind: str) -> float:
+    """How often ``kind`` has happened, by the engine's own metrics."""
+    lines = get_text(f"{engine.url}/metrics").splitlines()
+    wanted = [line for line in lines if line.startswith("pdcluster:failures_total") and f'kind="{kind}"' in line]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in wanted)
+
+
+def test_a_prefill_engine_killed_in_the_middle_is_replaced_by_another_with_the_same_reservation(
+    harness: Harness, expected: dict[int, tuple[int, ...]]
+) -> None:
+    with pool_of(harness, 2, 1) as pool:
+        asking = Asking(pool, LONG)
+        victim = busy_one(pool.prefill)
+        victim.handle.signal(signal.SIGKILL)
+        asking.join(60)
+        assert asking.answer == expected[len(LONG)], asking.error
+        (received,) = pool.decode[0].read_trace("receive")
+        assert received["outcome"] == "received"
+        (pushed,) = next(engine for engine in pool.prefill if engine is not victim).read_trace("push")
+        assert (pushed["attempt"], pushed["outcome"]) == (2, "done")
+        assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
+
+
+def test_a_prefill_engine_that_stops_in_the_middle_loses_its_lease_and_is_replaced(
+    harness: Harness, expected: dict[int, tuple[int, ...]]
+) -> None:
+    with pool_of(harness, 2, 1) as pool:
+        asking = Asking(pool, LONG)
+        victim = busy_one(pool.prefill)
+        assert eventually(lambda: not busy_push(pool))
+        victim.handle.signal(signal.SIGSTOP)
+        try:
+            asking.join(60)
+            assert asking.answer == expected[len(LONG)], asking.error
+            assert eventually(lambda: failures(pool.decode[0], "attempt_lost") == 1)
+        finally:
+            victim.handle.signal(signal.SIGCONT)
+        assert eventually(lambda: blocks_in_use(*pool.engines) == 0, timeout_s=20)
+        assert complete(pool.url, PROMPT, 16).token_ids == expected[len(PROMPT)]
+
+
+def busy_push(pool: Pool) -> bool:
+    """Whether the grant is still to come; a step or two is enough."""
+    time.sleep(0.3)
+    return False
+
+
+def test_writes_that_fail_on_one_prefill_engine_are_made_by_another(
+    harness: Harness, expected: dict[int, tuple[int, ...]]
+) -> None:
+    broken = {"kv_connector": "FailsEveryWrite", "kv_connector_module_path": "integration.broken"}
+    with pool_of(harness, 2, 1, first_prefill_kv_transfer=broken) as pool:
+        for _ in range(4):
+            assert complete(pool.url, PROMPT, 16, timeout_s=60).token_ids == expected[len(PROMPT)]
+        assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
+        assert eventually(lambda: failures(pool.decode[0], "attempt_lost") >= 1)
+        assert failures(pool.prefill[0], "session_closed") >= 1
+
+
+def test_a_decode_engine_killed_before_its_first_byte_is_replaced_by_another(
+    harness: Harness, expected: dict[int, tuple[int, ...]]
+) -> None:
+    with pool_of(harness, 1, 2) as pool:
+        asking = Asking(pool, LONG)
+        busy_one(pool.prefill)
+        victim = next(d for d in pool.decode if metric(d.url, "vllm:num_requests_waiting") > 0)
+        victim.handle.signal(signal.SIGKILL)
+        asking.join(60)
+        assert asking.answer == expected[len(LONG)], asking.error
+        assert eventually(lambda: blocks_in_use(*pool.prefill) == 0, timeout_s=15)
+
+
+def test_when_no_prefill_engine_is_left_decode_recomputes_as_it_is_told(
+    harness: Harness, expected: dict[int, tuple[int, ...]]
+) -> None:
+    with pool_of(harness, 2, 1, load_failure_policy="recompute") as pool:
+        for engine in pool.prefill:
+            engine.handle.signal(signal.SIGKILL)
+        assert complete(pool.url, PROMPT, 16, timeout_s=60).token_ids == expected[len(PROMPT)]
+        assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
+
+
+def test_when_no_prefill_engine_is_left_and_the_router_says_fail_there_is_one_clear_error_at_once(
+    harness: Harness,
+) -> None:
+    with pool_of(harness, 2, 1, load_failure_policy="recompute", router_args=("--on-prefill-failure", "fail")) as pool:
+        for engine in pool.prefill:
+            engine.handle.signal(signal.SIGKILL)
+        asking = Asking(pool, PROMPT)
+        asking.join(30)
+        assert "could not be prefilled" in require_openai_error(asking.error)
+        assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
+
+
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+def test_a_metaserver_that_decode_cannot_reach_ends_the_wait_at_once(
+    harness: Harness, expected: dict[int, tuple[int, ...]], policy: str
+) -> None:
+    with pool_of(
+        harness, 1, 1, load_failure_policy=policy, router_args=("--advertise-url", "http://127.0.0.1:9")
+    ) as pool:
+        begin = time.monotonic()
+        asking = Asking(pool, PROMPT)
+        asking.join(30)
+        assert time.monotonic() - begin < 10
+        if policy == "recompute":
+            assert asking.answer == expected[len(PROMPT)]
+        else:
+            require_openai_error(asking.error)
+        assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
+
+
+def test_a_router_that_dies_leaves_nothing_behind_on_either_engine(harness: Harness) -> None:
+    with pool_of(harness, 1, 1) as pool:
+        asking = Asking(pool, LONG)
+        busy_one(pool.prefill)
+        pool.router.handle.signal(signal.SIGKILL)
+        asking.join(30)
+        assert isinstance(asking.error, (HTTPException, OSError))
+        assert eventually(lambda: blocks_in_use(*pool.engines) == 0, timeout_s=20)
+
+
+def test_a_reservation_with_another_clusters_token_moves_nothing(harness: Harness) -> None:
+    env = {"PDCLUSTER_SECRET": "the secret of another cluster"}
+    with pool_of(harness, 1, 1, env=env) as pool:  # the router has none of it
+        asking = Asking(pool, PROMPT)
+        asking.join(30)
+        assert isinstance(json.loads(getattr(asking.error, "body", "{}")).get("error"), dict), asking.error
+        assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
+        assert pool.prefill[0].read_trace("push") == []

@@ -1,34 +1,41 @@
-"""One push: what each event makes a prefill rank say, and when its blocks are free."""
+"""One push: what each event makes a prefill rank say, and when its source blocks are free."""
 
 from __future__ import annotations
 
 import pytest
 
-from pdcluster_connector.core.sending import Phase, Push, PushKey, Release, Send, SendTimes
+from pdcluster_connector.core.sending import Commands, Cut, Phase, Push, PushKey, Release, Send
 from pdcluster_protocol.ids import Attempt, BootId, TransferId
-from pdcluster_protocol.side_channel import Done, Failed, Fenced, Open
+from pdcluster_protocol.side_channel import Done, Failed, Fenced, Open, Progress
 
 KEY = PushKey(TransferId("t"), Attempt(1))
-TIMES = SendTimes(settle_s=1.0, hold_s=30.0)
+LEASE_S = 9.0
+CLEAN, UNCLEAN = Send(Fenced(*KEY, is_clean=True)), Send(Fenced(*KEY, is_clean=False))
 
 
 def new_push() -> Push:
-    return Push(KEY, TIMES, deadline=60.0)
+    return Push(KEY, hold_s=30.0, deadline=60.0)
 
 
 def writing_push(planned: int = 10) -> Push:
     push = new_push()
     push.plan(planned, 2, is_last=True)
-    push.grant()
+    push.grant(LEASE_S, now=0.0)
     return push
+
+
+def failed_of(commands: Commands) -> Failed:
+    (failed,) = (c.message for c in commands if isinstance(c, Send) and isinstance(c.message, Failed))
+    return failed
 
 
 def test_a_push_asks_for_a_grant_first_and_writes_nothing_before_it() -> None:
     push = new_push()
-    message = Open(*KEY, BootId("b"), 1000)
+    message = Open(*KEY, BootId("b"), 1000, "token")
     assert push.opening(message) == (Send(message),)
+    assert push.is_waiting
     assert not push.may_write
-    push.grant()
+    push.grant(LEASE_S, now=0.0)
     assert push.may_write
 
 
@@ -36,24 +43,40 @@ def test_done_is_said_once_with_the_acknowledged_bytes_and_the_blocks_are_releas
     push = writing_push()
     push.submitted()
     push.submitted()
-    assert push.written(4, now=1.0) == ()
-    assert push.written(6, now=2.0) == (Send(Done(*KEY, 10, 2)), Release())
+    assert push.written(4) == ()
+    assert push.written(6) == (Send(Done(*KEY, 10, 2)), Release())
     assert push.phase is Phase.DONE
 
 
 def test_a_push_is_not_done_before_its_last_part_is_planned() -> None:
     push = new_push()
     push.plan(4, 2, is_last=False)
-    push.grant()
+    push.grant(LEASE_S, now=0.0)
     push.submitted()
-    assert push.written(4, now=1.0) == ()
+    assert push.written(4) == ()
     assert push.plan(0, 2, is_last=True) == (Send(Done(*KEY, 4, 2)), Release())
 
 
 def test_a_push_without_bytes_is_done_when_granted() -> None:
     push = new_push()
     push.plan(0, 2, is_last=True)
-    assert push.grant() == (Send(Done(*KEY, 0, 2)), Release())
+    assert push.grant(LEASE_S, now=0.0) == (Send(Done(*KEY, 0, 2)), Release())
+
+
+def test_a_push_that_decode_does_not_need_ends_well_without_a_byte_or_a_word() -> None:
+    push = new_push()
+    push.plan(10, 2, is_last=True)
+    assert push.unneeded() == (Release(),)
+    assert (push.phase, push.is_unneeded, push.may_write) == (Phase.DONE, True, False)
+    assert push.grant(LEASE_S, now=1.0) == ()
+    assert not push.may_write
+
+
+def test_a_push_that_writes_already_does_not_believe_that_it_is_unneeded() -> None:
+    push = writing_push()
+    push.submitted()
+    assert push.unneeded() == ()
+    assert push.may_write
 
 
 def test_giving_up_with_nothing_in_flight_is_fenced_at_once() -> None:
@@ -65,15 +88,56 @@ def test_giving_up_with_a_write_in_flight_is_fenced_only_when_that_write_has_end
     push.submitted()
     assert push.give_up("why", now=1.0) == (Send(Failed(*KEY, "why", is_fenced=False)),)
     assert not push.may_write
-    assert push.written(4, now=2.0) == (Send(Fenced(*KEY)), Release())
+    assert push.written(4) == (CLEAN, Release())
 
 
-def test_a_failed_write_may_still_land_so_the_fence_waits_until_it_has_settled() -> None:
+def test_a_failed_write_asks_for_a_cut_and_holds_the_source_until_it_is_made() -> None:
     push = writing_push()
     push.submitted()
-    assert push.write_failed("broken", now=1.0) == (Send(Failed(*KEY, "broken", is_fenced=False)),)
-    assert push.expire(now=1.9) == ()
-    assert push.expire(now=2.0) == (Send(Fenced(*KEY)), Release())
+    assert push.write_failed("broken", now=1.0) == (Send(Failed(*KEY, "broken", is_fenced=False)), Cut("broken"))
+    assert push.expire(now=2.0) == ()
+    assert push.cut("broken", now=2.0) == (UNCLEAN, Release())
+    assert push.phase is Phase.STOPPED
+
+
+def test_a_write_that_ends_well_after_another_has_failed_releases_nothing() -> None:
+    push = writing_push()
+    push.submitted()
+    push.submitted()
+    push.write_failed("broken", now=1.0)
+    assert push.written(4) == ()
+    assert push.cut("broken", now=2.0) == (UNCLEAN, Release())
+
+
+def test_a_cut_for_another_pushs_sake_fails_a_push_that_writes() -> None:
+    push = writing_push()
+    push.submitted()
+    assert push.cut("other", now=1.0) == (Send(Failed(*KEY, "other", is_fenced=False)), UNCLEAN, Release())
+
+
+def test_a_cut_between_two_writes_leaves_a_push_clean() -> None:
+    push = writing_push()
+    push.submitted()
+    push.written(4)
+    assert push.cut("other", now=1.0) == (Send(Failed(*KEY, "other", is_fenced=True)), Release())
+
+
+def test_a_cut_after_the_end_changes_nothing() -> None:
+    push = writing_push()
+    push.submitted()
+    push.written(10)
+    assert push.cut("other", now=1.0) == ()
+    assert push.revoke(now=2.0) == (CLEAN,)
+
+
+def test_a_write_that_does_not_end_is_held_and_then_cut() -> None:
+    push = writing_push()
+    push.submitted()
+    push.give_up("why", now=1.0)
+    assert push.expire(now=30.9) == ()
+    assert push.expire(now=31.0) == (Cut("a write did not end within 30 s"),)
+    assert not push.is_ended
+    assert push.cut("stuck", now=31.5) == (UNCLEAN, Release())
 
 
 def test_a_revoke_stops_the_push_and_is_answered_when_it_has_stopped() -> None:
@@ -81,14 +145,28 @@ def test_a_revoke_stops_the_push_and_is_answered_when_it_has_stopped() -> None:
     push.submitted()
     assert push.revoke(now=1.0) == ()
     assert not push.may_write
-    assert push.written(4, now=2.0) == (Send(Fenced(*KEY)), Release())
+    assert push.written(4) == (CLEAN, Release())
 
 
-def test_a_revoke_after_the_end_is_answered_and_releases_nothing_twice() -> None:
+def test_a_revoke_before_the_grant_is_answered_and_the_late_grant_lets_nothing_out() -> None:
+    push = new_push()
+    assert push.revoke(now=1.0) == (CLEAN, Release())
+    assert push.grant(LEASE_S, now=2.0) == ()
+    assert not push.may_write
+
+
+def test_a_revoke_after_a_clean_end_is_answered_and_releases_nothing_twice() -> None:
     push = writing_push()
     push.submitted()
-    push.written(10, now=1.0)
-    assert push.revoke(now=2.0) == (Send(Fenced(*KEY)),)
+    push.written(10)
+    assert push.revoke(now=2.0) == (CLEAN,)
+
+
+def test_a_revoke_after_an_unclean_end_is_answered_unclean() -> None:
+    push = writing_push()
+    push.submitted()
+    push.cut("broken", now=1.0)
+    assert push.revoke(now=2.0) == (UNCLEAN,)
 
 
 def test_a_revoke_after_an_unfenced_failure_owes_one_fence() -> None:
@@ -96,42 +174,43 @@ def test_a_revoke_after_an_unfenced_failure_owes_one_fence() -> None:
     push.submitted()
     push.give_up("why", now=1.0)
     assert push.revoke(now=1.5) == ()
-    assert push.written(4, now=2.0) == (Send(Fenced(*KEY)), Release())
+    assert push.written(4) == (CLEAN, Release())
+
+
+def test_a_writing_push_renews_its_lease_at_every_third_of_it() -> None:
+    push = writing_push()
+    push.submitted()
+    push.written(4)
+    assert push.expire(now=2.9) == ()
+    assert push.expire(now=3.0) == (Send(Progress(*KEY, 4)),)
+    assert push.expire(now=5.9) == ()
+    assert push.expire(now=6.0) == (Send(Progress(*KEY, 4)),)
+
+
+@pytest.mark.parametrize("is_granted", [False, True])
+def test_a_push_that_does_not_write_renews_nothing(is_granted: bool) -> None:
+    push = writing_push() if is_granted else new_push()
+    if is_granted:
+        push.submitted()
+        push.give_up("why", now=1.0)
+    assert push.expire(now=9.0) == ()
 
 
 @pytest.mark.parametrize("is_granted", [False, True])
 def test_the_deadline_fails_a_push_in_any_phase(is_granted: bool) -> None:
     push = writing_push() if is_granted else new_push()
-    assert push.expire(now=59.9) == ()
-    (failed, release) = push.expire(now=60.0)
-    assert isinstance(failed, Send)
-    assert "deadline" in getattr(failed.message, "reason", "")
-    assert release == Release()
-
-
-def test_a_write_that_never_ends_is_held_and_then_released_by_force() -> None:
-    push = writing_push()
-    push.submitted()
-    push.give_up("why", now=1.0)
-    assert push.expire(now=30.9) == ()
-    assert push.expire(now=31.0) == (Release(is_forced=True),)
-    assert push.expire(now=99.0) == ()
-
-
-def test_a_push_released_by_force_is_not_fenced_before_its_write_has_ended() -> None:
-    push = writing_push()
-    push.submitted()
-    push.give_up("why", now=1.0)
-    push.expire(now=31.0)
-    assert push.revoke(now=40.0) == ()
-    assert not push.is_ended
-    assert push.written(4, now=50.0) == (Send(Fenced(*KEY)),)
-    assert push.is_ended
+    assert not any(isinstance(c, Send) and isinstance(c.message, Failed) for c in push.expire(now=59.9))
+    commands = push.expire(now=60.0)
+    assert failed_of(commands).is_fenced
+    assert "deadline" in failed_of(commands).reason
+    assert commands[-1] == Release()
 
 
 def test_nothing_is_said_twice_after_the_end() -> None:
     push = new_push()
     push.give_up("first", now=1.0)
     assert push.give_up("second", now=2.0) == ()
-    assert push.grant() == ()
+    assert push.grant(LEASE_S, now=2.0) == ()
+    assert push.expire(now=99.0) == ()
     assert not push.may_write
+    assert push.reason == "first"

@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
+import pytest
+
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.metaserver import PREFILL_OK, Outcome, failed
 from pdcluster_protocol.params import DecodeParams, Reservation, SideChannelAddress, to_wire
+from pdcluster_protocol.secret import make_secret
 
+SECRET = make_secret("of this cluster!")
 R = RequestId("r")
 TOKENS = list(range(40))
 ADDRESS = SideChannelAddress("h", 7, BootId("b"))
+
+
+def decode_params(transfer: TransferId = TransferId("t"), token: str | None = None) -> DecodeParams:  # noqa: B008
+    token = SECRET.mint(transfer, Attempt(1), 60_000) if token is None else token
+    return DecodeParams(metaserver="http://r/m", transfer_id=transfer, deadline_ms=60_000, token=token)
 
 
 @dataclass
@@ -31,12 +41,21 @@ class Bench:
     def __init__(self) -> None:
         self.metaserver = FakeMetaserver()
         self.outcomes: deque[tuple[RequestId, Outcome]] = deque()
-        engine = DecodeEngine(EngineId("d"), 1, 16, (ADDRESS,))
+        engine = DecodeEngine(EngineId("d"), 1, 16, (ADDRESS,), SECRET)
         self.scheduler = DecodeScheduler(engine, self.metaserver, self.outcomes)
 
     def add(self, request_id: RequestId = R, transfer: str = "t", now: float = 0.0) -> None:
-        params = DecodeParams(metaserver="http://r/m", transfer_id=TransferId(transfer), deadline_ms=60_000, token="k")
+        params = decode_params(TransferId(transfer))
         self.scheduler.add(request_id, to_wire(params), TOKENS, now=now)
+
+    def lose(self, attempt: int = 1, now: float = 20.0) -> None:
+        self.scheduler.attempt_lost(R, Attempt(attempt), "why", now=now)
+
+    def posts_of_step(self) -> list[Reservation]:
+        """What the next step asks of the router."""
+        before = len(self.metaserver.posts)
+        self.scheduler.step()
+        return [post[2] for post in self.metaserver.posts[before:]]
 
     def reserve(self, external: int = 40, now: float = 10.0) -> None:
         self.scheduler.reserve(R, ([5, 6, 7, 8],), external, now=now)
@@ -60,9 +79,10 @@ def test_the_reservation_leaves_with_the_step_that_tells_the_workers() -> None:
     ((_, url, reservation, deadline),) = bench.metaserver.posts
     assert (url, deadline) == ("http://r/m", 60.0)
     assert reservation.remote_block_ids == ((5, 6, 7),)
-    assert (reservation.deadline_ms, reservation.token) == (50_000, "k")
+    assert (reservation.deadline_ms, reservation.token) == (50_000, decode_params().token)
+    assert (reservation.attempt, reservation.lost_attempt) == (1, 0)
     assert reservation.remote_side_channels == (ADDRESS,)
-    assert (expect.request_id, expect.transfer_id, expect.attempt) == (R, TransferId("t"), Attempt(1))
+    assert (expect.request_id, expect.transfer_id) == (R, TransferId("t"))
     assert (expect.num_blocks, expect.deadline_ms) == ((3,), 50_000)
 
 
@@ -78,9 +98,7 @@ def test_cached_blocks_are_not_expected() -> None:
 
 def test_a_prompt_that_lacks_only_its_last_token_needs_no_push() -> None:
     bench = Bench()
-    bench.scheduler.add(
-        R, to_wire(DecodeParams(metaserver="m", transfer_id=TransferId("t"), deadline_ms=9)), [1] * 33, now=0.0
-    )
+    bench.scheduler.add(R, to_wire(decode_params()), [1] * 33, now=0.0)
     assert bench.scheduler.external_tokens(R, 32) == 0
 
 
@@ -160,3 +178,73 @@ def test_a_prompt_that_was_cached_whole_asks_for_no_push_after_a_preemption() ->
     assert bench.scheduler.external_tokens(R, 0) == 0
     bench.scheduler.finish(R)
     assert bench.scheduler.step().cancels == ()
+
+
+def test_parameters_without_the_routers_token_fail_the_request_and_reserve_nothing() -> None:
+    bench = Bench()
+    bench.scheduler.add(R, to_wire(decode_params(token="")), TOKENS, now=0.0)
+    bench.reserve()
+    step = bench.scheduler.step()
+    assert "without a token" in step.cancels[0].reason
+    assert bench.metaserver.posts == []
+
+
+def test_a_lost_attempt_asks_for_the_next_one_with_the_same_blocks_and_the_time_that_is_left() -> None:
+    bench = waiting_bench()
+    first = bench.metaserver.posts[0][2]
+    bench.lose(now=20.0)
+    (again,) = bench.posts_of_step()
+    assert (again.lost_attempt, again.lost_reason, again.deadline_ms) == (1, "why", 40_000)
+    assert msgspec.structs.replace(again, lost_attempt=0, lost_reason="", deadline_ms=50_000) == first
+
+
+def test_an_attempt_that_two_ranks_lose_is_asked_for_once() -> None:
+    bench = waiting_bench()
+    bench.lose()
+    bench.lose()
+    assert len(bench.posts_of_step()) == 1
+    bench.lose()
+    assert bench.posts_of_step() == []
+
+
+def test_each_further_attempt_that_is_lost_is_asked_for() -> None:
+    bench = waiting_bench()
+    bench.lose(1)
+    bench.lose(2)
+    assert [post.lost_attempt for post in bench.posts_of_step()] == [1, 2]
+
+
+def test_a_lower_attempt_that_is_lost_late_asks_for_nothing() -> None:
+    bench = waiting_bench()
+    bench.lose(2)
+    bench.lose(1)
+    assert [post.lost_attempt for post in bench.posts_of_step()] == [2]
+
+
+def test_an_attempt_may_be_lost_after_a_good_outcome() -> None:
+    bench = waiting_bench()
+    bench.outcomes.append((R, PREFILL_OK))
+    bench.scheduler.step()
+    bench.lose()
+    assert [post.lost_attempt for post in bench.posts_of_step()] == [1]
+
+
+def test_the_outcome_of_a_second_call_ends_the_wait_as_that_of_the_first_would() -> None:
+    bench = waiting_bench()
+    bench.lose()
+    bench.outcomes.append((R, failed("no attempt left")))
+    (cancel,) = bench.scheduler.step().cancels
+    assert "no attempt left" in cancel.reason
+    bench.outcomes.append((R, failed("no attempt left")))
+    assert bench.scheduler.step().cancels == ()
+
+
+@pytest.mark.parametrize("is_received", [False, True])
+def test_a_request_that_is_over_asks_for_no_further_attempt(is_received: bool) -> None:
+    bench = waiting_bench()
+    if is_received:
+        bench.scheduler.received([R])
+    else:
+        bench.scheduler.finish(R)
+    bench.lose()
+    assert bench.posts_of_step() == []

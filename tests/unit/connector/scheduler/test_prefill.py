@@ -9,8 +9,10 @@ from pdcluster_connector.scheduler.prefill import PrefillScheduler, Scheduled
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import PrefillStep
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
-from pdcluster_protocol.params import Reservation, SideChannelAddress, digest_tokens, to_wire
+from pdcluster_protocol.params import Reservation, SideChannelAddress, digest_tokens, for_attempt, to_wire
+from pdcluster_protocol.secret import make_secret
 
+SECRET, STRANGER = make_secret("of this cluster!"), make_secret("of another one !")
 TOKENS = list(range(100, 140))
 R = RequestId("r")
 TABLE = ([11, 12, 13],)
@@ -29,6 +31,7 @@ def reservation(cached: int = 0) -> Reservation:
         transfer_id=TransferId("t"),
         attempt=Attempt(1),
         deadline_ms=60_000,
+        token=SECRET.mint(TransferId("t"), Attempt(1), 60_000),
         remote_boot_id=BootId("b"),
         remote_side_channels=(SideChannelAddress("h", 1, BootId("b")),),
         num_prompt_tokens=len(TOKENS),
@@ -37,7 +40,7 @@ def reservation(cached: int = 0) -> Reservation:
 
 
 def scheduler(wanted: Reservation, timing: PushTiming = PushTiming.LAYERWISE) -> PrefillScheduler:
-    made = PrefillScheduler(16, 8, timing)
+    made = PrefillScheduler(16, 8, timing, SECRET)
     made.add(R, to_wire(wanted), TOKENS, now=0.0)
     return made
 
@@ -107,6 +110,9 @@ def test_only_preempted_requests_with_a_transfer_are_protected() -> None:
             ["8 KV heads cannot be spread over TP 3"],
         ),
         ({"remote_cached_tokens": 7}, ["7 cached tokens"]),
+        ({"token": ""}, ["without a token", "through the router"]),
+        ({"token": STRANGER.mint(TransferId("t"), Attempt(1), 60_000)}, ["not valid here", "PDCLUSTER_SECRET"]),
+        ({"attempt": Attempt(2)}, ["attempt 2", "not valid here"]),
     ],
 )
 def test_a_reservation_that_cannot_be_filled_is_refused_in_the_answer(
@@ -126,3 +132,14 @@ def test_a_transfer_that_runs_already_is_refused_under_a_second_request_id() -> 
     delay_free, params = made.finish(RequestId("again"))
     assert not delay_free
     assert "running here already" in str((params or {})["pdcluster_reason"])
+
+
+def test_the_next_attempt_of_a_transfer_that_runs_here_is_another_push() -> None:
+    made = scheduler(reservation())
+    token = SECRET.mint(TransferId("t"), Attempt(2), 9_000)
+    second = for_attempt(reservation(), Attempt(2), token, 9_000)
+    made.add(RequestId("again"), to_wire(second), TOKENS, now=0.0)
+    both = [Scheduled(R, 40), Scheduled(RequestId("again"), 40)]
+    parts = made.step(both, (), lambda _: TABLE, now=1.0).slices
+    assert [(part.attempt, part.token) for part in parts] == [(1, reservation().token), (2, token)]
+    assert [part.target.deadline_ms for part in parts] == [59_000, 8_000]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pdcluster_connector.core.regions import BlockSlice, plan_ranges
-from pdcluster_connector.core.sending import Phase, Push, PushKey, Send, SendTimes
+from pdcluster_connector.core.sending import Cut, Phase, Push, PushKey, Send
 from pdcluster_connector.transport.fake import FakeNetwork
 from pdcluster_connector.worker.device import CpuDevice
 from pdcluster_connector.worker.writes import MAX_WRITES_IN_FLIGHT, Batch, LayerRecord, Part, WriteQueue
@@ -30,7 +30,7 @@ class Bench:
         receiver.register(self.target.ctypes.data, self.target.nbytes)
         self.lost: set[PushKey] = set()
         self.queue = WriteQueue(sender, CpuDevice(), receiver.session, self.lost)
-        self.push = Push(PushKey(TransferId("t"), Attempt(1)), SendTimes(1.0, 30.0), deadline=60.0)
+        self.push = Push(PushKey(TransferId("t"), Attempt(1)), hold_s=30.0, deadline=60.0)
         self.blocks = list(range(1, 1 + 2 * num_blocks, 2))
         ranges = plan_ranges(self.blocks, self.blocks, BlockSlice(BLOCK, BLOCK, 0, 0, BLOCK))
         record = LayerRecord(1, 0, 0.0, ranges.total_bytes, unacked_bytes=ranges.total_bytes)
@@ -38,13 +38,15 @@ class Bench:
         self.push.plan(ranges.total_bytes, 1, is_last=True)
         self.queue.add(Batch(None, (part,)))
         self.said: list[ToDecode] = []
+        self.num_cuts = 0
 
     def advance(self, now: float = 1.0) -> None:
         for _, commands in self.queue.advance(now=now):
             self.said += [command.message for command in commands if isinstance(command, Send)]
+            self.num_cuts += sum(isinstance(command, Cut) for command in commands)
 
     def grant(self) -> None:
-        self.push.grant()
+        self.push.grant(9.0, now=0.0)
         self.queue.granted(self.push)
 
     def has_landed(self) -> bool:
@@ -68,7 +70,7 @@ def test_nothing_leaves_before_the_grant_and_everything_after_it() -> None:
     assert not bench.queue.has_work_of(bench.push)
 
 
-def test_a_failed_write_is_never_done() -> None:
+def test_a_failed_write_is_never_done_and_asks_for_a_cut() -> None:
     bench = Bench()
     bench.network.fail_next()
     bench.grant()
@@ -76,6 +78,7 @@ def test_a_failed_write_is_never_done() -> None:
     bench.advance()
     assert [type(message) for message in bench.said] == [Failed]
     assert bench.push.phase is Phase.STOPPING
+    assert bench.num_cuts == 1
 
 
 def test_a_push_whose_source_was_overwritten_says_failed_even_if_every_write_is_acknowledged() -> None:

@@ -87,7 +87,7 @@ class FakeEngines:
 
     def _reserve(self, caller: Peer, peer: Peer, params: dict[str, object]) -> None:
         self._waiting[caller] = peer
-        body = json.dumps(to_wire(_reservation(TransferId(str(params["transfer_id"]))))).encode()
+        body = json.dumps(to_wire(_reservation(params))).encode()
         caller.transport.write(_request("/v1/metaserver", body))
 
     def _outcome(self, caller: Peer, body: bytes) -> None:
@@ -96,7 +96,7 @@ class FakeEngines:
         self._waiting.pop(caller).transport.write(ANSWER)
 
 
-def _reservation(transfer_id: TransferId) -> Reservation:
+def _reservation(params: dict[str, object]) -> Reservation:
     boot = BootId("b")
     return Reservation(
         request_id="r",
@@ -107,7 +107,8 @@ def _reservation(transfer_id: TransferId) -> Reservation:
         remote_port=1,
         remote_tp_size=1,
         remote_cached_tokens=0,
-        transfer_id=transfer_id,
+        transfer_id=TransferId(str(params["transfer_id"])),
+        token=str(params["token"]),
         attempt=1,  # type: ignore[arg-type]  # a NewType of int
         deadline_ms=1000,
         remote_boot_id=boot,

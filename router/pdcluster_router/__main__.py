@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.metaserver import Action
+from pdcluster_protocol.secret import load_secret
 from pdcluster_router.server import run
 from pdcluster_router.settings import Settings, build_settings
 
@@ -16,7 +19,8 @@ def main(argv: Sequence[str]) -> int:
     """Serve until stopped. Returns the process's exit status: 0 after a signal, 2 when the settings cannot work."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        run(parse_settings(argv))
+        settings = parse_settings(argv)
+        run(settings, load_secret(os.environ, host=settings.host))
     except ConfigError as error:
         print(f"pdcluster router: {error}", file=sys.stderr)
         return 2
@@ -39,6 +43,13 @@ def parse_settings(argv: Sequence[str]) -> Settings:
         port=given.port,
         advertise_url=given.advertise_url,
         request_timeout_s=given.request_timeout,
+        prefill_timeout_s=given.prefill_timeout,
+        max_prefill_attempts=given.max_prefill_attempts,
+        max_decode_attempts=given.max_decode_attempts,
+        on_prefill_failure=given.on_prefill_failure,
+        max_prefill_backlog_tokens=given.max_prefill_backlog_tokens,
+        max_queued_requests=given.max_queued_requests,
+        queue_timeout_s=given.queue_timeout,
         trace_file=given.trace_file,
     )
 
@@ -64,8 +75,28 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         help=f"for a whole request (default: {fields['request_timeout_s'].default:g})",
     )
+    _add_failure_flags(parser)
     add("--trace-file", metavar="PATH", help="append one JSON line for each ended request")
     return parser
+
+
+def _add_failure_flags(parser: argparse.ArgumentParser) -> None:
+    fields = Settings.model_fields
+
+    def add(flag: str, field: str, metavar: str, kind: type[int | float], text: str) -> None:
+        parser.add_argument(flag, metavar=metavar, type=kind, help=f"{text} (default: {fields[field].default:g})")
+
+    add("--prefill-timeout", "prefill_timeout_s", "SECONDS", float, "for one prefill attempt")
+    add("--max-prefill-attempts", "max_prefill_attempts", "N", int, "prefill attempts that may fail for one request")
+    add("--max-decode-attempts", "max_decode_attempts", "N", int, "decode engines that one request is sent to")
+    parser.add_argument(
+        "--on-prefill-failure",
+        choices=[action.value for action in Action],
+        help=f"when no prefill attempt is left (default: {fields['on_prefill_failure'].default.value})",
+    )
+    add("--max-prefill-backlog-tokens", "max_prefill_backlog_tokens", "N", int, "per healthy prefill engine")
+    add("--max-queued-requests", "max_queued_requests", "N", int, "that wait until prefill has room")
+    add("--queue-timeout", "queue_timeout_s", "SECONDS", float, "for the wait until prefill has room")
 
 
 if __name__ == "__main__":

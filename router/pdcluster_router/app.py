@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from pdcluster_protocol.errors import Unavailable
+from pdcluster_protocol.secret import Secret
 from pdcluster_router.core.openai_errors import ApiError, bad_request, method_not_allowed, no_engine, not_found
 from pdcluster_router.engine import Engine, Role
 from pdcluster_router.health import health_of, watch_engine
@@ -27,9 +28,9 @@ _NOT_POST = ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"]
 _MODELS_TIMEOUT_S = 10.0
 
 
-def build_app(settings: Settings) -> FastAPI:
+def build_app(settings: Settings, secret: Secret) -> FastAPI:
     """The application. Its lifespan makes the router and hands it to the protocol."""
-    app = FastAPI(title="pdcluster router", description=_DESCRIPTION, lifespan=_lifespan(settings))
+    app = FastAPI(title="pdcluster router", description=_DESCRIPTION, lifespan=_lifespan(settings, secret))
     app.add_exception_handler(HTTPException, _http_error)
     for path, endpoint in (("/", read_overview), ("/health", read_health)):
         app.get(path, tags=["router"])(endpoint)
@@ -51,7 +52,7 @@ async def read_overview(request: Request) -> dict[str, object]:
     """What this is, and which engines it knows."""
     router = _router(request)
     engines = [
-        {"role": engine.role.value, "url": engine.url, "healthy": engine.is_healthy}
+        {"name": engine.name, "role": engine.role.value, "url": engine.url, "healthy": engine.is_healthy}
         for engine in router.services.all_engines()
     ]
     return {"service": "pdcluster router", "engines": engines, "in_flight": len(router.services.running)}
@@ -97,14 +98,16 @@ async def refuse_method(request: Request) -> Response:
     return _error(method_not_allowed(request.method, request.url.path), {"allow": "POST"})
 
 
-def _lifespan(settings: Settings) -> Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Router]]]:
+def _lifespan(
+    settings: Settings, secret: Secret
+) -> Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Router]]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Router]]:
-        router = Router(settings)
+        router = Router(settings, secret)
         try:
             async with anyio.create_task_group() as tasks:
                 for engine in router.services.all_engines():
-                    tasks.start_soon(_watch, engine, settings)
+                    tasks.start_soon(_watch, engine, settings, router.services.health_changed)
                 yield {ROUTER_STATE: router}
                 tasks.cancel_scope.cancel()
         finally:
@@ -113,8 +116,10 @@ def _lifespan(settings: Settings) -> Callable[[FastAPI], AbstractAsyncContextMan
     return lifespan
 
 
-async def _watch(engine: Engine, settings: Settings) -> None:
-    await watch_engine(engine, interval_s=settings.probe_interval_s, timeout_s=settings.probe_timeout_s)
+async def _watch(engine: Engine, settings: Settings, on_change: Callable[[], None]) -> None:
+    await watch_engine(
+        engine, interval_s=settings.probe_interval_s, timeout_s=settings.probe_timeout_s, on_change=on_change
+    )
 
 
 async def _http_error(request: Request, exc: Exception) -> Response:

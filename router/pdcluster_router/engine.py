@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_router.connection import Call, Lost, ResponseHead, ResponseSink
 from pdcluster_router.core.placement import Load
+from pdcluster_router.core.scrub import scrub
 from pdcluster_router.pool import Pool, PoolLimits
 
 MAX_FETCHED_BYTES = 16 << 20
@@ -35,9 +36,12 @@ class Fetched:
 class Engine:
     """One engine. One event loop owns it; ``close`` closes its connections."""
 
-    def __init__(self, role: Role, url: str, limits: PoolLimits) -> None:
+    def __init__(self, role: Role, index: int, url: str, limits: PoolLimits) -> None:
+        """``index``: its place among the engines of its role, from 0."""
         parts = urlsplit(url)
         self.role = role
+        self.name = f"{role.value}-{index}"
+        """What logs and errors call it: an address is nobody else's business."""
         self.url = url
         self.is_healthy = False
         self._host = parts.netloc.encode()
@@ -76,9 +80,9 @@ class Engine:
             async with asyncio.timeout(timeout_s):
                 return await collector.done
         except TimeoutError as error:
-            raise Unavailable(f"{self.role.value} engine {self.url} sent no answer within {timeout_s:g} s") from error
+            raise Unavailable(f"{self.name} sent no answer within {timeout_s:g} s") from error
         except _LostError as error:
-            raise Unavailable(f"{self.role.value} engine {self.url}: {error}") from error
+            raise Unavailable(scrub(f"{self.name}: {error}")) from error
         finally:
             call.close()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdcluster_protocol.errors import Unavailable
@@ -33,14 +34,15 @@ def health_of(services: Services) -> Health:
     return Health(tuple(role for role, engines in roles if not any(engine.is_healthy for engine in engines)))
 
 
-async def watch_engine(engine: Engine, *, interval_s: float, timeout_s: float) -> None:
-    """Probe one engine for ever. One task owns this."""
+async def watch_engine(engine: Engine, *, interval_s: float, timeout_s: float, on_change: Callable[[], None]) -> None:
+    """Probe one engine for ever. One task owns this. ``on_change``: its health is not what it was."""
     while True:
         is_healthy = await _probe(engine, timeout_s)
         if is_healthy != engine.is_healthy:
             engine.is_healthy = is_healthy
             state = "healthy" if is_healthy else "unhealthy"
-            logger.info("engine %s role=%s engine=%s", state, engine.role.value, engine.url)
+            logger.info("engine %s role=%s engine=%s", state, engine.role.value, engine.name)
+            on_change()
         await asyncio.sleep(interval_s)
 
 

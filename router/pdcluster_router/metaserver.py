@@ -1,21 +1,20 @@
 """Where decode engines bring their reservations. The reply is the outcome of the prefill.
 
-200 carries an outcome; 404 an unknown or ended transfer, 400 what is no reservation: both with a failed outcome too.
+200 carries an outcome. All else carries a failed one: 400 what is no reservation, 403 a token that is not of this
+cluster or not for this attempt, 404 an unknown or ended transfer: the live table is what ends a token's life, so a
+replayed one is of no use.
 """
 
 from __future__ import annotations
-
-import logging
 
 import orjson
 
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.metaserver import encode_outcome, failed
-from pdcluster_protocol.params import parse_reservation
+from pdcluster_protocol.params import Reservation, parse_reservation
 from pdcluster_router.cycle import HotCycle
+from pdcluster_router.failures import Failure, Kind
 from pdcluster_router.services import Services
-
-logger = logging.getLogger(__name__)
 
 
 def take_reservation(services: Services, cycle: HotCycle) -> None:
@@ -23,18 +22,28 @@ def take_reservation(services: Services, cycle: HotCycle) -> None:
     try:
         reservation = parse_reservation(orjson.loads(cycle.take_body()))
     except (orjson.JSONDecodeError, ProtocolError) as error:
-        _refuse(services, cycle, 400, str(error))
+        _refuse(services, cycle, 400, Failure(Kind.RESERVATION_REFUSED, reason=str(error)))
+        return
+    try:
+        services.secret.check(reservation.token, reservation.transfer_id, reservation.attempt)
+    except ProtocolError as error:
+        _refuse(services, cycle, 403, _failure(Kind.BAD_TOKEN, reservation, str(error)))
         return
     transfer = services.transfers.get(reservation.transfer_id)
     if transfer is None:
-        _refuse(services, cycle, 404, f"transfer {reservation.transfer_id} is not known here, or has ended")
+        reason = f"transfer {reservation.transfer_id} is not known here, or has ended"
+        _refuse(services, cycle, 404, _failure(Kind.RESERVATION_REFUSED, reservation, reason))
         return
     outcome = transfer.reserve(reservation, cycle)
     if outcome is not None:
         cycle.answer(200, encode_outcome(outcome))
 
 
-def _refuse(services: Services, cycle: HotCycle, status: int, reason: str) -> None:
-    logger.warning("reservation refused status=%d reason=%s", status, reason)
+def _failure(kind: Kind, reservation: Reservation, reason: str) -> Failure:
+    return Failure(kind, transfer_id=reservation.transfer_id, attempt=reservation.attempt, reason=reason)
+
+
+def _refuse(services: Services, cycle: HotCycle, status: int, failure: Failure) -> None:
+    services.failures.tell(failure)
     services.metrics.reservation_refused.inc()
-    cycle.answer(status, encode_outcome(failed(reason)))
+    cycle.answer(status, encode_outcome(failed(failure.reason)))

@@ -12,6 +12,8 @@ from enum import Enum
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from pdcluster_router.failures import Kind
+
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -25,6 +27,10 @@ class Outcome(Enum):
     """The router refused it: malformed, too large, or while it was draining."""
     ENGINE_ERROR = "engine_error"
     """Decode answered an error."""
+    OVERLOADED = "overloaded"
+    """Turned away: the queue for prefill was full, or the wait in it too long."""
+    PREFILL_FAILED = "prefill_failed"
+    """No prefill attempt was left, and decode shall not recompute."""
     UNAVAILABLE = "unavailable"
     """No engine could be reached."""
     LOST = "lost"
@@ -62,17 +68,28 @@ class Metrics:
             registry=self._registry,
         )
         self._in_flight = Gauge("pdcluster_router_in_flight", "Requests that have not ended", registry=self._registry)
+        self._queued = Gauge(
+            "pdcluster_router_queue_length", "Requests that wait until prefill has room", registry=self._registry
+        )
+        self._backlog = Gauge(
+            "pdcluster_router_prefill_backlog_tokens",
+            "Estimated prompt tokens of requests that are, or will be, work for a prefill engine",
+            registry=self._registry,
+        )
+        failures = Counter(
+            "pdcluster_router_failures", "Everything that failed, by kind", ["kind"], registry=self._registry
+        )
         self.local_prefill = Counter(
             "pdcluster_router_local_prefill",
             "Requests that decode prefills by itself: n > 1, best_of > 1, lists of prompts, prompt logprobs",
             registry=self._registry,
         )
         self.prefill_failed = Counter(
-            "pdcluster_router_prefill_failed", "Prefills that did not succeed", registry=self._registry
+            "pdcluster_router_prefill_failed", "Prefill attempts that did not succeed", registry=self._registry
         )
         self.decode_resent = Counter(
             "pdcluster_router_decode_resent",
-            "Requests sent to decode again because the first try surely never reached an engine",
+            "Requests sent to decode again: the first try never reached an engine, or the engine failed",
             registry=self._registry,
         )
         self.reservation_refused = Counter(
@@ -88,9 +105,13 @@ class Metrics:
         )
         self._ended = {outcome: requests.labels(outcome.value) for outcome in Outcome}
         self._seconds = {span: spans.labels(span.value) for span in Span}
+        self._failed = {kind: failures.labels(kind.value) for kind in Kind}
 
     def ended(self, outcome: Outcome) -> None:
         self._ended[outcome].inc()
+
+    def failed(self, kind: Kind) -> None:
+        self._failed[kind].inc()
 
     def took(self, span: Span, seconds: float) -> None:
         self._seconds[span].observe(seconds)
@@ -98,6 +119,11 @@ class Metrics:
     def watch_in_flight(self, count: Callable[[], float]) -> None:
         """``count`` is asked when the metrics are read: nothing is counted on the hot path."""
         self._in_flight.set_function(count)
+
+    def watch_queue(self, length: Callable[[], float], backlog_tokens: Callable[[], float]) -> None:
+        """As ``watch_in_flight``."""
+        self._queued.set_function(length)
+        self._backlog.set_function(backlog_tokens)
 
     def watch_engine(self, role: str, url: str, is_healthy: Callable[[], float]) -> None:
         self._engine_up.labels(role, url).set_function(is_healthy)

@@ -72,12 +72,13 @@ class PrefillLeg:
     def on_end(self) -> None:
         assert self._head is not None
         if self._head.status == 200:
-            self._owner.prefill_ended(refusal_in(self._reply) or None)
+            refusal = refusal_in(self._reply)
+            self._owner.prefill_ended(f"{self._engine.name} refused: {refusal}" if refusal else None)
         else:
             # Not of a 4xx: vLLM's validation errors quote the request, and prompts belong in no log.
             quoted = self._reply[:_MAX_REASON_BYTES] if self._head.status >= 500 else b""
             text = quoted.decode("utf-8", "replace")
-            self._owner.prefill_ended(f"prefill engine {self._engine.url} answered {self._head.status} {text}".rstrip())
+            self._owner.prefill_ended(f"{self._engine.name} answered {self._head.status} {text}".rstrip())
 
     def on_lost(self, lost: Lost) -> None:
         if lost.is_stale and not self._is_resent:
@@ -85,4 +86,4 @@ class PrefillLeg:
             self._is_resent = True
             self._call = self._engine.post(self._path, self._headers, self._body, self, fresh=True)
         else:
-            self._owner.prefill_ended(f"prefill engine {self._engine.url}: {lost.reason}")
+            self._owner.prefill_ended(f"{self._engine.name}: {lost.reason}")

@@ -122,8 +122,10 @@ class RouterProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         if self._incoming is None:
             super().on_body(body)
-        elif self._incoming.refusal is None and not self._incoming.add_body(body, self._router.settings.max_body_bytes):
-            self._refuse(self._incoming, body_too_large(self._router.settings.max_body_bytes))
+            return
+        max_body_bytes = self._router.max_body_bytes(self._incoming.path)
+        if self._incoming.refusal is None and not self._incoming.add_body(body, max_body_bytes):
+            self._refuse(self._incoming, body_too_large(max_body_bytes))
 
     def on_message_complete(self) -> None:
         self._is_in_message = False
@@ -219,9 +221,9 @@ class RouterProtocol(HttpToolsProtocol):
 
     def _greet(self, cycle: HotCycle) -> None:
         """Refuse at once what is surely too large, or ask for the body of who waits to be asked."""
-        declared = _content_length(cycle.headers)
-        if cycle.refusal is not None or declared > self._router.settings.max_body_bytes:
-            self._refuse(cycle, cycle.refusal or body_too_large(self._router.settings.max_body_bytes))
+        max_body_bytes = self._router.max_body_bytes(cycle.path)
+        if cycle.refusal is not None or _content_length(cycle.headers) > max_body_bytes:
+            self._refuse(cycle, cycle.refusal or body_too_large(max_body_bytes))
         elif _expects_continue(cycle.headers):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 

@@ -10,13 +10,14 @@ until the first event of a stream, or the first byte of a plain answer, is there
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol
 
 from pdcluster_router.connection import Call, Lost, ResponseHead
 from pdcluster_router.core.openai_errors import ApiError, from_engine
 from pdcluster_router.core.sse import MAX_FIRST_EVENT_BYTES, error_event, error_of, first_event_end
-from pdcluster_router.cycle import HotCycle
+from pdcluster_router.cycle import JSON, HotCycle
 
 MAX_ERROR_BYTES: Final = 1 << 20
 """An error answer longer than this is cut off: nobody reads it."""
@@ -37,6 +38,15 @@ _OURS: Final = frozenset(
 """Headers that are about one connection, not about the answer (RFC 9110, 7.6.1)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Decode's error answer, in OpenAI's shape, ready to be passed on. ``headers``: whole lines."""
+
+    status: int
+    body: bytes
+    headers: bytes
+
+
 class RelayOwner(Protocol):
     """The exchange that this answer belongs to. Exactly one of answered, refused and lost comes."""
 
@@ -44,16 +54,16 @@ class RelayOwner(Protocol):
         """Decode's first body byte has come."""
         ...
 
+    def begins(self) -> None:
+        """The client now gets the first bytes: from here on there is no other answer."""
+        ...
+
     def answered(self, status: int) -> None:
         """The client has decode's whole answer."""
         ...
 
-    def cause_of(self, status: int) -> ApiError | None:
-        """Why decode answers this error, where the exchange knows it and decode's own words do not tell."""
-        ...
-
-    def refused(self, status: int) -> None:
-        """Decode answered an error, and the client has it."""
+    def refused(self, refusal: Refusal) -> None:
+        """Decode answered an error. The client knows nothing yet."""
         ...
 
     def decode_lost(self, lost: Lost) -> None:
@@ -68,7 +78,7 @@ class _State(Enum):
 
 
 class Relay:
-    """The answer to one client. Event loop only; owned by its exchange."""
+    """What one decode engine answers to one client. Event loop only; owned by its exchange."""
 
     __slots__ = ("_call", "_cycle", "_has_bytes", "_head", "_held", "_owner", "_state")
 
@@ -97,8 +107,14 @@ class Relay:
         else:
             self._cycle.cut(error_event(error) if is_stream else b"")
 
+    def refuse(self, refusal: Refusal) -> None:
+        """The client gets decode's own error."""
+        self._state = _State.OVER
+        if not self._cycle.response_complete:
+            self._cycle.answer(refusal.status, refusal.body, refusal.headers)
+
     def stop(self) -> None:
-        """There is no client any more."""
+        """There is no client any more, or another relay serves it."""
         self._state = _State.OVER
 
     def pause(self) -> None:
@@ -172,17 +188,12 @@ class Relay:
         self._refuse(status, body, head)
 
     def _refuse(self, status: int, body: bytes, head: ResponseHead) -> None:
-        self._state = _State.OVER
-        if cause := self._owner.cause_of(status):
-            self._cycle.answer_error(cause)
-            self._owner.refused(cause.status)
-            return
         extra = b"".join(_line(name, value) for name, value in head.headers if name in _KEPT_ON_ERRORS)
-        self._cycle.answer(status, body, b"content-type: application/json\r\n" + extra)
-        self._owner.refused(status)
+        self._owner.refused(Refusal(status, body, JSON + extra))
 
     def _release(self, head: ResponseHead) -> None:
         """Status, headers and what was held go to the client."""
+        self._owner.begins()
         held, self._held = self._held, b""
         self._state = _State.RELAYING
         headers = b"".join(_line(name, value) for name, value in head.headers if name not in _OURS)

@@ -1,14 +1,19 @@
 """The metaserver calls of one transfer: they bring decode's reservation and stay open until the outcome is known.
 
-vLLM may submit a request twice with the same transfer parameters, so several calls can wait for one decision.
+vLLM may submit a request twice with the same transfer parameters, so several calls can wait for one decision. A call
+that says that an attempt was lost opens the question again: it, and whoever comes after it, waits for a new outcome.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from pdcluster_protocol.metaserver import Outcome, encode_outcome, failed
+import msgspec
+
+from pdcluster_protocol.ids import Attempt
+from pdcluster_protocol.metaserver import Action, Outcome, encode_outcome, failed
 from pdcluster_protocol.params import Reservation
+from pdcluster_router.core.pairing import FIRST_ATTEMPT, Pairing, Phase
 from pdcluster_router.cycle import HotCycle
 
 
@@ -21,31 +26,36 @@ class ReservationOwner(Protocol):
 class ReservationCalls:
     """One transfer's reservation and who waits for its outcome. Owned by the exchange."""
 
-    __slots__ = ("_outcome", "_owner", "_waiters", "reservation")
+    __slots__ = ("_owner", "_waiters", "outcome", "reservation")
 
     def __init__(self, owner: ReservationOwner) -> None:
         self.reservation: Reservation | None = None
+        self.outcome: Outcome | None = None
+        """None while it is not known."""
         self._owner = owner
-        self._outcome: Outcome | None = None
         self._waiters: list[_Waiter] = []
 
-    def join(self, reservation: Reservation, cycle: HotCycle) -> Outcome | None:
-        """The outcome if it is known; None: ``cycle`` waits for it.
+    def fits(self, reservation: Reservation) -> bool:
+        """Whether this is the transfer's own reservation, or its first: nobody would fill other blocks."""
+        return self.reservation is None or _blocks_of(reservation) == _blocks_of(self.reservation)
 
-        Another reservation than the first is refused: nobody would fill its blocks.
-        """
-        if self.reservation is not None and reservation != self.reservation:
-            return failed("this transfer has another reservation already")
-        self.reservation = reservation
-        if self._outcome is None:
+    def join(self, reservation: Reservation, cycle: HotCycle) -> Outcome | None:
+        """The outcome if it is known; None: ``cycle`` waits for it. ``fits`` holds."""
+        if self.reservation is None:
+            self.reservation = reservation
+        if self.outcome is None:
             self._waiters.append(_Waiter(self, cycle))
-        return self._outcome
+        return self.outcome
+
+    def reopen(self) -> None:
+        """The outcome is not known any more: another attempt will tell."""
+        self.outcome = None
 
     def reply(self, outcome: Outcome) -> None:
-        """The outcome is known, once and for all; whoever waits gets it."""
-        if self._outcome is not None:
+        """The outcome is known; whoever waits gets it. Nothing happens when it was known already."""
+        if self.outcome is not None:
             return
-        self._outcome = outcome
+        self.outcome = outcome
         waiters, self._waiters = self._waiters, []
         body = encode_outcome(outcome)
         for waiter in waiters:
@@ -54,9 +64,14 @@ class ReservationCalls:
     def gone(self, waiter: _Waiter) -> None:
         """One call was cut off by decode."""
         self._waiters.remove(waiter)
-        if not self._waiters and self._outcome is None:
-            self._outcome = failed("decode hung up on the metaserver")
+        if not self._waiters and self.outcome is None:
+            self.outcome = failed("decode hung up on the metaserver")
             self._owner.reservation_lost()
+
+
+def _blocks_of(reservation: Reservation) -> Reservation:
+    """What stays the same when decode posts again: all but what it lost and the time that is left."""
+    return msgspec.structs.replace(reservation, lost_attempt=Attempt(0), lost_reason="", deadline_ms=0)
 
 
 class _Waiter:
@@ -76,3 +91,25 @@ class _Waiter:
         """An outcome is one small write: there is nothing to hold back."""
 
     def resume(self) -> None: ...
+
+
+def refusal_of(reservation: Reservation, calls: ReservationCalls, pairing: Pairing, action: Action) -> Outcome | None:
+    """Why this call cannot be taken, if it cannot. ``action``: what decode shall do when prefill has failed."""
+    lost = reservation.lost_attempt
+    newest = Attempt(0) if calls.reservation is None else pairing.attempt
+    if reservation.attempt != FIRST_ATTEMPT:
+        return failed(f"attempt {reservation.attempt} of this transfer is not running")
+    if not calls.fits(reservation):
+        return failed("this transfer has another reservation already")
+    if lost > newest:
+        return failed(f"attempt {lost} of this transfer was never made: the newest is {newest}")
+    if not newest and pairing.phase is not Phase.AWAITING_RESERVATION:
+        return failed("this request does not wait for a reservation any more")
+    if lost and lost == newest and not pairing.may_lose_attempt:
+        return _known_failure(calls) or failed("decode's answer has begun already", action)
+    return None
+
+
+def _known_failure(calls: ReservationCalls) -> Outcome | None:
+    outcome = calls.outcome
+    return outcome if outcome is not None and not outcome.is_ok else None

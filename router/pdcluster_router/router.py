@@ -14,20 +14,25 @@ from dataclasses import replace
 from typing import Final
 
 from pdcluster_protocol.metaserver import METASERVER_PATH
+from pdcluster_protocol.secret import Secret
 from pdcluster_router.core.openai_errors import ApiError, bad_request, draining, internal, stopped
 from pdcluster_router.core.pairing import Timeouts
 from pdcluster_router.core.rewrite import BadBody, parse_body
 from pdcluster_router.cycle import HotCycle
-from pdcluster_router.exchange import ClientRequest, Exchange
+from pdcluster_router.exchange import Exchange
+from pdcluster_router.failures import Failure, Kind
+from pdcluster_router.gate import Gate
 from pdcluster_router.metaserver import take_reservation
 from pdcluster_router.metrics import Outcome
+from pdcluster_router.request import ClientRequest
 from pdcluster_router.services import Services
 from pdcluster_router.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 OPENAI_PATHS: Final = (b"/v1/chat/completions", b"/v1/completions")
-HOT_PATHS: Final = frozenset((*OPENAI_PATHS, METASERVER_PATH.encode()))
+_METASERVER: Final = METASERVER_PATH.encode()
+HOT_PATHS: Final = frozenset((*OPENAI_PATHS, _METASERVER))
 
 _TIMEOUT_HEADER: Final = b"x-request-timeout"
 _ID_HEADER: Final = b"x-request-id"
@@ -62,9 +67,10 @@ class _Refused(Exception):
 class Router:
     """All requests of this process. Event loop only."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, secret: Secret) -> None:
         self.settings = settings
-        self.services = Services(settings)
+        self.services = Services(settings, secret)
+        self.gate = Gate(self.services, self._start)
         self.hot_paths = HOT_PATHS
         self.is_draining = False
         self._default_timeouts = Timeouts(
@@ -78,14 +84,17 @@ class Router:
                 self._take_request(cycle)
             else:
                 take_reservation(self.services, cycle)
-        except Exception:  # The top of a request: a bug of ours fails this one, and no other.
-            logger.exception("request failed path=%s", cycle.path.decode("latin-1"))
-            if not cycle.has_started and not cycle.response_complete:
-                cycle.answer_error(internal())
+        except Exception:  # noqa: BLE001 - logged below. The top of a request: a bug of ours fails this one, and no other.
+            self._answer_bug(cycle)
+
+    def max_body_bytes(self, path: bytes) -> int:
+        """How large a body on this hot path may be."""
+        return self.settings.max_reservation_bytes if path == _METASERVER else self.settings.max_body_bytes
 
     def drain(self) -> None:
-        """No new requests are taken; those that run go on."""
+        """No new requests are taken, and those that wait are turned away; those that run go on."""
         self.is_draining = True
+        self.gate.drain()
 
     async def wait_until_idle(self, timeout_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
         """No request runs. Those that still do after ``timeout_s`` seconds, or once it is urgent, get an error."""
@@ -107,12 +116,25 @@ class Router:
             self.services.metrics.ended(Outcome.REJECTED)
             cycle.answer_error(refused.error)
             return
-        Exchange(self.services, cycle, request).start()
+        self.gate.enter(cycle, request)
+
+    def _start(self, cycle: HotCycle, request: ClientRequest) -> None:
+        try:
+            Exchange(self.services, cycle, request).start()
+        except Exception:  # noqa: BLE001 - logged below. The top of a request that waited: no ``dispatch`` is above it.
+            self._answer_bug(cycle)
+
+    def _answer_bug(self, cycle: HotCycle) -> None:
+        logger.exception("request failed path=%s", cycle.path.decode("latin-1"))
+        if not cycle.has_started and not cycle.response_complete:
+            cycle.answer_error(internal())
 
     def _parse(self, cycle: HotCycle) -> ClientRequest:
         if self.is_draining:
             cycle.keep_alive = False
+            self.services.failures.tell(Failure(Kind.DRAINING))
             raise _Refused(draining())
+        received_at = self.services.now()
         headers = dict(cycle.headers)
         timeouts = self._timeouts(headers.get(_TIMEOUT_HEADER))
         request_id = headers.get(_ID_HEADER) or self.services.new_transfer_id().encode()
@@ -122,7 +144,15 @@ class Router:
             body = parse_body(cycle.take_body())
         except BadBody as error:
             raise _Refused(bad_request(str(error))) from error
-        return ClientRequest(cycle.path, b"".join(lines), request_id.decode("latin-1"), body, timeouts)
+        return ClientRequest(
+            path=cycle.path,
+            headers=b"".join(lines),
+            request_id=request_id.decode("latin-1"),
+            body=body,
+            timeouts=timeouts,
+            has_transfer=not body.needs_local_prefill,
+            received_at=received_at,
+        )
 
     def _timeouts(self, wanted: bytes | None) -> Timeouts:
         if wanted is None:

@@ -13,6 +13,7 @@ from types import FrameType
 import uvicorn
 
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.secret import Secret
 from pdcluster_router.app import build_app
 from pdcluster_router.protocol import ROUTER_STATE, RouterProtocol
 from pdcluster_router.router import Router
@@ -29,8 +30,8 @@ class RouterServer(uvicorn.Server):
     While it drains the port stays open: decode engines must still reach the metaserver for requests that run.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(_uvicorn_config(settings))
+    def __init__(self, settings: Settings, secret: Secret) -> None:
+        super().__init__(_uvicorn_config(settings, secret))
         self._settings = settings
 
     @property
@@ -76,7 +77,7 @@ def listen(settings: Settings) -> tuple[socket.socket, Settings]:
     return bound, settings.model_copy(update={"port": bound.getsockname()[1]})
 
 
-def run(settings: Settings) -> None:
+def run(settings: Settings, secret: Secret) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
@@ -87,17 +88,18 @@ def run(settings: Settings) -> None:
     _raise_open_file_limit()
     bound, settings = listen(settings)
     print(f"router on http://{settings.host}:{settings.port}", flush=True)
-    RouterServer(settings).run(sockets=[bound])
+    RouterServer(settings, secret).run(sockets=[bound])
 
 
-def _uvicorn_config(settings: Settings) -> uvicorn.Config:
+def _uvicorn_config(settings: Settings, secret: Secret) -> uvicorn.Config:
     return uvicorn.Config(
-        build_app(settings),
+        build_app(settings, secret),
         http=RouterProtocol,
         loop="uvloop",
         ws="none",
         lifespan="on",
         log_config=None,
+        log_level="warning",  # Its lines of information name our address.
         access_log=False,
         server_header=False,
         timeout_keep_alive=int(settings.client_idle_s) or 1,

@@ -1,4 +1,4 @@
-"""What every request needs and shares: engines, running transfers, clock, metrics, trace. One per process.
+"""What every request needs and shares: engines, running transfers, clock, secret, metrics, trace. One per process.
 
 Built by ``Router``; holds no rule about requests.
 """
@@ -9,15 +9,19 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from pdcluster_protocol.ids import Attempt, TransferId
-from pdcluster_protocol.metaserver import Outcome
-from pdcluster_protocol.params import DecodeParams, Reservation
+from pdcluster_protocol.metaserver import Action, Outcome
+from pdcluster_protocol.params import DecodeParams, Reservation, for_attempt
+from pdcluster_protocol.secret import Secret
+from pdcluster_router.core.admission import Admission
 from pdcluster_router.core.openai_errors import ApiError
+from pdcluster_router.core.pairing import Retries
 from pdcluster_router.core.placement import LeastTokens, Policy, eligible
 from pdcluster_router.cycle import HotCycle
 from pdcluster_router.engine import Engine, Role
+from pdcluster_router.failures import Failures
 from pdcluster_router.metrics import Metrics
 from pdcluster_router.pool import PoolLimits
 from pdcluster_router.settings import Settings
@@ -39,22 +43,38 @@ class Running(Protocol):
 class Services:
     """Shared by all requests of one router. Event loop only; ``close`` ends what it started."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, secret: Secret) -> None:
         limits = PoolLimits(settings.max_engine_connections, settings.connect_timeout_s, settings.engine_idle_s)
         self.settings = settings
+        self.secret = secret
         self.engines = {
-            Role.PREFILL: [Engine(Role.PREFILL, url, limits) for url in settings.prefill_urls],
-            Role.DECODE: [Engine(Role.DECODE, url, limits) for url in settings.decode_urls],
+            Role.PREFILL: [Engine(Role.PREFILL, i, url, limits) for i, url in enumerate(settings.prefill_urls)],
+            Role.DECODE: [Engine(Role.DECODE, i, url, limits) for i, url in enumerate(settings.decode_urls)],
         }
+        self.retries = Retries(
+            settings.max_prefill_attempts,
+            settings.max_decode_attempts,
+            recomputes=settings.on_prefill_failure is Action.RECOMPUTE,
+        )
         self.metrics = Metrics()
+        self.failures = Failures(self.metrics.failed, self.now)
         self.trace = TraceFile(settings.trace_file)
         self.transfers: dict[TransferId, Running] = {}
         """Requests by transfer id: what the metaserver can find."""
         self.running: set[Running] = set()
+        self.admission: Admission[Any] = Admission(
+            engine_tokens=settings.max_prefill_backlog_tokens,
+            max_queued=settings.max_queued_requests,
+            queue_s=settings.queue_timeout_s,
+        )
+        """The guests are the gate's own."""
+        self.on_room: Callable[[], None] = _nobody_waits
+        """The gate's: those who have room now enter."""
+        self._is_room_told = False
         self._policy: Policy = LeastTokens()
         self._metaserver_url = settings.metaserver_url
         self._loop = asyncio.get_running_loop()
-        self.metrics.watch_in_flight(lambda: len(self.running))
+        self.metrics.watch_in_flight(lambda: len(self.running) + self.admission.num_queued)
         for engine in self.all_engines():
             self._watch(engine)
 
@@ -75,10 +95,40 @@ class Services:
         """Never given before, and not to be guessed."""
         return TransferId(os.urandom(16).hex())
 
-    def decode_params(self, transfer_id: TransferId, attempt: Attempt, deadline_ms: int) -> DecodeParams:
+    def decode_params(self, transfer_id: TransferId, attempt: Attempt, deadline: float) -> DecodeParams:
+        """What decode gets. ``deadline``: the request's, monotonic seconds."""
+        left_ms = self._left_ms(deadline)
         return DecodeParams(
-            metaserver=self._metaserver_url, transfer_id=transfer_id, attempt=attempt, deadline_ms=deadline_ms
+            metaserver=self._metaserver_url,
+            transfer_id=transfer_id,
+            attempt=attempt,
+            deadline_ms=left_ms,
+            token=self.secret.mint(transfer_id, attempt, left_ms),
         )
+
+    def prefill_params(self, reservation: Reservation, attempt: Attempt, deadline: float) -> Reservation:
+        """What prefill gets for ``attempt``: the reservation, our leave, and the time that is left."""
+        left_ms = self._left_ms(deadline)
+        return for_attempt(
+            reservation, attempt, self.secret.mint(reservation.transfer_id, attempt, left_ms), deadline_ms=left_ms
+        )
+
+    def give_back(self, num_tokens: int) -> None:
+        """A share of the prefill backlog is free; who waits for room may enter soon."""
+        self.admission.give_back(num_tokens)
+        if self.admission.num_queued:
+            self.make_room()
+
+    def make_room(self) -> None:
+        """Soon, and not within the request that says so, the queue is looked at."""
+        if not self._is_room_told:
+            self._is_room_told = True
+            self._loop.call_soon(self._tell_room)
+
+    def health_changed(self) -> None:
+        """The backlog's limit follows the healthy prefill engines."""
+        self.admission.set_engines(sum(engine.is_healthy for engine in self.engines[Role.PREFILL]))
+        self.make_room()
 
     def now(self) -> float:
         """Monotonic seconds. Not the loop's own time: uvloop's has steps of a millisecond."""
@@ -93,5 +143,16 @@ class Services:
             await engine.close()
         self.trace.close()
 
+    def _tell_room(self) -> None:
+        self._is_room_told = False
+        self.on_room()
+
+    def _left_ms(self, deadline: float) -> int:
+        return max(1, int((deadline - self.now()) * 1000))
+
     def _watch(self, engine: Engine) -> None:
         self.metrics.watch_engine(engine.role.value, engine.url, lambda: float(engine.is_healthy))
+
+
+def _nobody_waits() -> None:
+    pass

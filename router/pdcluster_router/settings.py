@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_protocol.metaserver import METASERVER_PATH
+from pdcluster_protocol.metaserver import METASERVER_PATH, Action
 
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
 
@@ -47,7 +47,26 @@ class Settings(BaseModel):
     request_timeout_s: float = Field(default=600.0, gt=0, le=86400)
     """Seconds for a whole request; a client's ``X-Request-Timeout`` can only shorten it. 600: the openai SDK's own."""
     prefill_timeout_s: float = Field(default=300.0, gt=0, le=86400)
-    """Seconds for prefill's answer. Half of a request, so that decode still has time to recompute or to say no."""
+    """Seconds for the answer of one prefill attempt, within the request's own time. Half of a request, so that another
+    attempt or decode itself still has time."""
+    max_prefill_attempts: int = Field(default=3, ge=1, le=100)
+    """Failed prefill attempts of one request before it is over. 3: two engines that fail at once are bad luck, three
+    are not. Each attempt asks an engine on which this request has not failed, so a small pool gives up sooner."""
+    max_decode_attempts: int = Field(default=2, ge=1, le=100)
+    """Decode engines that a request is sent to, before the client has its first byte. 2: the second one proves whether
+    it was the engine or the request; more would carry a request that kills engines through the whole pool."""
+    on_prefill_failure: Action = Action.RECOMPUTE
+    """What happens when no prefill attempt is left. recompute: decode does what its kv_load_failure_policy says. fail:
+    the client gets a 502 at once, for pools whose decode engines must never compute prompts."""
+    max_prefill_backlog_tokens: int = Field(default=65536, ge=1, le=1 << 30)
+    """Prompt tokens, as estimated from bytes, that may be under way for each healthy prefill engine; a larger request
+    enters when there are none. 65536: eight steps of vLLM's usual 8192, some seconds of work. Less lets prefill
+    run dry between two requests; more only keeps decode's blocks reserved for longer."""
+    max_queued_requests: int = Field(default=4096, ge=0, le=65536)
+    """Requests that wait until prefill has room; more get 429. 4096: a second or two of the busiest pool, and some ten
+    MiB of waiting bodies."""
+    queue_timeout_s: float = Field(default=30.0, gt=0, le=86400)
+    """Seconds in that queue before 503. 30: a client that waited longer is better told to come back."""
     reservation_timeout_s: float | None = Field(default=None, gt=0, le=86400)
     """Seconds for decode's reservation. None: no limit but the request's, for a prompt that decode has cached
     whole is answered without any reservation, and a long answer that is not streamed shows nothing before its end."""
@@ -59,6 +78,8 @@ class Settings(BaseModel):
     """Seconds an idle connection to an engine is used again. 4: vLLM's server closes its own after 5."""
     max_body_bytes: int = Field(default=64 << 20, ge=1024, le=1 << 30)
     """Bytes of a request body. 64 MiB: a few images in base64, or some million tokens."""
+    max_reservation_bytes: int = Field(default=8 << 20, ge=1024, le=1 << 30)
+    """Bytes of a metaserver call. 8 MiB: the block table of some ten million tokens, and no room for a flood."""
     max_header_bytes: int = Field(default=64 << 10, ge=1024, le=1 << 20)
     """Bytes of a request's line and headers. 64 KiB, twice what nginx takes by default."""
     client_read_timeout_s: float = Field(default=60.0, gt=0, le=3600)

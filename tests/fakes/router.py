@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Any
 
 from fakes.engine import FakeEngine, Wire
 from fakes.http import RawClient
+from pdcluster_protocol.ids import Attempt, TransferId
+from pdcluster_protocol.secret import make_secret
 from pdcluster_router.protocol import RouterProtocol
 from pdcluster_router.router import Router
 from pdcluster_router.server import RouterServer, listen
@@ -17,6 +20,15 @@ from pdcluster_router.settings import build_settings
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+
+
+SECRET = make_secret("the secret of the tests")
+
+
+def params_of(transfer_id: str = "nobody", attempt: int = 1) -> dict[str, Any]:
+    """What decode would have been given by a router with our secret."""
+    token = SECRET.mint(TransferId(transfer_id), Attempt(attempt), 1000)
+    return {"transfer_id": transfer_id, "attempt": attempt, "deadline_ms": 1000, "token": token}
 
 
 @dataclass
@@ -56,12 +68,19 @@ class Rig:
         lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
         return next(float(value) for sample, value in lines if sample == name)
 
+    async def failures(self) -> dict[str, int]:
+        """How often each kind of failure was counted; only those that were."""
+        text = (await (await self.client()).get("/metrics")).body.decode()
+        found = re.findall(r'^pdcluster_router_failures_total{kind="(\w+)"} (\d+)', text, re.MULTILINE)
+        return {kind: int(count) for kind, count in found if int(count)}
+
     async def settled(self) -> None:
         """Nothing of any request is left in the router."""
         services = self.router.services
         await until(lambda: not services.running and not services.transfers)
         await until(lambda: all(engine.pool.num_busy == 0 for engine in services.all_engines()))
         assert all(engine.load.outstanding_tokens == 0 for engine in services.all_engines())
+        assert (services.admission.backlog_tokens, services.admission.num_queued) == (0, 0)
 
 
 async def until(is_true: Callable[[], bool], timeout_s: float = 3.0) -> None:
@@ -82,7 +101,7 @@ async def running_rig(*, num_prefill: int = 1, num_decode: int = 1, **settings: 
     defaults: dict[str, Any] = {"drain_timeout_s": 0.0, "probe_interval_s": 60.0, "port": 0}
     urls = {"prefill_urls": [e.url for e in prefills], "decode_urls": [e.url for e in decodes]}
     bound, checked = listen(build_settings(**{**defaults, **urls, **settings}))
-    server = RouterServer(checked)
+    server = RouterServer(checked, SECRET)
     await server.start([bound])
     try:
         await until(lambda: all(engine.is_healthy for engine in server.router.services.all_engines()))

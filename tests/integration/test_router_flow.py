@@ -10,7 +10,7 @@ import pytest
 
 from fakes.engine import PROMPT_TOKENS, Fault, Gate, reservation_of
 from fakes.http import request_bytes
-from fakes.router import CHAT, COMPLETIONS, running_rig
+from fakes.router import CHAT, COMPLETIONS, SECRET, running_rig
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +28,12 @@ async def test_decode_reserves_then_prefill_fills_then_decode_answers() -> None:
         assert decode.params is not None
         assert decode.params["do_remote_prefill"] is True
         assert decode.params["metaserver"] == f"{rig.url}/v1/metaserver"
-        assert json.dumps(prefill.params) == json.dumps(reservation_of(decode.params))
+        assert prefill.params is not None
+        ours = {name: prefill.params[name] for name in ("deadline_ms", "token")}
+        assert json.dumps(prefill.params) == json.dumps(reservation_of(decode.params, **ours))
+        assert 0 < ours["deadline_ms"] <= decode.params["deadline_ms"]
+        for params in (prefill.params, decode.params):
+            assert SECRET.check(params["token"], params["transfer_id"], params["attempt"]) == params["deadline_ms"]
         assert (prefill.body["max_tokens"], prefill.body["stream"]) == (1, False)
         assert decode.outcome == {"status": "ok", "reason": "", "action": "fail"}
         await rig.settled()

@@ -13,7 +13,6 @@ from fakes.engine import reservation_of
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.params import DecodeParams, parse_reservation, to_wire
 from pdcluster_router.core.openai_errors import bad_request, from_engine, parse_error
-from pdcluster_router.core.pairing import TERMINAL, TRANSITIONS, Command, Event, Pairing, Phase, Timeouts
 from pdcluster_router.core.placement import LeastTokens, Load, eligible
 from pdcluster_router.core.rewrite import BadBody, parse_body
 from pdcluster_router.core.sse import error_event, error_of, first_event_end
@@ -105,33 +104,3 @@ def test_every_error_of_ours_survives_as_an_event(message: str) -> None:
 @given(st.integers(400, 599), st.binary(max_size=80))
 def test_an_engines_error_always_ends_up_in_openais_shape(status: int, body: bytes) -> None:
     assert parse_error(from_engine(status, body)) is not None
-
-
-@given(st.lists(st.tuples(st.sampled_from(Event), st.floats(0, 3)), max_size=12), st.booleans())
-def test_a_pairing_over_any_history_tells_decode_one_outcome_and_always_ends(
-    history: list[tuple[Event, float]], with_transfer: bool
-) -> None:
-    """Impossible events are left out; time passes between the others."""
-    timeouts = Timeouts(request_s=10.0, prefill_s=4.0, reservation_s=3.0)
-    pairing = Pairing(TransferId("t"), timeouts, now=0.0, with_transfer=with_transfer)
-    commands: list[Command] = []
-    now = 0.0
-    for event, seconds in history:
-        now += seconds
-        commands += pairing.expire(now=now)
-        if not pairing.is_over and can_happen(pairing.phase, event):
-            commands += pairing.handle(event, now=now)
-        assert pairing.deadline <= 10.0
-    for late in (20.0, 20.0):
-        commands += pairing.expire(now=late)
-    assert pairing.phase in TERMINAL
-    outcomes = [command for command in commands if command in (Command.REPLY_OK, Command.REPLY_FAILED)]
-    answers = [command for command in commands if command in (Command.ANSWER_ERROR, Command.ANSWER_TIMEOUT)]
-    assert commands.count(Command.START_PREFILL) <= 1
-    assert len(outcomes) <= commands.count(Command.START_PREFILL)
-    assert len(answers) <= 1
-    assert pairing.handle(Event.CLIENT_GONE, now=30.0) == ()
-
-
-def can_happen(phase: Phase, event: Event) -> bool:
-    return (phase, event) in TRANSITIONS

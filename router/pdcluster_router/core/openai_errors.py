@@ -44,7 +44,7 @@ def method_not_allowed(method: str, path: str) -> ApiError:
 
 
 def body_too_large(max_body_bytes: int) -> ApiError:
-    message = f"the request body is larger than {max_body_bytes} bytes: shorten it or raise the router's max_body_bytes"
+    message = f"the request body is larger than {max_body_bytes} bytes: shorten it or raise the router's limit"
     return ApiError(413, _INVALID, "body_too_large", message)
 
 
@@ -71,8 +71,18 @@ def stopped() -> ApiError:
     return ApiError(503, _SERVER, "stopped", "the router was stopped before the answer was complete", _RETRY_AFTER_S)
 
 
+def queue_full(retry_after_s: int) -> ApiError:
+    message = "too many requests wait for a prefill engine already: try again later"
+    return ApiError(429, "rate_limit_error", "queue_full", message, retry_after_s)
+
+
+def queue_timeout(retry_after_s: int) -> ApiError:
+    message = "no prefill engine had room for this request in time: try again later"
+    return ApiError(503, _SERVER, "queue_timeout", message, retry_after_s)
+
+
 def decode_lost(engine: str, reason: str) -> ApiError:
-    return ApiError(502, _SERVER, "decode_lost", f"decode engine {engine} did not answer to the end: {reason}")
+    return ApiError(502, _SERVER, "decode_lost", f"{engine} did not answer to the end: {reason}")
 
 
 def prefill_failed(reason: str) -> ApiError:

@@ -1,29 +1,45 @@
-"""The life of one request between a decode engine and a prefill engine.
+"""The life of one request between decode engines and prefill engines: pairing, and the tries again.
 
-Rule 1: every state, transition and deadline of a pairing lives in this file.
+Rule 1: every state, transition, deadline and retry of a pairing lives in this file.
 Rule 2: nothing here performs I/O or reads a clock. Callers pass ``now`` (seconds, monotonic),
         carry out the commands that come back, in order, and call ``expire`` when ``deadline`` passes.
 
-    AWAITING_RESERVATION --RESERVED--> PREFILLING --PREFILL_DONE | PREFILL_FAILED | prefill deadline--> DECODING
-             |                            |   |                                                           |
-             |                            |   +--DECODE_DONE--> TRAILING --PREFILL_DONE | ..._FAILED--> DONE
-             +--DECODE_DONE---------------|-----------------------------------------DECODE_DONE--------> DONE
-             |                            |                                                               |
-             +----------------------------+-- DECODE_FAILED, DECODE_REFUSED, CLIENT_GONE, deadline --> FAILED
+                            +----- attempt failed, timed out or lost; another is left -----+
+                            v                                                              |
+    AWAITING_RESERVATION -RESERVED-> PREFILLING -PREFILL_DONE-> AWAITING_ANSWER -ATTEMPT_LOST
+             |                       |   |   |                       |
+             |                       |   |   +-no attempt left-> LOCAL_PREFILL      FIRST_BYTE = the client gets
+             |           FIRST_BYTE--+   |                           |              decode's first bytes: nothing
+             |               v           | FIRST_BYTE                | FIRST_BYTE   is tried again after it
+             |           ANSWERING ------|--prefill over--+          |
+             |               |           |                v          v
+             +--FIRST_BYTE---|-----------|------------> DECODING <---+
+                             v           |                |
+                         TRAILING        |                +--DECODE_DONE--> DONE
+                             |           v
+                             +-------> DONE      CLIENT_GONE, REQUEST_TIMED_OUT, GIVEN_UP: from everywhere to FAILED
+
+    DECODE_FAILED before FIRST_BYTE, with another decode attempt left: back to the beginning, new transfer id.
 
 Decode goes first: it reserves KV blocks and tells us where they are, and only then is prefill asked
-to fill them. A failed prefill does not end the request: decode is told, and either recomputes or answers
-an error. What ends a request early always stops the writer (prefill) before the blocks are freed (decode).
+to fill them. A failed attempt goes to another prefill engine with the same reservation. When no attempt is left
+decode is told, and either recomputes or answers an error, unless failing at once is what is wanted. What ends
+an attempt always stops the writer (prefill) before anything else is started or freed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final
+from typing import ClassVar, Final, TypeAlias
 
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt, TransferId
+
+FIRST_ATTEMPT: Final = Attempt(1)
+
+RETRIED_STATUSES: Final = frozenset((500, 502, 503))
+"""Decode's answers that say more about the engine than about the request: another decode engine may do better."""
 
 
 class _Named(Enum):
@@ -35,7 +51,15 @@ class _Named(Enum):
 class Phase(_Named):
     AWAITING_RESERVATION = auto()
     PREFILLING = auto()
+    """An attempt runs. Decode has not begun to answer."""
+    AWAITING_ANSWER = auto()
+    """No attempt runs. Until its answer begins decode may still say that the last one was lost."""
+    LOCAL_PREFILL = auto()
+    """Decode prefills by itself: there is no transfer, or no attempt is left."""
+    ANSWERING = auto()
+    """Decode's answer has begun, so decode has all KV; prefill's own reply is still to come."""
     DECODING = auto()
+    """Decode's answer has begun, and prefill is over."""
     TRAILING = auto()
     """The client has its answer; prefill's own reply is still to come."""
     DONE = auto()
@@ -45,24 +69,41 @@ class Phase(_Named):
 class Event(_Named):
     RESERVED = auto()
     RESERVATION_LOST = auto()
-    """Decode hung up on the metaserver before the outcome: it has given up on this prefill."""
+    """Decode hung up on the metaserver before the outcome. It may come back and say that the attempt is lost."""
     PREFILL_DONE = auto()
     PREFILL_FAILED = auto()
+    PREFILL_TIMED_OUT = auto()
+    """The attempt's own time is over. ``expire`` makes it."""
+    ATTEMPT_LOST = auto()
+    """Decode says that the running, or just ended, attempt will never be complete."""
+    NO_PREFILL_LEFT = auto()
+    """``START_PREFILL`` found no engine that this request has not failed on."""
+    FIRST_BYTE = auto()
+    """The client gets the first bytes of decode's answer."""
     DECODE_DONE = auto()
     DECODE_REFUSED = auto()
-    """Decode answered an error, and the client has it."""
+    """Decode answered an error that is the client's to see."""
     DECODE_FAILED = auto()
-    """Decode did not answer, or not to the end."""
+    """Decode did not answer, not to the end, or with an error that another decode engine may not have."""
+    GIVEN_UP = auto()
+    """No decode engine is left to ask, the request cannot be written, or the router stops."""
     CLIENT_GONE = auto()
+    REQUEST_TIMED_OUT = auto()
+    """The request's time is over. ``expire`` makes it."""
 
 
 class Command(_Named):
     START_PREFILL = auto()
+    """Order ``attempt`` from an engine that this request has not failed on, or say NO_PREFILL_LEFT."""
     ABORT_PREFILL = auto()
+    """Stop the running attempt, if one runs."""
+    START_DECODE = auto()
+    """Renew the transfer and send the request to a decode engine that it was not sent to, or say GIVEN_UP."""
     ABORT_DECODE = auto()
     REPLY_OK = auto()
     REPLY_FAILED = auto()
     ANSWER_ERROR = auto()
+    """The client gets one error: the last one that happened."""
     ANSWER_TIMEOUT = auto()
 
 
@@ -72,68 +113,158 @@ class Timeouts:
 
     request_s: float
     prefill_s: float
+    """For each attempt."""
     reservation_s: float | None = None
     """None: as long as the request. Decode needs no reservation for a prompt it has cached whole."""
 
 
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How often it is tried. ``max_prefill_attempts`` counts failures over the whole request, at least 1 each."""
+
+    max_prefill_attempts: int = 3
+    max_decode_attempts: int = 2
+    recomputes: bool = True
+    """When no attempt is left decode may recompute; False: the client gets the error at once."""
+
+
+Step: TypeAlias = tuple[Phase, tuple[Command, ...]]
+Table: TypeAlias = dict[tuple[Phase, Event], Step]
+
 TERMINAL: Final = frozenset({Phase.DONE, Phase.FAILED})
 
 _STOP_BOTH: Final = (Command.ABORT_PREFILL, Command.ABORT_DECODE, Command.REPLY_FAILED)
+_FAIL: Final[Step] = (Phase.FAILED, (Command.ABORT_DECODE, Command.ANSWER_ERROR))
+_FAIL_BOTH: Final[Step] = (Phase.FAILED, (*_STOP_BOTH, Command.ANSWER_ERROR))
+_TIME_OUT: Final[Step] = (Phase.FAILED, (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT))
+_TIME_OUT_BOTH: Final[Step] = (Phase.FAILED, (*_STOP_BOTH, Command.ANSWER_TIMEOUT))
+_PREFILL_IS_OVER: Final = (Command.ABORT_PREFILL, Command.REPLY_FAILED)
 
-TRANSITIONS: Final[dict[tuple[Phase, Event], tuple[Phase, tuple[Command, ...]]]] = {
+_FAILED_ATTEMPTS: Final = (
+    (Phase.PREFILLING, Event.PREFILL_FAILED),
+    (Phase.PREFILLING, Event.PREFILL_TIMED_OUT),
+    (Phase.PREFILLING, Event.ATTEMPT_LOST),
+    (Phase.AWAITING_ANSWER, Event.ATTEMPT_LOST),
+)
+_ANSWERS_BEFORE_PREFILL: Final = (Phase.AWAITING_RESERVATION, Phase.AWAITING_ANSWER, Phase.LOCAL_PREFILL)
+_NO_PREFILL_RUNS: Final = (*_ANSWERS_BEFORE_PREFILL, Phase.DECODING)
+_BOTH_RUN: Final = (Phase.PREFILLING, Phase.ANSWERING)
+_PREFILL_RUNS: Final = (*_BOTH_RUN, Phase.TRAILING)
+
+TRANSITIONS: Final[Table] = {
     (Phase.AWAITING_RESERVATION, Event.RESERVED): (Phase.PREFILLING, (Command.START_PREFILL,)),
-    # The whole prompt was in decode's prefix cache, so decode never asked for a prefill.
-    (Phase.AWAITING_RESERVATION, Event.DECODE_DONE): (Phase.DONE, ()),
-    (Phase.AWAITING_RESERVATION, Event.DECODE_REFUSED): (Phase.FAILED, ()),
-    (Phase.AWAITING_RESERVATION, Event.DECODE_FAILED): (Phase.FAILED, (Command.ABORT_DECODE, Command.ANSWER_ERROR)),
-    (Phase.AWAITING_RESERVATION, Event.CLIENT_GONE): (Phase.FAILED, (Command.ABORT_DECODE,)),
-    (Phase.PREFILLING, Event.PREFILL_DONE): (Phase.DECODING, (Command.REPLY_OK,)),
-    (Phase.PREFILLING, Event.PREFILL_FAILED): (Phase.DECODING, (Command.REPLY_FAILED,)),
-    (Phase.PREFILLING, Event.RESERVATION_LOST): (Phase.DECODING, (Command.ABORT_PREFILL,)),
-    # KV reaches decode straight from the prefill workers, so a short answer can finish before the
-    # prefill engine's own HTTP reply reaches us.
-    (Phase.PREFILLING, Event.DECODE_DONE): (Phase.TRAILING, ()),
-    (Phase.PREFILLING, Event.DECODE_REFUSED): (Phase.FAILED, (Command.ABORT_PREFILL, Command.REPLY_FAILED)),
-    (Phase.PREFILLING, Event.DECODE_FAILED): (Phase.FAILED, (*_STOP_BOTH, Command.ANSWER_ERROR)),
-    (Phase.PREFILLING, Event.CLIENT_GONE): (Phase.FAILED, _STOP_BOTH),
-    (Phase.DECODING, Event.DECODE_DONE): (Phase.DONE, ()),
-    (Phase.DECODING, Event.DECODE_REFUSED): (Phase.FAILED, ()),
-    (Phase.DECODING, Event.DECODE_FAILED): (Phase.FAILED, (Command.ABORT_DECODE, Command.ANSWER_ERROR)),
-    (Phase.DECODING, Event.CLIENT_GONE): (Phase.FAILED, (Command.ABORT_DECODE,)),
+    (Phase.PREFILLING, Event.PREFILL_DONE): (Phase.AWAITING_ANSWER, (Command.REPLY_OK,)),
+    (Phase.PREFILLING, Event.NO_PREFILL_LEFT): (Phase.LOCAL_PREFILL, (Command.REPLY_FAILED,)),
+    **dict.fromkeys(_FAILED_ATTEMPTS, (Phase.LOCAL_PREFILL, _PREFILL_IS_OVER)),
+    (Phase.PREFILLING, Event.RESERVATION_LOST): (Phase.AWAITING_ANSWER, (Command.ABORT_PREFILL,)),
+    # Without a reservation the whole prompt was in decode's prefix cache. KV reaches decode straight from the
+    # prefill workers, so an answer can begin, and end, before the prefill engine's own HTTP reply reaches us.
+    **{(phase, Event.FIRST_BYTE): (Phase.DECODING, ()) for phase in _ANSWERS_BEFORE_PREFILL},
+    (Phase.PREFILLING, Event.FIRST_BYTE): (Phase.ANSWERING, ()),
+    (Phase.ANSWERING, Event.PREFILL_DONE): (Phase.DECODING, (Command.REPLY_OK,)),
+    (Phase.ANSWERING, Event.PREFILL_FAILED): (Phase.DECODING, _PREFILL_IS_OVER),
+    (Phase.ANSWERING, Event.PREFILL_TIMED_OUT): (Phase.DECODING, _PREFILL_IS_OVER),
+    (Phase.ANSWERING, Event.RESERVATION_LOST): (Phase.DECODING, (Command.ABORT_PREFILL,)),
+    **{(phase, Event.DECODE_DONE): (Phase.DONE, ()) for phase in _NO_PREFILL_RUNS},
+    **{(phase, Event.DECODE_DONE): (Phase.TRAILING, ()) for phase in _BOTH_RUN},
     (Phase.TRAILING, Event.PREFILL_DONE): (Phase.DONE, (Command.REPLY_OK,)),
-    (Phase.TRAILING, Event.PREFILL_FAILED): (Phase.DONE, (Command.REPLY_FAILED,)),
     (Phase.TRAILING, Event.RESERVATION_LOST): (Phase.DONE, (Command.ABORT_PREFILL,)),
-    (Phase.TRAILING, Event.DECODE_FAILED): (Phase.DONE, (Command.ABORT_PREFILL, Command.REPLY_FAILED)),
     (Phase.TRAILING, Event.CLIENT_GONE): (Phase.TRAILING, ()),
+    # What ends a request early.
+    **{(phase, Event.DECODE_REFUSED): _FAIL for phase in _ANSWERS_BEFORE_PREFILL},
+    (Phase.PREFILLING, Event.DECODE_REFUSED): _FAIL_BOTH,
+    **{(phase, event): _FAIL for phase in _NO_PREFILL_RUNS for event in (Event.DECODE_FAILED, Event.GIVEN_UP)},
+    **{(phase, event): _FAIL_BOTH for phase in _BOTH_RUN for event in (Event.DECODE_FAILED, Event.GIVEN_UP)},
+    **{(phase, Event.CLIENT_GONE): (Phase.FAILED, (Command.ABORT_DECODE,)) for phase in _NO_PREFILL_RUNS},
+    **{(phase, Event.CLIENT_GONE): (Phase.FAILED, _STOP_BOTH) for phase in _BOTH_RUN},
+    **{(phase, Event.REQUEST_TIMED_OUT): _TIME_OUT for phase in _NO_PREFILL_RUNS},
+    **{(phase, Event.REQUEST_TIMED_OUT): _TIME_OUT_BOTH for phase in _BOTH_RUN},
+    **{
+        (Phase.TRAILING, event): (Phase.DONE, _PREFILL_IS_OVER)
+        for event in (
+            Event.PREFILL_FAILED,
+            Event.PREFILL_TIMED_OUT,
+            Event.REQUEST_TIMED_OUT,
+            Event.DECODE_FAILED,
+            Event.GIVEN_UP,
+        )
+    },
 }
+"""What happens when nothing is left to try, or nothing has to be tried again."""
 
-_REQUEST_EXPIRED: Final[dict[Phase, tuple[Phase, tuple[Command, ...]]]] = {
-    Phase.AWAITING_RESERVATION: (Phase.FAILED, (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT)),
-    Phase.PREFILLING: (Phase.FAILED, (*_STOP_BOTH, Command.ANSWER_TIMEOUT)),
-    Phase.DECODING: (Phase.FAILED, (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT)),
-    Phase.TRAILING: (Phase.DONE, (Command.ABORT_PREFILL, Command.REPLY_FAILED)),
+PREFILL_RETRIES: Final[Table] = dict.fromkeys(
+    _FAILED_ATTEMPTS, (Phase.PREFILLING, (Command.ABORT_PREFILL, Command.START_PREFILL))
+)
+"""Instead of ``TRANSITIONS`` while prefill attempts and time are left."""
+
+DECODE_RETRIES: Final[Table] = {
+    **{
+        (phase, Event.DECODE_FAILED): (Phase.AWAITING_RESERVATION, (Command.ABORT_DECODE, Command.START_DECODE))
+        for phase in _ANSWERS_BEFORE_PREFILL
+    },
+    (Phase.PREFILLING, Event.DECODE_FAILED): (Phase.AWAITING_RESERVATION, (*_STOP_BOTH, Command.START_DECODE)),
 }
+"""Instead of ``TRANSITIONS`` while decode attempts and time are left. Without a transfer: LOCAL_PREFILL."""
 
-_PREFILL_EXPIRED: Final = (Phase.DECODING, (Command.ABORT_PREFILL, Command.REPLY_FAILED))
+FAILS_AT_ONCE: Final[Table] = dict.fromkeys((*_FAILED_ATTEMPTS, (Phase.PREFILLING, Event.NO_PREFILL_LEFT)), _FAIL_BOTH)
+"""Instead of ``TRANSITIONS`` where decode shall not recompute."""
 
 
 class Pairing:
     """One request's pairing. Not thread-safe: one owner, the request's exchange."""
 
-    __slots__ = ("_timeouts", "attempt", "deadline", "phase", "request_deadline", "transfer_id")
+    __slots__ = (
+        "_num_decode_attempts",
+        "_num_failed",
+        "_retries",
+        "_start",
+        "_timeouts",
+        "attempt",
+        "deadline",
+        "phase",
+        "request_deadline",
+        "transfer_id",
+    )
 
-    def __init__(self, transfer_id: TransferId, timeouts: Timeouts, *, now: float, with_transfer: bool = True) -> None:
-        """Awaits a reservation, or is decoding already when decode prefills by itself (no transfer)."""
+    transitions: ClassVar[Table] = TRANSITIONS
+    prefill_retries: ClassVar[Table] = PREFILL_RETRIES
+    decode_retries: ClassVar[Table] = DECODE_RETRIES
+
+    def __init__(
+        self,
+        transfer_id: TransferId,
+        timeouts: Timeouts,
+        retries: Retries = Retries(),
+        *,
+        now: float,
+        began_at: float | None = None,
+        with_transfer: bool = True,
+    ) -> None:
+        """Awaits a reservation; without a transfer decode prefills by itself. ``began_at``: when the client asked."""
         self.transfer_id = transfer_id
-        self.attempt = Attempt(1)
+        self.attempt = FIRST_ATTEMPT
         self._timeouts = timeouts
-        self.request_deadline = now + timeouts.request_s
-        self.phase = Phase.AWAITING_RESERVATION if with_transfer else Phase.DECODING
+        self._retries = retries
+        self._num_failed = 0
+        self._num_decode_attempts = 1
+        self._start = Phase.AWAITING_RESERVATION if with_transfer else Phase.LOCAL_PREFILL
+        self.request_deadline = (now if began_at is None else began_at) + timeouts.request_s
+        self.phase = self._start
         self.deadline = self._deadline_of(self.phase, now=now)
 
     @property
     def is_over(self) -> bool:
         return self.phase in TERMINAL
+
+    @property
+    def awaits_prefill(self) -> bool:
+        """Whether this request is work for a prefill engine, now or soon."""
+        return self.phase is Phase.PREFILLING or self.phase is Phase.AWAITING_RESERVATION
+
+    @property
+    def may_lose_attempt(self) -> bool:
+        """Whether decode may say ATTEMPT_LOST: it has reserved, and its answer has not begun."""
+        return self.phase is Phase.PREFILLING or self.phase is Phase.AWAITING_ANSWER
 
     def handle(self, event: Event, *, now: float) -> tuple[Command, ...]:
         """Apply one event and return what must now be done, in order.
@@ -145,34 +276,60 @@ class Pairing:
         """
         if self.phase in TERMINAL:
             return ()
-        try:
-            phase, commands = TRANSITIONS[self.phase, event]
-        except KeyError:
-            raise ProtocolError(f"transfer {self.transfer_id}: {event.name} while {self.phase.name}") from None
-        return self._enter(phase, commands, now=now)
+        key = (self.phase, event)
+        if key not in self.transitions:
+            raise ProtocolError(f"transfer {self.transfer_id}: {event.name} while {self.phase.name}")
+        if key in self.prefill_retries:
+            return self._attempt_failed(key, now=now)
+        if key in self.decode_retries and self._may_ask_another_decode(now):
+            return self._ask_another_decode(key, now=now)
+        if key in FAILS_AT_ONCE and not self._retries.recomputes:
+            return self._enter(FAILS_AT_ONCE[key], now=now)
+        return self._enter(self.transitions[key], now=now)
 
     def expire(self, *, now: float) -> tuple[Command, ...]:
         """End what is too late: the request, or only its prefill. Before ``deadline`` nothing happens."""
+        event = self.late_event(now=now)
+        return () if event is None else self.handle(event, now=now)
+
+    def late_event(self, *, now: float) -> Event | None:
+        """What has come too late: PREFILL_TIMED_OUT, REQUEST_TIMED_OUT, or nothing. For the caller to handle."""
         if self.phase in TERMINAL or now < self.deadline:
-            return ()
-        if self.phase is Phase.PREFILLING and now < self.request_deadline:
-            return self._enter(*_PREFILL_EXPIRED, now=now)
-        return self._enter(*_REQUEST_EXPIRED[self.phase], now=now)
+            return None
+        is_prefill = self.phase in _PREFILL_RUNS and now < self.request_deadline
+        return Event.PREFILL_TIMED_OUT if is_prefill else Event.REQUEST_TIMED_OUT
 
     def restart(self, transfer_id: TransferId, *, now: float) -> None:
-        """Await a reservation under a new id: decode surely never saw the old one. The deadline stays.
+        """Begin under a new id, because decode surely never saw the old one or is not asked again. The deadline stays.
 
         Raises:
-            ProtocolError: Decode has reserved already, so it did see it.
+            ProtocolError: This transfer is under way: decode has seen its id.
         """
-        if self.phase not in (Phase.AWAITING_RESERVATION, Phase.DECODING):
+        if self.phase is not self._start:
             raise ProtocolError(f"transfer {self.transfer_id}: cannot restart while {self.phase.name}")
         self.transfer_id = transfer_id
+        self.attempt = FIRST_ATTEMPT
         self.deadline = self._deadline_of(self.phase, now=now)
 
-    def _enter(self, phase: Phase, commands: tuple[Command, ...], *, now: float) -> tuple[Command, ...]:
-        # A trailing prefill keeps the deadline it had.
-        if phase is not Phase.TRAILING:
+    def _attempt_failed(self, key: tuple[Phase, Event], *, now: float) -> tuple[Command, ...]:
+        self._num_failed += 1
+        if self._num_failed < self._retries.max_prefill_attempts and now < self.request_deadline:
+            self.attempt = Attempt(self.attempt + 1)
+            return self._enter(self.prefill_retries[key], now=now)
+        return self._enter((self.transitions if self._retries.recomputes else FAILS_AT_ONCE)[key], now=now)
+
+    def _may_ask_another_decode(self, now: float) -> bool:
+        return self._num_decode_attempts < self._retries.max_decode_attempts and now < self.request_deadline
+
+    def _ask_another_decode(self, key: tuple[Phase, Event], *, now: float) -> tuple[Command, ...]:
+        self._num_decode_attempts += 1
+        _, commands = self.decode_retries[key]
+        return self._enter((self._start, commands), now=now)
+
+    def _enter(self, step: Step, *, now: float) -> tuple[Command, ...]:
+        phase, commands = step
+        # A prefill whose reply is only awaited keeps the deadline that it had.
+        if phase is not Phase.ANSWERING and phase is not Phase.TRAILING:
             self.deadline = self._deadline_of(phase, now=now)
         self.phase = phase
         return commands

@@ -52,6 +52,11 @@ class ClientBody:
         )
 
     @property
+    def estimated_prompt_tokens(self) -> int:
+        """About how many tokens there are to prefill, at least 1. An estimate: nothing is tokenized here."""
+        return self.num_bytes // _BYTES_PER_TOKEN or 1
+
+    @property
     def estimated_tokens(self) -> int:
         """About how many tokens this will cost, prompt and answer. An estimate: nothing is tokenized here."""
         limit = self._fields.get("max_completion_tokens") or self._fields.get("max_tokens")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.metaserver import Action
 from pdcluster_router.__main__ import parse_settings
 from pdcluster_router.settings import build_settings
 
@@ -20,6 +21,22 @@ def test_flags_become_settings() -> None:
     assert settings.decode_urls == ("http://d:3",)
     assert (settings.port, settings.request_timeout_s) == (9, 5.0)
     assert settings.metaserver_url == "http://me:9/v1/metaserver"
+
+
+def test_flags_about_failures_become_settings() -> None:
+    flags = ["--max-prefill-attempts", "5", "--max-decode-attempts", "1", "--on-prefill-failure", "fail"]
+    flags += ["--max-prefill-backlog-tokens", "1000", "--max-queued-requests", "0", "--queue-timeout", "0.5"]
+    settings = parse_settings(["--prefill", "http://p:1", "--decode", "http://d:3", *flags, "--prefill-timeout", "9"])
+    assert (settings.max_prefill_attempts, settings.max_decode_attempts) == (5, 1)
+    assert settings.on_prefill_failure is Action.FAIL
+    assert (settings.max_prefill_backlog_tokens, settings.max_queued_requests) == (1000, 0)
+    assert (settings.queue_timeout_s, settings.prefill_timeout_s) == (0.5, 9.0)
+
+
+def test_without_flags_failures_are_tried_again_and_then_recomputed() -> None:
+    settings = build_settings(**URLS)
+    assert (settings.max_prefill_attempts, settings.max_decode_attempts) == (3, 2)
+    assert settings.on_prefill_failure is Action.RECOMPUTE
 
 
 def test_without_an_advertised_url_it_is_host_and_port() -> None:
@@ -38,6 +55,9 @@ def test_without_an_advertised_url_it_is_host_and_port() -> None:
         ({"request_timeout_s": 0}, "--request-timeout"),
         ({"port": 70000}, "--port"),
         ({"host": "0.0.0.0"}, "--advertise-url"),
+        ({"max_prefill_attempts": 0}, "--max-prefill-attempts"),
+        ({"on_prefill_failure": "perhaps"}, "--on-prefill-failure"),
+        ({"max_queued_requests": -1}, "--max-queued-requests"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_flag_and_the_cure(values: dict[str, Any], message: str) -> None:

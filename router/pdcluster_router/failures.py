@@ -1,0 +1,114 @@
+"""Every kind of failure, told in one way: one log line and one count, with the same keys everywhere.
+
+    failure kind=prefill_failed request_id=... transfer_id=... attempt=1 engine=prefill-0 reason=...
+
+``docs/operations-router.md`` says for each kind what the operator on call does. Addresses, tokens and prompts are in no
+line: engines go by their names, reasons are scrubbed. A storm of one kind is counted whole and logged in part.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from pdcluster_router.core.scrub import scrub
+
+logger = logging.getLogger(__name__)
+
+MAX_LINES_PER_S: Final = 20
+"""Lines of one kind in one second; 20 show a pattern, and 1,000 would cost the event loop 20 ms."""
+
+
+class Kind(Enum):
+    """What failed. The values are the metric's label and the line's ``kind``."""
+
+    PREFILL_FAILED = "prefill_failed"
+    """One attempt: the prefill engine refused, answered an error, or was lost."""
+    PREFILL_TIMEOUT = "prefill_timeout"
+    """One attempt: no answer within ``prefill_timeout_s``."""
+    ATTEMPT_LOST = "attempt_lost"
+    """One attempt: decode says that its KV will not be complete."""
+    PREFILL_EXHAUSTED = "prefill_exhausted"
+    """No attempt is left: decode recomputes, or the client gets an error."""
+    RESERVATION_LOST = "reservation_lost"
+    """Decode hung up on the metaserver before the outcome."""
+    RESERVATION_REFUSED = "reservation_refused"
+    """A metaserver call that is no reservation, or fits no running transfer."""
+    BAD_TOKEN = "bad_token"  # noqa: S105 - a label
+    """A metaserver call without a valid token."""
+    DECODE_UNREACHED = "decode_unreached"
+    """The request surely never reached this decode engine; another one is asked."""
+    DECODE_LOST = "decode_lost"
+    """Decode did not answer, or not to the end."""
+    DECODE_ERROR = "decode_error"
+    """Decode answered 500, 502 or 503."""
+    NO_DECODE = "no_decode"
+    """No decode engine is left to ask."""
+    DEADLINE = "deadline"
+    """The request's time was over."""
+    CLIENT_GONE = "client_gone"
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    DRAINING = "draining"
+    """Turned away because the router shuts down."""
+    STOPPED = "stopped"
+    """Cut off because the router's drain time was over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One thing that failed. ``engine`` is a name like ``prefill-0``; ``reason`` may come from anywhere."""
+
+    kind: Kind
+    request_id: str = ""
+    transfer_id: str = ""
+    attempt: int = 0
+    """0: before any attempt."""
+    engine: str = ""
+    reason: str = ""
+
+
+class Failures:
+    """Where failures are told. Event loop only."""
+
+    def __init__(self, count: Callable[[Kind], None], now: Callable[[], float]) -> None:
+        """``count``: the metric; ``now``: monotonic seconds."""
+        self._count = count
+        self._now = now
+        self._second = 0
+        self._num_lines: dict[Kind, int] = {}
+
+    def tell(self, failure: Failure) -> None:
+        """Counted, and logged unless this kind had its lines in this second."""
+        self._count(failure.kind)
+        if self._may_log(failure.kind):
+            logger.warning(
+                "failure kind=%s request_id=%s transfer_id=%s attempt=%d engine=%s reason=%s",
+                failure.kind.value,
+                _word(failure.request_id),
+                _word(failure.transfer_id),
+                failure.attempt,
+                failure.engine or "-",
+                scrub(failure.reason) or "-",
+            )
+
+    def _may_log(self, kind: Kind) -> bool:
+        second = int(self._now())
+        if second != self._second:
+            self._second = second
+            self._num_lines.clear()
+        num_lines = self._num_lines[kind] = self._num_lines.get(kind, 0) + 1
+        if num_lines == MAX_LINES_PER_S + 1:
+            logger.warning("failure kind=%s: more in this second are counted, not logged", kind.value)
+        return num_lines <= MAX_LINES_PER_S
+
+
+_MAX_ID_CHARS: Final = 64
+
+
+def _word(text: str) -> str:
+    """An id that a stranger may have chosen, as one word."""
+    return scrub(text).replace(" ", "_")[:_MAX_ID_CHARS] or "-"

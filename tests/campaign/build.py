@@ -1,11 +1,13 @@
 """Which processes a campaign has and how each is set up: names, ports, command lines. Starts nothing.
 
 Two of each role, and no two alike: prefix caching on and off on either side, one prefill engine whose cache is so
-small that it preempts, small caches everywhere so that freed blocks are soon somebody else's.
+small that it preempts, one decode engine that fails what did not come and one that recomputes it. Caches are small
+everywhere, so that freed blocks are soon somebody else's.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import secrets
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ from pdcluster_router import __main__ as router_command
 
 REQUEST_TIMEOUT_S: Final = 20.0
 """The router's limit for a request without its own."""
+CONNECTOR: Final = "campaign.faulty_connector:FaultyConnector"
+"""Module and class."""
 QUIET_S: Final = 30.0
 """How long after the last fault every block must be back."""
 
@@ -40,18 +44,28 @@ _CONNECTOR: Final[dict[str, object]] = {
 _ROUTER: Final = {"--request-timeout": REQUEST_TIMEOUT_S, "--prefill-timeout": 6.0, "--connect-timeout": 1.0}
 """The same for the router."""
 
-_SIZE: Final = ("--block-size", str(BLOCK_SIZE), "--max-model-len", "400", "--max-num-batched-tokens", "128")
+_SIZE: Final = ("--block-size", str(BLOCK_SIZE), "--max-model-len", "345", "--max-num-batched-tokens", "128")
 _NO_CACHE: Final = ("--no-enable-prefix-caching",)
-_PREEMPTS: Final = ("--kv-cache-memory-bytes", str(2 << 20), "--long-prefill-token-threshold", "32")
-"""2 MiB hold 512 tokens: not two of the longest prompts, while pieces of 32 tokens let four begin at once."""
+_PREEMPTS: Final = ("--kv-cache-memory-bytes", str(3 << 19), "--long-prefill-token-threshold", "32")
+"""1.5 MiB hold 384 tokens: not two of the longest prompts, while pieces of 32 tokens let four begin at once."""
 _SMALL: Final = ("--kv-cache-memory-bytes", str(10 << 20))
 """10 MiB hold 2,560 tokens: eight of the longest requests."""
 
-ENGINES: Final[tuple[tuple[Role, tuple[str, ...]], ...]] = (
-    (Role.PREFILL, _SMALL),
-    (Role.PREFILL, _PREEMPTS + _NO_CACHE),
-    (Role.DECODE, _SMALL),
-    (Role.DECODE, _SMALL + _NO_CACHE),
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What sets one engine apart. ``policy``: what a decode engine does with a request whose KV did not come."""
+
+    role: Role
+    args: tuple[str, ...]
+    policy: str = "fail"
+
+
+ENGINES: Final = (
+    Kind(Role.PREFILL, _SMALL),
+    Kind(Role.PREFILL, _PREEMPTS + _NO_CACHE),
+    Kind(Role.DECODE, _SMALL),
+    Kind(Role.DECODE, _SMALL + _NO_CACHE, policy="recompute"),
 )
 
 
@@ -62,6 +76,8 @@ class Setup:
     model: Path
     folder: Path
     seed: int
+    connector: str = CONNECTOR
+    """Of the prefill engines."""
 
     @property
     def storm_file(self) -> Path:
@@ -95,35 +111,33 @@ def build(setup: Setup) -> Built:
     single, router, metaserver, *rest = ports
     secret = {"PDCLUSTER_SECRET": secrets.token_hex(32)}
     members: list[Member] = []
-    for number, (role, args) in enumerate(ENGINES):
+    for number, kind in enumerate(ENGINES):
         port, outside, side_channel = rest[3 * number : 3 * number + 3]
-        name = f"{role.value}-{number}"
-        plan = _engine_plan(setup, name, role, port, side_channel, args, secret)
-        proxy = FaultProxy(outside, port, rng)
-        members.append(Member(name, Site(role.value), engine_spec(plan), port, proxy))
+        plan = _engine_plan(setup, kind, f"{kind.role.value}-{number}", port, side_channel)
+        spec = engine_spec(dataclasses.replace(plan, env={**plan.env, **secret}))
+        members.append(Member(plan.name, Site(kind.role.value), spec, port, FaultProxy(outside, port, rng)))
     spec = _router_spec(setup, members, router, metaserver, secret)
     members.append(Member("router", Site.ROUTER, spec, router))
     return Built(members, FaultProxy(metaserver, router, rng), (single, *ports[1:]))
 
 
-def _engine_plan(
-    setup: Setup, name: str, role: Role, port: int, side_channel: int, args: tuple[str, ...], secret: dict[str, str]
-) -> EnginePlan:
+def _engine_plan(setup: Setup, kind: Kind, name: str, port: int, side_channel_port: int) -> EnginePlan:
     wire = WireSettings(name, setup.seed, ODDS, str(setup.storm_file), str(setup.trouble_log))
+    is_prefill = kind.role is Role.PREFILL
+    module, _, connector_class = (setup.connector if is_prefill else CONNECTOR).partition(":")
     connector = {key: value for key, value in _CONNECTOR.items() if key in Settings.__struct_fields__}
-    if role is Role.DECODE:
-        connector["side_channel_port"] = side_channel
     return EnginePlan(
         name=name,
-        role=role,
+        role=kind.role,
         model=setup.model,
         port=port,
         log_path=setup.folder / f"{name}.log",
-        args=(*BASE_ARGS, *_SIZE, *args),
+        args=(*BASE_ARGS, *_SIZE, *kind.args),
         trace_file=setup.folder / f"{name}.trace",
-        connector=connector,
-        kv_transfer={"kv_connector": "FaultyConnector", "kv_connector_module_path": "campaign.faulty_connector"},
-        env={**wire.as_env(), **secret},
+        connector=connector if is_prefill else {**connector, "side_channel_port": side_channel_port},
+        load_failure_policy=kind.policy,
+        kv_transfer={"kv_connector": connector_class, "kv_connector_module_path": module},
+        env=wire.as_env(),
     )
 
 

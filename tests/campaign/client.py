@@ -33,13 +33,14 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One request as its client plans it. ``timeout_s``: sent as ``X-Request-Timeout``."""
+    """One request as its client plans it, ``gap_s`` after the one before. ``timeout_s``: its ``X-Request-Timeout``."""
 
     index: int
     question: Question
     is_stream: bool
     timeout_s: float | None = None
     leave: Leave | None = None
+    gap_s: float = 0.0
 
 
 async def ask(port: int, order: Order, request_id: str, *, give_up_s: float) -> Observed:

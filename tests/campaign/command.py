@@ -17,9 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from campaign.build import Setup
+from campaign.build import CONNECTOR, Setup
 from campaign.cluster import started_at
-from campaign.load import Pace
 from campaign.report import markdown, summary_line
 from campaign.run import Options, Record, run
 from integration.harness import harness_env
@@ -32,10 +31,10 @@ from pdcluster_cli.zygote import Zygote
 def main(arguments: Sequence[str]) -> int:
     """Run a campaign. Returns the exit status."""
     given = _parser().parse_args(arguments)
-    options = Options(given.requests, given.seed, Pace(given.concurrency, given.rate), given.every)
+    options = Options(given.requests, given.seed, given.concurrency, given.rate, given.every)
     command = "python -m tests.campaign " + " ".join(arguments)
     folder = Path(tempfile.mkdtemp(prefix="pdcluster-campaign-"))
-    record = _run_in(folder, options)
+    record = _run_in(folder, options, given.connector)
     report = markdown(record, command, time.monotonic() - record.began_at)
     print(report)
     if given.report is not None:
@@ -48,9 +47,9 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if record.findings.is_good else 1
 
 
-def _run_in(folder: Path, options: Options) -> Record:
+def _run_in(folder: Path, options: Options, connector: str) -> Record:
     """The record, with what was left when every process should have gone."""
-    setup = Setup(ensure_tiny_model(), folder, options.seed)
+    setup = Setup(ensure_tiny_model(), folder, options.seed, connector)
     with Zygote(preload_modules(Device.CPU), env=harness_env(), log_path=folder / "zygote.log") as zygote:
         record = asyncio.run(run(options, setup, zygote))
     record.findings.orphans = orphans(record.pids)
@@ -70,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=1, help="of the requests and the faults (default: 1)")
     add("--report", type=Path, help="write the report there, too")
     add("--concurrency", type=int, default=12, help="requests in flight at most (default: 12)")
-    add("--rate", type=float, default=8.0, help="requests per second at most (default: 8)")
+    add("--rate", type=float, default=8.0, help="requests per second, in bursts (default: 8)")
     add("--every", type=int, default=8, help="requests between two faults (default: 8)")
+    add("--connector", default=CONNECTOR, help=f"module:class that prefill engines load (default: {CONNECTOR})")
     return parser

@@ -17,6 +17,7 @@ from campaign.wire import Storm
 _KILLS: Final = {Deed.KILL: False, Deed.KILL_CORE: True}
 _STOPS: Final = {Deed.STOP: False, Deed.STOP_CORE: True}
 """Deed to whether it spares the main process."""
+_STALLS_S: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,7 @@ class Injector:
         self._metaserver = metaserver
         self._metaserver_deeds = asyncio.Lock()
         self._storm_file = storm_file
-        self._frames_until = 0.0
-        self._writes_until = 0.0
+        self._until = dict.fromkeys((Deed.FRAMES, Deed.WRITES, Deed.STOP), 0.0)
 
     async def inject(self, fault: Fault) -> None:
         """The fault began and is over."""
@@ -56,6 +56,8 @@ class Injector:
                 await self._at_member(fault, member)
 
     async def _at_member(self, fault: Fault, member: Member) -> None:
+        if fault.deed in _KILLS or fault.deed in _STOPS:
+            await self._stall_writes()
         begin = time.monotonic()
         if fault.deed in _KILLS:
             await self._cluster.kill(member, core_only=_KILLS[fault.deed], down_s=fault.seconds)
@@ -73,16 +75,21 @@ class Injector:
         self.log.append(Injected(fault, name, begin, time.monotonic(), proxy.num_met - met_before))
 
     async def _storm(self, fault: Fault) -> None:
-        """Storms may overlap: the later end counts. No engine needs to be told of the end."""
         begin = time.monotonic()
-        until = begin + fault.seconds
-        if fault.deed is Deed.FRAMES:
-            self._frames_until = max(self._frames_until, until)
-        else:
-            self._writes_until = max(self._writes_until, until)
-        Storm(self._frames_until, self._writes_until).write(self._storm_file)
+        self._raise_storm(fault.deed, begin + fault.seconds)
         await asyncio.sleep(fault.seconds)
         self.log.append(Injected(fault, "all engines", begin, time.monotonic()))
+
+    async def _stall_writes(self) -> None:
+        """What comes now meets pushes in the middle: otherwise they are over in some milliseconds."""
+        self._raise_storm(Deed.STOP, time.monotonic() + _STALLS_S)
+        await asyncio.sleep(_STALLS_S / 2)
+
+    def _raise_storm(self, deed: Deed, until: float) -> None:
+        """Storms may overlap: the later end counts. No engine needs to be told of the end."""
+        self._until[deed] = max(self._until[deed], until)
+        storm = Storm(self._until[Deed.FRAMES], self._until[Deed.WRITES], self._until[Deed.STOP])
+        storm.write(self._storm_file)
 
 
 def faults_around(log: list[Injected], begin: float, end: float, *, before_s: float = 5.0) -> list[Injected]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from campaign.build import REQUEST_TIMEOUT_S
@@ -28,14 +27,6 @@ Inject: TypeAlias = Callable[[Fault], Coroutine[Any, Any, None]]
 """Does what a fault says; back when it is over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Requests in flight at most, and requests per second at most."""
-
-    concurrency: int
-    rate: float
-
-
 class Load:
     """Asks the router, and judges. One event loop owns it."""
 
@@ -45,18 +36,18 @@ class Load:
         self._expected = expected
         self._name = name
 
-    async def run(self, orders: Sequence[Order], pace: Pace, faults: Sequence[Fault], inject: Inject) -> None:
+    async def run(self, orders: Sequence[Order], concurrency: int, faults: Sequence[Fault], inject: Inject) -> None:
         """Every order has ended, and so has every fault."""
         at_request = {fault.at_request: fault for fault in faults}
-        room = asyncio.Semaphore(pace.concurrency)
+        room = asyncio.Semaphore(concurrency)
         async with asyncio.TaskGroup() as tasks:
             for order in orders:
                 await room.acquire()
                 if fault := at_request.get(order.index):
                     tasks.create_task(inject(fault))
+                await asyncio.sleep(order.gap_s)
                 await self._wait_for_router()
                 tasks.create_task(self._one(order, room))
-                await asyncio.sleep(1 / pace.rate)
 
     async def run_all(self, orders: Sequence[Order], *, concurrency: int) -> None:
         """Every order has ended; ``concurrency`` at a time, as fast as they go."""

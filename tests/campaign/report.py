@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,7 +36,7 @@ def markdown(record: Record, command: str, seconds: float) -> str:
         _table("What must be zero", ("", "count"), record.findings.zeros().items()),
         _table("How requests ended", ("end", "count"), _ends(record.findings.requests).items()),
         _latency(record.findings.requests),
-        _table("Errors", ("status and code", "count"), _codes(record.findings.requests).most_common()),
+        _table("Errors", ("status and code", "count", "the most common message"), _errors(record.findings.requests)),
         _table("Faults injected", ("fault", "count", "requests met at a proxy"), _faults(record)),
         _table("Trouble on the wires", ("trouble", "count"), sorted(record.troubles.items())),
         _table("Lives", ("process", "starts"), record.lives.items()),
@@ -67,6 +68,18 @@ def _ends(requests: Iterable[Ended]) -> dict[str, int]:
 
 def _codes(requests: Iterable[Ended]) -> Counter[str]:
     return Counter(ended.verdict.code for ended in requests if ended.verdict.end in (End.ERROR, End.UNCLEAR))
+
+
+def _errors(requests: Sequence[Ended]) -> list[tuple[str, int, str]]:
+    details: dict[str, Counter[str]] = defaultdict(Counter)
+    for ended in requests:
+        details[ended.verdict.code][_pattern(ended.verdict.detail)] += 1
+    return [(code, count, details[code].most_common(1)[0][0]) for code, count in _codes(requests).most_common()]
+
+
+def _pattern(detail: str) -> str:
+    """Without what differs from request to request."""
+    return re.sub(r"[0-9a-f]{8,}|\d+", "#", detail)[:160].replace("|", "/")
 
 
 def _ok_seconds(requests: Iterable[Ended]) -> list[float]:

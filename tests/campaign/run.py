@@ -22,7 +22,7 @@ from campaign.client import Order
 from campaign.cluster import START_TIMEOUT_S, CannotStart, Cluster, Member
 from campaign.findings import Ended, EngineState, Findings
 from campaign.injector import Injected, Injector, faults_around, shown
-from campaign.load import Load, Pace
+from campaign.load import Load
 from campaign.questions import Answer, Question, ask_single_engine, make_questions
 from campaign.schedule import Fault, Site, make_faults, make_orders
 from integration.harness import HttpError, metric
@@ -37,11 +37,12 @@ _POLL_S: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says. ``every``: requests between two faults."""
+    """What the command line says. ``rate``: requests in a second; ``every``: requests between two faults."""
 
     num_requests: int
     seed: int
-    pace: Pace
+    concurrency: int
+    rate: float
     every: int
 
 
@@ -112,9 +113,9 @@ async def _campaign(
         record.findings.requests = _explained(load.ended, injector.log, setup, record.began_at)
 
 
-def _plan(options: Options) -> tuple[tuple[Order, ...], Pace, tuple[Fault, ...]]:
-    orders = make_orders(options.seed, options.num_requests, make_questions())
-    return orders, options.pace, make_faults(options.seed, options.num_requests, every=options.every)
+def _plan(options: Options) -> tuple[tuple[Order, ...], int, tuple[Fault, ...]]:
+    orders = make_orders(options.seed, options.num_requests, make_questions(), rate=options.rate)
+    return orders, options.concurrency, make_faults(options.seed, options.num_requests, every=options.every)
 
 
 async def _ask_afterwards(findings: Findings, cluster: Cluster, expected: Mapping[Question, Answer]) -> None:

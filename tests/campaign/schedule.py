@@ -56,6 +56,8 @@ _HTTP_SECONDS: Final = (0.3, 3.0)
 _LEAVES: Final = 0.12
 _LEAVES_EARLY: Final = 0.6
 _HAS_TIMEOUT: Final = 0.1
+_BURST: Final = 6
+"""Requests that come at once, on average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +78,10 @@ def make_faults(seed: int, num_requests: int, *, every: int) -> tuple[Fault, ...
     return tuple(_fault(rng, at, *next(pairs)) for at in range(every, num_requests - every, every))
 
 
-def make_orders(seed: int, num_requests: int, questions: Sequence[Question]) -> tuple[Order, ...]:
-    """The requests in their order."""
+def make_orders(seed: int, num_requests: int, questions: Sequence[Question], *, rate: float) -> tuple[Order, ...]:
+    """The requests in their order: ``rate`` in a second on average, in bursts, so that they meet in the engines."""
     rng = random.Random(f"orders {seed}")
-    return tuple(_order(rng, index, rng.choice(questions)) for index in range(num_requests))
+    return tuple(_order(rng, index, rng.choice(questions), rate) for index in range(num_requests))
 
 
 def _dealt(rng: random.Random) -> Iterator[tuple[Site, Deed]]:
@@ -91,11 +93,12 @@ def _fault(rng: random.Random, at: int, site: Site, deed: Deed) -> Fault:
     return Fault(at, site, deed, rng.uniform(*_SECONDS.get(deed, _HTTP_SECONDS)), rng.random())
 
 
-def _order(rng: random.Random, index: int, question: Question) -> Order:
+def _order(rng: random.Random, index: int, question: Question, rate: float) -> Order:
     is_stream = rng.random() < 0.5
     timeout_s = rng.uniform(0.2, 4.0) if rng.random() < _HAS_TIMEOUT else None
     leave = _leave(rng, is_stream=is_stream) if rng.random() < _LEAVES else None
-    return Order(index, question, is_stream, timeout_s, leave)
+    gap_s = rng.expovariate(rate / _BURST) if rng.random() < 1 / _BURST else 0.0
+    return Order(index, question, is_stream, timeout_s, leave, gap_s)
 
 
 def _leave(rng: random.Random, *, is_stream: bool) -> Leave:

@@ -1,8 +1,9 @@
 """Trouble on the side channel and in the transport, inside a real engine: what a campaign's connector wraps.
 
 Frames are lost, doubled, held back past the next one, or late; a write is refused, reported failed although it
-landed, or reported failed before it lands. All of it only during a *storm*: the campaign writes until when (the
-machine's monotonic clock) into a file, and every engine looks there.
+landed, reported failed before it lands, or stalls, so that pushes last long enough to be hit in the middle. All of it
+only during a *storm*: the campaign writes until when (the machine's monotonic clock) into a file, and every engine
+looks there.
 
 Wraps methods of whole classes, because lanes make their channels themselves. Knows of them no more than
 ``send``, ``receive``, ``submit_write`` and ``write_status``.
@@ -27,6 +28,7 @@ VARIABLE: Final = "PDCAMPAIGN_WIRE"
 """The environment variable with a ``WireSettings`` as JSON."""
 _LOOK_EVERY_S: Final = 0.05
 _LATE_S: Final = (0.02, 1.0)
+_STALL_S: Final = (0.02, 0.4)
 _BEHIND_S: Final = 0.3
 """How long a swapped frame waits for the next one."""
 
@@ -44,18 +46,20 @@ class Trouble(Enum):
     REFUSED = "write refused"
     CALLED_FAILED = "write landed, called failed"
     FAILED_EARLY = "write called failed before it landed"
+    STALLED = "write stalled"
 
 
 FRAME_TROUBLE: Final = (Trouble.LOST, Trouble.DOUBLED, Trouble.SWAPPED, Trouble.LATE)
 
 ODDS: Final = {
-    Trouble.LOST.value: 0.06,
-    Trouble.DOUBLED.value: 0.1,
-    Trouble.SWAPPED.value: 0.1,
-    Trouble.LATE.value: 0.1,
-    Trouble.REFUSED.value: 0.004,
-    Trouble.CALLED_FAILED.value: 0.004,
-    Trouble.FAILED_EARLY.value: 0.004,
+    Trouble.LOST.value: 0.08,
+    Trouble.DOUBLED.value: 0.15,
+    Trouble.SWAPPED.value: 0.15,
+    Trouble.LATE.value: 0.15,
+    Trouble.REFUSED.value: 0.006,
+    Trouble.CALLED_FAILED.value: 0.006,
+    Trouble.FAILED_EARLY.value: 0.02,
+    Trouble.STALLED.value: 0.05,
 }
 """For each frame, each write, and each look at a pending write. A push has 5 frames and some 30 writes."""
 
@@ -77,10 +81,17 @@ class WireSettings:
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """Until when (monotonic seconds) frames and writes meet trouble."""
+    """Until when (monotonic seconds) frames are in trouble, writes fail, and writes stall."""
 
     frames_until: float = 0.0
     writes_until: float = 0.0
+    stalls_until: float = 0.0
+
+    def until(self, trouble: Trouble) -> float:
+        """When this trouble is over."""
+        if trouble in FRAME_TROUBLE:
+            return self.frames_until
+        return self.stalls_until if trouble is Trouble.STALLED else self.writes_until
 
     def write(self, path: Path) -> None:
         """Engines see the whole storm or the one before."""
@@ -112,12 +123,16 @@ class Dice:
         """How long a late frame is held."""
         return self._rng.uniform(*_LATE_S)
 
+    def stall_s(self) -> float:
+        """How long a stalled write keeps its lane: as long as a busy machine may keep a thread from running."""
+        return self._rng.uniform(*_STALL_S)
+
     def _end_of(self, trouble: Trouble, now: float) -> float:
         if now >= self._look_at:
             self._look_at = now + _LOOK_EVERY_S
             path = Path(self._settings.storm_file)
             self._storm = Storm(**json.loads(path.read_text())) if path.exists() else Storm()
-        return self._storm.frames_until if trouble in FRAME_TROUBLE else self._storm.writes_until
+        return self._storm.until(trouble)
 
 
 @dataclass(slots=True)
@@ -174,6 +189,8 @@ def trouble_writes(kind: type[Any], dice: Dice) -> None:
     submit_write, write_status = kind.submit_write, kind.write_status
 
     def troubled_submit(self: Any, *write: Any, **named: Any) -> Any:
+        if dice.falls(Trouble.STALLED):
+            time.sleep(dice.stall_s())
         if dice.falls(Trouble.REFUSED):
             raise TransferError("the campaign refuses this write")
         return submit_write(self, *write, **named)

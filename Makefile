@@ -1,9 +1,11 @@
 # Everything runs in .venv, which the first target that needs it makes. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help install run check test bench lock clean
+.PHONY: help install run check test faults bench lock clean
 BIN := .venv/bin
 PORT ?= 8000
 ARGS ?=
+N ?= 500
+SEED ?= 1
 
 help:     ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -27,6 +29,9 @@ test: install  ## everything: check, then all tests, also those with real engine
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q
+
+faults: install  ## random faults on real engines and the real router (N=10000 SEED=7 ARGS="--report FILE"); a report
+	@$(BIN)/python -m tests.campaign --requests $(N) --seed $(SEED) $(ARGS)
 
 bench: install  ## what the hook costs, and how fast bytes leave (benchmarks/ttft.py takes longer: run it by hand)
 	$(BIN)/python benchmarks/save_kv_layer.py

@@ -1,0 +1,216 @@
+"""The processes of a campaign: a single engine first, then prefill and decode engines, the router, and their proxies.
+
+    clients --> router --> proxy --> prefill / decode engine --> proxy (metaserver) --> router
+
+Every member keeps its ports over all its lives. Knows which ends were ours: a member that ends otherwise is an
+unexpected death, is written down, and is started again so that the campaign goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from campaign.proxy import FaultProxy
+from campaign.schedule import Site
+from integration.processes import descendants
+from pdcluster_cli.waiting import is_healthy, last_lines
+from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
+
+START_TIMEOUT_S: Final = 120.0
+_POLL_S: Final = 0.1
+_EXIT_S: Final = 10.0
+_STABLE_PORTS: Final = range(20000, 32000)
+"""Below the ports that the kernel gives to outgoing connections: a port stays ours while its member is down."""
+
+
+class CannotStart(Exception):
+    """A member does not serve; the campaign ends. It is among the deaths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A member ended, or could not be started, and nobody had asked for it."""
+
+    name: str
+    at: float
+    how: str
+
+
+@dataclass(slots=True)
+class Member:
+    """One engine or the router. ``deeds`` serialises stops and kills of its process."""
+
+    name: str
+    site: Site
+    spec: EngineSpec
+    port: int
+    proxy: FaultProxy | None = None
+    handle: EngineHandle | None = None
+    lives: int = 0
+    out_since: float | None = 0.0
+    """Since when it is away with our knowledge (monotonic seconds); None: it must run."""
+    outages: list[tuple[float, float]] = field(default_factory=list)
+    """From when to when it was."""
+    deeds: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def is_running(self) -> bool:
+        return self.handle is not None and self.handle.wait(0) is None
+
+    def was_out(self, begin: float, end: float) -> bool:
+        """Whether an outage met ``[begin, end]``."""
+        is_out = self.out_since is not None and self.out_since <= end
+        return is_out or any(began <= end and begin <= ended for began, ended in self.outages)
+
+    def is_back(self) -> None:
+        """It serves: from now on its end is a surprise."""
+        if self.out_since is not None:
+            self.outages.append((self.out_since, time.monotonic()))
+            self.out_since = None
+
+    def signal(self, number: signal.Signals, *, core_only: bool = False) -> None:
+        """All its processes, or those below the main one, have got the signal."""
+        if self.handle is None or not self.is_running:
+            return
+        main = self.handle.pid
+        for pid in descendants(main) | (set() if core_only else {main}):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+class Cluster:
+    """Starts, kills and starts again. One event loop owns it."""
+
+    def __init__(self, zygote: Zygote) -> None:
+        self.members: list[Member] = []
+        self.deaths: list[Death] = []
+        self.pids: set[tuple[int, str]] = set()
+        """Every process that was seen below the zygote, with its start time: ids come again."""
+        self._zygote = zygote
+
+    def of(self, site: Site) -> list[Member]:
+        """The members at one site."""
+        return [member for member in self.members if member.site is site]
+
+    @property
+    def router(self) -> Member:
+        (router,) = self.of(Site.ROUTER)
+        return router
+
+    @property
+    def engines(self) -> list[Member]:
+        return [*self.of(Site.PREFILL), *self.of(Site.DECODE)]
+
+    async def start(self, *members: Member) -> None:
+        """They serve.
+
+        Raises:
+            CannotStart: One does not.
+        """
+        await asyncio.gather(*(self._start(member) for member in members))
+        for member in members:
+            member.is_back()
+
+    async def kill(self, member: Member, *, core_only: bool, down_s: float) -> None:
+        """It has got SIGKILL, was away for at least ``down_s``, and serves again, on the same ports."""
+        member.out_since = time.monotonic()
+        self._remember_processes()
+        member.signal(signal.SIGKILL, core_only=core_only)
+        if not core_only and member.proxy:
+            await member.proxy.stop_listening()
+        await self._wait_gone(member)
+        if member.proxy:
+            await member.proxy.stop_listening()
+        await asyncio.sleep(down_s)
+        await self.start(member)
+
+    @asynccontextmanager
+    async def stopped(self, member: Member, *, core_only: bool) -> AsyncIterator[None]:
+        """Its processes do nothing within the ``with``."""
+        member.signal(signal.SIGSTOP, core_only=core_only)
+        try:
+            yield
+        finally:
+            member.signal(signal.SIGCONT)
+
+    async def watch(self) -> None:
+        """Write down every end that we did not ask for, and start that member again. Runs until cancelled."""
+        while True:
+            for member in self.members:
+                if member.out_since is None and not member.is_running:
+                    await self._died(member)
+            await asyncio.sleep(_POLL_S)
+
+    async def close(self) -> None:
+        """Proxies are gone. The processes belong to the zygote."""
+        self._remember_processes()
+        await asyncio.gather(*(member.proxy.close() for member in self.members if member.proxy))
+
+    async def _died(self, member: Member) -> None:
+        code = member.handle.wait(0) if member.handle else None
+        member.out_since = time.monotonic()
+        self._write_down(member, f"ended with status {code}")
+        async with member.deeds:
+            await self.start(member)
+
+    def _write_down(self, member: Member, how: str) -> None:
+        tail = last_lines(member.spec.log_path, 30)
+        self.deaths.append(Death(member.name, time.monotonic(), f"{how}; the end of its log:\n{tail}"))
+
+    async def _start(self, member: Member) -> None:
+        member.handle = await asyncio.to_thread(self._zygote.start_engine, member.spec)
+        member.lives += 1
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not await asyncio.to_thread(is_healthy, member.port):
+            if not member.is_running or time.monotonic() > deadline:
+                self._write_down(member, "did not start")
+                raise CannotStart(f"{member.name} does not start: see {member.spec.log_path}")
+            await asyncio.sleep(_POLL_S)
+        if member.proxy:
+            await member.proxy.listen()
+
+    async def _wait_gone(self, member: Member) -> None:
+        """The whole member has ended; an API server without its core is given some seconds to notice."""
+        handle, deadline = member.handle, time.monotonic() + _EXIT_S
+        assert handle is not None
+        while handle.wait(0) is None:
+            if time.monotonic() > deadline:
+                handle.signal(signal.SIGKILL)
+            await asyncio.sleep(_POLL_S)
+
+    def _remember_processes(self) -> None:
+        self.pids |= {(pid, started_at(pid)) for pid in descendants(self._zygote.pid)}
+
+
+def started_at(pid: int) -> str:
+    """When the kernel started the process, in its own ticks; empty for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def stable_ports(count: int, rng: random.Random) -> list[int]:
+    """So many ports that nobody listens on, and that no outgoing connection will take."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = rng.choice(_STABLE_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            ports += [port] if port not in ports else []
+    return ports

@@ -1,0 +1,75 @@
+"""The command line of the fault campaign: real engines, real router, seeded faults, one report.
+
+    python -m tests.campaign --requests 500 --seed 1 --report report.md
+
+Exit status: 0 all that must be zero is zero, 1 it is not, 2 the command line is wrong. Logs of all processes stay in
+the folder that is named when something is not good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from campaign.build import CONNECTOR, Setup
+from campaign.cluster import started_at
+from campaign.report import markdown, summary_line
+from campaign.run import Options, Record, run
+from integration.harness import harness_env
+from integration.processes import is_port_free, is_running
+from pdcluster_cli.engines import Device, preload_modules
+from pdcluster_cli.tiny_model import ensure_tiny_model
+from pdcluster_cli.zygote import Zygote
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a campaign. Returns the exit status."""
+    given = _parser().parse_args(arguments)
+    options = Options(given.requests, given.seed, given.concurrency, given.rate, given.every)
+    command = "python -m tests.campaign " + " ".join(arguments)
+    folder = Path(tempfile.mkdtemp(prefix="pdcluster-campaign-"))
+    record = _run_in(folder, options, given.connector)
+    report = markdown(record, command, time.monotonic() - record.began_at)
+    print(report)
+    if given.report is not None:
+        given.report.write_text(report)
+    if record.findings.is_good:
+        shutil.rmtree(folder)
+    else:
+        print(f"the logs are in {folder}", file=sys.stderr)
+    print(summary_line(record, command))
+    return 0 if record.findings.is_good else 1
+
+
+def _run_in(folder: Path, options: Options, connector: str) -> Record:
+    """The record, with what was left when every process should have gone."""
+    setup = Setup(ensure_tiny_model(), folder, options.seed, connector)
+    with Zygote(preload_modules(Device.CPU), env=harness_env(), log_path=folder / "zygote.log") as zygote:
+        record = asyncio.run(run(options, setup, zygote))
+    record.findings.orphans = orphans(record.pids)
+    record.findings.ports_left = [port for port in record.ports if not is_port_free(port)]
+    return record
+
+
+def orphans(processes: set[tuple[int, str]]) -> list[str]:
+    """Those of the processes (id and start time) that still run."""
+    return [f"process {pid}" for pid, started in processes if is_running(pid) and started_at(pid) == started]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign", description="Random faults on real engines.")
+    add = parser.add_argument
+    add("--requests", type=int, default=500, help="how many requests (default: 500)")
+    add("--seed", type=int, default=1, help="of the requests and the faults (default: 1)")
+    add("--report", type=Path, help="write the report there, too")
+    add("--concurrency", type=int, default=12, help="requests in flight at most (default: 12)")
+    add("--rate", type=float, default=8.0, help="requests per second, in bursts (default: 8)")
+    add("--every", type=int, default=8, help="requests between two faults (default: 8)")
+    add("--connector", default=CONNECTOR, help=f"module:class that prefill engines load (default: {CONNECTOR})")
+    return parser

@@ -114,7 +114,7 @@ def test_with_policy_recompute_decode_answers_by_itself_when_prefill_dies(
 def test_a_stopped_prefill_engine_costs_the_deadline_and_no_more(
     pool: Pool, expected: dict[int, tuple[int, ...]]
 ) -> None:
-    pool.prefill[0].handle.signal(signal.SIGSTOP)
+    pool.prefill[0].handle.signal_all(signal.SIGSTOP)
     try:
         begin = time.monotonic()
         with pytest.raises(HttpError) as error, opened_with_deadline(pool, 3):
@@ -123,7 +123,7 @@ def test_a_stopped_prefill_engine_costs_the_deadline_and_no_more(
         assert time.monotonic() - begin < 8
         assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
     finally:
-        pool.prefill[0].handle.signal(signal.SIGCONT)
+        pool.prefill[0].handle.signal_all(signal.SIGCONT)
     require_still_serving(pool, expected)
 
 

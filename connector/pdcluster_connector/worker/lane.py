@@ -341,7 +341,8 @@ class Lane:
 
     def _fail(self, reason: str) -> None:
         """The lane is of no use: every push is given up, and the next request gets a new lane."""
-        log_failure(Kind.LANE_FAILED, reason=reason)
+        if not self._failure:
+            log_failure(Kind.LANE_FAILED, reason=reason)
         self._failure = self._failure or reason
         self._backlog.clear()
         for live in self._book:

@@ -26,6 +26,7 @@ PROMPT_TOKENS = 42
 class Fault(Enum):
     NONE = auto()
     ERROR_500 = auto()
+    ERROR_503 = auto()
     ERROR_TEXT = auto()
     """500 as text/plain, as a server that crashed in a handler."""
     ERROR_404 = auto()
@@ -33,6 +34,8 @@ class Fault(Enum):
     """Reads the request and never says a word."""
     DIE = auto()
     """Closes the connection instead of answering."""
+    DIE_WITH_KV = auto()
+    """Decode has all KV and closes the connection instead of its first token."""
     DIE_MID_STREAM = auto()
     EMPTY_200 = auto()
     NOT_HTTP = auto()
@@ -76,8 +79,11 @@ class Seen:
 
     message: Message
     body: dict[str, Any]
+    fault: Fault
     outcome: dict[str, Any] | None = None
     outcome_status: int | None = None
+    num_lost: int = 0
+    """Attempts that decode has given up."""
     is_disconnected: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -92,6 +98,10 @@ class FakeEngine:
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
         self.fault = Fault.NONE
+        self.faults_to_come: list[Fault] = []
+        """What goes wrong with the next requests, one each; ``fault`` counts after them."""
+        self.num_losses = 0
+        """How often decode, told ok, still says that the attempt was lost."""
         self.tokens = ["Hello", ",", " world", "!"]
         self.seen: list[Seen] = []
         self.arrivals: asyncio.Queue[Seen] = asyncio.Queue()
@@ -161,7 +171,8 @@ class FakeEngine:
         if message.first_line.startswith("GET"):
             writer.write(_get_answer(message.path))
             return True
-        seen = Seen(message, json.loads(message.body))
+        fault = self.faults_to_come.pop(0) if self.faults_to_come else self.fault
+        seen = Seen(message, json.loads(message.body), fault)
         self.seen.append(seen)
         self.arrivals.put_nowait(seen)
         work = asyncio.create_task(self._work(seen, writer))
@@ -178,7 +189,7 @@ class FakeEngine:
 
     async def _work(self, seen: Seen, writer: asyncio.StreamWriter) -> bool:
         """Whether the connection can be kept."""
-        early = await self._early_fault(writer)
+        early = await self._early_fault(seen.fault, writer)
         if early is not None:
             return early
         params = seen.params or {}
@@ -186,14 +197,14 @@ class FakeEngine:
             return await self._prefill(seen, writer)
         return await self._decode(seen, writer)
 
-    async def _early_fault(self, writer: asyncio.StreamWriter) -> bool | None:
-        fault = self.fault
+    async def _early_fault(self, fault: Fault, writer: asyncio.StreamWriter) -> bool | None:
         if fault is Fault.HANG:
             await asyncio.Event().wait()
         if fault is Fault.DIE:
             return False
         answers = {
             Fault.ERROR_500: _json_answer(500, _error("engine says no", 500)),
+            Fault.ERROR_503: _json_answer(503, _error("engine is overloaded", 503)),
             Fault.ERROR_404: _json_answer(404, _error("The model `x` does not exist.", 404)),
             Fault.ERROR_TEXT: _answer(500, "text/plain", b"Internal Server Error"),
             Fault.EMPTY_200: _json_answer(200, b""),
@@ -217,6 +228,8 @@ class FakeEngine:
         if seen.body.get("stream"):
             writer.write(_STREAM_HEAD)
         problem = await self._fetch_kv(seen)
+        if seen.fault is Fault.DIE_WITH_KV:
+            return False
         if problem is not None:
             self._write_problem(seen, problem, writer)
         elif seen.body.get("stream"):
@@ -228,32 +241,35 @@ class FakeEngine:
     async def _fetch_kv(self, seen: Seen) -> str | None:
         """Reserve, wait for the outcome and the push. Returns why it failed."""
         params = seen.params
-        if params is None or self.fault is Fault.CACHED:
+        if params is None or seen.fault is Fault.CACHED:
             return None
         await self._pass(Gate.RESERVE)
-        if self.fault is Fault.GO_ON_AFTER_PUSH:
+        if seen.fault is Fault.GO_ON_AFTER_PUSH:
             self._background.append(asyncio.create_task(self._reserve(seen, params)))
             await self.wire.of(params["transfer_id"]).wait()
             return None
         reply = await self._reserve(seen, params)
+        while reply is not None and _is_ok(reply) and self.num_losses:
+            self.num_losses -= 1
+            seen.num_lost += 1
+            reply = await self._reserve(seen, params, lost_attempt=seen.num_lost, lost_reason="a lease has lapsed")
         if reply is None:
             return "gave up on the metaserver"
         seen.outcome_status, seen.outcome = reply.status, reply.json()
-        is_ok = reply.status == 200 and seen.outcome is not None and seen.outcome["status"] == "ok"
-        if self.fault is Fault.IGNORE_OUTCOME or is_ok:
+        if seen.fault is Fault.IGNORE_OUTCOME or _is_ok(reply):
             await self.wire.of(params["transfer_id"]).wait()
             return None
-        return None if self.fault is Fault.RECOMPUTE else "Internal server error"
+        return None if seen.fault is Fault.RECOMPUTE else "Internal server error"
 
-    async def _reserve(self, seen: Seen, params: dict[str, Any]) -> Message | None:
+    async def _reserve(self, seen: Seen, params: dict[str, Any], **changes: Any) -> Message | None:
         url, _, path = params["metaserver"].removeprefix("http://").partition("/")
         client = await RawClient.connect(f"http://{url}")
         try:
-            if self.fault is Fault.HANG_UP_ON_METASERVER:
+            if seen.fault is Fault.HANG_UP_ON_METASERVER:
                 await client.send(request_bytes(f"/{path}", json.dumps(reservation_of(params)).encode()))
                 await self.hang_up.wait()
                 return None
-            return await client.post(f"/{path}", reservation_of(params))
+            return await client.post(f"/{path}", reservation_of(params, **changes))
         finally:
             client.leave()
 
@@ -267,7 +283,7 @@ class FakeEngine:
         for index, event in enumerate(self.events(seen)):
             if index == 1:
                 await self._pass(Gate.SECOND_TOKEN)
-                if self.fault is Fault.DIE_MID_STREAM:
+                if seen.fault is Fault.DIE_MID_STREAM:
                     raise ConnectionResetError
             writer.write(_chunk(event))
             await writer.drain()
@@ -326,6 +342,10 @@ def reservation_of(params: dict[str, Any], **changes: Any) -> dict[str, Any]:
         prompt_digest="d",
     )
     return {**to_wire(reservation), **changes}
+
+
+def _is_ok(reply: Message) -> bool:
+    return reply.status == 200 and bool(reply.json()["status"] == "ok")
 
 
 _USAGE = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": 4, "total_tokens": PROMPT_TOKENS + 4}

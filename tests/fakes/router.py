@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fakes.engine import FakeEngine, Wire
@@ -39,6 +39,8 @@ class Rig:
     url: str
     prefills: list[FakeEngine]
     decodes: list[FakeEngine]
+    clients: list[RawClient] = field(default_factory=list)
+    """All of them, so that none hangs up because a test has forgotten it."""
 
     @property
     def router(self) -> Router:
@@ -53,7 +55,8 @@ class Rig:
         return self.decodes[0]
 
     async def client(self) -> RawClient:
-        return await RawClient.connect(self.url)
+        self.clients.append(await RawClient.connect(self.url))
+        return self.clients[-1]
 
     def feed(self, client: RawClient, raw: bytes) -> None:
         """The router gets ``raw`` from this client now, before the loop runs anything else."""

@@ -33,13 +33,13 @@ def main(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
     options = Options(given.requests, given.seed, given.concurrency, given.rate, given.every)
     command = "python -m tests.campaign " + " ".join(arguments)
-    folder = Path(tempfile.mkdtemp(prefix="pdcluster-campaign-"))
+    folder: Path = given.logs or Path(tempfile.mkdtemp(prefix="pdcluster-campaign-"))
     record = _run_in(folder, options, given.connector)
     report = markdown(record, command, time.monotonic() - record.began_at)
     print(report)
     if given.report is not None:
         given.report.write_text(report)
-    if record.findings.is_good:
+    if record.findings.is_good and given.logs is None:
         shutil.rmtree(folder)
     else:
         print(f"the logs are in {folder}", file=sys.stderr)
@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--requests", type=int, default=500, help="how many requests (default: 500)")
     add("--seed", type=int, default=1, help="of the requests and the faults (default: 1)")
     add("--report", type=Path, help="write the report there, too")
+    add("--logs", type=Path, help="an existing folder for the logs; kept (default: a new one, kept if not good)")
     add("--concurrency", type=int, default=12, help="requests in flight at most (default: 12)")
     add("--rate", type=float, default=8.0, help="requests per second, in bursts (default: 8)")
     add("--every", type=int, default=8, help="requests between two faults (default: 8)")

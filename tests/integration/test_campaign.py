@@ -14,22 +14,25 @@ pytestmark = pytest.mark.engines
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TIMEOUT_S: Final = 570
+UNTIL_THEN: Final = (
+    "TODO(#4): a prefill engine stopped past quarantine writes when it resumes (decision 0002's hard fence), and a "
+    "stream ends cleanly after the error event of a decode engine whose core died"
+)
+"""What the campaign has found and is being built. Take the mark away with the last of it."""
 
 
-def run_campaign(*flags: str) -> tuple[int, dict[str, Any], str]:
+def run_campaign(logs: Path, *flags: str) -> tuple[int, dict[str, Any], str]:
     """The exit status, the summary and the whole output."""
-    command = [sys.executable, "-m", "tests.campaign", *flags]
+    command = [sys.executable, "-m", "tests.campaign", "--logs", str(logs), *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr
 
 
-@pytest.mark.xfail(
-    strict=False, reason="TODO(#4): decision 0002's hard fence; a prefill stopped past quarantine writes"
-)
+@pytest.mark.xfail(strict=False, reason=UNTIL_THEN)
 @pytest.mark.timeout(TIMEOUT_S + 20)
-def test_of_500_requests_among_faults_none_hangs_or_lies_and_nothing_leaks() -> None:
-    status, summary, output = run_campaign("--requests", "500", "--seed", "1")
+def test_of_500_requests_among_faults_none_hangs_or_lies_and_nothing_leaks(tmp_path: Path) -> None:
+    status, summary, output = run_campaign(tmp_path, "--requests", "500", "--seed", "1")
     assert status == 0, output
     assert sum(summary["ends"].values()) == 500
     assert summary["faults"] >= 60
@@ -37,9 +40,9 @@ def test_of_500_requests_among_faults_none_hangs_or_lies_and_nothing_leaks() -> 
 
 
 @pytest.mark.timeout(TIMEOUT_S + 20)
-def test_a_campaign_finds_a_connector_that_writes_only_half_of_each_range() -> None:
+def test_a_campaign_finds_a_connector_that_writes_only_half_of_each_range(tmp_path: Path) -> None:
     status, summary, output = run_campaign(
-        "--requests", "40", "--seed", "1", "--connector", "integration.broken:CutsARangeShort"
+        tmp_path, "--requests", "40", "--seed", "1", "--connector", "integration.broken:CutsARangeShort"
     )
     assert status == 1, output
     assert summary["zeros"]["wrong tokens"] > 20

@@ -68,17 +68,17 @@ class EngineHandle:
                 self._exit_code = int(text) if text else -signal.SIGKILL
             return self._exit_code
 
-    def signal(self, number: signal.Signals) -> None:
-        """The engine's main process has got the signal, if it still runs."""
-        if self._pidfd is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, number)
-
     def signal_all(self, number: signal.Signals) -> None:
         """Every process of the engine has got the signal, its core and workers too, if it still runs."""
         if self.wait(0) is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
+
+    def signal(self, number: signal.Signals) -> None:
+        """The engine's main process has got the signal, if it still runs."""
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def stop(self, grace_s: float) -> int | None:
         """The engine and everything it forked has ended: by SIGTERM within ``grace_s``, else by SIGKILL."""
@@ -165,12 +165,6 @@ class Zygote:
             engine = EngineHandle(spec, msgspec.json.decode(message, type=Started).pid, fds[0])
             self._engines.append(engine)
             return engine
-
-    def signal_all(self, number: signal.Signals) -> None:
-        """Every process of the engine has got the signal, its core and workers too, if it still runs."""
-        if self.wait(0) is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Every engine has ended (SIGTERM to all at once, SIGKILL after ``grace_s``), and so has the zygote."""

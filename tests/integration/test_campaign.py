@@ -14,11 +14,6 @@ pytestmark = pytest.mark.engines
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TIMEOUT_S: Final = 570
-UNTIL_THEN: Final = (
-    "TODO(#4): a prefill engine stopped past quarantine writes when it resumes (decision 0002's hard fence), and a "
-    "stream ends cleanly after the error event of a decode engine whose core died"
-)
-"""What the campaign has found and is being built. Take the mark away with the last of it."""
 
 
 def run_campaign(logs: Path, *flags: str) -> tuple[int, dict[str, Any], str]:
@@ -29,7 +24,6 @@ def run_campaign(logs: Path, *flags: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr
 
 
-@pytest.mark.xfail(strict=False, reason=UNTIL_THEN)
 @pytest.mark.timeout(TIMEOUT_S + 20)
 def test_of_500_requests_among_faults_none_hangs_or_lies_and_nothing_leaks(tmp_path: Path) -> None:
     status, summary, output = run_campaign(tmp_path, "--requests", "500", "--seed", "1")

@@ -7,6 +7,7 @@ settings are those of ``docs/decisions/0001-main-job.md``. vLLM is named, never 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from pdcluster_cli.zygote import EngineSpec
+from pdcluster_protocol.secret import SECRET_VARIABLE
 
 ENGINE_MODULE: Final = "vllm.entrypoints.openai.api_server"
 ROUTER_MODULE: Final = "pdcluster_router"
@@ -108,6 +110,14 @@ def zygote_env(device: Device) -> dict[str, str | None]:
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # or the CPU platform turns the executor "uni" into "mp"
         env["OMP_NUM_THREADS"] = "1"  # read by OpenMP at its first use, after the fork: engines set their own
     return env
+
+
+def secret_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """The cluster's secret for every process of one pool: the one that is set already, else a fresh one of 32 bytes.
+
+    By environment and never by command line: the list of processes is for everybody to see.
+    """
+    return {SECRET_VARIABLE: environ.get(SECRET_VARIABLE) or secrets.token_hex(32)}
 
 
 def engine_spec(plan: EnginePlan) -> EngineSpec:

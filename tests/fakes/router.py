@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from fakes.engine import FakeEngine, Wire
-from fakes.http import RawClient
+from fakes.engine import FakeEngine, Seen, Wire, reservation_of
+from fakes.http import RawClient, request_bytes
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.secret import make_secret
 from pdcluster_router.protocol import RouterProtocol
@@ -18,6 +19,7 @@ from pdcluster_router.router import Router
 from pdcluster_router.server import RouterServer, listen
 from pdcluster_router.settings import build_settings
 
+PROMPT = {"model": "m", "prompt": "once upon a time"}
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
@@ -113,3 +115,35 @@ async def running_rig(*, num_prefill: int = 1, num_decode: int = 1, **settings: 
         await server.shutdown([bound])
         for engine in (*prefills, *decodes):
             await engine.stop()
+
+
+async def send(rig: Rig, body: object = PROMPT, **headers: str) -> RawClient:
+    """A request is on its way; its answer is the test's to read."""
+    client = await rig.client()
+    await client.send(request_bytes(COMPLETIONS, json.dumps(body).encode(), headers))
+    return client
+
+
+async def lose(rig: Rig, seen: Seen, attempt: int, **changes: Any) -> RawClient:
+    """Decode posts its reservation again, and says that ``attempt`` is lost."""
+    call = await rig.client()
+    changes = {"lost_attempt": attempt, "lost_reason": "rank 0 of 10.1.2.3:6000 is silent", "deadline_ms": 7, **changes}
+    await call.send(request_bytes("/v1/metaserver", json.dumps(reservation_of(seen.params or {}, **changes)).encode()))
+    return call
+
+
+async def outcome_of(call: RawClient) -> tuple[str, str, str]:
+    """Status, action and reason of the metaserver's reply."""
+    async with asyncio.timeout(3):
+        outcome = (await call.receive()).json()
+    return outcome["status"], outcome["action"], outcome["reason"]
+
+
+def orders(rig: Rig) -> list[Seen]:
+    """What all prefill engines were asked, by engine."""
+    return [seen for engine in rig.prefills for seen in engine.seen]
+
+
+def attempts(rig: Rig) -> list[int]:
+    """The attempt numbers that prefill engines were given."""
+    return sorted((seen.params or {})["attempt"] for seen in orders(rig))

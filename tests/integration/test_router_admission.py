@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 import pytest
 
 from fakes.engine import Fault, Gate
-from fakes.http import Message, RawClient, request_bytes
-from fakes.router import COMPLETIONS, Rig, running_rig, until
+from fakes.http import Message, RawClient
+from fakes.router import PROMPT, Rig, running_rig, send, until
 from pdcluster_router.engine import Role
 
 pytestmark = pytest.mark.anyio
 
-PROMPT = {"model": "m", "prompt": "once upon a time"}
 STREAM = {**PROMPT, "stream": True}
 ONE = {"max_prefill_backlog_tokens": 1}
 """One request at a time for each prefill engine."""
-
-
-async def send(rig: Rig, body: object = PROMPT, **headers: str) -> RawClient:
-    client = await rig.client()
-    await client.send(request_bytes(COMPLETIONS, json.dumps(body).encode(), headers))
-    return client
 
 
 async def answer_of(client: RawClient) -> Message:
@@ -206,6 +198,7 @@ async def test_each_healthy_prefill_engine_adds_to_the_room() -> None:
             engine.close_gate(Gate.PREFILL)
         clients = [await send(rig) for _ in range(6)]
         await queued(rig, 2)
+        await until(lambda: sum(len(engine.seen) for engine in rig.prefills) == 4)
         for engine in rig.prefills[1:]:
             await engine.stop()
         await until(lambda: sum(engine.is_healthy for engine in rig.router.services.engines[Role.PREFILL]) == 1)

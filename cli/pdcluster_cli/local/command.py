@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Final
 
 from pdcluster_cli import checks
-from pdcluster_cli.engines import preload_modules, zygote_env
+from pdcluster_cli.engines import preload_modules, secret_env, zygote_env
 from pdcluster_cli.local.chat import ChatError, served_model, stream_answer
 from pdcluster_cli.local.options import Machine, Options, parse_options, plan_engines
 from pdcluster_cli.local.pool import Member, RouterPlan, find_dead, start_members
@@ -103,7 +103,8 @@ def _serve(run: Run) -> int:
     engine_ports = [free_port() for _ in range(run.options.prefill + run.options.decode)]
     plans = plan_engines(run.options, run.machine, model=run.model.resolve(), folder=run.folder, ports=engine_ports)
     _say(f"logs are in {run.folder}")
-    modules, env = preload_modules(run.machine.device), zygote_env(run.machine.device)
+    modules = preload_modules(run.machine.device)
+    env = {**zygote_env(run.machine.device), **secret_env(os.environ)}  # All others are forks of the zygote.
     with _zygote(Zygote(modules, env=env, log_path=run.folder / "import.log")) as zygote:
         members = start_members(zygote, plans, run.router, _say)
         traces = [run.router.trace_file, *(plan.trace_file for plan in plans if plan.trace_file)]

@@ -20,9 +20,11 @@ from pdcluster_cli.engines import (
     kv_transfer_config,
     preload_modules,
     router_argv,
+    secret_env,
     zygote_env,
 )
 from pdcluster_cli.zygote_wire import MAX_MESSAGE_BYTES, StartOrder
+from pdcluster_protocol.secret import SECRET_VARIABLE, load_secret
 
 
 def plan(role: Role = Role.PREFILL, **settings: Any) -> EnginePlan:
@@ -144,3 +146,15 @@ def test_the_router_is_told_of_every_engine_by_role() -> None:
         *("--port", "8000", "--trace-file", "/t", "--x", "y"),
     )
     assert "--trace-file" not in router_argv(prefill=["p"], decode=["d"], port=1, trace_file=None, args=())
+
+
+def test_each_pool_has_a_fresh_secret_of_its_own() -> None:
+    first, second = secret_env({}), secret_env({SECRET_VARIABLE: ""})
+    assert first != second
+    for env in (first, second):
+        assert load_secret(env, host="0.0.0.0")  # Long enough for a network.
+
+
+def test_a_secret_that_is_set_already_is_kept() -> None:
+    environ = {SECRET_VARIABLE: "one that the user chose"}
+    assert secret_env(environ) == environ

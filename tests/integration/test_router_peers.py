@@ -1,0 +1,273 @@
+"""What other routers were measured or reported to do wrong, row by row, against this one: better than each of them.
+
+| Case (measured on vllm-router PD, sglang-router PD, vllm-ascend's layerwise proxy) | here, or in |
+|---|---|
+| prefill answers 500 once | here |
+| prefill always 500 | here, and test_router_retries: attempts_are_bounded |
+| client leaves during prefill | test_router_clients: stops_the_writer_and_decode |
+| decode dies mid-stream | here, and test_router_faults: is_an_error_event_and_a_cut |
+| all engines down | here |
+| malformed JSON | test_router_http: a_body_that_is_no_json_object_is_a_400 |
+| 41 ms for three chunks, for want of TCP_NODELAY | test_router_http: small_writes_are_sent_at_once_on_both_sides |
+| callbacks reach the wrong process | here |
+| decode never looks at the callback's status | here |
+
+| Report (sglang, vllm, vllm-ascend, tokenspeed, kthena, dynamo) | here, or in |
+|---|---|
+| abort storm pins decode for 300 s per failed prefill | here |
+| decode stuck for ever when prefill dies | test_router_faults: does_not_leave_a_decode_that_waits_for_ever |
+| client disconnect does not release prefill | test_router_clients: leaves_during_prefill, and here for a storm |
+| 200 with an empty body | test_router_faults: a_decode_that_does_not_answer_is_one_502 |
+| fails from 1,400-2,000 connections | here |
+| decode capacity held by requests that wait for prefill | test_router_admission: decode_hears_nothing |
+| a deadline that starts only when decode has admitted | test_router_admission: what_is_left_of_the_deadline |
+| a retry after bytes were written: interleaved duplicates | here |
+| stale idle connections | test_router_faults: a_stale_idle_connection, and here for all at once |
+| wrong cached_tokens | test_router_flow: the answer's bytes are decode's own |
+| n > 1, prompt_logprobs | test_router_flow: parallel_prompts_are_prefilled_by_decode |
+| unauthenticated pairing ids fill the memory | here, and test_router_strangers |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from fakes.engine import FakeEngine, Fault, Gate, reservation_of
+from fakes.http import Message, RawClient, request_bytes
+from fakes.router import COMPLETIONS, SECRET, Rig, params_of, running_rig, until
+from pdcluster_router.server import RouterServer, listen
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = {"model": "m", "prompt": "once upon a time"}
+STREAM = {**PROMPT, "stream": True}
+BOTH = pytest.mark.parametrize("body", [PROMPT, STREAM], ids=["plain", "stream"])
+
+
+async def post(rig: Rig, body: object = PROMPT) -> Message:
+    async with asyncio.timeout(4):
+        return await (await rig.client()).post(COMPLETIONS, body)
+
+
+def raw(body: object = PROMPT) -> bytes:
+    return request_bytes(COMPLETIONS, json.dumps(body).encode())
+
+
+def num_asked(engines: list[FakeEngine]) -> int:
+    return sum(len(engine.seen) for engine in engines)
+
+
+def error_of(answer: Message) -> dict[str, object]:
+    assert answer.is_whole
+    assert answer.headers["content-type"] == "application/json"
+    error: dict[str, object] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+async def all_released(engines: list[FakeEngine]) -> None:
+    """No engine works on anything any more."""
+    async with asyncio.timeout(5):
+        for engine in engines:
+            for seen in engine.seen:
+                await seen.ended.wait()
+
+
+@BOTH
+async def test_prefill_answers_500_once_and_the_client_notices_nothing(body: dict[str, object]) -> None:
+    async with running_rig(num_prefill=2) as rig:
+        rig.prefills[0].faults_to_come = [Fault.ERROR_500]
+        answer = await post(rig, body)
+        expected = rig.decode.events(rig.decode.seen[0]) if body is STREAM else [rig.decode.answer(rig.decode.seen[0])]
+        assert (answer.status, answer.is_whole, answer.body) == (200, True, b"".join(expected))
+        assert [len(engine.seen) for engine in rig.prefills] == [1, 1]
+        assert len(rig.decode.seen) == 1
+        await rig.settled()
+
+
+@BOTH
+async def test_prefill_always_500_is_one_clear_error_and_few_engine_requests(body: dict[str, object]) -> None:
+    async with running_rig(num_prefill=4, num_decode=3) as rig:
+        for engine in rig.prefills:
+            engine.fault = Fault.ERROR_500
+        answer = await post(rig, body)
+        assert answer.status == 502
+        assert error_of(answer)["code"] == "prefill_failed"
+        assert (num_asked(rig.decodes), num_asked(rig.prefills)) == (1, 3)
+        await rig.settled()
+
+
+@BOTH
+async def test_prefill_always_500_is_a_whole_answer_where_decode_may_recompute(body: dict[str, object]) -> None:
+    async with running_rig(num_prefill=4) as rig:
+        for engine in rig.prefills:
+            engine.fault = Fault.ERROR_500
+        rig.decode.fault = Fault.RECOMPUTE
+        answer = await post(rig, body)
+        assert (answer.status, answer.is_whole) == (200, True)
+        assert (len(rig.decode.seen), num_asked(rig.prefills)) == (1, 3)
+        await rig.settled()
+
+
+async def test_decode_dies_mid_stream_and_the_answer_does_not_look_complete() -> None:
+    async with running_rig(num_decode=2) as rig:
+        rig.decodes[0].fault = Fault.DIE_MID_STREAM
+        answer = await post(rig, STREAM)
+        assert (answer.status, answer.is_whole) == (200, False)
+        assert b"[DONE]" not in answer.body
+        assert json.loads(answer.chunks[-2].removeprefix(b"data: "))["error"]["code"] == "decode_lost"
+        assert rig.url not in answer.body.decode()
+        await rig.settled()
+
+
+async def test_nothing_is_repeated_or_interleaved_after_the_first_byte() -> None:
+    async with running_rig(num_decode=3, num_prefill=2) as rig:
+        for engine in rig.decodes:
+            engine.fault = Fault.DIE_MID_STREAM
+        answer = await post(rig, STREAM)
+        assert answer.body.count(b"Hello") == 1
+        assert (num_asked(rig.decodes), num_asked(rig.prefills)) == (1, 1)
+        await rig.settled()
+
+
+@BOTH
+async def test_all_engines_down_is_a_503_in_json_that_says_when_to_come_back(body: dict[str, object]) -> None:
+    async with running_rig(num_decode=2, num_prefill=2) as rig:
+        for engine in (*rig.decodes, *rig.prefills):
+            await engine.stop()
+        answer = await post(rig, body)
+        assert answer.status == 503
+        assert error_of(answer)["code"] == "no_decode_engine"
+        assert int(answer.headers["retry-after"]) >= 1
+        assert "127.0.0.1" not in answer.body.decode()
+        await rig.settled()
+
+
+@BOTH
+async def test_all_prefill_engines_down_is_no_outage_where_decode_may_recompute(body: dict[str, object]) -> None:
+    async with running_rig(num_prefill=2) as rig:
+        for engine in rig.prefills:
+            await engine.stop()
+        rig.decode.fault = Fault.RECOMPUTE
+        assert (await post(rig, body)).status == 200
+        await rig.settled()
+
+
+async def test_a_decode_that_ignores_the_outcome_is_let_go_all_the_same() -> None:
+    async with running_rig(on_prefill_failure="fail") as rig:
+        rig.prefill.fault, rig.decode.fault = Fault.ERROR_500, Fault.IGNORE_OUTCOME
+        answer = await post(rig)
+        assert error_of(answer)["code"] == "prefill_failed"
+        await all_released(rig.decodes)
+        assert rig.decode.seen[0].is_disconnected
+        await rig.settled()
+
+
+async def test_callbacks_reach_the_very_router_that_sent_the_request() -> None:
+    async with running_rig() as rig:
+        settings = rig.server.router.settings.model_copy(update={"port": 0})
+        bound, settings = listen(settings)
+        other = RouterServer(settings, SECRET)
+        await other.start([bound])
+        clients = [await RawClient.connect(url) for url in (rig.url, f"http://127.0.0.1:{settings.port}") * 20]
+        answers = await asyncio.gather(*(client.post(COMPLETIONS, PROMPT) for client in clients))
+        assert {answer.status for answer in answers} == {200}
+        assert len({(seen.params or {})["metaserver"] for seen in rig.decode.seen}) == 2
+        assert await rig.failures() == {}
+        await other.shutdown([bound])
+
+
+# Storms.
+
+
+async def test_an_abort_storm_releases_decode_and_prefill_at_once() -> None:
+    async with running_rig(num_prefill=2, num_decode=2, max_prefill_backlog_tokens=1 << 20) as rig:
+        for engine in rig.prefills:
+            engine.close_gate(Gate.PREFILL)
+        clients = [await rig.client() for _ in range(200)]
+        for client in clients:
+            await client.send(raw(STREAM))
+        await until(lambda: num_asked(rig.prefills) == 200)
+        began = time.monotonic()
+        for client in clients:
+            client.leave()
+        await all_released([*rig.prefills, *rig.decodes])
+        await rig.settled()
+        assert time.monotonic() - began < 3
+        assert all(seen.is_disconnected for engine in rig.prefills for seen in engine.seen)
+        assert await rig.failures() == {"client_gone": 200}
+        for engine in rig.prefills:
+            engine.open_gate(Gate.PREFILL)
+        assert (await post(rig)).status == 200
+
+
+async def test_a_storm_of_failed_prefills_pins_no_decode() -> None:
+    async with running_rig(num_prefill=2, on_prefill_failure="fail", max_prefill_backlog_tokens=1 << 20) as rig:
+        for engine in rig.prefills:
+            engine.fault = Fault.ERROR_500
+        rig.decode.fault = Fault.IGNORE_OUTCOME  # It would sit there for ever.
+        began = time.monotonic()
+        clients = [await rig.client() for _ in range(200)]
+        answers = await asyncio.gather(*(client.post(COMPLETIONS, PROMPT) for client in clients))
+        assert {answer.status for answer in answers} == {502}
+        await all_released(rig.decodes)
+        await rig.settled()
+        assert time.monotonic() - began < 8
+        assert (len(rig.decode.seen), num_asked(rig.prefills)) == (200, 400)
+
+
+async def test_idle_connections_that_all_went_stale_at_once_cost_no_request() -> None:
+    async with running_rig() as rig:
+        clients = [await rig.client() for _ in range(30)]
+        for _ in range(3):
+            answers = await asyncio.gather(*(client.post(COMPLETIONS, STREAM) for client in clients))
+            assert {(answer.status, answer.is_whole) for answer in answers} == {(200, True)}
+            rig.decode.hang_up_on_all()
+            rig.prefill.hang_up_on_all()
+        await rig.settled()
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """As many open files as the system lets us: here both ends of every connection are ours."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_files")
+async def test_2000_connections_with_a_stream_each() -> None:
+    async with running_rig(num_prefill=2, num_decode=2, max_prefill_backlog_tokens=1 << 20) as rig:
+        for engine in rig.decodes:
+            engine.close_gate(Gate.SECOND_TOKEN)
+        clients = [await rig.client() for _ in range(2000)]
+        async with asyncio.timeout(60):
+            for client in clients:
+                await client.send(raw(STREAM))
+            for client in clients:
+                await client.reader.readuntil(b"Hello")
+            assert len(rig.router.services.running) == 2000
+            for engine in rig.decodes:
+                engine.open_gate(Gate.SECOND_TOKEN)
+            for client in clients:
+                assert (await client.reader.readuntil(b"0\r\n\r\n")).count(b"data: ") == 4
+        await rig.settled()
+        assert await rig.failures() == {}
+
+
+async def test_pairing_ids_of_strangers_leave_nothing_in_memory() -> None:
+    async with running_rig() as rig:
+        client = await rig.client()
+        for index in range(300):
+            forged = {**params_of(f"guess-{index}"), "token": ""}
+            assert (await client.post("/v1/metaserver", reservation_of(forged))).status == 403
+        assert not rig.router.services.transfers
+        assert rig.prefill.seen == []
+        assert await rig.failures() == {"bad_token": 300}

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from pdcluster_router.connection import Call, Lost, ResponseHead
 from pdcluster_router.core.openai_errors import ApiError, from_engine
-from pdcluster_router.core.sse import MAX_FIRST_EVENT_BYTES, error_event, error_of, first_event_end
+from pdcluster_router.core.sse import MAX_FIRST_EVENT_BYTES, ErrorWatch, error_event, error_of, first_event_end
 from pdcluster_router.cycle import JSON, HotCycle
 
 MAX_ERROR_BYTES: Final = 1 << 20
@@ -80,7 +80,7 @@ class _State(Enum):
 class Relay:
     """What one decode engine answers to one client. Event loop only; owned by its exchange."""
 
-    __slots__ = ("_call", "_cycle", "_has_bytes", "_head", "_held", "_owner", "_state")
+    __slots__ = ("_call", "_cycle", "_has_bytes", "_head", "_held", "_owner", "_state", "_watch")
 
     def __init__(self, owner: RelayOwner, cycle: HotCycle) -> None:
         self._owner = owner
@@ -90,6 +90,7 @@ class Relay:
         self._held = b""
         self._has_bytes = False
         self._state = _State.HOLDING
+        self._watch: ErrorWatch | None = None
 
     def begin(self, call: Call) -> None:
         """What comes from ``call`` goes to the client."""
@@ -133,7 +134,10 @@ class Relay:
 
     def on_body(self, body: bytes) -> None:
         if self._state is _State.RELAYING:
-            self._cycle.write(body)
+            if self._watch is None:
+                self._cycle.write(body)
+            else:
+                self._write_watched(self._watch, body)
             return
         if not self._has_bytes:
             self._has_bytes = True
@@ -143,7 +147,9 @@ class Relay:
 
     def on_end(self) -> None:
         head = self._known_head()
-        if self._state is _State.RELAYING:
+        if self._watch is not None and self._watch.has_error:
+            self._break_off("an error that it did not finish")
+        elif self._state is _State.RELAYING:
             self._finish(head)
         elif head.status >= 400:
             self._refuse(head.status, from_engine(head.status, self._held), head)
@@ -156,7 +162,26 @@ class Relay:
     def on_lost(self, lost: Lost) -> None:
         self._owner.decode_lost(lost)
 
+    def _write_watched(self, watch: ErrorWatch, body: bytes) -> None:
+        """Pass on what is no error: its engine would end the stream after one as if all was well."""
+        if passed := watch.feed(body):
+            self._cycle.write(passed)
+        self._look_for_late_error()
+
+    def _look_for_late_error(self) -> None:
+        message = self._watch.message() if self._watch is not None else None
+        if message is not None:
+            self._break_off(message)
+
+    def _break_off(self, message: str) -> None:
+        self._watch = None
+        if self._call is not None:
+            self._call.close()
+        self._owner.decode_lost(Lost(f"it broke off its answer: {message}"))
+
     def _finish(self, head: ResponseHead) -> None:
+        if self._state is _State.OVER:
+            return  # It has broken off already.
         self._state = _State.OVER
         self._cycle.end()
         self._owner.answered(head.status)
@@ -199,7 +224,10 @@ class Relay:
         headers = b"".join(_line(name, value) for name, value in head.headers if name not in _OURS)
         if self._is_event_stream():
             headers += b"x-accel-buffering: no\r\n"  # Else an nginx in front holds tokens back.
+            self._watch = ErrorWatch()
+            held = self._watch.feed(held)
         self._cycle.start(head.status, headers, head.content_length, held)
+        self._look_for_late_error()
 
     def _known_head(self) -> ResponseHead:
         assert self._head is not None

@@ -37,6 +37,8 @@ class Fault(Enum):
     DIE_WITH_KV = auto()
     """Decode has all KV and closes the connection instead of its first token."""
     DIE_MID_STREAM = auto()
+    ERROR_MID_STREAM = auto()
+    """As vLLM when its engine core dies: an error event, and then a clean end."""
     EMPTY_200 = auto()
     NOT_HTTP = auto()
     TOO_MUCH = auto()
@@ -285,6 +287,10 @@ class FakeEngine:
                 await self._pass(Gate.SECOND_TOKEN)
                 if seen.fault is Fault.DIE_MID_STREAM:
                     raise ConnectionResetError
+                if seen.fault is Fault.ERROR_MID_STREAM:
+                    event = b"data: " + _error("EngineCore died", 500) + b"\n\ndata: [DONE]\n\n"
+                    writer.write(_chunk(event))
+                    break
             writer.write(_chunk(event))
             await writer.drain()
         writer.write(_END)

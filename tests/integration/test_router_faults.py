@@ -134,6 +134,20 @@ async def test_a_decode_that_dies_mid_stream_is_an_error_event_and_a_cut() -> No
         await rig.settled()
 
 
+async def test_an_error_event_in_the_middle_of_a_stream_is_not_followed_by_a_clean_end() -> None:
+    async with running_rig() as rig:
+        rig.decode.fault = Fault.ERROR_MID_STREAM
+        answer = await post(rig, STREAM)
+        assert answer.status == 200
+        assert not answer.is_whole
+        first, last = answer.chunks[0], answer.chunks[1]
+        assert first == rig.decode.events(rig.decode.seen[0])[0]
+        error = json.loads(last.removeprefix(b"data: "))["error"]
+        assert (error["code"], "EngineCore died" in error["message"]) == ("decode_lost", True)
+        assert b"[DONE]" not in b"".join(answer.chunks)
+        await rig.settled()
+
+
 @BOTH
 async def test_a_decode_that_hangs_ends_in_a_504_and_both_engines_are_let_go(body: dict[str, object]) -> None:
     async with running_rig(request_timeout_s=0.2) as rig:

@@ -110,6 +110,16 @@ def parse_error(body: bytes) -> int | None:
     return status if isinstance(status, int) and 400 <= status <= 599 else 500
 
 
+def message_of(body: bytes) -> str:
+    """What an engine's error object says."""
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return "an error that cannot be read"
+    error = answer.get("error") if isinstance(answer, dict) else None
+    return str(error.get("message") if isinstance(error, dict) else error)[:_MAX_QUOTED_BYTES]
+
+
 def from_engine(status: int, body: bytes) -> bytes:
     """An engine's error body in OpenAI's shape: as it is where it has it, else wrapped."""
     if parse_error(body) is not None:

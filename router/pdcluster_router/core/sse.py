@@ -2,7 +2,8 @@
 
 vLLM sends ``200`` and the headers of a stream before it knows whether the request will work, and an error then
 comes as ``data: {"error": ...}``. Until the first event is whole nothing has gone to the client, so such an
-error can still become a proper HTTP status. Everything after the first event is relayed unread.
+error can still become a proper HTTP status. Later events are relayed unread, but for one thing: when its engine
+core dies vLLM writes an error event and then ends the stream as if all was well, ``[DONE]`` and all.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pdcluster_router.core.openai_errors import ApiError, parse_error
+from pdcluster_router.core.openai_errors import ApiError, message_of, parse_error
 
 MAX_FIRST_EVENT_BYTES: Final = 256 * 1024
 """A first event longer than this is no error message; it is relayed without a look."""
+
+_LATE_ERROR: Final = b'\ndata: {"error"'
+"""How vLLM 0.32 (``entrypoints/openai/*/serving.py``) begins an error event. Inside of an answer's JSON the quotes
+would be escaped, so no text that a model makes looks like this."""
 
 _BLANK_LINES: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
@@ -43,6 +48,40 @@ def error_of(event: bytes) -> StreamError | None:
     payload = b"\n".join(lines)
     status = parse_error(payload)
     return None if status is None else StreamError(status, payload)
+
+
+class ErrorWatch:
+    """Looks for an error event in a stream that has begun. One per stream; costs a search per chunk."""
+
+    __slots__ = ("_event", "_tail")
+
+    def __init__(self) -> None:
+        self._tail = b"\n"
+        self._event: bytes | None = None
+
+    @property
+    def has_error(self) -> bool:
+        """Whether an error event has begun, whole or not."""
+        return self._event is not None
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What of the stream may be passed on: all of it, up to an error event."""
+        if self._event is not None:
+            self._event += chunk
+            return b""
+        seen = self._tail + chunk
+        found = seen.find(_LATE_ERROR)
+        if found < 0:
+            self._tail = seen[-len(_LATE_ERROR) :]
+            return chunk
+        self._event = seen[found + 1 :]
+        return chunk[: max(0, found + 1 - len(self._tail))]
+
+    def message(self) -> str | None:
+        """What the error event says, once it is whole."""
+        if self._event is None or first_event_end(self._event) < 0:
+            return None
+        return message_of(self._event[5 : first_event_end(self._event)])
 
 
 def error_event(error: ApiError) -> bytes:

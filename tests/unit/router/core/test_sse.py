@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdcluster_router.core.openai_errors import decode_lost
-from pdcluster_router.core.sse import error_event, error_of, first_event_end
+from pdcluster_router.core.sse import ErrorWatch, error_event, error_of, first_event_end
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,30 @@ def test_our_own_error_event_is_read_as_an_error() -> None:
     error = error_of(error_event(decode_lost("http://d", "gone")))
     assert error is not None
     assert b"gone" in error.body
+
+
+LATE = b'data: {"a": 1}\n\ndata: {"error": {"message": "core died", "code": 500}}\n\ndata: [DONE]\n\n'
+
+
+@pytest.mark.parametrize("size", range(1, len(LATE) + 1))
+def test_an_error_event_is_found_however_the_stream_is_cut_into_chunks(size: int) -> None:
+    watch, passed = ErrorWatch(), b""
+    for start in range(0, len(LATE), size):
+        passed += watch.feed(LATE[start : start + size])
+    assert watch.message() == "core died"
+    assert passed.startswith(b'data: {"a": 1}\n\n')
+    assert LATE.index(b'{"error"') + len(b'{"error') >= len(passed)
+
+
+def test_a_text_that_looks_like_an_error_is_passed_on() -> None:
+    watch = ErrorWatch()
+    event = b'data: {"text": "data: {\\"error\\": 1}"}\n\n'
+    assert watch.feed(event) == event
+    assert not watch.has_error
+
+
+def test_half_an_error_event_is_an_error_without_a_message_yet() -> None:
+    watch = ErrorWatch()
+    assert watch.feed(b'data: {"error": {"mess') == b""
+    assert watch.has_error
+    assert watch.message() is None

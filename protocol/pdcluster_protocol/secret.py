@@ -36,23 +36,26 @@ class Secret:
         """The token of one attempt, which may last ``deadline_ms`` at most. Router only; costs 2 us."""
         return f"{deadline_ms}.{self._mac(transfer_id, attempt, deadline_ms)}"
 
-    def check(self, token: str, transfer_id: TransferId, attempt: Attempt) -> int:
-        """How many ms the holder of ``token`` may take from when it was minted.
+    def check(self, token: str, transfer_id: TransferId, attempt: Attempt, deadline_ms: int) -> None:
+        """Whoever shows ``token`` may take ``deadline_ms`` more for this attempt of this transfer.
 
         Raises:
-            ProtocolError: The token is not of this cluster, or not for this attempt of this transfer.
+            ProtocolError: The token is not of this cluster, not for this attempt, or not for so long.
         """
-        deadline_ms, _, mac = token.partition(".")
-        if not (deadline_ms.isascii() and deadline_ms.isdigit() and len(deadline_ms) < _MAX_DIGITS and mac.isascii()):
+        allowed_ms, _, mac = token.partition(".")
+        if not (allowed_ms.isascii() and allowed_ms.isdigit() and len(allowed_ms) < _MAX_DIGITS and mac.isascii()):
             raise ProtocolError(
                 f"transfer {transfer_id} attempt {attempt} came without a token: ask through the router"
             )
-        if not hmac.compare_digest(mac, self._mac(transfer_id, attempt, int(deadline_ms))):
+        if not hmac.compare_digest(mac, self._mac(transfer_id, attempt, int(allowed_ms))):
             raise ProtocolError(
                 f"the token of transfer {transfer_id} attempt {attempt} is not valid here: "
                 f"give router and engines of one cluster the same {SECRET_VARIABLE}"
             )
-        return int(deadline_ms)
+        if deadline_ms > int(allowed_ms):
+            raise ProtocolError(
+                f"transfer {transfer_id} attempt {attempt} asks for {deadline_ms} ms, its token allows {allowed_ms}"
+            )
 
     def seal(self, connection: bytes, payload: bytes | memoryview) -> bytes:
         """``SEAL_BYTES`` that only holders of the secret can make for this message on this connection."""

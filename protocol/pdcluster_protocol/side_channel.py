@@ -189,8 +189,8 @@ class Seal:
         payload = memoryview(frame)[1 + SEAL_BYTES :]
         if not hmac.compare_digest(frame[1 : 1 + SEAL_BYTES], self.secret.seal(self.connection, payload)):
             raise ProtocolError(
-                "side-channel frame is not sealed with this cluster's secret: "
-                f"give router and engines of one cluster the same {SECRET_VARIABLE}"
+                "side-channel frame is not sealed for this connection: the decode engine has restarted, or router and "
+                f"engines were not given the same {SECRET_VARIABLE}"
             )
         return payload
 

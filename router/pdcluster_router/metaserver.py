@@ -25,7 +25,7 @@ def take_reservation(services: Services, cycle: HotCycle) -> None:
         _refuse(services, cycle, 400, Failure(Kind.RESERVATION_REFUSED, reason=str(error)))
         return
     try:
-        services.secret.check(reservation.token, reservation.transfer_id, reservation.attempt)
+        services.secret.check(reservation.token, reservation.transfer_id, reservation.attempt, reservation.deadline_ms)
     except ProtocolError as error:
         _refuse(services, cycle, 403, _failure(Kind.BAD_TOKEN, reservation, str(error)))
         return

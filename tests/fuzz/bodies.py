@@ -39,7 +39,7 @@ def is_let_in(body: bytes, secret: Secret) -> bool:
     """Whether a metaserver with ``secret`` takes ``body`` as a reservation."""
     try:
         reservation = parse_reservation(json.loads(body))
-        secret.check(reservation.token, reservation.transfer_id, reservation.attempt)
+        secret.check(reservation.token, reservation.transfer_id, reservation.attempt, reservation.deadline_ms)
     except (ProtocolError, ValueError):
         return False
     return True

@@ -33,7 +33,7 @@ async def test_decode_reserves_then_prefill_fills_then_decode_answers() -> None:
         assert json.dumps(prefill.params) == json.dumps(reservation_of(decode.params, **ours))
         assert 0 < ours["deadline_ms"] <= decode.params["deadline_ms"]
         for params in (prefill.params, decode.params):
-            assert SECRET.check(params["token"], params["transfer_id"], params["attempt"]) == params["deadline_ms"]
+            SECRET.check(params["token"], params["transfer_id"], params["attempt"], params["deadline_ms"])
         assert (prefill.body["max_tokens"], prefill.body["stream"]) == (1, False)
         assert decode.outcome == {"status": "ok", "reason": "", "action": "fail"}
         await rig.settled()

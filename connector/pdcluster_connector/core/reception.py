@@ -270,7 +270,7 @@ class Reception:
         if message.decode_boot_id != self.welcome.boot_id:
             return f"decode rank has restarted: its boot id is {self.welcome.boot_id}"
         try:
-            self.secret.check(message.token, message.transfer_id, message.attempt)
+            self.secret.check(message.token, message.transfer_id, message.attempt, message.deadline_ms)
         except ProtocolError as error:
             return str(error)
         return ""

@@ -87,7 +87,7 @@ class DecodeScheduler:
         """Take a request in. Bad parameters are kept as the reason with which it will fail."""
         try:
             parsed = parse_decode_params(params)
-            self._engine.secret.check(parsed.token, parsed.transfer_id, parsed.attempt)
+            self._engine.secret.check(parsed.token, parsed.transfer_id, parsed.attempt, parsed.deadline_ms)
         except ProtocolError as error:
             self._requests[request_id] = _Request(token_ids, now, None, str(error))
             return

@@ -89,7 +89,7 @@ class PrefillScheduler:
 
     def _accept(self, params: object, token_ids: Sequence[int], now: float) -> _Transfer:
         reservation = parse_reservation(params)
-        self._secret.check(reservation.token, reservation.transfer_id, reservation.attempt)
+        self._secret.check(reservation.token, reservation.transfer_id, reservation.attempt, reservation.deadline_ms)
         self._require_pushable(reservation)
         self._require_same_prompt(reservation, token_ids)
         try:

@@ -88,7 +88,7 @@ class MooncakeTransport:
             return write
         batch = engine.transfer_submit_write(session, source, target, num_bytes)
         if batch <= 0:
-            raise TransferError(f"Mooncake refused a write of {num_bytes} bytes to {session} (status {batch})")
+            raise TransferError(f"Mooncake refused a write of {num_bytes} bytes (status {batch})")
         self._batches[write] = batch
         return write
 
@@ -114,7 +114,7 @@ class MooncakeTransport:
 
     def _running(self) -> Any:
         if self._engine is None:
-            raise TransferError(f"transport {self._session} is closed")
+            raise TransferError("the transport session is closed")
         return self._engine
 
     # The next three run in a probing thread.

@@ -15,7 +15,9 @@ FIRST, SECOND = Attempt(1), Attempt(2)
 
 
 def test_a_token_says_how_long_its_attempt_may_last() -> None:
-    assert OURS.check(OURS.mint(T, FIRST, 1234), T, FIRST) == 1234
+    OURS.check(OURS.mint(T, FIRST, 1234), T, FIRST, 1234)
+    with pytest.raises(ProtocolError, match="asks for 1235 ms, its token allows 1234"):
+        OURS.check(OURS.mint(T, FIRST, 1234), T, FIRST, 1235)
 
 
 @pytest.mark.parametrize(
@@ -23,24 +25,24 @@ def test_a_token_says_how_long_its_attempt_may_last() -> None:
 )
 def test_a_token_is_good_for_one_attempt_of_one_transfer(transfer_id: TransferId, attempt: Attempt) -> None:
     with pytest.raises(ProtocolError, match="not valid here"):
-        OURS.check(OURS.mint(T, FIRST, 1234), transfer_id, attempt)
+        OURS.check(OURS.mint(T, FIRST, 1234), transfer_id, attempt, 1)
 
 
 def test_a_token_of_another_cluster_is_refused_with_the_cure() -> None:
     with pytest.raises(ProtocolError, match="same PDCLUSTER_SECRET"):
-        OURS.check(THEIRS.mint(T, FIRST, 1234), T, FIRST)
+        OURS.check(THEIRS.mint(T, FIRST, 1234), T, FIRST, 1)
 
 
 def test_a_longer_deadline_does_not_fit_the_token() -> None:
     token = OURS.mint(T, FIRST, 1234)
     with pytest.raises(ProtocolError, match="not valid here"):
-        OURS.check("9" + token, T, FIRST)
+        OURS.check("9" + token, T, FIRST, 1)
 
 
 @pytest.mark.parametrize("token", ["", ".", "x", "12", "-1.00", "1e3.00", "٣.00", "9" * 40 + ".00", "1.é"])
 def test_what_is_no_token_is_refused(token: str) -> None:
     with pytest.raises(ProtocolError):
-        OURS.check(token, T, FIRST)
+        OURS.check(token, T, FIRST, 1)
 
 
 def test_a_seal_fits_its_own_connection_and_message_only() -> None:

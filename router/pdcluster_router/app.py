@@ -6,6 +6,7 @@ for the methods that they do not take.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -22,6 +23,8 @@ from pdcluster_router.metrics import CONTENT_TYPE
 from pdcluster_router.protocol import ROUTER_STATE
 from pdcluster_router.router import HOT_PATHS, Router
 from pdcluster_router.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 _JSON = "application/json"
 _NOT_POST = ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -104,6 +107,8 @@ def _lifespan(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Router]]:
         router = Router(settings, secret)
+        num_prefill, num_decode = len(settings.prefill_urls), len(settings.decode_urls)
+        logger.info("router started prefill_engines=%d decode_engines=%d", num_prefill, num_decode)
         try:
             async with anyio.create_task_group() as tasks:
                 for engine in router.services.all_engines():

@@ -80,7 +80,7 @@ class Exchange:
         self._has_share = request.has_transfer
         self._verdict = _UNDECIDED
         self._prefill_failure = ""
-        """Why decode was told that there is no KV; empty while it was not."""
+        """Why decode was told for good that there is no KV; empty while it was not."""
         self._set_timer()
 
     def start(self) -> None:
@@ -178,7 +178,6 @@ class Exchange:
         self._record.prefill_replied()
         self._attempts.abort()
         if failure is None:
-            self._prefill_failure = ""
             self._handle(Event.PREFILL_DONE)
         else:
             self._attempt_failed(Event.PREFILL_FAILED, Kind.PREFILL_FAILED, failure)
@@ -278,11 +277,11 @@ class Exchange:
         self._record.failed(kind, reason, self._attempts.engine_name)
         self._services.metrics.prefill_failed.inc()
         self._attempts.exclude()
-        self._prefill_failure = reason
         outcome = failed(reason, self._services.settings.on_prefill_failure)
         self._verdict = Verdict(outcome, prefill_failed(reason), metrics.Outcome.PREFILL_FAILED)
         self._handle(event)
         if self._pairing.phase in (Phase.LOCAL_PREFILL, Phase.FAILED):
+            self._prefill_failure = reason
             self._record.failed(Kind.PREFILL_EXHAUSTED, reason)
 
     def _start_prefill(self) -> None:

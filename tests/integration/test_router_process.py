@@ -81,17 +81,18 @@ async def test_ctrl_c_twice_does_not_wait_for_what_runs() -> None:
         await asyncio.wait_for(router.wait(), 4)
 
 
-@pytest.mark.parametrize("what", ["port", "trace", "url"])
+@pytest.mark.parametrize("what", ["port", "trace", "url", "secret"])
 async def test_what_cannot_work_is_one_line_with_the_cure_and_status_2(what: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         flags = {
             "port": ["--port", str(taken.getsockname()[1])],
             "trace": ["--port", "0", "--trace-file", "/nowhere/trace"],
             "url": ["--port", "0", "--host", "0.0.0.0"],
+            "secret": ["--port", "0", "--host", "0.0.0.0", "--advertise-url", "http://10.0.0.1:8000"],
         }[what]
         router = await start_router("--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:1", *flags)
         _, error = await asyncio.wait_for(router.communicate(), 10)
     assert router.returncode == 2
     (line,) = error.decode().splitlines()
-    cure = {"port": "--port", "trace": "name a file", "url": "--advertise-url"}[what]
+    cure = {"port": "--port", "trace": "name a file", "url": "--advertise-url", "secret": "PDCLUSTER_SECRET"}[what]
     assert cure in line

@@ -222,6 +222,20 @@ async def test_a_request_whose_prefill_failed_for_good_is_not_carried_to_another
         await rig.settled()
 
 
+async def test_a_decode_error_during_a_later_attempt_is_decodes_own_and_carried_to_another() -> None:
+    async with running_rig(num_decode=2, num_prefill=2) as rig:
+        rig.prefills[0].faults_to_come = [Fault.ERROR_500]
+        rig.prefills[1].close_gate(Gate.PREFILL)
+        rig.decodes[0].fault = Fault.HANG_UP_ON_METASERVER
+        client = await send(rig)
+        await rig.prefills[1].next_request()
+        rig.decodes[0].hang_up.set()
+        rig.prefills[1].open_gate(Gate.PREFILL)
+        assert (await client.receive()).status == 200
+        assert len(rig.decodes[1].seen) == 1
+        await rig.settled()
+
+
 @BOTH
 async def test_a_decode_that_prefills_by_itself_is_replaced_too(body: dict[str, object]) -> None:
     async with running_rig(num_decode=2) as rig:

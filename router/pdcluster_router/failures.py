@@ -2,7 +2,7 @@
 
     failure kind=prefill_failed request_id=... transfer_id=... attempt=1 engine=prefill-0 reason=...
 
-``docs/operations-router.md`` says for each kind what the operator on call does. Addresses, tokens and prompts are in no
+``docs/operations.md`` says for each kind what the operator on call does. Addresses, tokens and prompts are in no
 line: engines go by their names, reasons are scrubbed. A storm of one kind is counted whole and logged in part.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -32,6 +33,17 @@ def pool_of(harness: Harness, prefill: int, decode: int, *, chunk: int = 128, **
         decode_connector=QUICK, **more,  # type: ignore[arg-type]  # passed on
     ) as pool:  # fmt: skip
         yield pool
+        require_discreet_logs(pool)
+
+
+def require_discreet_logs(pool: Pool) -> None:
+    """No line of ours about a failure names an address, a token or a prompt."""
+    for server in (*pool.engines, pool.router):
+        for line in server.log_path.read_text(errors="replace").splitlines():
+            if "failure kind=" in line:
+                assert "127.0.0.1" not in line, line
+                assert not re.search(r"\b\d+\.[0-9a-f]{32}\b", line), line
+                assert str(PROMPT[:3])[1:-1] not in line, line
 
 
 def busy_one(engines: tuple[Server, ...]) -> Server:

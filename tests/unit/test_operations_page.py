@@ -1,0 +1,35 @@
+"""``docs/operations.md`` leaves nothing out: no kind of failure, no setting that limits a wait."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from pdcluster_connector import failures as connector
+from pdcluster_connector.settings import Settings as ConnectorSettings
+from pdcluster_router import failures as router
+from pdcluster_router.settings import Settings as RouterSettings
+
+PAGE: Final = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+WAITS: Final = sorted(
+    name for name in (*ConnectorSettings.__struct_fields__, *RouterSettings.model_fields) if name.endswith("_s")
+)
+
+
+@pytest.mark.parametrize("kind", [*connector.Kind, *router.Kind], ids=str)
+def test_every_kind_of_failure_has_a_row_that_says_what_to_do(kind: connector.Kind | router.Kind) -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith(f"| `{kind.value}` |")]
+    assert rows
+    assert all(len(row.rstrip("| ").rsplit("|", 1)[1].strip()) > 10 for row in rows)
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_every_setting_that_limits_a_wait_is_in_a_table(name: str) -> None:
+    flag = "--" + name.removesuffix("_s").replace("_", "-")
+    assert any(line.startswith("|") and (f"`{name}`" in line or flag in line) for line in PAGE.splitlines())
+
+
+def test_there_are_settings_to_look_for() -> None:
+    assert len(WAITS) > 10

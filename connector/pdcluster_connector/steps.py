@@ -62,8 +62,16 @@ class Cancel(msgspec.Struct, frozen=True):
     reason: str
 
 
+class PrefillEnded(msgspec.Struct, frozen=True):
+    """The router says that the prompt of ``attempt`` is computed: every rank has asked to write, or never will."""
+
+    request_id: RequestId
+    attempt: Attempt
+
+
 class DecodeStep(msgspec.Struct, frozen=True, tag="decode"):
-    """``cancels`` name requests of an earlier or of this very step's ``expects``."""
+    """``ended`` and ``cancels`` name requests of an earlier or of this very step's ``expects``."""
 
     expects: tuple[Expect, ...] = ()
+    ended: tuple[PrefillEnded, ...] = ()
     cancels: tuple[Cancel, ...] = ()

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from pdcluster_protocol.errors import ProtocolError
+from pdcluster_protocol.ids import Attempt
 
 METASERVER_PATH: Final = "/v1/metaserver"
 
@@ -29,13 +30,17 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     status: str
     reason: str = ""
     action: Action = Action.FAIL
+    attempt: int = 0
+    """Which attempt ended well; 0: not said. Its ranks have asked for their grants by now, or never will."""
 
     @property
     def is_ok(self) -> bool:
         return self.status == "ok"
 
 
-PREFILL_OK: Final = Outcome("ok")
+def succeeded(attempt: Attempt) -> Outcome:
+    """The prefill engine of ``attempt`` has computed the prompt. Its bytes may still be on their way."""
+    return Outcome("ok", attempt=attempt)
 
 
 def failed(reason: str, action: Action = Action.FAIL) -> Outcome:

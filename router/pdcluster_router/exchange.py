@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from pdcluster_protocol.metaserver import PREFILL_OK, Outcome, failed
+from pdcluster_protocol.metaserver import Outcome, failed, succeeded
 from pdcluster_protocol.params import DecodeParams, Reservation
 from pdcluster_router import metrics
 from pdcluster_router.attempts import PrefillAttempts
@@ -297,7 +297,7 @@ class Exchange:
         self._attempts.abort()
 
     def _reply_ok(self) -> None:
-        self._calls.reply(PREFILL_OK)
+        self._calls.reply(succeeded(self._pairing.attempt))
 
     def _reply_failed(self) -> None:
         self._calls.reply(self._verdict.outcome)

@@ -70,6 +70,15 @@ class FailsEveryWrite(PDClusterConnector):
         _wrap_sessions(self, _Failing)
 
 
+class NeverConnects(PDClusterConnector):
+    """Its lanes knock at a door that is closed: a network that parts prefill from decode, but not from the router."""
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        step = connector_metadata.step
+        lost = msgspec.structs.replace(step, slices=tuple(map(_misdirect, step.slices)))
+        super().bind_connector_metadata(type(connector_metadata)(lost))
+
+
 class _Wrapped:
     """A transport that passes on what a subclass does not break."""
 
@@ -151,6 +160,11 @@ def _wrap_sessions(connector: PDClusterConnector, wrap: Callable[[Transport], Tr
 def _swap(part: PushSlice) -> PushSlice:
     (blocks,) = part.prefill_blocks
     return msgspec.structs.replace(part, prefill_blocks=((blocks[-1], *blocks[1:-1], blocks[0]),))
+
+
+def _misdirect(part: PushSlice) -> PushSlice:
+    closed = tuple(msgspec.structs.replace(address, port=9) for address in part.target.side_channels)
+    return msgspec.structs.replace(part, target=msgspec.structs.replace(part.target, side_channels=closed))
 
 
 def _omit_last(part: PushSlice) -> PushSlice:

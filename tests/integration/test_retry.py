@@ -110,6 +110,18 @@ def test_writes_that_fail_on_one_prefill_engine_are_made_by_another(
         assert failures(pool.prefill[0], "session_closed") >= 1
 
 
+def test_a_prefill_engine_that_cannot_reach_decode_is_replaced_by_one_that_can(
+    harness: Harness, expected: dict[int, tuple[int, ...]]
+) -> None:
+    lonely = {"kv_connector": "NeverConnects", "kv_connector_module_path": "integration.broken"}
+    with pool_of(harness, 2, 1, first_prefill_kv_transfer=lonely) as pool:
+        begin = time.monotonic()
+        assert complete(pool.url, PROMPT, 16, timeout_s=60).token_ids == expected[len(PROMPT)]
+        assert time.monotonic() - begin < 15
+        assert eventually(lambda: blocks_in_use(*pool.engines) == 0, timeout_s=20)
+        assert failures(pool.decode[0], "attempt_lost") == 1
+
+
 def test_a_decode_engine_killed_before_its_first_byte_is_replaced_by_another(
     harness: Harness, expected: dict[int, tuple[int, ...]]
 ) -> None:

@@ -16,6 +16,7 @@ Rule 2: no attempt gets a grant, and vLLM is not told of a failure, while a writ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -146,6 +147,8 @@ class Receive:
         self._boot_id: BootId | None = None
         self._expected: Mapping[int, int] = {}
         self._asking: dict[PeerId, Sender] = {}
+        self._ask_by = math.inf
+        """When every rank of the attempt must have asked to write."""
         self._writers: dict[PeerId, _Writer] = {}
 
     @property
@@ -205,6 +208,14 @@ class Receive:
         lost = self._lose("a prefill rank stopped writing before it was done", now) if is_early else ()
         return cut + lost + self._go_on(now)
 
+    def prefill_ended(self, attempt: Attempt, *, now: float) -> Commands:
+        """The prompt of ``attempt`` is computed: a rank that does not ask to write within a lease never will."""
+        if not self._is_open or attempt < self.attempt or attempt <= self.lost_attempt:
+            return ()
+        revokes = self._begin(attempt, now) if attempt > self.attempt else ()
+        self._ask_by = now + self._times.lease_s
+        return revokes
+
     def cut(self, session: SessionId, *, now: float) -> Commands:
         """The session is closed: no byte of its writers can land any more."""
         lost: Commands = ()
@@ -233,13 +244,21 @@ class Receive:
         late = [w for w in self._writers.values() if now >= w.until]
         cuts = sum((self._cut_off(writer) for writer in late if writer.state is State.REVOKED), ())
         silent = [writer.sender.tp_rank for writer in late if writer.state is State.WRITING]
-        if not silent:
-            return cuts
-        return cuts + self._lose(f"prefill rank {silent[0]} said nothing for {self._times.lease_s:g} s", now)
+        if silent:
+            return cuts + self._lose(f"prefill rank {silent[0]} said nothing for {self._times.lease_s:g} s", now)
+        if now >= self._ask_by and self._is_rank_missing:
+            return cuts + self._lose("prefill has ended, and not every rank of it has asked to write", now)
+        return cuts
 
     @property
     def _is_open(self) -> bool:
         return self.phase is Phase.WAITING
+
+    @property
+    def _is_rank_missing(self) -> bool:
+        """Whether a rank of the current attempt, or all of them, never asked to write."""
+        asked = {sender.tp_rank for sender in (*(w.sender for w in self._current()), *self._asking.values())}
+        return not self._expected or asked != self._expected.keys()
 
     def _writer(self, peer: PeerId, attempt: Attempt) -> _Writer | None:
         writer = self._writers.get(peer)
@@ -265,7 +284,7 @@ class Receive:
 
     def _begin(self, attempt: Attempt, now: float) -> Commands:
         """A newer attempt is here: whoever holds a grant of an older one must stop."""
-        self.attempt, self._boot_id, self._expected = attempt, None, {}
+        self.attempt, self._boot_id, self._expected, self._ask_by = attempt, None, {}, math.inf
         self._asking.clear()
         return self._revoke_all(now)
 

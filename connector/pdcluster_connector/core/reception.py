@@ -170,6 +170,13 @@ class Reception:
         if transfer is not None:
             yield from self._commands(transfer, self._waiting[transfer].receive.fail(reason, now=now), now)
 
+    def prefill_ended(self, request_id: RequestId, attempt: Attempt, *, now: float) -> Iterator[Command]:
+        """The router says that prefill has computed the prompt of ``attempt``."""
+        transfer = self._by_request.get(request_id)
+        if transfer is not None:
+            receive = self._waiting[transfer].receive
+            yield from self._commands(transfer, receive.prefill_ended(attempt, now=now), now)
+
     def hear(self, peer: PeerId, message: ToDecode, *, now: float) -> Iterator[Command]:
         """Answer one message of a prefill rank."""
         known = self._peers.get(peer)

@@ -16,7 +16,7 @@ from pdcluster_connector.core.deadline import deadline_after, remaining_ms
 from pdcluster_connector.core.regions import NULL_BLOCK
 from pdcluster_connector.core.watermark import Prompt
 from pdcluster_connector.failures import Kind, log_failure
-from pdcluster_connector.steps import Cancel, DecodeStep, Expect
+from pdcluster_connector.steps import Cancel, DecodeStep, Expect, PrefillEnded
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.metaserver import Outcome
@@ -80,6 +80,7 @@ class DecodeScheduler:
         self._requests: dict[RequestId, _Request] = {}
         self._transfers: dict[TransferId, RequestId] = {}
         self._expects: list[Expect] = []
+        self._ended: list[PrefillEnded] = []
         self._cancels: list[Cancel] = []
         self._posts: list[tuple[RequestId, str, Reservation, float]] = []
 
@@ -134,10 +135,10 @@ class DecodeScheduler:
         """What the workers must know now. Reservations leave only after this: the workers know them first."""
         while self._outcomes:
             self._decide(*self._outcomes.popleft())
-        step = DecodeStep(tuple(self._expects), tuple(self._cancels))
+        step = DecodeStep(tuple(self._expects), tuple(self._ended), tuple(self._cancels))
         for request_id, url, reservation, deadline in self._posts:
             self._metaserver.post(request_id, url, reservation, deadline=deadline)
-        self._expects, self._cancels, self._posts = [], [], []
+        self._expects, self._ended, self._cancels, self._posts = [], [], [], []
         return step
 
     def finish(self, request_id: RequestId) -> None:
@@ -177,7 +178,10 @@ class DecodeScheduler:
 
     def _decide(self, request_id: RequestId, outcome: Outcome) -> None:
         request = self._requests.get(request_id)
-        if outcome.is_ok or request is None or request.is_over:
+        if request is None or request.is_over:
+            return
+        if outcome.is_ok:
+            self._ended.append(PrefillEnded(request_id, Attempt(outcome.attempt)))
             return
         request.is_over = True
         transfer_id = request.params.transfer_id if request.params else ""

@@ -29,8 +29,8 @@ class DecodeWorker:
 
     def begin_step(self, step: DecodeStep) -> None:
         """The receiver knows the requests that were reserved or cancelled in this step."""
-        if step.expects or step.cancels:
-            self._receiver.announce((*step.expects, *step.cancels))
+        if step.expects or step.ended or step.cancels:
+            self._receiver.announce((*step.expects, *step.ended, *step.cancels))
 
     def receipts(self) -> Receipts:
         """What ended since the last call."""

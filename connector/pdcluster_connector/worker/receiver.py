@@ -22,7 +22,7 @@ from pdcluster_connector.core.running_clock import RunningClock
 from pdcluster_connector.counts import RECEIVES_DONE, count
 from pdcluster_connector.failures import Kind, log_failure
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
-from pdcluster_connector.steps import Cancel, Expect
+from pdcluster_connector.steps import Cancel, Expect, PrefillEnded
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.worker.inbound import InboundSessions
 from pdcluster_protocol.errors import ConfigError, ProtocolError
@@ -47,7 +47,7 @@ class Received:
     report: Report
 
 
-_Announcement: TypeAlias = tuple[Expect | Cancel, float]
+_News: TypeAlias = Expect | PrefillEnded | Cancel
 
 
 class Receiver:
@@ -62,7 +62,7 @@ class Receiver:
         self._sessions = sessions
         self._clock = RunningClock(time.monotonic(), max_step_s=MAX_TURN_S)
         self._trace = trace
-        self._inbox: deque[_Announcement] = deque()
+        self._inbox: deque[tuple[_News, float]] = deque()
         self._results: deque[Received] = deque()
         self._losses: deque[Lost] = deque()
         self._expected_at: dict[RequestId, tuple[TransferId, float]] = {}
@@ -71,8 +71,8 @@ class Receiver:
         self._thread = threading.Thread(target=self._main, name="pdcluster-receiver", daemon=True)
         self._thread.start()
 
-    def announce(self, news: Iterable[Expect | Cancel]) -> None:
-        """The scheduler reserved blocks, or wants a wait to end."""
+    def announce(self, news: Iterable[_News]) -> None:
+        """The scheduler reserved blocks, knows that prefill has ended, or wants a wait to end."""
         now = time.monotonic()
         self._inbox.extend((item, now) for item in news)
         self._wakeup.set()
@@ -133,9 +133,12 @@ class Receiver:
             else:
                 self._do(self._reception.hear(received.peer, received.message, now=now), now)
 
-    def _heed(self, news: Expect | Cancel, announced_at: float, now: float) -> None:
+    def _heed(self, news: _News, announced_at: float, now: float) -> None:
         if isinstance(news, Cancel):
             self._do(self._reception.cancel(news.request_id, news.reason, now=now), now)
+            return
+        if isinstance(news, PrefillEnded):
+            self._do(self._reception.prefill_ended(news.request_id, news.attempt, now=now), now)
             return
         self._expected_at[news.request_id] = (news.transfer_id, announced_at)
         deadline = deadline_after(news.deadline_ms, now=now)

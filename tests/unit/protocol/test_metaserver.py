@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcluster_protocol.errors import ProtocolError
-from pdcluster_protocol.metaserver import PREFILL_OK, Action, Outcome, decode_outcome, encode_outcome, failed
+from pdcluster_protocol.ids import Attempt
+from pdcluster_protocol.metaserver import Action, Outcome, decode_outcome, encode_outcome, failed, succeeded
 from unit.protocol.messages import any_message
 
 
@@ -19,7 +20,7 @@ def test_an_outcome_survives_json(outcome: Outcome) -> None:
 
 
 def test_prefill_that_worked_is_ok_and_all_else_is_not() -> None:
-    assert PREFILL_OK.is_ok
+    assert succeeded(Attempt(1)).is_ok
     assert not failed("prefill engine p-0 is gone").is_ok
 
 
@@ -29,11 +30,13 @@ def test_failure_without_an_action_fails_the_request() -> None:
         "status": "failed",
         "reason": "why",
         "action": "recompute",
+        "attempt": 0,
     }
 
 
 def test_the_short_reply_that_vllm_ascend_knows_is_enough() -> None:
-    assert decode_outcome(b'{"status": "ok"}') == PREFILL_OK
+    assert decode_outcome(b'{"status": "ok"}') == Outcome("ok")
+    assert decode_outcome(encode_outcome(succeeded(Attempt(2)))) == Outcome("ok", attempt=2)
 
 
 @pytest.mark.parametrize("status", ["OK", "", "done", "fail"])

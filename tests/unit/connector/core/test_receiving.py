@@ -365,3 +365,45 @@ def test_a_cut_takes_those_who_wait_for_their_grant_on_that_session_along() -> N
     assert lost_of(receive.cut(SessionId("session of q"), now=2.0)).attempt == SECOND
     receive.fenced(A, fenced(), now=3.0)
     assert receive.fenced(B, fenced(), now=3.0) == ()
+
+
+# Prefill has ended, says the router, and nobody came.
+
+
+def test_an_attempt_whose_ranks_never_ask_is_lost_a_lease_after_prefill_has_ended() -> None:
+    receive = new_receive()
+    assert receive.prefill_ended(FIRST, now=5.0) == ()
+    assert receive.expire(now=13.9) == ()
+    assert lost_of(receive.expire(now=14.0)).attempt == FIRST
+    assert receive.expire(now=15.0) == ()
+
+
+def test_one_rank_that_never_asks_loses_the_attempt_for_the_others_too() -> None:
+    receive = new_receive()
+    receive.open(A, FIRST, sender(0), now=0.0)
+    receive.prefill_ended(FIRST, now=5.0)
+    receive.progress(A, Progress(T, FIRST, 1), now=13.0)
+    assert without_loss(receive.expire(now=14.0)) == [revoke(A)]
+
+
+def test_ranks_that_have_all_asked_may_take_their_time_after_prefill_has_ended() -> None:
+    receive = granted_receive()
+    receive.prefill_ended(FIRST, now=5.0)
+    for peer in (A, B):
+        receive.progress(peer, Progress(T, FIRST, 1), now=13.0)
+    assert receive.expire(now=20.0) == ()
+
+
+def test_the_end_of_an_attempt_that_is_over_is_no_news() -> None:
+    receive = granted_receive()
+    receive.open(C, SECOND, sender(0, "q"), now=1.0)
+    receive.prefill_ended(FIRST, now=2.0)
+    receive.fenced(A, fenced(), now=3.0)
+    receive.fenced(B, fenced(), now=3.0)
+    receive.progress(C, Progress(T, SECOND, 1), now=11.0)
+    assert receive.expire(now=12.0) == ()
+
+
+def test_the_end_of_a_newer_attempt_stops_the_writers_of_the_older_one() -> None:
+    receive = granted_receive()
+    assert receive.prefill_ended(SECOND, now=2.0) == (revoke(A), revoke(B))

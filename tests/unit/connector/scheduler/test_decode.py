@@ -10,7 +10,7 @@ import pytest
 
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
-from pdcluster_protocol.metaserver import PREFILL_OK, Outcome, failed
+from pdcluster_protocol.metaserver import Outcome, failed, succeeded
 from pdcluster_protocol.params import DecodeParams, Reservation, SideChannelAddress, to_wire
 from pdcluster_protocol.secret import make_secret
 
@@ -128,7 +128,7 @@ def test_a_failed_outcome_cancels_the_wait_once() -> None:
 
 def test_a_good_outcome_is_not_completion() -> None:
     bench = waiting_bench()
-    bench.outcomes.append((R, PREFILL_OK))
+    bench.outcomes.append((R, succeeded(Attempt(1))))
     assert bench.scheduler.step().cancels == ()
 
 
@@ -223,7 +223,7 @@ def test_a_lower_attempt_that_is_lost_late_asks_for_nothing() -> None:
 
 def test_an_attempt_may_be_lost_after_a_good_outcome() -> None:
     bench = waiting_bench()
-    bench.outcomes.append((R, PREFILL_OK))
+    bench.outcomes.append((R, succeeded(Attempt(1))))
     bench.scheduler.step()
     bench.lose()
     assert [post.lost_attempt for post in bench.posts_of_step()] == [1]

@@ -116,6 +116,7 @@ class Lane:
         self._transport: Transport | None = None
         self._failure = ""
         self._cut_reason = ""
+        self._is_cut = False
         self._closing_at: float | None = None
         self._next_expiry = 0.0
         self._channel: PrefillChannel | None = None
@@ -315,8 +316,9 @@ class Lane:
     def _revoked(self, key: PushKey, now: float) -> None:
         live = self._book.get(key)
         if live is None:
-            # Ended and reported, or never begun here. Whatever ended badly has cost its session, not this one.
-            self._send(Fenced(*key, is_clean=True))
+            # Ended and reported, or never begun here. After a cut nobody remembers which of them were clean, and
+            # what they sent may still be on its way.
+            self._send(Fenced(*key, is_clean=not self._is_cut))
         else:
             self._book.apply(live, live.push.revoke(now=now))
 
@@ -357,6 +359,7 @@ class Lane:
         self._backlog.clear()
         transport, self._transport, self._writes, self._cut_reason = self._transport, None, None, ""
         if transport is not None:
+            self._is_cut = True
             transport.close()
         now = time.monotonic()
         for live in self._book:

@@ -234,8 +234,7 @@ class Receive:
         if not self._is_open:
             return ()
         self.phase, self.reason = Phase.STOPPING, reason
-        self._asking.clear()
-        return self._revoke_all(now) + self._go_on(now)
+        return self._turn_away(reason) + self._revoke_all(now) + self._go_on(now)
 
     def expire(self, *, now: float) -> Commands:
         """Act on the deadline, on lapsed leases and on the end of quarantines."""
@@ -284,9 +283,9 @@ class Receive:
 
     def _begin(self, attempt: Attempt, now: float) -> Commands:
         """A newer attempt is here: whoever holds a grant of an older one must stop."""
+        turned_away = self._turn_away(f"attempt {attempt} has begun")
         self.attempt, self._boot_id, self._expected, self._ask_by = attempt, None, {}, math.inf
-        self._asking.clear()
-        return self._revoke_all(now)
+        return turned_away + self._revoke_all(now)
 
     def _grant_if_clear(self, now: float) -> Commands:
         if any(w.attempt != self.attempt and w.state in MAY_WRITE for w in self._writers.values()):
@@ -318,8 +317,12 @@ class Receive:
         if not self._is_open or self.lost_attempt >= self.attempt:
             return ()
         self.lost_attempt, self.reason = self.attempt, reason
-        self._asking.clear()
-        return (*self._revoke_all(now), AttemptLost(self.attempt, reason))
+        return (*self._turn_away(reason), *self._revoke_all(now), AttemptLost(self.attempt, reason))
+
+    def _turn_away(self, reason: str) -> Commands:
+        """Those who wait for their grant of the current attempt will not get it, and need not wait."""
+        asking, self._asking = self._asking, {}
+        return tuple(Reply(peer, Denial(self.transfer_id, self.attempt, reason)) for peer in asking)
 
     def _revoke_all(self, now: float) -> Commands:
         revokes: Commands = ()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -17,11 +18,13 @@ from pdcluster_protocol.params import (
     Reservation,
     SideChannelAddress,
     parse_decode_params,
-    parse_reservation,
     refusal_in,
     to_wire,
 )
 from pdcluster_protocol.secret import Secret, make_secret
+from pdcluster_router.cycle import HotCycle
+from pdcluster_router.metaserver import take_reservation
+from pdcluster_router.services import Services
 
 OURS, THEIRS = make_secret("the secret of ours"), make_secret("the secret of theirs")
 T: Final = TransferId("t")
@@ -35,14 +38,64 @@ RESERVATION: Final = Reservation(
 PARAMS: Final = DecodeParams(metaserver="http://r/v1/metaserver", transfer_id=T, deadline_ms=1000)
 
 
+@dataclass
+class _Transfer:
+    """A request that waits for its reservation."""
+
+    num_reservations: int = 0
+
+    def reserve(self, _reservation: Reservation, _cycle: object) -> None:
+        self.num_reservations += 1
+
+
+@dataclass
+class _Cycle:
+    """One metaserver call and its answers."""
+
+    body: bytes
+    statuses: list[int] = field(default_factory=list)
+
+    def take_body(self) -> bytes:
+        return self.body
+
+    def answer(self, status: int, body: bytes) -> None:
+        assert not decode_outcome(body).is_ok
+        self.statuses.append(status)
+
+
+@dataclass
+class _Metaserver:
+    """As much of the router's ``Services`` as ``take_reservation`` looks at."""
+
+    secret: Secret
+    transfers: dict[TransferId, _Transfer] = field(default_factory=lambda: {T: _Transfer()})
+    reservation_refused: Any = field(default_factory=lambda: _Counter())
+
+    @property
+    def metrics(self) -> _Metaserver:
+        return self
+
+    @property
+    def failures(self) -> _Metaserver:
+        return self
+
+    def tell(self, _failure: object) -> None:
+        """A failure is counted and logged."""
+
+
+class _Counter:
+    def inc(self) -> None:
+        """A call was refused."""
+
+
 def is_let_in(body: bytes, secret: Secret) -> bool:
-    """Whether a metaserver with ``secret`` takes ``body`` as a reservation."""
-    try:
-        reservation = parse_reservation(json.loads(body))
-        secret.check(reservation.token, reservation.transfer_id, reservation.attempt, reservation.deadline_ms)
-    except (ProtocolError, ValueError):
-        return False
-    return True
+    """Whether the router's metaserver takes ``body`` as a reservation. What it refuses it answers, once, with 4xx."""
+    metaserver, cycle = _Metaserver(secret), _Cycle(body)
+    take_reservation(cast("Services", metaserver), cast("HotCycle", cycle))
+    is_in = metaserver.transfers[T].num_reservations == 1
+    assert len(cycle.statuses) == 1 - is_in
+    assert all(400 <= status < 500 for status in cycle.statuses)
+    return is_in
 
 
 def bodies(rng: random.Random) -> bytes:

@@ -80,9 +80,10 @@ class AttemptLost:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Close this session, then call ``cut``: a writer on it cannot say that it has stopped."""
+    """Close this session, then call ``cut``: a writer on it cannot say that it has stopped, or (idle) nobody uses it."""
 
     session: SessionId
+    is_idle: bool = False
 
 
 Command: TypeAlias = Reply | Report | AttemptLost | Cut

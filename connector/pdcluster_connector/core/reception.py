@@ -239,7 +239,7 @@ class Reception:
         self._over = {key: over for key, over in self._over.items() if now < over.until}
         for session, heard_at in list(self._heard_at.items()):
             if now - heard_at >= SESSION_IDLE_S:
-                yield from self._cut_off(session)
+                yield from self._cut_off(Cut(session, is_idle=True))
 
     def _greet(self, peer: PeerId, hello: Hello) -> Command:
         if len(self._peers) >= MAX_PEERS:
@@ -317,17 +317,17 @@ class Reception:
                     yield self._end(transfer, command, now)
                 case receiving.AttemptLost(attempt, reason):
                     yield Lost(self._waiting[transfer].expected.request_id, attempt, reason)
-                case Cut(session):
-                    yield from self._cut_off(session)
+                case Cut():
+                    yield from self._cut_off(command)
                 case Reply():
                     yield command
 
-    def _cut_off(self, session: SessionId) -> Iterator[Command]:
-        """Close ``session``, once; whoever used it must say hello again."""
-        if self._heard_at.pop(session, None) is None:
+    def _cut_off(self, cut: Cut) -> Iterator[Command]:
+        """Close a session, once; whoever used it must say hello again."""
+        if self._heard_at.pop(cut.session, None) is None:
             return
-        yield Cut(session)
-        for peer in [peer for peer, known in self._peers.items() if known.session == session]:
+        yield cut
+        for peer in [peer for peer, known in self._peers.items() if known.session == cut.session]:
             del self._peers[peer]
             yield Reply(peer, Refusal(_CUT))
 

@@ -159,8 +159,9 @@ class Receiver:
                     self._losses.append(command)
                     transfer_id, _ = self._expected_at[command.request_id]
                     log_failure(Kind.ATTEMPT_LOST, command.request_id, transfer_id, command.attempt, command.reason)
-                case Cut(session):
-                    log_failure(Kind.SESSION_CUT, reason="a prefill engine could not say that it had stopped writing")
+                case Cut(session, is_idle):
+                    if not is_idle:
+                        log_failure(Kind.SESSION_CUT, reason="a prefill engine could not say that it had stopped")
                     self._sessions.cut(session)
 
     def _invite(self, invite: Invite, now: float) -> None:

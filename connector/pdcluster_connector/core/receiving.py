@@ -80,7 +80,7 @@ class AttemptLost:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Close this session, then call ``cut``: a writer on it cannot say that it has stopped, or (idle) nobody uses it."""
+    """Close this session, then call ``cut``: a writer cannot say that it has stopped, or nobody uses it (idle)."""
 
     session: SessionId
     is_idle: bool = False

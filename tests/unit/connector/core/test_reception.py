@@ -348,5 +348,5 @@ def test_the_session_of_an_engine_that_is_silent_for_long_is_closed() -> None:
     made = reception()
     greet(made, hello(boot="busy"), OTHER)
     list(made.hear(OTHER, Progress(T, FIRST, 0), now=SESSION_IDLE_S / 2))
-    assert cuts_of(made.expire(now=SESSION_IDLE_S)) == ([Cut(SESSION)], [PEER])
+    assert cuts_of(made.expire(now=SESSION_IDLE_S)) == ([Cut(SESSION, is_idle=True)], [PEER])
     assert list(made.expire(now=SESSION_IDLE_S + 10)) == []

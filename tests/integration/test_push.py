@@ -10,10 +10,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from integration import broken
 from integration.ranks import Pair, Shape, fingerprint_of, make_pair
 from pdcluster_connector.assembly import DecodeRank
 from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_connector.steps import PrefillStep
+from pdcluster_connector.transport.base import Transport
+from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_protocol.ids import BootId, RequestId
 from pdcluster_protocol.params import SideChannelAddress
 
@@ -274,3 +277,34 @@ def _step(pair: Pair, name: str) -> PrefillStep:
 
 def _step_to(pair: Pair, decode: DecodeRank, name: str) -> PrefillStep:
     return _step(dataclasses.replace(pair, decode=decode), name)
+
+
+class _FirstFails(Sessions):
+    """The writes of the first session that is opened fail."""
+
+    def __init__(self, inner: Sessions) -> None:
+        self._inner, self._num_opened = inner, 0
+
+    def open(self) -> Transport:
+        self._num_opened += 1
+        return broken._Failing(self._inner.open()) if self._num_opened == 1 else self._inner.open()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def test_a_lane_that_ends_releases_nothing_of_the_lane_that_took_its_place() -> None:
+    with make_pair() as pair:
+        worker = pair.prefill.worker
+        worker._parts = dataclasses.replace(worker._parts, sessions=_FirstFails(worker._parts.sessions))
+        pair.expect("a", 1)
+        pair.forward(pair.slice_of("a", [1], [5]))
+        pair.step(finished=["a"])
+        assert pair.step_until(lambda: pair.released == {"a"})
+        pair.forward(pair.slice_of("b", [2], [6]))  # decode does not expect it yet: no grant, so nothing is read
+        pair.step(finished=["b"])
+        assert pair.step_until(lambda: bool(worker._retired) and worker._retired[0].is_over, timeout_s=5)
+        assert not pair.step_until(lambda: "b" in pair.released, timeout_s=0.5)
+        pair.expect("b", 1)
+        assert pair.step_until(lambda: pair.ended.get("b", False) and "b" in pair.released)
+        require_equal_blocks(pair, [2], [6])

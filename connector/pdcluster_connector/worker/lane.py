@@ -7,12 +7,10 @@ of them needs a lock. The forward thread only appends orders and wakes the lane.
                                                   |
                                                   +--> on_release(request id): its blocks are not read any more
 
-The lane writes on a transport session of its own. A write that ends badly, or not at all, costs that session
-(``_cut``): closing it is the only way to be sure that our memory is not read any more. The lane is of no further
-use then, and the next request gets a new one.
-
-Until the decode rank has said ``Welcome`` the orders of steps wait in a backlog: where the bytes go is
-not known yet. Pushes exist from the first order on, so deadlines hold while connecting too.
+The lane writes on a transport session of its own (``outbound.py``). A write that ends badly, or not at all, costs
+that session (``_cut``): closing it is the only way to be sure that our memory is not read any more. The lane is of no
+further use then, and the next request gets a new one. Pushes exist from the first order on, so deadlines hold while
+connecting too.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import zmq
 
@@ -36,13 +34,12 @@ from pdcluster_connector.settings import Settings
 from pdcluster_connector.side_channel import PrefillChannel, Wakeup
 from pdcluster_connector.steps import PushSlice
 from pdcluster_connector.trace import Trace
-from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.worker.device import Device
 from pdcluster_connector.worker.orders import Close, Forget, GiveUp, LayerSaved, Order, Quiesce, StepBegun, StepEnded
+from pdcluster_connector.worker.outbound import Outbound, StepOrder
 from pdcluster_connector.worker.pushes import LivePush, PushBook
-from pdcluster_connector.worker.route import Route, StepPlan, plan_route
-from pdcluster_connector.worker.writes import WriteQueue
+from pdcluster_connector.worker.route import plan_route
 from pdcluster_protocol.errors import PDClusterError, ProtocolError
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.params import SideChannelAddress
@@ -72,9 +69,6 @@ _EXPIRE_EVERY_S: Final = 0.02
 """How late a deadline may be acted on."""
 
 
-StepOrder: TypeAlias = StepBegun | LayerSaved | StepEnded
-
-
 @dataclass(frozen=True, slots=True)
 class LaneParts:
     """What every lane of a prefill rank shares. Nothing here changes."""
@@ -96,7 +90,7 @@ class Lane:
         address: SideChannelAddress,
         decode_rank: int,
         parts: LaneParts,
-        on_release: Callable[[tuple[RequestId, SideChannelAddress]], None],
+        on_release: Callable[[tuple[RequestId, Lane]], None],
     ) -> None:
         self.address = address
         self.lost: set[PushKey] = set()
@@ -105,18 +99,13 @@ class Lane:
         self._parts = parts
         self._inbox: deque[Order] = deque()
         self._wakeup = Wakeup()
-        self._backlog: deque[StepOrder] = deque()
         self._book = PushBook(
-            self._send, lambda request_id: on_release((request_id, address)), self._ask_for_cut, parts.trace
+            self._send, lambda request_id: on_release((request_id, self)), self._ask_for_cut, parts.trace
         )
-        self._steps: dict[int, StepPlan] = {}
+        self._out = Outbound(self._book, parts.device, self.lost)
         self._quiesces: list[Quiesce] = []
-        self._route: Route | None = None
-        self._writes: WriteQueue | None = None
-        self._transport: Transport | None = None
         self._failure = ""
         self._cut_reason = ""
-        self._is_cut = False
         self._closing_at: float | None = None
         self._next_expiry = 0.0
         self._channel: PrefillChannel | None = None
@@ -203,7 +192,7 @@ class Lane:
             self._cut(self._cut_reason)
 
     def _wait(self, channel: PrefillChannel) -> None:
-        if self._writes is not None and self._writes.is_busy:
+        if self._out.is_busy:
             time.sleep(_POLL_S)
             channel.wait(0)
             return
@@ -243,7 +232,7 @@ class Lane:
         self._book.add(live)
         if self._failure:
             self._book.apply(live, push.give_up(self._failure, now=now))
-        elif self._route is not None:
+        elif self._out.is_open:
             self._open(live, now)
         return live
 
@@ -252,30 +241,10 @@ class Lane:
         self._book.apply(live, live.push.opening(Open(*live.push.key, self.address.boot_id, left, live.token)))
 
     def _follow(self, order: StepOrder) -> None:
-        """Carry an order of a step out, or keep it until the route is known."""
         if isinstance(order, StepEnded):
             self._mark_forward_end(order)
-        if self._failure:
-            return
-        if self._route is None or self._writes is None:
-            self._backlog.append(order)
-            return
-        match order:
-            case StepBegun():
-                self._steps[order.step] = self._plan(self._route, order)
-            case LayerSaved():
-                for batch in self._steps[order.step].batches(self._route, order):
-                    self._writes.add(batch)
-            case StepEnded(step):
-                del self._steps[step]
-
-    def _plan(self, route: Route, order: StepBegun) -> StepPlan:
-        plan = StepPlan(order.step)
-        for part in order.slices:
-            live = self._book.get(PushKey(part.transfer_id, part.attempt))
-            if live is not None and not live.push.is_ended:
-                self._book.apply(live, plan.add(route, live, part))
-        return plan
+        if not self._failure:
+            self._out.follow(order)
 
     def _mark_forward_end(self, order: StepEnded) -> None:
         for live in self._book:
@@ -305,9 +274,9 @@ class Lane:
         match message:
             case Revoke():
                 self._revoked(key, now)
-            case Grant(lease_ms=lease_ms) if live and self._writes is not None:
+            case Grant(lease_ms=lease_ms) if live and self._out.is_open:
                 self._book.apply(live, live.push.grant(lease_ms / 1000, now=now))
-                self._writes.granted(live.push)
+                self._out.granted(live)
             case Unneeded() if live:
                 self._book.apply(live, live.push.unneeded())
             case Denial(reason=reason) if live:
@@ -318,7 +287,7 @@ class Lane:
         if live is None:
             # Ended and reported, or never begun here. After a cut nobody remembers which of them were clean, and
             # what they sent may still be on its way.
-            self._send(Fenced(*key, is_clean=not self._is_cut))
+            self._send(Fenced(*key, is_clean=not self._out.is_closed))
         else:
             self._book.apply(live, live.push.revoke(now=now))
 
@@ -327,26 +296,24 @@ class Lane:
             self._channel.send(message)
 
     def _welcome(self, welcome: Welcome, now: float) -> None:
-        if self._route is not None:
+        if self._out.has_route:
             return
         try:
-            self._route = plan_route(welcome, self.address.boot_id, self._parts.hello, self._parts.regions)
-            self._transport = self._parts.sessions.open()
+            route = plan_route(welcome, self.address.boot_id, self._parts.hello, self._parts.regions)
+            self._out.open(route, welcome.session, self._parts.sessions)
         except PDClusterError as error:
             self._fail(str(error))
             return
-        self._writes = WriteQueue(self._transport, self._parts.device, welcome.session, self.lost)
         for live in self._book:
             self._open(live, now)
-        while self._backlog:
-            self._follow(self._backlog.popleft())
+        self._out.follow_backlog()
 
     def _fail(self, reason: str) -> None:
         """The lane is of no use: every push is given up, and the next request gets a new lane."""
         if not self._failure:
             log_failure(Kind.LANE_FAILED, reason=reason)
         self._failure = self._failure or reason
-        self._backlog.clear()
+        self._out.drop_backlog()
         for live in self._book:
             self._book.apply(live, live.push.give_up(reason, now=time.monotonic()))
 
@@ -354,46 +321,29 @@ class Lane:
         self._cut_reason = self._cut_reason or reason
 
     def _cut(self, reason: str) -> None:
-        """Close our session, which takes Mooncake a second, and end every push that used it."""
-        self._failure = self._failure or reason
-        self._backlog.clear()
-        transport, self._transport, self._writes, self._cut_reason = self._transport, None, None, ""
-        if transport is not None:
-            self._is_cut = True
-            transport.close()
+        """Close our session, and end every push that used it."""
+        self._failure, self._cut_reason = self._failure or reason, ""
+        self._out.close()
         now = time.monotonic()
         for live in self._book:
             self._book.apply(live, live.push.cut(reason, now=now))
 
     def _advance(self, now: float) -> None:
-        if self._writes is not None:
-            for push, commands in self._writes.advance(now=now):
-                if live := self._book.get(push.key):
-                    self._book.apply(live, commands)
+        self._out.advance(now)
         for order in list(self._quiesces):
-            if self._is_quiet(order.key):
+            if self._out.is_quiet(order.key):
                 order.quiet.set()
                 self._quiesces.remove(order)
-
-    def _is_quiet(self, key: PushKey) -> bool:
-        """Whether no byte of this push's source will be read from now on."""
-        live = self._book.get(key)
-        if live is None:
-            return True
-        if self._writes is None:
-            return live.push.is_ended
-        return not self._writes.has_work_of(live.push)
 
     def _expire(self, now: float) -> None:
         if now < self._next_expiry:
             return
         self._next_expiry = now + _EXPIRE_EVERY_S
-        if self._route is None and not self._failure and now >= self._handshake_by:
+        if not self._out.has_route and not self._failure and now >= self._handshake_by:
             self._fail(
                 f"decode rank {self._decode_rank} did not answer the handshake within "
                 f"{self._parts.settings.handshake_timeout_s:g} s: is its engine up and its side channel reachable?"
             )
         for live in self._book:
             self._book.apply(live, live.push.expire(now=now))
-        if self._writes is not None:
-            self._writes.forget_stopped()
+        self._out.forget_stopped()

@@ -57,8 +57,8 @@ class PrefillWorker:
         self._used_at: dict[SideChannelAddress, float] = {}
         self._retired: list[Lane] = []
         self._sending: dict[RequestId, _Sending] = {}
-        self._holds: SourceHolds[SideChannelAddress] = SourceHolds()
-        self._released: deque[tuple[RequestId, SideChannelAddress]] = deque()
+        self._holds: SourceHolds[Lane] = SourceHolds()
+        self._released: deque[tuple[RequestId, Lane]] = deque()
         self._regions_of = _regions_by_layer(parts)
         self._is_layerwise = parts.settings.push is PushTiming.LAYERWISE
         self._step = _Step(0)
@@ -121,7 +121,7 @@ class PrefillWorker:
         while self._released:
             self._holds.released(*self._released.popleft())
         for lane in ended:
-            self._holds.reader_ended(lane.address)
+            self._holds.reader_ended(lane)
         free = self._holds.take_free()
         for request_id in free:
             self._forget(request_id)
@@ -152,7 +152,7 @@ class PrefillWorker:
             lanes = tuple(self._lane(rank, part.target) for rank in self._decode_ranks(part.target))
             sending = _Sending(PushKey(part.transfer_id, part.attempt), lanes)
             self._sending[part.request_id] = sending
-            self._holds.begin(part.request_id, {lane.address for lane in lanes})
+            self._holds.begin(part.request_id, lanes)
         sending.is_whole = part.is_last
         return sending
 
@@ -214,7 +214,7 @@ class PrefillWorker:
     def _reading_lanes(self, request_id: RequestId) -> list[Lane]:
         """Lanes that may still read this request's blocks."""
         sending, readers = self._sending.get(request_id), self._holds.readers(request_id)
-        return [lane for lane in sending.lanes if lane.address in readers and not lane.is_over] if sending else []
+        return [lane for lane in sending.lanes if lane in readers and not lane.is_over] if sending else []
 
     def _known_lanes(self) -> list[Lane]:
         return [*self._lanes.values(), *self._retired]

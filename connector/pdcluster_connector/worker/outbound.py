@@ -1,0 +1,130 @@
+"""The way from a lane to its decode rank's memory: the session, the steps in progress, the writes in flight.
+
+Until the decode rank has said ``Welcome`` the orders of steps wait in a backlog: where the bytes go is not known
+yet. Closing the way is final; the lane's next request goes by another lane.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container
+from typing import TypeAlias
+
+from pdcluster_connector.core.sending import PushKey
+from pdcluster_connector.transport.base import Transport
+from pdcluster_connector.transport.sessions import Sessions
+from pdcluster_connector.worker.device import Device
+from pdcluster_connector.worker.orders import LayerSaved, StepBegun, StepEnded
+from pdcluster_connector.worker.pushes import LivePush, PushBook
+from pdcluster_connector.worker.route import Route, StepPlan
+from pdcluster_connector.worker.writes import WriteQueue
+
+StepOrder: TypeAlias = StepBegun | LayerSaved | StepEnded
+
+
+class Outbound:
+    """One lane's. Lane thread only; only ``close`` waits."""
+
+    def __init__(self, book: PushBook, device: Device, lost: Container[PushKey]) -> None:
+        """``lost``: pushes whose source vLLM has overwritten."""
+        self._book = book
+        self._device = device
+        self._lost = lost
+        self._backlog: deque[StepOrder] = deque()
+        self._steps: dict[int, StepPlan] = {}
+        self._route: Route | None = None
+        self._transport: Transport | None = None
+        self._writes: WriteQueue | None = None
+        self.is_closed = False
+        """Whether a session that was open was closed: some of its writes may not have been clean."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the decode rank's memory can be written to."""
+        return self._writes is not None
+
+    @property
+    def has_route(self) -> bool:
+        """Whether the decode rank was welcoming, now or before the way was closed."""
+        return self._route is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether looking again soon is worthwhile."""
+        return self._writes is not None and self._writes.is_busy
+
+    def open(self, route: Route, session: str, sessions: Sessions) -> None:
+        """Writes may go along ``route`` to ``session``; the backlog is still to be followed.
+
+        Raises:
+            ConfigError: No transport session can be opened here.
+        """
+        self._transport = sessions.open()
+        self._writes = WriteQueue(self._transport, self._device, session, self._lost)
+        self._route = route
+
+    def follow_backlog(self) -> None:
+        """Carry out what came before the way was open."""
+        while self._backlog:
+            self.follow(self._backlog.popleft())
+
+    def drop_backlog(self) -> None:
+        """The way will not open."""
+        self._backlog.clear()
+
+    def follow(self, order: StepOrder) -> None:
+        """Carry an order of a step out, or keep it until the way is open."""
+        if self._route is None or self._writes is None:
+            self._backlog.append(order)
+            return
+        match order:
+            case StepBegun():
+                self._steps[order.step] = self._plan(self._route, order)
+            case LayerSaved():
+                for batch in self._steps[order.step].batches(self._route, order):
+                    self._writes.add(batch)
+            case StepEnded(step):
+                del self._steps[step]
+
+    def granted(self, live: LivePush) -> None:
+        """What was held for this push may leave."""
+        if self._writes is not None:
+            self._writes.granted(live.push)
+
+    def advance(self, now: float) -> None:
+        """Look at what is in flight, submit what may leave."""
+        if self._writes is None:
+            return
+        for push, commands in self._writes.advance(now=now):
+            if live := self._book.get(push.key):
+                self._book.apply(live, commands)
+
+    def forget_stopped(self) -> None:
+        """Drop what was held for grants that will not come."""
+        if self._writes is not None:
+            self._writes.forget_stopped()
+
+    def is_quiet(self, key: PushKey) -> bool:
+        """Whether no byte of this push's source will be read from now on."""
+        live = self._book.get(key)
+        if live is None:
+            return True
+        if self._writes is None:
+            return live.push.is_ended
+        return not self._writes.has_work_of(live.push)
+
+    def close(self) -> None:
+        """Nothing of our memory is read or sent by this way any more. Waits for Mooncake, about a second."""
+        self.drop_backlog()
+        transport, self._transport, self._writes = self._transport, None, None
+        if transport is not None:
+            self.is_closed = True
+            transport.close()
+
+    def _plan(self, route: Route, order: StepBegun) -> StepPlan:
+        plan = StepPlan(order.step)
+        for part in order.slices:
+            live = self._book.get(PushKey(part.transfer_id, part.attempt))
+            if live is not None and not live.push.is_ended:
+                self._book.apply(live, plan.add(route, live, part))
+        return plan

@@ -1,0 +1,1 @@
+"""A program that walks every interleaving of a small system of the real cores: see ``__main__.py``."""

@@ -1,0 +1,67 @@
+"""Which plans are walked: a small set within a minute, a large one by hand or once a night."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations_with_replacement
+from typing import Final
+
+from model.plan import FAULT_NAMES, Faults, Plan
+
+HEALED: Final = ("write", "prefill_fails", "prefill_late", "crash_prefill", "repeat", "reorder")
+"""Faults that another attempt makes good: the KV must come all the same."""
+PROMPT: Final = (*HEALED, "crash_router", "cut_call", "cancel", "idle")
+"""Faults after which nobody has to wait for a deadline."""
+
+
+def one(name: str) -> Faults:
+    """The fault of this name, once."""
+    return Faults(**{name: 1})
+
+
+def pairs() -> Iterator[Faults]:
+    """Every two faults, also twice the same."""
+    for first, second in combinations_with_replacement(FAULT_NAMES, 2):
+        yield Faults(**({first: 2} if first == second else {first: 1, second: 1}))
+
+
+def single(plan: Plan) -> Iterator[Plan]:
+    """``plan`` with each fault once, and with all that this fault must not spoil."""
+    for name in FAULT_NAMES:
+        yield replace(plan, must_receive=name in HEALED, is_prompt=name in PROMPT, faults=one(name))
+
+
+def small() -> Iterator[Plan]:
+    """Under a minute."""
+    yield from (Plan("pairs", faults=faults) for faults in pairs())
+    yield from single(Plan("blocks over time", requests=2))
+    yield from (replace(plan, name="side by side", are_together=True) for plan in _light(Plan("", requests=2)))
+    yield from _light(Plan("prefill ranks", 2, 1))
+    yield from _light(Plan("decode ranks", 1, 2))
+    alone = single(Plan("fails at once", engines=1, recomputes=False))
+    yield from (replace(plan, must_receive=False) for plan in alone)
+    yield Plan("three attempts", engines=3, must_receive=True, is_prompt=True, faults=Faults(write=1, prefill_fails=1))
+    yield Plan("all pairs", 2, 2, all_pairs=True)
+    yield Plan("write by write", writes=2, is_lazy=True, faults=Faults(write=1, early=1))
+
+
+def _light(plan: Plan) -> Iterator[Plan]:
+    """Those of ``single`` that have few states."""
+    return (made for made in single(plan) if made.faults in map(one, ("repeat", "reorder", "lose", "write", "cancel")))
+
+
+def large() -> Iterator[Plan]:
+    """About a quarter of an hour."""
+    yield from small()
+    yield from (Plan("pairs over time", requests=2, faults=faults) for faults in pairs())
+    yield from single(Plan("side by side", requests=2, are_together=True))
+    yield from single(Plan("prefill ranks", 2, 1))
+    yield from single(Plan("decode ranks", 1, 2))
+    yield from single(Plan("ranks", 2, 2))
+    yield Plan("all pairs", 2, 2, all_pairs=True, faults=Faults(repeat=1))
+    yield Plan("all pairs", 2, 2, all_pairs=True, faults=Faults(lose=1))
+    yield Plan("prefill ranks, late writes", 2, 1, faults=Faults(write=1, early=1))
+
+
+SCOPES: Final = {"small": small, "large": large}

@@ -269,7 +269,7 @@ class Receive:
             return f"the request has ended on decode: {self.reason}"
         if attempt < self.attempt or attempt <= self.lost_attempt:
             return f"attempt {attempt} is over on decode, the newest is {self.attempt}: {self.reason}"
-        if attempt == self.attempt and self._boot_id != sender.boot_id:
+        if attempt == self.attempt and self._boot_id not in (None, sender.boot_id):
             return "another prefill engine holds the grant of this attempt"
         if sender.tp_rank not in sender.expected_bytes:
             return f"prefill rank {sender.tp_rank} holds no KV head of this decode rank"

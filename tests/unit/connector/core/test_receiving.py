@@ -236,6 +236,13 @@ def test_a_writer_that_stops_without_being_asked_loses_the_attempt() -> None:
     assert lost_of(granted_receive().fenced(A, fenced(), now=1.0)).attempt == FIRST
 
 
+def test_an_attempt_whose_end_is_known_before_its_first_rank_asks_is_granted_all_the_same() -> None:
+    receive = new_receive()
+    receive.prefill_ended(FIRST, now=0.0)
+    assert receive.open(A, FIRST, sender(0), now=1.0) == (grant(A),)
+    assert "another prefill engine" in denial_of(receive.open(D, FIRST, sender(1, "q"), now=1.0))
+
+
 # Leases.
 
 

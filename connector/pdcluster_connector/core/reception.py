@@ -182,6 +182,10 @@ class Reception:
         known = self._peers.get(peer)
         if isinstance(message, Hello):
             yield self._greet(peer, message)
+        elif isinstance(message, Failed):
+            # Also from whom we refused, or do not know since its session was cut: its request need not wait for
+            # the deadline. Its frame bears our seal.
+            yield from self._progress(peer, message, now)
         elif known is None:
             yield Reply(peer, Refusal(_STRANGER))
         else:
@@ -211,14 +215,11 @@ class Reception:
             yield from self._prune(now)
 
     def _hear_known(
-        self, peer: PeerId, known: _Peer, message: Open | Progress | Done | Failed | Fenced, now: float
+        self, peer: PeerId, known: _Peer, message: Open | Progress | Done | Fenced, now: float
     ) -> Iterator[Command]:
         if known.session is not None:
             self._heard_at[known.session] = now
-        if isinstance(message, Failed):
-            # Also from a refused peer: its request need not wait for the deadline.
-            yield from self._progress(peer, message, now)
-        elif known.session is None:
+        if known.session is None:
             yield Reply(peer, Refusal(known.refusal or _STRANGER))
         elif isinstance(message, Open):
             yield from self._opened(peer, message, now)

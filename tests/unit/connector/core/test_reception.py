@@ -319,6 +319,15 @@ def test_an_unclean_writer_costs_its_engine_the_session_and_nobody_else() -> Non
     assert list(made.hear(OTHER, open_(transfer=TransferId("u")), now=3.0)) == []
 
 
+def test_a_push_that_has_not_begun_when_its_engine_is_cut_can_still_say_that_it_has_failed() -> None:
+    made, other = writing(), TransferId("u")
+    assert list(made.hear(PEER, open_(transfer=other), now=1.0)) == []
+    list(made.hear(PEER, Fenced(T, FIRST, is_clean=False), now=2.0))
+    list(made.hear(PEER, Failed(other, FIRST, "the lane failed", is_fenced=True), now=2.0))
+    (lost,) = made.expect(Expected(RequestId("s"), other, 60.0, (3,)), now=3.0)
+    assert lost == Lost(RequestId("s"), FIRST, "prefill gave up: the lane failed")
+
+
 def test_a_silent_writer_is_cut_after_the_quarantine_and_once_for_all_of_its_requests() -> None:
     made = writing()
     other = TransferId("u")

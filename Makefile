@@ -1,6 +1,6 @@
 # Everything runs in .venv, which the first target that needs it makes. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help install run check test faults bench lock clean
+.PHONY: help install run check test model faults bench lock clean
 BIN := .venv/bin
 PORT ?= 8000
 ARGS ?=
@@ -29,6 +29,9 @@ test: install  ## everything: check, then all tests, also those with real engine
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q
+
+model: install  ## every interleaving of a small system of the real cores (ARGS=small: one minute)
+	$(BIN)/python -m tests.model $(ARGS)
 
 faults: install  ## random faults on real engines and the real router (N=10000 SEED=7 ARGS="--report FILE"); a report
 	@$(BIN)/python -m tests.campaign --requests $(N) --seed $(SEED) $(ARGS)

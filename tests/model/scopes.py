@@ -21,8 +21,9 @@ def one(name: str) -> Faults:
 
 
 def pairs() -> Iterator[Faults]:
-    """Every two faults, also twice the same."""
-    for first, second in combinations_with_replacement(FAULT_NAMES, 2):
+    """Every two faults but ``idle``, also twice the same."""
+    names = [name for name in FAULT_NAMES if name != "idle"]
+    for first, second in combinations_with_replacement(names, 2):
         yield Faults(**({first: 2} if first == second else {first: 1, second: 1}))
 
 
@@ -36,7 +37,8 @@ def small() -> Iterator[Plan]:
     """Under a minute."""
     yield from (Plan("pairs", faults=faults) for faults in pairs())
     yield from single(Plan("blocks over time", requests=2))
-    yield from (replace(plan, name="side by side", are_together=True) for plan in _light(Plan("", requests=2)))
+    side_by_side = Plan("side by side", requests=2, are_together=True)
+    yield from (replace(side_by_side, is_prompt=True, faults=one(name)) for name in ("repeat", "reorder", "cancel"))
     yield from _light(Plan("prefill ranks", 2, 1))
     yield from _light(Plan("decode ranks", 1, 2))
     alone = single(Plan("fails at once", engines=1, recomputes=False))
@@ -51,10 +53,16 @@ def _light(plan: Plan) -> Iterator[Plan]:
     return (made for made in single(plan) if made.faults in map(one, ("repeat", "reorder", "lose", "write", "cancel")))
 
 
+def _is_harsh(faults: Faults) -> bool:
+    """Whether a party dies or a write goes wrong: what another request's blocks must not feel."""
+    return bool(faults.write or faults.crash_prefill or faults.crash_decode)
+
+
 def large() -> Iterator[Plan]:
     """About a quarter of an hour."""
     yield from small()
-    yield from (Plan("pairs over time", requests=2, faults=faults) for faults in pairs())
+    yield from (Plan("pairs over time", requests=2, faults=faults) for faults in pairs() if _is_harsh(faults))
+    yield from (Plan("idle", faults=replace(one(name), idle=1)) for name in FAULT_NAMES if name != "idle")
     yield from single(Plan("side by side", requests=2, are_together=True))
     yield from single(Plan("prefill ranks", 2, 1))
     yield from single(Plan("decode ranks", 1, 2))

@@ -19,6 +19,7 @@ def silent() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.timeout(900)  # a minute; on a busy machine several
 def test_every_promise_holds_in_every_state_of_the_small_scope(capsys: pytest.CaptureFixture[str]) -> None:
     figures = [Walk(plan).run() for plan in small()]
     assert all(seen.is_whole and seen.num_terminal for seen in figures)

@@ -38,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     report = markdown(record, command, time.monotonic() - record.began_at)
     print(report)
     if given.report is not None:
+        given.report.parent.mkdir(parents=True, exist_ok=True)
         given.report.write_text(report)
     if record.findings.is_good and given.logs is None:
         shutil.rmtree(folder)

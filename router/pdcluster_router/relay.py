@@ -174,6 +174,8 @@ class Relay:
             self._break_off(message)
 
     def _break_off(self, message: str) -> None:
+        if self._watch is not None and self._watch.is_torn:
+            self._cycle.write(b"\n\n")  # What follows is an event of its own.
         self._watch = None
         if self._call is not None:
             self._call.close()

@@ -51,7 +51,7 @@ async def test_a_prefill_that_fails_is_retried_on_another_engine_with_the_same_r
         own = {"attempt", "token", "deadline_ms"}
         assert {k: v for k, v in first.items() if k not in own} == {k: v for k, v in second.items() if k not in own}
         assert first["token"] != second["token"]
-        assert rig.decode.seen[0].outcome == {"status": "ok", "reason": "", "action": "fail"}
+        assert rig.decode.seen[0].outcome == {"status": "ok", "reason": "", "action": "fail", "attempt": 2}
         assert await rig.failures() == {"prefill_failed": 1}
         await rig.settled()
 

@@ -148,6 +148,7 @@ class DecodeScheduler:
             return
         if request.params is not None:
             del self._transfers[request.params.transfer_id]
+        self._posts = [post for post in self._posts if post[0] != request_id]
         if request.is_over:
             # Its KV came, or did not. To hang up now would tell the router that decode has given up on prefill.
             return

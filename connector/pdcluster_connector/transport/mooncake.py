@@ -16,7 +16,10 @@ import itertools
 import logging
 import os
 import socket
+import stat
 import sys
+import threading
+from collections import deque
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +40,11 @@ _CLOSE_S: Final = 0.5
 _PROTOCOLS: Final = ("ascend", "rdma", "tcp")
 _RDMA_DEVICES: Final = Path("/sys/class/infiniband")
 
+_INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
+_MAX_STARTS: Final = 50
+_MAX_USED_PORTS: Final = 1000
+_starting_lock: Final = threading.Lock()
+
 _FREE_ENGINE: Final = "_ZN8mooncake14TransferEngine10freeEngineEv"
 
 _DEFERRED: Final = 0
@@ -53,12 +61,12 @@ class MooncakeTransport:
             ConfigError: Mooncake is missing, set up without acknowledgements, or refuses to start.
         """
         self._memory = RegisteredMemory()
-        self._engine: Any | None = _start_engine(host, protocol)
+        self._engine: Any | None = _start_on_new_ports(host, protocol)
         self._session = f"{host}:{self._engine.get_rpc_port()}"
         self._write_ids = itertools.count(1)
         self._batches: dict[WriteId, int] = {}
-        self._unfreed: Any | None = None
-        self._openings = Openings(Backend(self._probe, self._deliver, self._refuse))
+        self._unfreed: deque[Any] = deque()
+        self._openings = Openings(Backend(self._probe, self._deliver, self._refuse, self._free))
 
     @property
     def session(self) -> str:
@@ -106,11 +114,18 @@ class MooncakeTransport:
         engine, self._engine = self._engine, None
         if engine is None:
             return
+        self._unfreed.append(engine)
         if self._openings.close(_CLOSE_S):
-            free_engine(engine)
-        else:
-            # A probe is inside the engine, so its one peer was never opened and no write is under way.
-            self._unfreed = engine
+            self._free()
+        # Else a probe is still inside the engine: its peer was never opened, so no write of ours is under way.
+
+    def _free(self) -> None:
+        """Free the engine, once, if it was closed. Whoever is the last to use it."""
+        try:
+            engine = self._unfreed.popleft()
+        except IndexError:
+            return
+        free_engine(engine)
 
     def _running(self) -> Any:
         if self._engine is None:
@@ -124,9 +139,6 @@ class MooncakeTransport:
         is_alive = engine is not None and engine.send_probe(session) == 0
         if not is_alive:
             _LOG.warning("transport peer does not answer")
-        if self._unfreed is not None:
-            engine, self._unfreed = self._unfreed, None
-            free_engine(engine)
         return is_alive
 
     def _deliver(self, write: Write) -> None:
@@ -138,6 +150,47 @@ class MooncakeTransport:
 
     def _refuse(self, write: Write) -> None:
         self._batches[write.id] = _REFUSED
+
+
+_used_ports: Final[deque[int]] = deque(maxlen=_MAX_USED_PORTS)
+"""Ports of every engine of this process, closed ones too: a writer that was cut off may knock there again."""
+
+
+def _start_on_new_ports(host: str, protocol: str) -> Any:
+    """An engine on ports that no closed one had: Mooncake picks them at random among some thousands, and a peer's
+    lanes connect again by themselves to write what they still hold (seen with 0.3.13)."""
+    with _starting_lock:
+        for _ in range(_MAX_STARTS):
+            before = listening_ports()
+            engine = _start_engine(host, protocol)
+            ports = listening_ports() - before
+            if ports.isdisjoint(_used_ports):
+                _used_ports.extend(ports)
+                return engine
+            free_engine(engine)
+    raise ConfigError(f"Mooncake found no port on {host} that was not used before: restart this engine")
+
+
+def listening_ports() -> set[int]:
+    """The TCP ports on which this process listens now."""
+    ports = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            is_socket = stat.S_ISSOCK(entry.stat().st_mode)
+        except OSError:
+            continue  # closed meanwhile
+        if is_socket:
+            with socket.socket(fileno=os.dup(int(entry.name))) as probe:
+                ports |= _listening_port(probe)
+    return ports
+
+
+def _listening_port(probe: socket.socket) -> set[int]:
+    try:
+        is_listening = probe.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        return {probe.getsockname()[1]} if is_listening and probe.family in _INTERNET else set()
+    except OSError:
+        return set()
 
 
 def free_engine(engine: Any) -> None:

@@ -39,6 +39,8 @@ class Backend:
     probe: Callable[[str], bool]
     deliver: Callable[[Write], None]
     refuse: Callable[[Write], None]
+    leave: Callable[[], None]
+    """The thread will not use the transport any more."""
 
 
 class Openings:
@@ -88,6 +90,7 @@ class Openings:
         while writes := self._take(session, is_alive=is_alive):
             for write in writes:
                 settle(write)
+        self._backend.leave()
 
     def _take(self, session: str, *, is_alive: bool) -> list[Write]:
         """What waits for the peer; the probe is over when nothing does."""

@@ -7,6 +7,8 @@ Mooncake 0.8 s (measured with 0.3.13), so a short-lived thread does it.
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -73,6 +75,12 @@ class InboundSessions:
         thread.start()
 
     def _close(self, session: SessionId, transport: Transport) -> None:
-        transport.close()
+        try:
+            transport.close()
+        except Exception:  # noqa: BLE001  # top of a thread
+            # Blocks that may still be written to can never be given back: this engine is of no use any more.
+            _LOG.critical("a session cannot be closed: this engine ends, its blocks are not safe", exc_info=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
         self._closed.append(session)
         self._on_closed()

@@ -310,7 +310,7 @@ class Lane:
 
     def _fail(self, reason: str) -> None:
         """The lane is of no use: every push is given up, and the next request gets a new lane."""
-        if not self._failure:
+        if not self._failure and len(self._book):
             log_failure(Kind.LANE_FAILED, reason=reason)
         self._failure = self._failure or reason
         self._out.drop_backlog()

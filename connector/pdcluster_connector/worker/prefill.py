@@ -194,6 +194,7 @@ class PrefillWorker:
         """Free what retired lanes have left, once their threads have ended."""
         over = [lane for lane in self._retired if lane.is_over]
         for lane in over:
+            self._holds.reader_ended(lane)
             lane.close(0)
             self._retired.remove(lane)
 

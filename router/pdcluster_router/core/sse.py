@@ -53,9 +53,11 @@ def error_of(event: bytes) -> StreamError | None:
 class ErrorWatch:
     """Looks for an error event in a stream that has begun. One per stream; costs a search per chunk."""
 
-    __slots__ = ("_event", "_tail")
+    __slots__ = ("_event", "_tail", "is_torn")
 
     def __init__(self) -> None:
+        self.is_torn = False
+        """Whether the beginning of the error event had been passed on when it was known as one."""
         self._tail = b"\n"
         self._event: bytes | None = None
 
@@ -75,6 +77,7 @@ class ErrorWatch:
             self._tail = seen[-len(_LATE_ERROR) :]
             return chunk
         self._event = seen[found + 1 :]
+        self.is_torn = found + 1 < len(self._tail)
         return chunk[: max(0, found + 1 - len(self._tail))]
 
     def message(self) -> str | None:

@@ -42,3 +42,24 @@ def test_every_session_is_closed_at_the_end() -> None:
     sessions = [bench.inbound.open(P), bench.inbound.open(Q)]
     bench.inbound.close()
     assert not any(session in bench.network._memories for session in sessions)
+
+
+def test_a_session_is_not_called_closed_while_it_closes() -> None:
+    """The order is all of the hard fence: blocks are given back at this word."""
+    bench = Bench()
+    cut = bench.inbound.open(P)
+    is_closing, may_close = threading.Event(), threading.Event()
+    transport = bench.inbound._open[P]
+
+    def close_slowly() -> None:
+        is_closing.set()
+        assert may_close.wait(5.0)
+
+    transport.close = close_slowly  # type: ignore[method-assign]  # a transport that takes its time
+    bench.inbound.cut(cut)
+    assert is_closing.wait(5.0)
+    assert not bench.closed.wait(0.1)
+    assert bench.inbound.take_closed() == []
+    may_close.set()
+    assert bench.closed.wait(5.0)
+    assert bench.inbound.take_closed() == [cut]

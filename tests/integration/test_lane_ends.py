@@ -1,0 +1,114 @@
+"""How a lane ends what it began: what it says after a cut, and what it does not say of blocks that were taken away."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from typing import TypeVar
+
+from integration import broken
+from integration.ranks import SECRET, Cache, Pair, Shape, engine_facts, fingerprint_of, make_pair
+from pdcluster_connector.assembly import make_prefill_rank
+from pdcluster_connector.core.receiving import PeerId
+from pdcluster_connector.engine_facts import EngineRole
+from pdcluster_connector.settings import Settings
+from pdcluster_connector.side_channel import DecodeChannel, Wakeup
+from pdcluster_connector.steps import PrefillStep, PushSlice, Target
+from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
+from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
+from pdcluster_protocol.params import SideChannelAddress
+from pdcluster_protocol.side_channel import Fenced, Grant, Hello, Open, Revoke, ToDecode, Welcome
+
+M = TypeVar("M", bound=ToDecode)
+T, FIRST, BOOT = TransferId("t"), Attempt(1), BootId("decode by hand")
+
+
+class DecodeByHand:
+    """A decode rank of which the test plays every word."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.cache = Cache(shape)
+        self.channel = DecodeChannel("127.0.0.1", 0, BOOT, SECRET, Wakeup())
+        self.address = SideChannelAddress("127.0.0.1", self.channel.port, BOOT)
+        self.peer = PeerId(b"")
+
+    def hear(self, kind: type[M]) -> M:
+        """The next message of this kind."""
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            self.channel.wait(0.1)
+            while (received := self.channel.receive()) is not None:
+                self.peer = received.peer
+                if isinstance(received.message, kind):
+                    return received.message
+        raise AssertionError(f"no {kind.__name__} came")
+
+
+def slice_for(address: SideChannelAddress) -> PushSlice:
+    token = SECRET.mint(T, FIRST, 20_000)
+    target = Target(EngineId("decode"), 1, (address,), 20_000)
+    return PushSlice(RequestId("r"), T, FIRST, token, target, ((1,),), ((2,),), num_prompt_tokens=9, is_last=True)
+
+
+def test_a_lane_that_was_cut_does_not_call_what_it_has_forgotten_clean() -> None:
+    """Its unclean word may be lost on the way; asked once more, it must not sound better."""
+    shape = Shape()
+    decode = DecodeByHand(shape)
+    facts = engine_facts(EngineRole.PREFILL, shape, Settings(hold_s=0.5))
+    rank = make_prefill_rank(facts, Cache(shape).memory(fingerprint_of(shape)), 0)
+    worker = rank.worker
+    worker._parts = dataclasses.replace(
+        worker._parts, sessions=broken._WrappedSessions(worker._parts.sessions, broken._Failing)
+    )
+    target = rank.sessions.open()  # where the writes go
+    memory = decode.cache.memory(fingerprint_of(shape))
+    target.register(*memory.spans[0])
+    try:
+        worker.begin_step(PrefillStep((slice_for(decode.address),)))
+        worker.end_step()
+        decode.hear(Hello)
+        welcome = Welcome(EngineId("decode"), BOOT, 0, 1, target.session, memory.regions)
+        decode.channel.send(decode.peer, welcome)
+        decode.hear(Open)
+        decode.channel.send(decode.peer, Grant(T, FIRST, 5000))
+        assert not decode.hear(Fenced).is_clean
+        for _ in range(2):
+            decode.channel.send(decode.peer, Revoke(T, FIRST))
+            assert not decode.hear(Fenced).is_clean
+    finally:
+        rank.close()
+        target.close()
+        decode.channel.close()
+
+
+class _Gated(broken._Wrapped):
+    """Says nothing of any write until the gate is open; whoever asks waits."""
+
+    def __init__(self, inner: Transport, gate: threading.Event) -> None:
+        super().__init__(inner)
+        self._gate = gate
+
+    def write_status(self, write: WriteId) -> WriteStatus:
+        assert self._gate.wait(10)
+        return super().write_status(write)
+
+
+def gate_writes(pair: Pair) -> threading.Event:
+    worker, gate = pair.prefill.worker, threading.Event()
+    sessions = broken._WrappedSessions(worker._parts.sessions, lambda inner: _Gated(inner, gate))
+    worker._parts = dataclasses.replace(worker._parts, sessions=sessions)
+    return gate
+
+
+def test_blocks_taken_away_while_the_lane_looks_elsewhere_are_never_called_whole() -> None:
+    """The lane sees every write acknowledged before it reads that the blocks were lost: it must look at once more."""
+    with make_pair(settings=Settings(preempt_wait_s=0.05)) as pair:
+        gate = gate_writes(pair)
+        pair.expect("a", 1)
+        pair.forward(pair.slice_of("a", [1], [5]))
+        assert pair.step_until(lambda: bool(pair.target.layers[-1, 5].any()))
+        pair.prefill.worker.protect_preempted([RequestId("a")])
+        gate.set()
+        assert pair.step_until(lambda: "a" in pair.ended)
+        assert not pair.ended["a"]

@@ -7,12 +7,30 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.metaserver import Action
 from pdcluster_protocol.secret import load_secret
 from pdcluster_router.server import run
 from pdcluster_router.settings import Settings, build_settings
+
+LIMITS: Final = (
+    "reservation_timeout_s",
+    "connect_timeout_s",
+    "max_engine_connections",
+    "engine_idle_s",
+    "max_body_bytes",
+    "max_reservation_bytes",
+    "max_header_bytes",
+    "client_read_timeout_s",
+    "client_idle_s",
+    "client_linger_s",
+    "probe_interval_s",
+    "probe_timeout_s",
+    "drain_timeout_s",
+)
+"""Settings whose flags need no more words than the page has."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,6 +69,7 @@ def parse_settings(argv: Sequence[str]) -> Settings:
         max_queued_requests=given.max_queued_requests,
         queue_timeout_s=given.queue_timeout,
         trace_file=given.trace_file,
+        **{name: getattr(given, name) for name in LIMITS},
     )
 
 
@@ -77,6 +96,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_failure_flags(parser)
     add("--trace-file", metavar="PATH", help="append one JSON line for each ended request")
+    limits = parser.add_argument_group("limits", "what each is for and why it is so: docs/operations.md")
+    for name in LIMITS:
+        default = fields[name].default
+        is_count = isinstance(default, int)
+        limits.add_argument(
+            "--" + name.removesuffix("_s").replace("_", "-"),
+            dest=name,
+            type=int if is_count else float,
+            metavar="N" if is_count else "SECONDS",
+            help=f"default: {default if is_count or default is None else format(default, 'g')}",
+        )
     return parser
 
 

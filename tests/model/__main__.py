@@ -51,7 +51,7 @@ def main() -> int:
     given = arguments.parse_args()
     begun, seen = time.monotonic(), list[Figures]()
     with multiprocessing.Pool(given.jobs, maxtasksperchild=1) as pool:
-        for result in pool.imap(partial(walked, max_states=given.max_states), SCOPES[given.scope]()):
+        for result in pool.imap_unordered(partial(walked, max_states=given.max_states), SCOPES[given.scope]()):
             print(result, flush=True)
             if isinstance(result, str):
                 return 1

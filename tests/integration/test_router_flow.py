@@ -35,7 +35,7 @@ async def test_decode_reserves_then_prefill_fills_then_decode_answers() -> None:
         for params in (prefill.params, decode.params):
             SECRET.check(params["token"], params["transfer_id"], params["attempt"], params["deadline_ms"])
         assert (prefill.body["max_tokens"], prefill.body["stream"]) == (1, False)
-        assert decode.outcome == {"status": "ok", "reason": "", "action": "fail"}
+        assert decode.outcome == {"status": "ok", "reason": "", "action": "fail", "attempt": 1}
         await rig.settled()
 
 

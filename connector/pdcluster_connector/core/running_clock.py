@@ -9,15 +9,17 @@ from __future__ import annotations
 
 
 class RunningClock:
-    """Advances with the monotonic clock, but by no more than ``max_step_s`` from one reading to the next."""
+    """Advances with the monotonic clock, but by no more than its reader can have meant to be away."""
 
-    def __init__(self, monotonic: float, *, max_step_s: float) -> None:
+    def __init__(self, monotonic: float) -> None:
         self._last = monotonic
         self._running = monotonic
-        self._max_step_s = max_step_s
 
-    def read(self, monotonic: float) -> float:
-        """Running time at ``monotonic`` (seconds, never going back). Starts equal to the monotonic clock."""
-        self._running += min(monotonic - self._last, self._max_step_s)
+    def read(self, monotonic: float, *, max_step_s: float) -> float:
+        """Running time at ``monotonic`` (seconds, never going back). Starts equal to the monotonic clock.
+
+        ``max_step_s``: what may have passed since the last reading if the process has run all the time.
+        """
+        self._running += min(monotonic - self._last, max_step_s)
         self._last = monotonic
         return self._running

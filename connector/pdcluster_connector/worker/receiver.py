@@ -33,8 +33,9 @@ _LOG: Final = logging.getLogger("vllm.pdcluster.receiver")
 _EXPIRE_EVERY_S: Final = 0.02
 """How late a deadline may be acted on."""
 _IDLE_S: Final = 1.0
-MAX_TURN_S: Final = 1.5
-"""What one turn may count for in running time: an idle wait and some work. A longer one means: we were stopped."""
+MAX_WORK_S: Final = 0.25
+"""What a turn may count for in running time beyond its wait. A longer one means: we were stopped. Far below a lease,
+so that after a stop the renewals in the socket are heard before the lease can lapse."""
 _MAX_FRAMES_PER_TURN: Final = 1000
 """Frames answered before deadlines and announcements are looked at again: a flood delays them by milliseconds."""
 
@@ -60,7 +61,7 @@ class Receiver:
         self._wakeup = wakeup
         self._reception = reception
         self._sessions = sessions
-        self._clock = RunningClock(time.monotonic(), max_step_s=MAX_TURN_S)
+        self._clock = RunningClock(time.monotonic())
         self._trace = trace
         self._inbox: deque[tuple[_News, float]] = deque()
         self._results: deque[Received] = deque()
@@ -112,8 +113,9 @@ class Receiver:
                     _LOG.exception("receiver failed on one event")
 
     def _turn(self) -> None:
-        self._channel.wait(_EXPIRE_EVERY_S if self._reception.num_waiting else _IDLE_S)
-        now = self._clock.read(time.monotonic())
+        wait_s = _EXPIRE_EVERY_S if self._reception.num_waiting else _IDLE_S
+        self._channel.wait(wait_s)
+        now = self._clock.read(time.monotonic(), max_step_s=wait_s + MAX_WORK_S)
         while self._inbox:
             self._heed(*self._inbox.popleft(), now)
         for session in self._sessions.take_closed():

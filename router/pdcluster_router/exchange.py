@@ -275,7 +275,6 @@ class Exchange:
         """One attempt is over without KV: the next one, or the end of prefill."""
         reason = scrub(reason) or "no reason was given"
         self._record.failed(kind, reason, self._attempts.engine_name)
-        self._services.metrics.prefill_failed.inc()
         self._attempts.exclude()
         outcome = failed(reason, self._services.settings.on_prefill_failure)
         self._verdict = Verdict(outcome, prefill_failed(reason), metrics.Outcome.PREFILL_FAILED)

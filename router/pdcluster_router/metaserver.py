@@ -45,5 +45,4 @@ def _failure(kind: Kind, reservation: Reservation, reason: str) -> Failure:
 
 def _refuse(services: Services, cycle: HotCycle, status: int, failure: Failure) -> None:
     services.failures.tell(failure)
-    services.metrics.reservation_refused.inc()
     cycle.answer(status, encode_outcome(failed(failure.reason)))

@@ -16,6 +16,7 @@ from pdcluster_router.failures import Kind
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
+_PREFIX = "pdcluster_router_"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
@@ -54,58 +55,41 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        requests = Counter(
-            "pdcluster_router_requests",
-            "Requests that have ended, by how they ended for the client",
-            ["outcome"],
-            registry=self._registry,
-        )
+        requests = self._counter("requests", "Requests that have ended, by how they ended for the client", "outcome")
+        failures = self._counter("failures", "Everything that failed, by kind", "kind")
         spans = Histogram(
-            "pdcluster_router_phase_seconds",
+            _PREFIX + "phase_seconds",
             "Seconds from a request's arrival to its reservation, first body byte and end, and of its prefill alone",
             ["phase"],
             buckets=_SECONDS,
             registry=self._registry,
         )
-        self._in_flight = Gauge("pdcluster_router_in_flight", "Requests that have not ended", registry=self._registry)
-        self._queued = Gauge(
-            "pdcluster_router_queue_length", "Requests that wait until prefill has room", registry=self._registry
-        )
-        self._backlog = Gauge(
-            "pdcluster_router_prefill_backlog_tokens",
+        self._in_flight = self._gauge("in_flight", "Requests that have not ended")
+        self._queued = self._gauge("queue_length", "Requests that wait until prefill has room")
+        self._backlog = self._gauge(
+            "prefill_backlog_tokens",
             "Estimated prompt tokens of requests that are, or will be, work for a prefill engine",
-            registry=self._registry,
         )
-        failures = Counter(
-            "pdcluster_router_failures", "Everything that failed, by kind", ["kind"], registry=self._registry
+        self._engine_up = self._gauge(
+            "engine_up", "Whether the engine answered its last probe, by role and configured URL", "role", "engine"
         )
-        self.local_prefill = Counter(
-            "pdcluster_router_local_prefill",
+        self.local_prefill = self._counter(
+            "local_prefill",
             "Requests that decode prefills by itself: n > 1, best_of > 1, lists of prompts, prompt logprobs",
-            registry=self._registry,
         )
-        self.prefill_failed = Counter(
-            "pdcluster_router_prefill_failed", "Prefill attempts that did not succeed", registry=self._registry
-        )
-        self.decode_resent = Counter(
-            "pdcluster_router_decode_resent",
+        self.decode_resent = self._counter(
+            "decode_resent",
             "Requests sent to decode again: the first try never reached an engine, or the engine failed",
-            registry=self._registry,
-        )
-        self.reservation_refused = Counter(
-            "pdcluster_router_reservation_refused",
-            "Metaserver calls that fit no running transfer, or were not a reservation",
-            registry=self._registry,
-        )
-        self._engine_up = Gauge(
-            "pdcluster_router_engine_up",
-            "Whether the engine answered its last probe, by role and configured URL",
-            ["role", "engine"],
-            registry=self._registry,
         )
         self._ended = {outcome: requests.labels(outcome.value) for outcome in Outcome}
         self._seconds = {span: spans.labels(span.value) for span in Span}
         self._failed = {kind: failures.labels(kind.value) for kind in Kind}
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(_PREFIX + name, text, labels, registry=self._registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(_PREFIX + name, text, labels, registry=self._registry)
 
     def ended(self, outcome: Outcome) -> None:
         self._ended[outcome].inc()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import msgspec
 
@@ -69,11 +69,6 @@ class _Metaserver:
 
     secret: Secret
     transfers: dict[TransferId, _Transfer] = field(default_factory=lambda: {T: _Transfer()})
-    reservation_refused: Any = field(default_factory=lambda: _Counter())
-
-    @property
-    def metrics(self) -> _Metaserver:
-        return self
 
     @property
     def failures(self) -> _Metaserver:
@@ -81,11 +76,6 @@ class _Metaserver:
 
     def tell(self, _failure: object) -> None:
         """A failure is counted and logged."""
-
-
-class _Counter:
-    def inc(self) -> None:
-        """A call was refused."""
 
 
 def is_let_in(body: bytes, secret: Secret) -> bool:

@@ -17,7 +17,6 @@ import logging
 import os
 import socket
 import stat
-import sys
 import threading
 from collections import deque
 from pathlib import Path
@@ -198,9 +197,11 @@ def free_engine(engine: Any) -> None:
 
     Where the C++ symbol is missing (another build of Mooncake) the destructor does the same, with the GIL held.
     """
+    from mooncake import engine as binding  # loaded already: ``engine`` is one of its objects
+
     try:
-        free = getattr(ctypes.CDLL(sys.modules["mooncake.engine"].__file__), _FREE_ENGINE)
-    except (AttributeError, KeyError, OSError):
+        free = getattr(ctypes.CDLL(binding.__file__), _FREE_ENGINE)
+    except (AttributeError, OSError):
         _LOG.warning("Mooncake has no %s: closing a session will stop this process for a second", _FREE_ENGINE)
         return
     free.argtypes, free.restype = [ctypes.c_void_p], ctypes.c_int

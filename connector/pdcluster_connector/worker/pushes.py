@@ -32,7 +32,7 @@ class LivePush:
     num_blocks: int = 0
     num_writes: int = 0
     is_forgotten: bool = False
-    """vLLM has freed the request by force: no order will name it again."""
+    """vLLM has freed the request: no order will name it again."""
     layers: list[LayerRecord] = field(default_factory=list)
 
     @property

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_connector.core.tp_mapping import Push, Sharding, plan_pushes, senders_per_decode_rank
+from pdcluster_connector.core.tp_mapping import Push, Sharding, plan_pushes
 
 
 @st.composite
@@ -57,10 +57,6 @@ def test_replicas_share_the_sending_evenly(pair: tuple[Sharding, Sharding]) -> N
 def test_known_plans(prefill_tp: int, decode_tp: int, kv_heads: int, pushes: list[tuple[int, int, int, int]]) -> None:
     plan = plan_pushes(Sharding(prefill_tp, kv_heads), Sharding(decode_tp, kv_heads))
     assert plan == tuple(Push(p, d, range(a, b)) for p, d, a, b in pushes)
-
-
-def test_a_decode_rank_waits_for_each_distinct_sender() -> None:
-    assert senders_per_decode_rank(plan_pushes(Sharding(4, 8), Sharding(2, 8))) == {0: 2, 1: 2}
 
 
 def test_engines_of_different_models_are_refused() -> None:

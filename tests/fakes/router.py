@@ -70,8 +70,8 @@ class Rig:
     async def metric(self, name: str) -> float:
         """The value of one sample, by its whole name with labels."""
         text = (await (await self.client()).get("/metrics")).body.decode()
-        lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
-        return next(float(value) for sample, value in lines if sample == name)
+        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        return float(values[name])
 
     async def failures(self) -> dict[str, int]:
         """How often each kind of failure was counted; only those that were."""

@@ -49,7 +49,7 @@ async def test_a_failed_prefill_ends_as_one_http_error_that_says_why(fault: Faul
         assert outcome is not None
         assert (outcome["status"], outcome["action"]) == ("failed", "recompute")
         assert "prefill-0" in outcome["reason"]
-        assert await rig.metric("pdcluster_router_prefill_failed_total") == 1
+        assert await rig.failures() == {"prefill_failed": 1, "prefill_exhausted": 1}
         await rig.settled()
 
 

@@ -28,9 +28,15 @@ from pdcluster_connector.transport.registered import RegisteredMemory
 from pdcluster_protocol.errors import ConfigError, TransferError
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.transport")
-_QUEUE_VARIABLE: Final = "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"
-_QUEUE_LIMIT: Final = "65535"
-"""Default 2,048 for all threads together; past it Mooncake refuses and leaves the peer in doubt."""
+_DEFAULTS: Final = {
+    # Mooncake's 2,048 count for all threads together; past it Mooncake refuses and leaves the peer in doubt.
+    "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
+    # Mooncake's 15000 to 17000 are soon used up by sessions that were cut: no port is ever used twice (see below).
+    # Up to Kubernetes' node ports; Mooncake refuses Linux's ephemeral ones.
+    "MC_MIN_RPC_PORT": "15000",
+    "MC_MAX_RPC_PORT": "29999",
+}
+"""Environment of Mooncake where the user has set none."""
 _LEGACY_VARIABLE: Final = "MC_TCP_PROTO"
 _SYSTEM_LIBRARIES: Final = "apt-get install libibverbs1 librdmacm1 libnuma1 libcurl4"
 _CLOSE_S: Final = 0.5
@@ -211,7 +217,8 @@ def free_engine(engine: Any) -> None:
 def _start_engine(host: str, protocol: str) -> Any:
     _check_environment(host, protocol)
     # Read by Mooncake when an engine is constructed, so it must be in the environment by now.
-    os.environ.setdefault(_QUEUE_VARIABLE, _QUEUE_LIMIT)
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
     try:
         from mooncake.engine import TransferEngine  # needs system libraries: fail with their names
     except ImportError as error:

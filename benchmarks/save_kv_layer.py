@@ -23,11 +23,19 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from integration.ranks import SECRET, Cache, Shape, engine_facts, fingerprint_of  # after the path is set
+from integration.ranks import (  # after the path is set
+    SECRET,
+    Cache,
+    Shape,
+    blocks_slice,
+    engine_facts,
+    expect,
+    fingerprint_of,
+)
 from pdcluster_connector.assembly import PrefillRank, make_decode_rank, make_prefill_rank
 from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.settings import Settings
-from pdcluster_connector.steps import DecodeStep, Expect, PrefillStep, PushSlice, Target
+from pdcluster_connector.steps import DecodeStep, PrefillStep, PushSlice, Target
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.params import SideChannelAddress
 
@@ -41,10 +49,10 @@ MATRIX: Final = np.random.default_rng(1).random((256, 256), np.float32)
 def serve_decode(pipe: Connection) -> None:
     """Child process: a decode rank that expects what the parent announces."""
     cache = Cache(SHAPE)
-    rank = make_decode_rank(engine_facts(EngineRole.DECODE, SHAPE, Settings()), cache.memory(fingerprint_of(SHAPE)), 0)
+    rank = make_decode_rank(engine_facts(EngineRole.DECODE, SHAPE, Settings()), cache.memory(fingerprint_of(SHAPE)))
     pipe.send(rank.address)
     while (names := pipe.recv()) is not None:
-        expects = [Expect(RequestId(n), TransferId(n), 60_000, (BLOCKS_PER_REQUEST,)) for n in names]
+        expects = [expect(n, BLOCKS_PER_REQUEST, 60_000) for n in names]
         rank.worker.begin_step(DecodeStep(expects=tuple(expects)))
         pipe.send(None)
         waiting = set(names)
@@ -68,7 +76,7 @@ def slice_of(name: str, target: Target, blocks: tuple[int, ...], shift: int) -> 
     token = SECRET.mint(TransferId(name), Attempt(1), target.deadline_ms)
     theirs = tuple(block + shift for block in blocks)
     return PushSlice(
-        RequestId(name), TransferId(name), Attempt(1), token, target, (blocks,), (theirs,), 2048, is_last=True
+        RequestId(name), TransferId(name), Attempt(1), token, target, blocks_slice(blocks, theirs), 2048, is_last=True
     )
 
 
@@ -99,7 +107,7 @@ def python_per_block(slices: tuple[PushSlice, ...], layers: list[float]) -> None
         timed(layers, lambda layer=layer: [  # type: ignore[misc]  # bound now
             (layer + a * SHAPE.block_bytes, layer + b * SHAPE.block_bytes, SHAPE.block_bytes)
             for part in slices
-            for a, b in zip(part.prefill_blocks[0], part.decode_blocks[0], strict=True)
+            for a, b in zip(part.groups[0].source_blocks, part.groups[0].target_blocks, strict=True)
         ])  # fmt: skip
 
 
@@ -129,9 +137,7 @@ def main() -> None:
     child.start()
     address = here.recv()
     source = Cache(SHAPE)
-    rank = make_prefill_rank(
-        engine_facts(EngineRole.PREFILL, SHAPE, Settings()), source.memory(fingerprint_of(SHAPE)), 0
-    )
+    rank = make_prefill_rank(engine_facts(EngineRole.PREFILL, SHAPE, Settings()), source.memory(fingerprint_of(SHAPE)))
     print(f"{SHAPE.num_layers} layers, {BLOCKS_PER_REQUEST} blocks per request, {STEPS} steps; microseconds")
     print("requests | per step  | per layer: median, p99 | Python per block | ratio")
     for num_requests in (1, 8, 32):

@@ -34,7 +34,9 @@ class SchedulerDecode:
     def __init__(self, facts: EngineFacts, side_channels: tuple[SideChannelAddress, ...]) -> None:
         outcomes: deque[tuple[RequestId, Outcome]] = deque()
         self._client = MetaserverClient(outcomes)
-        engine = DecodeEngine(facts.engine_id, facts.tp_size, facts.block_size, side_channels, facts.secret)
+        engine = DecodeEngine(
+            facts.engine_id, facts.tp_size, facts.groups, side_channels, facts.secret, facts.num_stages, facts.dp_rank
+        )
         self.requests = DecodeScheduler(engine, self._client, outcomes)
 
     def close(self) -> None:
@@ -67,7 +69,7 @@ class DecodeRank:
         self.worker.close()
 
 
-def make_prefill_rank(facts: EngineFacts, memory: Memory, rank: int) -> PrefillRank:
+def make_prefill_rank(facts: EngineFacts, memory: Memory) -> PrefillRank:
     """A prefill rank that can push.
 
     Raises:
@@ -76,13 +78,13 @@ def make_prefill_rank(facts: EngineFacts, memory: Memory, rank: int) -> PrefillR
     sessions = Sessions(lambda: _start_transport(facts, memory))
     # The same for all ranks: decode grants an attempt to the ranks of one engine life.
     boot_id = BootId(f"{facts.engine_id}:{facts.instance_id}")
-    hello = Hello(facts.engine_id, boot_id, rank, facts.tp_size, memory.fingerprint)
+    hello = Hello(facts.engine_id, boot_id, memory.layout, memory.fingerprint)
     device, trace = select_device(facts.device_type), Trace(facts.settings.trace_file)
-    parts = LaneParts(hello, memory.regions, sessions, device, facts.settings, facts.secret, trace)
+    parts = LaneParts(hello, sessions, device, facts.settings, facts.secret, trace)
     return PrefillRank(PrefillWorker(parts), sessions)
 
 
-def make_decode_rank(facts: EngineFacts, memory: Memory, rank: int) -> DecodeRank:
+def make_decode_rank(facts: EngineFacts, memory: Memory) -> DecodeRank:
     """A decode rank that listens.
 
     Raises:
@@ -90,9 +92,10 @@ def make_decode_rank(facts: EngineFacts, memory: Memory, rank: int) -> DecodeRan
     """
     sessions, settings = Sessions(lambda: _start_transport(facts, memory)), facts.settings
     wakeup, boot_id = Wakeup(), _new_boot_id()
-    port = settings.side_channel_port and settings.side_channel_port + rank
+    num_ranks = facts.tp_size * facts.num_stages
+    port = settings.side_channel_port and settings.side_channel_port + facts.dp_rank * num_ranks + memory.layout.rank
     channel = DecodeChannel(facts.host, port, boot_id, facts.secret, wakeup)
-    welcome = Welcome(facts.engine_id, boot_id, rank, facts.tp_size, "", memory.regions)
+    welcome = Welcome(facts.engine_id, boot_id, "", memory.layout)
     times = ReceiveTimes(settings.lease_s, settings.quarantine_s)
     reception = Reception(welcome, memory.fingerprint, times, facts.secret)
     inbound = InboundSessions(sessions, wakeup.set)

@@ -31,14 +31,12 @@ from pdcluster_connector.assembly import DecodeRank, PrefillRank, SchedulerDecod
 from pdcluster_connector.core.reception import Lost
 from pdcluster_connector.counts import take_counts
 from pdcluster_connector.engine_facts import EngineRole
-from pdcluster_connector.scheduler.prefill import PrefillScheduler, Scheduled
+from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.steps import DecodeStep, PrefillStep
 from pdcluster_connector.vllm_facts import (
     HEAD_MAJOR,
     read_engine_facts,
     read_memory,
-    require_one_kind_of_cache,
-    tp_rank,
 )
 from pdcluster_connector.vllm_metrics import CountMetrics, Counts
 from pdcluster_protocol.ids import RequestId
@@ -74,16 +72,14 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        require_one_kind_of_cache(kv_cache_config)
-        self._facts = read_engine_facts(vllm_config)
+        self._facts = read_engine_facts(vllm_config, kv_cache_config)
         self._prefill_scheduler: PrefillScheduler | None = None
         self._decode_scheduler: SchedulerDecode | None = None
         self._prefill_rank: PrefillRank | None = None
         self._decode_rank: DecodeRank | None = None
         if role is KVConnectorRole.SCHEDULER and self._facts.role is EngineRole.PREFILL:
-            self._prefill_scheduler = PrefillScheduler(
-                self._facts.block_size, self._facts.kv_heads, self._facts.settings.push, self._facts.secret
-            )
+            engine = PrefillEngine(self._facts.tp_size, self._facts.kv_heads, self._facts.groups)
+            self._prefill_scheduler = PrefillScheduler(engine, self._facts.settings.push, self._facts.secret)
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
@@ -102,7 +98,9 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         groups: tuple[int, ...] = self._kv_cache_config.transfer_group_ids
         return groups
 
-    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
         """Every worker's side channel is known: reservations can name them."""
         if self._facts.role is not EngineRole.DECODE:
             return
@@ -113,7 +111,10 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         params, now = request.kv_transfer_params, time.monotonic()
         if not params:
             return
-        request_id, tokens = RequestId(request.request_id), request.prompt_token_ids or ()
+        request_id = RequestId(request.request_id)
+        if self._prefill_scheduler and params.get("do_remote_decode") and self._facts.is_stateful:
+            leave_out_last_token(request)
+        tokens = request.prompt_token_ids or ()
         if self._prefill_scheduler and params.get("do_remote_decode"):
             self._prefill_scheduler.add(request_id, params, tokens, now=now)
         if self._decode_scheduler and params.get("do_remote_prefill"):
@@ -169,9 +170,9 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         memory = read_memory(self._facts, self._vllm_config, self._kv_cache_config, kv_caches)
         if self._facts.role is EngineRole.PREFILL:
-            self._prefill_rank = make_prefill_rank(self._facts, memory, tp_rank())
+            self._prefill_rank = make_prefill_rank(self._facts, memory)
         else:
-            self._decode_rank = make_decode_rank(self._facts, memory, tp_rank())
+            self._decode_rank = make_decode_rank(self._facts, memory)
 
     def get_handshake_metadata(self) -> Listening | None:
         return Listening(self._decode_rank.address) if self._decode_rank else None
@@ -255,3 +256,14 @@ def _scheduled(output: SchedulerOutput) -> Iterable[Scheduled]:
         yield Scheduled(RequestId(new.req_id), new.num_computed_tokens + step_tokens[new.req_id])
     for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
         yield Scheduled(RequestId(request_id), computed + step_tokens[request_id])
+
+
+def leave_out_last_token(request: Any) -> None:
+    """Prefill computes the state before the last prompt token: decode goes on from there.
+
+    As vLLM 0.32's ``mooncake_connector.py`` does for hybrid models. Called once for a request, before it is scheduled.
+    """
+    if request.prompt_token_ids and request.num_prompt_tokens > 1:
+        request.prompt_token_ids.pop()
+        request._all_token_ids.pop()
+        request.num_prompt_tokens -= 1

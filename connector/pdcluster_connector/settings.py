@@ -25,7 +25,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host: str = ""
     """Address by which the other engines reach this one. Default: vLLM's own (``VLLM_HOST_IP``)."""
     side_channel_port: int = 0
-    """Decode rank r listens on this port + r, in [0, 65535]. Default 0: any free port, announced in the reservation."""
+    """Decode rank r (stage by stage, one data-parallel engine after the other) listens on this port + r, in
+    [0, 65535]. Default 0: any free port, announced in the reservation."""
     transport: str = "mooncake"
     """Which transport moves the bytes. The only one that leaves a process is ``mooncake``."""
     transfer_protocol: str = "tcp"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pdcluster_connector.core.ranges import GroupSlice, Spans
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.params import SideChannelAddress
 
@@ -17,11 +18,17 @@ class Target(msgspec.Struct, frozen=True):
     engine_id: EngineId
     tp_size: int
     side_channels: tuple[SideChannelAddress, ...]
+    """Of each rank, stage by stage."""
     deadline_ms: int
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages of the decode engine."""
+        return len(self.side_channels) // self.tp_size
 
 
 class PushSlice(msgspec.Struct, frozen=True):
-    """The blocks of one request that become complete in this step; per KV group, pairs by position.
+    """What becomes complete of one request in this step, for each KV group.
 
     The first slice of a request comes in the first step that computes it, perhaps without blocks, so that
     the grant is asked for while the first layer is computed.
@@ -33,8 +40,7 @@ class PushSlice(msgspec.Struct, frozen=True):
     token: str
     """The router's leave for this attempt; decode checks it."""
     target: Target
-    prefill_blocks: tuple[tuple[int, ...], ...]
-    decode_blocks: tuple[tuple[int, ...], ...]
+    groups: tuple[GroupSlice, ...]
     num_prompt_tokens: int
     is_last: bool
 
@@ -47,12 +53,12 @@ class PrefillStep(msgspec.Struct, frozen=True, tag="prefill"):
 
 
 class Expect(msgspec.Struct, frozen=True):
-    """A request whose blocks wait for a push. ``num_blocks``: per KV group, how many blocks must come."""
+    """A request whose blocks wait for a push. ``spans``: per KV group, the token positions that must come."""
 
     request_id: RequestId
     transfer_id: TransferId
     deadline_ms: int
-    num_blocks: tuple[int, ...]
+    spans: Spans
 
 
 class Cancel(msgspec.Struct, frozen=True):

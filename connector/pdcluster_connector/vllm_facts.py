@@ -9,32 +9,57 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from vllm import __version__ as vllm_version
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.parallel_state import get_tp_group
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.utils.network_utils import get_ip
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
 
-from pdcluster_connector.core.tp_mapping import Sharding
+from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
 from pdcluster_connector.settings import parse_settings
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import EngineId
 from pdcluster_protocol.secret import load_secret
-from pdcluster_protocol.side_channel import RegionLayout
+from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
+
+LayerKv: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 
 CONNECTOR_VERSION: Final = "0.1.0"
 _WEIGHT_SUFFIXES: Final = frozenset((".safetensors", ".bin", ".pt", ".gguf"))
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 4096
 """Per weight file: 256 KiB read at engine start."""
+
+_PUSHED: Final = frozenset(
+    {
+        ChunkedLocalAttentionSpec,
+        FullAttentionSpec,
+        MambaSpec,
+        MLAAttentionSpec,
+        SlidingWindowMLASpec,
+        SlidingWindowSpec,
+    }
+)
+"""What a push can move; anything else is refused at start."""
 
 HEAD_MAJOR: Final = "LBHNC"
 """The layout in which a rank's heads are one slice of a block (vLLM 0.32 ``v1/kv_cache_layout.py``)."""
@@ -46,7 +71,7 @@ def register_connector(name: str, module: str) -> None:
         KVConnectorFactory.register_connector(name, module, name)
 
 
-def read_engine_facts(config: VllmConfig) -> EngineFacts:
+def read_engine_facts(config: VllmConfig, cache: KVCacheConfig) -> EngineFacts:
     """The facts of this engine.
 
     Raises:
@@ -55,72 +80,54 @@ def read_engine_facts(config: VllmConfig) -> EngineFacts:
     transfer = config.kv_transfer_config
     parallel = config.parallel_config
     settings = parse_settings(transfer.kv_connector_extra_config)
-    _require_ones(parallel)
+    _require_whole_steps(parallel)
     host = settings.host or get_ip()
     return EngineFacts(
         EngineId(transfer.engine_id),
         config.instance_id,
         _role(transfer.kv_role),
         host,
-        config.cache_config.block_size,
         parallel.tensor_parallel_size,
-        _kv_heads(config.model_config),
+        _kv_heads(config),
         config.device_config.device_type,
         settings,
         load_secret(os.environ, host=host),
+        tuple(_group(group) for group in cache.kv_cache_groups),
+        parallel.pipeline_parallel_size,
+        parallel.data_parallel_index,
     )
 
 
-def tp_rank() -> int:
-    """This worker's TP rank. Worker processes only."""
-    rank: int = get_tp_group().rank_in_group
-    return rank
+def read_memory(facts: EngineFacts, config: VllmConfig, cache: KVCacheConfig, tensors: Mapping[str, LayerKv]) -> Memory:
+    """What ``register_kv_caches`` hands over, as addresses. Worker processes only.
 
-
-def read_memory(
-    facts: EngineFacts, config: VllmConfig, cache: KVCacheConfig, tensors: Mapping[str, torch.Tensor]
-) -> Memory:
-    """What ``register_kv_caches`` hands over, as addresses.
-
-    ``tensors``: per layer ``[kernel blocks, KV heads, tokens, K and V]``, on the engine's device, borrowed
-    for the engine's life. A manager block may span several kernel blocks, which then lie side by side.
+    ``tensors``: per layer ``[pages, KV heads, tokens, content]``, or the tensors of its state ``[blocks, ...]``; on the
+    engine's device, borrowed for the engine's life. A block may span several pages, which then lie side by side.
 
     Raises:
         ConfigError: A layer keeps its KV in a way that cannot be pushed.
     """
-    groups = {name: index for index, group in enumerate(cache.kv_cache_groups) for name in group.layer_names}
-    regions = tuple(_region(name, groups, tensor, cache.num_blocks) for name, tensor in tensors.items())
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors.values()}
-    fingerprint = _fingerprint(facts, config, cache, next(iter(tensors.values())), regions)
-    return Memory(regions, tuple(storages.items()), fingerprint)
+    specs = {
+        name: (index, spec) for index, group in enumerate(cache.kv_cache_groups) for name, spec in _layer_specs(group)
+    }
+    regions = tuple(
+        region
+        for name, held in tensors.items()
+        for region in read_regions(name, *specs[name], held, cache.num_blocks, facts, _is_linear(config, name))
+    )
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _flat(tensors.values())}
+    stage = get_pp_group().rank_in_group
+    layout = RankLayout(get_tp_group().rank_in_group, facts.tp_size, regions, stage, facts.num_stages)
+    return Memory(layout, tuple(storages.items()), _fingerprint(facts, config, cache, tensors))
 
 
-def require_one_kind_of_cache(cache: KVCacheConfig) -> None:
-    """The model keeps plain attention KV in one group.
-
-    Raises:
-        ConfigError: It does not: sliding windows, recurrent state or several groups.
-    """
-    kinds = sorted({type(group.kv_cache_spec).__name__ for group in cache.kv_cache_groups})
-    if kinds not in (["FullAttentionSpec"], ["MLAAttentionSpec"]) or len(cache.kv_cache_groups) != 1:
-        raise ConfigError(
-            f"the model keeps its KV as {', '.join(kinds)} in {len(cache.kv_cache_groups)} groups; "
-            "PDClusterConnector 0.1 pushes models with full attention only: serve it without prefill/decode separation"
-        )
-
-
-def _require_ones(parallel: Any) -> None:
-    """One worker holds the whole model. The cores are written for TP; no real engine has proven it yet.
+def _require_whole_steps(parallel: Any) -> None:
+    """A token's KV lies in one block of each layer, and a layer is final when its hook is called.
 
     Raises:
-        ConfigError: Something splits the model, and so changes where a token's KV lies or when a layer is final.
+        ConfigError: Something spreads a prompt's tokens over ranks, or splits a step.
     """
-    for name in (
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "decode_context_parallel_size",
-        "prefill_context_parallel_size",
-    ):
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if (size := getattr(parallel, name)) != 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {size}: PDClusterConnector 0.1 needs 1")
     if parallel.use_ubatching:
@@ -136,41 +143,112 @@ def _role(kv_role: str) -> EngineRole:
         ) from None
 
 
-def _kv_heads(model_config: Any) -> int:
-    heads: int = 1 if model_config.use_mla else model_config.get_total_num_kv_heads()
-    return heads
+def _kv_heads(config: VllmConfig) -> tuple[int, ...]:
+    """Distinct numbers of KV heads that layers of the model and of its draft model have; 1 for a latent.
+
+    A model of state only has none: then each rank speaks to its equal.
+    """
+    models = (model for model in _models(config) if not model.is_attention_free)
+    heads = {1 if model.use_mla else model.get_total_num_kv_heads() for model in models}
+    return tuple(sorted(heads)) or (config.parallel_config.tensor_parallel_size,)
 
 
-def _region(name: str, groups: Mapping[str, int], tensor: torch.Tensor, num_blocks: int) -> RegionLayout:
-    if not isinstance(tensor, torch.Tensor):
-        raise ConfigError(f"layer {name} keeps {type(tensor).__name__} state: only tensors can be pushed")
-    kernel_blocks = tensor.shape[0]
-    if kernel_blocks % num_blocks or not tensor[0].is_contiguous():
+def _models(config: VllmConfig) -> list[Any]:
+    """The model, and the draft model that keeps KV of its own. Prompt lookup (ngram) has none."""
+    speculative, models = config.speculative_config, [config.model_config]
+    if speculative and speculative.draft_model_config and not speculative.use_ngram():
+        models.append(speculative.draft_model_config)
+    return models
+
+
+def _group(group: KVCacheGroupSpec) -> KvGroup:
+    kinds = {type(spec) for _, spec in _layer_specs(group)}
+    if unknown := {kind.__name__ for kind in kinds - _PUSHED}:
+        known = sorted(kind.__name__ for kind in _PUSHED)
         raise ConfigError(
-            f"layer {name} has KV of shape {tuple(tensor.shape)} and strides {tensor.stride()} for {num_blocks} "
-            f"blocks: start vLLM with VLLM_KV_CACHE_LAYOUT={HEAD_MAJOR}"
+            f"the model keeps KV as {', '.join(sorted(unknown))}, which PDClusterConnector 0.1 cannot push (it knows "
+            f"{', '.join(known)}): serve it without prefill/decode separation"
         )
-    block_bytes = tensor.stride(0) * tensor.element_size() * (kernel_blocks // num_blocks)
-    return RegionLayout(name, groups[name], tensor.data_ptr(), num_blocks, block_bytes)
+    if kinds != {MambaSpec}:
+        return KvGroup(group.kv_cache_spec.block_size)
+    modes = {spec.mamba_cache_mode for _, spec in _layer_specs(group)}
+    if modes != {"none"}:
+        raise ConfigError(
+            f"--mamba-cache-mode is {', '.join(sorted(modes))}: PDClusterConnector 0.1 pushes one state for a request; "
+            "start the engine with --no-enable-prefix-caching"
+        )
+    return KvGroup(1, is_state=True)
+
+
+def _layer_specs(group: KVCacheGroupSpec) -> Iterator[tuple[str, KVCacheSpec]]:
+    spec = group.kv_cache_spec
+    for name in group.layer_names:
+        yield name, spec.kv_cache_specs[name] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+
+
+def read_regions(
+    name: str,
+    group: int,
+    spec: KVCacheSpec,
+    held: LayerKv,
+    num_blocks: int,
+    facts: EngineFacts,
+    is_linear: bool,
+) -> Iterator[RegionLayout]:
+    """The regions of one layer.
+
+    Raises:
+        ConfigError: A block of it is not one run of bytes, or its heads are not known.
+    """
+    for tensor in [held] if isinstance(held, torch.Tensor) else held:
+        if tensor.shape[0] % num_blocks or not tensor[0].is_contiguous():
+            raise ConfigError(
+                f"layer {name} has KV of shape {tuple(tensor.shape)} and strides {tensor.stride()} for {num_blocks} "
+                f"blocks: start vLLM with VLLM_KV_CACHE_LAYOUT={HEAD_MAJOR}"
+            )
+        pages = tensor.shape[0] // num_blocks
+        size = tensor.element_size()
+        place = (name, group, tensor.data_ptr(), num_blocks, tensor.stride(0) * size, tensor[0].numel() * size)
+        if isinstance(spec, MambaSpec):
+            yield RegionLayout(*place, RegionKind.STATE, 1, 1)
+            continue
+        is_latent = isinstance(spec, MLAAttentionSpec | SlidingWindowMLASpec)
+        kind = RegionKind.LATENT if is_latent else RegionKind.HEADS
+        heads = 1 if is_latent else _total_heads(name, spec.num_kv_heads, facts)
+        yield RegionLayout(*place, kind, heads, spec.block_size // pages, pages, is_linear or is_latent)
+
+
+def _total_heads(name: str, local: int, facts: EngineFacts) -> int:
+    """KV heads of a layer in the whole model, of which this rank holds ``local``."""
+    fitting = [heads for heads in facts.kv_heads if max(1, heads // facts.tp_size) == local]
+    if len(fitting) != 1:
+        raise ConfigError(
+            f"layer {name} has {local} KV heads on this rank of TP {facts.tp_size}; layers of the model have "
+            f"{', '.join(map(str, facts.kv_heads))}: which of them is meant is not clear with this TP"
+        )
+    return fitting[0]
+
+
+def _is_linear(config: VllmConfig, name: str) -> bool:
+    """Whether token t of a head is the t-th cell of its page (not so with vLLM 0.32's CPU kernels)."""
+    layer = config.compilation_config.static_forward_context.get(name)
+    return layer is None or not hasattr(layer, "get_attn_backend") or layer.get_attn_backend().get_name() != "CPU_ATTN"
+
+
+def _flat(held: Iterable[LayerKv]) -> Iterator[torch.Tensor]:
+    for tensors in held:
+        yield from [tensors] if isinstance(tensors, torch.Tensor) else tensors
 
 
 def _fingerprint(
-    facts: EngineFacts,
-    config: VllmConfig,
-    cache: KVCacheConfig,
-    tensor: torch.Tensor,
-    regions: Sequence[RegionLayout],
+    facts: EngineFacts, config: VllmConfig, cache: KVCacheConfig, tensors: Mapping[str, LayerKv]
 ) -> KvFingerprint:
-    heads = len(Sharding(facts.tp_size, facts.kv_heads).heads_of(0))
     return KvFingerprint(
-        model_digest=_model_digest(config.model_config),
-        kv_dtype=f"{tensor.dtype}/{config.cache_config.cache_dtype}",
-        block_size=facts.block_size,
+        model_digest="+".join(map(_model_digest, _models(config))),
+        kv_dtype=f"{config.model_config.dtype}/{config.cache_config.cache_dtype}",
         layout=f"{cache.kv_cache_layout or HEAD_MAJOR}",
         kv_heads=facts.kv_heads,
-        head_bytes=regions[0].block_bytes // facts.block_size // heads,
-        num_layers=len({region.layer_name for region in regions}),
-        attention_backend=_attention_backends(config, (region.layer_name for region in regions)),
+        attention_backend=_attention_backends(config, tensors),
         vllm_version=vllm_version,
         connector_version=CONNECTOR_VERSION,
     )
@@ -204,6 +282,8 @@ def _weights_digest(folder: Path) -> str:
 
 
 def _attention_backends(config: VllmConfig, layer_names: Iterable[str]) -> str:
+    """Backends by name, with the instruction set that CPU kernels pack their pages for."""
     layers = config.compilation_config.static_forward_context
-    names = {layers[name].get_attn_backend().get_name() for name in layer_names if name in layers}
+    known = [layers[name] for name in layer_names if hasattr(layers.get(name), "get_attn_backend")]
+    names = {f"{layer.get_attn_backend().get_name()}/{getattr(layer, 'isa', '')}".rstrip("/") for layer in known}
     return ",".join(sorted(names))

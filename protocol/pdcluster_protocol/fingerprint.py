@@ -15,11 +15,8 @@ from pdcluster_protocol.errors import ProtocolError
 CURES: Final[dict[str, str]] = {
     "model_digest": "serve the same model and revision on both",
     "kv_dtype": "start both with the same --dtype and --kv-cache-dtype",
-    "block_size": "start both with the same --block-size",
     "layout": "use the same attention backend and KV layout on both",
-    "kv_heads": "serve the same model on both",
-    "head_bytes": "serve the same model with the same --kv-cache-dtype on both",
-    "num_layers": "serve the same model on both",
+    "kv_heads": "serve the same model, and the same draft model, on both",
     "attention_backend": "start both with the same attention backend",
     "vllm_version": "install the same vLLM on both",
     "connector_version": "install the same pdcluster on both",
@@ -29,17 +26,14 @@ CURES: Final[dict[str, str]] = {
 class KvFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The facts that decide whether a KV block of one engine means the same in another.
 
-    ``kv_heads`` counts the KV heads of the whole model (not of one rank); ``head_bytes`` is the size of
-    one token's K and V of one head in one layer, in bytes.
+    ``kv_heads``: the distinct numbers of KV heads that layers have in the whole model (not in one rank), ascending.
+    What differs from rank to rank (block sizes, layers, strides) is in ``RankLayout`` and judged by the connector.
     """
 
     model_digest: str
     kv_dtype: str
-    block_size: int
     layout: str
-    kv_heads: int
-    head_bytes: int
-    num_layers: int
+    kv_heads: tuple[int, ...]
     attention_backend: str
     vllm_version: str
     connector_version: str

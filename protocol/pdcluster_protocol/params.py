@@ -60,11 +60,17 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     remote_host: str
     remote_port: int
     """Side channel of decode's rank 0. ``remote_side_channels`` has all of them."""
+    remote_block_sizes: tuple[int, ...] = ()
+    """Tokens in a block of each KV group; 0: the group holds recurrent state, one block for the request.
+    Default: ``remote_block_size`` in all."""
     remote_tp_size: int
+    remote_pp_size: int = 1
+    remote_dp_rank: int = 0
+    """Which of decode's data-parallel engines reserved; its side channels are named below."""
     remote_pcp_size: int = 1
     remote_dcp_size: int = 1
     remote_cached_tokens: int
-    """Leading prompt tokens that decode already has; a multiple of the block size."""
+    """Leading prompt tokens that decode already has; a multiple of every group's block size."""
     transfer_id: TransferId
     attempt: Attempt
     deadline_ms: int
@@ -72,7 +78,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     remote_boot_id: BootId
     """Boot id of decode's rank 0."""
     remote_side_channels: tuple[SideChannelAddress, ...]
-    """One address per decode TP rank, in rank order."""
+    """One address per decode rank: the TP ranks of each pipeline stage, stage by stage."""
     num_prompt_tokens: int
     prompt_digest: str
     """``digest_tokens`` of the prompt as decode tokenized it. Prefill refuses to push another prompt's KV."""
@@ -80,6 +86,11 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Decode to metaserver: the newest attempt that decode has given up; 0: none. Asks for the next one."""
     lost_reason: str = ""
     version: int = PARAMS_VERSION
+
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        """Of each KV group."""
+        return self.remote_block_sizes or (self.remote_block_size,) * len(self.remote_block_ids)
 
 
 class PushRefusal(msgspec.Struct, frozen=True):
@@ -123,10 +134,17 @@ def parse_reservation(params: object) -> Reservation:
         ProtocolError: A field is missing, unknown or of the wrong type, or the version is not ours.
     """
     reservation = _parse(params, Reservation)
-    if len(reservation.remote_side_channels) != reservation.remote_tp_size:
+    num_ranks = reservation.remote_tp_size * reservation.remote_pp_size
+    if len(reservation.remote_side_channels) != num_ranks or num_ranks < 1:
         raise ProtocolError(
-            f"decode engine {reservation.remote_engine_id} has TP {reservation.remote_tp_size} but named "
-            f"{len(reservation.remote_side_channels)} side channels: it must name one for each rank"
+            f"decode engine {reservation.remote_engine_id} has TP {reservation.remote_tp_size} in "
+            f"{reservation.remote_pp_size} stages but named {len(reservation.remote_side_channels)} side channels: "
+            "it must name one for each rank"
+        )
+    if len(reservation.remote_block_ids) != len(reservation.block_sizes):
+        raise ProtocolError(
+            f"decode engine {reservation.remote_engine_id} has {len(reservation.remote_block_ids)} block tables for "
+            f"{len(reservation.block_sizes)} KV groups: it must name one for each"
         )
     return reservation
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final, TypeVar
 
 import msgspec
@@ -37,15 +38,64 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     pass
 
 
+class RegionKind(Enum):
+    """How a region's pages are filled. Sizes: *cell* is one token's KV of one head, in bytes."""
+
+    HEADS = "heads"
+    """[head][token][cell]: a rank's heads are rows, each with a page's tokens side by side."""
+    TOKENS = "tokens"
+    """[token][head][cell]."""
+    LATENT = "latent"
+    """[token][cell]: no heads; every rank of a stage holds the same bytes (MLA)."""
+    STATE = "state"
+    """Opaque, one block for a request (Mamba, GDN). Sharded by TP in ways of its own."""
+
+
 class RegionLayout(msgspec.Struct, frozen=True, array_like=True):
-    """One layer's KV in one rank's memory: block ``b`` starts at ``base + b * block_bytes``."""
+    """One layer's KV in one rank's memory, in bytes: block ``b`` starts at ``base + b * block_stride``."""
 
     layer_name: str
     group: int
     """Index of the KV cache group whose block table addresses this region."""
     base: int
     num_blocks: int
-    block_bytes: int
+    page_stride: int
+    """From page to page; a block's pages lie side by side. More than ``page_bytes`` where pages are padded."""
+    page_bytes: int
+    kind: RegionKind = RegionKind.HEADS
+    heads: int = 1
+    """KV heads of this layer in the whole model; 1 for a latent and for state."""
+    page_tokens: int = 16
+    """Tokens in a page (vLLM's kernel block size)."""
+    pages_per_block: int = 1
+    is_linear: bool = True
+    """Whether token t of a row is its t-th cell, so that a page may be cut. Not so in vLLM's CPU kernels: they keep K
+    transposed over the whole page."""
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens in a block."""
+        return self.page_tokens * self.pages_per_block
+
+    @property
+    def block_stride(self) -> int:
+        """Bytes from block to block."""
+        return self.page_stride * self.pages_per_block
+
+
+class RankLayout(msgspec.Struct, frozen=True, array_like=True):
+    """One rank of an engine, and its KV memory. ``stage``: its pipeline rank."""
+
+    tp_rank: int
+    tp_size: int
+    regions: tuple[RegionLayout, ...]
+    stage: int = 0
+    num_stages: int = 1
+
+    @property
+    def rank(self) -> int:
+        """Its number among all ranks of its engine."""
+        return self.stage * self.tp_size + self.tp_rank
 
 
 class Hello(_Message, frozen=True, tag="hello"):
@@ -53,8 +103,7 @@ class Hello(_Message, frozen=True, tag="hello"):
 
     engine_id: EngineId
     boot_id: BootId
-    tp_rank: int
-    tp_size: int
+    layout: RankLayout
     fingerprint: KvFingerprint
 
 
@@ -63,10 +112,8 @@ class Welcome(_Message, frozen=True, tag="welcome"):
 
     engine_id: EngineId
     boot_id: BootId
-    tp_rank: int
-    tp_size: int
     session: str
-    regions: tuple[RegionLayout, ...]
+    layout: RankLayout
 
 
 class Refusal(_Message, frozen=True, tag="refusal"):

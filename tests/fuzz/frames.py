@@ -24,6 +24,8 @@ from pdcluster_protocol.side_channel import (
     Hello,
     Open,
     Progress,
+    RankLayout,
+    RegionKind,
     RegionLayout,
     ToDecode,
     Welcome,
@@ -36,10 +38,11 @@ OURS, THEIRS = make_secret("the secret of ours"), make_secret("the secret of the
 BOOT: Final = BootId("decode life")
 MEMBER, STRANGER = PeerId(b"prefill life:0:x"), PeerId(b"stranger")
 T, A = TransferId("t"), Attempt(1)
-PRINT: Final = KvFingerprint("m", "f32", 16, "LBHNC", 2, 64, 1, "none", "0", "0")
+PRINT: Final = KvFingerprint("m", "f32", "LBHNC", (2,), "none", "0", "0")
+LAYOUT: Final = RankLayout(0, 1, (RegionLayout("layer", 0, 4096, 8, 2048, 2048, RegionKind.HEADS, 2),))
 _FRAMES_PER_LIFE: Final = 25
 VALID: Final[tuple[ToDecode, ...]] = (
-    Hello(EngineId("p"), BootId("prefill life"), 0, 1, PRINT),
+    Hello(EngineId("p"), BootId("prefill life"), LAYOUT, PRINT),
     Open(T, A, BOOT, 1000, OURS.mint(T, A, 1000)),
     Progress(T, A, 10),
     Done(T, A, 2048, 1),
@@ -50,9 +53,8 @@ VALID: Final[tuple[ToDecode, ...]] = (
 
 def new_reception() -> Reception:
     """One request waits, and nobody has said hello."""
-    regions = (RegionLayout("layer", 0, 4096, 8, 2048),)
-    reception = Reception(Welcome(EngineId("d"), BOOT, 0, 1, "", regions), PRINT, ReceiveTimes(5.0, 3.0), OURS)
-    list(reception.expect(Expected(RequestId("r"), T, 1e9, (1,)), now=0.0))
+    reception = Reception(Welcome(EngineId("d"), BOOT, "", LAYOUT), PRINT, ReceiveTimes(5.0, 3.0), OURS)
+    list(reception.expect(Expected(RequestId("r"), T, 1e9, (((0, 16),),)), now=0.0))
     return reception
 
 

@@ -20,7 +20,7 @@ class SkipsALayer(PDClusterConnector):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)
-        regions = prefill_rank(self).worker._parts.regions
+        regions = prefill_rank(self).worker._parts.hello.layout.regions
         _wrap_sessions(self, lambda inner: _Forgetting(inner, regions[2].base, regions[3].base))
 
 
@@ -158,8 +158,10 @@ def _wrap_sessions(connector: PDClusterConnector, wrap: Callable[[Transport], Tr
 
 
 def _swap(part: PushSlice) -> PushSlice:
-    (blocks,) = part.prefill_blocks
-    return msgspec.structs.replace(part, prefill_blocks=((blocks[-1], *blocks[1:-1], blocks[0]),))
+    (group,) = part.groups
+    blocks = group.source_blocks
+    swapped = replace(group, source_blocks=(blocks[-1], *blocks[1:-1], blocks[0]))
+    return msgspec.structs.replace(part, groups=(swapped,))
 
 
 def _misdirect(part: PushSlice) -> PushSlice:
@@ -168,6 +170,9 @@ def _misdirect(part: PushSlice) -> PushSlice:
 
 
 def _omit_last(part: PushSlice) -> PushSlice:
-    (ours,), (theirs,) = part.prefill_blocks, part.decode_blocks
-    keep = len(ours) - part.is_last
-    return msgspec.structs.replace(part, prefill_blocks=(ours[:keep],), decode_blocks=(theirs[:keep],))
+    (group,) = part.groups
+    blocks = len(group.source_blocks)
+    keep = blocks - part.is_last
+    stop = group.start + -(-(group.stop - group.start) // blocks) * keep if blocks else group.stop
+    shorter = replace(group, stop=stop)
+    return msgspec.structs.replace(part, groups=(shorter,))

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from integration.ranks import Cache, Shape, engine_facts, fingerprint_of
+from integration.ranks import Cache, Shape, engine_facts, expect, fingerprint_of
 from pdcluster_connector.assembly import make_decode_rank
 from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import Cancel, DecodeStep, Expect
-from pdcluster_protocol.ids import RequestId, TransferId
+from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.params import SideChannelAddress
 
 
@@ -29,7 +29,7 @@ class FarDecode:
     address: SideChannelAddress
 
     def expect(self, name: str, num_blocks: int, *, deadline_ms: int = 20_000) -> None:
-        self.pipe.send(Expect(RequestId(name), TransferId(name), deadline_ms, (num_blocks,)))
+        self.pipe.send(expect(name, num_blocks, deadline_ms))
 
     def cancel(self, name: str) -> None:
         self.pipe.send(Cancel(RequestId(name), "cancelled by the test"))
@@ -64,7 +64,7 @@ def far_decode(shape: Shape, settings: Settings) -> Iterator[FarDecode]:
 
 def _serve(pipe: Connection, shape: Shape, settings: Settings) -> None:
     cache = Cache(shape)
-    rank = make_decode_rank(engine_facts(EngineRole.DECODE, shape, settings), cache.memory(fingerprint_of(shape)), 0)
+    rank = make_decode_rank(engine_facts(EngineRole.DECODE, shape, settings), cache.memory(fingerprint_of(shape)))
     pipe.send(rank.address)
     ended: dict[str, bool] = {}
     while True:

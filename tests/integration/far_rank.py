@@ -63,7 +63,7 @@ def _serve(pipe: Connection, shape: Shape, settings: Settings, name: str, fill: 
     cache = Cache(shape)
     cache.layers[:] = fill
     facts = replace(engine_facts(EngineRole.PREFILL, shape, settings), engine_id=EngineId(name))
-    rank = make_prefill_rank(facts, cache.memory(fingerprint_of(shape)), 0)
+    rank = make_prefill_rank(facts, cache.memory(fingerprint_of(shape)))
     pipe.send("ready")
     while True:
         kind, said = pipe.recv()

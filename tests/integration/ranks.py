@@ -12,14 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_rank, make_prefill_rank
+from pdcluster_connector.core.ranges import GroupSlice
 from pdcluster_connector.core.reception import Lost
+from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import Cancel, DecodeStep, Expect, PrefillStep, PushSlice, Target
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.secret import load_secret
-from pdcluster_protocol.side_channel import RegionLayout
+from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 SECRET: Final = load_secret({}, host="127.0.0.1")
 BLOCK_SIZE: Final = 16
@@ -58,19 +60,20 @@ class Cache:
         base, shape = self.layers.ctypes.data, self.shape
         step = shape.num_blocks * shape.block_bytes
         regions = tuple(
-            RegionLayout(name, 0, base + index * step, shape.num_blocks, shape.block_bytes)
+            RegionLayout(
+                name, 0, base + index * step, shape.num_blocks, shape.block_bytes, shape.block_bytes,
+                RegionKind.HEADS, shape.kv_heads, BLOCK_SIZE,
+            )
             for index, name in enumerate(shape.layer_names())
-        )
-        return Memory(regions, ((base, self.layers.nbytes),), fingerprint)
+        )  # fmt: skip
+        return Memory(RankLayout(0, 1, regions), ((base, self.layers.nbytes),), fingerprint)
 
 
 def fingerprint_of(shape: Shape, **changed: object) -> KvFingerprint:
     """What two caches of this shape share."""
     values = {
-        "model_digest": "m", "kv_dtype": "bytes", "block_size": BLOCK_SIZE, "layout": "LBHNC",
-        "kv_heads": shape.kv_heads,
-        "head_bytes": HEAD_BYTES, "num_layers": shape.num_layers, "attention_backend": "none", "vllm_version": "0",
-        "connector_version": "0", **changed,
+        "model_digest": "m", "kv_dtype": "bytes", "layout": "LBHNC", "kv_heads": (shape.kv_heads,),
+        "attention_backend": "none", "vllm_version": "0", "connector_version": "0", **changed,
     }  # fmt: skip
     return KvFingerprint(**values)  # type: ignore[arg-type]  # values are checked by the struct's users
 
@@ -78,7 +81,18 @@ def fingerprint_of(shape: Shape, **changed: object) -> KvFingerprint:
 def engine_facts(role: EngineRole, shape: Shape, settings: Settings) -> EngineFacts:
     """One engine of TP 1 on this machine's CPU."""
     name = EngineId(role.name.lower())
-    return EngineFacts(name, "life", role, "127.0.0.1", BLOCK_SIZE, 1, shape.kv_heads, "cpu", settings, SECRET)
+    groups = (KvGroup(BLOCK_SIZE),)
+    return EngineFacts(name, "life", role, "127.0.0.1", 1, (shape.kv_heads,), "cpu", settings, SECRET, groups)
+
+
+def blocks_slice(ours: Sequence[int], theirs: Sequence[int]) -> tuple[GroupSlice]:
+    """Blocks ``ours`` of prefill for blocks ``theirs`` of decode. Where in the prompt they are is of no matter here."""
+    return (GroupSlice(0, len(ours) * BLOCK_SIZE, tuple(ours), tuple(theirs)),)
+
+
+def expect(name: str, num_blocks: int, deadline_ms: int) -> Expect:
+    """Decode's scheduler has reserved ``num_blocks`` blocks."""
+    return Expect(RequestId(name), TransferId(name), deadline_ms, (((0, num_blocks * BLOCK_SIZE),),))
 
 
 @dataclass(slots=True)
@@ -100,8 +114,7 @@ class Pair:
 
     def expect(self, name: str, num_blocks: int, *, deadline_ms: int = 20_000) -> None:
         """Decode's scheduler has reserved ``num_blocks`` blocks."""
-        expect = Expect(RequestId(name), TransferId(name), deadline_ms, (num_blocks,))
-        self.decode.worker.begin_step(DecodeStep(expects=(expect,)))
+        self.decode.worker.begin_step(DecodeStep(expects=(expect(name, num_blocks, deadline_ms),)))
 
     def cancel(self, name: str) -> None:
         """Decode's scheduler wants the wait to end."""
@@ -120,9 +133,8 @@ class Pair:
         """Blocks ``ours`` of prefill that become complete for blocks ``theirs`` of decode."""
         target = Target(EngineId("decode"), 1, (self.decode.address,), deadline_ms)
         token = SECRET.mint(TransferId(name), Attempt(attempt), deadline_ms)
-        blocks = (tuple(ours),), (tuple(theirs),)
         request = RequestId(name), TransferId(name), Attempt(attempt)
-        return PushSlice(*request, token, target, *blocks, num_prompt_tokens=99, is_last=is_last)
+        return PushSlice(*request, token, target, blocks_slice(ours, theirs), num_prompt_tokens=99, is_last=is_last)
 
     def forward(self, *slices: PushSlice) -> None:
         """One forward pass that completes ``slices``, layer by layer."""
@@ -168,9 +180,9 @@ def make_pair(
         ours = fingerprint_of(shape)
         theirs = decode_fingerprint or ours
         decode = make_decode_rank(
-            engine_facts(EngineRole.DECODE, shape, settings), replace(target.memory(ours), fingerprint=theirs), 0
+            engine_facts(EngineRole.DECODE, shape, settings), replace(target.memory(ours), fingerprint=theirs)
         )
         stack.callback(decode.close)
-        prefill = make_prefill_rank(engine_facts(EngineRole.PREFILL, shape, settings), source.memory(ours), 0)
+        prefill = make_prefill_rank(engine_facts(EngineRole.PREFILL, shape, settings), source.memory(ours))
         stack.callback(prefill.close)
         yield Pair(prefill, decode, source, target)

@@ -42,7 +42,7 @@ def with_another_prefill(pair: Pair) -> Iterator[Pair]:
     """The same decode rank, pushed to by a second prefill engine."""
     shape = pair.source.shape
     facts = replace(engine_facts(EngineRole.PREFILL, shape, QUICK), engine_id=EngineId("another"))
-    rank = make_prefill_rank(facts, pair.source.memory(fingerprint_of(shape)), 0)
+    rank = make_prefill_rank(facts, pair.source.memory(fingerprint_of(shape)))
     try:
         yield replace(pair, prefill=rank)
     finally:
@@ -187,7 +187,7 @@ def test_ranks_with_different_secrets_never_write_and_both_say_why() -> None:
     with make_pair(settings=QUICK) as pair:
         shape = pair.source.shape
         facts = replace(engine_facts(EngineRole.PREFILL, shape, QUICK), secret=make_secret("another cluster!"))
-        stranger = make_prefill_rank(facts, pair.source.memory(fingerprint_of(shape)), 0)
+        stranger = make_prefill_rank(facts, pair.source.memory(fingerprint_of(shape)))
         other = replace(pair, prefill=stranger)
         pair.expect("a", 1)
         other.forward(pair.slice_of("a", [1], [5]))

@@ -8,7 +8,7 @@ import time
 from typing import TypeVar
 
 from integration import broken
-from integration.ranks import SECRET, Cache, Pair, Shape, engine_facts, fingerprint_of, make_pair
+from integration.ranks import SECRET, Cache, Pair, Shape, blocks_slice, engine_facts, fingerprint_of, make_pair
 from pdcluster_connector.assembly import make_prefill_rank
 from pdcluster_connector.core.receiving import PeerId
 from pdcluster_connector.engine_facts import EngineRole
@@ -48,7 +48,7 @@ class DecodeByHand:
 def slice_for(address: SideChannelAddress) -> PushSlice:
     token = SECRET.mint(T, FIRST, 20_000)
     target = Target(EngineId("decode"), 1, (address,), 20_000)
-    return PushSlice(RequestId("r"), T, FIRST, token, target, ((1,),), ((2,),), num_prompt_tokens=9, is_last=True)
+    return PushSlice(RequestId("r"), T, FIRST, token, target, blocks_slice([1], [2]), num_prompt_tokens=9, is_last=True)
 
 
 def test_a_lane_that_was_cut_does_not_call_what_it_has_forgotten_clean() -> None:
@@ -56,7 +56,7 @@ def test_a_lane_that_was_cut_does_not_call_what_it_has_forgotten_clean() -> None
     shape = Shape()
     decode = DecodeByHand(shape)
     facts = engine_facts(EngineRole.PREFILL, shape, Settings(hold_s=0.5))
-    rank = make_prefill_rank(facts, Cache(shape).memory(fingerprint_of(shape)), 0)
+    rank = make_prefill_rank(facts, Cache(shape).memory(fingerprint_of(shape)))
     worker = rank.worker
     worker._parts = dataclasses.replace(
         worker._parts, sessions=broken._WrappedSessions(worker._parts.sessions, broken._Failing)
@@ -68,7 +68,7 @@ def test_a_lane_that_was_cut_does_not_call_what_it_has_forgotten_clean() -> None
         worker.begin_step(PrefillStep((slice_for(decode.address),)))
         worker.end_step()
         decode.hear(Hello)
-        welcome = Welcome(EngineId("decode"), BOOT, 0, 1, target.session, memory.regions)
+        welcome = Welcome(EngineId("decode"), BOOT, target.session, memory.layout)
         decode.channel.send(decode.peer, welcome)
         decode.hear(Open)
         decode.channel.send(decode.peer, Grant(T, FIRST, 5000))

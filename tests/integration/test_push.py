@@ -46,7 +46,7 @@ def test_requests_of_one_step_are_fused_and_each_is_received() -> None:
         assert pair.step_until(lambda: len(pair.ended) == 8)
         assert all(pair.ended.values())
         for part in slices:
-            require_equal_blocks(pair, list(part.prefill_blocks[0]), list(part.decode_blocks[0]))
+            require_equal_blocks(pair, list(part.groups[0].source_blocks), list(part.groups[0].target_blocks))
 
 
 def test_chunks_arrive_in_several_steps() -> None:

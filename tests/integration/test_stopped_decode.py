@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from integration.far_decode import FarDecode, far_decode
-from integration.ranks import SECRET, Cache, Shape, engine_facts, fingerprint_of
+from integration.ranks import SECRET, Cache, Shape, blocks_slice, engine_facts, fingerprint_of
 from pdcluster_connector.assembly import PrefillRank, make_prefill_rank
 from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.settings import Settings
@@ -23,7 +23,7 @@ BIG = Shape(num_layers=8, num_blocks=2048, kv_heads=32)
 
 @contextmanager
 def prefill_rank(cache: Cache) -> Iterator[PrefillRank]:
-    rank = make_prefill_rank(engine_facts(EngineRole.PREFILL, BIG, QUICK), cache.memory(fingerprint_of(BIG)), 0)
+    rank = make_prefill_rank(engine_facts(EngineRole.PREFILL, BIG, QUICK), cache.memory(fingerprint_of(BIG)))
     try:
         yield rank
     finally:
@@ -37,7 +37,7 @@ def push(
     request = RequestId(name), TransferId(name), Attempt(1)
     target = Target(EngineId("decode"), 1, (far.address,), deadline_ms)
     token = SECRET.mint(TransferId(name), Attempt(1), deadline_ms)
-    part = PushSlice(*request, token, target, (tuple(blocks),), (tuple(blocks),), num_prompt_tokens=9, is_last=is_last)
+    part = PushSlice(*request, token, target, blocks_slice(blocks, blocks), num_prompt_tokens=9, is_last=is_last)
     rank.worker.begin_step(PrefillStep((part,)))
     for layer in BIG.layer_names():
         rank.worker.layer_saved(layer)

@@ -11,16 +11,17 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from model.link import Output, scrubbed
-from model.plan import BLOCK_BYTES, DEADLINE_MS, NUM_BLOCKS, SECRET, Broken, Plan
+from model.plan import BLOCK_BYTES, BLOCK_TOKENS, DEADLINE_MS, SECRET, Broken, Plan
 from pdcluster_connector.core.receiving import Cut, PeerId, ReceiveTimes, Reply, SessionId, State
 from pdcluster_connector.core.reception import Command, Ended, Expected, Invite, Lost, Reception
+from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_connector.steps import Cancel, Expect, PrefillEnded
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.metaserver import Outcome
 from pdcluster_protocol.params import DecodeParams, Reservation, SideChannelAddress, to_wire
-from pdcluster_protocol.side_channel import Grant, RegionLayout, ToDecode, ToPrefill, Welcome
+from pdcluster_protocol.side_channel import Grant, RankLayout, RegionKind, RegionLayout, ToDecode, ToPrefill, Welcome
 
 FUTURE: Final = 1e9
 TIMES: Final = ReceiveTimes(lease_s=1.0, quarantine_s=1.0)
@@ -30,7 +31,7 @@ News: TypeAlias = Expect | PrefillEnded | Cancel
 
 
 def fingerprint(plan: Plan) -> KvFingerprint:
-    return KvFingerprint("m", "f32", 4, "LBHNC", plan.num_heads, 8, 1, "CPU", "0.32", "0.1.0")
+    return KvFingerprint("m", "f32", "LBHNC", (plan.num_heads,), "CPU", "0.32", "0.1.0")
 
 
 def decode_boot(life: int) -> BootId:
@@ -70,7 +71,7 @@ class Rank:
             return self._do(self.reception.cancel(news.request_id, "", now=0.0))
         if isinstance(news, PrefillEnded):
             return self._do(self.reception.prefill_ended(news.request_id, news.attempt, now=0.0))
-        expected = Expected(news.request_id, news.transfer_id, FUTURE, news.num_blocks)
+        expected = Expected(news.request_id, news.transfer_id, FUTURE, news.spans)
         return self._do(self.reception.expect(expected, now=0.0))
 
     def hear(self, peer: bytes, message: ToDecode) -> tuple[Output, ...]:
@@ -161,9 +162,14 @@ class Rank:
             self.cutting.add(session)
 
 
+def layout_of(plan: Plan, rank: int, tp_size: int) -> RankLayout:
+    """One layer of ``plan.num_heads`` heads."""
+    region = RegionLayout("a", 0, 0, 9, BLOCK_BYTES, BLOCK_BYTES, RegionKind.HEADS, plan.num_heads, BLOCK_TOKENS)
+    return RankLayout(rank, tp_size, (region,))
+
+
 def make_rank(plan: Plan, number: int, life: int) -> Rank:
-    regions = (RegionLayout("a", 0, 0, 9, BLOCK_BYTES),)
-    welcome = Welcome(EngineId("d"), decode_boot(life), number, plan.decode_ranks, "", regions)
+    welcome = Welcome(EngineId("d"), decode_boot(life), "", layout_of(plan, number, plan.decode_ranks))
     return Rank(number, life, plan.reception(welcome, fingerprint(plan), TIMES, SECRET))
 
 
@@ -202,7 +208,7 @@ class DecodeSide:
         token = SECRET.mint(transfer, Attempt(1), DEADLINE_MS)
         params = DecodeParams(metaserver="m", transfer_id=transfer, deadline_ms=DEADLINE_MS, token=token)
         self.scheduler.add(request, to_wire(params), TOKENS, now=0.0)
-        self.scheduler.reserve(request, (tuple(range(1, 1 + NUM_BLOCKS[0])),), len(TOKENS), now=0.0)
+        self.scheduler.reserve(request, ((1,),), len(TOKENS), now=0.0)
         self.status[request], self.reported[request] = Vllm.WAITING, frozenset()
         return self._step()
 
@@ -251,6 +257,6 @@ class DecodeSide:
 
 def make_decode_side(plan: Plan, life: int) -> DecodeSide:
     addresses = tuple(SideChannelAddress("h", 1 + rank, decode_boot(life)) for rank in range(plan.decode_ranks))
-    engine = DecodeEngine(EngineId("d"), plan.decode_ranks, 4, addresses, SECRET)
+    engine = DecodeEngine(EngineId("d"), plan.decode_ranks, (KvGroup(BLOCK_TOKENS),), addresses, SECRET)
     posts, outcomes = Posts(), deque[tuple[RequestId, Outcome]]()
     return DecodeSide(life, plan.cores.scheduler(engine, posts, outcomes), posts, outcomes)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from model.plan import BLOCK_BYTES, DEADLINE_MS, NUM_BLOCKS, SECRET, Plan
+from model.plan import BLOCK_BYTES, DEADLINE_MS, SECRET, Plan
 from pdcluster_connector.core.sending import Commands, Cut, Phase, Push, PushKey, Release, Send
 from pdcluster_protocol.ids import BootId
 from pdcluster_protocol.side_channel import Denial, Fenced, Grant, Open, Refusal, Revoke, ToPrefill, Unneeded, Welcome
@@ -23,8 +23,8 @@ Output: TypeAlias = tuple[Any, ...]
 def owed_bytes(plan: Plan) -> int:
     """What each push writes: the whole of decode's block, in as many parts as prefill ranks write to it."""
     if plan.all_pairs:
-        return BLOCK_BYTES * sum(NUM_BLOCKS)
-    return BLOCK_BYTES * sum(NUM_BLOCKS) // len({p for p, d in plan.pairs if d == plan.pairs[0][1]})
+        return BLOCK_BYTES
+    return BLOCK_BYTES // len({p for p, d in plan.pairs if d == plan.pairs[0][1]})
 
 
 @dataclass(slots=True)

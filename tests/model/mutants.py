@@ -100,7 +100,7 @@ class BelievesOldDone(Receive):
 class CountsNoRanks(Receive):
     """Is content with the first rank that is done."""
 
-    def _receive_if_complete(self) -> ReceiveCommands:
+    def _receive_if_complete(self, now: float) -> ReceiveCommands:
         self.phase = Phase.RECEIVED
         return (Report(is_received=True),)
 

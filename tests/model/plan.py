@@ -6,9 +6,13 @@ A scope's text is printed with its figures, so nobody has to guess what a number
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from typing import Final
 
-from pdcluster_connector.core.reception import Reception
+from pdcluster_connector.core.link import Link
+from pdcluster_connector.core.ranges import Spans
+from pdcluster_connector.core.receiving import Debt
+from pdcluster_connector.core.reception import Incoming, Reception
 from pdcluster_connector.core.sending import Push
 from pdcluster_connector.core.source_hold import SourceHolds
 from pdcluster_connector.core.tp_mapping import Sharding, plan_pushes
@@ -19,15 +23,25 @@ from pdcluster_router.core.pairing import Pairing
 
 SECRET: Final = make_secret("of the model only")
 DEADLINE_MS: Final = 60_000
-NUM_BLOCKS: Final = (1,)
-BLOCK_BYTES: Final = 64
+BLOCK_TOKENS: Final = 4
+TOKEN_BYTES: Final = 16
+BLOCK_BYTES: Final = BLOCK_TOKENS * TOKEN_BYTES
+
+
+class EvenPart(Incoming):
+    """One of several ranks that owe a decode rank as much each."""
+
+    def debt(self, spans: Spans) -> Debt:
+        num_tokens = sum(stop - start for group in spans for start, stop in group)
+        return Debt(num_tokens * TOKEN_BYTES, self.link.coverage, self.needed, self.writers)
 
 
 class AllPairsReception(Reception):
-    """Every prefill rank owes every decode rank a part, as when one latent is split by blocks (MLA)."""
+    """Every prefill rank owes every decode rank a part, as when one latent is split by stripes (MLA)."""
 
-    def _expected_bytes(self, hello: Hello, num_blocks: tuple[int, ...]) -> dict[int, int]:
-        return dict.fromkeys(range(hello.tp_size), BLOCK_BYTES * sum(num_blocks))
+    def _incoming(self, hello: Hello) -> Incoming:
+        num_ranks = hello.layout.tp_size
+        return EvenPart(Link((), (), Fraction(1, num_ranks)), Fraction(1), frozenset(range(num_ranks)))
 
 
 @dataclass(frozen=True)

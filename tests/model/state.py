@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from model.decode_side import decode_boot, fingerprint, make_decode_side, make_rank
+from model.decode_side import decode_boot, fingerprint, layout_of, make_decode_side, make_rank
 from model.freeze import Store
 from model.link import Link, Output
 from model.plan import FAULT_NAMES, Broken, Plan
@@ -101,7 +101,8 @@ class Step:
                     self._to_decode(index, peer, message)
                 case ("hello", peer):
                     boot = BootId(f"p{engine}-{peer.split(b'-')[1].decode()}")
-                    hello = Hello(EngineId(f"p{engine}"), boot, p, plan.prefill_ranks, self._system.fingerprint)
+                    theirs = layout_of(plan, p, plan.prefill_ranks)
+                    hello = Hello(EngineId(f"p{engine}"), boot, theirs, self._system.fingerprint)
                     self._to_decode(index, peer, hello)
                 case ("released", key):
                     self.engine(engine, "released", p, d, key)

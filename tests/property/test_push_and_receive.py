@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -22,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcluster_connector.core import receiving, sending
-from pdcluster_connector.core.receiving import PeerId, Receive, ReceiveTimes, Reply, Report, Sender, SessionId
+from pdcluster_connector.core.receiving import Debt, PeerId, Receive, ReceiveTimes, Reply, Report, Sender, SessionId
 from pdcluster_connector.core.sending import Push, PushKey, Release, Send
 from pdcluster_protocol.ids import Attempt, BootId, TransferId
 from pdcluster_protocol.side_channel import (
@@ -150,7 +151,7 @@ class System:
         receive, now = self.receive, self.now
         match message:
             case Open() if lane.session not in (*self.closing, *self.closed):
-                owed = dict.fromkeys(RANKS, WRITES * WRITE_BYTES)
+                owed = Debt(WRITES * WRITE_BYTES, Fraction(1), Fraction(len(RANKS)), frozenset(RANKS))
                 sender = Sender(BootId(f"p{lane.attempt}"), lane.rank, lane.session, owed)
                 return receive.open(lane.peer, lane.attempt, sender, now=now)
             case Done():

@@ -17,9 +17,9 @@ Rule 2: no attempt gets a grant, and vLLM is not told of a failure, while a writ
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from fractions import Fraction
 from typing import Final, NewType, TypeAlias
 
 from pdcluster_protocol.ids import Attempt, BootId, TransferId
@@ -99,16 +99,27 @@ class ReceiveTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
-    """A prefill rank that asks to write: which engine life, which rank, on which session.
+class Debt:
+    """What a prefill rank owes for one request, as decode works it out.
 
-    ``expected_bytes``: for every prefill rank of that engine that writes to this decode rank, how many bytes.
+    ``writers``: every rank of its engine that writes to this decode rank. ``coverage``: the part of decode's
+    ``needed`` heads that this rank fills; those of all writers must add up to it.
     """
 
+    num_bytes: int
+    coverage: Fraction
+    needed: Fraction
+    writers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """A prefill rank that asks to write: which engine life, which rank of it, on which session, and what it owes."""
+
     boot_id: BootId
-    tp_rank: int
+    rank: int
     session: SessionId
-    expected_bytes: Mapping[int, int]
+    debt: Debt
 
 
 class State(Enum):
@@ -146,7 +157,8 @@ class Receive:
         self.lost_attempt = _NONE
         self._times = times
         self._boot_id: BootId | None = None
-        self._expected: Mapping[int, int] = {}
+        self._expected: frozenset[int] = frozenset()
+        """Ranks of the current attempt's engine that owe us bytes."""
         self._asking: dict[PeerId, Sender] = {}
         self._ask_by = math.inf
         """When every rank of the attempt must have asked to write."""
@@ -163,7 +175,7 @@ class Receive:
         if reason := self._refusal_of(peer, attempt, sender):
             return (Reply(peer, Denial(self.transfer_id, attempt, reason)),)
         revokes = self._begin(attempt, now) if attempt > self.attempt else ()
-        self._boot_id, self._expected = sender.boot_id, sender.expected_bytes
+        self._boot_id, self._expected = sender.boot_id, sender.debt.writers
         self._asking[peer] = sender
         return revokes + self._grant_if_clear(now)
 
@@ -183,10 +195,10 @@ class Receive:
             writer.state = State.FENCED
             return self._go_on(now)
         writer.state = State.DONE
-        rank, expected = writer.sender.tp_rank, self._expected[writer.sender.tp_rank]
+        rank, expected = writer.sender.rank, writer.sender.debt.num_bytes
         if message.num_bytes != expected:
             return self._lose(f"prefill rank {rank} wrote {message.num_bytes} bytes, decode expects {expected}", now)
-        return self._receive_if_complete()
+        return self._receive_if_complete(now)
 
     def failed(self, peer: PeerId, message: Failed, *, now: float) -> Commands:
         """A prefill rank has given up; the attempt is lost."""
@@ -243,7 +255,7 @@ class Receive:
             return self.fail("deadline passed before the KV was here", now=now)
         late = [w for w in self._writers.values() if now >= w.until]
         cuts = sum((self._cut_off(writer) for writer in late if writer.state is State.REVOKED), ())
-        silent = [writer.sender.tp_rank for writer in late if writer.state is State.WRITING]
+        silent = [writer.sender.rank for writer in late if writer.state is State.WRITING]
         if silent:
             return cuts + self._lose(f"prefill rank {silent[0]} said nothing for {self._times.lease_s:g} s", now)
         if now >= self._ask_by and self._is_rank_missing:
@@ -257,8 +269,8 @@ class Receive:
     @property
     def _is_rank_missing(self) -> bool:
         """Whether a rank of the current attempt, or all of them, never asked to write."""
-        asked = {sender.tp_rank for sender in (*(w.sender for w in self._current()), *self._asking.values())}
-        return not self._expected or asked != self._expected.keys()
+        asked = {sender.rank for sender in (*(w.sender for w in self._current()), *self._asking.values())}
+        return not self._expected or asked != self._expected
 
     def _writer(self, peer: PeerId, attempt: Attempt) -> _Writer | None:
         writer = self._writers.get(peer)
@@ -271,21 +283,21 @@ class Receive:
             return f"attempt {attempt} is over on decode, the newest is {self.attempt}: {self.reason}"
         if attempt == self.attempt and self._boot_id not in (None, sender.boot_id):
             return "another prefill engine holds the grant of this attempt"
-        if sender.tp_rank not in sender.expected_bytes:
-            return f"prefill rank {sender.tp_rank} holds no KV head of this decode rank"
-        if self._is_taken(peer, attempt, sender.tp_rank):
-            return f"prefill rank {sender.tp_rank} holds the grant on another connection"
+        if sender.rank not in sender.debt.writers:
+            return f"prefill rank {sender.rank} holds no KV of this decode rank"
+        if self._is_taken(peer, attempt, sender.rank):
+            return f"prefill rank {sender.rank} holds the grant on another connection"
         return ""
 
     def _is_taken(self, peer: PeerId, attempt: Attempt, rank: int) -> bool:
-        granted = (p for p, w in self._writers.items() if w.attempt == attempt and w.sender.tp_rank == rank)
-        asking = (p for p, sender in self._asking.items() if attempt == self.attempt and sender.tp_rank == rank)
+        granted = (p for p, w in self._writers.items() if w.attempt == attempt and w.sender.rank == rank)
+        asking = (p for p, sender in self._asking.items() if attempt == self.attempt and sender.rank == rank)
         return any(other != peer for other in (*granted, *asking))
 
     def _begin(self, attempt: Attempt, now: float) -> Commands:
         """A newer attempt is here: whoever holds a grant of an older one must stop."""
         turned_away = self._turn_away(f"attempt {attempt} has begun")
-        self.attempt, self._boot_id, self._expected, self._ask_by = attempt, None, {}, math.inf
+        self.attempt, self._boot_id, self._expected, self._ask_by = attempt, None, frozenset(), math.inf
         return turned_away + self._revoke_all(now)
 
     def _grant_if_clear(self, now: float) -> Commands:
@@ -333,10 +345,13 @@ class Receive:
                 revokes += (Reply(peer, Revoke(self.transfer_id, writer.attempt)),)
         return revokes
 
-    def _receive_if_complete(self) -> Commands:
-        done = {w.sender.tp_rank for w in self._current() if w.state is State.DONE}
-        if done != self._expected.keys():
+    def _receive_if_complete(self, now: float) -> Commands:
+        done = [w.sender for w in self._current() if w.state is State.DONE]
+        if {sender.rank for sender in done} != self._expected:
             return ()
+        covered, needed = sum(sender.debt.coverage for sender in done), done[0].debt.needed
+        if covered != needed:
+            return self._lose(f"prefill has KV of {covered} heads and layers, decode needs {needed}", now)
         self.phase = Phase.RECEIVED
         return (Report(is_received=True),)
 

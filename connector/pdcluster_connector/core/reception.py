@@ -9,15 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Final, TypeAlias
 
 import msgspec
 
 from pdcluster_connector.core import receiving
 from pdcluster_connector.core.deadline import deadline_after
-from pdcluster_connector.core.layout import RankPair, bytes_per_block
-from pdcluster_connector.core.receiving import Cut, PeerId, Receive, ReceiveTimes, Reply, Report, Sender, SessionId
-from pdcluster_connector.core.tp_mapping import Sharding, plan_pushes
+from pdcluster_connector.core.link import Link, full_coverage, plan_link
+from pdcluster_connector.core.ranges import Spans
+from pdcluster_connector.core.receiving import (
+    Cut,
+    Debt,
+    PeerId,
+    Receive,
+    ReceiveTimes,
+    Reply,
+    Report,
+    Sender,
+    SessionId,
+)
+from pdcluster_connector.core.tp_mapping import related_ranks
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.fingerprint import KvFingerprint, require_equal
 from pdcluster_protocol.ids import Attempt, BootId, RequestId, TransferId
@@ -85,12 +97,12 @@ Command: TypeAlias = Reply | Ended | Invite | Lost | Cut
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A request that waits for a push. ``num_blocks``: per KV group, how many blocks must come."""
+    """A request that waits for a push. ``spans``: per KV group, the token positions that must come."""
 
     request_id: RequestId
     transfer_id: TransferId
     deadline: float
-    num_blocks: tuple[int, ...]
+    spans: Spans
 
 
 @dataclass(slots=True)
@@ -121,9 +133,23 @@ class _Over:
     until: float
 
 
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """What one prefill rank can write into this decode rank, and who else of its engine must write."""
+
+    link: Link
+    needed: Fraction
+    writers: frozenset[int]
+
+    def debt(self, spans: Spans) -> Debt:
+        """What it owes for a request of ``spans``."""
+        return Debt(self.link.owed_bytes(spans), self.link.coverage, self.needed, self.writers)
+
+
 @dataclass(slots=True)
 class _Peer:
     hello: Hello
+    incoming: Incoming | None = None
     refusal: str = ""
     session: SessionId | None = None
 
@@ -253,10 +279,10 @@ class Reception:
                 prefill_id=hello.engine_id,
                 decode_id=self.welcome.engine_id,
             )
-            self._expected_bytes(hello, ())
+            self._peers[peer].incoming = self._incoming(hello)
         except (ProtocolError, ValueError) as error:
             self._peers[peer].refusal = str(error)
-            return Reply(peer, Refusal(str(error)))
+            return Reply(peer, Refusal(self._peers[peer].refusal))
         return Invite(peer, hello.boot_id)
 
     def _opened(self, peer: PeerId, message: Open, now: float) -> Iterator[Command]:
@@ -285,10 +311,10 @@ class Reception:
 
     def _open(self, peer: PeerId, message: Open, now: float) -> Iterator[Command]:
         waiting, known = self._waiting[message.transfer_id], self._peers.get(peer)
-        if known is None or known.session is None:
+        if known is None or known.session is None or known.incoming is None:
             return  # Its session was cut while its open was parked.
-        owed = self._expected_bytes(known.hello, waiting.expected.num_blocks)
-        sender = Sender(known.hello.boot_id, known.hello.tp_rank, known.session, owed)
+        debt = known.incoming.debt(waiting.expected.spans)
+        sender = Sender(known.hello.boot_id, known.hello.layout.rank, known.session, debt)
         yield from self._commands(
             message.transfer_id, waiting.receive.open(peer, message.attempt, sender, now=now), now
         )
@@ -338,14 +364,20 @@ class Reception:
         self._over[transfer] = _Over(report.is_received, max(expected.deadline, now + self.times.quarantine_s))
         return Ended(expected.request_id, report)
 
-    def _expected_bytes(self, hello: Hello, num_blocks: tuple[int, ...]) -> dict[int, int]:
-        """What each rank of that prefill engine owes this decode rank for so many blocks."""
-        heads, mine = self.fingerprint.kv_heads, self.welcome.tp_rank
-        prefill, decode = Sharding(hello.tp_size, heads), Sharding(self.welcome.tp_size, heads)
-        owed = {}
-        for push in plan_pushes(prefill, decode):
-            if push.decode_rank == mine:
-                ranks = RankPair(prefill, decode, push)
-                per_group = (bytes_per_block(self.welcome.regions, ranks, group) for group in range(len(num_blocks)))
-                owed[push.prefill_rank] = sum(n * b for n, b in zip(num_blocks, per_group, strict=True))
-        return owed
+    def _incoming(self, hello: Hello) -> Incoming:
+        """What that prefill rank can write here.
+
+        Raises:
+            ProtocolError: The two engines hold a layer differently.
+            ValueError: A number of heads cannot be spread over its TP size.
+        """
+        theirs, ours = hello.layout, self.welcome.layout
+        related = related_ranks(theirs.tp_size, ours.tp_size, self.fingerprint.kv_heads)
+        stages, mine = range(theirs.num_stages), ours.tp_rank
+        writers = frozenset(s * theirs.tp_size + rank for s in stages for rank, decode in related if decode == mine)
+        try:
+            link = plan_link(theirs, ours)
+        except ProtocolError as error:
+            engines = f"prefill engine {hello.engine_id} and decode engine {self.welcome.engine_id}"
+            raise ProtocolError(f"{engines}: {error}") from error
+        return Incoming(link, full_coverage(ours), writers)

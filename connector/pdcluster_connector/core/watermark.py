@@ -1,54 +1,103 @@
-"""Which KV blocks of a prompt became complete at this step.
+"""Which part of a prompt became complete at this step, for each KV group.
 
-A block is pushed once, whole, as soon as the last of its tokens is scheduled; the block that the
-prompt's end leaves partly filled is complete when the prompt is. Blocks below the watermark were
-pushed in an earlier step, or are in decode's prefix cache.
+A *unit* is pushed once, whole, as soon as the last of its tokens is scheduled; the unit that the prompt's end
+leaves partly filled is complete when the prompt is. What lies below the watermark was pushed in an earlier step,
+or is in decode's prefix cache. State (Mamba, GDN) is complete when the prompt is.
 
-    prompt of 300 tokens, block size 128, decode has the first 128, chunks of 100:
-      step 1 -> 100 computed: nothing     step 3 -> 300 computed: blocks 2..2
-      step 2 -> 200 computed: nothing     (block 1 is complete at 256: also in step 3)
+    prompt of 300 tokens, units of 128, decode has the first 128, chunks of 100:
+      step 1 -> 100 computed: nothing     step 3 -> 300 computed: tokens 128..299
+      step 2 -> 200 computed: nothing     (the unit from 128 is complete at 256: also in step 3)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from pdcluster_connector.core.ranges import NULL_BLOCK, GroupSlice, Span
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """One KV cache group of an engine. ``block_tokens``: tokens in a block; 1 for state, which has one block."""
+
+    block_tokens: int
+    is_state: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPair:
+    """One KV group on both engines, where one block size divides the other."""
+
+    prefill: KvGroup
+    decode: KvGroup
+
+    def __post_init__(self) -> None:
+        small, large = sorted((self.prefill.block_tokens, self.decode.block_tokens))
+        if self.prefill.is_state != self.decode.is_state:
+            raise ValueError("a KV group holds recurrent state on one engine only")
+        if small < 1 or large % small:
+            raise ValueError(f"block sizes {self.prefill.block_tokens} and {self.decode.block_tokens} do not divide")
+
+    @property
+    def unit(self) -> int:
+        """Tokens that are pushed at once."""
+        return min(self.prefill.block_tokens, self.decode.block_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt as both engines see it. ``cached_tokens``: decode has them already; a multiple of the block size."""
+    """One prompt as both engines see it. ``cached_tokens``: decode has them already; whole units of every group."""
 
     num_tokens: int
     cached_tokens: int
-    block_size: int
+    groups: tuple[GroupPair, ...]
 
     def __post_init__(self) -> None:
-        if self.block_size < 1 or self.cached_tokens % self.block_size:
-            raise ValueError(f"{self.cached_tokens} cached tokens do not end on a block of {self.block_size}")
+        if any(self.cached_tokens % pair.unit for pair in self.groups):
+            raise ValueError(f"{self.cached_tokens} cached tokens do not end on a block of {self.groups[0].unit}")
         if not 0 <= self.cached_tokens < self.num_tokens:
             raise ValueError(f"{self.cached_tokens} cached tokens of a prompt of {self.num_tokens}")
 
-    @property
-    def first_block(self) -> int:
-        """Position of the first block that decode lacks."""
-        return self.cached_tokens // self.block_size
+    def next_span(self, number: int, watermark: int, computed_tokens: int) -> Span:
+        """Positions of group ``number`` to push now; the new watermark is its end. May be empty.
 
-    @property
-    def num_blocks(self) -> int:
-        """Blocks that hold the whole prompt, the last one perhaps partly filled."""
-        return -(-self.num_tokens // self.block_size)
-
-    def complete_blocks(self, computed_tokens: int) -> int:
-        """How many leading blocks are final once ``computed_tokens`` are computed."""
-        if computed_tokens >= self.num_tokens:
-            return self.num_blocks
-        return computed_tokens // self.block_size
+        Recomputation after a preemption moves ``computed_tokens`` back but never the watermark.
+        """
+        pair, is_whole = self.groups[number], computed_tokens >= self.num_tokens
+        if pair.prefill.is_state:
+            return min(watermark, 1), int(is_whole)
+        start = max(watermark, self.cached_tokens)
+        complete = self.num_tokens if is_whole else computed_tokens // pair.unit * pair.unit
+        return start, max(start, complete)
 
 
-def next_span(prompt: Prompt, watermark: int, computed_tokens: int) -> range:
-    """Positions of the blocks to push now; the new watermark is its ``stop``. May be empty.
+def slice_of(pair: GroupPair, span: Span, prefill: Sequence[int], decode: Sequence[int]) -> GroupSlice:
+    """``span`` with its blocks, out of both engines' whole block tables."""
+    return GroupSlice(*span, _covering(pair.prefill, span, prefill), _covering(pair.decode, span, decode))
 
-    Recomputation after a preemption moves ``computed_tokens`` back but never the watermark.
-    """
-    start = max(watermark, prompt.first_block)
-    return range(start, max(start, prompt.complete_blocks(computed_tokens)))
+
+def wanted_spans(group: KvGroup, first_token: int, num_tokens: int, blocks: Sequence[int]) -> tuple[Span, ...]:
+    """Positions from ``first_token`` on whose block in decode's table is not the null block."""
+    if group.is_state:
+        return ((0, 1),)
+    size = group.block_tokens
+    spans: list[Span] = []
+    for number in range(first_token // size, -(-num_tokens // size)):
+        start, stop = max(number * size, first_token), min((number + 1) * size, num_tokens)
+        if blocks[number] == NULL_BLOCK:
+            continue
+        if spans and spans[-1][1] == start:
+            start = spans.pop()[0]
+        spans.append((start, stop))
+    return tuple(spans)
+
+
+def num_blocks(group: KvGroup, num_tokens: int) -> int:
+    """Blocks that hold ``num_tokens``, the last one perhaps partly filled."""
+    return 1 if group.is_state else -(-num_tokens // group.block_tokens)
+
+
+def _covering(group: KvGroup, span: Span, blocks: Sequence[int]) -> tuple[int, ...]:
+    start, stop = span
+    return tuple(blocks[start // group.block_tokens : -(-stop // group.block_tokens)])

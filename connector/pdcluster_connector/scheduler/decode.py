@@ -13,8 +13,7 @@ from typing import Final, Protocol
 import msgspec
 
 from pdcluster_connector.core.deadline import deadline_after, remaining_ms
-from pdcluster_connector.core.regions import NULL_BLOCK
-from pdcluster_connector.core.watermark import Prompt
+from pdcluster_connector.core.watermark import KvGroup, num_blocks, wanted_spans
 from pdcluster_connector.failures import Kind, log_failure
 from pdcluster_connector.steps import Cancel, DecodeStep, Expect, PrefillEnded
 from pdcluster_protocol.errors import ProtocolError
@@ -46,9 +45,16 @@ class DecodeEngine:
 
     engine_id: EngineId
     tp_size: int
-    block_size: int
+    groups: tuple[KvGroup, ...]
     side_channels: tuple[SideChannelAddress, ...]
     secret: Secret
+    num_stages: int = 1
+    dp_rank: int = 0
+
+    @property
+    def num_kept_back(self) -> int:
+        """Last tokens of a prompt that prefill does not compute: decode takes state on from the one before."""
+        return int(any(group.is_state for group in self.groups))
 
 
 @dataclass(slots=True)
@@ -108,7 +114,7 @@ class DecodeScheduler:
         if request is None or request.is_settled:
             return 0
         missing = len(request.token_ids) - computed_tokens
-        return missing if missing > 1 else 0
+        return missing - self._engine.num_kept_back if missing > 1 else 0
 
     def reserve(
         self, request_id: RequestId, block_ids: Sequence[Sequence[int]], external_tokens: int, *, now: float
@@ -125,10 +131,9 @@ class DecodeScheduler:
         if request.params is None:
             self._expect_failure(request_id, request, now)
             return
-        prompt = Prompt(len(request.token_ids), len(request.token_ids) - external_tokens, self._engine.block_size)
-        reservation = self._reservation(request_id, request, request.params, block_ids, prompt, now)
+        reservation = self._reservation(request_id, request, request.params, block_ids, external_tokens, now)
         request.reservation = reservation
-        self._expects.append(_expect(request_id, reservation, prompt))
+        self._expects.append(_expect(request_id, reservation, self._engine.groups))
         self._posts.append((request_id, request.params.metaserver, reservation, request.deadline))
 
     def step(self) -> DecodeStep:
@@ -204,32 +209,40 @@ class DecodeScheduler:
         request: _Request,
         params: DecodeParams,
         block_ids: Sequence[Sequence[int]],
-        prompt: Prompt,
+        external_tokens: int,
         now: float,
     ) -> Reservation:
-        first = self._engine.side_channels[0]
+        first, groups = self._engine.side_channels[0], self._engine.groups
+        tokens = request.token_ids[: len(request.token_ids) - self._engine.num_kept_back]
         return Reservation(
             request_id=request_id,
-            remote_block_ids=tuple(tuple(group[: prompt.num_blocks]) for group in block_ids),
-            remote_block_size=prompt.block_size,
+            remote_block_ids=tuple(
+                tuple(blocks[: num_blocks(group, len(tokens))]) for group, blocks in zip(groups, block_ids, strict=True)
+            ),
+            remote_block_size=groups[0].block_tokens,
+            remote_block_sizes=tuple(0 if group.is_state else group.block_tokens for group in groups),
             remote_engine_id=self._engine.engine_id,
             remote_host=first.host,
             remote_port=first.port,
             remote_tp_size=self._engine.tp_size,
-            remote_cached_tokens=prompt.cached_tokens,
+            remote_pp_size=self._engine.num_stages,
+            remote_dp_rank=self._engine.dp_rank,
+            remote_cached_tokens=len(tokens) - external_tokens,
             transfer_id=params.transfer_id,
             attempt=params.attempt,
             deadline_ms=remaining_ms(request.deadline, now=now),
             token=params.token,
             remote_boot_id=first.boot_id,
             remote_side_channels=self._engine.side_channels,
-            num_prompt_tokens=prompt.num_tokens,
-            prompt_digest=digest_tokens(request.token_ids),
+            num_prompt_tokens=len(tokens),
+            prompt_digest=digest_tokens(tokens),
         )
 
 
-def _expect(request_id: RequestId, reservation: Reservation, prompt: Prompt) -> Expect:
-    num_blocks = tuple(
-        sum(block != NULL_BLOCK for block in group[prompt.first_block :]) for group in reservation.remote_block_ids
+def _expect(request_id: RequestId, reservation: Reservation, groups: Sequence[KvGroup]) -> Expect:
+    first, end = reservation.remote_cached_tokens, reservation.num_prompt_tokens
+    spans = tuple(
+        wanted_spans(group, first, end, blocks)
+        for group, blocks in zip(groups, reservation.remote_block_ids, strict=True)
     )
-    return Expect(request_id, reservation.transfer_id, reservation.deadline_ms, num_blocks)
+    return Expect(request_id, reservation.transfer_id, reservation.deadline_ms, spans)

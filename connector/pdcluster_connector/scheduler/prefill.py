@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pdcluster_connector.core.deadline import deadline_after, remaining_ms
-from pdcluster_connector.core.tp_mapping import Sharding
-from pdcluster_connector.core.watermark import Prompt, next_span
+from pdcluster_connector.core.tp_mapping import related_ranks
+from pdcluster_connector.core.watermark import GroupPair, KvGroup, Prompt, num_blocks, slice_of
 from pdcluster_connector.failures import Kind, log_failure
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import PrefillStep, PushSlice, Target
@@ -38,18 +38,27 @@ class _Transfer:
     reservation: Reservation
     prompt: Prompt
     target_of: Callable[[float], Target]
-    watermark: int = 0
+    watermarks: list[int]
+    """Of each KV group, in tokens."""
     is_announced: bool = False
     is_whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillEngine:
+    """What decides whether this engine can push for a reservation. ``kv_heads``: as in the fingerprint."""
+
+    tp_size: int
+    kv_heads: tuple[int, ...]
+    groups: tuple[KvGroup, ...]
 
 
 class PrefillScheduler:
     """Which block leaves when, for every request of one prefill engine."""
 
-    def __init__(self, block_size: int, kv_heads: int, timing: PushTiming, secret: Secret) -> None:
+    def __init__(self, engine: PrefillEngine, timing: PushTiming, secret: Secret) -> None:
         self._secret = secret
-        self._block_size = block_size
-        self._kv_heads = kv_heads
+        self._engine = engine
         self._is_serial = timing is PushTiming.SERIAL
         self._transfers: dict[RequestId, _Transfer] = {}
         self._refusals: dict[RequestId, str] = {}
@@ -92,40 +101,45 @@ class PrefillScheduler:
         self._secret.check(reservation.token, reservation.transfer_id, reservation.attempt, reservation.deadline_ms)
         self._require_pushable(reservation)
         self._require_same_prompt(reservation, token_ids)
-        try:
-            prompt = Prompt(reservation.num_prompt_tokens, reservation.remote_cached_tokens, self._block_size)
-        except ValueError as error:
-            raise ProtocolError(f"reservation of decode engine {reservation.remote_engine_id}: {error}") from error
-        if any(len(group) < prompt.num_blocks for group in reservation.remote_block_ids):
-            raise ProtocolError(
-                f"decode engine {reservation.remote_engine_id} reserved {min(map(len, reservation.remote_block_ids))} "
-                f"blocks for a prompt of {prompt.num_blocks}"
-            )
+        prompt = self._prompt(reservation)
+        for pair, blocks in zip(prompt.groups, reservation.remote_block_ids, strict=True):
+            if len(blocks) < (needed := num_blocks(pair.decode, prompt.num_tokens)):
+                raise ProtocolError(
+                    f"decode engine {reservation.remote_engine_id} reserved {len(blocks)} blocks "
+                    f"for a prompt of {needed}"
+                )
         deadline = deadline_after(reservation.deadline_ms, now=now)
-        return _Transfer(reservation, prompt, lambda at: _target(reservation, deadline, at))
+        return _Transfer(reservation, prompt, lambda at: _target(reservation, deadline, at), [0] * len(prompt.groups))
+
+    def _prompt(self, reservation: Reservation) -> Prompt:
+        ours, sizes = self._engine.groups, reservation.block_sizes
+        if len(ours) != len(sizes):
+            raise ProtocolError(
+                f"decode engine {reservation.remote_engine_id} has {len(sizes)} KV groups, ours is {len(ours)}: "
+                "serve the same model"
+            )
+        theirs = (KvGroup(size or 1, is_state=size == 0) for size in sizes)
+        try:
+            pairs = tuple(GroupPair(prefill, decode) for prefill, decode in zip(ours, theirs, strict=True))
+            return Prompt(reservation.num_prompt_tokens, reservation.remote_cached_tokens, pairs)
+        except ValueError as error:
+            raise ProtocolError(
+                f"reservation of decode engine {reservation.remote_engine_id}: {error}: start both with the same "
+                "--block-size, or with one that divides the other"
+            ) from error
 
     def _require_pushable(self, reservation: Reservation) -> None:
         key = (reservation.transfer_id, reservation.attempt)
         if any((t.reservation.transfer_id, t.reservation.attempt) == key for t in self._transfers.values()):
             raise ProtocolError(f"transfer {key[0]} attempt {key[1]} is running here already: use an id once")
         try:
-            Sharding(reservation.remote_tp_size, self._kv_heads)
+            related_ranks(self._engine.tp_size, reservation.remote_tp_size, self._engine.kv_heads)
         except ValueError as error:
             raise ProtocolError(
                 f"decode engine {reservation.remote_engine_id}: {error}: serve the same model"
             ) from error
-        if len(reservation.remote_block_ids) != 1:
-            raise ProtocolError(
-                f"decode engine {reservation.remote_engine_id} has {len(reservation.remote_block_ids)} KV groups, "
-                "ours is 1: serve the same model"
-            )
 
     def _require_same_prompt(self, reservation: Reservation, token_ids: Sequence[int]) -> None:
-        if reservation.remote_block_size != self._block_size:
-            raise ProtocolError(
-                f"decode engine {reservation.remote_engine_id} has block size {reservation.remote_block_size}, ours is "
-                f"{self._block_size}: start both with --block-size {self._block_size}"
-            )
         if (len(token_ids), digest_tokens(token_ids)) != (reservation.num_prompt_tokens, reservation.prompt_digest):
             raise ProtocolError(
                 f"decode engine {reservation.remote_engine_id} reserved for {reservation.num_prompt_tokens} prompt "
@@ -142,19 +156,21 @@ class PrefillScheduler:
         is_last = item.computed_tokens >= transfer.prompt.num_tokens
         # Serial mode holds everything back until the prompt is whole.
         computed = item.computed_tokens if is_last or not self._is_serial else 0
-        span = next_span(transfer.prompt, transfer.watermark, computed)
-        if not span and not is_last and transfer.is_announced:
+        prompt = transfer.prompt
+        spans = [prompt.next_span(number, mark, computed) for number, mark in enumerate(transfer.watermarks)]
+        if not is_last and transfer.is_announced and all(start == stop for start, stop in spans):
             return None
-        transfer.watermark, transfer.is_announced, transfer.is_whole = span.stop, True, is_last
+        transfer.watermarks = [stop for _, stop in spans]
+        transfer.is_announced, transfer.is_whole = True, is_last
+        remote_blocks = transfer.reservation.remote_block_ids
         return PushSlice(
             item.request_id,
             transfer.reservation.transfer_id,
             transfer.reservation.attempt,
             transfer.reservation.token,
             transfer.target_of(now),
-            tuple(tuple(group[span.start : span.stop]) for group in block_table_of(item.request_id)),
-            tuple(group[span.start : span.stop] for group in transfer.reservation.remote_block_ids),
-            transfer.prompt.num_tokens,
+            tuple(map(slice_of, prompt.groups, spans, block_table_of(item.request_id), remote_blocks)),
+            prompt.num_tokens,
             is_last,
         )
 

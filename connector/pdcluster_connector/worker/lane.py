@@ -51,7 +51,6 @@ from pdcluster_protocol.side_channel import (
     Hello,
     Open,
     Refusal,
-    RegionLayout,
     Revoke,
     ToDecode,
     ToPrefill,
@@ -74,7 +73,6 @@ class LaneParts:
     """What every lane of a prefill rank shares. Nothing here changes."""
 
     hello: Hello
-    regions: tuple[RegionLayout, ...]
     sessions: Sessions
     device: Device
     settings: Settings
@@ -141,7 +139,7 @@ class Lane:
     # Everything below runs in the lane thread.
 
     def _main(self) -> None:
-        identity = f"{self._parts.hello.boot_id}:{self._parts.hello.tp_rank}:{uuid.uuid4().hex}".encode()
+        identity = f"{self._parts.hello.boot_id}:{self._parts.hello.layout.rank}:{uuid.uuid4().hex}".encode()
         try:
             with PrefillChannel(self.address, identity, self._parts.secret, self._wakeup) as self._channel:
                 self._handshake_by = time.monotonic() + self._parts.settings.handshake_timeout_s
@@ -299,7 +297,7 @@ class Lane:
         if self._out.has_route:
             return
         try:
-            route = plan_route(welcome, self.address.boot_id, self._parts.hello, self._parts.regions)
+            route = plan_route(welcome, self.address.boot_id, self._parts.hello)
             self._out.open(route, welcome.session, self._parts.sessions)
         except PDClusterError as error:
             self._fail(str(error))

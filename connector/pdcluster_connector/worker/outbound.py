@@ -126,5 +126,5 @@ class Outbound:
         for part in order.slices:
             live = self._book.get(PushKey(part.transfer_id, part.attempt))
             if live is not None and not live.push.is_ended:
-                self._book.apply(live, plan.add(route, live, part))
+                self._book.apply(live, plan.add(route, live, part, now=order.at))
         return plan

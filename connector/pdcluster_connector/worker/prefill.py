@@ -16,7 +16,7 @@ from typing import Final
 
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.core.source_hold import SourceHolds
-from pdcluster_connector.core.tp_mapping import Sharding, plan_pushes
+from pdcluster_connector.core.tp_mapping import related_ranks
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import PrefillStep, PushSlice, Target
 from pdcluster_connector.worker.lane import Lane, LaneParts
@@ -60,6 +60,8 @@ class PrefillWorker:
         self._holds: SourceHolds[Lane] = SourceHolds()
         self._released: deque[tuple[RequestId, Lane]] = deque()
         self._regions_of = _regions_by_layer(parts)
+        self._ranks_of: dict[tuple[int, int], list[int]] = {}
+        """By decode's TP size and stages: its ranks that this one writes to."""
         self._is_layerwise = parts.settings.push is PushTiming.LAYERWISE
         self._step = _Step(0)
 
@@ -157,11 +159,14 @@ class PrefillWorker:
         return sending
 
     def _decode_ranks(self, target: Target) -> list[int]:
-        """The decode ranks that this rank writes to, ascending."""
-        hello = self._parts.hello
-        prefill = Sharding(hello.tp_size, hello.fingerprint.kv_heads)
-        decode = Sharding(target.tp_size, hello.fingerprint.kv_heads)
-        return sorted({p.decode_rank for p in plan_pushes(prefill, decode) if p.prefill_rank == hello.tp_rank})
+        """The decode ranks that this rank writes to, ascending, in every stage."""
+        key = (target.tp_size, target.num_stages)
+        if key not in self._ranks_of:
+            ours, heads = self._parts.hello.layout, self._parts.hello.fingerprint.kv_heads
+            related = related_ranks(ours.tp_size, target.tp_size, heads)
+            mine = sorted(decode for prefill, decode in related if prefill == ours.tp_rank)
+            self._ranks_of[key] = [stage * target.tp_size + r for stage in range(target.num_stages) for r in mine]
+        return self._ranks_of[key]
 
     def _lane(self, decode_rank: int, target: Target) -> Lane:
         address, now = target.side_channels[decode_rank], time.monotonic()
@@ -224,7 +229,7 @@ class PrefillWorker:
 def _regions_by_layer(parts: LaneParts) -> dict[str, range]:
     """Indices of each layer's regions, which stand side by side."""
     spans: dict[str, range] = {}
-    for index, region in enumerate(parts.regions):
+    for index, region in enumerate(parts.hello.layout.regions):
         start = spans[region.layer_name].start if region.layer_name in spans else index
         spans[region.layer_name] = range(start, index + 1)
     return spans

@@ -29,7 +29,7 @@ class LivePush:
     forward_begin: float
     forward_end: float = 0.0
     last_step: int | None = None
-    num_blocks: int = 0
+    num_pieces: int = 0
     num_writes: int = 0
     is_forgotten: bool = False
     """vLLM has freed the request: no order will name it again."""
@@ -59,7 +59,7 @@ class LivePush:
             "prompt_tokens": self.num_prompt_tokens,
             "num_layers": len({record.layer for record in self.layers}),
             "num_bytes": self.push.acked_bytes,
-            "ranges": self.num_blocks,
+            "ranges": self.num_pieces,
             "writes": self.num_writes,
             "forward_begin": self.forward_begin,
             "forward_end": self.forward_end,

@@ -144,7 +144,7 @@ class Receiver:
             return
         self._expected_at[news.request_id] = (news.transfer_id, announced_at)
         deadline = deadline_after(news.deadline_ms, now=now)
-        expected = Expected(news.request_id, news.transfer_id, deadline, news.num_blocks)
+        expected = Expected(news.request_id, news.transfer_id, deadline, news.spans)
         self._do(self._reception.expect(expected, now=now), now)
 
     def _do(self, commands: Iterable[Command], now: float) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from pdcluster_connector.core.regions import ByteRanges
+from pdcluster_connector.core.ranges import ByteRanges
 from pdcluster_connector.core.sending import Commands, Push, PushKey
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
 from pdcluster_connector.worker.device import Device, DeviceEvent

@@ -7,31 +7,29 @@ from types import SimpleNamespace
 
 import pytest
 
-from pdcluster_connector.vllm_facts import _require_ones, _role, _weights_digest
+from pdcluster_connector.vllm_facts import _require_whole_steps, _role, _weights_digest
 from pdcluster_protocol.errors import ConfigError
 
 WHOLE = {
-    "tensor_parallel_size": 1,
-    "pipeline_parallel_size": 1,
     "decode_context_parallel_size": 1,
     "prefill_context_parallel_size": 1,
     "use_ubatching": False,
 }
 
 
-def test_one_worker_with_whole_steps_is_accepted() -> None:
-    _require_ones(SimpleNamespace(**WHOLE))
+def test_whole_steps_are_accepted() -> None:
+    _require_whole_steps(SimpleNamespace(**WHOLE))
 
 
 @pytest.mark.parametrize("name", [name for name in WHOLE if name != "use_ubatching"])
-def test_a_split_model_is_refused_by_the_name_of_its_option(name: str) -> None:
+def test_a_prompt_spread_over_ranks_is_refused_by_the_name_of_its_option(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"--{name.replace('_', '-')} is 2.*needs 1"):
-        _require_ones(SimpleNamespace(**{**WHOLE, name: 2}))
+        _require_whole_steps(SimpleNamespace(**{**WHOLE, name: 2}))
 
 
 def test_split_steps_are_refused() -> None:
     with pytest.raises(ConfigError, match="--enable-dbo"):
-        _require_ones(SimpleNamespace(**{**WHOLE, "use_ubatching": True}))
+        _require_whole_steps(SimpleNamespace(**{**WHOLE, "use_ubatching": True}))
 
 
 def test_an_engine_that_is_both_is_told_what_to_choose() -> None:

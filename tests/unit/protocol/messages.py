@@ -15,11 +15,8 @@ M = TypeVar("M", bound=msgspec.Struct)
 FINGERPRINT = KvFingerprint(
     model_digest="m-1",
     kv_dtype="float32",
-    block_size=16,
     layout="LBHNC",
-    kv_heads=2,
-    head_bytes=256,
-    num_layers=8,
+    kv_heads=(2,),
     attention_backend="CPU_ATTN",
     vllm_version="0.32.0",
     connector_version="0.1.0",

@@ -46,9 +46,9 @@ def test_a_difference_names_both_engines_both_values_and_the_cure(name: str) -> 
 
 
 def test_several_differences_are_all_named_with_the_first_cure() -> None:
-    assert refusal_of(changed(block_size=32, kv_dtype="bfloat16"), FINGERPRINT) == (
+    assert refusal_of(changed(layout="LBNHC", kv_dtype="bfloat16"), FINGERPRINT) == (
         "prefill engine p-0 and decode engine d-0 differ in "
-        "kv_dtype: prefill 'bfloat16', decode 'float32'; block_size: prefill 32, decode 16: "
+        "kv_dtype: prefill 'bfloat16', decode 'float32'; layout: prefill 'LBNHC', decode 'LBHNC': "
         "start both with the same --dtype and --kv-cache-dtype"
     )
 

@@ -68,7 +68,11 @@ def over_json(params: DecodeParams | Reservation | PushRefusal) -> Any:
 
 
 def address_each_rank(reservation: Reservation) -> Reservation:
-    return msgspec.structs.replace(reservation, remote_tp_size=len(reservation.remote_side_channels))
+    size = len(reservation.remote_side_channels) or 1
+    addresses = reservation.remote_side_channels or (SideChannelAddress("h", 1, BootId("b")),)
+    return msgspec.structs.replace(
+        reservation, remote_tp_size=size, remote_pp_size=1, remote_side_channels=addresses, remote_block_sizes=()
+    )
 
 
 @given(any_message(DecodeParams, version=OURS))
@@ -155,7 +159,7 @@ def test_a_side_channel_for_each_rank_or_the_reservation_is_refused(tp_size: int
     with pytest.raises(ProtocolError) as refused:
         parse_reservation(over_json(RESERVATION) | {"remote_tp_size": tp_size})
     assert str(refused.value) == (
-        f"decode engine d-0 has TP {tp_size} but named 2 side channels: it must name one for each rank"
+        f"decode engine d-0 has TP {tp_size} in 1 stages but named 2 side channels: it must name one for each rank"
     )
 
 

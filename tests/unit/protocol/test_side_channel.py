@@ -17,6 +17,7 @@ from pdcluster_protocol.side_channel import (
     SIDE_CHANNEL_VERSION,
     Grant,
     Hello,
+    RankLayout,
     RegionLayout,
     Revoke,
     Seal,
@@ -33,7 +34,7 @@ from unit.protocol.messages import FINGERPRINT, any_message
 TO_DECODE: Final[tuple[type[msgspec.Struct], ...]] = get_args(ToDecode)
 TO_PREFILL: Final[tuple[type[msgspec.Struct], ...]] = get_args(ToPrefill)
 GRANT: Final = Grant(TransferId("t-1"), Attempt(1), 9000)
-HELLO: Final = Hello(EngineId("p-0"), BootId("b-0"), 0, 1, FINGERPRINT)
+HELLO: Final = Hello(EngineId("p-0"), BootId("b-0"), RankLayout(0, 1, ()), FINGERPRINT)
 DECODE: Final = BootId("d-1")
 OURS: Final = make_secret("of this cluster!")
 SEAL: Final = seal_connection(OURS, DECODE, b"prefill 0")
@@ -112,8 +113,8 @@ def test_a_frame_at_the_limit_is_read() -> None:
 
 def test_a_welcome_has_room_for_forty_thousand_regions() -> None:
     name = f"model.layers.{'9' * 40}.attn"
-    regions = tuple(RegionLayout(name, 0, (1 << 47) + index, 1 << 20, 1 << 20) for index in range(40_000))
-    welcome = Welcome(EngineId("d-0"), BootId("b-0"), 0, 1, "10.0.0.2:15000", regions)
+    regions = tuple(RegionLayout(name, 0, (1 << 47) + index, 1 << 20, 1 << 20, 1 << 20) for index in range(40_000))
+    welcome = Welcome(EngineId("d-0"), BootId("b-0"), "10.0.0.2:15000", RankLayout(0, 1, regions))
     assert parse_to_prefill(encode_frame(welcome, SEAL), SEAL) == welcome
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from pdcluster_connector.core.receiving import (
     AttemptLost,
     Command,
     Commands,
+    Debt,
     PeerId,
     Receive,
     ReceiveTimes,
@@ -24,6 +27,7 @@ A, B = PeerId(b"a"), PeerId(b"b")
 C, D = PeerId(b"c"), PeerId(b"d")
 """Ranks 0 and 1 of the engine that makes the second."""
 OWED = {0: 10, 1: 20}
+"""Bytes of the two ranks."""
 TIMES = ReceiveTimes(lease_s=9.0, quarantine_s=35.0)
 FAILED = Report(is_received=False, reason="why")
 
@@ -32,8 +36,12 @@ def new_receive() -> Receive:
     return Receive(T, TIMES, deadline=1000.0)
 
 
+def debt(rank: int) -> Debt:
+    return Debt(OWED.get(rank, 0), Fraction(1, 2), Fraction(1), frozenset(OWED))
+
+
 def sender(rank: int, engine: str = "p") -> Sender:
-    return Sender(BootId(engine), rank, SessionId(f"session of {engine}"), OWED)
+    return Sender(BootId(engine), rank, SessionId(f"session of {engine}"), debt(rank))
 
 
 def grant(peer: PeerId, attempt: Attempt = FIRST) -> Reply:

@@ -81,7 +81,7 @@ def test_another_prefill_engine_gets_no_grant_for_the_same_attempt() -> None:
 
 
 def test_a_rank_that_owes_nothing_gets_no_grant() -> None:
-    assert "rank 2 holds no KV head" in denial_of(new_receive().open(A, FIRST, sender(2), now=1.0))
+    assert "rank 2 holds no KV of this decode rank" in denial_of(new_receive().open(A, FIRST, sender(2), now=1.0))
 
 
 def test_one_rank_gets_no_second_grant_on_another_connection() -> None:

@@ -31,7 +31,9 @@ from pdcluster_protocol.side_channel import (
     Hello,
     Open,
     Progress,
+    RankLayout,
     Refusal,
+    RegionKind,
     RegionLayout,
     Revoke,
     ToDecode,
@@ -40,14 +42,22 @@ from pdcluster_protocol.side_channel import (
     Welcome,
 )
 
-PRINT = KvFingerprint("m", "f32", 16, "LBHNC", 4, 8, 2, "CPU", "0.32", "0.1.0")
-REGIONS = (RegionLayout("a", 0, 0, 9, 64), RegionLayout("b", 0, 999, 9, 64))
-WELCOME = Welcome(EngineId("d"), BootId("dboot"), 0, 1, "", REGIONS)
+PRINT = KvFingerprint("m", "f32", "LBHNC", (4,), "CPU", "0.32", "0.1.0")
+
+
+def layout(tp_rank: int = 0, tp_size: int = 1, names: str = "ab", stage: int = 0, num_stages: int = 1) -> RankLayout:
+    """Layers of 4 KV heads: 64 bytes a block in all."""
+    size = 64 // tp_size
+    regions = tuple(RegionLayout(name, 0, 999, 9, size, size, RegionKind.HEADS, 4) for name in names)
+    return RankLayout(tp_rank, tp_size, regions, stage, num_stages)
+
+
+WELCOME = Welcome(EngineId("d"), BootId("dboot"), "", layout())
 SECRET, STRANGER = make_secret("of this cluster!"), make_secret("of another one !")
 PEER, OTHER = PeerId(b"p"), PeerId(b"q")
 T, R = TransferId("t"), RequestId("r")
 FIRST, SECOND = Attempt(1), Attempt(2)
-EXPECTED = Expected(R, T, 60.0, (3,))
+EXPECTED = Expected(R, T, 60.0, (((0, 48),),))
 NUM_BYTES = 384
 """3 blocks x 2 layers x 64 bytes."""
 GRANT = Grant(T, FIRST, 9000)
@@ -59,7 +69,7 @@ def open_(attempt: Attempt = FIRST, transfer: TransferId = T, deadline_ms: int =
 
 
 def hello(tp_rank: int = 0, tp_size: int = 1, fingerprint: KvFingerprint = PRINT, boot: str = "pboot") -> Hello:
-    return Hello(EngineId("p"), BootId(boot), tp_rank, tp_size, fingerprint)
+    return Hello(EngineId("p"), BootId(boot), layout(tp_rank, tp_size), fingerprint)
 
 
 def reception(*, is_greeted: bool = True) -> Reception:
@@ -209,7 +219,7 @@ def test_an_early_failure_is_not_remembered_for_ever() -> None:
 
 def test_a_transfer_id_that_is_used_twice_ends_the_second_request_at_once() -> None:
     made = expecting()
-    (end,) = made.expect(Expected(RequestId("again"), T, 60.0, (3,)), now=0.0)
+    (end,) = made.expect(Expected(RequestId("again"), T, 60.0, (((0, 48),),)), now=0.0)
     assert isinstance(end, Ended)
     assert (end.request_id, end.report.is_received) == ("again", False)
     assert made.num_waiting == 1
@@ -253,7 +263,7 @@ def test_an_open_for_an_earlier_life_of_decode_is_denied() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"block_size": 32}, ["block_size: prefill 32, decode 16", "--block-size"]),
+        ({"layout": "LBNHC"}, ["layout: prefill 'LBNHC', decode 'LBHNC'", "same attention backend"]),
         ({"kv_dtype": "bf16"}, ["kv_dtype: prefill 'bf16', decode 'f32'", "--dtype"]),
         ({"model_digest": "x"}, ["same model"]),
         ({"vllm_version": "0.33"}, ["prefill '0.33', decode '0.32'", "same vLLM"]),
@@ -269,7 +279,7 @@ def test_an_engine_with_another_fingerprint_is_refused_with_both_values_and_the_
 
 def test_a_refused_engine_gets_no_grant_but_its_failure_is_heard() -> None:
     made = expecting(is_greeted=False)
-    hear(made, hello(fingerprint=msgspec.structs.replace(PRINT, block_size=32)))
+    hear(made, hello(fingerprint=msgspec.structs.replace(PRINT, layout="LBNHC")))
     assert isinstance(hear(made, open_()), Refusal)
     (lost,) = made.hear(PEER, Failed(T, FIRST, "refused", is_fenced=True), now=1.0)
     assert isinstance(lost, Lost)
@@ -277,6 +287,39 @@ def test_a_refused_engine_gets_no_grant_but_its_failure_is_heard() -> None:
 
 def test_a_tp_that_splits_heads_is_refused() -> None:
     assert isinstance(hear(reception(is_greeted=False), hello(tp_size=3)), Refusal)
+
+
+def test_an_engine_that_holds_a_layer_differently_is_refused_with_both_values_and_both_names() -> None:
+    theirs = layout()
+    other = msgspec.structs.replace(theirs.regions[0], page_tokens=24, page_bytes=96)
+    said = msgspec.structs.replace(hello(), layout=msgspec.structs.replace(theirs, regions=(other, theirs.regions[1])))
+    reply = hear(reception(is_greeted=False), said)
+    assert isinstance(reply, Refusal)
+    words = ["engine p", "engine d", "layer a", "--block-size 24 on prefill, 16 on decode", "one must divide the other"]
+    assert all(word in reply.reason for word in words)
+
+
+def test_each_stage_of_a_pipeline_owes_its_own_layers() -> None:
+    made = expecting(is_greeted=False)
+    for stage, peer in enumerate((PEER, OTHER)):
+        said = msgspec.structs.replace(hello(), layout=layout(names="ab"[stage], stage=stage, num_stages=2))
+        greet(made, said, peer)
+        assert hear(made, open_(), peer) == GRANT
+    (first, *_) = [list(made.hear(peer, Done(T, FIRST, NUM_BYTES // 2, 1), now=2.0)) for peer in (PEER, OTHER)]
+    assert first == []
+    assert made.num_waiting == 0
+
+
+def test_a_layer_that_no_stage_has_is_a_lost_attempt_not_a_hole() -> None:
+    made = expecting(is_greeted=False)
+    for stage, peer in enumerate((PEER, OTHER)):
+        said = msgspec.structs.replace(hello(), layout=layout(names="ac"[stage], stage=stage, num_stages=2))
+        greet(made, said, peer)
+        assert hear(made, open_(), peer) == GRANT
+    list(made.hear(PEER, Done(T, FIRST, NUM_BYTES // 2, 1), now=2.0))
+    (lost,) = made.hear(OTHER, Done(T, FIRST, 0, 0), now=2.0)
+    assert isinstance(lost, Lost)
+    assert "prefill has KV of 4 heads and layers, decode needs 8" in lost.reason
 
 
 def test_the_peer_that_was_silent_longest_is_forgotten_first() -> None:
@@ -324,14 +367,14 @@ def test_a_push_that_has_not_begun_when_its_engine_is_cut_can_still_say_that_it_
     assert list(made.hear(PEER, open_(transfer=other), now=1.0)) == []
     list(made.hear(PEER, Fenced(T, FIRST, is_clean=False), now=2.0))
     list(made.hear(PEER, Failed(other, FIRST, "the lane failed", is_fenced=True), now=2.0))
-    (lost,) = made.expect(Expected(RequestId("s"), other, 60.0, (3,)), now=3.0)
+    (lost,) = made.expect(Expected(RequestId("s"), other, 60.0, (((0, 48),),)), now=3.0)
     assert lost == Lost(RequestId("s"), FIRST, "prefill gave up: the lane failed")
 
 
 def test_a_silent_writer_is_cut_after_the_quarantine_and_once_for_all_of_its_requests() -> None:
     made = writing()
     other = TransferId("u")
-    list(made.expect(Expected(RequestId("s"), other, 60.0, (3,)), now=0.0))
+    list(made.expect(Expected(RequestId("s"), other, 60.0, (((0, 48),),)), now=0.0))
     hear(made, open_(transfer=other))
     list(made.cancel(R, "x", now=1.0))
     list(made.cancel(RequestId("s"), "x", now=1.0))
@@ -348,7 +391,7 @@ def test_an_engine_that_was_cut_says_hello_again_and_writes_on_another_session()
     greet(made, session="another")
     list(made.cut(SESSION, now=3.0))
     other = TransferId("u")
-    list(made.expect(Expected(RequestId("s"), other, 60.0, (3,)), now=3.0))
+    list(made.expect(Expected(RequestId("s"), other, 60.0, (((0, 48),),)), now=3.0))
     assert hear(made, open_(transfer=other), now=4.0) == Grant(other, FIRST, 9000)
     assert list(made.cut(SESSION, now=5.0)) == []
 

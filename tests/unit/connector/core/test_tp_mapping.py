@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_connector.core.tp_mapping import Push, Sharding, plan_pushes
+from pdcluster_connector.core.tp_mapping import Push, Sharding, Share, plan_pushes, related_ranks
 
 
 @st.composite
@@ -23,10 +24,21 @@ def test_every_decode_rank_receives_each_of_its_heads_exactly_once(
     pair: tuple[Sharding, Sharding],
 ) -> None:
     prefill, decode = pair
-    received = Counter((p.decode_rank, h) for p in plan_pushes(prefill, decode) for h in p.heads)
+    received: Counter[tuple[int, int]] = Counter()
+    for p in plan_pushes(prefill, decode):
+        assert 0 <= p.share.index < p.share.count
+        for head in p.heads:
+            received[p.decode_rank, head] += Fraction(1, p.share.count)  # type: ignore[assignment]  # parts of a head
     wanted = {(r, h) for r in range(decode.tp_size) for h in decode.heads_of(r)}
     assert set(received) == wanted
     assert set(received.values()) == {1}
+
+
+@given(engine_pairs())
+def test_the_shares_of_a_head_are_all_different(pair: tuple[Sharding, Sharding]) -> None:
+    pushes = plan_pushes(*pair)
+    shares = Counter((p.decode_rank, head, p.share.index) for p in pushes for head in p.heads)
+    assert set(shares.values()) == {1}
 
 
 @given(engine_pairs())
@@ -39,10 +51,11 @@ def test_no_rank_sends_heads_it_does_not_hold(pair: tuple[Sharding, Sharding]) -
 @given(engine_pairs())
 def test_replicas_share_the_sending_evenly(pair: tuple[Sharding, Sharding]) -> None:
     prefill, decode = pair
-    load = Counter(dict.fromkeys(range(prefill.tp_size), 0))
+    load = dict.fromkeys(range(prefill.tp_size), Fraction(0))
     for push in plan_pushes(prefill, decode):
-        load[push.prefill_rank] += len(push.heads)
+        load[push.prefill_rank] += Fraction(len(push.heads), push.share.count)
     assert max(load.values()) - min(load.values()) <= 1
+    assert min(load.values()) > 0, "a link of the cluster would stand idle"
 
 
 @pytest.mark.parametrize(
@@ -51,12 +64,30 @@ def test_replicas_share_the_sending_evenly(pair: tuple[Sharding, Sharding]) -> N
         pytest.param(2, 2, 8, [(0, 0, 0, 4), (1, 1, 4, 8)], id="equal TP is one to one"),
         pytest.param(4, 2, 8, [(0, 0, 0, 2), (1, 0, 2, 4), (2, 1, 4, 6), (3, 1, 6, 8)], id="P > D"),
         pytest.param(1, 2, 8, [(0, 0, 0, 4), (0, 1, 4, 8)], id="P < D"),
-        pytest.param(4, 2, 1, [(0, 0, 0, 1), (2, 1, 0, 1)], id="MLA uses distinct replicas"),
+        pytest.param(3, 2, 6, [(0, 0, 0, 2), (1, 0, 2, 3), (1, 1, 3, 4), (2, 1, 4, 6)], id="no multiples"),
     ],
 )
 def test_known_plans(prefill_tp: int, decode_tp: int, kv_heads: int, pushes: list[tuple[int, int, int, int]]) -> None:
     plan = plan_pushes(Sharding(prefill_tp, kv_heads), Sharding(decode_tp, kv_heads))
     assert plan == tuple(Push(p, d, range(a, b)) for p, d, a, b in pushes)
+
+
+def test_every_rank_that_holds_a_latent_pushes_a_share_of_it() -> None:
+    plan = plan_pushes(Sharding(4, 1), Sharding(2, 1))
+    head = range(1)
+    assert plan == (
+        Push(0, 0, head, Share(0, 2)),
+        Push(1, 0, head, Share(1, 2)),
+        Push(2, 1, head, Share(0, 2)),
+        Push(3, 1, head, Share(1, 2)),
+    )
+
+
+def test_a_pair_is_related_when_any_layer_of_the_model_says_so() -> None:
+    assert related_ranks(2, 2, [8]) == {(0, 0), (1, 1)}
+    assert related_ranks(4, 1, [2, 8]) == {(0, 0), (1, 0), (2, 0), (3, 0)}
+    with pytest.raises(ValueError, match="8 KV heads cannot be spread over TP 3"):
+        related_ranks(3, 1, [8])
 
 
 def test_engines_of_different_models_are_refused() -> None:

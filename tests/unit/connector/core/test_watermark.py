@@ -1,58 +1,74 @@
-"""Each block leaves exactly once, as soon as it is complete."""
+"""Which part of a prompt is complete: known cases; random ones are in ``tests/property/test_link.py``."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pdcluster_connector.core.watermark import Prompt, next_span
+from pdcluster_connector.core.watermark import GroupPair, KvGroup, Prompt, slice_of, wanted_spans
 
-
-def spans(prompt: Prompt, computed: list[int]) -> list[range]:
-    watermark, result = 0, []
-    for tokens in computed:
-        span = next_span(prompt, watermark, tokens)
-        watermark = span.stop
-        result.append(span)
-    return result
-
-
-@given(
-    st.integers(1, 500),
-    st.integers(1, 64),
-    st.lists(st.integers(0, 500), max_size=10),
-    st.data(),
-)
-def test_every_missing_block_leaves_exactly_once_whatever_the_chunks_and_preemptions(
-    num_tokens: int, block_size: int, computed: list[int], data: st.DataObject
-) -> None:
-    cached = data.draw(st.integers(0, (num_tokens - 1) // block_size)) * block_size
-    prompt = Prompt(num_tokens, cached, block_size)
-    sent = [block for span in spans(prompt, [*computed, num_tokens]) for block in span]
-    assert sent == list(range(cached // block_size, -(-num_tokens // block_size)))
-
-
-@given(st.integers(1, 500), st.integers(1, 64), st.integers(0, 499))
-def test_no_block_leaves_before_its_last_token_is_computed(num_tokens: int, block_size: int, computed: int) -> None:
-    span = next_span(Prompt(num_tokens, 0, block_size), 0, computed)
-    assert min(span.stop * block_size, num_tokens) <= computed or not span
+PLAIN = GroupPair(KvGroup(128), KvGroup(128))
+STATE = GroupPair(KvGroup(1, is_state=True), KvGroup(1, is_state=True))
 
 
 @pytest.mark.parametrize(
-    ("prompt", "computed", "expected"),
+    ("watermark", "computed", "span"),
     [
-        pytest.param(Prompt(300, 128, 128), [100, 200, 300], [(1, 1), (1, 1), (1, 3)], id="the docstring's example"),
-        pytest.param(Prompt(256, 0, 128), [128, 256], [(0, 1), (1, 2)], id="ends on a block border"),
-        pytest.param(Prompt(1, 0, 16), [1], [(0, 1)], id="one token"),
-        pytest.param(Prompt(64, 0, 16), [48, 16, 64], [(0, 3), (3, 3), (3, 4)], id="preempted and computed again"),
+        pytest.param(0, 100, (128, 128), id="nothing is complete"),
+        pytest.param(128, 200, (128, 128), id="still nothing"),
+        pytest.param(128, 299, (128, 256), id="one block"),
+        pytest.param(256, 300, (256, 300), id="the prompt's end"),
+        pytest.param(256, 130, (256, 256), id="computed again after a preemption"),
+        pytest.param(300, 300, (300, 300), id="all was pushed"),
     ],
 )
-def test_known_spans(prompt: Prompt, computed: list[int], expected: list[tuple[int, int]]) -> None:
-    assert spans(prompt, computed) == [range(a, b) for a, b in expected]
+def test_known_spans(watermark: int, computed: int, span: tuple[int, int]) -> None:
+    assert Prompt(300, 128, (PLAIN,)).next_span(0, watermark, computed) == span
 
 
-@pytest.mark.parametrize(("num_tokens", "cached", "block_size"), [(10, 3, 4), (10, 12, 4), (8, 8, 4), (8, 0, 0)])
-def test_a_prompt_that_cannot_be_is_refused(num_tokens: int, cached: int, block_size: int) -> None:
+def test_state_is_complete_when_the_prompt_is() -> None:
+    prompt = Prompt(300, 0, (PLAIN, STATE))
+    assert prompt.next_span(1, 0, 299) == (0, 0)
+    assert prompt.next_span(1, 0, 300) == (0, 1)
+    assert prompt.next_span(1, 1, 300) == (1, 1)
+
+
+def test_units_are_the_smaller_blocks() -> None:
+    pair = GroupPair(KvGroup(128), KvGroup(32))
+    assert Prompt(300, 32, (pair,)).next_span(0, 32, 100) == (32, 96)
+    part = slice_of(pair, (32, 160), [7, 8, 9], list(range(20, 30)))
+    assert (part.source_blocks, part.target_blocks) == ((7, 8), (21, 22, 23, 24))
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(48, 32), (0, 16)])
+def test_blocks_that_do_not_divide_are_refused(prefill: int, decode: int) -> None:
+    with pytest.raises(ValueError, match="do not divide"):
+        GroupPair(KvGroup(prefill), KvGroup(decode))
+
+
+def test_state_on_one_engine_only_is_refused() -> None:
+    with pytest.raises(ValueError, match="recurrent state on one engine only"):
+        GroupPair(KvGroup(1, is_state=True), KvGroup(16))
+
+
+@pytest.mark.parametrize(("tokens", "cached"), [(300, 130), (300, 384), (128, 128)])
+def test_a_cached_part_that_leaves_nothing_or_half_a_block_is_refused(tokens: int, cached: int) -> None:
     with pytest.raises(ValueError, match="cached tokens"):
-        Prompt(num_tokens, cached, block_size)
+        Prompt(tokens, cached, (PLAIN,))
+
+
+@pytest.mark.parametrize(
+    ("first", "blocks", "spans"),
+    [
+        pytest.param(0, [1, 2, 3], ((0, 40),), id="one run"),
+        pytest.param(16, [1, 2, 3], ((16, 40),), id="after the cached part"),
+        pytest.param(0, [0, 2, 3], ((16, 40),), id="out of the window at first"),
+        pytest.param(0, [1, 0, 3], ((0, 16), (32, 40)), id="a hole"),
+        pytest.param(0, [0, 0, 0], (), id="nothing"),
+    ],
+)
+def test_positions_that_decode_wants(first: int, blocks: list[int], spans: tuple[tuple[int, int], ...]) -> None:
+    assert wanted_spans(KvGroup(16), first, 40, blocks) == spans
+
+
+def test_state_is_always_wanted() -> None:
+    assert wanted_spans(KvGroup(1, is_state=True), 16, 40, [5]) == ((0, 1),)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
+from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.metaserver import Outcome, failed, succeeded
@@ -41,7 +42,7 @@ class Bench:
     def __init__(self) -> None:
         self.metaserver = FakeMetaserver()
         self.outcomes: deque[tuple[RequestId, Outcome]] = deque()
-        engine = DecodeEngine(EngineId("d"), 1, 16, (ADDRESS,), SECRET)
+        engine = DecodeEngine(EngineId("d"), 1, (KvGroup(16),), (ADDRESS,), SECRET)
         self.scheduler = DecodeScheduler(engine, self.metaserver, self.outcomes)
 
     def add(self, request_id: RequestId = R, transfer: str = "t", now: float = 0.0) -> None:
@@ -83,7 +84,7 @@ def test_the_reservation_leaves_with_the_step_that_tells_the_workers() -> None:
     assert (reservation.attempt, reservation.lost_attempt) == (1, 0)
     assert reservation.remote_side_channels == (ADDRESS,)
     assert (expect.request_id, expect.transfer_id) == (R, TransferId("t"))
-    assert (expect.num_blocks, expect.deadline_ms) == ((3,), 50_000)
+    assert (expect.spans, expect.deadline_ms) == ((((0, 40),),), 50_000)
 
 
 def test_cached_blocks_are_not_expected() -> None:
@@ -92,7 +93,7 @@ def test_cached_blocks_are_not_expected() -> None:
     assert bench.scheduler.external_tokens(R, 16) == 24
     bench.reserve(external=24)
     (expect,) = bench.scheduler.step().expects
-    assert expect.num_blocks == (2,)
+    assert expect.spans == (((16, 40),),)
     assert bench.metaserver.posts[0][2].remote_cached_tokens == 16
 
 

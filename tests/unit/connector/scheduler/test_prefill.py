@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pdcluster_connector.scheduler.prefill import PrefillScheduler, Scheduled
+from pdcluster_connector.core.watermark import KvGroup
+from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import PrefillStep
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
@@ -40,7 +41,7 @@ def reservation(cached: int = 0) -> Reservation:
 
 
 def scheduler(wanted: Reservation, timing: PushTiming = PushTiming.LAYERWISE) -> PrefillScheduler:
-    made = PrefillScheduler(16, 8, timing, SECRET)
+    made = PrefillScheduler(PrefillEngine(1, (8,), (KvGroup(16),)), timing, SECRET)
     made.add(R, to_wire(wanted), TOKENS, now=0.0)
     return made
 
@@ -50,7 +51,8 @@ def step(made: PrefillScheduler, computed: int, now: float = 1.0) -> PrefillStep
 
 
 def blocks(made: PrefillStep) -> list[tuple[tuple[int, ...], tuple[int, ...], bool]]:
-    return [(part.prefill_blocks[0], part.decode_blocks[0], part.is_last) for part in made.slices]
+    groups = ((part.groups[0], part.is_last) for part in made.slices)
+    return [(tuple(group.source_blocks), tuple(group.target_blocks), is_last) for group, is_last in groups]
 
 
 def test_chunks_leave_block_by_block_and_the_last_one_with_the_prompt() -> None:
@@ -100,7 +102,7 @@ def test_only_preempted_requests_with_a_transfer_are_protected() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"remote_block_size": 32}, ["block size 32, ours is 16", "--block-size 16"]),
+        ({"remote_block_size": 24}, ["block sizes 16 and 24 do not divide", "--block-size"]),
         ({"prompt_digest": "other"}, ["other tokens", "tokenizer"]),
         ({"num_prompt_tokens": 39}, ["39 prompt tokens, this one has 40"]),
         ({"remote_block_ids": ((21, 22),)}, ["reserved 2 blocks for a prompt of 3"]),

@@ -7,8 +7,9 @@ import ctypes
 import numpy as np
 import pytest
 
-from pdcluster_connector.core.regions import BlockSlice, plan_ranges
+from pdcluster_connector.core.ranges import CopyShape, Grid, GroupSlice, plan_ranges
 from pdcluster_connector.core.sending import Cut, Phase, Push, PushKey, Send
+from pdcluster_connector.core.tp_mapping import WHOLE
 from pdcluster_connector.transport.fake import FakeNetwork
 from pdcluster_connector.worker.device import CpuDevice
 from pdcluster_connector.worker.writes import MAX_WRITES_IN_FLIGHT, Batch, LayerRecord, Part, WriteQueue
@@ -32,7 +33,9 @@ class Bench:
         self.queue = WriteQueue(sender, CpuDevice(), receiver.session, self.lost)
         self.push = Push(PushKey(TransferId("t"), Attempt(1)), hold_s=30.0, deadline=60.0)
         self.blocks = list(range(1, 1 + 2 * num_blocks, 2))
-        ranges = plan_ranges(self.blocks, self.blocks, BlockSlice(BLOCK, BLOCK, 0, 0, BLOCK))
+        grid = Grid(1, BLOCK, 1, BLOCK, 0, BLOCK, 0)
+        shape = CopyShape(0, grid, grid, 1, 1, 1, BLOCK, WHOLE)
+        ranges = plan_ranges(shape, GroupSlice(0, num_blocks, self.blocks, self.blocks))
         record = LayerRecord(1, 0, 0.0, ranges.total_bytes, unacked_bytes=ranges.total_bytes)
         part = Part(self.push, ranges, self.source.ctypes.data, self.target.ctypes.data, record)
         self.push.plan(ranges.total_bytes, 1, is_last=True)

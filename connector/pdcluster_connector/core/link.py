@@ -1,0 +1,256 @@
+"""A link: all that one prefill rank writes into one decode rank, worked out alike on both ends.
+
+Regions are paired by layer name and by their order within a layer. Prefill makes byte ranges of a link, decode
+the number of bytes that it is owed. What does not fit is refused here, before any byte, with both values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NoReturn, TypeAlias
+
+from pdcluster_connector.core.ranges import CopyShape, Grid, Span, bytes_of
+from pdcluster_connector.core.tp_mapping import WHOLE, Push, Sharding, Share, plan_pushes
+from pdcluster_protocol.errors import ProtocolError
+from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
+
+
+_Key: TypeAlias = tuple[str, int, int]
+"""Layer name, number of the region in its layer, KV group."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionCopy:
+    """One layer's source and target: base addresses in bytes, and how each block is copied.
+
+    ``source_index``: the region's place in prefill's layout. ``shape``: index into the link's. ``is_resharded``: the
+    source is not the region itself but staging memory, in which blocks lie as decode has them.
+    """
+
+    layer_name: str
+    source_index: int
+    source_base: int
+    target_base: int
+    shape: int
+    is_resharded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Copies in prefill's order of regions, and the few shapes that they have.
+
+    ``coverage``: the heads of decode's regions that this link fills, a share of one as its fraction. Links that fill
+    a decode rank add up to ``full_coverage`` of it.
+    """
+
+    copies: tuple[RegionCopy, ...]
+    shapes: tuple[CopyShape, ...]
+    coverage: Fraction
+
+    def owed_bytes(self, spans: Sequence[Sequence[Span]]) -> int:
+        """What prefill must write when decode wants ``spans`` (per group, token positions)."""
+        per_shape = [bytes_of(shape, spans[shape.group]) for shape in self.shapes]
+        return sum(per_shape[copy.shape] for copy in self.copies)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    prefill: RankLayout
+    decode: RankLayout
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    shape: CopyShape
+    coverage: Fraction
+    is_resharded: bool = False
+
+
+def plan_link(prefill: RankLayout, decode: RankLayout) -> Link:
+    """The link between two ranks; without copies where they share no byte.
+
+    Raises:
+        ProtocolError: The engines do not have the same layers, or hold one differently. Names both values and the cure.
+    """
+    targets, ends = dict(_numbered(decode.regions)), _Ends(prefill, decode)
+    if prefill.num_stages > 1 or decode.num_stages > 1:
+        ours = [(index, pair) for index, pair in enumerate(_numbered(prefill.regions)) if pair[0] in targets]
+    else:
+        ours = list(enumerate(_numbered(prefill.regions)))
+        _require_same_layers({key for _, (key, _) in ours}, targets.keys())
+    shapes: dict[CopyShape, int] = {}
+    copies, coverage = [], Fraction(0)
+    for index, (key, source) in ours:
+        if (planned := _plan_region(source, targets[key], ends)) is not None:
+            number = shapes.setdefault(planned.shape, len(shapes))
+            bases = source.base, targets[key].base
+            copies.append(RegionCopy(source.layer_name, index, *bases, number, planned.is_resharded))
+            coverage += planned.coverage
+    return Link(tuple(copies), tuple(shapes), coverage)
+
+
+def full_coverage(decode: RankLayout) -> Fraction:
+    """What the links into a decode rank add up to when every byte of it has a writer."""
+    return Fraction(sum(_local_heads(region, decode) for region in decode.regions))
+
+
+def _require_same_layers(ours: Set[_Key], theirs: Set[_Key]) -> None:
+    if differing := sorted(f"{name}[{index}] of group {group}" for name, index, group in ours ^ theirs):
+        raise ProtocolError(
+            f"prefill and decode do not both have KV regions {', '.join(differing[:4])}: serve one model, "
+            "with one draft model, and the same --disable-hybrid-kv-cache-manager on both"
+        )
+
+
+def _plan_region(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Planned | None:
+    if (source.kind, source.heads) != (target.kind, target.heads):
+        _refuse(source, f"{_kind(source)} on prefill, {_kind(target)} on decode", "use one attention backend on both")
+    match source.kind:
+        case RegionKind.STATE:
+            return _plan_state(source, target, ends)
+        case RegionKind.TOKENS:
+            return _plan_tokens(source, target, ends)
+        case RegionKind.HEADS | RegionKind.LATENT:
+            return _plan_rows(source, target, ends)
+
+
+def _plan_rows(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Planned | None:
+    """Rows of heads: each row holds a page's tokens side by side."""
+    push = _push_between(source, ends)
+    if push is None:
+        return None
+    cell = _common_cell(source, target, ends)
+    unit, step = _unit(source, target), min(source.page_tokens, target.page_tokens)
+    num_rows = len(push.heads)
+    is_joined = source.page_tokens == target.page_tokens
+    shape = CopyShape(
+        source.group,
+        _row_grid(source, ends.prefill, push, cell),
+        _row_grid(target, ends.decode, push, cell),
+        unit,
+        step,
+        1 if is_joined else num_rows,
+        step * cell * (num_rows if is_joined else 1),
+        push.share,
+    )
+    return _Planned(shape, Fraction(len(push.heads), push.share.count))
+
+
+def _plan_tokens(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Planned | None:
+    """Token-major: whole blocks where both ranks hold the same heads, else resharded into decode's own blocks."""
+    cell, mine = _common_cell(source, target, ends), ends.prefill.tp_rank
+    pushes = plan_pushes(_sharding(source, ends.prefill), _sharding(source, ends.decode))
+    writers = sorted({push.prefill_rank for push in pushes if push.decode_rank == ends.decode.tp_rank})
+    if mine not in writers:
+        return None
+    held, wanted = _heads_of(source, ends.prefill), _heads_of(target, ends.decode)
+    share = Share(writers.index(mine), len(writers))
+    is_resharded = held != wanted
+    theirs = _token_grid(target, cell * len(wanted))
+    ours = theirs if is_resharded else _token_grid(source, cell * len(held))
+    step = min(ours.page_tokens, theirs.page_tokens)
+    shape = CopyShape(source.group, ours, theirs, _unit(source, target), step, 1, step * cell * len(wanted), share)
+    return _Planned(shape, Fraction(len(wanted), share.count), is_resharded)
+
+
+def _plan_state(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Planned | None:
+    """Opaque state moves whole, from each rank to its equal."""
+    if ends.prefill.tp_size != ends.decode.tp_size:
+        _refuse(
+            source, f"TP {ends.prefill.tp_size} on prefill, {ends.decode.tp_size} on decode",
+            "give both the same --tensor-parallel-size: recurrent state is not resharded",
+        )  # fmt: skip
+    if source.page_bytes != target.page_bytes:
+        _refuse(
+            source, f"{source.page_bytes} bytes of state on prefill, {target.page_bytes} on decode", "serve one model"
+        )
+    if ends.prefill.tp_rank != ends.decode.tp_rank:
+        return None
+    ours, theirs = (_grid(region, 0, 0, 0) for region in (source, target))
+    shape = CopyShape(source.group, ours, theirs, 1, 1, 1, source.page_bytes, WHOLE, is_state=True)
+    return _Planned(shape, Fraction(1))
+
+
+def _row_grid(region: RegionLayout, rank: RankLayout, push: Push, cell: int) -> Grid:
+    row = region.page_tokens * cell
+    first = push.heads.start - _heads_of(region, rank).start
+    return _grid(region, row, cell, first * row)
+
+
+def _token_grid(region: RegionLayout, token_bytes: int) -> Grid:
+    return _grid(region, 0, token_bytes, 0)
+
+
+def _grid(region: RegionLayout, row: int, token: int, offset: int) -> Grid:
+    return Grid(region.block_tokens, region.block_stride, region.page_tokens, region.page_stride, row, token, offset)
+
+
+def _common_cell(source: RegionLayout, target: RegionLayout, ends: _Ends) -> int:
+    """Bytes of one token of one row, the same on both sides."""
+    ours, theirs = _cell(source, ends.prefill), _cell(target, ends.decode)
+    if ours != theirs:
+        _refuse(source, f"{ours} bytes a token on prefill, {theirs} on decode", "use one --kv-cache-dtype on both")
+    return ours
+
+
+def _cell(region: RegionLayout, rank: RankLayout) -> int:
+    cells = _local_heads(region, rank) * region.page_tokens
+    if region.page_bytes % cells:
+        _refuse(region, f"pages of {region.page_bytes} bytes for {cells} cells", "report this layout")
+    return region.page_bytes // cells
+
+
+def _unit(source: RegionLayout, target: RegionLayout) -> int:
+    """The smaller block; the larger one, and both pages, are multiples or divisors of each other."""
+    for ours, theirs, option in (
+        (source.block_tokens, target.block_tokens, "--block-size"),
+        (source.page_tokens, target.page_tokens, "kernel block size"),
+    ):
+        if max(ours, theirs) % min(ours, theirs):
+            _refuse(source, f"{option} {ours} on prefill, {theirs} on decode", "one must divide the other")
+    if source.page_tokens != target.page_tokens and not (source.is_linear and target.is_linear):
+        _refuse(
+            source, f"pages of {source.page_tokens} tokens on prefill, {target.page_tokens} on decode, which this "
+            "attention backend cannot cut", "start both with the same --block-size",
+        )  # fmt: skip
+    return min(source.block_tokens, target.block_tokens)
+
+
+def _push_between(region: RegionLayout, ends: _Ends) -> Push | None:
+    pushes = plan_pushes(_sharding(region, ends.prefill), _sharding(region, ends.decode))
+    ranks = (ends.prefill.tp_rank, ends.decode.tp_rank)
+    return next((push for push in pushes if (push.prefill_rank, push.decode_rank) == ranks), None)
+
+
+def _sharding(region: RegionLayout, rank: RankLayout) -> Sharding:
+    try:
+        return Sharding(rank.tp_size, region.heads)
+    except ValueError as error:
+        raise ProtocolError(f"layer {region.layer_name}: {error}: choose a TP that divides the KV heads") from error
+
+
+def _heads_of(region: RegionLayout, rank: RankLayout) -> range:
+    return _sharding(region, rank).heads_of(rank.tp_rank)
+
+
+def _local_heads(region: RegionLayout, rank: RankLayout) -> int:
+    return 1 if region.kind is RegionKind.STATE else len(_heads_of(region, rank))
+
+
+def _kind(region: RegionLayout) -> str:
+    return f"{region.kind.value} KV of {region.heads} heads"
+
+
+def _refuse(region: RegionLayout, values: str, cure: str) -> NoReturn:
+    raise ProtocolError(f"layer {region.layer_name} has {values}: {cure}")
+
+
+def _numbered(regions: Sequence[RegionLayout]) -> Iterator[tuple[_Key, RegionLayout]]:
+    """Each region with its layer's name, its place among the regions of that layer, and its group."""
+    seen: Counter[str] = Counter()
+    for region in regions:
+        yield (region.layer_name, seen[region.layer_name], region.group), region
+        seen[region.layer_name] += 1

@@ -1,0 +1,155 @@
+"""From pairs of blocks to the byte ranges that one layer's push writes.
+
+All offsets are relative to a region (one layer's KV memory of one rank), so they are computed once
+per step for each *shape of copy* and serve every layer of that shape: a layer only adds its two base addresses.
+
+    block b of a region:  base + b * block_stride   [ page 0 | page 1 | ... ]
+    page, head-major:     [ row 0: token 0, 1, ... | row 1: ... ]     rows of a push: one run
+
+A *piece* is the most that lies in one run on both sides: a page's tokens of one row, or all rows of the push where
+they lie side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pdcluster_connector.core.tp_mapping import STRIPE_TOKENS, Share
+
+Offsets: TypeAlias = npt.NDArray[np.int64]
+Span: TypeAlias = tuple[int, int]
+"""Token positions [start, stop) of a prompt."""
+
+Spans: TypeAlias = tuple[tuple[Span, ...], ...]
+"""Per KV group, runs of token positions."""
+
+NULL_BLOCK: Final = 0
+"""vLLM's block that stands for "outside the window": never read, never to be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Where tokens and rows lie in one side's region, in bytes and tokens. ``offset``: of the push's first row."""
+
+    block_tokens: int
+    block_stride: int
+    page_tokens: int
+    page_stride: int
+    row_stride: int
+    token_stride: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyShape:
+    """How a push copies one kind of region. In tokens: ``unit``, what is pushed at once; ``step``, what a piece holds.
+
+    ``is_state``: one block for a request, whatever its length; a piece is the whole of it.
+    """
+
+    group: int
+    source: Grid
+    target: Grid
+    unit: int
+    step: int
+    num_rows: int
+    piece_bytes: int
+    share: Share
+    is_state: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSlice:
+    """A span of one group and the blocks that hold it: the first one holds position ``start`` on either side.
+
+    Empty when ``start == stop``.
+    """
+
+    start: int
+    stop: int
+    source_blocks: Sequence[int]
+    target_blocks: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRanges:
+    """Ranges to copy, relative to a region: ``source[i] .. source[i] + num_bytes[i]`` goes to ``target[i]``.
+
+    Three int64 arrays of one length. ``num_pieces`` is how many pieces they were made of.
+    """
+
+    source: Offsets
+    target: Offsets
+    num_bytes: Offsets
+    num_pieces: int
+
+    @property
+    def total_bytes(self) -> int:
+        return int(self.num_bytes.sum())
+
+
+class MissingBlockError(Exception):
+    """Decode wants a position whose block prefill does not have."""
+
+
+def plan_ranges(shape: CopyShape, part: GroupSlice) -> ByteRanges:
+    """The fewest ranges that copy ``part``. Positions whose decode block is the null block are left out.
+
+    Raises:
+        MissingBlockError: A wanted position is in prefill's null block.
+    """
+    tokens = piece_tokens(shape, (part.start, part.stop))
+    sources = _block_of(tokens, part.start, part.source_blocks, shape.source)
+    targets = _block_of(tokens, part.start, part.target_blocks, shape.target)
+    wanted = targets != NULL_BLOCK
+    if (sources[wanted] == NULL_BLOCK).any():
+        raise MissingBlockError(f"prefill has no KV at token {int(tokens[wanted & (sources == NULL_BLOCK)][0])}")
+    tokens, sources, targets = tokens[wanted], sources[wanted], targets[wanted]
+    source = _offsets(shape.source, sources, tokens, shape.num_rows)
+    target = _offsets(shape.target, targets, tokens, shape.num_rows)
+    return _join(source, target, shape.piece_bytes)
+
+
+def piece_tokens(shape: CopyShape, span: Span) -> Offsets:
+    """First position of every piece of ``span`` that is this push's share. Both engines count by this."""
+    start, stop = span
+    if shape.is_state or start >= stop:
+        return np.zeros(int(start < stop), np.int64)
+    tokens = np.arange(start, -(-stop // shape.unit) * shape.unit, shape.step, dtype=np.int64)
+    if shape.share.count == 1:
+        return tokens
+    shared: Offsets = tokens[tokens // STRIPE_TOKENS % shape.share.count == shape.share.index]
+    return shared
+
+
+def bytes_of(shape: CopyShape, spans: Sequence[Span]) -> int:
+    """What this push moves of one region for ``spans``, all of whose positions decode wants."""
+    return sum(len(piece_tokens(shape, span)) for span in spans) * shape.num_rows * shape.piece_bytes
+
+
+def _block_of(tokens: Offsets, start: int, blocks: Sequence[int], grid: Grid) -> Offsets:
+    table = np.asarray(blocks, np.int64)
+    return table[tokens // grid.block_tokens - start // grid.block_tokens] if len(tokens) else tokens
+
+
+def _offsets(grid: Grid, blocks: Offsets, tokens: Offsets, num_rows: int) -> Offsets:
+    """Offset of every piece, rows of one position side by side."""
+    inside = tokens % grid.block_tokens
+    pages, token = inside // grid.page_tokens, inside % grid.page_tokens
+    first = blocks * grid.block_stride + pages * grid.page_stride + token * grid.token_stride + grid.offset
+    rows = np.arange(num_rows, dtype=np.int64) * grid.row_stride
+    offsets: Offsets = (first[:, None] + rows[None, :]).ravel()
+    return offsets
+
+
+def _join(source: Offsets, target: Offsets, piece_bytes: int) -> ByteRanges:
+    """Pieces that follow each other on both sides become one range."""
+    breaks = (np.diff(source) != piece_bytes) | (np.diff(target) != piece_bytes)
+    starts = np.append(0, np.flatnonzero(breaks) + 1) if len(source) else np.empty(0, np.int64)
+    num_bytes = np.diff(np.append(starts, len(source))) * piece_bytes
+    return ByteRanges(source[starts], target[starts], num_bytes, len(source))

@@ -1,0 +1,161 @@
+"""Random pairs of engines for the laws of the link: shardings, stages, layouts, block sizes, prompts, block tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Final
+
+import numpy as np
+from hypothesis import strategies as st
+
+from pdcluster_connector.core.tp_mapping import Sharding
+from pdcluster_connector.core.watermark import GroupPair, KvGroup, Prompt
+from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
+
+CELL: Final = 2
+"""Bytes of one token of one head."""
+NUM_BLOCKS: Final = 480
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of the model. ``heads``: 0 for a latent, -1 for state."""
+
+    name: str
+    group: int
+    heads: int
+
+    @property
+    def kind(self) -> RegionKind:
+        return {0: RegionKind.LATENT, -1: RegionKind.STATE}.get(self.heads, RegionKind.HEADS)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """How one engine holds the model: TP, stages, tokens in a block and in a page of each group, padding."""
+
+    tp_size: int
+    num_stages: int
+    block_tokens: tuple[int, ...]
+    page_tokens: tuple[int, ...]
+    padding: int
+
+    def ranks(self, layers: tuple[Layer, ...]) -> list[RankLayout]:
+        """All ranks, stage by stage; each region of a rank begins where the one before it ends."""
+        return [
+            RankLayout(rank, self.tp_size, tuple(self._regions(rank, stage, layers)), stage, self.num_stages)
+            for stage, rank in product(range(self.num_stages), range(self.tp_size))
+        ]
+
+    def _regions(self, rank: int, stage: int, layers: tuple[Layer, ...]) -> list[RegionLayout]:
+        regions: list[RegionLayout] = []
+        for number, layer in enumerate(layers):
+            if number * self.num_stages // len(layers) == stage:
+                base = regions[-1].base + NUM_BLOCKS * regions[-1].block_stride if regions else 0
+                regions.append(self._region(rank, layer, base))
+        return regions
+
+    def _region(self, rank: int, layer: Layer, base: int) -> RegionLayout:
+        heads = max(layer.heads, 1)
+        if layer.kind is RegionKind.STATE:
+            return RegionLayout(layer.name, layer.group, base, NUM_BLOCKS, 9 + self.padding, 9, layer.kind, 1, 1)
+        tokens, block = self.page_tokens[layer.group], self.block_tokens[layer.group]
+        size = tokens * CELL * len(Sharding(self.tp_size, heads).heads_of(rank))
+        stride = size + self.padding
+        place = layer.name, layer.group, base, NUM_BLOCKS, stride, size
+        return RegionLayout(*place, layer.kind, heads, tokens, block // tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One prompt on two engines. Block tables are those of every rank alike; 0 is the null block."""
+
+    layers: tuple[Layer, ...]
+    prefill: Engine
+    decode: Engine
+    groups: tuple[GroupPair, ...]
+    prompt: Prompt
+    prefill_table: tuple[tuple[int, ...], ...]
+    decode_table: tuple[tuple[int, ...], ...]
+    chunks: tuple[int, ...]
+    """Tokens computed after each step; the last one is the whole prompt."""
+
+    @property
+    def kv_heads(self) -> tuple[int, ...]:
+        return tuple(sorted({max(layer.heads, 1) for layer in self.layers if layer.heads >= 0})) or (1,)
+
+
+@st.composite
+def scenes(draw: st.DrawFn) -> Scene:
+    """Anything that two engines of one model can be."""
+    has_state = draw(st.booleans())
+    layers = draw(_layers(has_state=has_state))
+    heads = {max(layer.heads, 1) for layer in layers}
+    legal = [tp for tp in (1, 2, 3, 4, 6, 8) if all(h % tp == 0 or tp % h == 0 for h in heads)]
+    tps = st.sampled_from(legal)
+    prefill_tp = draw(tps)
+    decode_tp = prefill_tp if has_state else draw(tps)
+    num_groups = 1 + max(layer.group for layer in layers)
+    state_groups = {layer.group for layer in layers if layer.heads == -1}
+    sizes = [draw(_block_sizes()) for _ in range(num_groups)]
+    engines = [
+        Engine(
+            tp,
+            draw(st.integers(1, min(3, len(layers)))),
+            tuple(size[side][0] for size in sizes),
+            tuple(size[side][1] for size in sizes),
+            draw(st.integers(0, 5)),
+        )
+        for side, tp in enumerate((prefill_tp, decode_tp))
+    ]
+    kv_groups = [
+        [KvGroup(1, is_state=True) if g in state_groups else KvGroup(engine.block_tokens[g]) for g in range(num_groups)]
+        for engine in engines
+    ]
+    pairs = tuple(GroupPair(p, d) for p, d in zip(*kv_groups, strict=True))
+    num_tokens = draw(st.integers(1, 600))
+    common = int(np.lcm.reduce([group.block_tokens for group in kv_groups[1]]))
+    cached = draw(st.integers(0, (num_tokens - 1) // common)) * common
+    prompt = Prompt(num_tokens, cached, pairs)
+    chunks = (*sorted(draw(st.lists(st.integers(1, num_tokens), max_size=3))), num_tokens)
+    tables = [draw(_tables(group, num_tokens)) for group in kv_groups]
+    return Scene(layers, engines[0], engines[1], pairs, prompt, tables[0], draw(_windowed(tables[1], pairs)), chunks)
+
+
+@st.composite
+def _layers(draw: st.DrawFn, *, has_state: bool) -> tuple[Layer, ...]:
+    num_heads = draw(st.sampled_from([0, 1, 2, 3, 4, 6, 8]))
+    layers = [Layer(f"a{n}", draw(st.integers(0, 1)) if n else 0, num_heads) for n in range(draw(st.integers(1, 4)))]
+    group = 1 + max(layer.group for layer in layers)
+    return (*layers, *(Layer(f"s{n}", group, -1) for n in range(2 if has_state else 0)))
+
+
+@st.composite
+def _block_sizes(draw: st.DrawFn) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(block, page) in tokens of one group, for prefill and for decode."""
+    page, *others = (draw(st.sampled_from([1, 2, 4])) for _ in range(4))
+    base = 4 * page
+    return (base * others[0], base // others[2]), (base * others[1], base)
+
+
+@st.composite
+def _tables(draw: st.DrawFn, groups: list[KvGroup], num_tokens: int) -> tuple[tuple[int, ...], ...]:
+    """Blocks of each group, none twice: groups share memory."""
+    wanted = [1 if group.is_state else -(-num_tokens // group.block_tokens) for group in groups]
+    order = draw(st.randoms(use_true_random=False)).sample(range(1, 1 + sum(wanted) + 5), sum(wanted))
+    if draw(st.booleans()):
+        order.sort()
+    return tuple(tuple(order[sum(wanted[:g]) : sum(wanted[: g + 1])]) for g in range(len(groups)))
+
+
+@st.composite
+def _windowed(
+    draw: st.DrawFn, table: tuple[tuple[int, ...], ...], groups: tuple[GroupPair, ...]
+) -> tuple[tuple[int, ...], ...]:
+    """Leading blocks of a group may be null: they are outside its window."""
+    windows = []
+    for blocks, pair in zip(table, groups, strict=True):
+        out = 0 if pair.decode.is_state else draw(st.integers(0, len(blocks) - 1))
+        windows.append((0,) * out + blocks[out:] if draw(st.booleans()) else blocks)
+    return tuple(windows)

@@ -1,0 +1,95 @@
+"""What two ranks cannot share is refused with both values and the cure; the law of what they can is a property."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from pdcluster_connector.core.link import plan_link
+from pdcluster_protocol.errors import ProtocolError
+from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
+
+PLAIN = RegionLayout("a", 0, 0, 9, 64, 64, RegionKind.HEADS, 4)
+STATE = RegionLayout("s", 1, 0, 9, 64, 60, RegionKind.STATE, 1, 1)
+
+
+def rank(*regions: RegionLayout, tp_rank: int = 0, tp_size: int = 1) -> RankLayout:
+    return RankLayout(tp_rank, tp_size, regions)
+
+
+def changed(region: RegionLayout, **fields: object) -> RegionLayout:
+    return msgspec.structs.replace(region, **fields)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        (PLAIN, changed(PLAIN, layer_name="b"), ["a[0] of group 0, b[0] of group 0", "serve one model"]),
+        (PLAIN, changed(PLAIN, group=1), ["a[0] of group 0, a[0] of group 1"]),
+        (
+            PLAIN,
+            changed(PLAIN, page_bytes=128),
+            ["layer a", "1 bytes a token on prefill, 2 on decode"],
+        ),
+        (PLAIN, changed(PLAIN, heads=2), ["heads KV of 4 heads on prefill, heads KV of 2 heads on decode"]),
+        (PLAIN, changed(PLAIN, kind=RegionKind.TOKENS), ["heads KV of 4 heads", "tokens KV of 4 heads", "backend"]),
+        (
+            PLAIN,
+            changed(PLAIN, page_tokens=24, page_bytes=96),
+            ["--block-size 16 on prefill, 24 on decode", "divide the other"],
+        ),
+        (
+            PLAIN,
+            changed(PLAIN, page_tokens=32, page_bytes=128, is_linear=False),
+            ["pages of 16 tokens on prefill, 32 on decode", "same --block-size"],
+        ),
+        (PLAIN, changed(PLAIN, page_bytes=63), ["pages of 63 bytes for 64 cells"]),
+        (STATE, changed(STATE, page_bytes=61), ["60 bytes of state on prefill, 61 on decode"]),
+    ],
+)
+def test_regions_that_differ_are_refused(ours: RegionLayout, theirs: RegionLayout, words: list[str]) -> None:
+    with pytest.raises(ProtocolError) as refused:
+        plan_link(rank(ours), rank(theirs))
+    assert all(word in str(refused.value) for word in words)
+
+
+def test_state_is_not_resharded() -> None:
+    with pytest.raises(ProtocolError, match=r"layer s has TP 2 on prefill, 1 on decode: give both the same --tensor"):
+        plan_link(rank(STATE, tp_size=2), rank(STATE))
+
+
+def test_a_tp_that_splits_a_head_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="4 KV heads cannot be spread over TP 3"):
+        plan_link(rank(PLAIN, tp_size=3), rank(PLAIN))
+
+
+def test_regions_pair_by_layer_name_whatever_their_order() -> None:
+    ours = rank(changed(PLAIN, base=1000), changed(PLAIN, layer_name="b", base=2000))
+    theirs = rank(changed(PLAIN, layer_name="b", base=70), changed(PLAIN, base=10))
+    copies = plan_link(ours, theirs).copies
+    assert [(c.layer_name, c.source_base, c.target_base) for c in copies] == [("a", 1000, 10), ("b", 2000, 70)]
+
+
+def test_several_regions_of_a_layer_pair_in_order() -> None:
+    ours = rank(changed(PLAIN, base=1), changed(PLAIN, base=2))
+    theirs = rank(changed(PLAIN, base=30), changed(PLAIN, base=40))
+    assert [(c.source_base, c.target_base) for c in plan_link(ours, theirs).copies] == [(1, 30), (2, 40)]
+
+
+def test_layers_of_one_shape_share_their_ranges() -> None:
+    layers = [changed(PLAIN, layer_name=f"l{n}", base=n * 1000) for n in range(60)]
+    assert len(plan_link(rank(*layers), rank(*layers)).shapes) == 1
+
+
+def test_token_major_blocks_of_equal_heads_go_as_they_are() -> None:
+    tokens = changed(PLAIN, kind=RegionKind.TOKENS)
+    (copy,) = plan_link(rank(tokens), rank(tokens)).copies
+    assert not copy.is_resharded
+
+
+def test_token_major_blocks_of_other_heads_are_resharded_and_shared_by_stripes() -> None:
+    ours, theirs = changed(PLAIN, kind=RegionKind.TOKENS, page_bytes=32), changed(PLAIN, kind=RegionKind.TOKENS)
+    links = [plan_link(rank(ours, tp_rank=number, tp_size=2), rank(theirs)) for number in range(2)]
+    assert all(link.copies[0].is_resharded for link in links)
+    assert [link.shapes[0].share.index for link in links] == [0, 1]
+    assert [link.owed_bytes([[(0, 600)]]) for link in links] == [(256 + 96) * 4, 256 * 4]

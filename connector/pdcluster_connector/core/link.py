@@ -7,7 +7,8 @@ the number of bytes that it is owed. What does not fit is refused here, before a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NoReturn, TypeAlias
@@ -16,7 +17,6 @@ from pdcluster_connector.core.ranges import CopyShape, Grid, Span, bytes_of
 from pdcluster_connector.core.tp_mapping import WHOLE, Push, Sharding, Share, plan_pushes
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
-
 
 _Key: TypeAlias = tuple[str, int, int]
 """Layer name, number of the region in its layer, KV group."""
@@ -97,7 +97,7 @@ def full_coverage(decode: RankLayout) -> Fraction:
     return Fraction(sum(_local_heads(region, decode) for region in decode.regions))
 
 
-def _require_same_layers(ours: Set[_Key], theirs: Set[_Key]) -> None:
+def _require_same_layers(ours: AbstractSet[_Key], theirs: AbstractSet[_Key]) -> None:
     if differing := sorted(f"{name}[{index}] of group {group}" for name, index, group in ours ^ theirs):
         raise ProtocolError(
             f"prefill and decode do not both have KV regions {', '.join(differing[:4])}: serve one model, "

@@ -14,6 +14,7 @@ from model.link import Output, scrubbed
 from model.plan import BLOCK_BYTES, BLOCK_TOKENS, DEADLINE_MS, SECRET, Broken, Plan
 from pdcluster_connector.core.receiving import Cut, PeerId, ReceiveTimes, Reply, SessionId, State
 from pdcluster_connector.core.reception import Command, Ended, Expected, Invite, Lost, Reception
+from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_connector.steps import Cancel, Expect, PrefillEnded
@@ -163,8 +164,10 @@ class Rank:
 
 
 def layout_of(plan: Plan, rank: int, tp_size: int) -> RankLayout:
-    """One layer of ``plan.num_heads`` heads."""
-    region = RegionLayout("a", 0, 0, 9, BLOCK_BYTES, BLOCK_BYTES, RegionKind.HEADS, plan.num_heads, BLOCK_TOKENS)
+    """One layer of ``plan.num_heads`` heads; a block of a decode rank has ``BLOCK_BYTES``."""
+    ours, theirs = (len(Sharding(size, plan.num_heads).heads_of(0)) for size in (tp_size, plan.decode_ranks))
+    size = BLOCK_BYTES * ours // theirs
+    region = RegionLayout("a", 0, 0, 9, size, size, RegionKind.HEADS, plan.num_heads, BLOCK_TOKENS)
     return RankLayout(rank, tp_size, (region,))
 
 

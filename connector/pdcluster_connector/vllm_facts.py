@@ -61,6 +61,9 @@ _PUSHED: Final = frozenset(
 )
 """What a push can move; anything else is refused at start."""
 
+_DRAFT_PREFIX: Final = "draft_model."
+"""Of the layers of a draft model (vLLM 0.32 ``v1/spec_decode``); an MTP's are named like the model's own."""
+
 HEAD_MAJOR: Final = "LBHNC"
 """The layout in which a rank's heads are one slice of a block (vLLM 0.32 ``v1/kv_cache_layout.py``)."""
 
@@ -113,7 +116,7 @@ def read_memory(facts: EngineFacts, config: VllmConfig, cache: KVCacheConfig, te
     regions = tuple(
         region
         for name, held in tensors.items()
-        for region in read_regions(name, *specs[name], held, cache.num_blocks, facts, _is_linear(config, name))
+        for region in read_regions(name, *specs[name], held, cache.num_blocks, facts, config)
     )
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _flat(tensors.values())}
     stage = get_pp_group().rank_in_group
@@ -171,13 +174,12 @@ def _group(group: KVCacheGroupSpec) -> KvGroup:
         )
     if kinds != {MambaSpec}:
         return KvGroup(group.kv_cache_spec.block_size)
-    modes = {spec.mamba_cache_mode for _, spec in _layer_specs(group)}
-    if modes != {"none"}:
+    (mode,) = {spec.mamba_cache_mode for _, spec in _layer_specs(group)}
+    if mode not in ("none", "align"):
         raise ConfigError(
-            f"--mamba-cache-mode is {', '.join(sorted(modes))}: PDClusterConnector 0.1 pushes one state for a request; "
-            "start the engine with --no-enable-prefix-caching"
+            f"--mamba-cache-mode is {mode}: PDClusterConnector 0.1 pushes one state for a request; choose none or align"
         )
-    return KvGroup(1, is_state=True)
+    return KvGroup(1, is_state=True, state_every=group.kv_cache_spec.block_size if mode == "align" else 0)
 
 
 def _layer_specs(group: KVCacheGroupSpec) -> Iterator[tuple[str, KVCacheSpec]]:
@@ -193,7 +195,7 @@ def read_regions(
     held: LayerKv,
     num_blocks: int,
     facts: EngineFacts,
-    is_linear: bool,
+    config: VllmConfig,
 ) -> Iterator[RegionLayout]:
     """The regions of one layer.
 
@@ -214,13 +216,18 @@ def read_regions(
             continue
         is_latent = isinstance(spec, MLAAttentionSpec | SlidingWindowMLASpec)
         kind = RegionKind.LATENT if is_latent else RegionKind.HEADS
-        heads = 1 if is_latent else _total_heads(name, spec.num_kv_heads, facts)
-        yield RegionLayout(*place, kind, heads, spec.block_size // pages, pages, is_linear or is_latent)
+        heads = 1 if is_latent else _total_heads(name, spec.num_kv_heads, facts, config)
+        is_linear = is_latent or _is_linear(config, name)
+        yield RegionLayout(*place, kind, heads, spec.block_size // pages, pages, is_linear)
 
 
-def _total_heads(name: str, local: int, facts: EngineFacts) -> int:
+def _total_heads(name: str, local: int, facts: EngineFacts, config: VllmConfig) -> int:
     """KV heads of a layer in the whole model, of which this rank holds ``local``."""
-    fitting = [heads for heads in facts.kv_heads if max(1, heads // facts.tp_size) == local]
+    target, *drafts = (1 if model.use_mla else model.get_total_num_kv_heads() for model in _models(config))
+    possible = {target, *drafts}
+    if drafts and config.speculative_config.method == "draft_model":
+        possible = {drafts[0] if name.startswith(_DRAFT_PREFIX) else target}
+    fitting = [heads for heads in possible if max(1, heads // facts.tp_size) == local]
     if len(fitting) != 1:
         raise ConfigError(
             f"layer {name} has {local} KV heads on this rank of TP {facts.tp_size}; layers of the model have "

@@ -19,10 +19,22 @@ from pdcluster_connector.core.ranges import NULL_BLOCK, GroupSlice, Span
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
-    """One KV cache group of an engine. ``block_tokens``: tokens in a block; 1 for state, which has one block."""
+    """One KV cache group of an engine.
+
+    ``block_tokens``: tokens in a block; 1 for state. ``state_every``: how vLLM places the state of a prompt in the
+    block table: that of n tokens is in block (n - 1) // state_every (mode align); 0: in the first block (mode none).
+    """
 
     block_tokens: int
     is_state: bool = False
+    state_every: int = 0
+
+    def held_blocks(self, num_tokens: int, blocks: Sequence[int]) -> Sequence[int]:
+        """Those of a request's blocks that hold ``num_tokens`` tokens, or the state after them."""
+        if not self.is_state:
+            return blocks[: num_blocks(self, num_tokens)]
+        index = (num_tokens - 1) // self.state_every if self.state_every else 0
+        return blocks[index : index + 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +85,7 @@ class Prompt:
 
 
 def slice_of(pair: GroupPair, span: Span, prefill: Sequence[int], decode: Sequence[int]) -> GroupSlice:
-    """``span`` with its blocks, out of both engines' whole block tables."""
+    """``span`` with its blocks, out of what both engines hold for the prompt (``held_blocks``)."""
     return GroupSlice(*span, _covering(pair.prefill, span, prefill), _covering(pair.decode, span, decode))
 
 

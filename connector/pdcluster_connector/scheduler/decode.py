@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import msgspec
 
 from pdcluster_connector.core.deadline import deadline_after, remaining_ms
-from pdcluster_connector.core.watermark import KvGroup, num_blocks, wanted_spans
+from pdcluster_connector.core.watermark import KvGroup, wanted_spans
 from pdcluster_connector.failures import Kind, log_failure
 from pdcluster_connector.steps import Cancel, DecodeStep, Expect, PrefillEnded
 from pdcluster_protocol.errors import ProtocolError
@@ -217,7 +217,7 @@ class DecodeScheduler:
         return Reservation(
             request_id=request_id,
             remote_block_ids=tuple(
-                tuple(blocks[: num_blocks(group, len(tokens))]) for group, blocks in zip(groups, block_ids, strict=True)
+                tuple(group.held_blocks(len(tokens), blocks)) for group, blocks in zip(groups, block_ids, strict=True)
             ),
             remote_block_size=groups[0].block_tokens,
             remote_block_sizes=tuple(0 if group.is_state else group.block_tokens for group in groups),

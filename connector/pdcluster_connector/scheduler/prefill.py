@@ -162,14 +162,18 @@ class PrefillScheduler:
             return None
         transfer.watermarks = [stop for _, stop in spans]
         transfer.is_announced, transfer.is_whole = True, is_last
-        remote_blocks = transfer.reservation.remote_block_ids
+        remote_blocks, computed = transfer.reservation.remote_block_ids, min(item.computed_tokens, prompt.num_tokens)
+        tables = [
+            group.held_blocks(computed, blocks)
+            for group, blocks in zip(self._engine.groups, block_table_of(item.request_id), strict=True)
+        ]
         return PushSlice(
             item.request_id,
             transfer.reservation.transfer_id,
             transfer.reservation.attempt,
             transfer.reservation.token,
             transfer.target_of(now),
-            tuple(map(slice_of, prompt.groups, spans, block_table_of(item.request_id), remote_blocks)),
+            tuple(map(slice_of, prompt.groups, spans, tables, remote_blocks)),
             prompt.num_tokens,
             is_last,
         )

@@ -72,3 +72,16 @@ def test_positions_that_decode_wants(first: int, blocks: list[int], spans: tuple
 
 def test_state_is_always_wanted() -> None:
     assert wanted_spans(KvGroup(1, is_state=True), 16, 40, [5]) == ((0, 1),)
+
+
+@pytest.mark.parametrize(
+    ("group", "tokens", "held"),
+    [
+        pytest.param(KvGroup(16), 33, [1, 2, 3], id="lookahead blocks of a drafter are not of the prompt"),
+        pytest.param(KvGroup(1, is_state=True), 33, [1], id="mode none: one state, in the first block"),
+        pytest.param(KvGroup(1, is_state=True, state_every=16), 16, [1], id="mode align: the state of 16 tokens"),
+        pytest.param(KvGroup(1, is_state=True, state_every=16), 17, [2], id="mode align: one token later"),
+    ],
+)
+def test_the_blocks_that_hold_a_prompt(group: KvGroup, tokens: int, held: list[int]) -> None:
+    assert group.held_blocks(tokens, [1, 2, 3, 4]) == held

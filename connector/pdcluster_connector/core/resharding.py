@@ -1,0 +1,185 @@
+"""Which prefill rank brings which heads of which tokens together, so that decode's own blocks leave in one piece.
+
+A token-major block holds ``[token][head][cell]``. With unequal TP a decode rank's bytes of one token are spread over
+several prefill ranks, or are a part of one's. So the prefill ranks first exchange heads among themselves, and then
+write whole runs of tokens.
+
+    prefill rank 0  heads 0..3 of stripes 0 1 2 3        owner 0: all heads of stripes 0 2 --> decode rank 0
+    prefill rank 1  heads 4..7 of stripes 0 1 2 3   ==>  owner 1: all heads of stripes 1 3 --> decode rank 0
+
+The *contributors* of a decode rank are the prefill ranks that push a head of it. Contributor ``i`` of ``n`` *owns*
+those pieces of a prompt whose stripe number (first position // 256) is ``i`` modulo ``n``: it writes them, and the
+others *supply* it with their heads. A *piece* lies side by side on both engines: the tokens of the smaller page.
+
+Every rank makes the plan from the step's metadata alone, which all ranks have alike, so they agree on what is sent in
+which order without a word. ``exchange.py`` turns these facts into the plan of one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pdcluster_connector.core.tp_mapping import Sharding, plan_pushes
+from pdcluster_protocol.ids import RequestId
+
+Offsets: TypeAlias = npt.NDArray[np.int64]
+
+STRIPE_TOKENS: Final = 256
+NULL_BLOCK: Final = 0
+"""vLLM's block that stands for "outside the window": nobody wants it."""
+
+
+def blocks_at(tokens: Offsets, start: int, blocks: Sequence[int], block_tokens: int) -> Offsets:
+    """The block that holds each of ``tokens`` (positions); the first of ``blocks`` holds position ``start``."""
+    table: Offsets = np.asarray(blocks, np.int64)
+    found: Offsets = table[tokens // block_tokens - start // block_tokens]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPages:
+    """Where the tokens of one rank's region lie, in bytes and tokens. Strides may be padded."""
+
+    page_tokens: int
+    pages_per_block: int
+    token_bytes: int
+    """Of all heads of the rank."""
+    page_stride: int
+    block_stride: int
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+        return self.page_tokens * self.pages_per_block
+
+    def offsets(self, blocks: Offsets, tokens: Offsets) -> Offsets:
+        """Where each of ``tokens`` (positions) begins in the block beside it, in bytes from the region's start."""
+        inside = tokens % self.block_tokens
+        page, token = np.divmod(inside, self.page_tokens)
+        offsets: Offsets = blocks * self.block_stride + page * self.page_stride + token * self.token_bytes
+        return offsets
+
+    def blocks_at(self, tokens: Offsets, start: int, blocks: Sequence[int]) -> Offsets:
+        """The block that holds each of ``tokens``; the first of ``blocks`` holds position ``start``."""
+        return blocks_at(tokens, start, blocks, self.block_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenShape:
+    """One kind of region of a prefill rank: KV heads of the whole model, bytes of one head of one token, and pages."""
+
+    kv_heads: int
+    cell_bytes: int
+    pages: TokenPages
+
+
+@dataclass(frozen=True, slots=True)
+class ReshardItem:
+    """What becomes complete of one request in one KV group in this step. Part of the metadata that all ranks have.
+
+    Positions ``[start, stop)``; ``stop`` is rounded up to a whole unit (the smaller block). The first block of either
+    table holds ``start``. ``piece_tokens``: the smaller of the two engines' pages. Tokens in decode's null block are
+    left out.
+    """
+
+    request_id: RequestId
+    decode_tp_size: int
+    start: int
+    stop: int
+    prefill_blocks: Sequence[int]
+    decode_blocks: Sequence[int]
+    decode_block_tokens: int
+    piece_tokens: int
+
+    def wanted_tokens(self, prefill_block_tokens: int) -> Offsets:
+        """First position of every piece that decode wants, ascending.
+
+        Raises:
+            ValueError: The block tables do not cover the positions, or pieces do not fit the blocks.
+        """
+        unit = min(prefill_block_tokens, self.decode_block_tokens)
+        stop = -(-self.stop // unit) * unit
+        self._require_fit(prefill_block_tokens, stop)
+        tokens = np.arange(self.start, max(self.start, stop), self.piece_tokens, dtype=np.int64)
+        blocks = blocks_at(tokens, self.start, self.decode_blocks, self.decode_block_tokens)
+        wanted: Offsets = tokens[blocks != NULL_BLOCK]
+        return wanted
+
+    def _require_fit(self, prefill_block_tokens: int, stop: int) -> None:
+        if self.start % self.piece_tokens or self.decode_block_tokens % self.piece_tokens:
+            raise ValueError(
+                f"request {self.request_id}: start {self.start} and decode blocks of {self.decode_block_tokens} tokens "
+                f"are not whole pieces of {self.piece_tokens} tokens"
+            )
+        for blocks, size in (
+            (self.prefill_blocks, prefill_block_tokens),
+            (self.decode_blocks, self.decode_block_tokens),
+        ):
+            if stop > self.start and (self.start // size + len(blocks)) * size < stop:
+                raise ValueError(f"request {self.request_id}: {len(blocks)} blocks of {size} tokens end before {stop}")
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """A run of heads (numbers of the whole model) that ``rank`` brings to an owner."""
+
+    rank: int
+    heads: range
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """How one decode rank is fed: its heads, its contributors in order, and who supplies each of them.
+
+    ``supplies[i]`` covers ``heads`` once; what the owner holds itself it supplies itself.
+    """
+
+    decode_rank: int
+    heads: range
+    owners: tuple[int, ...]
+    supplies: tuple[tuple[Supply, ...], ...]
+
+
+def is_resharded(prefill_tp: int, decode_tp: int, kv_heads: int) -> bool:
+    """Whether ranks of the two engines hold different runs of heads; else blocks move as they are."""
+    return min(prefill_tp, kv_heads) != min(decode_tp, kv_heads)
+
+
+@lru_cache(maxsize=256)
+def plan_feeds(prefill_tp: int, decode_tp: int, kv_heads: int) -> tuple[Feed, ...]:
+    """The feed of every decode rank, in order of rank.
+
+    8 heads, TP 2 to TP 1: decode rank 0 has owners 0 and 1; rank 1 supplies heads 4..7 to rank 0 and gets heads 0..3.
+
+    Raises:
+        ValueError: The heads cannot be spread over one of the TP sizes.
+    """
+    prefill, decode = Sharding(prefill_tp, kv_heads), Sharding(decode_tp, kv_heads)
+    writers: dict[int, set[int]] = {}
+    for push in plan_pushes(prefill, decode):
+        writers.setdefault(push.decode_rank, set()).add(push.prefill_rank)
+    return tuple(_feed(prefill, decode, rank, sorted(writers[rank])) for rank in range(decode_tp))
+
+
+def _feed(prefill: Sharding, decode: Sharding, decode_rank: int, owners: Sequence[int]) -> Feed:
+    heads = decode.heads_of(decode_rank)
+    supplies = tuple(_supplies(prefill, heads, owners, turn) for turn in range(len(owners)))
+    return Feed(decode_rank, heads, tuple(owners), supplies)
+
+
+def _supplies(prefill: Sharding, heads: range, owners: Sequence[int], turn: int) -> tuple[Supply, ...]:
+    """Who brings ``heads`` to owner number ``turn``. Where a head has several holders, owners take turns."""
+
+    def supplier(head: int) -> int:
+        holders = [rank for rank in owners if rank in prefill.holders_of(head)]
+        return owners[turn] if owners[turn] in holders else holders[turn % len(holders)]
+
+    runs = ((rank, list(run)) for rank, run in groupby(heads, key=supplier))
+    return tuple(Supply(rank, range(run[0], run[-1] + 1)) for rank, run in runs)

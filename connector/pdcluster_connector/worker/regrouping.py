@@ -1,0 +1,221 @@
+"""One exchange on tensors: gather from the KV cache, all-to-all inside the prefill TP group, place in staging.
+
+Only whole pieces are gathered from the cache (``index_select`` over its first dimension), and heads are cut out of the
+small result: Ascend would copy a whole cache to make a cut of it contiguous.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import accumulate
+
+import torch
+import torch.distributed as dist
+
+from pdcluster_connector.core.exchange import Exchange, Gather, Pieces, Place, Round
+from pdcluster_connector.core.resharding import TokenShape
+
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+"""Bytes move as the widest words that divide everything: kernels move elements."""
+
+
+@dataclass(slots=True, eq=False)
+class TokenRegion:
+    """One layer's KV in this rank. ``data``: uint8 [bytes of the region], borrowed from vLLM while the engine runs."""
+
+    data: torch.Tensor
+    shape: TokenShape
+    group: int
+    _views: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def num_heads(self) -> int:
+        """Of this rank."""
+        return self.shape.pages.token_bytes // self.shape.cell_bytes
+
+    @property
+    def word_bytes(self) -> int:
+        """The widest word in which every piece begins and every cell ends."""
+        pages = self.shape.pages
+        sizes = (self.shape.cell_bytes, pages.page_stride, pages.block_stride, self.data.data_ptr(), 8)
+        return math.gcd(*sizes)
+
+    def step_bytes(self, piece_tokens: int) -> int:
+        """What divides the offsets of all pieces."""
+        pages = self.shape.pages
+        steps = [pages.block_stride, piece_tokens * pages.token_bytes]
+        if pages.pages_per_block > 1:
+            steps.append(pages.page_stride)
+        return math.gcd(*steps)
+
+    def pieces(self, piece_tokens: int, word_bytes: int) -> torch.Tensor:
+        """Words [step, token, head, cell]: row ``k`` is the piece that begins ``k`` steps into the region.
+
+        Without padding steps are pieces and the tensor is contiguous; else rows overlap.
+        """
+        key = (piece_tokens, word_bytes)
+        if key not in self._views:
+            self._views[key] = self._view(piece_tokens, word_bytes)
+        return self._views[key]
+
+    def _view(self, piece_tokens: int, word: int) -> torch.Tensor:
+        token, cell = self.shape.pages.token_bytes // word, self.shape.cell_bytes // word
+        step = self.step_bytes(piece_tokens)
+        rows = (self.data.numel() - piece_tokens * token * word) // step + 1
+        usable = self.data[: self.data.numel() // word * word].view(_WORDS[word])
+        sizes, strides = (rows, piece_tokens, self.num_heads, cell), (step // word, token, cell, 1)
+        return usable.as_strided(sizes, strides, usable.storage_offset())
+
+
+def region_bytes(tensor: torch.Tensor, base: int, num_bytes: int) -> torch.Tensor:
+    """uint8 [num_bytes]: the memory at address ``base``, in the storage of ``tensor`` (a KV cache of vLLM)."""
+    storage = tensor.untyped_storage()
+    view = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return view.set_(storage, base - storage.data_ptr(), (num_bytes,), (1,))
+
+
+def open_reshard_group(ranks: Sequence[int], timeout_s: float, backend: str | None = None) -> dist.ProcessGroup:
+    """A group for the resharder alone: collectives of other threads must not mix with its own.
+
+    Every process of the default group calls it, for every TP group, in the same order; waits for them. Engine start.
+    ``timeout_s`` bounds one exchange; it must be longer than what a rank may be late: the resharder's ``room_s``.
+    """
+    group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s), backend=backend)
+    return group
+
+
+def close_reshard_group(group: dist.ProcessGroup) -> None:
+    """Whoever waits for us in this group fails at once (gloo; NCCL and HCCL: at the group's timeout at the latest)."""
+    group.abort()
+    dist.destroy_process_group(group)
+
+
+@dataclass(slots=True, eq=False)
+class Indices:
+    """Rows of each ``Pieces`` on the device. Made once a step and shape, used by every layer."""
+
+    device: torch.device
+    _rows: dict[tuple[int, int], tuple[Pieces, torch.Tensor]] = field(default_factory=dict)
+
+    def rows(self, region: TokenRegion, pieces: Pieces) -> torch.Tensor:
+        """int64 [pieces]: their rows in ``region.pieces(...)``."""
+        step = region.step_bytes(pieces.piece_tokens)
+        key = (id(pieces), step)
+        if key not in self._rows:
+            # The pieces are kept beside their rows, so that their id is nobody else's.
+            self._rows[key] = pieces, torch.from_numpy(pieces.sources // step).to(self.device)
+        return self._rows[key][1]
+
+
+class Regrouping:
+    """One round for one layer, in two halves, because room in staging is looked for while bytes travel.
+
+    Resharder thread only, within the side stream.
+    """
+
+    def __init__(self, planned: Round, regions: Sequence[TokenRegion], indices: Indices) -> None:
+        self._planned = planned
+        self._regions = regions
+        self._indices = indices
+        self._word = math.gcd(*(region.word_bytes for region in regions))
+        self._gathered: dict[tuple[int, int], torch.Tensor] = {}
+        self._send_bases = _bases([exchange.sends for exchange in planned.exchanges])
+        self._receive_bases = _bases([exchange.receives for exchange in planned.exchanges])
+        self._received = torch.empty(0)
+        self._work: dist.Work | None = None
+
+    def start(self, group: dist.ProcessGroup) -> None:
+        """What the others need of us is on its way; all of them start too. Does not wait for them.
+
+        Raises:
+            RuntimeError: The group is broken.
+        """
+        sends = _sums([exchange.sends for exchange in self._planned.exchanges])
+        receives = _sums([exchange.receives for exchange in self._planned.exchanges])
+        device = self._indices.device
+        outgoing = torch.empty(sum(sends), dtype=torch.uint8, device=device)
+        self._received = torch.empty(sum(receives), dtype=torch.uint8, device=device)
+        self._gather(outgoing)
+        self._work = dist.all_to_all_single(self._received, outgoing, receives, sends, group=group, async_op=True)
+
+    def finish(self) -> None:
+        """The others' bytes are here; with an accelerator: for what the side stream does next.
+
+        Waits up to the group's timeout. The gathered memory is not read any more when this and the stream are done.
+
+        Raises:
+            RuntimeError: Another rank ended or was late.
+        """
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+    def place(self, room: torch.Tensor) -> None:
+        """``room`` (uint8 [planned.staged_bytes]) holds our parts as decode has them."""
+        start = 0
+        for index, exchange in enumerate(self._planned.exchanges):
+            self._place(index, exchange, room[start : start + exchange.staged_bytes])
+            start += exchange.staged_bytes
+
+    def _gather(self, outgoing: torch.Tensor) -> None:
+        for index, exchange in enumerate(self._planned.exchanges):
+            for gather in exchange.gathers:
+                start = self._send_bases[index][gather.peer] + gather.offset
+                self._copy(index, gather, outgoing[start:])
+
+    def _copy(self, index: int, gather: Gather, target: torch.Tensor) -> None:
+        """``target`` (uint8, long enough) begins with what ``gather`` names, side by side."""
+        region, pieces, heads = self._regions[index], gather.pieces, gather.heads
+        shape = (len(pieces.sources), pieces.piece_tokens, len(heads), region.shape.cell_bytes)
+        flat = self._words(target, shape)
+        if len(heads) == region.num_heads:
+            view = region.pieces(pieces.piece_tokens, self._word)
+            torch.index_select(view, 0, self._indices.rows(region, pieces), out=flat)
+        else:
+            flat.copy_(self._whole(index, pieces)[:, :, heads.start : heads.stop])
+
+    def _whole(self, index: int, pieces: Pieces) -> torch.Tensor:
+        """``pieces`` with all heads of ours, gathered once for all ranks that want some of them."""
+        key = (index, id(pieces))
+        if key not in self._gathered:
+            region = self._regions[index]
+            view = region.pieces(pieces.piece_tokens, self._word)
+            self._gathered[key] = torch.index_select(view, 0, self._indices.rows(region, pieces))
+        return self._gathered[key]
+
+    def _place(self, index: int, exchange: Exchange, room: torch.Tensor) -> None:
+        cell_bytes = self._regions[index].shape.cell_bytes
+        for copy in exchange.copies:
+            whole = self._whole(index, copy.pieces)
+            self._slot(room, copy.place, cell_bytes).copy_(whole[:, :, copy.heads.start : copy.heads.stop])
+        for landing in exchange.landings:
+            place, start = landing.place, self._receive_bases[index][landing.peer] + landing.offset
+            shape = (place.num_pieces, place.piece_tokens, len(place.heads), cell_bytes)
+            self._slot(room, place, cell_bytes).copy_(self._words(self._received[start:], shape))
+
+    def _slot(self, room: torch.Tensor, place: Place, cell_bytes: int) -> torch.Tensor:
+        """The heads of ``place`` that are to fill: words [piece, token, head, cell]."""
+        shape = (place.num_pieces, place.piece_tokens, place.num_heads, cell_bytes)
+        return self._words(room[place.offset :], shape)[:, :, place.heads.start : place.heads.stop]
+
+    def _words(self, data: torch.Tensor, shape: tuple[int, int, int, int]) -> torch.Tensor:
+        """The first bytes of ``data`` (uint8) as words; the last of ``shape`` is in bytes."""
+        flat = data[: math.prod(shape)].view(_WORDS[self._word])
+        return flat.view(*shape[:3], shape[3] // self._word)
+
+
+def _bases(per_region: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    """Where each region's bytes for each peer begin: peers in order, regions side by side within a peer."""
+    peer_starts = list(accumulate(_sums(per_region), initial=0))[:-1]
+    bases = []
+    for counts in per_region:
+        bases.append(list(peer_starts))
+        peer_starts = [start + count for start, count in zip(peer_starts, counts, strict=True)]
+    return bases
+
+
+def _sums(per_region: Sequence[tuple[int, ...]]) -> list[int]:
+    return [sum(counts) for counts in zip(*per_region, strict=True)]

@@ -1,0 +1,345 @@
+"""The resharder: one thread of a prefill rank that turns its heads of each finished layer into decode's own blocks.
+
+    forward thread --begin_step, layer_saved, end_step--> inbox --> resharder thread <--all-to-all--> the other ranks
+                                                                        |
+    lane threads   --release(ticket)--> staging memory          on_outcome(Resharded | ReshardFailed | StepRead)
+
+Every rank of the prefill TP group has one, and gives it the same steps, items and layers in the same order; so the
+collectives of all ranks are the same in number, order and size. A rank takes part also with requests that it has given
+up itself. What may hold this thread, each for a bounded time: the layer's device event, the other ranks, staging room.
+
+    room not in time      this rank's parts of that layer are reported failed; it still serves the others
+    a rank dies, is late, or the device does not end     the resharder is broken for good, with one reason: the group is
+                          closed, so that the others do not wait, and every later order is reported failed at once
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Final, TypeAlias
+
+import torch.distributed as dist
+
+from pdcluster_connector.core.exchange import PrefillRank, Round, StagedPart, plan_rounds
+from pdcluster_connector.core.resharding import ReshardItem
+from pdcluster_connector.worker.device import Device, DeviceEvent
+from pdcluster_connector.worker.regrouping import Indices, Regrouping, TokenRegion, close_reshard_group
+from pdcluster_connector.worker.side_stream import NoStream, SideStream, open_side_stream
+from pdcluster_connector.worker.staging import StagingMemory, Ticket
+
+_LOG: Final = logging.getLogger("vllm.pdcluster.reshard")
+_POLL_S: Final = 0.0002
+"""How often a device event is looked at."""
+_JOIN_S: Final = 1.0
+
+GroupItems: TypeAlias = Mapping[int, Sequence[ReshardItem]]
+"""The items of a step, by KV group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resharded:
+    """Parts of one region of one step lie in staging, ready to be written.
+
+    A part's bytes begin at ``offset + part.offset`` of the staging memory; ``part.item`` counts the items of the
+    region's group. Give ``ticket`` back once for each part, when nothing reads it any more. ``is_last``: no more of
+    this region in this step. A region of which this rank owns nothing comes too, without parts.
+    """
+
+    step: int
+    region: int
+    offset: int
+    parts: tuple[StagedPart, ...]
+    ticket: Ticket | None
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReshardFailed:
+    """The rest of these regions of the step will not come to this rank."""
+
+    step: int
+    regions: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepRead:
+    """The resharder, ours and the others', reads the KV of this step's items no more; also after a failure."""
+
+    step: int
+
+
+Outcome: TypeAlias = Resharded | ReshardFailed | StepRead
+
+
+@dataclass(frozen=True, slots=True)
+class ReshardTimes:
+    """Bounds in seconds: for a layer's computation or our own work on the device; for staging room.
+
+    ``room_s`` must be shorter than the timeout of the group, in which the others wait for us.
+    """
+
+    device_s: float = 30.0
+    room_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ResharderParts:
+    """What a resharder works with. ``regions``: by region index. ``group``: the resharder's alone; None for TP 1."""
+
+    us: PrefillRank
+    regions: Mapping[int, TokenRegion]
+    staging: StagingMemory
+    group: dist.ProcessGroup | None
+    device: Device
+    times: ReshardTimes = ReshardTimes()
+
+    @property
+    def room_bytes(self) -> int:
+        """The most that one round stages: two rounds fit, one being written while the other is filled."""
+        return self.staging.num_bytes // 128 * 64
+
+
+@dataclass(slots=True)
+class _Step:
+    """The step whose layers come now, and its plans: one for each shape of layer."""
+
+    number: int
+    items: GroupItems
+    plans: dict[object, tuple[tuple[Round, ...], Indices] | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerSaved:
+    step: int
+    regions: tuple[int, ...]
+    event: DeviceEvent
+
+
+@dataclass(frozen=True, slots=True)
+class _StepEnded:
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One round of one layer. ``may_stage``: no round of the layer before it went without room."""
+
+    step: int
+    regions: tuple[int, ...]
+    is_last: bool
+    may_stage: bool
+
+
+class Resharder:
+    """The forward thread gives orders, any thread releases; ``on_outcome`` is called by the resharder's thread."""
+
+    def __init__(self, parts: ResharderParts, on_outcome: Callable[[Outcome], None]) -> None:
+        self._parts = parts
+        self._on_outcome = on_outcome
+        self._inbox: SimpleQueue[_Step | _LayerSaved | _StepEnded | threading.Event | None] = SimpleQueue()
+        self._failure = ""
+        self._is_closing = False
+        self._group = parts.group
+        self._group_lock = threading.Lock()
+        """Guards ``_group``: close, and our own thread, leave it once."""
+        self._number = 0
+        self._step = _Step(0, {})
+        self._stream: SideStream = NoStream()
+        self._thread = threading.Thread(target=self._main, name="pdcluster-reshard", daemon=True)
+        self._thread.start()
+
+    @property
+    def failure(self) -> str:
+        """Why the resharder is of no use any more; empty while it is. Any thread."""
+        return self._failure
+
+    def begin_step(self, step: int, items: GroupItems) -> None:
+        """The layers that follow complete ``items``. Forward thread: never waits."""
+        self._number = step
+        self._inbox.put(_Step(step, items))
+
+    def layer_saved(self, regions: Sequence[int], event: DeviceEvent) -> None:
+        """These regions of one layer are final for this step once ``event`` is. Forward thread: never waits."""
+        self._inbox.put(_LayerSaved(self._number, tuple(regions), event))
+
+    def end_step(self) -> None:
+        """Every region of the step was ordered; ``StepRead`` follows. Forward thread: never waits."""
+        self._inbox.put(_StepEnded(self._number))
+
+    def fence(self) -> threading.Event:
+        """Set when the KV of all orders given so far is read no more, by us or by the ranks that we exchange with.
+
+        Forward thread, before blocks are overwritten: never waits itself.
+        """
+        reached = threading.Event()
+        self._inbox.put(reached)
+        return reached
+
+    def release(self, ticket: Ticket) -> None:
+        """One part of the room is read no more. Any thread.
+
+        Raises:
+            KeyError: More often than the room has parts.
+        """
+        self._parts.staging.release(ticket)
+
+    def close(self, timeout_s: float) -> bool:
+        """End the thread and the group; what was ordered and not done is reported failed. Waits 1 s more at most.
+
+        False when the thread still waits for another rank or the device: it may still read the KV cache then.
+        """
+        self._is_closing = True
+        self._inbox.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._leave_group()
+            self._thread.join(_JOIN_S)
+        return not self._thread.is_alive()
+
+    # Everything below runs in the resharder's thread.
+
+    def _main(self) -> None:
+        try:
+            self._stream = open_side_stream(self._parts.staging.tensor.device)
+            with self._stream.current():
+                self._obey_all()
+        except Exception as error:  # noqa: BLE001  # top of a thread
+            _LOG.exception("resharder failed rank=%d", self._parts.us.rank)
+            self._break(f"prefill's resharder failed: {error!r}")
+            self._obey_all()
+        finally:
+            self._leave_group()
+
+    def _obey_all(self) -> None:
+        while (order := self._inbox.get()) is not None:
+            match order:
+                case _Step():
+                    self._step = order
+                case _LayerSaved():
+                    self._serve(order)
+                case _StepEnded(step):
+                    self._on_outcome(StepRead(step))
+                case threading.Event():
+                    order.set()
+
+    def _serve(self, order: _LayerSaved) -> None:
+        """All regions of one layer, KV group by KV group."""
+        for group in sorted({self._parts.regions[index].group for index in order.regions}):
+            regions = tuple(index for index in order.regions if self._parts.regions[index].group == group)
+            if self._step.items.get(group):
+                self._serve_group(order, group, regions)
+
+    def _serve_group(self, order: _LayerSaved, group: int, regions: tuple[int, ...]) -> None:
+        if self._is_closing:
+            self._break("prefill's resharder was closed")
+        reason = self._failure
+        try:
+            reason = reason or self._reshard(order, group, regions)
+        except (RuntimeError, TimeoutError) as error:
+            self._break(f"prefill rank {self._parts.us.rank} cannot exchange KV with the other ranks: {error}")
+            reason = self._failure
+        if reason:
+            self._on_outcome(ReshardFailed(order.step, regions, reason))
+
+    def _reshard(self, order: _LayerSaved, group: int, regions: tuple[int, ...]) -> str:
+        """Every round of the layer; the reason why our parts will not come, if so."""
+        planned = self._plan(group, regions)
+        if isinstance(planned, str):
+            return planned
+        rounds, indices = planned
+        self._wait_for(order.event, "the forward pass did not end a layer")
+        reason = ""
+        for number, planned_round in enumerate(rounds, start=1):
+            turn = _Turn(order.step, regions, is_last=number == len(rounds), may_stage=not reason)
+            # Also without room: the others wait for what we send.
+            reason = self._run(turn, planned_round, indices) or reason
+        if not rounds:
+            for region in regions:
+                self._on_outcome(Resharded(order.step, region, 0, (), None, is_last=True))
+        return reason
+
+    def _plan(self, group: int, regions: tuple[int, ...]) -> tuple[tuple[Round, ...], Indices] | str:
+        """The layer's rounds, made once for each shape of layer; or why there are none, alike on every rank."""
+        shapes = tuple(self._parts.regions[index].shape for index in regions)
+        plans = self._step.plans
+        if (group, shapes) not in plans:
+            try:
+                rounds = plan_rounds(self._parts.us, shapes, self._step.items[group], self._parts.room_bytes)
+                plans[group, shapes] = rounds, Indices(self._parts.staging.tensor.device)
+            except ValueError as error:
+                plans[group, shapes] = f"this step cannot be resharded: {error}"
+        return plans[group, shapes]
+
+    def _run(self, turn: _Turn, planned: Round, indices: Indices) -> str:
+        """One exchange; the reason why our parts of it did not get into staging, if so."""
+        regrouping = Regrouping(planned, [self._parts.regions[index] for index in turn.regions], indices)
+        if planned.travels:
+            regrouping.start(self._open_group())
+        ticket = self._take_room(planned) if turn.may_stage else None
+        try:
+            regrouping.finish()
+            if ticket is not None:
+                regrouping.place(self._parts.staging.tensor[ticket.offset : ticket.offset + ticket.num_bytes])
+            self._wait_for(self._stream.mark(), "the exchange did not end")
+        except BaseException:
+            if ticket is not None:
+                self._parts.staging.release(ticket, planned.num_parts)
+            raise
+        if planned.staged_bytes and ticket is None:
+            return f"prefill's staging memory of {self._parts.staging.num_bytes} bytes was full for too long"
+        if turn.may_stage:
+            self._hand_on(turn, planned, ticket)
+        return ""
+
+    def _open_group(self) -> dist.ProcessGroup:
+        if self._group is None:
+            raise RuntimeError("their group is closed")
+        return self._group
+
+    def _take_room(self, planned: Round) -> Ticket | None:
+        if not planned.staged_bytes:
+            return None
+        deadline = time.monotonic() + self._parts.times.room_s
+        return self._parts.staging.take(
+            planned.staged_bytes, planned.num_parts, deadline=deadline, is_closing=lambda: self._is_closing
+        )
+
+    def _hand_on(self, turn: _Turn, planned: Round, ticket: Ticket | None) -> None:
+        offset = ticket.offset if ticket else 0
+        for region, exchange in zip(turn.regions, planned.exchanges, strict=True):
+            mine = ticket if exchange.parts else None
+            self._on_outcome(Resharded(turn.step, region, offset, exchange.parts, mine, turn.is_last))
+            offset += exchange.staged_bytes
+
+    def _wait_for(self, event: DeviceEvent, what: str) -> None:
+        """``event`` is complete.
+
+        Raises:
+            TimeoutError: It was not in time, or the resharder is closing.
+        """
+        deadline = time.monotonic() + self._parts.times.device_s
+        while not self._parts.device.is_done(event):
+            if self._is_closing or time.monotonic() > deadline:
+                raise TimeoutError(f"{what} within {self._parts.times.device_s:g} s")
+            time.sleep(_POLL_S)
+
+    def _break(self, reason: str) -> None:
+        """No further exchange: the ranks may not agree any more on which one comes next."""
+        if not self._failure:
+            self._failure = reason
+            _LOG.error("resharder broken rank=%d reason=%r", self._parts.us.rank, reason)
+        self._leave_group()
+
+    def _leave_group(self) -> None:
+        with self._group_lock:
+            group, self._group = self._group, None
+        if group is not None:
+            with suppress(RuntimeError, ValueError):
+                close_reshard_group(group)

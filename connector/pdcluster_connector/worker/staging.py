@@ -1,0 +1,84 @@
+"""Staging memory: where resharded KV waits for its writes. Registered with the transport once, at engine start.
+
+Rooms are handed out to the resharder's thread and come back from any thread, part by part. When all is taken the
+resharder waits here; the forward pass never does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from pdcluster_connector.core.staging import SpanPool
+
+_LOOK_EVERY_S = 0.05
+"""How soon a wait for room sees that the resharder is closing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A room: ``num_bytes`` from ``offset`` on, counted from the staging memory's first byte."""
+
+    offset: int
+    num_bytes: int
+
+
+class StagingMemory:
+    """``num_bytes`` on ``device``, at an address that is a multiple of ``alignment_bytes``."""
+
+    def __init__(self, num_bytes: int, device: torch.device, alignment_bytes: int = 1) -> None:
+        """Engine start.
+
+        ``alignment_bytes``: ``Device.registration_alignment_bytes``; the size is rounded up to a multiple of it.
+        """
+        self.num_bytes = -(-num_bytes // alignment_bytes) * alignment_bytes
+        whole = torch.empty(self.num_bytes + alignment_bytes, dtype=torch.uint8, device=device)
+        skipped = -whole.data_ptr() % alignment_bytes
+        self.tensor = whole[skipped : skipped + self.num_bytes]
+        """uint8 [num_bytes]."""
+        self._pool = SpanPool(self.num_bytes)
+        self._shares: dict[Ticket, int] = {}
+        self._changed = threading.Condition()
+
+    @property
+    def address(self) -> int:
+        """To register ``[address, address + num_bytes)``, and to write from ``address + offset``."""
+        return self.tensor.data_ptr()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every room has come back."""
+        with self._changed:
+            return self._pool.is_idle
+
+    def take(self, num_bytes: int, shares: int, *, deadline: float, is_closing: Callable[[], bool]) -> Ticket | None:
+        """A room that comes back after ``shares`` releases; None when there is none by ``deadline``, or we close.
+
+        Waits. Resharder thread only.
+        """
+        with self._changed:
+            while (offset := self._pool.take(num_bytes)) is None:
+                left = deadline - time.monotonic()
+                if left <= 0 or is_closing():
+                    return None
+                self._changed.wait(min(left, _LOOK_EVERY_S))
+            ticket = Ticket(offset, num_bytes)
+            self._shares[ticket] = shares
+            return ticket
+
+    def release(self, ticket: Ticket, shares: int = 1) -> None:
+        """Nothing reads the bytes of ``shares`` of the room's parts any more. Any thread; never waits for a peer.
+
+        Raises:
+            KeyError: All of the ticket's shares have come back already.
+        """
+        with self._changed:
+            self._shares[ticket] -= shares
+            if self._shares[ticket] <= 0:
+                del self._shares[ticket]
+                self._pool.give_back(ticket.offset)
+                self._changed.notify()

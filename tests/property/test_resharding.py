@@ -1,0 +1,251 @@
+"""All ranks of a prefill TP group simulated in numpy through the plans that each makes alone.
+
+For random heads, TP sizes, blocks, pages, paddings, prompts and block tables: every decode rank ends with exactly the
+bytes of a reference that copies token by token, each byte written once, and any two ranks agree on what they exchange.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes.token_major import (
+    Bytes,
+    DecodeRank,
+    Pages,
+    Wanted,
+    blocks_for,
+    prefill_memory,
+    random_cells,
+    rounded_stop,
+    shape_of,
+    with_null_prefix,
+)
+from pdcluster_connector.core.exchange import Exchange, Place, PrefillRank, Round, plan_rounds
+from pdcluster_connector.core.resharding import (
+    STRIPE_TOKENS,
+    Offsets,
+    ReshardItem,
+    TokenShape,
+    is_resharded,
+    plan_feeds,
+)
+from pdcluster_connector.core.tp_mapping import Sharding
+from pdcluster_protocol.ids import RequestId
+
+NUM_BLOCKS = 400
+
+
+def tp_sizes(kv_heads: int) -> st.SearchStrategy[int]:
+    return st.sampled_from([tp for tp in range(1, 9) if kv_heads % tp == 0 or tp % kv_heads == 0])
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> tuple[int, int, int]:
+    """KV heads, prefill TP size, decode TP size."""
+    kv_heads = draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12]))
+    return kv_heads, draw(tp_sizes(kv_heads)), draw(tp_sizes(kv_heads))
+
+
+@dataclass(frozen=True)
+class Case:
+    prefill_tp: int
+    shapes: tuple[TokenShape, ...]
+    wanted: tuple[tuple[Wanted, ...], ...]
+    """Per region; the items are the same."""
+    room_bytes: int
+
+    @property
+    def items(self) -> list[ReshardItem]:
+        return [want.item for want in self.wanted[0]]
+
+    def rounds(self) -> list[tuple[Round, ...]]:
+        """What each rank plans, by itself."""
+        ranks = [PrefillRank(rank, self.prefill_tp) for rank in range(self.prefill_tp)]
+        return [plan_rounds(us, self.shapes, self.items, self.room_bytes) for us in ranks]
+
+
+def cells_of(item: ReshardItem, shape: TokenShape, prefill: Pages, seed: int) -> Bytes:
+    return random_cells(seed, rounded_stop(item, prefill) - item.start, shape.kv_heads, shape.cell_bytes)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    kv_heads = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
+    prefill_tp = draw(tp_sizes(kv_heads))
+    random = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    prefill = draw(
+        st.builds(Pages, st.sampled_from([16, 64, 128, 512]), st.sampled_from([1, 2]), st.sampled_from([0, 8]))
+    )
+    decodes = [
+        (draw(tp_sizes(kv_heads)), Pages(draw(st.sampled_from([16, 64, 128])), draw(st.sampled_from([1, 4])), padding))
+        for padding in draw(st.sampled_from([(0,), (0, 0), (24,), (0, 24)]))
+    ]
+    items = []
+    num_requests = draw(st.integers(1, 3))
+    prefill_blocks, decode_blocks = (blocks_for(random, num_requests, 110) for _ in range(2))
+    for number in range(num_requests):
+        decode_tp, decode = draw(st.sampled_from(decodes))
+        unit = min(prefill.block_tokens, decode.block_tokens)
+        start = unit * draw(st.integers(0, 4))
+        stop = start + draw(st.integers(0, 1200))
+        tables = prefill_blocks[number], decode_blocks[number]
+        piece = min(prefill.page_tokens, decode.page_tokens)
+        item = ReshardItem(RequestId(f"r{number}"), decode_tp, start, stop, *tables, decode.block_tokens, piece)
+        items.append((with_null_prefix(item, draw(st.sampled_from([0, 0, 1, 3]))), decode))
+    # The layer's regions: K and V of one shape, or V with wider cells.
+    shapes = tuple(
+        shape_of(prefill, prefill_tp, kv_heads, cell) for cell in draw(st.sampled_from([(4,), (2, 2), (4, 6)]))
+    )
+    seeds = st.integers(0, 99)
+    wanted = tuple(
+        tuple(Wanted(item, cells_of(item, shape, prefill, draw(seeds)), decode) for item, decode in items)
+        for shape in shapes
+    )
+    smallest_room = max(most_of_a_piece(item, prefill_tp, shapes) for item, _ in items)
+    return Case(prefill_tp, shapes, wanted, draw(st.sampled_from([1, 3, 8, 10_000])) * max(smallest_room, 1))
+
+
+def most_of_a_piece(item: ReshardItem, prefill_tp: int, shapes: tuple[TokenShape, ...]) -> int:
+    """Bytes of one piece that one rank may have to stage."""
+    kv_heads = shapes[0].kv_heads
+    heads = sum(len(feed.heads) for feed in plan_feeds(prefill_tp, item.decode_tp_size, kv_heads))
+    return item.piece_tokens * heads * sum(shape.cell_bytes for shape in shapes)
+
+
+def gathered(exchange: Exchange, region: Bytes, shape: TokenShape, num_heads: int) -> list[Bytes]:
+    """For each peer, the bytes that go to it."""
+    outgoing = [np.full(num_bytes, 0xAA, np.uint8) for num_bytes in exchange.sends]
+    for gather in exchange.gathers:
+        cells = cells_at(region, gather.pieces.sources, gather.pieces.piece_tokens, num_heads, shape.cell_bytes)
+        data = np.ascontiguousarray(cells[:, :, gather.heads.start : gather.heads.stop]).ravel()
+        outgoing[gather.peer][gather.offset : gather.offset + len(data)] = data
+    return outgoing
+
+
+def cells_at(region: Bytes, sources: Offsets, piece_tokens: int, num_heads: int, cell: int) -> Bytes:
+    """[piece, token, head, byte]"""
+    piece = np.arange(piece_tokens * num_heads * cell)
+    cells: Bytes = region[sources[:, None] + piece].reshape(-1, piece_tokens, num_heads, cell)
+    return cells
+
+
+def fill(room: Bytes, place: Place, cells: Bytes) -> None:
+    shape = (place.num_pieces, place.piece_tokens, place.num_heads, cells.shape[-1])
+    slot = room[place.offset : place.offset + int(np.prod(shape))].reshape(shape)
+    slot[:, :, place.heads.start : place.heads.stop] = cells
+
+
+def staged(exchange: Exchange, incoming: list[Bytes], region: Bytes, shape: TokenShape, num_heads: int) -> Bytes:
+    room = np.full(exchange.staged_bytes, 0xBB, np.uint8)
+    cell = shape.cell_bytes
+    for landing in exchange.landings:
+        sizes = (landing.place.num_pieces, landing.place.piece_tokens, len(landing.place.heads), cell)
+        data = incoming[landing.peer][landing.offset : landing.offset + int(np.prod(sizes))]
+        fill(room, landing.place, data.reshape(sizes))
+    for copy in exchange.copies:
+        cells = cells_at(region, copy.pieces.sources, copy.pieces.piece_tokens, num_heads, cell)
+        fill(room, copy.place, cells[:, :, copy.heads.start : copy.heads.stop])
+    return room
+
+
+def engine_of(want: Wanted) -> tuple[int, Pages]:
+    """Engines with different pages are different engines."""
+    return want.item.decode_tp_size, want.decode
+
+
+def decode_ranks(case: Case, index: int) -> dict[tuple[int, Pages, int], DecodeRank]:
+    shape = case.shapes[index]
+    return {
+        (*engine_of(want), rank): DecodeRank.empty(want, shape, rank, NUM_BLOCKS)
+        for want in case.wanted[index]
+        for rank in range(want.item.decode_tp_size)
+        if is_resharded(case.prefill_tp, want.item.decode_tp_size, shape.kv_heads)
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_every_decode_rank_gets_exactly_the_bytes_of_a_reference_reshard_each_once(case: Case) -> None:
+    planned = case.rounds()
+    for index, shape in enumerate(case.shapes):
+        wanted = case.wanted[index]
+        num_heads = len(Sharding(case.prefill_tp, shape.kv_heads).heads_of(0))
+        regions = [prefill_memory(rank, case.prefill_tp, shape, wanted, NUM_BLOCKS) for rank in range(case.prefill_tp)]
+        decodes = decode_ranks(case, index)
+        for exchanges in zip(*([turn.exchanges[index] for turn in rounds] for rounds in planned), strict=True):
+            sent = [gathered(e, region, shape, num_heads) for e, region in zip(exchanges, regions, strict=True)]
+            for rank, exchange in enumerate(exchanges):
+                room = staged(exchange, [data[rank] for data in sent], regions[rank], shape, num_heads)
+                for part in exchange.parts:
+                    decode = decodes[(*engine_of(wanted[part.item]), part.decode_rank)]
+                    decode.write(part, wanted[part.item].item, room)
+        for (*engine, _), decode in decodes.items():
+            theirs = [want for want in wanted if engine_of(want) == tuple(engine)]
+            data, writes = decode.expected(theirs, shape.kv_heads)
+            assert (decode.writes == writes).all()
+            assert (decode.data == data).all()
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_any_two_ranks_agree_on_every_split_and_on_whether_to_meet(case: Case) -> None:
+    planned = case.rounds()
+    assert len({len(rounds) for rounds in planned}) == 1
+    for turns in zip(*planned, strict=True):
+        assert len({turn.travels for turn in turns}) == 1
+        for exchanges in zip(*(turn.exchanges for turn in turns), strict=True):
+            for sender, theirs in enumerate(exchanges):
+                assert theirs.sends[sender] == theirs.receives[sender] == 0
+                assert [theirs.sends[receiver] for receiver in range(case.prefill_tp)] == [
+                    exchange.receives[sender] for exchange in exchanges
+                ]
+        assert turns[0].travels == any(sum(e.sends) for turn in turns for e in turn.exchanges)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_a_rank_stages_the_pieces_of_its_stripes_and_no_more_than_its_room(case: Case) -> None:
+    for rank, rounds in enumerate(case.rounds()):
+        for turn in rounds:
+            assert turn.staged_bytes <= case.room_bytes
+            for shape, exchange in zip(case.shapes, turn.exchanges, strict=True):
+                for part in exchange.parts:
+                    decode_tp = case.items[part.item].decode_tp_size
+                    owners = plan_feeds(case.prefill_tp, decode_tp, shape.kv_heads)[part.decode_rank].owners
+                    assert (part.tokens // STRIPE_TOKENS % len(owners) == owners.index(rank)).all()
+
+
+@given(engines())
+def test_every_head_of_a_decode_rank_has_one_supplier_that_holds_it(sizes: tuple[int, int, int]) -> None:
+    kv_heads, prefill_tp, decode_tp = sizes
+    prefill, decode = Sharding(prefill_tp, kv_heads), Sharding(decode_tp, kv_heads)
+    for feed in plan_feeds(prefill_tp, decode_tp, kv_heads):
+        assert list(feed.owners) == sorted(set(feed.owners))
+        for owner, supplies in zip(feed.owners, feed.supplies, strict=True):
+            assert [head for supply in supplies for head in supply.heads] == list(decode.heads_of(feed.decode_rank))
+            for supply in supplies:
+                assert set(supply.heads) <= set(prefill.heads_of(supply.rank))
+                assert supply.rank in feed.owners
+            own = set(prefill.heads_of(owner)) & set(feed.heads)
+            assert own <= {head for supply in supplies if supply.rank == owner for head in supply.heads}
+
+
+@given(engines())
+def test_over_whole_cycles_of_stripes_every_contributor_stages_the_same(sizes: tuple[int, int, int]) -> None:
+    kv_heads, prefill_tp, decode_tp = sizes
+    tokens = STRIPE_TOKENS * 840
+    item = ReshardItem(
+        RequestId("r"), decode_tp, 0, tokens, range(1, 1 + tokens // 64), range(1, 1 + tokens // 64), 64, 64
+    )
+    shape = shape_of(Pages(64), prefill_tp, kv_heads, 2)
+    staged_bytes: dict[int, set[int]] = {}
+    for rank in range(prefill_tp):
+        for turn in plan_rounds(PrefillRank(rank, prefill_tp), [shape], [item], 1 << 40):
+            for part in turn.exchanges[0].parts:
+                staged_bytes.setdefault(part.decode_rank, set()).add(part.num_bytes)
+    assert all(len(amounts) == 1 for amounts in staged_bytes.values())
+    assert len(staged_bytes) == (decode_tp if is_resharded(prefill_tp, decode_tp, kv_heads) else 0)

@@ -91,12 +91,11 @@ class ReshardTimes:
 
 @dataclass(frozen=True, slots=True)
 class ResharderParts:
-    """What a resharder works with. ``regions``: by region index. ``group``: the resharder's alone; None for TP 1."""
+    """What a resharder works with. ``regions``: by region index."""
 
     us: PrefillRank
     regions: Mapping[int, TokenRegion]
     staging: StagingMemory
-    group: dist.ProcessGroup | None
     device: Device
     times: ReshardTimes = ReshardTimes()
 
@@ -140,13 +139,16 @@ class _Turn:
 class Resharder:
     """The forward thread gives orders, any thread releases; ``on_outcome`` is called by the resharder's thread."""
 
-    def __init__(self, parts: ResharderParts, on_outcome: Callable[[Outcome], None]) -> None:
+    def __init__(
+        self, parts: ResharderParts, group: dist.ProcessGroup | None, on_outcome: Callable[[Outcome], object]
+    ) -> None:
+        """``group``: of ``open_reshard_group``, the resharder's alone, which it closes; None for TP 1."""
         self._parts = parts
         self._on_outcome = on_outcome
         self._inbox: SimpleQueue[_Step | _LayerSaved | _StepEnded | threading.Event | None] = SimpleQueue()
         self._failure = ""
         self._is_closing = False
-        self._group = parts.group
+        self._group = group
         self._group_lock = threading.Lock()
         """Guards ``_group``: close, and our own thread, leave it once."""
         self._number = 0

@@ -117,11 +117,13 @@ def test_an_item_that_does_not_fit_its_blocks_is_refused(wrong: ReshardItem, mes
 @pytest.mark.parametrize(
     ("pages", "blocks", "expected"),
     [
-        pytest.param(Pages(128), [5, 6, 9], [(64, 5 * 2048, 4096), (4160, 9 * 2048, 2048)], id="adjacent blocks are one"),
-        pytest.param(Pages(128, 2), [3, 7], [(64, 3 * 4096, 4096), (4160, 7 * 4096, 2048)], id="two pages are one"),
-        pytest.param(Pages(128, 2, 8), [3, 7], [(64, 3 * 4120, 2048), (2112, 3 * 4120 + 2056, 2048), (4160, 7 * 4120, 2048)], id="padded pages are not"),
+        pytest.param(Pages(128), [5, 6, 9], [(64, 10240, 4096), (4160, 18432, 2048)], id="adjacent blocks are one"),
+        pytest.param(Pages(128, 2), [3, 7], [(64, 12288, 4096), (4160, 28672, 2048)], id="two pages are one"),
+        pytest.param(
+            Pages(128, 2, 8), [3, 7], [(64, 12360, 2048), (2112, 14416, 2048), (4160, 28840, 2048)], id="padded are not"
+        ),
     ],
-)  # fmt: skip
+)
 def test_pieces_that_are_adjacent_on_decode_leave_in_one_range(
     pages: Pages, blocks: list[int], expected: list[tuple[int, int, int]]
 ) -> None:

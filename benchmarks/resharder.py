@@ -1,7 +1,7 @@
 """What the resharder costs and saves: writes per layer with and without it, and its time against a copy of the bytes.
 
 Four prefill ranks on one machine, gloo on loopback: the ratios show the work, not the speed of a real link between
-devices. ``memcpy``: each rank copies as many bytes as it stages, all ranks at once.
+devices. ``memcpy``: each rank copies as many bytes as it stages, all at once. ``all-to-all``: the same splits alone.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Cost:
     plan_s: float
     exchange_s: float
     memcpy_s: float
+    all_to_all_s: float
     num_writes: int
     num_direct_writes: int
     staged_bytes: int
@@ -80,8 +81,9 @@ def measure(rank: int, cases: Sequence[Case], repeats: int, store: str, pipe: Co
 
 def _measure(rank: int, case: Case, repeats: int, group: object) -> Cost:
     import torch
+    import torch.distributed as dist
 
-    from pdcluster_connector.worker.regrouping import Indices, Regrouping, TokenRegion
+    from pdcluster_connector.worker.regrouping import Indices, Regrouping, Scratch, TokenRegion
 
     shape, items = TokenShape(KV_HEADS, CELL_BYTES, pages(KV_HEADS // PREFILL_TP)), case.items()
     begin = time.perf_counter()
@@ -93,16 +95,29 @@ def _measure(rank: int, case: Case, repeats: int, group: object) -> Cost:
         for _ in range(REGIONS)
     ]
     room = torch.zeros(turn.staged_bytes, dtype=torch.uint8)
-    other, indices = torch.ones_like(room), Indices(room.device)
+    other, indices, scratch = torch.ones_like(room), Indices(room.device), Scratch(room.device)
 
     def exchange() -> None:
-        regrouping = Regrouping(turn, regions, indices)
+        regrouping = Regrouping(turn, regions, indices, scratch)
         regrouping.start(group)  # type: ignore[arg-type]  # torch is imported in the ranks only
         regrouping.finish()
         regrouping.place(room)
 
-    exchange_s, memcpy_s = _median(exchange, repeats, group), _median(lambda: room.copy_(other), repeats, group)
-    return Cost(plan_s, exchange_s, memcpy_s, _writes(turn, items, case), _direct_writes(turn), turn.staged_bytes)
+    sends, receives = ([REGIONS * count for count in counts] for counts in _splits(turn))
+    outgoing, incoming = torch.ones(sum(sends), dtype=torch.uint8), torch.ones(sum(receives), dtype=torch.uint8)
+
+    def all_to_all() -> None:
+        dist.all_to_all_single(incoming, outgoing, receives, sends, group=group)
+
+    return Cost(
+        plan_s,
+        _median(exchange, repeats, group),
+        _median(lambda: room.copy_(other), repeats, group),
+        _median(all_to_all, repeats, group),
+        _writes(turn, items, case),
+        _direct_writes(turn),
+        turn.staged_bytes,
+    )
 
 
 def _median(work: Callable[[], object], repeats: int, group: object) -> float:
@@ -115,6 +130,10 @@ def _median(work: Callable[[], object], repeats: int, group: object) -> float:
         work()
         seconds.append(time.perf_counter() - begin)
     return statistics.median(seconds[1:])
+
+
+def _splits(turn: Round) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return turn.exchanges[0].sends, turn.exchanges[0].receives
 
 
 def _writes(turn: Round, items: Sequence[ReshardItem], case: Case) -> int:
@@ -158,17 +177,16 @@ def main() -> None:
     cases = [Case(decode_tp, number) for decode_tp in (1, 2) for number in options.requests]
     costs = run(cases, options.repeats)
     print(f"prefill TP {PREFILL_TP}, {KV_HEADS} KV heads x {CELL_BYTES} B, K and V, {PROMPT_TOKENS} tokens a request")
-    print(
-        "decode TP | requests | MiB staged a rank | writes a rank and layer: direct -> resharded | x memcpy | plan, ms"
-    )
+    print("decode TP | requests | MiB staged a rank | writes a rank and layer | x memcpy | x all-to-all | plan, ms")
     for case, of_ranks in zip(cases, zip(*costs, strict=True), strict=True):
         slowest = max(of_ranks, key=lambda cost: cost.exchange_s)
         against = slowest.exchange_s / max(cost.memcpy_s for cost in of_ranks)
+        bare = slowest.exchange_s / max(cost.all_to_all_s for cost in of_ranks)
         saved = slowest.num_direct_writes // slowest.num_writes
         print(
             f"{case.decode_tp:9} | {case.num_requests:8} | {slowest.staged_bytes / (1 << 20):17.1f} "
             f"| {slowest.num_direct_writes:24,} -> {slowest.num_writes:6,} ({saved}x)"
-            f" | {against:8.1f} | {1000 * slowest.plan_s:8.2f}"
+            f" | {against:8.1f} | {bare:12.2f} | {1000 * slowest.plan_s:8.2f}"
         )
 
 

@@ -232,6 +232,9 @@ def test_every_head_of_a_decode_rank_has_one_supplier_that_holds_it(sizes: tuple
                 assert supply.rank in feed.owners
             own = set(prefill.heads_of(owner)) & set(feed.heads)
             assert own <= {head for supply in supplies if supply.rank == owner for head in supply.heads}
+        asked = [supply.rank for supplies in feed.supplies for supply in supplies]
+        turns = [asked.count(owner) for owner in feed.owners]
+        assert max(turns) - min(turns) <= 1, "replicas take turns"
 
 
 @given(engines())

@@ -110,16 +110,34 @@ class Indices:
         return self._rows[key][1]
 
 
+@dataclass(slots=True, eq=False)
+class Scratch:
+    """Buffers for what leaves and what comes, kept from exchange to exchange: one exchange uses them at a time.
+
+    They grow to the largest exchange; fresh memory costs more than the copy into it (page faults).
+    """
+
+    device: torch.device
+    _buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def buffer(self, name: str, num_bytes: int) -> torch.Tensor:
+        """uint8 [num_bytes]; what it held before is of no use."""
+        if name not in self._buffers or self._buffers[name].numel() < num_bytes:
+            self._buffers[name] = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+        return self._buffers[name][:num_bytes]
+
+
 class Regrouping:
     """One round for one layer, in two halves, because room in staging is looked for while bytes travel.
 
     Resharder thread only, within the side stream.
     """
 
-    def __init__(self, planned: Round, regions: Sequence[TokenRegion], indices: Indices) -> None:
+    def __init__(self, planned: Round, regions: Sequence[TokenRegion], indices: Indices, scratch: Scratch) -> None:
         self._planned = planned
         self._regions = regions
         self._indices = indices
+        self._scratch = scratch
         self._word = math.gcd(*(region.word_bytes for region in regions))
         self._gathered: dict[tuple[int, int], torch.Tensor] = {}
         self._send_bases = _bases([exchange.sends for exchange in planned.exchanges])
@@ -135,9 +153,8 @@ class Regrouping:
         """
         sends = _sums([exchange.sends for exchange in self._planned.exchanges])
         receives = _sums([exchange.receives for exchange in self._planned.exchanges])
-        device = self._indices.device
-        outgoing = torch.empty(sum(sends), dtype=torch.uint8, device=device)
-        self._received = torch.empty(sum(receives), dtype=torch.uint8, device=device)
+        outgoing = self._scratch.buffer("outgoing", sum(sends))
+        self._received = self._scratch.buffer("incoming", sum(receives))
         self._gather(outgoing)
         self._work = dist.all_to_all_single(self._received, outgoing, receives, sends, group=group, async_op=True)
 

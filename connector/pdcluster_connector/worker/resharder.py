@@ -29,7 +29,7 @@ import torch.distributed as dist
 from pdcluster_connector.core.exchange import PrefillRank, Round, StagedPart, plan_rounds
 from pdcluster_connector.core.resharding import ReshardItem
 from pdcluster_connector.worker.device import Device, DeviceEvent
-from pdcluster_connector.worker.regrouping import Indices, Regrouping, TokenRegion, close_reshard_group
+from pdcluster_connector.worker.regrouping import Indices, Regrouping, Scratch, TokenRegion, close_reshard_group
 from pdcluster_connector.worker.side_stream import NoStream, SideStream, open_side_stream
 from pdcluster_connector.worker.staging import StagingMemory, Ticket
 
@@ -154,6 +154,7 @@ class Resharder:
         self._number = 0
         self._step = _Step(0, {})
         self._stream: SideStream = NoStream()
+        self._scratch = Scratch(parts.staging.tensor.device)
         self._thread = threading.Thread(target=self._main, name="pdcluster-reshard", daemon=True)
         self._thread.start()
 
@@ -281,7 +282,8 @@ class Resharder:
 
     def _run(self, turn: _Turn, planned: Round, indices: Indices) -> str:
         """One exchange; the reason why our parts of it did not get into staging, if so."""
-        regrouping = Regrouping(planned, [self._parts.regions[index] for index in turn.regions], indices)
+        regions = [self._parts.regions[index] for index in turn.regions]
+        regrouping = Regrouping(planned, regions, indices, self._scratch)
         if planned.travels:
             regrouping.start(self._open_group())
         ticket = self._take_room(planned) if turn.may_stage else None

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pdcluster_connector.core.exchange import StagedPart, write_rows
-from pdcluster_connector.core.resharding import NULL_BLOCK, ReshardItem, TokenPages, TokenShape
+from pdcluster_connector.core.ranges import NULL_BLOCK
+from pdcluster_connector.core.resharding import ReshardItem, TokenPages, TokenShape
 from pdcluster_connector.core.tp_mapping import Sharding
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -114,7 +115,7 @@ class DecodeRank:
     def write(self, part: StagedPart, item: ReshardItem, room: Bytes) -> int:
         """Write the part from ``room``; how many ranges it took."""
         rows = write_rows(part, item, self.pages)
-        assert int(rows.num_bytes.sum()) == part.num_bytes
+        assert rows.total_bytes == part.num_bytes
         for source, target, num_bytes in zip(rows.source, rows.target, rows.num_bytes, strict=True):
             self.data[target : target + num_bytes] = room[source : source + num_bytes]
             self.writes[target : target + num_bytes] += 1

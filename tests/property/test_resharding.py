@@ -25,16 +25,17 @@ from fakes.token_major import (
     with_null_prefix,
 )
 from pdcluster_connector.core.exchange import Exchange, Place, PrefillRank, Round, plan_rounds
+from pdcluster_connector.core.link import plan_link
+from pdcluster_connector.core.ranges import Offsets
 from pdcluster_connector.core.resharding import (
-    STRIPE_TOKENS,
-    Offsets,
     ReshardItem,
     TokenShape,
     is_resharded,
     plan_feeds,
 )
-from pdcluster_connector.core.tp_mapping import Sharding
+from pdcluster_connector.core.tp_mapping import STRIPE_TOKENS, Sharding
 from pdcluster_protocol.ids import RequestId
+from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 NUM_BLOCKS = 400
 
@@ -252,3 +253,34 @@ def test_over_whole_cycles_of_stripes_every_contributor_stages_the_same(sizes: t
                 staged_bytes.setdefault(part.decode_rank, set()).add(part.num_bytes)
     assert all(len(amounts) == 1 for amounts in staged_bytes.values())
     assert len(staged_bytes) == (decode_tp if is_resharded(prefill_tp, decode_tp, kv_heads) else 0)
+
+
+def layout(tp_size: int, rank: int, kv_heads: int, pages: Pages) -> RankLayout:
+    page_bytes = pages.page_tokens * len(Sharding(tp_size, kv_heads).heads_of(rank)) * 2
+    kind = (RegionKind.TOKENS, kv_heads, pages.page_tokens, pages.pages_per_block)
+    return RankLayout(rank, tp_size, (RegionLayout("k", 0, 0, 99, page_bytes, page_bytes, *kind),))
+
+
+PAGES = st.sampled_from([(128, 16), (128, 64), (128, 128), (512, 64), (512, 128)])
+"""Tokens of a page of prefill and of decode. Where prefill's are smaller ``plan_link`` counts whole pages of decode."""
+
+
+@given(engines(), PAGES, st.integers(0, 4), st.integers(1, 2000))
+def test_a_rank_stages_for_a_decode_rank_as_many_bytes_as_their_link_owes(
+    sizes: tuple[int, int, int], page_tokens: tuple[int, int], first_unit: int, num_tokens: int
+) -> None:
+    kv_heads, prefill_tp, decode_tp = sizes
+    prefill, decode = Pages(page_tokens[0]), Pages(page_tokens[1], 2)
+    start = first_unit * min(prefill.block_tokens, decode.block_tokens)
+    blocks, piece = range(1, 200), min(page_tokens)
+    item = ReshardItem(RequestId("r"), decode_tp, start, start + num_tokens, blocks, blocks, decode.block_tokens, piece)
+    for rank in range(prefill_tp):
+        ours = layout(prefill_tp, rank, kv_heads, prefill)
+        rounds = plan_rounds(
+            PrefillRank(rank, prefill_tp), [shape_of(prefill, prefill_tp, kv_heads, 2)], [item], 1 << 40
+        )
+        parts = [part for turn in rounds for part in turn.exchanges[0].parts]
+        for decode_rank in range(decode_tp):
+            link = plan_link(ours, layout(decode_tp, decode_rank, kv_heads, decode))
+            owed = link.owed_bytes([[(start, start + num_tokens)]]) if any(c.is_resharded for c in link.copies) else 0
+            assert sum(part.num_bytes for part in parts if part.decode_rank == decode_rank) == owed

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pdcluster_connector.core.ranges import ByteRanges, Offsets
 from pdcluster_connector.core.resharding import (
-    STRIPE_TOKENS,
     Feed,
-    Offsets,
     ReshardItem,
     Supply,
     TokenPages,
@@ -27,7 +26,7 @@ from pdcluster_connector.core.resharding import (
     is_resharded,
     plan_feeds,
 )
-from pdcluster_connector.core.tp_mapping import Sharding
+from pdcluster_connector.core.tp_mapping import STRIPE_TOKENS, Sharding
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,15 +97,6 @@ class StagedPart:
         return len(self.tokens) * self.piece_bytes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WriteRows:
-    """Ranges to write: ``source[i]`` in staging goes to ``target[i]`` in decode's region. Three int64 arrays."""
-
-    source: Offsets
-    target: Offsets
-    num_bytes: Offsets
-
-
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """Our half for one region. ``sends`` and ``receives``: bytes for and from each rank."""
@@ -169,7 +159,7 @@ def plan_rounds(
     return tuple(Round(tuple(_plan_region(us, shape, items, part) for shape in shapes)) for part in cut)
 
 
-def write_rows(part: StagedPart, item: ReshardItem, decode: TokenPages) -> WriteRows:
+def write_rows(part: StagedPart, item: ReshardItem, decode: TokenPages) -> ByteRanges:
     """The fewest ranges that write ``part``: pieces adjacent on both sides are one.
 
     A source is relative to the room of the part's region, a target to decode's region. One range for each block, or
@@ -178,7 +168,8 @@ def write_rows(part: StagedPart, item: ReshardItem, decode: TokenPages) -> Write
     target = decode.offsets(decode.blocks_at(part.tokens, item.start, item.decode_blocks), part.tokens)
     starts = np.flatnonzero(np.diff(target, prepend=-part.piece_bytes - 1) != part.piece_bytes)
     num_pieces = np.diff(np.append(starts, len(target)))
-    return WriteRows(part.offset + starts * part.piece_bytes, target[starts], num_pieces * part.piece_bytes)
+    source = part.offset + starts * part.piece_bytes
+    return ByteRanges(source, target[starts], num_pieces * part.piece_bytes, len(target))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

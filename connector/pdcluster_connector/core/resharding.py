@@ -21,19 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
-from typing import Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from pdcluster_connector.core.ranges import NULL_BLOCK, Offsets
 from pdcluster_connector.core.tp_mapping import Sharding, plan_pushes
 from pdcluster_protocol.ids import RequestId
-
-Offsets: TypeAlias = npt.NDArray[np.int64]
-
-STRIPE_TOKENS: Final = 256
-NULL_BLOCK: Final = 0
-"""vLLM's block that stands for "outside the window": nobody wants it."""
 
 
 def blocks_at(tokens: Offsets, start: int, blocks: Sequence[int], block_tokens: int) -> Offsets:

@@ -151,7 +151,7 @@ def _plan_tokens(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Pl
     is_resharded = held != wanted
     theirs = _token_grid(target, cell * len(wanted))
     ours = theirs if is_resharded else _token_grid(source, cell * len(held))
-    step = min(ours.page_tokens, theirs.page_tokens)
+    step = min(source.page_tokens, target.page_tokens)
     shape = CopyShape(source.group, ours, theirs, _unit(source, target), step, 1, step * cell * len(wanted), share)
     return _Planned(shape, Fraction(len(wanted), share.count), is_resharded)
 

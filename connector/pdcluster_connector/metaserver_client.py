@@ -46,7 +46,9 @@ class MetaserverClient:
         self._loop.call_soon_threadsafe(self._cut, request_id)
 
     def close(self) -> None:
-        """Cut every call and end the thread. Waits up to 2 s."""
+        """Cut every call and end the thread; a second time does nothing. Waits up to 2 s."""
+        if not self._thread.is_alive():
+            return
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_S)
 

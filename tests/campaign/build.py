@@ -35,7 +35,6 @@ QUIET_S: Final = 30.0
 _CONNECTOR: Final[dict[str, object]] = {
     "handshake_timeout_s": 2.0,
     "quarantine_s": 3.0,
-    "settle_s": 0.2,
     "preempt_wait_s": 1.0,
     "lease_s": 2.0,
     "hold_s": 3.0,

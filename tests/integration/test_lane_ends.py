@@ -16,6 +16,7 @@ from pdcluster_connector.settings import Settings
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.steps import PrefillStep, PushSlice, Target
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
+from pdcluster_connector.worker.prefill import PrefillWorker
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.params import SideChannelAddress
 from pdcluster_protocol.side_channel import Fenced, Grant, Hello, Open, Revoke, ToDecode, Welcome
@@ -80,6 +81,59 @@ def test_a_lane_that_was_cut_does_not_call_what_it_has_forgotten_clean() -> None
         rank.close()
         target.close()
         decode.channel.close()
+
+
+class _ClosesSlowly(broken._Failing):
+    """Every write fails, and closing takes until it may end."""
+
+    is_closing, may_close = threading.Event(), threading.Event()
+
+    def close(self) -> None:
+        self.is_closing.set()
+        assert self.may_close.wait(10)
+        super().close()
+
+
+def test_no_block_is_given_back_before_the_session_that_may_read_it_is_closed() -> None:
+    """The order is all of the hard fence on prefill's side."""
+    shape = Shape()
+    decode = DecodeByHand(shape)
+    facts = engine_facts(EngineRole.PREFILL, shape, Settings(hold_s=0.3))
+    rank = make_prefill_rank(facts, Cache(shape).memory(fingerprint_of(shape)))
+    worker = rank.worker
+    sessions = broken._WrappedSessions(worker._parts.sessions, _ClosesSlowly)
+    worker._parts = dataclasses.replace(worker._parts, sessions=sessions)
+    target = rank.sessions.open()
+    memory = decode.cache.memory(fingerprint_of(shape))
+    target.register(*memory.spans[0])
+    try:
+        worker.begin_step(PrefillStep((slice_for(decode.address),)))
+        worker.end_step()
+        decode.hear(Hello)
+        decode.channel.send(decode.peer, Welcome(EngineId("decode"), BOOT, target.session, memory.layout))
+        decode.hear(Open)
+        decode.channel.send(decode.peer, Grant(T, FIRST, 5000))
+        assert _ClosesSlowly.is_closing.wait(10)
+        assert worker.finished([RequestId("r")]) == set()
+        time.sleep(0.2)
+        assert worker.finished([]) == set()
+        _ClosesSlowly.may_close.set()
+        assert until_freed(worker) == {"r"}
+    finally:
+        _ClosesSlowly.may_close.set()
+        rank.close()
+        target.close()
+        decode.channel.close()
+
+
+def until_freed(worker: PrefillWorker) -> set[RequestId]:
+    """What may be freed, as soon as there is something."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        if freed := worker.finished([]):
+            return freed
+        time.sleep(0.01)
+    return set()
 
 
 class _Gated(broken._Wrapped):

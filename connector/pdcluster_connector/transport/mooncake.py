@@ -19,8 +19,9 @@ import socket
 import stat
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pdcluster_connector.transport.base import WriteId, WriteStatus
 from pdcluster_connector.transport.opening import Backend, Openings, Write
@@ -52,6 +53,8 @@ _starting_lock: Final = threading.Lock()
 
 _FREE_ENGINE: Final = "_ZN8mooncake14TransferEngine10freeEngineEv"
 
+E = TypeVar("E")
+
 _DEFERRED: Final = 0
 _REFUSED: Final = -1
 
@@ -66,7 +69,7 @@ class MooncakeTransport:
             ConfigError: Mooncake is missing, set up without acknowledgements, or refuses to start.
         """
         self._memory = RegisteredMemory()
-        self._engine: Any | None = _start_on_new_ports(host, protocol)
+        self._engine: Any | None = start_on_new_ports(lambda: _start_engine(host, protocol), free_engine)
         self._session = f"{host}:{self._engine.get_rpc_port()}"
         self._write_ids = itertools.count(1)
         self._batches: dict[WriteId, int] = {}
@@ -161,19 +164,28 @@ _used_ports: Final[deque[int]] = deque(maxlen=_MAX_USED_PORTS)
 """Ports of every engine of this process, closed ones too: a writer that was cut off may knock there again."""
 
 
-def _start_on_new_ports(host: str, protocol: str) -> Any:
-    """An engine on ports that no closed one had: Mooncake picks them at random among some thousands, and a peer's
-    lanes connect again by themselves to write what they still hold (seen with 0.3.13)."""
+def start_on_new_ports(start: Callable[[], E], free: Callable[[E], None]) -> E:
+    """What ``start`` gives, on ports that none before it had in this process; what comes on a used one is freed.
+
+    Mooncake picks ports at random among some thousands, and a peer's lanes connect again by themselves to write what
+    they still hold (seen with 0.3.13).
+
+    Raises:
+        ConfigError: No start came on new ports.
+    """
     with _starting_lock:
         for _ in range(_MAX_STARTS):
             before = listening_ports()
-            engine = _start_engine(host, protocol)
+            engine = start()
             ports = listening_ports() - before
             if ports.isdisjoint(_used_ports):
                 _used_ports.extend(ports)
                 return engine
-            free_engine(engine)
-    raise ConfigError(f"Mooncake found no port on {host} that was not used before: restart this engine")
+            free(engine)
+    raise ConfigError(
+        f"Mooncake found no port that was not used before in {_MAX_STARTS} starts: widen MC_MIN_RPC_PORT to "
+        "MC_MAX_RPC_PORT, or restart this engine"
+    )
 
 
 def listening_ports() -> set[int]:

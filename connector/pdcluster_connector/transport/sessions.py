@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from pdcluster_connector.transport.base import Transport
+
+_LOG: Final = logging.getLogger("vllm.pdcluster.transport")
 
 
 class Sessions:
@@ -38,3 +44,18 @@ class Sessions:
         """Close what nobody has asked for."""
         while self._spares:
             self._spares.popleft().close()
+
+
+def close_or_end_engine(transport: Transport) -> bool:
+    """Close a session by which memory may be written or read; whether that is certain now. Waits for the transport.
+
+    Memory behind a session that does not close can never be given back: the engine is of no use any more and ends,
+    by the signal that vLLM takes for a shutdown.
+    """
+    try:
+        transport.close()
+    except Exception:  # noqa: BLE001  # whatever the transport's library raises
+        _LOG.critical("a session cannot be closed: this engine ends, its blocks are not safe", exc_info=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return False
+    return True

@@ -6,20 +6,14 @@ Mooncake 0.8 s (measured with 0.3.13), so a short-lived thread does it.
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 from pdcluster_connector.core.receiving import SessionId
 from pdcluster_connector.transport.base import Transport
-from pdcluster_connector.transport.sessions import Sessions
+from pdcluster_connector.transport.sessions import Sessions, close_or_end_engine
 from pdcluster_protocol.ids import BootId
-
-_LOG: Final = logging.getLogger("vllm.pdcluster.receiver")
 
 
 class InboundSessions:
@@ -75,12 +69,6 @@ class InboundSessions:
         thread.start()
 
     def _close(self, session: SessionId, transport: Transport) -> None:
-        try:
-            transport.close()
-        except Exception:  # noqa: BLE001  # top of a thread
-            # Blocks that may still be written to can never be given back: this engine is of no use any more.
-            _LOG.critical("a session cannot be closed: this engine ends, its blocks are not safe", exc_info=True)
-            os.kill(os.getpid(), signal.SIGTERM)
-            return
-        self._closed.append(session)
-        self._on_closed()
+        if close_or_end_engine(transport):
+            self._closed.append(session)
+            self._on_closed()

@@ -321,7 +321,8 @@ class Lane:
     def _cut(self, reason: str) -> None:
         """Close our session, and end every push that used it."""
         self._failure, self._cut_reason = self._failure or reason, ""
-        self._out.close()
+        if not self._out.close():
+            return  # What our session may still read is never released: the engine ends.
         now = time.monotonic()
         for live in self._book:
             self._book.apply(live, live.push.cut(reason, now=now))

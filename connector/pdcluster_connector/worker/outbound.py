@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.transport.base import Transport
-from pdcluster_connector.transport.sessions import Sessions
+from pdcluster_connector.transport.sessions import Sessions, close_or_end_engine
 from pdcluster_connector.worker.device import Device
 from pdcluster_connector.worker.orders import LayerSaved, StepBegun, StepEnded
 from pdcluster_connector.worker.pushes import LivePush, PushBook
@@ -113,13 +113,19 @@ class Outbound:
             return live.push.is_ended
         return not self._writes.has_work_of(live.push)
 
-    def close(self) -> None:
-        """Nothing of our memory is read or sent by this way any more. Waits for Mooncake, about a second."""
+    def close(self) -> bool:
+        """Whether nothing of our memory is read or sent by this way any more. Waits for Mooncake, about a second.
+
+        If not, the engine ends.
+        """
         self.drop_backlog()
-        transport, self._transport, self._writes = self._transport, None, None
-        if transport is not None:
+        self._writes = None
+        if self._transport is not None:
             self.is_closed = True
-            transport.close()
+            if not close_or_end_engine(self._transport):
+                return False
+            self._transport = None
+        return True
 
     def _plan(self, route: Route, order: StepBegun) -> StepPlan:
         plan = StepPlan(order.step)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
 from pdcluster_connector.transport.fake import FakeNetwork, FakeTransport
-from pdcluster_connector.transport.sessions import Sessions
+from pdcluster_connector.transport.registered import RegisteredMemory
+from pdcluster_connector.transport.sessions import Sessions, close_or_end_engine
 
 
 class Bench:
@@ -34,3 +40,30 @@ def test_only_what_nobody_took_is_closed_at_the_end() -> None:
         bench.sessions.close()
     assert unused.is_closed(unused.made[0])
     assert not used.is_closed(used.made[0])
+
+
+@contextmanager
+def shutdown_signals() -> Iterator[list[int]]:
+    """Signals to end that this process got meanwhile; they are only noted."""
+    heard: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        heard.append(number)
+
+    before = signal.signal(signal.SIGTERM, note)
+    try:
+        yield heard
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_session_that_cannot_be_closed_ends_the_engine_and_is_never_called_closed() -> None:
+    class Stuck(FakeTransport):
+        def close(self) -> None:
+            raise RuntimeError("the library gave up")
+
+    with shutdown_signals() as heard:
+        assert close_or_end_engine(FakeNetwork().join())
+        assert heard == []
+        assert not close_or_end_engine(Stuck(FakeNetwork(), "stuck", RegisteredMemory()))
+        assert heard == [signal.SIGTERM]

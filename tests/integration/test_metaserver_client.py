@@ -1,0 +1,163 @@
+"""Every way in which a call to the metaserver can end is one outcome, by the deadline."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from pdcluster_connector.metaserver_client import MetaserverClient
+from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
+from pdcluster_protocol.metaserver import Outcome
+from pdcluster_protocol.params import Reservation, SideChannelAddress
+
+R = RequestId("r")
+OK = b'{"status": "ok", "attempt": 1}'
+RESERVATION = Reservation(
+    request_id="r",
+    remote_block_ids=((1,),),
+    remote_block_size=16,
+    remote_engine_id=EngineId("d"),
+    remote_host="h",
+    remote_port=1,
+    remote_tp_size=1,
+    remote_cached_tokens=0,
+    transfer_id=TransferId("t"),
+    attempt=Attempt(1),
+    deadline_ms=1000,
+    remote_boot_id=BootId("b"),
+    remote_side_channels=(SideChannelAddress("h", 1, BootId("b")),),
+    num_prompt_tokens=9,
+    prompt_digest="x",
+)
+
+
+@dataclass
+class Bench:
+    """A client, and a router that answers with ``status`` and ``body`` once it may."""
+
+    url: str = ""
+    status: int = 200
+    body: bytes = OK
+    is_cut: bool = False
+    may_answer: threading.Event = field(default_factory=threading.Event)
+    called: threading.Event = field(default_factory=threading.Event)
+    gone: threading.Event = field(default_factory=threading.Event)
+    outcomes: deque[tuple[RequestId, Outcome]] = field(default_factory=deque)
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        handler.rfile.read(int(handler.headers["Content-Length"]))
+        self.called.set()
+        handler.connection.settimeout(0.02)
+        while not self.may_answer.is_set() and not self.gone.is_set():
+            try:
+                if not handler.connection.recv(1):
+                    self.gone.set()
+            except TimeoutError:
+                continue
+        if self.is_cut or self.gone.is_set():
+            handler.connection.close()
+            return
+        handler.send_response(self.status)
+        handler.send_header("Content-Length", str(len(self.body)))
+        handler.end_headers()
+        handler.wfile.write(self.body)
+
+
+@contextmanager
+def serving(bench: Bench) -> Iterator[MetaserverClient]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bench.answer(self)
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    bench.url = f"http://127.0.0.1:{server.server_address[1]}/v1/metaserver"
+    client = MetaserverClient(bench.outcomes)
+    try:
+        yield client
+    finally:
+        client.close()
+        bench.gone.set()
+        server.shutdown()
+        server.server_close()
+
+
+def wait_for(is_true: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 10
+    while not is_true() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return is_true()
+
+
+def outcome_of(bench: Bench, deadline_s: float = 10.0) -> Outcome:
+    """What the client says of one call."""
+    with serving(bench) as client:
+        client.post(R, bench.url, RESERVATION, deadline=time.monotonic() + deadline_s)
+        assert wait_for(lambda: bool(bench.outcomes))
+        assert len(bench.outcomes) == 1
+    (request_id, outcome) = bench.outcomes[0]
+    assert request_id == R
+    return outcome
+
+
+def answering(**fields: object) -> Bench:
+    bench = Bench(**fields)  # type: ignore[arg-type]  # its own fields
+    bench.may_answer.set()
+    return bench
+
+
+def test_a_reply_is_taken_as_it_is() -> None:
+    assert outcome_of(answering()) == Outcome("ok", attempt=Attempt(1))
+
+
+@pytest.mark.parametrize(
+    ("bench", "words"),
+    [
+        (answering(status=500), "metaserver answered 500"),
+        (answering(status=404), "metaserver answered 404"),
+        (answering(status=204, body=b""), "metaserver answered 204"),
+        (answering(body=b"{}"), "not an outcome"),
+        (answering(body=OK + b" " * (200 << 10)), "larger than 65536 bytes"),
+        (answering(is_cut=True), "metaserver unreachable"),
+    ],
+)
+def test_every_other_end_of_a_call_is_a_failure(bench: Bench, words: str) -> None:
+    outcome = outcome_of(bench)
+    assert outcome.status == "failed"
+    assert words in outcome.reason
+
+
+def test_a_silent_router_is_left_at_the_deadline() -> None:
+    bench = Bench()
+    outcome = outcome_of(bench, deadline_s=0.2)
+    assert "did not say how prefill ended before the deadline" in outcome.reason
+
+
+def test_a_cancelled_call_has_no_outcome_and_the_router_sees_the_cut() -> None:
+    bench = Bench()
+    with serving(bench) as client:
+        client.post(R, bench.url, RESERVATION, deadline=time.monotonic() + 30)
+        assert bench.called.wait(10)
+        client.cancel(R)
+        assert bench.gone.wait(10)
+        assert not bench.outcomes
+
+
+def test_closing_cuts_every_call() -> None:
+    bench = Bench()
+    with serving(bench) as client:
+        client.post(R, bench.url, RESERVATION, deadline=time.monotonic() + 30)
+        assert bench.called.wait(10)
+        client.close()
+        assert bench.gone.wait(10)

@@ -1,0 +1,52 @@
+"""No port of a closed session is used again: whoever was cut off may still knock there."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from pdcluster_connector.transport.mooncake import listening_ports, start_on_new_ports
+from pdcluster_protocol.errors import ConfigError
+
+
+def listener(port: int = 0) -> socket.socket:
+    """Stands for an engine: all that counts is where it listens."""
+    made = socket.create_server(("127.0.0.1", port), reuse_port=True)
+    assert made.getsockname()[1] in listening_ports()
+    return made
+
+
+def close(engine: socket.socket) -> None:
+    engine.close()
+
+
+def port_of(engine: socket.socket) -> int:
+    port: int = engine.getsockname()[1]
+    return port
+
+
+def test_a_port_of_a_closed_session_is_never_used_again() -> None:
+    first = start_on_new_ports(listener, close)
+    used = port_of(first)
+    first.close()
+    freed: list[int] = []
+
+    def free(engine: socket.socket) -> None:
+        freed.append(port_of(engine))
+        engine.close()
+
+    offers: Iterator[int] = iter([used, used, 0])
+    second = start_on_new_ports(lambda: listener(next(offers)), free)
+    assert freed == [used, used]
+    assert port_of(second) != used
+    second.close()
+
+
+def test_a_start_that_finds_no_new_port_ends_with_the_cure() -> None:
+    used = port_of(first := start_on_new_ports(listener, close))
+    first.close()
+    with pytest.raises(ConfigError, match="MC_MIN_RPC_PORT"):
+        start_on_new_ports(lambda: listener(used), close)
+    assert used not in listening_ports()

@@ -1,0 +1,184 @@
+"""Prefill and decode ranks without vLLM: real side channel, real Mooncake, plain memory as KV cache.
+
+The one file of the benchmarks that knows how a rank is built and what its forward thread calls. Everything else speaks
+of ``KvShape``, block tables and names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.block_tables import BlockTable
+from benchmarks.kv_shape import KvShape
+
+from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_rank, make_prefill_rank
+from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
+from pdcluster_connector.settings import Settings
+from pdcluster_connector.steps import DecodeStep, Expect, PrefillStep, PushSlice, Target
+from pdcluster_protocol.fingerprint import KvFingerprint
+from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
+from pdcluster_protocol.params import SideChannelAddress
+from pdcluster_protocol.secret import SECRET_VARIABLE, load_secret
+from pdcluster_protocol.side_channel import RegionLayout
+
+DEADLINE_MS: Final = 120_000
+_PAGE_BYTES: Final = 4096
+_DECODE: Final = EngineId("decode")
+_SECRET: Final = load_secret({SECRET_VARIABLE: "the secret of the benchmarks"}, host="0.0.0.0")
+
+
+class Cache:
+    """One rank's KV memory: anonymous, every page touched."""
+
+    def __init__(self, shape: KvShape, tp_size: int) -> None:
+        self.shape = shape
+        self.tp_size = tp_size
+        self.num_bytes = shape.rank_bytes(tp_size)
+        self.memory = mmap.mmap(-1, self.num_bytes)
+        for at in range(0, self.num_bytes, _PAGE_BYTES):
+            self.memory[at] = at // _PAGE_BYTES % 256
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+
+    def regions(self) -> tuple[RegionLayout, ...]:
+        """One for each layer."""
+        block_bytes, count = self.shape.block_bytes(self.tp_size), self.shape.num_blocks
+        return tuple(
+            RegionLayout(name, 0, self.address + index * count * block_bytes, count, block_bytes)
+            for index, name in enumerate(self.shape.layer_names())
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a step: its name, and its blocks on both sides, by position."""
+
+    name: str
+    prefill_blocks: BlockTable
+    decode_blocks: BlockTable
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillEnd:
+    """A prefill rank; its owner is the forward thread."""
+
+    rank: PrefillRank
+    shape: KvShape
+
+    def forward(self, requests: Sequence[Request], decode: tuple[SideChannelAddress, ...]) -> None:
+        """One forward pass that completes ``requests``, without any computing. Waits for no network."""
+        worker = self.rank.worker
+        worker.begin_step(PrefillStep(tuple(_slice_of(request, decode) for request in requests)))
+        for name in self.shape.layer_names():
+            worker.layer_saved(name)
+        worker.end_step()
+
+    def release(self, names: Sequence[str]) -> set[str]:
+        """vLLM has ended ``names``; whose blocks are not read any more, each told once."""
+        return set(self.rank.worker.finished(map(RequestId, names)))
+
+    def close(self) -> None:
+        """Waits up to 7 s."""
+        self.rank.close()
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeEnd:
+    """A decode rank; its owner is the forward thread."""
+
+    rank: DecodeRank
+
+    @property
+    def address(self) -> SideChannelAddress:
+        return self.rank.address
+
+    def expect(self, requests: Sequence[Request]) -> None:
+        """The scheduler has reserved the requests' blocks."""
+        self.rank.worker.begin_step(DecodeStep(expects=tuple(map(_expect_of, requests))))
+
+    def take_ended(self) -> dict[str, bool]:
+        """Requests whose wait has ended since the last call, and whether their KV is here."""
+        receipts = self.rank.worker.receipts()
+        return {name: name not in receipts.failed for name in receipts.ended}
+
+    def close(self) -> None:
+        """Waits up to 7 s."""
+        self.rank.close()
+
+
+def open_prefill(cache: Cache, rank: int, host: str, trace_file: str = "") -> PrefillEnd:
+    """A prefill rank over ``cache`` that pushes from ``host``.
+
+    Raises:
+        ConfigError: The transport cannot start.
+    """
+    facts = _facts(EngineRole.PREFILL, cache, host, trace_file)
+    return PrefillEnd(make_prefill_rank(facts, _memory(cache), rank), cache.shape)
+
+
+def open_decode(cache: Cache, rank: int, host: str) -> DecodeEnd:
+    """A decode rank over ``cache`` that listens on ``host``.
+
+    Raises:
+        ConfigError: The transport cannot start.
+    """
+    facts = _facts(EngineRole.DECODE, cache, host, "")
+    return DecodeEnd(make_decode_rank(facts, _memory(cache), rank))
+
+
+def _facts(role: EngineRole, cache: Cache, host: str, trace_file: str) -> EngineFacts:
+    shape = cache.shape
+    return EngineFacts(
+        engine_id=EngineId(role.name.lower()),
+        instance_id="one life",
+        role=role,
+        host=host,
+        block_size=shape.block_size,
+        tp_size=cache.tp_size,
+        kv_heads=shape.kv_heads,
+        device_type="cpu",
+        settings=Settings(trace_file=trace_file),
+        secret=_SECRET,
+    )
+
+
+def _memory(cache: Cache) -> Memory:
+    return Memory(cache.regions(), ((cache.address, cache.num_bytes),), _fingerprint(cache.shape))
+
+
+def _fingerprint(shape: KvShape) -> KvFingerprint:
+    return KvFingerprint(
+        model_digest="benchmark",
+        kv_dtype="bytes",
+        block_size=shape.block_size,
+        layout="LBHNC",
+        kv_heads=shape.kv_heads,
+        head_bytes=shape.head_bytes,
+        num_layers=shape.num_layers,
+        attention_backend="none",
+        vllm_version="none",
+        connector_version="benchmark",
+    )
+
+
+def _expect_of(request: Request) -> Expect:
+    num_blocks = (len(request.decode_blocks),)
+    return Expect(RequestId(request.name), TransferId(request.name), DEADLINE_MS, num_blocks)
+
+
+def _slice_of(request: Request, decode: tuple[SideChannelAddress, ...]) -> PushSlice:
+    transfer, attempt = TransferId(request.name), Attempt(1)
+    return PushSlice(
+        request_id=RequestId(request.name),
+        transfer_id=transfer,
+        attempt=attempt,
+        token=_SECRET.mint(transfer, attempt, DEADLINE_MS),
+        target=Target(_DECODE, len(decode), decode, DEADLINE_MS),
+        prefill_blocks=(request.prefill_blocks,),
+        decode_blocks=(request.decode_blocks,),
+        num_prompt_tokens=len(request.prefill_blocks),
+        is_last=True,
+    )

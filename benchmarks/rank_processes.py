@@ -82,6 +82,8 @@ class RankProcesses:
     tp: Tp
     senders: list[Connection] = field(default_factory=list)
     receivers: list[Connection] = field(default_factory=list)
+    pids: dict[str, int] = field(default_factory=dict)
+    """By what each process is."""
 
     def move(self, way: Way, requests: Sequence[Request]) -> Moved:
         """All KV of ``requests`` is in decode's memory.
@@ -112,16 +114,20 @@ def start_ranks(places: Places, shape: KvShape, tp: Tp, trace_file: str = "") ->
     with ExitStack() as stack:
         ranks = RankProcesses(shape, tp)
         for rank in range(tp.decode):
-            ranks.receivers.append(_start(stack, places.decode, _serve_decode, (shape, TpRank(rank, tp.decode))))
+            pipe, pid = _start(stack, places.decode, _serve_decode, (shape, TpRank(rank, tp.decode)))
+            ranks.receivers.append(pipe)
+            ranks.pids[f"decode {rank}"] = pid
         ports = tuple(_hear(ranks.receivers))
         for rank in range(tp.prefill):
             own = (shape, TpRank(rank, tp.prefill), tp.decode, ports, trace_file)
-            ranks.senders.append(_start(stack, places.prefill, _serve_prefill, own))
+            pipe, pid = _start(stack, places.prefill, _serve_prefill, own)
+            ranks.senders.append(pipe)
+            ranks.pids[f"prefill {rank}"] = pid
         _hear(ranks.senders)
         yield ranks
 
 
-def _start(stack: ExitStack, place: Place, serve: Callable[..., None], own: tuple[Any, ...]) -> Connection:
+def _start(stack: ExitStack, place: Place, serve: Callable[..., None], own: tuple[Any, ...]) -> tuple[Connection, int]:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=serve, args=(there, place.host, *own), daemon=True)
@@ -129,7 +135,8 @@ def _start(stack: ExitStack, place: Place, serve: Callable[..., None], own: tupl
         process.start()
     stack.callback(process.join, 10)
     stack.callback(process.kill)
-    return here
+    assert process.pid is not None
+    return here, process.pid
 
 
 def _tell(pipes: Sequence[Connection], command: tuple[Any, ...]) -> None:

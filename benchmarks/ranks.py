@@ -16,6 +16,8 @@ from benchmarks.block_tables import BlockTable
 from benchmarks.kv_shape import KvShape
 
 from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_rank, make_prefill_rank
+from pdcluster_connector.core.ranges import GroupSlice
+from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import DecodeStep, Expect, PrefillStep, PushSlice, Target
@@ -23,7 +25,7 @@ from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.params import SideChannelAddress
 from pdcluster_protocol.secret import SECRET_VARIABLE, load_secret
-from pdcluster_protocol.side_channel import RegionLayout
+from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 DEADLINE_MS: Final = 120_000
 _PAGE_BYTES: Final = 4096
@@ -43,13 +45,24 @@ class Cache:
             self.memory[at] = at // _PAGE_BYTES % 256
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
-    def regions(self) -> tuple[RegionLayout, ...]:
-        """One for each layer."""
-        block_bytes, count = self.shape.block_bytes(self.tp_size), self.shape.num_blocks
-        return tuple(
-            RegionLayout(name, 0, self.address + index * count * block_bytes, count, block_bytes)
-            for index, name in enumerate(self.shape.layer_names())
+    def layout(self, rank: int) -> RankLayout:
+        """Of rank ``rank``: one region for each layer."""
+        shape, block_bytes = self.shape, self.shape.block_bytes(self.tp_size)
+        regions = tuple(
+            RegionLayout(
+                layer_name=name,
+                group=0,
+                base=self.address + index * shape.num_blocks * block_bytes,
+                num_blocks=shape.num_blocks,
+                page_stride=block_bytes,
+                page_bytes=block_bytes,
+                kind=RegionKind.HEADS,
+                heads=shape.kv_heads,
+                page_tokens=shape.block_size,
+            )
+            for index, name in enumerate(shape.layer_names())
         )
+        return RankLayout(rank, self.tp_size, regions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +84,7 @@ class PrefillEnd:
     def forward(self, requests: Sequence[Request], decode: tuple[SideChannelAddress, ...]) -> None:
         """One forward pass that completes ``requests``, without any computing. Waits for no network."""
         worker = self.rank.worker
-        worker.begin_step(PrefillStep(tuple(_slice_of(request, decode) for request in requests)))
+        worker.begin_step(PrefillStep(tuple(_slice_of(request, self.shape, decode) for request in requests)))
         for name in self.shape.layer_names():
             worker.layer_saved(name)
         worker.end_step()
@@ -90,6 +103,7 @@ class DecodeEnd:
     """A decode rank; its owner is the forward thread."""
 
     rank: DecodeRank
+    shape: KvShape
 
     @property
     def address(self) -> SideChannelAddress:
@@ -97,7 +111,7 @@ class DecodeEnd:
 
     def expect(self, requests: Sequence[Request]) -> None:
         """The scheduler has reserved the requests' blocks."""
-        self.rank.worker.begin_step(DecodeStep(expects=tuple(map(_expect_of, requests))))
+        self.rank.worker.begin_step(DecodeStep(expects=tuple(_expect_of(request, self.shape) for request in requests)))
 
     def take_ended(self) -> dict[str, bool]:
         """Requests whose wait has ended since the last call, and whether their KV is here."""
@@ -116,7 +130,7 @@ def open_prefill(cache: Cache, rank: int, host: str, trace_file: str = "") -> Pr
         ConfigError: The transport cannot start.
     """
     facts = _facts(EngineRole.PREFILL, cache, host, trace_file)
-    return PrefillEnd(make_prefill_rank(facts, _memory(cache), rank), cache.shape)
+    return PrefillEnd(make_prefill_rank(facts, _memory(cache, rank)), cache.shape)
 
 
 def open_decode(cache: Cache, rank: int, host: str) -> DecodeEnd:
@@ -126,7 +140,7 @@ def open_decode(cache: Cache, rank: int, host: str) -> DecodeEnd:
         ConfigError: The transport cannot start.
     """
     facts = _facts(EngineRole.DECODE, cache, host, "")
-    return DecodeEnd(make_decode_rank(facts, _memory(cache), rank))
+    return DecodeEnd(make_decode_rank(facts, _memory(cache, rank)), cache.shape)
 
 
 def _facts(role: EngineRole, cache: Cache, host: str, trace_file: str) -> EngineFacts:
@@ -136,49 +150,46 @@ def _facts(role: EngineRole, cache: Cache, host: str, trace_file: str) -> Engine
         instance_id="one life",
         role=role,
         host=host,
-        block_size=shape.block_size,
         tp_size=cache.tp_size,
-        kv_heads=shape.kv_heads,
+        kv_heads=(shape.kv_heads,),
         device_type="cpu",
         settings=Settings(trace_file=trace_file),
         secret=_SECRET,
+        groups=(KvGroup(shape.block_size),),
     )
 
 
-def _memory(cache: Cache) -> Memory:
-    return Memory(cache.regions(), ((cache.address, cache.num_bytes),), _fingerprint(cache.shape))
+def _memory(cache: Cache, rank: int) -> Memory:
+    return Memory(cache.layout(rank), ((cache.address, cache.num_bytes),), _fingerprint(cache.shape))
 
 
 def _fingerprint(shape: KvShape) -> KvFingerprint:
     return KvFingerprint(
         model_digest="benchmark",
         kv_dtype="bytes",
-        block_size=shape.block_size,
         layout="LBHNC",
-        kv_heads=shape.kv_heads,
-        head_bytes=shape.head_bytes,
-        num_layers=shape.num_layers,
+        kv_heads=(shape.kv_heads,),
         attention_backend="none",
         vllm_version="none",
         connector_version="benchmark",
     )
 
 
-def _expect_of(request: Request) -> Expect:
-    num_blocks = (len(request.decode_blocks),)
-    return Expect(RequestId(request.name), TransferId(request.name), DEADLINE_MS, num_blocks)
+def _expect_of(request: Request, shape: KvShape) -> Expect:
+    span = (0, len(request.decode_blocks) * shape.block_size)
+    return Expect(RequestId(request.name), TransferId(request.name), DEADLINE_MS, ((span,),))
 
 
-def _slice_of(request: Request, decode: tuple[SideChannelAddress, ...]) -> PushSlice:
+def _slice_of(request: Request, shape: KvShape, decode: tuple[SideChannelAddress, ...]) -> PushSlice:
     transfer, attempt = TransferId(request.name), Attempt(1)
+    num_tokens = len(request.prefill_blocks) * shape.block_size
     return PushSlice(
         request_id=RequestId(request.name),
         transfer_id=transfer,
         attempt=attempt,
         token=_SECRET.mint(transfer, attempt, DEADLINE_MS),
         target=Target(_DECODE, len(decode), decode, DEADLINE_MS),
-        prefill_blocks=(request.prefill_blocks,),
-        decode_blocks=(request.decode_blocks,),
-        num_prompt_tokens=len(request.prefill_blocks),
+        groups=(GroupSlice(0, num_tokens, request.prefill_blocks, request.decode_blocks),),
+        num_prompt_tokens=num_tokens,
         is_last=True,
     )

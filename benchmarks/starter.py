@@ -36,7 +36,7 @@ ENGINE_ARGS: Final = (
     *("--kv-cache-memory-bytes", str(KV_CACHE_BYTES)),
 )
 ROUTER_ARGS: Final = ("--queue-timeout", "600", "--prefill-timeout", "600", "--request-timeout", "600")
-START_TIMEOUT_S: Final = 240.0
+START_TIMEOUT_S: Final = 600.0
 
 
 class Starter:

@@ -1,7 +1,7 @@
 """What a transfer costs the forward passes of both engines: step times with one beside step times without.
 
-    .venv/bin/python -m benchmarks.step_time --write    about 8 minutes; docs/step_time.md
-    .venv/bin/python -m benchmarks.step_time --quick    loopback, short prompts, two rounds
+    .venv/bin/python -m benchmarks.step_time --write    about 12 minutes; docs/step_time.md
+    .venv/bin/python -m benchmarks.step_time --quick    loopback, two rounds
 
 Decode, receiving: an answer streams from the decode engine while another request's KV comes in; a step is the time
 between two of its tokens, until the last byte has come. Without a transfer: the same while a single engine computes the
@@ -195,10 +195,10 @@ def _parse(argv: Sequence[str]) -> tuple[Plan, bool]:
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--write", action="store_true", help="write docs/step_time.md")
-    parser.add_argument("--quick", action="store_true", help="loopback, 512 tokens, two rounds, no file")
+    parser.add_argument("--quick", action="store_true", help="loopback, two rounds, no file")
     given = parser.parse_args(argv)
     if given.quick:
-        return Plan(("loopback",), 512, 2), False
+        return Plan(("loopback",), 2048, 2), False
     return Plan(tuple(given.links), given.tokens, given.rounds), given.write
 
 

@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.ttft --write    all of it, one and a half hours; docs/ttft.{md,png}
     .venv/bin/python -m benchmarks.ttft --quick    one link, two lengths, one round: does everything still run
 
-    ... --concurrency 1 --ways single serial layerwise     our own figures alone, 50 minutes
+    ... --concurrency 1 --ways single serial layerwise     our own figures alone, 20 minutes
 
 Needs root (network namespaces, see ``link.py``) but for ``--links loopback``, and ``requirements/peers.lock`` for NIXL.
 In every round all ways run once, one after the other, in turning order, and a plain socket measures the link: so ratios

@@ -30,9 +30,12 @@ class Place:
     device: str
     """Network device by which the other place is reached."""
     inside: Inside
+    """For sockets."""
+    starting: Inside
+    """For processes."""
 
 
-LOCAL: Final = Place(_LOOPBACK, _LOOPBACK, "lo", nullcontext)
+LOCAL: Final = Place(_LOOPBACK, _LOOPBACK, "lo", nullcontext, nullcontext)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,4 +85,4 @@ def share_places(links: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _end(link: Link, end: End) -> Place:
-    return Place(end.value, "0.0.0.0", end.device, lambda: link.inside(end))
+    return Place(end.value, "0.0.0.0", end.device, lambda: link.inside(end), lambda: link.starting(end))

@@ -131,7 +131,7 @@ def _start(stack: ExitStack, place: Place, serve: Callable[..., None], own: tupl
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=serve, args=(there, place.host, *own), daemon=True)
-    with place.inside():  # a child lives where it was started
+    with place.starting():  # a child lives where it was started
         process.start()
     stack.callback(process.join, 10)
     stack.callback(process.kill)

@@ -49,7 +49,7 @@ class Starter:
         self._folder = folder
         self._model = ensure_tiny_model(WIDE_KV)
         self._waiting: list[Callable[[float], None]] = []
-        with place.inside():  # the engines are its children, so they live there too
+        with place.starting():  # the engines are its children, so they live there too
             self._zygote = Zygote(
                 preload_modules(Device.CPU), env=zygote_env(Device.CPU), log_path=folder / "zygote.log"
             )

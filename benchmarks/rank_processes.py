@@ -9,6 +9,8 @@ compared in turn. A message that does not come within ``_REPLY_S`` ends the run.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import multiprocessing
 import os
 import time
@@ -30,6 +32,7 @@ from pdcluster_protocol.params import SideChannelAddress
 _REPLY_S: Final = 180.0
 _LOOK_S: Final = 0.0005
 """How often decode's forward thread asks what has come: half of vLLM's own step when it waits for KV."""
+_TRIM: Final = "trim"
 _DRIVER_PREFIX: Final = {Way.CONNECTOR: LANE_PREFIX}
 
 
@@ -101,6 +104,10 @@ class RankProcesses:
         cost = sum((part.cost for part in sent), Cost(0, 0))
         return Moved(max(ends) - min(part.begun for part in sent), num_bytes, cost)
 
+    def trim(self) -> None:
+        """Every rank's process has given back to the kernel what its allocator holds free."""
+        _ask([*self.senders, *self.receivers], (_TRIM, None, ()))
+
 
 @contextmanager
 def start_ranks(places: Places, shape: KvShape, tp: Tp, trace_file: str = "") -> Iterator[RankProcesses]:
@@ -170,10 +177,15 @@ def _serve_decode(pipe: Connection, host: str, shape: KvShape, tp: TpRank) -> No
     end = open_decode(cache, tp.rank, host)
     pipe.send(DecodePort(end.address, open_target(cache, host)))
     while True:
-        command, said = pipe.recv()
-        if command == "expect":
-            end.expect(said)
-        pipe.send(_await_all(end, said) if command == "await" else None)
+        match pipe.recv():
+            case ("expect", requests):
+                end.expect(requests)
+                pipe.send(None)
+            case ("await", names):
+                pipe.send(_await_all(end, names))
+            case _:
+                _trim()
+                pipe.send(None)
 
 
 def _await_all(end: DecodeEnd, names: Sequence[str]) -> float | RankError:
@@ -205,7 +217,11 @@ def _serve_prefill(
     addresses = tuple(port.address for port in ports)
     pipe.send(None)
     while True:
-        _, way, requests = pipe.recv()
+        command, way, requests = pipe.recv()
+        if command == _TRIM:
+            _trim()
+            pipe.send(None)
+            continue
         prefix = _DRIVER_PREFIX.get(way, References.DRIVER_PREFIX)
         before, begun = cost_so_far(prefix), time.monotonic()
         if way is Way.CONNECTOR:
@@ -213,6 +229,11 @@ def _serve_prefill(
         else:
             references.send(way, requests)
         pipe.send(Sent(begun, time.monotonic(), cost_so_far(prefix) - before))
+
+
+def _trim() -> None:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def _push(end: PrefillEnd, requests: Sequence[Request], addresses: tuple[SideChannelAddress, ...]) -> None:

@@ -27,7 +27,8 @@ from pdcluster_protocol.params import SideChannelAddress
 from pdcluster_protocol.secret import SECRET_VARIABLE, load_secret
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
-DEADLINE_MS: Final = 120_000
+DEADLINE_MS: Final = 30_000
+"""Decode remembers an ended transfer until then: far above any transfer, far below a soak."""
 _PAGE_BYTES: Final = 4096
 _DECODE: Final = EngineId("decode")
 _SECRET: Final = load_secret({SECRET_VARIABLE: "the secret of the benchmarks"}, host="0.0.0.0")

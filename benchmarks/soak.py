@@ -5,7 +5,8 @@
     .venv/bin/python -m benchmarks.soak --requests 200000    as many as one likes
 
 Steps of 1 to 8 requests of 1 to 64 blocks go from TP 2 to TP 1, in blocks that pools like vLLM's hand out again and
-again. Resident memory, threads and descriptors of every rank's process are looked at 40 times. The slope is over the
+again. Resident memory, threads and descriptors of every rank's process are looked at 40 times, memory after the process
+has given its allocator's free pages back. The slope is over the
 last three quarters, for each 1,000 requests; it is flat when memory would grow by less than 1 MiB over all requests, or
 by less than the spread of its samples, and threads and descriptors end as they were after the first quarter.
 """
@@ -100,6 +101,7 @@ def _steps(plan: Plan) -> Iterator[list[Request]]:
 
 
 def _take_samples(ranks: RankProcesses, num_done: int, samples: dict[str, list[Sample]]) -> None:
+    ranks.trim()
     for name, pid in ranks.pids.items():
         samples[name].append(read_sample(pid, num_done))
 

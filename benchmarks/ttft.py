@@ -26,7 +26,7 @@ from benchmarks.client import BenchmarkError
 from benchmarks.link import LinkError
 from benchmarks.pages import DOCS, format_minutes, write_page
 from benchmarks.places import LINKS, Places, open_places, share_places
-from benchmarks.ttft_figures import Round, Row, Way, build_row, format_limits, format_ways
+from benchmarks.ttft_figures import Burst, Round, Row, Way, build_row, format_limits, format_ways
 from benchmarks.ttft_plan import Case, Plan
 from benchmarks.ttft_plot import draw
 from benchmarks.ttft_pool import Pool, start_pool
@@ -48,7 +48,7 @@ size over what one plain socket moved over the same link in the same round; the 
 requests at once. Last byte: from the router's receipt to the last acknowledged one. Hand-over: time to first token less
 prefill's own response time; negative when the first token came before prefill's reply. Hidden: share of the bytes that
 were acknowledged before the forward pass ended. With several requests at once TTFT and hand-over are means. The peers
-have no router in their way: the client plays their proxy."""
+have no router in their way: the client plays their proxy. A round in which a peer failed is not in the peer's figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _measure_links(links: Sequence[str], plan: Plan) -> Iterator[Row]:
     with _open_bench(links[0], plan.ways) as bench:
         for _ in range(_WARM_UPS):
             for way in plan.ways:
-                bench.pool.ask(way, plan.max_tokens)
+                _ask(bench.pool, way, Case(links[0], plan.max_tokens, 1))
         for case in plan.cases_of(links):
             bench.places.set_rate(case.link)
             rounds = [_run_round(bench, plan.ways, case, number) for number in range(plan.rounds_of(case))]
@@ -92,8 +92,23 @@ def _run_round(bench: Bench, ways: Sequence[Way], case: Case, number: int) -> Ro
     turn = number % len(ways)
     bandwidth = raw_socket.measure_bandwidth(bench.places.path, _PROBE_BYTES)
     in_turn = (*ways[turn:], *ways[:turn])
-    bursts = {way: bench.pool.ask(way, case.tokens, case.concurrency, case.concurrency) for way in in_turn}
-    return Round(bandwidth, {way: bursts[way] for way in ways})
+    bursts = {way: _ask(bench.pool, way, case) for way in in_turn}
+    return Round(bandwidth, {way: burst for way, burst in bursts.items() if burst})
+
+
+def _ask(pool: Pool, way: Way, case: Case) -> Burst | None:
+    """None when a peer failed: that is its own affair, and said.
+
+    Raises:
+        BenchmarkError: A way of ours failed.
+    """
+    try:
+        return pool.ask(way, case.tokens, case.concurrency, case.concurrency)
+    except BenchmarkError as error:
+        if way in _NEEDED:
+            raise
+        print(f"{way.value} failed, {case}: {error}", file=sys.stderr, flush=True)
+        return None
 
 
 @contextmanager

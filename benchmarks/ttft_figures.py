@@ -179,9 +179,9 @@ def read_transfer(request: RequestTrace, pushes: Sequence[PushTrace]) -> Transfe
 
 
 def build_row(link: str, tokens: int, rounds: Sequence[Round]) -> Row:
-    """The figures of one case. At least one round; all rounds have the same ways."""
+    """The figures of one case. At least one round, all with single engine and our pushes; a peer may have failed."""
     layerwise = [taken.bursts[Way.LAYERWISE] for taken in rounds]
-    bursts = {way: [taken.bursts[way] for taken in rounds] for way in rounds[0].bursts}
+    ways = [way for way in Way if any(way in taken.bursts for taken in rounds)]
     limits = [taken.limit_s for taken in rounds]
     return Row(
         link=link,
@@ -191,11 +191,11 @@ def build_row(link: str, tokens: int, rounds: Sequence[Round]) -> Row:
         num_rounds=len(rounds),
         prefill=spread(taken.prefill_s for taken in rounds),
         transfer=spread(taken.transfer_s for taken in rounds),
-        ways={way: _way_figures(way, samples) for way, samples in bursts.items()},
+        ways={way: _way_figures(way, [it.bursts[way] for it in rounds if way in it.bursts]) for way in ways},
         last_byte_to_limit=ratios([burst.last_byte_s for burst in layerwise], limits),
         ttft_to_limit=ratios([burst.last_ttft_s for burst in layerwise], limits),
-        exposed=_ratios_of(bursts, Way.SERIAL, lambda burst: burst.hand_over_s),
-        ttft_to={way: _ratios_of(bursts, way, lambda burst: burst.ttft_s) for way in bursts if way != Way.LAYERWISE},
+        exposed=_ratios_to(Way.SERIAL, rounds, lambda burst: burst.hand_over_s),
+        ttft_to={way: _ratios_to(way, rounds, lambda burst: burst.ttft_s) for way in ways if way != Way.LAYERWISE},
     )
 
 
@@ -209,8 +209,10 @@ def format_limits(rows: Sequence[Row]) -> str:
     return format_table(LIMIT_COLUMNS, map(_limit_cells, rows))
 
 
-def _ratios_of(bursts: Mapping[Way, Sequence[Burst]], way: Way, pick: Callable[[Burst], float]) -> Spread:
-    return ratios(map(pick, bursts[Way.LAYERWISE]), map(pick, bursts[way]))
+def _ratios_to(way: Way, rounds: Sequence[Round], pick: Callable[[Burst], float]) -> Spread:
+    """Layerwise over ``way``, in the rounds that have it."""
+    both = [taken.bursts for taken in rounds if way in taken.bursts]
+    return ratios([pick(bursts[Way.LAYERWISE]) for bursts in both], [pick(bursts[way]) for bursts in both])
 
 
 def _way_figures(way: Way, bursts: Sequence[Burst]) -> WayFigures:

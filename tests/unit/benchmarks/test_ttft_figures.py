@@ -124,6 +124,14 @@ def test_a_row_compares_within_a_round_and_takes_the_median_over_rounds() -> Non
     assert row.exposed.median == pytest.approx(0.15 / 0.3)
 
 
+def test_a_round_in_which_a_peer_failed_is_left_out_of_its_figures_only() -> None:
+    whole, failed = round_of(0.3, 0.6, 0.45), round_of(0.2, 0.5, 0.4)
+    failed = Round(failed.bandwidth, {way: it for way, it in failed.bursts.items() if way is not Way.NIXL})
+    row = build_row("loopback", 64, [whole, failed])
+    assert row.ttft_to[Way.NIXL] == Spread(0.5, 0.5, 0.5)
+    assert row.ttft_to[Way.SERIAL].median == pytest.approx(0.775)
+
+
 def test_what_no_trace_tells_is_left_open() -> None:
     assert ROWS[0].ways[Way.NIXL].last_byte is None
     assert ROWS[0].ways[Way.SINGLE].hand_over is None

@@ -48,7 +48,7 @@ size over what one plain socket moved over the same link in the same round; the 
 requests at once. Last byte: from the router's receipt to the last acknowledged one. Hand-over: time to first token less
 prefill's own response time; negative when the first token came before prefill's reply. Hidden: share of the bytes that
 were acknowledged before the forward pass ended. With several requests at once TTFT and hand-over are means. The peers
-have no router in their way: the client plays their proxy. A round in which a peer failed is not in the peer's figures."""
+have no router in their way: the client plays their proxy. A round in which a peer failed is not in its figures."""
 
 
 @dataclass(frozen=True, slots=True)

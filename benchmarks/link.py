@@ -26,6 +26,7 @@ from typing import Final
 PREFIX: Final = "pdcluster-link"
 _COMMAND_TIMEOUT_S: Final = 10.0
 _CLONE_NEWNET: Final = 0x40000000
+_CLONE_NEWNS: Final = 0x00020000
 _NAMESPACES: Final = Path("/run/netns")
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -82,6 +83,24 @@ class Link:
                 yield
             finally:
                 _set_namespace(home.fileno())
+
+    @contextmanager
+    def starting(self, end: End) -> Iterator[None]:
+        """As ``inside``, for starting processes: they also see the end's devices in ``/sys`` (UCX looks there).
+
+        Raises:
+            LinkError: The namespace is gone, or ``/sys`` cannot be mounted.
+        """
+        with self.inside(end), Path("/proc/thread-self/ns/mnt").open("rb") as home:
+            folder = Path.cwd()
+            _call("unshare", _CLONE_NEWNS)
+            try:
+                _run("mount", "--make-rslave", "/")
+                _run("mount", "-t", "sysfs", "sysfs", "/sys")
+                yield
+            finally:
+                _call("setns", home.fileno(), _CLONE_NEWNS)
+                os.chdir(folder)  # it took us to the root
 
 
 @contextmanager
@@ -171,6 +190,10 @@ def _enter(namespace: Path) -> None:
 
 
 def _set_namespace(fd: int) -> None:
-    # os.setns exists from Python 3.12 on.
-    if _LIBC.setns(fd, _CLONE_NEWNET) != 0:
+    _call("setns", fd, _CLONE_NEWNET)
+
+
+def _call(name: str, *arguments: int) -> None:
+    """A system call of the calling thread. ``os`` has these two from Python 3.12 on."""
+    if getattr(_LIBC, name)(*arguments) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -1,184 +1,148 @@
-"""How fast and at what processor cost the connector's transport writes, beside Mooncake's blocking call and a socket.
+"""How fast our connector pushes beside the link itself, and what its lanes cost, for any TP.
 
-    .venv/bin/python -m benchmarks.push_bandwidth [--rounds 5]
+    .venv/bin/python -m benchmarks.push_bandwidth --write   all of it, about 10 minutes; docs/push_bandwidth.{md,png}
+    .venv/bin/python -m benchmarks.push_bandwidth --quick   loopback, TP 1→1 and 2→1, two rounds, half a minute
 
-Three ways to move the same bytes over loopback, interleaved in every round:
-
-    poll     ``MooncakeTransport``: submit each range, look at the oldest every 0.3 ms, as a lane does
-    sync     Mooncake's ``batch_transfer_sync_write``, one call for all ranges
-    socket   one plain TCP stream within this process
-
-Prints GB/s, the processor seconds of this process for each second of transfer (the receiver of ``poll`` and ``sync`` is
-another process, that of ``socket`` is this one) and the ratio to the socket of the same round. Absolute figures say
-little on a shared machine; the ratios are the result.
+Four ways to move one request of 2,048 tokens (64 KiB of KV a token in 16 layers), in turn in every round, by the same
+processes (one for each rank) and over the same links: see ``references.py``. Needs root but for ``--links loopback``.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import mmap
-import statistics
-import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from benchmarks import raw_socket
+from benchmarks.bandwidth_figures import BandwidthRow, build_rows, format_rows
+from benchmarks.block_tables import Placement, block_tables
+from benchmarks.kv_shape import KvShape
+from benchmarks.link import LinkError
+from benchmarks.pages import DOCS, format_minutes, write_page
+from benchmarks.places import LINKS, Places, open_places, share_places
+from benchmarks.rank_processes import Moved, RankError, RankProcesses, Tp, start_ranks
+from benchmarks.ranks import Request
+from benchmarks.references import Way
 
-from pdcluster_connector.transport.base import WriteId, WriteStatus
-from pdcluster_connector.transport.mooncake import MooncakeTransport
-
-HOST: Final = "127.0.0.1"
-MEMORY_BYTES: Final = 64 << 20
-MAX_IN_FLIGHT: Final = 1024
-POLL_S: Final = 0.0003
-_RECEIVER: Final = Path(__file__).parents[1] / "tests" / "contract" / "receiver_process.py"
-_ANONYMOUS_FD: Final = "-1"
-_LOOPBACK: Final = raw_socket.Path(HOST, nullcontext, nullcontext)
+TOKENS: Final = 2048
+BLOCK_SIZES: Final = (16, 128)
+TPS: Final = (Tp(1, 1), Tp(2, 1), Tp(1, 2), Tp(4, 2))
+_SPARE: Final = 2
+"""How much larger the pool is than the request, so that scattered blocks have holes between them."""
+_SEED: Final = 5
+_START_S: Final = 4.0
+_TRANSFER_S: Final = {"loopback": 0.15, "1gbit": 1.15, "2gbit": 0.6}
+"""For the estimate only."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """``count`` ranges of ``num_bytes`` each, side by side."""
+class Plan:
+    """What is measured. ``links``: keys of ``LINKS``."""
 
-    count: int
-    num_bytes: int
+    links: tuple[str, ...]
+    tps: tuple[Tp, ...]
+    block_sizes: tuple[int, ...]
+    placements: tuple[Placement, ...]
+    rounds: int
+    write: bool
 
     @property
-    def total_bytes(self) -> int:
-        return self.count * self.num_bytes
-
-    @property
-    def offsets(self) -> range:
-        return range(0, self.total_bytes, self.num_bytes)
-
-    def __str__(self) -> str:
-        return f"{self.count} x {self.num_bytes >> 10} KiB"
+    def seconds(self) -> float:
+        """An estimate."""
+        cases = len(self.tps) * len(self.block_sizes)
+        transfers = len(self.placements) * (self.rounds + 1) * len(Way)
+        starts = len(list(share_places(self.links))) * cases * _START_S
+        return starts + cases * transfers * sum(_TRANSFER_S[link] for link in self.links)
 
 
-SHAPES: Final = (Shape(1, 16 << 20), Shape(16, 1 << 20), Shape(64, 1 << 20), Shape(1024, 64 << 10), Shape(1024, 4096))
+def main(plan: Plan) -> int:
+    """Measure, print, write. Returns the process's exit status."""
+    print(f"takes {format_minutes(plan.seconds)}", flush=True)
+    try:
+        rows = [row for links in share_places(plan.links) for row in _measure_links(links, plan)]
+    except (LinkError, RankError) as error:
+        print(f"push_bandwidth: {error}", file=sys.stderr)
+        return 1
+    print(f"\n{format_rows(rows)}")
+    if plan.write:
+        _write(rows)
+    return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """The receiver: its transport session and where its memory begins."""
-
-    session: str
-    address: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One transfer. ``cpu_seconds``: of all threads of this process."""
-
-    seconds: float
-    cpu_seconds: float
+def _measure_links(links: Sequence[str], plan: Plan) -> Iterator[BandwidthRow]:
+    with open_places(links[0]) as places:
+        for tp in plan.tps:
+            for block_size in plan.block_sizes:
+                yield from _measure_ranks(places, links, plan, tp, block_size)
 
 
-Way = Callable[[Shape], None]
-Round = dict[str, Sample]
+def _measure_ranks(places: Places, links: Sequence[str], plan: Plan, tp: Tp, block_size: int) -> Iterator[BandwidthRow]:
+    shape = KvShape(block_size, num_blocks=_SPARE * TOKENS // block_size + 1)
+    with start_ranks(places, shape, tp) as ranks:
+        for link in links:
+            places.set_rate(link)
+            for placement in plan.placements:
+                rounds = list(_run_rounds(ranks, placement, plan.rounds))
+                rows = build_rows(f"{LINKS[link]}", f"{tp}", block_size, placement, rounds)
+                print(format_rows(rows).partition("\n")[2].partition("\n")[2], flush=True)
+                yield from rows
 
 
-def main(rounds: int) -> None:
-    """Measure and print."""
-    memory = mmap.mmap(-1, MEMORY_BYTES)
-    memory[:] = bytes(range(256)) * (MEMORY_BYTES // 256)
-    source = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    with _open_receiver() as peer:
-        ways = {"poll": _poll_way(peer, source), "sync": _sync_way(peer, source), "socket": _send_by_socket}
-        for way in ways.values():
-            way(Shape(64, 4096))  # opens the connections
-        print(f"{'ranges':>16} {'way':>7} {'GB/s median':>12} {'min':>6} {'cpu s/s':>8} {'to socket':>10} {'min':>6}")
-        for shape in SHAPES:
-            samples = [{name: _measure(way, shape) for name, way in ways.items()} for _ in range(rounds)]
-            for name in ways:
-                print(_row(shape, name, samples))
+def _run_rounds(ranks: RankProcesses, placement: Placement, count: int) -> Iterator[dict[Way, Moved]]:
+    """All ways in every round, in turning order. One round more than asked for goes before: it opens connections."""
+    ways = list(Way)
+    for number in range(-1, count):
+        turn = number % len(ways)
+        taken = {way: ranks.move(way, [_request(ranks.shape, placement)]) for way in (*ways[turn:], *ways[:turn])}
+        if number >= 0:
+            yield taken
 
 
-@contextmanager
-def _open_receiver() -> Iterator[Peer]:
-    """A Mooncake receiver in a process of its own."""
-    command = [sys.executable, str(_RECEIVER), HOST, _ANONYMOUS_FD, str(MEMORY_BYTES)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            session, address = process.stdout.readline().split()
-            yield Peer(session, int(address))
-        finally:
-            process.kill()
+def _request(shape: KvShape, placement: Placement) -> Request:
+    count = TOKENS // shape.block_size
+    ours, theirs = (block_tables(placement, (count,), shape.num_blocks, seed)[0] for seed in (_SEED, _SEED + 1))
+    return Request(f"request-{time.monotonic_ns()}", ours, theirs)
 
 
-def _poll_way(peer: Peer, source: int) -> Way:
-    transport = MooncakeTransport(HOST, "tcp")
-    transport.register(source, MEMORY_BYTES)
+def _write(rows: Sequence[BandwidthRow]) -> None:
+    from benchmarks.bandwidth_plot import draw  # not in the ranks' processes, which import this file
 
-    def write(shape: Shape) -> None:
-        offsets, in_flight = deque(shape.offsets), deque[WriteId]()
-        while offsets or in_flight:
-            while offsets and len(in_flight) < MAX_IN_FLIGHT:
-                at = offsets.popleft()
-                write_id = transport.submit_write(peer.session, source + at, peer.address + at, shape.num_bytes)
-                in_flight.append(write_id)
-            _take_ended(transport, in_flight)
-            if in_flight:
-                time.sleep(POLL_S)
-
-    return write
+    draw(rows, DOCS / "push_bandwidth.png")
+    words = (__doc__ or "").rpartition("\n\n")[2].replace("``", "`")
+    plot = "![Share of the best reference's bandwidth](push_bandwidth.png)"
+    write_page("push_bandwidth", "Push bandwidth beside the link", f"{words}\n{NOTE}\n\n{format_rows(rows)}\n\n{plot}")
 
 
-def _take_ended(transport: MooncakeTransport, in_flight: deque[WriteId]) -> None:
-    """The oldest writes that have ended are out of ``in_flight``."""
-    while in_flight:
-        status = transport.write_status(in_flight[0])
-        if status is WriteStatus.PENDING:
-            return
-        assert status is WriteStatus.DONE
-        in_flight.popleft()
+NOTE: Final = """
+Ratios compare transfers of the same round: median (least..most). *To the best* compares with the reference that has the
+best median; bare Mooncake is what a connector on Mooncake can reach at most. Our time begins before the grant is asked
+for and ends when decode's forward thread hears that the request is there; a reference's ends with its last
+acknowledgement. Drivers: the processor time of our lanes, or of the references' threads, over all prefill ranks, as a
+share of one core; senders: the same for the whole processes, with Mooncake's own threads and the kernel's copies."""
 
 
-def _sync_way(peer: Peer, source: int) -> Way:
-    from mooncake.engine import TransferEngine
-
-    engine = TransferEngine()
-    assert engine.initialize(HOST, "P2PHANDSHAKE", "tcp", "") == 0
-    assert engine.register_memory(source, MEMORY_BYTES) == 0
-
-    def write(shape: Shape) -> None:
-        sources = [source + at for at in shape.offsets]
-        targets = [peer.address + at for at in shape.offsets]
-        sizes = [shape.num_bytes] * shape.count
-        assert engine.batch_transfer_sync_write(peer.session, sources, targets, sizes) == 0
-
-    return write
-
-
-def _send_by_socket(shape: Shape) -> None:
-    raw_socket.measure_bandwidth(_LOOPBACK, shape.total_bytes)
+def _parse(argv: Sequence[str]) -> Plan:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--links", nargs="+", choices=list(LINKS), default=list(LINKS))
+    parser.add_argument("--tp", nargs="+", type=_parse_tp, default=list(TPS), metavar="P-D", help="such as 2-1")
+    parser.add_argument("--block-sizes", nargs="+", type=int, default=list(BLOCK_SIZES))
+    parser.add_argument("--placements", nargs="+", choices=[it.name.lower() for it in Placement], default=["used"])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--write", action="store_true", help="write docs/push_bandwidth.{md,png}")
+    parser.add_argument("--quick", action="store_true", help="a look: no link, two pairs, two rounds")
+    given = parser.parse_args(argv)
+    if given.quick:
+        return Plan(("loopback",), TPS[:2], BLOCK_SIZES[:1], (Placement.USED,), 2, write=False)
+    placements = tuple(Placement[name.upper()] for name in given.placements)
+    return Plan(tuple(given.links), tuple(given.tp), tuple(given.block_sizes), placements, given.rounds, given.write)
 
 
-def _measure(way: Way, shape: Shape) -> Sample:
-    begun, cpu_begun = time.perf_counter(), time.process_time()
-    way(shape)
-    return Sample(time.perf_counter() - begun, time.process_time() - cpu_begun)
-
-
-def _row(shape: Shape, name: str, rounds: Sequence[Round]) -> str:
-    rates = [shape.total_bytes / taken[name].seconds / 1e9 for taken in rounds]
-    ratios = [taken["socket"].seconds / taken[name].seconds for taken in rounds]
-    cpu_share = statistics.median(taken[name].cpu_seconds / taken[name].seconds for taken in rounds)
-    return (
-        f"{shape!s:>16} {name:>7} {statistics.median(rates):>12.2f} {min(rates):>6.2f} {cpu_share:>8.2f}"
-        f" {statistics.median(ratios):>10.2f} {min(ratios):>6.2f}"
-    )
+def _parse_tp(text: str) -> Tp:
+    prefill, _, decode = text.partition("-")
+    return Tp(int(prefill), int(decode))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds for each shape (default 5)")
-    main(parser.parse_args().rounds)
+    sys.exit(main(_parse(sys.argv[1:])))

@@ -1,17 +1,18 @@
-"""What layerwise push is for: time to first token beside a serial push and a single engine, over real slow links.
+"""What layerwise push is for: time to first token beside a serial push, a single engine and upstream's connectors.
 
-    .venv/bin/python -m benchmarks.ttft            all of it, about 25 minutes; writes docs/ttft.{md,png}
+    .venv/bin/python -m benchmarks.ttft --write    all of it, one and a half hours; docs/ttft.{md,png}
     .venv/bin/python -m benchmarks.ttft --quick    one link, two lengths, one round: does everything still run
 
-Needs root (network namespaces, see ``link.py``) but for ``--links loopback``. In every round all ways run once, one
-after the other, in turning order, and a plain socket measures the link: so ratios hold on a noisy machine.
+    ... --concurrency 1 --ways single serial layerwise     our own figures alone, 20 minutes
+
+Needs root (network namespaces, see ``link.py``) but for ``--links loopback``, and ``requirements/peers.lock`` for NIXL.
+In every round all ways run once, one after the other, in turning order, and a plain socket measures the link: so ratios
+hold on a noisy machine. A case has as many rounds as fit into ``--case-s``; one that does not fit once is left out.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,138 +22,132 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks import raw_socket
-from benchmarks.link import End, Link, LinkError, open_link
-from benchmarks.ttft_figures import Round, Row, Way, build_row, format_table
+from benchmarks.client import BenchmarkError
+from benchmarks.link import LinkError
+from benchmarks.pages import DOCS, format_minutes, write_page
+from benchmarks.places import LINKS, Places, open_places, share_places
+from benchmarks.ttft_figures import Burst, Round, Row, Way, build_row, format_limits, format_ways
+from benchmarks.ttft_plan import Case, Plan
 from benchmarks.ttft_plot import draw
-from benchmarks.ttft_pool import LOCAL, BenchmarkError, Place, Pool, place_at, start_pool
+from benchmarks.ttft_pool import Pool, start_pool
 
 from pdcluster_cli.waiting import EngineDied
 
-LINKS: Final = {"loopback": "loopback", "1gbit": "1 Gbit/s", "2gbit": "2 Gbit/s"}
-TOKENS: Final = (256, 512, 1024, 2048, 4096, 8000)
-DOCS: Final = Path(__file__).parents[1] / "docs"
+TOKENS: Final = (256, 512, 2048, 8000)
+CONCURRENCY: Final = (1, 4, 16)
 _PROBE_BYTES: Final = 32 << 20
 _WARM_UPS: Final = 2
 """Of the longest prompt: together they touch every page of the KV caches once."""
+_NEEDED: Final = (Way.SINGLE, Way.SERIAL, Way.LAYERWISE)
+_FAILURES: Final = (LinkError, BenchmarkError, EngineDied, TimeoutError, OSError)
 
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is measured. ``links``: keys of ``LINKS``."""
-
-    links: tuple[str, ...]
-    tokens: tuple[int, ...]
-    rounds: int
-    out: Path | None
+NOTE: Final = """
+A 16-layer model with 64 KiB of KV per token (bf16), one compute thread for each engine, interleaved rounds.
+Milliseconds: median (least..most). The single engine's time to first token is prefill alone. Transfer alone is the KV's
+size over what one plain socket moved over the same link in the same round; the *limit* is the greater of both, of all
+requests at once. Last byte: from the router's receipt to the last acknowledged one. Hand-over: time to first token less
+prefill's own response time; negative when the first token came before prefill's reply. Hidden: share of the bytes that
+were acknowledged before the forward pass ended. With several requests at once TTFT and hand-over are means. The peers
+have no router in their way: the client plays their proxy. A round in which a peer failed is not in its figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A pool and the way between its two places."""
+    """A pool and the places it lives in."""
 
     pool: Pool
-    path: raw_socket.Path
-    link: Link | None
-
-    def set_link(self, name: str) -> None:
-        if self.link is not None:
-            self.link.set_rate(name)
+    places: Places
 
 
-def main(plan: Plan) -> int:
+def main(plan: Plan, *, write: bool) -> int:
     """Measure, print, write. Returns the process's exit status."""
+    print(
+        f"takes {format_minutes(plan.seconds)}; left out: {', '.join(map(str, plan.skipped)) or 'nothing'}", flush=True
+    )
     try:
-        rows = [row for links in _by_place(plan.links) for row in _measure_links(links, plan)]
-    except (LinkError, BenchmarkError, EngineDied, TimeoutError) as error:
+        rows = [row for links in share_places(plan.links) for row in _measure_links(links, plan)]
+    except _FAILURES as error:
         print(f"ttft: {error}", file=sys.stderr)
         return 1
-    table = format_table(rows)
-    print(f"\n{table}")
-    if plan.out is not None:
-        _write(plan, table, rows, plan.out)
+    print(f"\n{format_limits(rows)}\n\n{format_ways(rows)}")
+    if write:
+        _write(plan, rows)
     return 0
 
 
-def _by_place(links: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Links that can share their engines: those between namespaces differ in their rate only."""
-    slow = tuple(link for link in links if link != "loopback")
-    if "loopback" in links:
-        yield ("loopback",)
-    if slow:
-        yield slow
-
-
 def _measure_links(links: Sequence[str], plan: Plan) -> Iterator[Row]:
-    with _open_bench(links[0]) as bench:
+    with _open_bench(links[0], plan.ways) as bench:
         for _ in range(_WARM_UPS):
-            for way in Way:
-                bench.pool.ask(way, max(plan.tokens))
-        for link in links:
-            bench.set_link(link)
-            for tokens in plan.tokens:
-                rounds = [_run_round(bench, tokens, number) for number in range(plan.rounds)]
-                row = build_row(LINKS[link], tokens, rounds)
-                print(format_table([row]).splitlines()[-1], flush=True)
-                yield row
+            for way in plan.ways:
+                _ask(bench.pool, way, Case(links[0], plan.max_tokens, 1))
+        for case in plan.cases_of(links):
+            bench.places.set_rate(case.link)
+            rounds = [_run_round(bench, plan.ways, case, number) for number in range(plan.rounds_of(case))]
+            row = build_row(LINKS[case.link], case.tokens, rounds)
+            print(format_limits([row]).splitlines()[-1], flush=True)
+            yield row
 
 
-def _run_round(bench: Bench, tokens: int, number: int) -> Round:
-    ways = list(Way)
+def _run_round(bench: Bench, ways: Sequence[Way], case: Case, number: int) -> Round:
     turn = number % len(ways)
-    bandwidth = raw_socket.measure_bandwidth(bench.path, _PROBE_BYTES)
-    return Round(bandwidth, {way: bench.pool.ask(way, tokens) for way in (*ways[turn:], *ways[:turn])})
+    bandwidth = raw_socket.measure_bandwidth(bench.places.path, _PROBE_BYTES)
+    in_turn = (*ways[turn:], *ways[:turn])
+    bursts = {way: _ask(bench.pool, way, case) for way in in_turn}
+    return Round(bandwidth, {way: burst for way, burst in bursts.items() if burst})
+
+
+def _ask(pool: Pool, way: Way, case: Case) -> Burst | None:
+    """None when a peer failed: that is its own affair, and said.
+
+    Raises:
+        BenchmarkError: A way of ours failed.
+    """
+    try:
+        return pool.ask(way, case.tokens, case.concurrency, case.concurrency)
+    except BenchmarkError as error:
+        if way in _NEEDED:
+            raise
+        print(f"{way.value} failed, {case}: {error}", file=sys.stderr, flush=True)
+        return None
 
 
 @contextmanager
-def _open_bench(link: str) -> Iterator[Bench]:
-    with tempfile.TemporaryDirectory(prefix="pdcluster-ttft-") as folder:
-        if link == "loopback":
-            with start_pool(LOCAL, LOCAL, Path(folder)) as pool:
-                yield Bench(pool, _path(LOCAL, LOCAL), None)
-            return
-        with open_link(link) as slow:
-            far, near = place_at(slow, End.A), place_at(slow, End.B)
-            with start_pool(far, near, Path(folder)) as pool:
-                yield Bench(pool, _path(far, near), slow)
+def _open_bench(link: str, ways: Sequence[Way]) -> Iterator[Bench]:
+    with (
+        tempfile.TemporaryDirectory(prefix="pdcluster-ttft-") as folder,
+        open_places(link) as places,
+        start_pool(places, Path(folder), ways) as pool,
+    ):
+        yield Bench(pool, places)
 
 
-def _path(prefill: Place, decode: Place) -> raw_socket.Path:
-    return raw_socket.Path(decode.host, prefill.inside, decode.inside)
+def _write(plan: Plan, rows: Sequence[Row]) -> None:
+    draw(rows, DOCS / "ttft.png")
+    skipped = f"Left out for their length: {', '.join(map(str, plan.skipped))}.\n" if plan.skipped else ""
+    plot = "![Time to first token and hand-over over prompt length](ttft.png)"
+    tables = f"## Beside the limit and the others\n\n{format_limits(rows)}\n\n## Each way\n\n{format_ways(rows)}"
+    write_page("ttft", "Time to first token", f"{NOTE}\n\n{skipped}\n{tables}\n\n{plot}")
 
 
-def _write(plan: Plan, table: str, rows: Sequence[Row], folder: Path) -> None:
-    """``ttft.md`` and ``ttft.png`` in ``folder``."""
-    draw(rows, folder / "ttft.png")
-    (folder / "ttft.md").write_text(
-        f"""# Time to first token
-
-Measured on {datetime.datetime.now(datetime.UTC):%Y-%m-%d} with {os.cpu_count()} cores by `python -m benchmarks.ttft`:
-a 16-layer model with 64 KiB of KV per token (bf16), one compute thread for each engine, {plan.rounds} interleaved
-rounds. Milliseconds: median (least..most). The single engine's time to first token is prefill alone. Transfer alone
-is the KV's size over what one plain socket moved over the same link in the same round. Last byte: from the router's
-receipt to the last acknowledged byte. Hand-over: time to first token less prefill's own response time; negative when
-the first token came before prefill's reply. Hidden: share of the bytes that were acknowledged before the forward pass
-ended.
-
-{table}
-
-![Time to first token and hand-over over prompt length](ttft.png)
-"""
-    )
-
-
-def _parse(argv: Sequence[str]) -> Plan:
+def _parse(argv: Sequence[str]) -> tuple[Plan, bool]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [way.name.lower() for way in Way]
     parser.add_argument("--links", nargs="+", choices=list(LINKS), default=list(LINKS))
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS), help="prompt lengths, 8,000 at most")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=DOCS, help="folder for ttft.md and ttft.png (default docs/)")
-    parser.add_argument("--quick", action="store_true", help="1 Gbit/s, 512 and 2,048 tokens, one round, no files")
+    parser.add_argument("--concurrency", nargs="+", type=int, default=list(CONCURRENCY), help="requests at once")
+    parser.add_argument("--ways", nargs="+", choices=names, default=names, help="the first three always run")
+    parser.add_argument("--rounds", type=int, default=5, help="at most, for each case")
+    parser.add_argument("--case-s", type=float, default=450, help="seconds for each case at most")
+    parser.add_argument("--write", action="store_true", help="write docs/ttft.{md,png}")
+    parser.add_argument("--quick", action="store_true", help="1 Gbit/s, 256 and 512 tokens, one round, no files")
     given = parser.parse_args(argv)
+    ways = tuple(way for way in Way if way in _NEEDED or way.name.lower() in given.ways)
     if given.quick:
-        return Plan(("1gbit",), (512, 2048), 1, None)
-    return Plan(tuple(given.links), tuple(given.tokens), given.rounds, given.out)
+        return Plan(("1gbit",), (256, 512), (1, 4), ways, 1, given.case_s), False
+    plan = Plan(tuple(given.links), tuple(given.tokens), tuple(given.concurrency), ways, given.rounds, given.case_s)
+    return plan, given.write
 
 
 if __name__ == "__main__":
-    sys.exit(main(_parse(sys.argv[1:])))
+    chosen, is_written = _parse(sys.argv[1:])
+    sys.exit(main(chosen, write=is_written))

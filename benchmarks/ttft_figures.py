@@ -1,18 +1,22 @@
-"""What the samples of ``ttft.py`` say: spreads, rows and the table. Pure.
+"""What the samples of ``ttft.py`` say: spreads, rows and tables. Pure.
 
 received                              forward ends      last byte acknowledged   first token
    |--------------- prefill ---------------|-- rest of the push --|-- decode --|
    |------------------------------- last byte --------------------|
    |--------------------------------- TTFT ------------------------------------|
+
+A burst is some requests at once. Nothing can end before max(prefill alone, transfer alone) of the whole burst: *limit*.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
+
+from benchmarks.figures import Spread, format_table, ms, percent, ratios, spread, times
 
 from pdcluster_cli.local.report import Report, build_report
 from pdcluster_cli.local.traces import PushTrace, RequestTrace
@@ -24,30 +28,77 @@ class Way(Enum):
     SINGLE = "single engine"
     SERIAL = "serial push"
     LAYERWISE = "layerwise push"
+    MOONCAKE = "MooncakeConnector"
+    NIXL = "NixlConnector"
+
+
+OURS: Final = (Way.SERIAL, Way.LAYERWISE)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request as its client saw it, in seconds from its first byte out. ``prefill_s``: prefill's own response
+    time; None where a trace knows it."""
+
+    ttft_s: float
+    prefill_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What the traces say about one request through a pool. Seconds; ``last_byte_s`` from the router's receipt on."""
+    """What the traces say about one request through our pool. Monotonic seconds."""
 
     report: Report
-    last_byte_s: float
+    received_at: float
+    last_acked_at: float
+
+    @property
+    def last_byte_s(self) -> float:
+        """From the router's receipt on."""
+        return self.last_acked_at - self.received_at
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One request. ``ttft_s``: from the client's first byte out to the first body byte in; ``transfer`` with a pool."""
+class Burst:
+    """Requests of one way that were asked at once. ``transfers``: one for each through our pool, in any order."""
 
-    way: Way
-    ttft_s: float
-    transfer: Transfer | None
+    answers: tuple[Answer, ...]
+    transfers: tuple[Transfer, ...] = ()
+
+    @property
+    def ttft_s(self) -> float:
+        """Mean over the requests."""
+        return statistics.mean(answer.ttft_s for answer in self.answers)
+
+    @property
+    def last_ttft_s(self) -> float:
+        return max(answer.ttft_s for answer in self.answers)
 
     @property
     def hand_over_s(self) -> float:
-        """TTFT less prefill's own response time: what two engines cost beyond one."""
-        assert self.transfer is not None
-        assert self.transfer.report.prefill_s is not None
-        return self.ttft_s - self.transfer.report.prefill_s
+        """TTFT less prefill's own response time, mean: what two engines cost beyond one."""
+        return self.ttft_s - statistics.mean(self._prefill_times)
+
+    @property
+    def last_byte_s(self) -> float:
+        """From the first request's receipt to the last byte of all."""
+        first = min(transfer.received_at for transfer in self.transfers)
+        return max(transfer.last_acked_at for transfer in self.transfers) - first
+
+    @property
+    def hidden_share(self) -> float:
+        """Of the bytes that were acknowledged before their forward pass ended; mean."""
+        return statistics.mean(transfer.report.hidden_share or 0.0 for transfer in self.transfers)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(transfer.report.num_bytes for transfer in self.transfers)
+
+    @property
+    def _prefill_times(self) -> list[float]:
+        told = [transfer.report.prefill_s for transfer in self.transfers]
+        seen = [answer.prefill_s for answer in self.answers]
+        return [seconds for seconds in (*told, *seen) if seconds is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,126 +106,143 @@ class Round:
     """All ways once, one after the other. ``bandwidth``: bytes/s of a plain socket over the same link, just before."""
 
     bandwidth: float
-    samples: dict[Way, Sample]
+    bursts: Mapping[Way, Burst]
 
+    @property
+    def prefill_s(self) -> float:
+        """Prefill alone: a single engine's last first token."""
+        return self.bursts[Way.SINGLE].last_ttft_s
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Of one figure over the rounds."""
+    @property
+    def transfer_s(self) -> float:
+        """Transfer alone: all KV over the plain socket."""
+        return self.bursts[Way.LAYERWISE].num_bytes / self.bandwidth
 
-    median: float
-    low: float
-    high: float
+    @property
+    def limit_s(self) -> float:
+        return max(self.prefill_s, self.transfer_s)
 
 
 @dataclass(frozen=True, slots=True)
 class WayFigures:
-    """One way of pushing. Seconds, but for the share in [0, 1]."""
+    """One way. Seconds, but for the share; None where no trace tells."""
 
-    last_byte: Spread
     ttft: Spread
-    hand_over: Spread
-    hidden_share: Spread
+    hand_over: Spread | None
+    last_byte: Spread | None
+    hidden_share: Spread | None
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One prompt length over one link. ``gain``: TTFT of layerwise over serial, of the same round each."""
+    """One prompt length and concurrency over one link. Ratios are of the same round each."""
 
     link: str
     tokens: int
+    concurrency: int
     kv_bytes: int
+    num_rounds: int
     prefill: Spread
     transfer: Spread
-    serial: WayFigures
-    layerwise: WayFigures
-    gain: Spread
+    ways: Mapping[Way, WayFigures]
+    last_byte_to_limit: Spread
+    ttft_to_limit: Spread
+    """Of the burst's last first token."""
+    exposed: Spread
+    """Hand-over of layerwise over serial."""
+    ttft_to: Mapping[Way, Spread]
+    """TTFT of layerwise over this way's."""
 
 
-COLUMNS: Final = (
+WAY_COLUMNS: Final = ("link", "tokens", "at once", "way", "TTFT", "hand-over", "last byte", "hidden")
+LIMIT_COLUMNS: Final = (
     "link",
     "tokens",
+    "at once",
+    "rounds",
     "KV MB",
-    "prefill alone = single engine",
+    "prefill alone",
     "transfer alone",
-    "serial: last byte",
-    "serial: TTFT",
-    "serial: hand-over",
-    "layerwise: last byte",
-    "layerwise: TTFT",
-    "layerwise: hand-over",
-    "layerwise: hidden",
-    "TTFT layerwise / serial",
+    "last byte / limit",
+    "last TTFT / limit",
+    "hand-over / serial's",
+    *(f"TTFT / {way.value}" for way in Way if way is not Way.LAYERWISE),
 )
 
 
 def read_transfer(request: RequestTrace, pushes: Sequence[PushTrace]) -> Transfer | None:
-    """The transfer of one request; None when its trace is not whole or it did not succeed.
-
-    Example: received at 10.0, layers acknowledged at 10.2 and 10.5 → last byte after 0.5 s.
-    """
+    """The transfer of one request; None when its trace is not whole or it did not succeed."""
     report = build_report(request, pushes)
     if report is None or report.prefill_s is None:
         return None
-    acked = max(layer.acked_at for push in pushes for layer in push.layers)
-    return Transfer(report, acked - request.received_at)
-
-
-def spread(values: Iterable[float]) -> Spread:
-    """Median and range. Example: 3, 1, 2 → 2 (1..3)."""
-    taken = list(values)
-    return Spread(statistics.median(taken), min(taken), max(taken))
+    return Transfer(report, request.received_at, max(layer.acked_at for push in pushes for layer in push.layers))
 
 
 def build_row(link: str, tokens: int, rounds: Sequence[Round]) -> Row:
-    """The figures of one prompt length over one link. At least one round."""
-    kv_bytes = _transfer_of(rounds[0].samples[Way.LAYERWISE]).report.num_bytes
+    """The figures of one case. At least one round, all with single engine and our pushes; a peer may have failed."""
+    layerwise = [taken.bursts[Way.LAYERWISE] for taken in rounds]
+    ways = [way for way in Way if any(way in taken.bursts for taken in rounds)]
+    limits = [taken.limit_s for taken in rounds]
     return Row(
         link=link,
         tokens=tokens,
-        kv_bytes=kv_bytes,
-        prefill=spread(taken.samples[Way.SINGLE].ttft_s for taken in rounds),
-        transfer=spread(kv_bytes / taken.bandwidth for taken in rounds),
-        serial=_way_figures([taken.samples[Way.SERIAL] for taken in rounds]),
-        layerwise=_way_figures([taken.samples[Way.LAYERWISE] for taken in rounds]),
-        gain=spread(taken.samples[Way.LAYERWISE].ttft_s / taken.samples[Way.SERIAL].ttft_s for taken in rounds),
+        concurrency=len(layerwise[0].answers),
+        kv_bytes=layerwise[0].num_bytes,
+        num_rounds=len(rounds),
+        prefill=spread(taken.prefill_s for taken in rounds),
+        transfer=spread(taken.transfer_s for taken in rounds),
+        ways={way: _way_figures(way, [it.bursts[way] for it in rounds if way in it.bursts]) for way in ways},
+        last_byte_to_limit=ratios([burst.last_byte_s for burst in layerwise], limits),
+        ttft_to_limit=ratios([burst.last_ttft_s for burst in layerwise], limits),
+        exposed=_ratios_to(Way.SERIAL, rounds, lambda burst: burst.hand_over_s),
+        ttft_to={way: _ratios_to(way, rounds, lambda burst: burst.ttft_s) for way in ways if way != Way.LAYERWISE},
     )
 
 
-def format_table(rows: Sequence[Row]) -> str:
-    """A Markdown table, milliseconds: median (least..most)."""
-    lines = [" | ".join(COLUMNS), "|".join("---" for _ in COLUMNS)]
-    lines += [" | ".join(_cells(row)) for row in rows]
-    return "\n".join(f"| {line} |" for line in lines)
+def format_ways(rows: Sequence[Row]) -> str:
+    """A Markdown table with a line for each way, milliseconds: median (least..most)."""
+    return format_table(WAY_COLUMNS, [_way_cells(row, way) for row in rows for way in row.ways])
 
 
-def _way_figures(samples: Sequence[Sample]) -> WayFigures:
+def format_limits(rows: Sequence[Row]) -> str:
+    """A Markdown table of the layerwise push beside its limit and the other ways."""
+    return format_table(LIMIT_COLUMNS, map(_limit_cells, rows))
+
+
+def _ratios_to(way: Way, rounds: Sequence[Round], pick: Callable[[Burst], float]) -> Spread:
+    """Layerwise over ``way``, in the rounds that have it."""
+    both = [taken.bursts for taken in rounds if way in taken.bursts]
+    return ratios([pick(bursts[Way.LAYERWISE]) for bursts in both], [pick(bursts[way]) for bursts in both])
+
+
+def _way_figures(way: Way, bursts: Sequence[Burst]) -> WayFigures:
+    is_ours = way in OURS
     return WayFigures(
-        last_byte=spread(_transfer_of(sample).last_byte_s for sample in samples),
-        ttft=spread(sample.ttft_s for sample in samples),
-        hand_over=spread(sample.hand_over_s for sample in samples),
-        hidden_share=spread(_transfer_of(sample).report.hidden_share or 0.0 for sample in samples),
+        ttft=spread(burst.ttft_s for burst in bursts),
+        hand_over=None if way is Way.SINGLE else spread(burst.hand_over_s for burst in bursts),
+        last_byte=spread(burst.last_byte_s for burst in bursts) if is_ours else None,
+        hidden_share=spread(burst.hidden_share for burst in bursts) if is_ours else None,
     )
 
 
-def _transfer_of(sample: Sample) -> Transfer:
-    assert sample.transfer is not None
-    return sample.transfer
+def _case_cells(row: Row) -> tuple[str, str, str]:
+    return row.link, f"{row.tokens:,}", str(row.concurrency)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    serial, layerwise, share = row.serial, row.layerwise, row.layerwise.hidden_share
+def _way_cells(row: Row, way: Way) -> tuple[str, ...]:
+    figures = row.ways[way]
+    timed = [ms(it) if it else "" for it in (figures.ttft, figures.hand_over, figures.last_byte)]
+    return (*_case_cells(row), way.value, *timed, percent(figures.hidden_share) if figures.hidden_share else "")
+
+
+def _limit_cells(row: Row) -> tuple[str, ...]:
+    others = [row.ttft_to.get(way) for way in Way if way is not Way.LAYERWISE]
     return (
-        row.link,
-        f"{row.tokens:,}",
+        *_case_cells(row),
+        str(row.num_rounds),
         f"{row.kv_bytes / 1e6:,.0f}",
-        *map(_ms, (row.prefill, row.transfer)),
-        *map(_ms, (serial.last_byte, serial.ttft, serial.hand_over)),
-        *map(_ms, (layerwise.last_byte, layerwise.ttft, layerwise.hand_over)),
-        f"{share.median:.0%} ({share.low:.0%}..{share.high:.0%})",
-        f"{row.gain.median:.2f} ({row.gain.low:.2f}..{row.gain.high:.2f})",
+        ms(row.prefill),
+        ms(row.transfer),
+        *map(times, (row.last_byte_to_limit, row.ttft_to_limit, row.exposed)),
+        *(times(ratio) if ratio else "" for ratio in others),
     )
-
-
-def _ms(figure: Spread) -> str:
-    return f"{figure.median * 1000:,.0f} ({figure.low * 1000:,.0f}..{figure.high * 1000:,.0f})"

@@ -1,93 +1,41 @@
-"""The engines of ``ttft.py``: one single engine, one decode engine, and a prefill engine and router for each push.
+"""The engines of ``ttft.py``: one single engine, our decode engine, and prefill engines and routers for each push.
 
     place of prefill                         place of decode (and of the client)
       prefill, push=serial      <----------    router serial     \
       prefill, push=layerwise   <----------    router layerwise   >--  decode,  single engine
-              |                                                  /
+      prefill of each peer      <----------    client (plays the peer's proxy)  --  decode of each peer
+              |                                                  |
               +------------------ KV -------------------------->
 
-A place is this machine, or one end of a ``link.py`` link. All engines have one compute thread, so that one core stays
-free for lanes, kernel and receiver: with every core computing nothing could be hidden (``facts/measuring.md``).
+All engines have one compute thread, so that one core stays free for lanes, kernel and receiver: with every core
+computing nothing could be hidden (``facts/measuring.md``).
 """
 
 from __future__ import annotations
 
-import http.client
 import itertools
-import json
+import os
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from benchmarks.link import End, Link
-from benchmarks.ttft_figures import Sample, Transfer, Way, read_transfer
+from benchmarks.client import BenchmarkError, Server
+from benchmarks.fronts import Front, RouterFront, SingleFront
+from benchmarks.peers import start_mooncake, start_nixl
+from benchmarks.places import Place, Places
+from benchmarks.starter import Starter
+from benchmarks.ttft_figures import OURS, Answer, Burst, Transfer, Way, read_transfer
 
-from pdcluster_cli.engines import (
-    LOOPBACK,
-    ROUTER_MODULE,
-    Device,
-    EnginePlan,
-    Role,
-    engine_spec,
-    preload_modules,
-    router_argv,
-    zygote_env,
-)
+from pdcluster_cli.engines import LOOPBACK, Role, secret_env
 from pdcluster_cli.local.traces import pushes_in, read_traces, requests_in
-from pdcluster_cli.tiny_model import WIDE_KV, ensure_tiny_model
-from pdcluster_cli.waiting import free_port, wait_healthy
-from pdcluster_cli.zygote import EngineSpec, Zygote
 
-MAX_TOKENS: Final = 8192
-KV_CACHE_BYTES: Final = 640 << 20
-"""10,240 tokens of 64 KiB: the longest prompt and room for its answer."""
-ENGINE_ARGS: Final = (
-    *("--dtype", "bfloat16", "--enforce-eager", "--no-enable-prefix-caching", "--no-enable-log-requests"),
-    *("--max-model-len", str(MAX_TOKENS), "--max-num-batched-tokens", str(MAX_TOKENS), "--max-num-seqs", "4"),
-    *("--kv-cache-memory-bytes", str(KV_CACHE_BYTES)),
-)
-ANSWER_TOKENS: Final = 16
-"""More than one: a layerwise push can be over so early that a shorter answer ends before prefill's own reply."""
-START_TIMEOUT_S: Final = 180.0
-REQUEST_TIMEOUT_S: Final = 120.0
 TRACE_TIMEOUT_S: Final = 10.0
-_TRACE_POLL_S: Final = 0.005
-
-Inside = Callable[[], AbstractContextManager[None]]
-
-
-class BenchmarkError(Exception):
-    """A request failed, so there is nothing to compare."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where processes live: their address as seen by the other place, what they listen on, how to start them there."""
-
-    host: str
-    bind_host: str
-    inside: Inside
-
-
-LOCAL: Final = Place(LOOPBACK, LOOPBACK, nullcontext)
-
-
-def place_at(link: Link, end: End) -> Place:
-    """One end of a link."""
-    return Place(end.value, "0.0.0.0", lambda: link.inside(end))
-
-
-@dataclass(frozen=True, slots=True)
-class Front:
-    """Where one way's requests go, and which trace files tell about them."""
-
-    way: Way
-    port: int
-    trace_files: tuple[Path, ...] = ()
+_TRACE_POLL_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,139 +46,94 @@ class Pool:
     fronts: dict[Way, Front]
     _seeds: Iterator[int]
 
-    def ask(self, way: Way, num_tokens: int) -> Sample:
-        """One request of ``num_tokens`` random tokens. Waits for its answer and for its trace.
+    def prompt(self, num_tokens: int) -> list[int]:
+        """Tokens that no prompt before had."""
+        return random.Random(next(self._seeds)).choices(range(100, 1000), k=num_tokens)
+
+    def ask(self, way: Way, num_tokens: int, count: int = 1, at_once: int = 1) -> Burst:
+        """``count`` requests of ``num_tokens`` random tokens each, ``at_once`` at any time. Waits for all of it.
 
         Raises:
-            BenchmarkError: The answer or the transfer failed, or left no trace.
+            BenchmarkError: An answer or a transfer failed, or left no trace.
         """
         front = self.fronts[way]
-        num_before = len(requests_in(read_traces(front.trace_files)))
-        prompt = random.Random(next(self._seeds)).choices(range(100, 1000), k=num_tokens)
+        begun_at = time.monotonic()
+        prompts = [self.prompt(num_tokens) for _ in range(count)]
+        with ThreadPoolExecutor(at_once) as clients:
+            answers = tuple(clients.map(lambda prompt: self._ask_inside(front, prompt), prompts))
+        if way not in OURS:
+            return Burst(answers)
+        return Burst(answers, _await_transfers(front.trace_files, begun_at, num_tokens, count))
+
+    def _ask_inside(self, front: Front, prompt: list[int]) -> Answer:
         with self.client.inside():
-            ttft_s = _time_first_byte(front.port, prompt)
-        transfer = None if way is Way.SINGLE else _await_transfer(front, num_before)
-        return Sample(way, ttft_s, transfer)
+            return front.ask(prompt)
 
 
 @contextmanager
-def start_pool(prefill: Place, decode: Place, folder: Path) -> Iterator[Pool]:
+def start_pool(places: Places, folder: Path, ways: Sequence[Way] = tuple(Way)) -> Iterator[Pool]:
     """All engines and routers answer; they have ended afterwards. Logs and traces are in ``folder``.
 
     Raises:
         EngineDied: One of them ended while starting; the message holds its last lines.
         TimeoutError: One of them did not answer.
     """
+    os.environ.update(secret_env(os.environ))  # parts on a link refuse to start without one
     with ExitStack() as stack:
-        starters = [_Starter(_open_zygote(stack, place, folder), place, folder) for place in (prefill, decode)]
-        far, near = starters
-        single = near.start_engine(Role.SINGLE, "single")
-        receiver = near.start_engine(Role.DECODE, "decode")
-        senders = {
-            Way.SERIAL: far.start_engine(Role.PREFILL, "prefill-serial", push="serial"),
-            Way.LAYERWISE: far.start_engine(Role.PREFILL, "prefill-layerwise", push="layerwise"),
-        }
-        for starter in starters:
-            starter.wait_ready()
-        fronts = {way: near.start_router(way, prefill.host, sender, receiver) for way, sender in senders.items()}
-        near.wait_ready()
-        yield Pool(decode, {Way.SINGLE: Front(Way.SINGLE, single.port), **fronts}, itertools.count(1))
-
-
-def _open_zygote(stack: ExitStack, place: Place, folder: Path) -> Zygote:
-    log_path = folder / f"zygote-{place.host}-{len(list(folder.iterdir()))}.log"
-    with place.inside():  # the engines are its children, so they live there too
-        zygote = Zygote(preload_modules(Device.CPU), env=zygote_env(Device.CPU), log_path=log_path)
-    return stack.enter_context(zygote)
-
-
-class _Starter:
-    """Starts processes in one place."""
-
-    def __init__(self, zygote: Zygote, place: Place, folder: Path) -> None:
-        self._zygote = zygote
-        self._place = place
-        self._folder = folder
-        self._model = ensure_tiny_model(WIDE_KV)
-        self._waiting: list[Callable[[float], None]] = []
-
-    def start_engine(self, role: Role, name: str, **connector: object) -> EnginePlan:
-        plan = EnginePlan(
-            name=name,
-            role=role,
-            model=self._model,
-            port=self._free_port(),
-            log_path=self._folder / f"{name}.log",
-            num_threads=1,
-            args=(*ENGINE_ARGS, "--host", self._place.bind_host),
-            trace_file=self._folder / f"{name}.trace",
-            connector={"host": self._place.host, **connector},
+        far, near = (
+            stack.enter_context(Starter(place, folder / side))
+            for place, side in ((places.prefill, "far"), (places.decode, "near"))
         )
-        self._start(engine_spec(plan), plan.port)
-        return plan
+        fronts = _start_fronts(far, near, ways)
+        yield Pool(places.decode, fronts, itertools.count(1))
 
-    def start_router(self, way: Way, prefill_host: str, prefill: EnginePlan, decode: EnginePlan) -> Front:
-        name, port = f"router-{way.name.lower()}", self._free_port()
-        trace_file = self._folder / f"{name}.trace"
-        argv = router_argv(
-            prefill=[f"http://{prefill_host}:{prefill.port}"],
-            decode=[f"http://{LOOPBACK}:{decode.port}"],
-            port=port,
-            trace_file=trace_file,
-            args=(),
-        )
-        self._start(EngineSpec(name, ROUTER_MODULE, argv, {}, self._folder / f"{name}.log"), port)
+
+def _start_fronts(far: Starter, near: Starter, ways: Sequence[Way]) -> dict[Way, Front]:
+    fronts: dict[Way, Front] = {}
+    if Way.SINGLE in ways:
+        fronts[Way.SINGLE] = SingleFront(Server(LOOPBACK, near.start_engine(Role.SINGLE, "single").port))
+    if Way.MOONCAKE in ways:
+        fronts[Way.MOONCAKE] = start_mooncake(far, near)
+    if Way.NIXL in ways:
+        fronts[Way.NIXL] = start_nixl(far, near)
+    return fronts | _start_ours(far, near, [way for way in OURS if way in ways])
+
+
+def _start_ours(far: Starter, near: Starter, ways: Sequence[Way]) -> dict[Way, Front]:
+    """One decode engine for all pushes. Everything that was started before answers too."""
+    decode = near.start_engine(Role.DECODE, "decode")
+    prefills = {way: far.start_engine(Role.PREFILL, way.name.lower(), push=way.name.lower()) for way in ways}
+    far.wait_ready()
+    near.wait_ready()
+    fronts: dict[Way, Front] = {}
+    for way, prefill in prefills.items():
+        server, trace_file = near.start_router(f"router-{way.name.lower()}", far.place.host, prefill, decode)
         assert prefill.trace_file is not None
-        return Front(way, port, (trace_file, prefill.trace_file))
-
-    def wait_ready(self) -> None:
-        """Everything that was started answers."""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        with self._place.inside():
-            while self._waiting:
-                self._waiting.pop()(deadline)
-
-    def _start(self, spec: EngineSpec, port: int) -> None:
-        handle = self._zygote.start_engine(spec)
-        self._waiting.append(lambda deadline: wait_healthy(handle, port, deadline=deadline))
-
-    def _free_port(self) -> int:
-        with self._place.inside():
-            return free_port()
+        direct = Server(far.place.host, prefill.port)
+        fronts[way] = RouterFront(server, direct, (trace_file, prefill.trace_file))
+    near.wait_ready()
+    return fronts
 
 
-def _time_first_byte(port: int, prompt: list[int]) -> float:
-    body = {"prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0, "stream": True, "ignore_eos": True}
-    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=REQUEST_TIMEOUT_S)
-    try:
-        begun = time.monotonic()
-        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-        response = connection.getresponse()
-        answer = response.read1(1)
-        ttft_s = time.monotonic() - begun
-        answer += response.read()
-    finally:
-        connection.close()
-    if response.status != http.HTTPStatus.OK or not _has_token(answer):
-        raise BenchmarkError(f"HTTP {response.status}: {answer.decode(errors='replace')[:500]}")
-    return ttft_s
+def _await_transfers(files: Sequence[Path], begun_at: float, num_tokens: int, count: int) -> tuple[Transfer, ...]:
+    """What router and prefill wrote about ``count`` requests of ``num_tokens`` that came since ``begun_at``.
 
-
-def _has_token(answer: bytes) -> bool:
-    """Whether the first server-sent event holds a choice, not an error."""
-    if not answer.startswith(b"data: {"):
-        return False
-    event: dict[str, Any] = json.loads(answer.partition(b"\n")[0].removeprefix(b"data: "))
-    return bool(event.get("choices"))
-
-
-def _await_transfer(front: Front, num_before: int) -> Transfer:
-    """What router and prefill wrote about the request after the first ``num_before``."""
+    Raises:
+        BenchmarkError: They left no trace in time.
+    """
     deadline = time.monotonic() + TRACE_TIMEOUT_S
     while time.monotonic() < deadline:
-        traces = read_traces(front.trace_files)
-        for request in requests_in(traces)[num_before:]:
-            if transfer := read_transfer(request, pushes_in(traces, request.transfer_id)):
-                return transfer
+        transfers = tuple(it for it in _transfers_since(files, begun_at) if it.report.prompt_tokens == num_tokens)
+        if len(transfers) == count:
+            return transfers
         time.sleep(_TRACE_POLL_S)
-    raise BenchmarkError(f"no whole transfer in {', '.join(map(str, front.trace_files))}: the push failed")
+    raise BenchmarkError(f"no whole transfer in {', '.join(map(str, files))}: the push failed")
+
+
+def _transfers_since(files: Sequence[Path], begun_at: float) -> Iterator[Transfer]:
+    traces = read_traces(files)
+    for request in requests_in(traces):
+        if request.received_at < begun_at:
+            continue
+        if transfer := read_transfer(request, pushes_in(traces, request.transfer_id)):
+            yield transfer

@@ -58,6 +58,18 @@ def test_a_thread_is_back_home_afterwards_and_its_sockets_stay() -> None:
 
 
 @needs_links
+def test_a_process_that_is_started_there_sees_the_ends_devices_and_we_see_ours_again() -> None:
+    ours, folder = sorted(File("/sys/class/net").iterdir()), File.cwd()
+    with open_link("1gbit") as link:
+        with link.starting(End.B):
+            theirs = subprocess.run(["ls", "/sys/class/net"], capture_output=True, text=True, check=True).stdout.split()
+        assert End.B.device in theirs
+        assert End.A.device not in theirs
+        assert sorted(File("/sys/class/net").iterdir()) == ours
+        assert File.cwd() == folder
+
+
+@needs_links
 def test_commands_run_at_their_end() -> None:
     with open_link("1gbit") as link:
         shown = subprocess.run(link.command(End.B, ["ip", "address"]), capture_output=True, text=True, check=True)

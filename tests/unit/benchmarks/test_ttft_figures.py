@@ -5,18 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from benchmarks.figures import Spread
 from benchmarks.ttft_figures import (
-    COLUMNS,
+    LIMIT_COLUMNS,
+    WAY_COLUMNS,
+    Answer,
+    Burst,
     Round,
     Row,
-    Sample,
-    Spread,
     Transfer,
     Way,
     build_row,
-    format_table,
+    format_limits,
+    format_ways,
     read_transfer,
-    spread,
 )
 from benchmarks.ttft_plot import draw
 
@@ -38,20 +40,26 @@ def push(*acked_at: float, outcome: str = "done") -> PushTrace:
     return PushTrace("t", outcome, 64, len(layers), 1000 * len(layers), 8, 2, 10.05, 10.3, layers)
 
 
-def transfer_of(*acked_at: float) -> Transfer:
-    transfer = read_transfer(REQUEST, [push(*acked_at)])
+def transfer_of(*acked_at: float, received_at: float = 10.0) -> Transfer:
+    request = RequestTrace("t", received_at, 200, received_at + 0.02, received_at + 0.32, received_at + 0.55)
+    transfer = read_transfer(request, [push(*acked_at)])
     assert transfer is not None
     return transfer
 
 
-def round_of(single: float, serial: float, layerwise: float) -> Round:
+def burst(ttft_s: float, *acked_at: float) -> Burst:
+    return Burst((Answer(ttft_s, None),), (transfer_of(*acked_at),))
+
+
+def round_of(single: float, serial: float, layerwise: float, bandwidth: float = 20_000.0) -> Round:
     """These times to first token. The serial push hides nothing, the layerwise one three of four layers."""
     return Round(
-        bandwidth=20_000.0,
-        samples={
-            Way.SINGLE: Sample(Way.SINGLE, single, None),
-            Way.SERIAL: Sample(Way.SERIAL, serial, transfer_of(10.4, 10.45, 10.5, 10.55)),
-            Way.LAYERWISE: Sample(Way.LAYERWISE, layerwise, transfer_of(10.1, 10.2, 10.3, 10.4)),
+        bandwidth,
+        {
+            Way.SINGLE: Burst((Answer(single, single),)),
+            Way.SERIAL: burst(serial, 10.4, 10.45, 10.5, 10.55),
+            Way.LAYERWISE: burst(layerwise, 10.1, 10.2, 10.3, 10.4),
+            Way.NIXL: Burst((Answer(0.9, 0.3),)),
         },
     )
 
@@ -65,6 +73,11 @@ ROWS = [
 
 def test_the_last_byte_counts_from_the_routers_receipt() -> None:
     assert transfer_of(10.1, 10.5, 10.2).last_byte_s == pytest.approx(0.5)
+
+
+def test_the_last_byte_of_a_burst_counts_from_the_first_receipt() -> None:
+    both = Burst((Answer(1, None),) * 2, (transfer_of(10.5), transfer_of(10.7, received_at=10.1)))
+    assert both.last_byte_s == pytest.approx(0.7)
 
 
 def test_bytes_are_hidden_that_were_acknowledged_before_the_forward_pass_ended() -> None:
@@ -83,12 +96,14 @@ def test_there_is_no_transfer_without_a_whole_trace(request_trace: RequestTrace,
     assert read_transfer(request_trace, pushes) is None
 
 
-def test_hand_over_is_ttft_less_prefills_response_time() -> None:
-    assert Sample(Way.SERIAL, 0.5, transfer_of(10.2)).hand_over_s == pytest.approx(0.2)
+def test_hand_over_is_ttft_less_prefills_response_time_as_the_trace_or_the_client_saw_it() -> None:
+    assert burst(0.5, 10.2).hand_over_s == pytest.approx(0.2)
+    assert Burst((Answer(0.5, 0.3), Answer(0.7, 0.3))).hand_over_s == pytest.approx(0.3)
 
 
-def test_a_spread_is_median_and_range() -> None:
-    assert spread([3, 1, 2]) == Spread(2, 1, 3)
+def test_the_limit_is_the_longer_of_prefill_alone_and_transfer_alone() -> None:
+    assert round_of(0.3, 1, 1, bandwidth=20_000).limit_s == 0.3
+    assert round_of(0.3, 1, 1, bandwidth=8_000).limit_s == 0.5
 
 
 def test_a_row_compares_within_a_round_and_takes_the_median_over_rounds() -> None:
@@ -96,19 +111,46 @@ def test_a_row_compares_within_a_round_and_takes_the_median_over_rounds() -> Non
     assert row.kv_bytes == 4000
     assert row.prefill == Spread(0.3, 0.2, 0.4)
     assert row.transfer == Spread(0.2, 0.2, 0.2)
-    assert row.serial.ttft == Spread(0.6, 0.5, 0.8)
-    assert row.serial.last_byte.median == pytest.approx(0.55)
-    assert row.layerwise.hand_over.median == pytest.approx(0.15)
-    assert row.layerwise.hidden_share.median == 0.75
-    assert (row.gain.median, row.gain.low, row.gain.high) == pytest.approx((0.75, 0.6, 0.8))
+    assert row.ways[Way.SERIAL].ttft == Spread(0.6, 0.5, 0.8)
+    last_byte, hidden = row.ways[Way.SERIAL].last_byte, row.ways[Way.LAYERWISE].hidden_share
+    assert last_byte is not None
+    assert last_byte.median == pytest.approx(0.55)
+    assert hidden is not None
+    assert hidden.median == 0.75
+    gain = row.ttft_to[Way.SERIAL]
+    assert (gain.median, gain.low, gain.high) == pytest.approx((0.75, 0.6, 0.8))
+    assert row.ttft_to_limit.median == pytest.approx(1.5)
+    assert row.last_byte_to_limit.median == pytest.approx(0.4 / 0.3)
+    assert row.exposed.median == pytest.approx(0.15 / 0.3)
 
 
-def test_the_table_has_a_line_for_each_row_and_a_cell_for_each_column() -> None:
-    header, rule, *lines = format_table(ROWS).splitlines()
-    assert len(lines) == len(ROWS)
-    assert {line.count("|") for line in (header, rule, *lines)} == {len(COLUMNS) + 1}
-    assert "| 300 (200..400) |" in lines[0]
-    assert lines[0].endswith("| 75% (75%..75%) | 0.75 (0.60..0.80) |")
+def test_a_round_in_which_a_peer_failed_is_left_out_of_its_figures_only() -> None:
+    whole, failed = round_of(0.3, 0.6, 0.45), round_of(0.2, 0.5, 0.4)
+    failed = Round(failed.bandwidth, {way: it for way, it in failed.bursts.items() if way is not Way.NIXL})
+    row = build_row("loopback", 64, [whole, failed])
+    assert row.ttft_to[Way.NIXL] == Spread(0.5, 0.5, 0.5)
+    assert row.ttft_to[Way.SERIAL].median == pytest.approx(0.775)
+
+
+def test_what_no_trace_tells_is_left_open() -> None:
+    assert ROWS[0].ways[Way.NIXL].last_byte is None
+    assert ROWS[0].ways[Way.SINGLE].hand_over is None
+
+
+def test_the_tables_have_a_line_for_each_row_and_a_cell_for_each_column() -> None:
+    for table, columns, count in (
+        (format_limits(ROWS), LIMIT_COLUMNS, len(ROWS)),
+        (format_ways(ROWS), WAY_COLUMNS, 4 * len(ROWS)),
+    ):
+        header, rule, *lines = table.splitlines()
+        assert len(lines) == count
+        assert {line.count("|") for line in (header, rule, *lines)} == {len(columns) + 1}
+
+
+def test_the_tables_show_median_and_range() -> None:
+    assert "| 300 (200..400) |" in format_limits(ROWS)
+    assert "| 0.75 (0.60..0.80) |" in format_limits(ROWS)
+    assert "| layerwise push | 450 (400..480) |" in format_ways(ROWS)
 
 
 def test_the_plot_is_drawn(tmp_path: Path) -> None:

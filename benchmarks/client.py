@@ -1,0 +1,102 @@
+"""A client of engines and routers: one request, and when its first byte came. Waits; one thread for each request."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+ANSWER_TOKENS: Final = 16
+"""More than one: a layerwise push can be over so early that a shorter answer ends before prefill's own reply."""
+REQUEST_TIMEOUT_S: Final = 600.0
+_PATH: Final = "/v1/completions"
+_HEADERS: Final = {"content-type": "application/json"}
+
+Body = dict[str, Any]
+
+
+class BenchmarkError(Exception):
+    """A request failed, so there is nothing to compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where an engine or a router listens."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A whole answer. Monotonic seconds: the request's first byte out, and each server-sent event with a token in."""
+
+    begun_at: float
+    token_times: tuple[float, ...]
+
+    @property
+    def ttft_s(self) -> float:
+        return self.token_times[0] - self.begun_at
+
+
+def completion_body(prompt: list[int], max_tokens: int = ANSWER_TOKENS, **more: object) -> Body:
+    """A greedy completion of token ids that does not end early."""
+    return {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **more}
+
+
+def stream(server: Server, body: Body) -> Streamed:
+    """Ask, and note when each token comes. Waits for the whole answer.
+
+    Raises:
+        BenchmarkError: The answer is an error, breaks off, or holds no token.
+    """
+    with _exchange(server, {**body, "stream": True}) as (begun_at, response):
+        times = [time.monotonic() for line in response if _has_token(line)]
+    if not times:
+        raise BenchmarkError("the answer has no token")
+    return Streamed(begun_at, tuple(times))
+
+
+def post(server: Server, body: Body) -> Body:
+    """Ask, and wait for the whole answer.
+
+    Raises:
+        BenchmarkError: The answer is an error.
+    """
+    with _exchange(server, body) as (_, response):
+        answer: Body = json.loads(response.read())
+    return answer
+
+
+@contextmanager
+def _exchange(server: Server, body: Body) -> Iterator[tuple[float, http.client.HTTPResponse]]:
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=REQUEST_TIMEOUT_S)
+    try:
+        begun_at = time.monotonic()
+        connection.request("POST", _PATH, json.dumps(body), _HEADERS)
+        response = connection.getresponse()
+        if response.status != http.HTTPStatus.OK:
+            raise BenchmarkError(f"HTTP {response.status}: {response.read().decode(errors='replace')[:500]}")
+        yield begun_at, response
+    except (OSError, http.client.HTTPException) as error:
+        raise BenchmarkError(f"{server.host}:{server.port}: {error!r}") from error
+    finally:
+        connection.close()
+
+
+def _has_token(line: bytes) -> bool:
+    """Whether this line is an event that holds a choice, not an error or the end.
+
+    Raises:
+        BenchmarkError: It is an error.
+    """
+    if not line.startswith(b"data: {"):
+        return False
+    event: Body = json.loads(line.removeprefix(b"data: "))
+    if "error" in event:
+        raise BenchmarkError(f"the stream broke off: {event['error']}")
+    return bool(event.get("choices"))

@@ -1,0 +1,246 @@
+"""One process for each prefill and each decode rank, as in production, steered through pipes.
+
+    parent --- pipe ---> prefill rank 0..P-1     our rank, a bare Mooncake engine and a socket for each link
+           --- pipe ---> decode rank 0..D-1      our rank, a bare Mooncake engine and a listening socket
+
+All ways to move a request's bytes use the same processes, the same memory and the same links, so that they can be
+compared in turn. A message that does not come within ``_REPLY_S`` ends the run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from benchmarks.kv_shape import KvShape, TpRank, links_between
+from benchmarks.places import Place, Places
+from benchmarks.ranks import Cache, DecodeEnd, PrefillEnd, Request, open_decode, open_prefill
+from benchmarks.references import References, ReferenceTarget, Way, open_target
+from benchmarks.thread_time import LANE_PREFIX, Cost, cost_so_far
+
+from pdcluster_protocol.params import SideChannelAddress
+
+_REPLY_S: Final = 180.0
+_LOOK_S: Final = 0.0005
+"""How often decode's forward thread asks what has come: half of vLLM's own step when it waits for KV."""
+_TRIM: Final = "trim"
+_DRIVER_PREFIX: Final = {Way.CONNECTOR: LANE_PREFIX}
+
+
+class RankError(Exception):
+    """A rank did not answer, or a transfer failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tp:
+    """TP sizes of both engines."""
+
+    prefill: int
+    decode: int
+
+    def __str__(self) -> str:
+        return f"{self.prefill}→{self.decode}"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePort:
+    """How one decode rank is reached, by our connector and by the references."""
+
+    address: SideChannelAddress
+    target: ReferenceTarget
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One rank's share of a transfer. Monotonic seconds; ``cost``: this rank's processor time."""
+
+    begun: float
+    ended: float
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """One transfer over all ranks. ``cost``: of all prefill ranks together."""
+
+    seconds: float
+    num_bytes: int
+    cost: Cost
+
+
+@dataclass(slots=True)
+class RankProcesses:
+    """All ranks of two engines, ready. One thread steers them."""
+
+    shape: KvShape
+    tp: Tp
+    senders: list[Connection] = field(default_factory=list)
+    receivers: list[Connection] = field(default_factory=list)
+    pids: dict[str, int] = field(default_factory=dict)
+    """By what each process is."""
+
+    def move(self, way: Way, requests: Sequence[Request]) -> Moved:
+        """All KV of ``requests`` is in decode's memory.
+
+        Raises:
+            RankError: It is not.
+        """
+        is_ours = way is Way.CONNECTOR
+        if is_ours:
+            _ask(self.receivers, ("expect", tuple(requests)))
+            _tell(self.receivers, ("await", tuple(request.name for request in requests)))
+        sent: list[Sent] = _ask(self.senders, ("send", way, tuple(requests)))
+        ends: list[float] = _hear(self.receivers) if is_ours else [part.ended for part in sent]
+        num_bytes = sum(self.shape.request_bytes(len(request.prefill_blocks)) for request in requests)
+        cost = sum((part.cost for part in sent), Cost(0, 0))
+        return Moved(max(ends) - min(part.begun for part in sent), num_bytes, cost)
+
+    def trim(self) -> None:
+        """Every rank's process has given back to the kernel what its allocator holds free."""
+        _ask([*self.senders, *self.receivers], (_TRIM, None, ()))
+
+
+@contextmanager
+def start_ranks(places: Places, shape: KvShape, tp: Tp, trace_file: str = "") -> Iterator[RankProcesses]:
+    """All ranks run; killed at the end.
+
+    Raises:
+        RankError: One of them did not start.
+    """
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # Mooncake's start alone is a page for each rank
+    resource_tracker.ensure_running()  # or the first child would start it in its own namespace
+    with ExitStack() as stack:
+        ranks = RankProcesses(shape, tp)
+        for rank in range(tp.decode):
+            pipe, pid = _start(stack, places.decode, _serve_decode, (shape, TpRank(rank, tp.decode)))
+            ranks.receivers.append(pipe)
+            ranks.pids[f"decode {rank}"] = pid
+        ports = tuple(_hear(ranks.receivers))
+        for rank in range(tp.prefill):
+            own = (shape, TpRank(rank, tp.prefill), tp.decode, ports, trace_file)
+            pipe, pid = _start(stack, places.prefill, _serve_prefill, own)
+            ranks.senders.append(pipe)
+            ranks.pids[f"prefill {rank}"] = pid
+        _hear(ranks.senders)
+        yield ranks
+
+
+def _start(stack: ExitStack, place: Place, serve: Callable[..., None], own: tuple[Any, ...]) -> tuple[Connection, int]:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=serve, args=(there, place.host, *own), daemon=True)
+    with place.starting():  # a child lives where it was started
+        process.start()
+    stack.callback(process.join, 10)
+    stack.callback(process.kill)
+    assert process.pid is not None
+    return here, process.pid
+
+
+def _tell(pipes: Sequence[Connection], command: tuple[Any, ...]) -> None:
+    for pipe in pipes:
+        pipe.send(command)
+
+
+def _hear(pipes: Sequence[Connection]) -> list[Any]:
+    return [_answer_of(pipe) for pipe in pipes]
+
+
+def _ask(pipes: Sequence[Connection], command: tuple[Any, ...]) -> list[Any]:
+    _tell(pipes, command)
+    return _hear(pipes)
+
+
+def _answer_of(pipe: Connection) -> Any:
+    try:
+        if not pipe.poll(_REPLY_S):
+            raise RankError(f"a rank did not answer within {_REPLY_S:g} s")
+        answer = pipe.recv()
+    except EOFError as error:
+        raise RankError("a rank has ended: its last words are above") from error
+    if isinstance(answer, RankError):
+        raise answer
+    return answer
+
+
+def _serve_decode(pipe: Connection, host: str, shape: KvShape, tp: TpRank) -> None:
+    cache = Cache(shape, tp.size)
+    end = open_decode(cache, tp.rank, host)
+    pipe.send(DecodePort(end.address, open_target(cache, host)))
+    while True:
+        match pipe.recv():
+            case ("expect", requests):
+                end.expect(requests)
+                pipe.send(None)
+            case ("await", names):
+                pipe.send(_await_all(end, names))
+            case _:
+                _trim()
+                pipe.send(None)
+
+
+def _await_all(end: DecodeEnd, names: Sequence[str]) -> float | RankError:
+    """When the last of them came (monotonic seconds)."""
+    waiting = set(names)
+    while waiting:
+        ended = end.take_ended()
+        if failed := [name for name, is_received in ended.items() if not is_received]:
+            return RankError(f"requests were not received: {failed}")
+        waiting -= ended.keys()
+        if waiting:
+            time.sleep(_LOOK_S)
+    return time.monotonic()
+
+
+def _serve_prefill(
+    pipe: Connection,
+    host: str,
+    shape: KvShape,
+    tp: TpRank,
+    decode_size: int,
+    ports: tuple[DecodePort, ...],
+    trace_file: str,
+) -> None:
+    cache = Cache(shape, tp.size)
+    end = open_prefill(cache, tp.rank, host, trace_file)
+    links = {d.rank: (p, d) for p, d in links_between(tp.size, decode_size, shape) if p == tp}
+    references = References(cache, host, {pair: ports[rank].target for rank, pair in links.items()})
+    addresses = tuple(port.address for port in ports)
+    pipe.send(None)
+    while True:
+        command, way, requests = pipe.recv()
+        if command == _TRIM:
+            _trim()
+            pipe.send(None)
+            continue
+        prefix = _DRIVER_PREFIX.get(way, References.DRIVER_PREFIX)
+        before, begun = cost_so_far(prefix), time.monotonic()
+        if way is Way.CONNECTOR:
+            _push(end, requests, addresses)
+        else:
+            references.send(way, requests)
+        pipe.send(Sent(begun, time.monotonic(), cost_so_far(prefix) - before))
+
+
+def _trim() -> None:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def _push(end: PrefillEnd, requests: Sequence[Request], addresses: tuple[SideChannelAddress, ...]) -> None:
+    """One forward pass, and the steps after it until every block may be freed."""
+    end.forward(requests, addresses)
+    names = tuple(request.name for request in requests)
+    free = end.release(names)
+    while len(free) < len(names):
+        time.sleep(_LOOK_S)
+        free |= end.release(())

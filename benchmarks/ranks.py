@@ -1,0 +1,196 @@
+"""Prefill and decode ranks without vLLM: real side channel, real Mooncake, plain memory as KV cache.
+
+The one file of the benchmarks that knows how a rank is built and what its forward thread calls. Everything else speaks
+of ``KvShape``, block tables and names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.block_tables import BlockTable
+from benchmarks.kv_shape import KvShape
+
+from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_rank, make_prefill_rank
+from pdcluster_connector.core.ranges import GroupSlice
+from pdcluster_connector.core.watermark import KvGroup
+from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
+from pdcluster_connector.settings import Settings
+from pdcluster_connector.steps import DecodeStep, Expect, PrefillStep, PushSlice, Target
+from pdcluster_protocol.fingerprint import KvFingerprint
+from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
+from pdcluster_protocol.params import SideChannelAddress
+from pdcluster_protocol.secret import SECRET_VARIABLE, load_secret
+from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
+
+DEADLINE_MS: Final = 30_000
+"""Decode remembers an ended transfer until then: far above any transfer, far below a soak."""
+_PAGE_BYTES: Final = 4096
+_DECODE: Final = EngineId("decode")
+_SECRET: Final = load_secret({SECRET_VARIABLE: "the secret of the benchmarks"}, host="0.0.0.0")
+
+
+class Cache:
+    """One rank's KV memory: anonymous, every page touched."""
+
+    def __init__(self, shape: KvShape, tp_size: int) -> None:
+        self.shape = shape
+        self.tp_size = tp_size
+        self.num_bytes = shape.rank_bytes(tp_size)
+        self.memory = mmap.mmap(-1, self.num_bytes)
+        for at in range(0, self.num_bytes, _PAGE_BYTES):
+            self.memory[at] = at // _PAGE_BYTES % 256
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+
+    def layout(self, rank: int) -> RankLayout:
+        """Of rank ``rank``: one region for each layer."""
+        shape, block_bytes = self.shape, self.shape.block_bytes(self.tp_size)
+        regions = tuple(
+            RegionLayout(
+                layer_name=name,
+                group=0,
+                base=self.address + index * shape.num_blocks * block_bytes,
+                num_blocks=shape.num_blocks,
+                page_stride=block_bytes,
+                page_bytes=block_bytes,
+                kind=RegionKind.HEADS,
+                heads=shape.kv_heads,
+                page_tokens=shape.block_size,
+            )
+            for index, name in enumerate(shape.layer_names())
+        )
+        return RankLayout(rank, self.tp_size, regions)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a step: its name, and its blocks on both sides, by position."""
+
+    name: str
+    prefill_blocks: BlockTable
+    decode_blocks: BlockTable
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillEnd:
+    """A prefill rank; its owner is the forward thread."""
+
+    rank: PrefillRank
+    shape: KvShape
+
+    def forward(self, requests: Sequence[Request], decode: tuple[SideChannelAddress, ...]) -> None:
+        """One forward pass that completes ``requests``, without any computing. Waits for no network."""
+        worker = self.rank.worker
+        worker.begin_step(PrefillStep(tuple(_slice_of(request, self.shape, decode) for request in requests)))
+        for name in self.shape.layer_names():
+            worker.layer_saved(name)
+        worker.end_step()
+
+    def release(self, names: Sequence[str]) -> set[str]:
+        """vLLM has ended ``names``; whose blocks are not read any more, each told once."""
+        return set(self.rank.worker.finished(map(RequestId, names)))
+
+    def close(self) -> None:
+        """Waits up to 7 s."""
+        self.rank.close()
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeEnd:
+    """A decode rank; its owner is the forward thread."""
+
+    rank: DecodeRank
+    shape: KvShape
+
+    @property
+    def address(self) -> SideChannelAddress:
+        return self.rank.address
+
+    def expect(self, requests: Sequence[Request]) -> None:
+        """The scheduler has reserved the requests' blocks."""
+        self.rank.worker.begin_step(DecodeStep(expects=tuple(_expect_of(request, self.shape) for request in requests)))
+
+    def take_ended(self) -> dict[str, bool]:
+        """Requests whose wait has ended since the last call, and whether their KV is here."""
+        receipts = self.rank.worker.receipts()
+        return {name: name not in receipts.failed for name in receipts.ended}
+
+    def close(self) -> None:
+        """Waits up to 7 s."""
+        self.rank.close()
+
+
+def open_prefill(cache: Cache, rank: int, host: str, trace_file: str = "") -> PrefillEnd:
+    """A prefill rank over ``cache`` that pushes from ``host``.
+
+    Raises:
+        ConfigError: The transport cannot start.
+    """
+    facts = _facts(EngineRole.PREFILL, cache, host, trace_file)
+    return PrefillEnd(make_prefill_rank(facts, _memory(cache, rank)), cache.shape)
+
+
+def open_decode(cache: Cache, rank: int, host: str) -> DecodeEnd:
+    """A decode rank over ``cache`` that listens on ``host``.
+
+    Raises:
+        ConfigError: The transport cannot start.
+    """
+    facts = _facts(EngineRole.DECODE, cache, host, "")
+    return DecodeEnd(make_decode_rank(facts, _memory(cache, rank)), cache.shape)
+
+
+def _facts(role: EngineRole, cache: Cache, host: str, trace_file: str) -> EngineFacts:
+    shape = cache.shape
+    return EngineFacts(
+        engine_id=EngineId(role.name.lower()),
+        instance_id="one life",
+        role=role,
+        host=host,
+        tp_size=cache.tp_size,
+        kv_heads=(shape.kv_heads,),
+        device_type="cpu",
+        settings=Settings(trace_file=trace_file),
+        secret=_SECRET,
+        groups=(KvGroup(shape.block_size),),
+    )
+
+
+def _memory(cache: Cache, rank: int) -> Memory:
+    return Memory(cache.layout(rank), ((cache.address, cache.num_bytes),), _fingerprint(cache.shape))
+
+
+def _fingerprint(shape: KvShape) -> KvFingerprint:
+    return KvFingerprint(
+        model_digest="benchmark",
+        kv_dtype="bytes",
+        layout="LBHNC",
+        kv_heads=(shape.kv_heads,),
+        attention_backend="none",
+        vllm_version="none",
+        connector_version="benchmark",
+    )
+
+
+def _expect_of(request: Request, shape: KvShape) -> Expect:
+    span = (0, len(request.decode_blocks) * shape.block_size)
+    return Expect(RequestId(request.name), TransferId(request.name), DEADLINE_MS, ((span,),))
+
+
+def _slice_of(request: Request, shape: KvShape, decode: tuple[SideChannelAddress, ...]) -> PushSlice:
+    transfer, attempt = TransferId(request.name), Attempt(1)
+    num_tokens = len(request.prefill_blocks) * shape.block_size
+    return PushSlice(
+        request_id=RequestId(request.name),
+        transfer_id=transfer,
+        attempt=attempt,
+        token=_SECRET.mint(transfer, attempt, DEADLINE_MS),
+        target=Target(_DECODE, len(decode), decode, DEADLINE_MS),
+        groups=(GroupSlice(0, num_tokens, request.prefill_blocks, request.decode_blocks),),
+        num_prompt_tokens=num_tokens,
+        is_last=True,
+    )

@@ -1,0 +1,128 @@
+"""Starts engines and routers in one place; all have ended when it is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from benchmarks.client import Server
+from benchmarks.places import Place
+
+from pdcluster_cli.engines import (
+    LOOPBACK,
+    ROUTER_MODULE,
+    Device,
+    EnginePlan,
+    Role,
+    engine_spec,
+    preload_modules,
+    router_argv,
+    zygote_env,
+)
+from pdcluster_cli.tiny_model import WIDE_KV, ensure_tiny_model
+from pdcluster_cli.waiting import free_port, wait_healthy
+from pdcluster_cli.zygote import EngineSpec, Zygote
+
+MAX_TOKENS: Final = 8192
+KV_CACHE_BYTES: Final = 640 << 20
+"""10,240 tokens of 64 KiB: the longest prompt and room for its answer. More at once wait, as in a full engine."""
+ENGINE_ARGS: Final = (
+    *("--dtype", "bfloat16", "--enforce-eager", "--no-enable-prefix-caching", "--no-enable-log-requests"),
+    *("--max-model-len", str(MAX_TOKENS), "--max-num-batched-tokens", str(MAX_TOKENS), "--max-num-seqs", "16"),
+    *("--kv-cache-memory-bytes", str(KV_CACHE_BYTES)),
+)
+ROUTER_ARGS: Final = ("--queue-timeout", "600", "--prefill-timeout", "600", "--request-timeout", "600")
+START_TIMEOUT_S: Final = 600.0
+
+
+class Starter:
+    """One thread uses it."""
+
+    def __init__(self, place: Place, folder: Path) -> None:
+        """``folder``: for logs and traces; made here."""
+        folder.mkdir()
+        self.place = place
+        self._folder = folder
+        self._model = ensure_tiny_model(WIDE_KV)
+        self._waiting: list[Callable[[float], None]] = []
+        with place.starting():  # the engines are its children, so they live there too
+            self._zygote = Zygote(
+                preload_modules(Device.CPU), env=zygote_env(Device.CPU), log_path=folder / "zygote.log"
+            )
+
+    def __enter__(self) -> Self:
+        self._zygote.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._zygote.__exit__(kind, error, tb)
+
+    def start_engine(self, role: Role, name: str, **connector: object) -> EnginePlan:
+        """An engine with our connector (or none) starts. ``connector``: its settings."""
+        plan = self._plan(role, name)
+        plan = replace(
+            plan,
+            trace_file=self._folder / f"{name}.trace",
+            connector={"host": self.place.host, **connector},
+        )
+        return self._start_engine(plan)
+
+    def start_peer(self, role: Role, name: str, kv_transfer: Mapping[str, object], env: Mapping[str, str]) -> Server:
+        """An engine with another connector starts: vLLM's own ``KVTransferConfig`` and environment of it."""
+        plan = self._start_engine(replace(self._plan(role, name), kv_transfer=kv_transfer, env=env))
+        return Server(self.place.host if role is Role.PREFILL else LOOPBACK, plan.port)
+
+    def start_router(
+        self, name: str, prefill_host: str, prefill: EnginePlan, decode: EnginePlan
+    ) -> tuple[Server, Path]:
+        """A router starts; where it listens, and its trace."""
+        port, trace_file = self.free_port(), self._folder / f"{name}.trace"
+        argv = router_argv(
+            prefill=[f"http://{prefill_host}:{prefill.port}"],
+            decode=[f"http://{LOOPBACK}:{decode.port}"],
+            port=port,
+            trace_file=trace_file,
+            args=ROUTER_ARGS,
+        )
+        self._start(EngineSpec(name, ROUTER_MODULE, argv, {}, self._folder / f"{name}.log"), port)
+        return Server(LOOPBACK, port), trace_file
+
+    def wait_ready(self) -> None:
+        """Everything that was started answers.
+
+        Raises:
+            EngineDied: One has ended instead.
+            TimeoutError: One does not answer.
+        """
+        deadline = time.monotonic() + START_TIMEOUT_S
+        with self.place.inside():
+            while self._waiting:
+                self._waiting.pop()(deadline)
+
+    def free_port(self) -> int:
+        """In this place, now."""
+        with self.place.inside():
+            return free_port()
+
+    def _plan(self, role: Role, name: str) -> EnginePlan:
+        return EnginePlan(
+            name=name,
+            role=role,
+            model=self._model,
+            port=self.free_port(),
+            log_path=self._folder / f"{name}.log",
+            num_threads=1,
+            args=(*ENGINE_ARGS, "--host", self.place.bind_host),
+        )
+
+    def _start_engine(self, plan: EnginePlan) -> EnginePlan:
+        self._start(engine_spec(plan), plan.port)
+        return plan
+
+    def _start(self, spec: EngineSpec, port: int) -> None:
+        handle = self._zygote.start_engine(spec)
+        self._waiting.append(lambda deadline: wait_healthy(handle, port, deadline=deadline))

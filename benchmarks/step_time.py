@@ -1,0 +1,207 @@
+"""What a transfer costs the forward passes of both engines: step times with one beside step times without.
+
+    .venv/bin/python -m benchmarks.step_time --write    about 12 minutes; docs/step_time.md
+    .venv/bin/python -m benchmarks.step_time --quick    loopback, two rounds
+
+Decode, receiving: an answer streams from the decode engine while another request's KV comes in; a step is the time
+between two of its tokens, until the last byte has come. Without a transfer: the same while a single engine computes the
+same prompt, so that the other core has the same work. Prefill, sending: the response time of the prefill engine to the
+router while it pushes; without a transfer: to a plain request of the same length. Milliseconds: median (least..most)
+over interleaved rounds, ratios of the same round each; the aim is 1.03 at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.client import BenchmarkError, Streamed, completion_body, post, stream
+from benchmarks.figures import format_table, ratios, spread
+from benchmarks.fronts import RouterFront
+from benchmarks.link import LinkError
+from benchmarks.pages import format_minutes, write_page
+from benchmarks.places import LINKS, open_places, share_places
+from benchmarks.ttft_figures import Way
+from benchmarks.ttft_plan import prefill_s
+from benchmarks.ttft_pool import Pool, start_pool
+
+from pdcluster_cli.waiting import EngineDied
+
+COLUMNS: Final = ("link", "tokens", "step", "without a transfer", "with", "ratio")
+WAYS: Final = (Way.SINGLE, Way.LAYERWISE)
+_FAILURES: Final = (LinkError, BenchmarkError, EngineDied, TimeoutError, OSError)
+_START_S: Final = 60.0
+_STREAM_PROMPT: Final = 64
+_STEPS_AHEAD_S: Final = 0.5
+"""The stream is in its stride then."""
+_STEP_S: Final = 0.006
+"""Of one sequence, at least: so many answer tokens last long enough."""
+_MIN_STEPS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``links``: keys of ``LINKS``; ``tokens`` of the prompt whose KV moves."""
+
+    links: tuple[str, ...]
+    tokens: int
+    rounds: int
+
+    @property
+    def answer_tokens(self) -> int:
+        """How long the stream must be to outlast the slowest transfer."""
+        return int((_STEPS_AHEAD_S + 3 * prefill_s(self.tokens)) / _STEP_S)
+
+    @property
+    def seconds(self) -> float:
+        """An estimate."""
+        stream_s = 2 * self.answer_tokens * _STEP_S
+        return 2 * _START_S + len(self.links) * self.rounds * (2 * stream_s + 2.5 * prefill_s(self.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """From when to when something went on beside a stream (monotonic seconds)."""
+
+    begun_at: float
+    ended_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Seconds for a step: decode's and prefill's, each without and with a transfer."""
+
+    decode_idle: float
+    decode_receiving: float
+    prefill_idle: float
+    prefill_sending: float
+
+
+def main(plan: Plan, *, write: bool) -> int:
+    """Measure, print, write. Returns the process's exit status."""
+    print(f"takes {format_minutes(plan.seconds)}", flush=True)
+    try:
+        lines = [line for links in share_places(plan.links) for line in _measure_links(links, plan)]
+    except _FAILURES as error:
+        print(f"step_time: {error}", file=sys.stderr)
+        return 1
+    table = format_table(COLUMNS, lines)
+    print(f"\n{table}")
+    if write:
+        words = (__doc__ or "").rpartition("\n\n")[2]
+        write_page("step_time", "Step times with a transfer", f"{words}\n{table}")
+    return 0
+
+
+def step_s(stream: Streamed, window: Window) -> float:
+    """Mean time between two tokens that both came within the window.
+
+    Raises:
+        BenchmarkError: Too few did.
+    """
+    inside = [at for at in stream.token_times if window.begun_at <= at <= window.ended_at]
+    if len(inside) < _MIN_STEPS:
+        raise BenchmarkError(f"only {len(inside)} tokens came during a transfer: use a longer prompt")
+    return (inside[-1] - inside[0]) / (len(inside) - 1)
+
+
+def build_cells(link: str, tokens: int, rounds: Sequence[Round]) -> list[tuple[str, ...]]:
+    """A line for decode and one for prefill."""
+    pairs = {
+        "decode, receiving": [(taken.decode_idle, taken.decode_receiving) for taken in rounds],
+        "prefill, sending": [(taken.prefill_idle, taken.prefill_sending) for taken in rounds],
+    }
+    return [(link, f"{tokens:,}", name, *_cells(*zip(*taken, strict=True))) for name, taken in pairs.items()]
+
+
+def _cells(without: Sequence[float], with_one: Sequence[float]) -> tuple[str, str, str]:
+    ratio = ratios(with_one, without)
+    return _ms(without), _ms(with_one), f"{ratio.median:.3f} ({ratio.low:.3f}..{ratio.high:.3f})"
+
+
+def _ms(seconds: Sequence[float]) -> str:
+    figure = spread(seconds)
+    return f"{figure.median * 1000:,.2f} ({figure.low * 1000:,.2f}..{figure.high * 1000:,.2f})"
+
+
+def _measure_links(links: Sequence[str], plan: Plan) -> Iterator[tuple[str, ...]]:
+    with (
+        tempfile.TemporaryDirectory(prefix="pdcluster-step-") as folder,
+        open_places(links[0]) as places,
+        start_pool(places, Path(folder), WAYS) as pool,
+    ):
+        for _ in range(2):
+            for way in WAYS:
+                pool.ask(way, plan.tokens)
+        for link in links:
+            places.set_rate(link)
+            rounds = [_run_round(pool, plan, number) for number in range(plan.rounds)]
+            yield from build_cells(LINKS[link], plan.tokens, rounds)
+
+
+def _run_round(pool: Pool, plan: Plan, number: int) -> Round:
+    idle = receiving = prefill_idle = prefill_sending = 0.0
+    for way in WAYS if number % 2 else WAYS[::-1]:
+        if way is Way.SINGLE:
+            idle = _decode_step(pool, plan, way)
+            prefill_idle = _plain_prefill_s(pool, plan.tokens)
+        else:
+            receiving = _decode_step(pool, plan, way)
+            prefill_sending = pool.ask(way, plan.tokens).transfers[0].report.prefill_s or 0.0
+    return Round(idle, receiving, prefill_idle, prefill_sending)
+
+
+def _decode_step(pool: Pool, plan: Plan, way: Way) -> float:
+    """While ``way`` answers a prompt."""
+    front = pool.fronts[Way.LAYERWISE]
+    assert isinstance(front, RouterFront)
+    with ThreadPoolExecutor(1) as streamer:
+        streamed = streamer.submit(_stream, pool, front, plan.answer_tokens)
+        time.sleep(_STEPS_AHEAD_S)
+        begun_at = time.monotonic()
+        burst = pool.ask(way, plan.tokens)
+        if way is Way.LAYERWISE:
+            window = Window(begun_at, max(it.last_acked_at for it in burst.transfers))
+        else:
+            window = Window(begun_at, begun_at + burst.ttft_s)
+        return step_s(streamed.result(), window)
+
+
+def _stream(pool: Pool, front: RouterFront, answer_tokens: int) -> Streamed:
+    with pool.client.inside():
+        return stream(front.server, completion_body(pool.prompt(_STREAM_PROMPT), answer_tokens))
+
+
+def _plain_prefill_s(pool: Pool, tokens: int) -> float:
+    """The prefill engine's response time without anybody to push to."""
+    front = pool.fronts[Way.LAYERWISE]
+    assert isinstance(front, RouterFront)
+    with pool.client.inside():
+        begun_at = time.monotonic()
+        post(front.prefill, completion_body(pool.prompt(tokens), 1))
+        return time.monotonic() - begun_at
+
+
+def _parse(argv: Sequence[str]) -> tuple[Plan, bool]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--links", nargs="+", choices=list(LINKS), default=list(LINKS))
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--write", action="store_true", help="write docs/step_time.md")
+    parser.add_argument("--quick", action="store_true", help="loopback, two rounds, no file")
+    given = parser.parse_args(argv)
+    if given.quick:
+        return Plan(("loopback",), 2048, 2), False
+    return Plan(tuple(given.links), given.tokens, given.rounds), given.write
+
+
+if __name__ == "__main__":
+    chosen, is_written = _parse(sys.argv[1:])
+    sys.exit(main(chosen, write=is_written))

@@ -1,0 +1,42 @@
+"""Which steps of a stream count, and how step times and loads become rows."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks import heavy_load, step_time
+from benchmarks.client import BenchmarkError, Streamed
+from benchmarks.step_time import Round, Window, step_s
+from benchmarks.ttft_figures import Answer, Burst, Way
+
+STREAM = Streamed(0.0, tuple(0.01 * number for number in range(100)))
+
+
+def test_a_step_is_the_mean_time_between_tokens_that_came_within_the_window() -> None:
+    late = Streamed(0.0, (*STREAM.token_times, 9.0))
+    assert step_s(late, Window(0.2, 0.9)) == pytest.approx(0.01)
+
+
+def test_too_few_tokens_in_the_window_are_no_result() -> None:
+    with pytest.raises(BenchmarkError, match="only 3 tokens"):
+        step_s(STREAM, Window(0.195, 0.225))
+
+
+def test_step_times_are_compared_within_a_round() -> None:
+    rounds = [Round(0.010, 0.011, 1.0, 1.02), Round(0.020, 0.020, 1.0, 1.04), Round(0.010, 0.012, 1.0, 1.0)]
+    decode, prefill = step_time.build_cells("loopback", 2048, rounds)
+    assert decode == ("loopback", "2,048", "decode, receiving", "10.00 (10.00..20.00)", "12.00 (11.00..20.00)",
+                      "1.100 (1.000..1.200)")  # fmt: skip
+    assert prefill[-1] == "1.020 (1.000..1.040)"
+
+
+def test_load_is_shown_by_mean_and_slowest() -> None:
+    def burst(*seconds: float) -> Burst:
+        return Burst(tuple(Answer(ttft_s, None) for ttft_s in seconds))
+
+    runs = [
+        {Way.SERIAL: burst(1, 2, 3), Way.LAYERWISE: burst(1, 1, 1)},
+        {Way.SERIAL: burst(2, 2, 2), Way.LAYERWISE: burst(1, 2, 3)},
+    ]
+    mean, p99 = heavy_load.build_cells(("1 Gbit/s",), runs)
+    assert mean[-1] == "0.75 (0.50..1.00)"
+    assert p99 == ("1 Gbit/s", "p99", "2,500 (2,000..3,000)", "2,000 (1,000..3,000)", "0.92 (0.33..1.50)")

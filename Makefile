@@ -38,7 +38,7 @@ faults: install  ## random faults on real engines and the real router (N=10000 S
 
 bench: install  ## what the hook costs, and how fast bytes leave (benchmarks/ttft.py takes longer: run it by hand)
 	$(BIN)/python benchmarks/save_kv_layer.py
-	$(BIN)/python benchmarks/push_bandwidth.py
+	$(BIN)/python -m benchmarks.push_bandwidth --quick
 
 lock: install  ## resolve the dependencies anew
 	$(BIN)/uv pip compile requirements/bootstrap.in --universal --python-version 3.11 --generate-hashes --no-annotate \

@@ -148,7 +148,12 @@ def _offsets(grid: Grid, blocks: Offsets, tokens: Offsets, num_rows: int) -> Off
 
 
 def _join(source: Offsets, target: Offsets, piece_bytes: int) -> ByteRanges:
-    """Pieces that follow each other on both sides become one range."""
+    """Pieces that follow each other on both sides become one range.
+
+    In order of their sources: vLLM hands freed blocks out last first, so tables of a used pool fall.
+    """
+    order = np.argsort(source, kind="stable")
+    source, target = source[order], target[order]
     breaks = (np.diff(source) != piece_bytes) | (np.diff(target) != piece_bytes)
     starts = np.append(0, np.flatnonzero(breaks) + 1) if len(source) else np.empty(0, np.int64)
     num_bytes = np.diff(np.append(starts, len(source))) * piece_bytes

@@ -59,8 +59,6 @@ from pdcluster_protocol.side_channel import (
 )
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.lane")
-_POLL_S: Final = 0.0003
-"""How often writes in flight are looked at: short beside a layer, long beside a look (1 us)."""
 _IDLE_S: Final = 1.0
 _CUT_S: Final = 2.0
 """What closing a session may take: Mooncake 0.3.13 needs 0.8 s."""
@@ -191,8 +189,7 @@ class Lane:
 
     def _wait(self, channel: PrefillChannel) -> None:
         if self._out.is_busy:
-            time.sleep(_POLL_S)
-            channel.wait(0)
+            channel.wait(self._out.next_look_s)
             return
         channel.wait(_EXPIRE_EVERY_S if len(self._book) else _IDLE_S)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.transport.base import Transport
@@ -18,6 +18,9 @@ from pdcluster_connector.worker.orders import LayerSaved, StepBegun, StepEnded
 from pdcluster_connector.worker.pushes import LivePush, PushBook
 from pdcluster_connector.worker.route import Route, StepPlan
 from pdcluster_connector.worker.writes import WriteQueue
+
+_NOTHING_S: Final = 1.0
+"""Nothing is in flight: only orders and messages count, and they wake the lane."""
 
 StepOrder: TypeAlias = StepBegun | LayerSaved | StepEnded
 
@@ -52,6 +55,11 @@ class Outbound:
     def is_busy(self) -> bool:
         """Whether looking again soon is worthwhile."""
         return self._writes is not None and self._writes.is_busy
+
+    @property
+    def next_look_s(self) -> float:
+        """How soon looking again can find something new."""
+        return self._writes.next_look_s if self._writes is not None else _NOTHING_S
 
     def open(self, route: Route, session: str, sessions: Sessions) -> None:
         """Writes may go along ``route`` to ``session``; the backlog is still to be followed.
@@ -96,7 +104,7 @@ class Outbound:
         if self._writes is None:
             return
         for push, commands in self._writes.advance(now=now):
-            if live := self._book.get(push.key):
+            if commands and (live := self._book.get(push.key)):
                 self._book.apply(live, commands)
 
     def forget_stopped(self) -> None:

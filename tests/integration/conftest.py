@@ -21,5 +21,6 @@ def tiny_model() -> Path:
 @pytest.fixture(scope="session")
 def harness(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     folder = tmp_path_factory.mktemp("engines")
-    with Zygote(preload_modules(Device.CPU), env=harness_env(), log_path=folder / "zygote.log") as zygote:
+    modules = (*preload_modules(Device.CPU), "zoo.preload")
+    with Zygote(modules, env=harness_env(), log_path=folder / "zygote.log") as zygote:
         yield Harness(zygote, tiny_model, folder)

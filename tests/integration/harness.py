@@ -140,7 +140,7 @@ class Harness:
         decodes = [self._named(common, Role.DECODE, decode_args, decode_connector or {}) for _ in range(decode)]
         overrides = [first_prefill_kv_transfer or prefill_kv_transfer or {}, *[prefill_kv_transfer or {}] * prefill]
         plans = [dataclasses.replace(p, kv_transfer=o) for p, o in zip(prefills, overrides, strict=False)] + decodes
-        with self.start(*plans) as engines, self._router(engines[:prefill], engines[prefill:], router_args) as router:
+        with self.start(*plans) as engines, self.router(engines[:prefill], engines[prefill:], router_args) as router:
             yield Pool(router, engines[:prefill], engines[prefill:])
 
     @contextmanager
@@ -184,7 +184,8 @@ class Harness:
         )
 
     @contextmanager
-    def _router(self, prefill: Sequence[Server], decode: Sequence[Server], args: Sequence[str]) -> Iterator[Server]:
+    def router(self, prefill: Sequence[Server], decode: Sequence[Server], args: Sequence[str] = ()) -> Iterator[Server]:
+        """A router over engines that run already. Several may share an engine: one for each pair, say."""
         name, port = f"router-{next(self._numbers)}", free_port()
         trace_file = self.folder / f"{name}.trace"
         argv = router_argv(
@@ -204,6 +205,20 @@ class Harness:
         handle = self.zygote.start_engine(spec)
         stack.callback(handle.stop, STOP_GRACE_S)
         return Server(spec.name, port, handle, spec.log_path, trace_file or spec.log_path.with_suffix(".trace"))
+
+
+def parallel_args(tp: int = 1, pp: int = 1, dp: int = 1) -> tuple[str, ...]:
+    """vLLM's arguments for an engine of several workers; none for one worker.
+
+    Pipeline stages need compilation by name: without it vLLM 0.32's CPU worker skips the warm-up, and a later stage
+    has nothing to receive into.
+    """
+    if (tp, pp, dp) == (1, 1, 1):
+        return ()
+    sizes = {"--tensor-parallel-size": tp, "--pipeline-parallel-size": pp, "--data-parallel-size": dp}
+    words = [word for name, size in sizes.items() if size > 1 for word in (name, str(size))]
+    stages = ("--no-enforce-eager", "--compilation-config", '{"mode": 2, "backend": "eager"}') if pp > 1 else ()
+    return (*words, "--distributed-executor-backend", "mp", *stages)
 
 
 def _wait_all(servers: Sequence[Server]) -> None:

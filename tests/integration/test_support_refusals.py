@@ -1,0 +1,97 @@
+"""What does not fit is refused, with both values and the cure: at the handshake before any byte, or at start."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from integration.harness import Harness, HttpError, Server, complete
+from pdcluster_cli.engines import Role
+from pdcluster_cli.waiting import EngineDied
+from zoo import pools
+from zoo.cases import TP2, draft_model
+from zoo.models import QWEN3_NEXT, llama
+from zoo.pools import ONE, Case, Shape
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
+
+LLAMA = llama(4)
+
+
+def others() -> list[tuple[Case, tuple[str, ...]]]:
+    """A decode engine beside a plain Llama of float32 in blocks of 128, and what is said about it."""
+    return [
+        (
+            Case(LLAMA, ("--block-size", "32")),
+            ("pages of 128 tokens on prefill, 32 on decode", "start both with the same --block-size"),
+        ),
+        (
+            Case(LLAMA, ("--dtype", "bfloat16")),
+            ("prefill 'torch.float32/auto', decode 'torch.bfloat16/auto'", "start both with the same --dtype"),
+        ),
+        (
+            Case(LLAMA, ("--kv-cache-dtype", "fp8")),
+            ("prefill 'torch.float32/auto', decode 'torch.float32/fp8'", "and --kv-cache-dtype"),
+        ),
+        (Case(llama(2)), ("model_digest: prefill '", "kv_heads: prefill (4,), decode (2,)", "serve the same model")),
+        (
+            Case(dataclasses.replace(LLAMA, name="llama-4kv-tuned", seed=8)),
+            ("differ in model_digest: prefill '", "serve the same model and revision on both"),
+        ),
+        (Case(LLAMA, draft_model()), ("kv_heads: prefill (4,), decode (2, 4)", "serve the same model")),
+    ]
+
+
+def refusal(harness: Harness, prefill: Server, decode: Server) -> str:
+    with harness.router([prefill], [decode]) as router, pytest.raises(HttpError) as refused:
+        complete(router.url, [5] * 300, 4)
+    assert refused.value.status == 502
+    assert f"prefill engine {prefill.name} and decode engine {decode.name}" in refused.value.body
+    return refused.value.body
+
+
+def require_nothing_written(prefill: Server) -> None:
+    pushes = prefill.read_trace("push")
+    assert pushes
+    assert {(line["outcome"], line["num_bytes"], line["writes"]) for line in pushes} == {("failed", 0, 0)}
+
+
+def test_engines_that_keep_kv_otherwise_are_refused_with_both_values_before_any_byte(harness: Harness) -> None:
+    plans = [pools.plan_engine(harness, Role.PREFILL, Case(LLAMA), ONE)]
+    plans += [pools.plan_engine(harness, Role.DECODE, case, ONE) for case, _ in others()]
+    with harness.start(*plans) as (prefill, *decodes):
+        for decode, (_, words) in zip(decodes, others(), strict=True):
+            told = refusal(harness, prefill, decode)
+            assert [word for word in words if word not in told] == [], told
+        require_nothing_written(prefill)
+        pools.require_no_block_in_use((prefill, *decodes))
+
+
+def test_recurrent_state_is_not_split_anew(harness: Harness) -> None:
+    with pools.engines(harness, Case(QWEN3_NEXT, ("--dtype", "bfloat16")), [ONE], [TP2]) as ((prefill,), (decode,)):
+        told = refusal(harness, prefill, decode)
+        assert "TP 1 on prefill, 2 on decode: give both the same --tensor-parallel-size" in told
+        require_nothing_written(prefill)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kv_transfer", "words"),
+    [
+        pytest.param(ONE, {"kv_role": "kv_both"}, "kv_role is 'kv_both': start a prefill engine with", id="role"),
+        pytest.param(
+            Shape(tp=2, args=("--decode-context-parallel-size", "2")),
+            {},
+            "--decode-context-parallel-size is 2: PDClusterConnector 0.1 needs 1",
+            id="context parallel",
+        ),
+    ],
+)
+def test_an_engine_that_cannot_take_part_does_not_start(
+    harness: Harness, shape: Shape, kv_transfer: dict[str, object], words: str
+) -> None:
+    case = Case(llama(1))
+    plan = dataclasses.replace(pools.plan_engine(harness, Role.PREFILL, case, shape), kv_transfer=kv_transfer)
+    with pytest.raises(EngineDied):
+        harness.start(plan).__enter__()
+    assert words in plan.log_path.read_text()

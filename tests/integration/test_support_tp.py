@@ -1,0 +1,48 @@
+"""Any prefill TP to any decode TP, on real engines: nine pairs for each number of KV heads."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from integration.harness import Harness
+from zoo import pools
+from zoo.models import LLAMA_6KV, llama
+from zoo.pools import Case, Shape
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+
+SIZES = (1, 2, 4)
+
+
+def check_all_pairs(
+    harness: Harness, case: Case, prefill_sizes: tuple[int, ...], decode_sizes: tuple[int, ...]
+) -> None:
+    """Every pair has prompts of its own, so that no cache stands in for a push; then longer ones, for the caches."""
+    pairs = list(itertools.product(range(len(prefill_sizes)), range(len(decode_sizes))))
+    prompts = [pools.make_prompts(case.lengths, seed) for seed in range(len(pairs))]
+    rounds = [(first, pools.longer(first[-2:], case.more)) for first in prompts]
+    said = pools.ask_single(harness, case, [prompt for both in rounds for half in both for prompt in half])
+    answer = iter([one.token_ids for one in said])
+    shapes = [Shape(tp=size) for size in prefill_sizes], [Shape(tp=size) for size in decode_sizes]
+    with pools.engines(harness, case, *shapes) as (prefills, decodes):
+        for (i, j), both in zip(pairs, rounds, strict=True):
+            seen = len(decodes[j].read_trace("receive"))
+            with harness.router([prefills[i]], [decodes[j]]) as router:
+                for half in both:
+                    wanted = list(itertools.islice(answer, len(half)))
+                    assert pools.answers(router.url, half) == wanted, (prefill_sizes[i], decode_sizes[j])
+            pools.require_pushed(prefills[i], decodes[j], seen, at_least=len(case.lengths) + 2)
+
+
+@pytest.mark.parametrize("kv_heads", [8, 4, 2, 1])
+def test_every_pair_of_tp_1_2_4_answers_like_a_single_engine(harness: Harness, kv_heads: int) -> None:
+    check_all_pairs(harness, Case(llama(kv_heads)), SIZES, SIZES)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(3, 2), (2, 3)])
+def test_tp_sizes_that_do_not_divide_each_other_answer_like_a_single_engine(
+    harness: Harness, prefill: int, decode: int
+) -> None:
+    check_all_pairs(harness, Case(LLAMA_6KV), (prefill,), (decode,))

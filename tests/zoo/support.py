@@ -1,0 +1,134 @@
+"""What works, with which model, and the test that proves it: the data of ``docs/support.md``, and its text.
+
+A unit test holds that the page is fresh, that every test named here exists and that no pool of ``cases.py`` is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+PAIRS: Final = "tests/integration/test_support_tp.py::test_every_pair_of_tp_1_2_4_answers_like_a_single_engine"
+ODD_PAIRS: Final = (
+    "tests/integration/test_support_tp.py::test_tp_sizes_that_do_not_divide_each_other_answer_like_a_single_engine"
+)
+POOL: Final = "tests/integration/test_support_models.py::test_a_pool_answers_like_a_single_engine"
+REFUSALS: Final = "tests/integration/test_support_refusals.py::"
+LAW: Final = "tests/property/test_link.py::test_every_decode_rank_gets_each_of_its_bytes_exactly_once"
+RESHARDER: Final = "tests/integration/test_resharder.py::"
+RANGES: Final = "tests/unit/connector/core/test_ranges.py::"
+EXACT: Final = "tests/integration/test_exact.py::"
+
+
+class Where(Enum):
+    """What a proof runs on."""
+
+    ENGINES = "vLLM engines on a CPU"
+    CORES = "the cores"
+    PROCESSES = "real processes, no engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the page. ``proofs``: pytest's names, without parameters but for the pools of ``cases.py``."""
+
+    model: str
+    feature: str
+    where: Where
+    proofs: tuple[str, ...]
+    note: str = ""
+
+
+def pools(*names: str) -> tuple[str, ...]:
+    return tuple(f"{POOL}[{name}]" for name in names)
+
+
+_ENGINES: Final = Where.ENGINES
+PARALLEL: Final = (
+    Row("Llama, 8, 4, 2 and 1 KV heads", "TP 1, 2, 4 to TP 1, 2, 4", _ENGINES, (PAIRS,), "all 36 pairs"),
+    Row("Llama, 6 KV heads", "TP 3 to 2, TP 2 to 3", _ENGINES, (ODD_PAIRS,)),
+    Row("Llama", "pipeline prefill 2 to 1, TP 2, pipeline 2", _ENGINES,
+        pools("pipeline 2 to 1", "pipeline 2 to tp 2", "pipeline 2 to 2")),
+    Row("Llama", "data parallel prefill, data parallel decode", _ENGINES,
+        pools("data parallel prefill", "data parallel decode")),
+)  # fmt: skip
+MODELS: Final = (
+    Row("Mistral", "sliding window; TP 2 to 1", _ENGINES, pools("mistral", "mistral 2 to 1")),
+    Row("Gemma 2", "two groups that share memory; TP 1 to 2", _ENGINES, pools("gemma2 1 to 2")),
+    Row("Gemma 3", "three groups that share memory; TP 2 to 1", _ENGINES, pools("gemma3", "gemma3 2 to 1")),
+    Row("Mixtral", "experts; TP 1 to 2", _ENGINES, pools("mixtral 1 to 2")),
+    Row("Qwen3-MoE", "experts; TP 2 to 1", _ENGINES, pools("qwen3-moe 2 to 1")),
+    Row("DeepSeek-V3", "MLA and experts; TP 2 to 1, 1 to 2, 2 to 2", _ENGINES,
+        pools("mla", "mla 2 to 1", "mla 1 to 2", "mla 2 to 2"),
+        "vLLM's CPU kernels give no chunked prefill and no prefix cache"),
+    Row("Qwen3-Next", "gated delta net and attention; TP 2 to 2; with and without prefix caching", _ENGINES,
+        pools("delta net", "delta net without cache", "delta net 2 to 2"), "bfloat16"),
+    Row("Mamba2", "state only; TP 2 to 2", _ENGINES, pools("mamba2", "mamba2 2 to 2")),
+)  # fmt: skip
+OPTIONS: Final = (
+    Row("Llama", "prefix caching on both, one or no side; chunked prefill", _ENGINES,
+        (EXACT + "test_200_prompts_at_concurrency_16_answer_like_a_single_engine", *pools("no cache"))),
+    Row("Llama", "compiled engines", _ENGINES,
+        (EXACT + "test_compiled_engines_answer_like_a_single_compiled_engine",)),
+    Row("Llama", "speculation by prompt lookup (ngram)", _ENGINES, pools("ngram")),
+    Row("Llama", "speculation by a draft model; TP 1 to 2", _ENGINES, pools("draft model", "draft model 1 to 2"),
+        "the same draft model on both engines"),
+    Row("DeepSeek-V3", "speculation by its own layers (MTP)", _ENGINES, pools("mtp")),
+    Row("Llama", "fp8 KV (e4m3, e5m2); TP 2 to 1", _ENGINES, pools("fp8", "fp8 2 to 1"), "needs AVX-512 on x86"),
+    Row("Llama", "blocks of 32 tokens on both engines", _ENGINES, pools("block 32")),
+)  # fmt: skip
+NOT_ON_CPU: Final = (
+    Row("any", "different block sizes, where one divides the other", Where.CORES,
+        (LAW, RANGES + "test_a_page_that_is_cut_leaves_row_by_row"),
+        "CPU kernels keep K of a whole page transposed: refused there; MLA blocks are always 16 on CPU"),
+    Row("any", "token-major KV with equal TP (Ascend)", Where.CORES,
+        ("tests/unit/connector/core/test_link.py::test_token_major_blocks_of_equal_heads_go_as_they_are",)),
+    Row("any", "token-major KV with unequal TP (Ascend): the resharder", Where.PROCESSES,
+        (RESHARDER + "test_decode_has_the_reference_bytes_after_several_layers_and_steps",
+         RESHARDER + "test_ranks_that_own_nothing_of_a_step_take_part_and_are_told_of_every_region")),
+    Row("MLA", "prefix caching and chunked prefill", Where.CORES,
+        (LAW, RANGES + "test_shares_of_a_prompt_are_its_stripes_whatever_the_steps_were")),
+)  # fmt: skip
+REFUSED: Final = (
+    Row("any", "another model, weights, dtype, KV dtype, block size, heads or draft model on each side", _ENGINES,
+        (REFUSALS + "test_engines_that_keep_kv_otherwise_are_refused_with_both_values_before_any_byte",),
+        "at the handshake, before any byte"),
+    Row("Qwen3-Next", "state with unequal TP", _ENGINES, (REFUSALS + "test_recurrent_state_is_not_split_anew",),
+        "at the handshake, before any byte"),
+    Row("any", "context parallel engines, kv_role kv_both", _ENGINES,
+        (REFUSALS + "test_an_engine_that_cannot_take_part_does_not_start",), "at the engine's start"),
+)  # fmt: skip
+SECTIONS: Final = (
+    ("Ranks", "Every pair of a prefill engine and a decode engine, each split in its own way.", PARALLEL),
+    ("Models", "One for each way in which vLLM 0.32 keeps KV.", MODELS),
+    ("Options", "The same option on both engines.", OPTIONS),
+    ("What no CPU kernel runs", "Proven below the engine.", NOT_ON_CPU),
+    ("What is refused", "Both values and the cure are in the error.", REFUSED),
+)
+_HEAD: Final = """# What works, and how we know
+
+Written by `python -m tests.zoo` from `tests/zoo/support.py`; a test holds it fresh. The models are tiny ones with four
+layers, made by the tests. Where a proof runs on vLLM engines, a prefill engine, a decode engine and the router answer
+greedily, token for token like one plain engine: prompts shorter than a block, of one, of several and of several steps,
+then longer ones that begin alike. Every answer came by a push, none was recomputed, and every block came back.
+"""
+
+
+def render() -> str:
+    """The page."""
+    return "\n".join([_HEAD, *(line for section in SECTIONS for line in _section(*section))])
+
+
+def rows() -> Iterator[Row]:
+    for _, _, section in SECTIONS:
+        yield from section
+
+
+def _section(title: str, text: str, section: Sequence[Row]) -> Iterator[str]:
+    yield from (f"## {title}", "", text, "", "| model | feature | proven on | by | note |", "|---|---|---|---|---|")
+    for row in section:
+        proofs = "<br>".join(f"`{proof}`" for proof in row.proofs)
+        yield f"| {row.model} | {row.feature} | {row.where.value} | {proofs} | {row.note} |"
+    yield ""

@@ -1,0 +1,114 @@
+"""Makes a tiny model of any architecture that transformers can configure. Decides weights and where they are kept.
+
+The folder's name holds a digest of the recipe and of this file, so a second run finds it. The tokenizer is the tiny
+Llama's. Sizes of weights matter: with the usual initialisation a tiny model repeats one token, and equal outputs of two
+engines would prove nothing. 1-D parameters (norms, biases, decays of recurrent layers) keep their own initialisation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pdcluster_cli.tiny_model import cache_root, ensure_tiny_model
+
+VOCAB: Final = 1024
+"""The tiny Llama's; its tokenizer is ours."""
+_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One tiny model. ``config`` are keywords of the class ``config_class`` of transformers."""
+
+    name: str
+    config_class: str
+    config: Mapping[str, Any] = field(hash=False)
+    weight_std: float = 0.09
+    embedding_std: float = 1.0
+    head_std: float = 0.3
+    mtp_layers: int = 0
+    """DeepSeek's layers for multi-token prediction, which transformers leaves out."""
+    seed: int = 7
+
+
+def ensure_model(recipe: Recipe) -> Path:
+    """The model is in the cache; made there if it was not (a few seconds). Processes may race: one copy wins."""
+    target = cache_root(os.environ) / f"zoo-{recipe.name}-{_digest(recipe)}"
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    making = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
+    try:
+        _write_model(recipe, making)
+        making.chmod(0o755)
+        making.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return target
+
+
+def _digest(recipe: Recipe) -> str:
+    return hashlib.sha256(repr(recipe).encode() + Path(__file__).read_bytes()).hexdigest()[:12]
+
+
+def _write_model(recipe: Recipe, folder: Path) -> None:
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    config = getattr(transformers, recipe.config_class)(**{"vocab_size": VOCAB, "dtype": "float32", **recipe.config})
+    torch.manual_seed(recipe.seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if (std := _std_of(recipe, name, parameter.dim())) is not None:
+                parameter.normal_(0.0, std)
+    model.save_pretrained(folder)
+    if recipe.mtp_layers:
+        _add_mtp_layers(recipe, folder)
+    tiny = ensure_tiny_model()
+    for file in _TOKENIZER_FILES:
+        shutil.copy(tiny / file, folder / file)
+
+
+def _std_of(recipe: Recipe, name: str, num_dims: int) -> float | None:
+    """Standard deviation of one parameter; None keeps its own initialisation."""
+    if num_dims == 1 or "conv1d" in name:
+        return None
+    if "embed" in name:
+        return recipe.embedding_std
+    return recipe.head_std if name.startswith("lm_head") else recipe.weight_std
+
+
+def _add_mtp_layers(recipe: Recipe, folder: Path) -> None:
+    """Layers after the last one, as vLLM 0.32 ``models/deepseek_mtp.py`` reads them: a copy of the last layer's shape.
+
+    ``config.json`` says how many. Their weights are random, so few of their guesses are taken.
+    """
+    safetensors, torch = importlib.import_module("safetensors.torch"), importlib.import_module("torch")
+    tensors = safetensors.load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    num_layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+    last = f"model.layers.{num_layers - 1}."
+    new: Callable[..., Any] = lambda *shape: torch.randn(*shape) * recipe.weight_std  # noqa: E731
+    for layer in range(num_layers, num_layers + recipe.mtp_layers):
+        prefix = f"model.layers.{layer}."
+        for name, tensor in list(tensors.items()):
+            if name.startswith(last):
+                tensors[prefix + name.removeprefix(last)] = new(*tensor.shape) if tensor.dim() > 1 else tensor.clone()
+        tensors[prefix + "eh_proj.weight"] = new(hidden, 2 * hidden)
+        tensors[prefix + "embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors[prefix + "shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+        for norm in ("enorm", "hnorm", "shared_head.norm"):
+            tensors[prefix + norm + ".weight"] = torch.ones(hidden)
+    safetensors.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": recipe.mtp_layers}, indent=1))

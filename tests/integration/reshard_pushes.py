@@ -70,6 +70,12 @@ class RankCache:
     page_tokens: int
     pages_per_block: int
     regions: list[Bytes]
+    stage: int = 0
+    num_stages: int = 1
+
+    def holds(self, region: int) -> bool:
+        """Whether the region's layer is in the rank's stage."""
+        return region // 2 * self.num_stages // NUM_LAYERS == self.stage
 
     @property
     def heads(self) -> slice:
@@ -85,9 +91,11 @@ class RankCache:
                 self.pages_per_block,
             )
             for index, data in enumerate(self.regions)
+            if self.holds(index)
         )  # fmt: skip
         spans = tuple((data.ctypes.data, data.nbytes) for data in self.regions)
-        return Memory(RankLayout(self.tp_rank, self.tp_size, regions), spans, fingerprint())
+        layout = RankLayout(self.tp_rank, self.tp_size, regions, self.stage, self.num_stages)
+        return Memory(layout, spans, fingerprint())
 
 
 def fingerprint() -> KvFingerprint:
@@ -108,13 +116,26 @@ def facts_of(role: EngineRole, name: str, tp_size: int, block_tokens: int, setti
 class DecodeEngine:
     """All ranks of one decode engine. Blocks are ``pages_per_block`` pages of ``page_tokens`` tokens."""
 
-    def __init__(self, name: str, tp_size: int, page_tokens: int, pages_per_block: int, settings: Settings) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        tp_size: int,
+        page_tokens: int,
+        pages_per_block: int,
+        num_stages: int = 1,
+    ) -> None:
         from pdcluster_connector.assembly import make_decode_rank
 
-        self.name, self.tp_size, self.page_tokens = name, tp_size, page_tokens
+        self.name, self.tp_size, self.page_tokens, self.num_stages = name, tp_size, page_tokens, num_stages
         self.block_tokens = page_tokens * pages_per_block
-        self.caches = [self._cache(rank, page_tokens, pages_per_block) for rank in range(tp_size)]
+        self.caches = [
+            replace(self._cache(rank, page_tokens, pages_per_block), stage=stage, num_stages=num_stages)
+            for stage in range(num_stages)
+            for rank in range(tp_size)
+        ]
         facts = facts_of(EngineRole.DECODE, name, tp_size, self.block_tokens, settings)
+        facts = replace(facts, num_stages=num_stages)
         self.ranks: list[DecodeRank] = [make_decode_rank(facts, cache.memory()) for cache in self.caches]
         self.ended: dict[tuple[str, int], bool] = {}
         """(request, rank) → whether it was received."""
@@ -129,7 +150,7 @@ class DecodeEngine:
 
     def cancel(self, name: str, ranks: Sequence[int] | None = None) -> None:
         """Decode's scheduler wants the wait to end; on ``ranks`` only, to see one of them go first."""
-        for rank in range(self.tp_size) if ranks is None else ranks:
+        for rank in range(len(self.ranks)) if ranks is None else ranks:
             self.ranks[rank].worker.begin_step(DecodeStep(cancels=(Cancel(RequestId(name), "cancelled by the test"),)))
 
     def step(self) -> None:
@@ -144,8 +165,8 @@ class DecodeEngine:
 
     def outcomes(self, name: str) -> set[bool]:
         """Of every rank, once all have one."""
-        found = [self.ended[name, rank] for rank in range(self.tp_size) if (name, rank) in self.ended]
-        return set(found) if len(found) == self.tp_size else set()
+        found = [self.ended[name, rank] for rank in range(len(self.ranks)) if (name, rank) in self.ended]
+        return set(found) if len(found) == len(self.ranks) else set()
 
     def close(self) -> None:
         for rank in self.ranks:
@@ -180,7 +201,8 @@ class Job:
         return Reservation(
             request_id=self.name, remote_block_ids=(self.decode_blocks,), remote_block_size=decode.block_tokens,
             remote_page_sizes=(decode.page_tokens,), remote_engine_id=EngineId(decode.name), remote_host=first.host,
-            remote_port=first.port, remote_tp_size=decode.tp_size, remote_cached_tokens=self.cached,
+            remote_port=first.port, remote_tp_size=decode.tp_size, remote_pp_size=decode.num_stages,
+            remote_cached_tokens=self.cached,
             transfer_id=transfer, attempt=Attempt(1), deadline_ms=20_000,
             token=SECRET.mint(transfer, Attempt(1), 20_000), remote_boot_id=first.boot_id,
             remote_side_channels=tuple(rank.address for rank in decode.ranks), num_prompt_tokens=self.num_tokens,
@@ -194,7 +216,7 @@ class Job:
         block = self.decode.block_tokens
         for region in REGIONS:
             model = model_kv(region)[ours[tokens // BLOCK], tokens % BLOCK]
-            for cache in self.decode.caches:
+            for cache in (cache for cache in self.decode.caches if cache.holds(region)):
                 found = cache.regions[region][theirs[tokens // block], tokens % block]
                 assert np.array_equal(found, model[:, cache.heads]), (self.name, region, cache.tp_rank)
 
@@ -289,9 +311,9 @@ class PrefillGroup:
 
 @contextmanager
 def prefill_group(
-    tp_size: int, decodes: Sequence[tuple[int, int, int]], folder: Path, settings: Settings = QUICK
+    tp_size: int, decodes: Sequence[tuple[int, ...]], folder: Path, settings: Settings = QUICK
 ) -> Iterator[PrefillGroup]:
-    """A prefill engine of ``tp_size`` and decode engines: (TP size, tokens in a page, pages in a block)."""
+    """A prefill engine of ``tp_size`` and decode engines: (TP size, tokens in a page, pages in a block[, stages])."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed"])
     with ExitStack() as stack:
@@ -308,7 +330,7 @@ def prefill_group(
             ranks.append(FarRank(process, ours))
         engines = []
         for number, decode in enumerate(decodes):
-            engines.append(DecodeEngine(f"decode-{number}", *decode, settings))
+            engines.append(DecodeEngine(f"decode-{number}", settings, *decode))
             stack.callback(engines[-1].close)
         for far in ranks:
             assert far.pipe.poll(END_S)

@@ -55,16 +55,19 @@ def test_engines_of_any_tp_get_their_heads_in_chunks_and_together(tmp_path: Path
 
 
 def test_four_ranks_feed_one_and_two_with_other_blocks_and_pages(tmp_path: Path) -> None:
-    with prefill_group(4, [(1, 16, 1), (2, BLOCK, 2)], tmp_path) as group:
-        one, two = group.decodes
+    """One more has two stages: each part is handed to the lanes of both, and one of them has the layer."""
+    with prefill_group(4, [(1, 16, 1), (2, BLOCK, 2), (1, BLOCK, 1, 2)], tmp_path) as group:
+        one, two, staged = group.decodes
         jobs = [
+            group.add(job("stages", staged, 500, 90)),
             group.add(job("small blocks", one, 1100, 1, reverse=False)),
             group.add(job("large blocks", two, 777, 40, cached=128)),
         ]
-        group.forward({"small blocks": 500, "large blocks": 400})
-        group.forward({"small blocks": 1100, "large blocks": 777})
+        group.forward({"small blocks": 500, "large blocks": 400, "stages": 200})
+        group.forward({"small blocks": 1100, "large blocks": 777, "stages": 500})
         names = [each.name for each in jobs]
         assert group.step_until(lambda: all(group.outcomes(*names)))
+        assert group.outcomes(*names) == [{True}] * len(jobs)
         for each in jobs:
             each.require_exact()
             each.require_untouched()
@@ -231,4 +234,25 @@ def test_pushes_that_wait_for_a_grant_lose_their_staging_room_to_others(tmp_path
         other.require_exact()
         group.finish("stuck", "other")
         assert group.step_until(lambda: group.are_released("stuck", "other"))
+        group.require_no_room_taken()
+
+
+def test_a_decode_engine_that_is_gone_costs_its_own_pushes_only_and_no_staging_room(tmp_path: Path) -> None:
+    """It goes in the middle of a push; the next request finds nobody to say hello to."""
+    settings = msgspec.structs.replace(QUICK, handshake_timeout_s=1.0)
+    with prefill_group(2, [(1, BLOCK, 1), (4, BLOCK, 1), (1, BLOCK, 1)], tmp_path, settings) as group:
+        gone, four, never = group.decodes
+        group.add(job("cut", gone, 900, 1))
+        other = group.add(job("other", four, 900, 40))
+        group.forward({"cut": 500, "other": 500})
+        assert group.step_until(lambda: bool(gone.caches[0].regions[-1].any()))
+        group.add(job("refused", never, 300, 80), is_expected=False)
+        for decode in (gone, never):
+            decode.close()
+            group.decodes.remove(decode)
+        group.forward({"cut": 900, "other": 900, "refused": 300})
+        assert group.step_until(lambda: four.outcomes("other") == {True})
+        other.require_exact()
+        group.finish("cut", "other", "refused")
+        assert group.step_until(lambda: group.are_released("cut", "other", "refused"), timeout_s=25)
         group.require_no_room_taken()

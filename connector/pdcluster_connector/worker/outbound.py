@@ -91,7 +91,7 @@ class Outbound:
             case LayerSaved():
                 self._writes.add_all(self._steps[order.step].batches(self._route, order))
             case Staged():
-                self._writes.add(self._steps[order.step].staged_batch(self._route, order))
+                self._take_staged(self._writes, self._route, order)
             case ReshardFailed():
                 self._give_up_staging(order, now)
             case StepEnded() | StepRead():
@@ -146,6 +146,14 @@ class Outbound:
         if writes is not None:
             writes.close()
         return True
+
+    def _take_staged(self, writes: WriteQueue, route: Route, order: Staged) -> None:
+        """Queue the parts; of a step that is over nobody wants any."""
+        plan = self._steps.get(order.step)
+        if plan is None:
+            discard(order)
+        else:
+            writes.add(plan.staged_batch(route, order))
 
     def _give_up_staging(self, order: ReshardFailed, now: float) -> None:
         for live in self._steps[order.step].staging_pushes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdcluster_connector.core.receiving import ReceiveTimes
 from pdcluster_connector.core.reception import Reception
@@ -17,11 +17,13 @@ from pdcluster_connector.transport import make_transport
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.worker.decode import DecodeWorker
-from pdcluster_connector.worker.device import select_device
+from pdcluster_connector.worker.device import Device, select_device
 from pdcluster_connector.worker.inbound import InboundSessions
 from pdcluster_connector.worker.lane import LaneParts
 from pdcluster_connector.worker.prefill import PrefillWorker
 from pdcluster_connector.worker.receiver import Receiver
+from pdcluster_connector.worker.resharding import GroupResharding, NoResharding, Resharding, TokenMemory
+from pdcluster_connector.worker.staging import StagingMemory
 from pdcluster_protocol.ids import BootId, RequestId
 from pdcluster_protocol.metaserver import Outcome
 from pdcluster_protocol.params import SideChannelAddress
@@ -31,11 +33,24 @@ from pdcluster_protocol.side_channel import Hello, Welcome
 class SchedulerDecode:
     """Decode's scheduler half and its metaserver client."""
 
-    def __init__(self, facts: EngineFacts, side_channels: tuple[SideChannelAddress, ...]) -> None:
+    def __init__(
+        self,
+        facts: EngineFacts,
+        side_channels: tuple[SideChannelAddress, ...],
+        page_tokens: tuple[int, ...] = (),
+    ) -> None:
+        """``page_tokens``: of each KV group; empty: as in its blocks."""
         outcomes: deque[tuple[RequestId, Outcome]] = deque()
         self._client = MetaserverClient(outcomes)
         engine = DecodeEngine(
-            facts.engine_id, facts.tp_size, facts.groups, side_channels, facts.secret, facts.num_stages, facts.dp_rank
+            facts.engine_id,
+            facts.tp_size,
+            facts.groups,
+            side_channels,
+            facts.secret,
+            facts.num_stages,
+            facts.dp_rank,
+            page_tokens,
         )
         self.requests = DecodeScheduler(engine, self._client, outcomes)
 
@@ -52,7 +67,7 @@ class PrefillRank:
     sessions: Sessions
 
     def close(self) -> None:
-        """End the lanes and their sessions. Waits up to 7 s."""
+        """End the resharder, the lanes and their sessions. Waits up to 9 s."""
         self.worker.close()
         self.sessions.close()
 
@@ -69,19 +84,25 @@ class DecodeRank:
         self.worker.close()
 
 
-def make_prefill_rank(facts: EngineFacts, memory: Memory) -> PrefillRank:
-    """A prefill rank that can push.
+def make_prefill_rank(facts: EngineFacts, memory: Memory, tokens: TokenMemory | None = None) -> PrefillRank:
+    """A prefill rank that can push. ``tokens``: what reshards its token-major KV, if it has any.
 
     Raises:
-        ConfigError: The transport cannot start or the memory cannot be registered.
+        ConfigError: The transport cannot start, the memory cannot be registered, or there is too little to stage KV in.
     """
+    device, staging = select_device(facts.device_type), None
+    resharding: Resharding = NoResharding()
+    if tokens is not None:
+        staging = _make_staging(facts, tokens, device)
+        resharding = GroupResharding(memory.layout, tokens, staging, device, facts.settings)
+        memory = replace(memory, spans=(*memory.spans, (staging.address, staging.num_bytes)))
     sessions = Sessions(lambda: _start_transport(facts, memory))
     # The same for all ranks: decode grants an attempt to the ranks of one engine life.
     boot_id = BootId(f"{facts.engine_id}:{facts.instance_id}")
     hello = Hello(facts.engine_id, boot_id, memory.layout, memory.fingerprint)
-    device, trace = select_device(facts.device_type), Trace(facts.settings.trace_file)
-    parts = LaneParts(hello, sessions, device, facts.settings, facts.secret, trace)
-    return PrefillRank(PrefillWorker(parts), sessions)
+    trace = Trace(facts.settings.trace_file)
+    parts = LaneParts(hello, sessions, device, facts.settings, facts.secret, trace, staging)
+    return PrefillRank(PrefillWorker(parts, resharding), sessions)
 
 
 def make_decode_rank(facts: EngineFacts, memory: Memory) -> DecodeRank:
@@ -101,6 +122,11 @@ def make_decode_rank(facts: EngineFacts, memory: Memory) -> DecodeRank:
     inbound = InboundSessions(sessions, wakeup.set)
     receiver = Receiver(channel, wakeup, reception, inbound, Trace(settings.trace_file))
     return DecodeRank(DecodeWorker(receiver), SideChannelAddress(facts.host, channel.port, boot_id))
+
+
+def _make_staging(facts: EngineFacts, tokens: TokenMemory, device: Device) -> StagingMemory:
+    where = next(iter(tokens.data.values())).device
+    return StagingMemory(facts.settings.staging_bytes, where, device.registration_alignment_bytes)
 
 
 def _start_transport(facts: EngineFacts, memory: Memory) -> Transport:

@@ -35,8 +35,10 @@ from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillSchedule
 from pdcluster_connector.steps import DecodeStep, PrefillStep
 from pdcluster_connector.vllm_facts import (
     HEAD_MAJOR,
+    page_tokens_of,
     read_engine_facts,
     read_memory,
+    read_token_memory,
 )
 from pdcluster_connector.vllm_metrics import CountMetrics, Counts
 from pdcluster_protocol.ids import RequestId
@@ -55,6 +57,8 @@ class Listening(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # vllm is 
     """Where this worker's side channel listens, for the reservations that the scheduler posts."""
 
     address: SideChannelAddress
+    page_tokens: tuple[int, ...]
+    """Of each KV group; 1 where this worker has no layer of the group, or state."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._decode_scheduler: SchedulerDecode | None = None
         self._prefill_rank: PrefillRank | None = None
         self._decode_rank: DecodeRank | None = None
+        self._listening: Listening | None = None
         if role is KVConnectorRole.SCHEDULER and self._facts.role is EngineRole.PREFILL:
             engine = PrefillEngine(self._facts.tp_size, self._facts.kv_heads, self._facts.groups)
             self._prefill_scheduler = PrefillScheduler(engine, self._facts.settings.push, self._facts.secret)
@@ -104,8 +109,9 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Every worker's side channel is known: reservations can name them."""
         if self._facts.role is not EngineRole.DECODE:
             return
-        addresses = tuple(metadata[rank].address for rank in sorted(metadata))
-        self._decode_scheduler = SchedulerDecode(self._facts, addresses)
+        workers = [metadata[rank] for rank in sorted(metadata)]
+        pages = tuple(map(max, zip(*(worker.page_tokens for worker in workers), strict=True)))
+        self._decode_scheduler = SchedulerDecode(self._facts, tuple(worker.address for worker in workers), pages)
 
     def on_new_request(self, request: Any) -> None:
         params, now = request.kv_transfer_params, time.monotonic()
@@ -170,12 +176,14 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         memory = read_memory(self._facts, self._vllm_config, self._kv_cache_config, kv_caches)
         if self._facts.role is EngineRole.PREFILL:
-            self._prefill_rank = make_prefill_rank(self._facts, memory)
+            tokens = read_token_memory(self._facts, memory, self._kv_cache_config, kv_caches)
+            self._prefill_rank = make_prefill_rank(self._facts, memory, tokens)
         else:
             self._decode_rank = make_decode_rank(self._facts, memory)
+            self._listening = Listening(self._decode_rank.address, page_tokens_of(memory.layout, self._facts.groups))
 
     def get_handshake_metadata(self) -> Listening | None:
-        return Listening(self._decode_rank.address) if self._decode_rank else None
+        return self._listening
 
     def handle_preemptions(self, kv_connector_metadata: StepMetadata) -> None:
         step = kv_connector_metadata.step

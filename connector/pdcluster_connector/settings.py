@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from typing import Final
 
 import msgspec
 
 from pdcluster_protocol.errors import ConfigError
+
+CUT_S: Final = 2.0
+"""What closing a session may take: Mooncake 0.3.13 needs 0.8 s."""
 
 
 class PushTiming(Enum):
@@ -46,8 +50,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     preempt_wait_s: float = 1.0
     """How long the forward pass may wait for reads of blocks that vLLM took away from a preempted request.
     Default 1: a step's bytes leave in milliseconds; past it the push is given up, never torn."""
+    staging_bytes: int = 256 << 20
+    """Prefill with token-major KV: memory of each rank, on its device, in which resharded KV waits for its writes.
+    Default 256 MiB: what 1 GB/s carries in a quarter of a second. The same on all ranks; else none is taken."""
+    reshard_timeout_s: float = 60.0
+    """Prefill with token-major KV: how long the other ranks of the engine may be late for an exchange of KV, after
+    which no request is resharded any more until the engine is restarted. Default 60: a rank is late for a forward pass
+    at most. Half of it is the most that a rank itself waits for its device or for staging memory, and
+    a sixth how long a part may lie there while others want its room."""
     trace_file: str = ""
     """Append one JSON line for each ended push or receive. Default: none."""
+
+    @property
+    def staged_s(self) -> float:
+        """How long a part may lie in staging memory once others want its room; then its push is given up.
+
+        Its writes end within ``hold_s`` or are cut, all before those who wait for room give up.
+        """
+        return self.reshard_timeout_s / 6
+
+    @property
+    def reshard_wait_s(self) -> float:
+        """The most that the resharder waits for the device, and for room."""
+        return self.reshard_timeout_s / 2
 
 
 def parse_settings(extra_config: Mapping[str, object]) -> Settings:
@@ -66,4 +91,12 @@ def parse_settings(extra_config: Mapping[str, object]) -> Settings:
     for name in ("handshake_timeout_s", "lease_s", "quarantine_s", "hold_s", "preempt_wait_s"):
         if getattr(settings, name) <= 0:
             raise ConfigError(f"{name} is {getattr(settings, name)}: use a positive number of seconds")
+    if settings.staged_s + settings.hold_s + CUT_S > settings.reshard_wait_s:
+        least = 3 * (settings.hold_s + CUT_S)
+        raise ConfigError(
+            f"reshard_timeout_s is {settings.reshard_timeout_s:g} with hold_s {settings.hold_s:g}: "
+            f"use {least:g} or more"
+        )
+    if settings.staging_bytes < 1:
+        raise ConfigError(f"staging_bytes is {settings.staging_bytes}: use a positive number of bytes")
     return settings

@@ -7,6 +7,7 @@ the sender's deadline tells, as for any lost message.
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -36,11 +37,14 @@ class Wakeup:
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_closed = False
+        self._fd_lock = threading.Lock()
+        """The number of a closed descriptor may be somebody else's at once."""
 
     def set(self) -> None:
         """The polling thread wakes up, now or at its next poll; nothing after ``close``."""
-        if not self._is_closed:
-            os.eventfd_write(self.fd, 1)
+        with self._fd_lock:
+            if not self._is_closed:
+                os.eventfd_write(self.fd, 1)
 
     def clear(self) -> None:
         """Forget what was set. Polling thread only."""
@@ -50,10 +54,11 @@ class Wakeup:
             return
 
     def close(self) -> None:
-        """Free the descriptor. For the thread that sets it, after the polling thread has ended."""
-        if not self._is_closed:
-            self._is_closed = True
-            os.close(self.fd)
+        """Free the descriptor, after the polling thread has ended."""
+        with self._fd_lock:
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self.fd)
 
 
 class _Channel:

@@ -20,6 +20,10 @@ class Target(msgspec.Struct, frozen=True):
     side_channels: tuple[SideChannelAddress, ...]
     """Of each rank, stage by stage."""
     deadline_ms: int
+    block_tokens: tuple[int, ...] = ()
+    """Tokens in a block of each of decode's KV groups. Empty where nobody needs it: only token-major KV does."""
+    page_tokens: tuple[int, ...] = ()
+    """Tokens in a page, likewise."""
 
     @property
     def num_stages(self) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import torch
+import torch.distributed as dist
 from vllm import __version__ as vllm_version
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -35,6 +36,8 @@ from vllm.v1.kv_cache_interface import (
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
 from pdcluster_connector.settings import parse_settings
+from pdcluster_connector.worker.regrouping import open_reshard_group, region_bytes
+from pdcluster_connector.worker.resharding import TokenMemory
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import EngineId
@@ -66,6 +69,8 @@ _DRAFT_PREFIX: Final = "draft_model."
 
 HEAD_MAJOR: Final = "LBHNC"
 """The layout in which a rank's heads are one slice of a block (vLLM 0.32 ``v1/kv_cache_layout.py``)."""
+_TOKEN_MAJOR: Final = frozenset({"LBNHC", "BLNHC"})
+"""The layouts in which all heads of a token lie side by side. Ascend's kernels want one of them."""
 
 
 def register_connector(name: str, module: str) -> None:
@@ -104,8 +109,9 @@ def read_engine_facts(config: VllmConfig, cache: KVCacheConfig) -> EngineFacts:
 def read_memory(facts: EngineFacts, config: VllmConfig, cache: KVCacheConfig, tensors: Mapping[str, LayerKv]) -> Memory:
     """What ``register_kv_caches`` hands over, as addresses. Worker processes only.
 
-    ``tensors``: per layer ``[pages, KV heads, tokens, content]``, or the tensors of its state ``[blocks, ...]``; on the
-    engine's device, borrowed for the engine's life. A block may span several pages, which then lie side by side.
+    ``tensors``: per layer ``[pages, KV heads, tokens, content]``, in memory with heads or with tokens first, or the
+    tensors of its state ``[blocks, ...]``; on the engine's device, borrowed for the engine's life. A block may span
+    several pages, which then lie side by side.
 
     Raises:
         ConfigError: A layer keeps its KV in a way that cannot be pushed.
@@ -122,6 +128,35 @@ def read_memory(facts: EngineFacts, config: VllmConfig, cache: KVCacheConfig, te
     stage = get_pp_group().rank_in_group
     layout = RankLayout(get_tp_group().rank_in_group, facts.tp_size, regions, stage, facts.num_stages)
     return Memory(layout, tuple(storages.items()), _fingerprint(facts, config, cache, tensors))
+
+
+def read_token_memory(
+    facts: EngineFacts, memory: Memory, cache: KVCacheConfig, tensors: Mapping[str, LayerKv]
+) -> TokenMemory | None:
+    """What a prefill rank needs to reshard token-major KV; None where no rank of the engine has any.
+
+    Every worker of the engine calls it at engine start, with the arguments of ``read_memory``: it waits for the others.
+    """
+    regions = memory.layout.regions
+    mine = {
+        index: region_bytes(tensor, region.base, region.num_blocks * region.block_stride)
+        for index, (region, tensor) in enumerate(zip(regions, _flat(tensors.values()), strict=True))
+        if region.kind is RegionKind.TOKENS
+    }
+    # By the layout's name: a stage without attention must not let the others wait for its part in the group.
+    if not (mine if cache.kv_cache_layout is None else cache.kv_cache_layout in _TOKEN_MAJOR):
+        return None
+    group = _open_tp_group(facts.tp_size, facts.settings.reshard_timeout_s)
+    return TokenMemory(group, mine) if mine else None
+
+
+def _open_tp_group(tp_size: int, timeout_s: float) -> dist.ProcessGroup | None:
+    """A group of our own beside vLLM's TP group. TP groups are runs of ranks (vLLM 0.32 ``parallel_state.py``)."""
+    if tp_size == 1:
+        return None
+    firsts = range(0, dist.get_world_size(), tp_size)
+    groups = [open_reshard_group(range(first, first + tp_size), timeout_s) for first in firsts]
+    return groups[dist.get_rank() // tp_size]
 
 
 def _require_whole_steps(parallel: Any) -> None:
@@ -203,7 +238,9 @@ def read_regions(
         ConfigError: A block of it is not one run of bytes, or its heads are not known.
     """
     for tensor in [held] if isinstance(held, torch.Tensor) else held:
-        if tensor.shape[0] % num_blocks or not tensor[0].is_contiguous():
+        is_token_major = is_by_token(tensor) and not isinstance(spec, MambaSpec)
+        page = tensor[0].transpose(0, 1) if is_token_major else tensor[0]
+        if tensor.shape[0] % num_blocks or not page.is_contiguous():
             raise ConfigError(
                 f"layer {name} has KV of shape {tuple(tensor.shape)} and strides {tensor.stride()} for {num_blocks} "
                 f"blocks: start vLLM with VLLM_KV_CACHE_LAYOUT={HEAD_MAJOR}"
@@ -215,10 +252,28 @@ def read_regions(
             yield RegionLayout(*place, RegionKind.STATE, 1, 1)
             continue
         is_latent = isinstance(spec, MLAAttentionSpec | SlidingWindowMLASpec)
-        kind = RegionKind.LATENT if is_latent else RegionKind.HEADS
+        per_head = RegionKind.TOKENS if is_token_major else RegionKind.HEADS
+        kind = RegionKind.LATENT if is_latent else per_head
         heads = 1 if is_latent else _total_heads(name, spec.num_kv_heads, facts, config)
         is_linear = is_latent or _is_linear(config, name)
         yield RegionLayout(*place, kind, heads, spec.block_size // pages, pages, is_linear)
+
+
+def is_by_token(tensor: torch.Tensor) -> bool:
+    """Whether the tensor ``[pages, KV heads, tokens, content]`` keeps all heads of a token side by side.
+
+    One head of many tokens is told by its stride too: vLLM permutes what it allocates as [tokens][heads].
+    """
+    return tensor.dim() == 4 and tensor.shape[2] > 1 and tensor.stride(2) >= tensor.stride(1)
+
+
+def page_tokens_of(layout: RankLayout, groups: Sequence[KvGroup]) -> tuple[int, ...]:
+    """Tokens in a page of each KV group, as this rank has it; 1 where it has no layer of the group, or state."""
+    tokens = [1] * len(groups)
+    for region in layout.regions:
+        if region.kind is not RegionKind.STATE:
+            tokens[region.group] = region.page_tokens
+    return tuple(tokens)
 
 
 def _total_heads(name: str, local: int, facts: EngineFacts, config: VllmConfig) -> int:

@@ -63,6 +63,8 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     remote_block_sizes: tuple[int, ...] = ()
     """Tokens in a block of each KV group; 0: the group holds recurrent state, one block for the request.
     Default: ``remote_block_size`` in all."""
+    remote_page_sizes: tuple[int, ...] = ()
+    """Tokens in a page (vLLM's kernel block) of each KV group; a block is one page or several. Default: the blocks'."""
     remote_tp_size: int
     remote_pp_size: int = 1
     remote_dp_rank: int = 0
@@ -91,6 +93,11 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def block_sizes(self) -> tuple[int, ...]:
         """Of each KV group."""
         return self.remote_block_sizes or (self.remote_block_size,) * len(self.remote_block_ids)
+
+    @property
+    def page_sizes(self) -> tuple[int, ...]:
+        """Of each KV group."""
+        return self.remote_page_sizes or self.block_sizes
 
 
 class PushRefusal(msgspec.Struct, frozen=True):
@@ -146,6 +153,7 @@ def parse_reservation(params: object) -> Reservation:
             f"decode engine {reservation.remote_engine_id} has {len(reservation.remote_block_ids)} block tables for "
             f"{len(reservation.block_sizes)} KV groups: it must name one for each"
         )
+    _require_pages(reservation)
     return reservation
 
 
@@ -167,6 +175,20 @@ def to_wire(params: DecodeParams | Reservation | PushRefusal) -> dict[str, objec
     """The JSON object that goes into ``kv_transfer_params``."""
     built: dict[str, object] = msgspec.to_builtins(params)
     return built
+
+
+def _require_pages(reservation: Reservation) -> None:
+    """Raises: ProtocolError: Blocks are not whole pages."""
+    blocks, pages = reservation.block_sizes, reservation.page_sizes
+    if not reservation.remote_page_sizes:
+        return
+    if len(blocks) != len(pages) or any(
+        block and (page < 1 or block % page) for block, page in zip(blocks, pages, strict=True)
+    ):
+        raise ProtocolError(
+            f"decode engine {reservation.remote_engine_id} has pages of {pages} tokens for blocks of {blocks}: "
+            "each block must be one page or several"
+        )
 
 
 def _parse(params: object, kind: type[_Params]) -> _Params:

@@ -7,16 +7,23 @@ import threading
 import time
 from typing import TypeVar
 
+import numpy as np
+
 from integration import broken
 from integration.ranks import SECRET, Cache, Pair, Shape, blocks_slice, engine_facts, fingerprint_of, make_pair
 from pdcluster_connector.assembly import make_prefill_rank
+from pdcluster_connector.core.exchange import StagedPart
 from pdcluster_connector.core.receiving import PeerId
+from pdcluster_connector.core.resharding import ReshardItem
+from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.steps import PrefillStep, PushSlice, Target
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
+from pdcluster_connector.worker.orders import Order, Quiesce, Staged, StagedWrite
 from pdcluster_connector.worker.prefill import PrefillWorker
+from pdcluster_connector.worker.staging import Room
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.params import SideChannelAddress
 from pdcluster_protocol.side_channel import Fenced, Grant, Hello, Open, Revoke, ToDecode, Welcome
@@ -166,3 +173,56 @@ def test_blocks_taken_away_while_the_lane_looks_elsewhere_are_never_called_whole
         gate.set()
         assert pair.step_until(lambda: "a" in pair.ended)
         assert not pair.ended["a"]
+
+
+def staged(key: PushKey, released: list[str]) -> Staged:
+    """A part in staging memory, in an order that a lane may never look at."""
+    item = ReshardItem(RequestId("r"), 1, 0, 16, (1,), (2,), 16, 16)
+    part = StagedPart(0, 0, np.zeros(1, np.int64), 0, 64)
+    return Staged(1, 0, (StagedWrite(key, item, part, 0, Room(lambda: released.append("back"))),), 0.0)
+
+
+def test_what_comes_to_a_lane_that_has_ended_is_let_go() -> None:
+    """The resharder may hand out a part at the very moment at which the lane ends."""
+    released: list[str] = []
+    key, quiet = PushKey(T, FIRST), threading.Event()
+    orders: list[Order] = [staged(key, released), Quiesce(key, quiet)]
+    with make_pair() as pair:
+        pair.expect("a", 1)
+        pair.forward(pair.slice_of("a", [1], [5]))
+        assert pair.step_until(lambda: "a" in pair.ended)
+        (lane,) = pair.prefill.worker._known_lanes()
+        lane.post(orders[0])  # of a push that it does not know
+        lane.close(5)
+        assert lane.is_over
+        assert released == ["back"]
+        for order in (staged(key, released), orders[1]):
+            lane.post(order)
+        assert released == ["back", "back"]
+        assert quiet.is_set()
+
+
+def test_parts_that_wait_for_a_decode_rank_that_never_answers_are_let_go() -> None:
+    released: list[str] = []
+    shape = Shape()
+    decode = DecodeByHand(shape)
+    rank = make_prefill_rank(
+        engine_facts(EngineRole.PREFILL, shape, Settings(handshake_timeout_s=0.3)),
+        Cache(shape).memory(fingerprint_of(shape)),
+    )
+    try:
+        rank.worker.begin_step(PrefillStep((slice_for(decode.address),)))
+        (lane,) = rank.worker._known_lanes()
+        lane.post(staged(PushKey(T, FIRST), released))
+        time.sleep(0.1)
+        assert released == []
+        deadline = time.monotonic() + 5
+        while not released and time.monotonic() < deadline:
+            time.sleep(0.01)
+        lane.post(staged(PushKey(T, FIRST), released))
+        while len(released) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert released == ["back", "back"]
+    finally:
+        rank.close()
+        decode.channel.close()

@@ -26,7 +26,7 @@ from fakes.token_major import (
 )
 from pdcluster_connector.core.exchange import Exchange, Place, PrefillRank, Round, plan_rounds
 from pdcluster_connector.core.link import plan_link
-from pdcluster_connector.core.ranges import Offsets
+from pdcluster_connector.core.ranges import GroupSlice, Offsets, wanted_bytes
 from pdcluster_connector.core.resharding import (
     ReshardItem,
     TokenShape,
@@ -284,3 +284,26 @@ def test_a_rank_stages_for_a_decode_rank_as_many_bytes_as_their_link_owes(
             link = plan_link(ours, layout(decode_tp, decode_rank, kv_heads, decode))
             owed = link.owed_bytes([[(start, start + num_tokens)]]) if any(c.is_resharded for c in link.copies) else 0
             assert sum(part.num_bytes for part in parts if part.decode_rank == decode_rank) == owed
+
+
+@given(engines(), PAGES, st.integers(0, 3), st.integers(1, 2000))
+def test_a_push_plans_as_many_bytes_as_are_staged_for_it_also_outside_of_a_window(
+    sizes: tuple[int, int, int], page_tokens: tuple[int, int], num_null: int, num_tokens: int
+) -> None:
+    """A push is done when all that it planned is written: a byte more or less and it never ends, or too early."""
+    kv_heads, prefill_tp, decode_tp = sizes
+    prefill, decode = Pages(page_tokens[0]), Pages(page_tokens[1], 2)
+    whole, block = list(range(1, 200)), decode.block_tokens
+    item = with_null_prefix(
+        ReshardItem(RequestId("r"), decode_tp, 0, num_tokens, whole, whole, block, min(page_tokens)), num_null
+    )
+    piece = GroupSlice(0, num_tokens, item.prefill_blocks, item.decode_blocks)
+    shapes = [shape_of(prefill, prefill_tp, kv_heads, 2)]
+    for rank in range(prefill_tp):
+        ours = layout(prefill_tp, rank, kv_heads, prefill)
+        rounds = plan_rounds(PrefillRank(rank, prefill_tp), shapes, [item], 1 << 40)
+        parts = [part for turn in rounds for part in turn.exchanges[0].parts]
+        for decode_rank in range(decode_tp):
+            link = plan_link(ours, layout(decode_tp, decode_rank, kv_heads, decode))
+            planned = sum(wanted_bytes(link.shapes[copy.shape], piece) for copy in link.copies if copy.is_resharded)
+            assert sum(part.num_bytes for part in parts if part.decode_rank == decode_rank) == planned

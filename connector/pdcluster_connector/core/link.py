@@ -27,7 +27,8 @@ class RegionCopy:
     """One layer's source and target: base addresses in bytes, and how each block is copied.
 
     ``source_index``: the region's place in prefill's layout. ``shape``: index into the link's. ``is_resharded``: the
-    source is not the region itself but staging memory, in which blocks lie as decode has them.
+    bytes do not come from the region itself but from staging memory; the shape's source then only tells in which
+    blocks prefill holds which tokens.
     """
 
     layer_name: str
@@ -149,8 +150,7 @@ def _plan_tokens(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Pl
     held, wanted = _heads_of(source, ends.prefill), _heads_of(target, ends.decode)
     share = Share(writers.index(mine), len(writers))
     is_resharded = held != wanted
-    theirs = _token_grid(target, cell * len(wanted))
-    ours = theirs if is_resharded else _token_grid(source, cell * len(held))
+    ours, theirs = _token_grid(source, cell * len(held)), _token_grid(target, cell * len(wanted))
     step = min(source.page_tokens, target.page_tokens)
     shape = CopyShape(source.group, ours, theirs, _unit(source, target), step, 1, step * cell * len(wanted), share)
     return _Planned(shape, Fraction(len(wanted), share.count), is_resharded)

@@ -103,16 +103,19 @@ def plan_ranges(shape: CopyShape, part: GroupSlice) -> ByteRanges:
     Raises:
         MissingBlockError: A wanted position is in prefill's null block.
     """
-    tokens = piece_tokens(shape, (part.start, part.stop))
-    sources = _block_of(tokens, part.start, part.source_blocks, shape.source)
-    targets = _block_of(tokens, part.start, part.target_blocks, shape.target)
-    wanted = targets != NULL_BLOCK
-    if (sources[wanted] == NULL_BLOCK).any():
-        raise MissingBlockError(f"prefill has no KV at token {int(tokens[wanted & (sources == NULL_BLOCK)][0])}")
-    tokens, sources, targets = tokens[wanted], sources[wanted], targets[wanted]
+    tokens, sources, targets = _wanted(shape, part)
     source = _offsets(shape.source, sources, tokens, shape.num_rows)
     target = _offsets(shape.target, targets, tokens, shape.num_rows)
     return _join(source, target, shape.piece_bytes)
+
+
+def wanted_bytes(shape: CopyShape, part: GroupSlice) -> int:
+    """How many bytes of one region this push moves of ``part``, wherever it takes them from.
+
+    Raises:
+        MissingBlockError: A wanted position is in prefill's null block.
+    """
+    return len(_wanted(shape, part)[0]) * shape.num_rows * shape.piece_bytes
 
 
 def piece_tokens(shape: CopyShape, span: Span) -> Offsets:
@@ -130,6 +133,17 @@ def piece_tokens(shape: CopyShape, span: Span) -> Offsets:
 def bytes_of(shape: CopyShape, spans: Sequence[Span]) -> int:
     """What this push moves of one region for ``spans``, all of whose positions decode wants."""
     return sum(len(piece_tokens(shape, span)) for span in spans) * shape.num_rows * shape.piece_bytes
+
+
+def _wanted(shape: CopyShape, part: GroupSlice) -> tuple[Offsets, Offsets, Offsets]:
+    """(first position, source block, target block) of every piece that decode wants."""
+    tokens = piece_tokens(shape, (part.start, part.stop))
+    sources = _block_of(tokens, part.start, part.source_blocks, shape.source)
+    targets = _block_of(tokens, part.start, part.target_blocks, shape.target)
+    wanted = targets != NULL_BLOCK
+    if (sources[wanted] == NULL_BLOCK).any():
+        raise MissingBlockError(f"prefill has no KV at token {int(tokens[wanted & (sources == NULL_BLOCK)][0])}")
+    return tokens[wanted], sources[wanted], targets[wanted]
 
 
 def _block_of(tokens: Offsets, start: int, blocks: Sequence[int], grid: Grid) -> Offsets:

@@ -50,6 +50,8 @@ class DecodeEngine:
     secret: Secret
     num_stages: int = 1
     dp_rank: int = 0
+    page_tokens: tuple[int, ...] = ()
+    """Tokens in a page of each group; empty: as in its blocks."""
 
     @property
     def num_kept_back(self) -> int:
@@ -221,6 +223,7 @@ class DecodeScheduler:
             ),
             remote_block_size=groups[0].block_tokens,
             remote_block_sizes=tuple(0 if group.is_state else group.block_tokens for group in groups),
+            remote_page_sizes=self._engine.page_tokens,
             remote_engine_id=self._engine.engine_id,
             remote_host=first.host,
             remote_port=first.port,

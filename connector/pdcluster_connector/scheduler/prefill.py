@@ -185,4 +185,6 @@ def _target(reservation: Reservation, deadline: float, now: float) -> Target:
         reservation.remote_tp_size,
         reservation.remote_side_channels,
         remaining_ms(deadline, now=now),
+        reservation.block_sizes,
+        reservation.page_sizes,
     )

@@ -3,9 +3,9 @@
 It owns the side channel to that rank, the state of every push to it and the writes in flight, so none
 of them needs a lock. The forward thread only appends orders and wakes the lane.
 
-    forward thread --post(order)--> inbox --> lane thread <--> decode rank
-                                                  |
-                                                  +--> on_release(request id): its blocks are not read any more
+    forward thread, resharder --post(order)--> inbox --> lane thread <--> decode rank
+                                                             |
+                       its blocks are not read any more <----+---> on_release(request id)
 
 The lane writes on a transport session of its own (``outbound.py``). A write that ends badly, or not at all, costs
 that session (``_cut``): closing it is the only way to be sure that our memory is not read any more. The lane is of no
@@ -30,16 +30,30 @@ import zmq
 from pdcluster_connector.core.deadline import deadline_after, remaining_ms
 from pdcluster_connector.core.sending import Push, PushKey
 from pdcluster_connector.failures import Kind, log_failure
-from pdcluster_connector.settings import Settings
+from pdcluster_connector.settings import CUT_S, Settings
 from pdcluster_connector.side_channel import PrefillChannel, Wakeup
 from pdcluster_connector.steps import PushSlice
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.worker.device import Device
-from pdcluster_connector.worker.orders import Close, Forget, GiveUp, LayerSaved, Order, Quiesce, StepBegun, StepEnded
-from pdcluster_connector.worker.outbound import Outbound, StepOrder
+from pdcluster_connector.worker.orders import (
+    Close,
+    Forget,
+    GiveUp,
+    LayerSaved,
+    Order,
+    Quiesce,
+    Staged,
+    StepBegun,
+    StepEnded,
+    StepOrder,
+    discard,
+)
+from pdcluster_connector.worker.outbound import Outbound
 from pdcluster_connector.worker.pushes import LivePush, PushBook
+from pdcluster_connector.worker.resharder import ReshardFailed, StepRead
 from pdcluster_connector.worker.route import plan_route
+from pdcluster_connector.worker.staging import StagingMemory
 from pdcluster_protocol.errors import PDClusterError, ProtocolError
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.params import SideChannelAddress
@@ -60,8 +74,6 @@ from pdcluster_protocol.side_channel import (
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.lane")
 _IDLE_S: Final = 1.0
-_CUT_S: Final = 2.0
-"""What closing a session may take: Mooncake 0.3.13 needs 0.8 s."""
 _EXPIRE_EVERY_S: Final = 0.02
 """How late a deadline may be acted on."""
 
@@ -76,6 +88,8 @@ class LaneParts:
     settings: Settings
     secret: Secret
     trace: Trace
+    staging: StagingMemory | None = None
+    """What the rank's resharder fills; None without one."""
 
 
 class Lane:
@@ -91,7 +105,8 @@ class Lane:
         self.address = address
         self.lost: set[PushKey] = set()
         """Pushes whose source vLLM has overwritten: the forward thread adds, the lane looks before it says done."""
-        self._decode_rank = decode_rank
+        self.decode_rank = decode_rank
+        """Its number among all ranks of its engine."""
         self._parts = parts
         self._inbox: deque[Order] = deque()
         self._wakeup = Wakeup()
@@ -103,6 +118,8 @@ class Lane:
         self._failure = ""
         self._cut_reason = ""
         self._closing_at: float | None = None
+        self._has_ended = False
+        """The thread looks at its orders for the last time: whoever posts one now sees to it that it is let go."""
         self._next_expiry = 0.0
         self._channel: PrefillChannel | None = None
         self._thread = threading.Thread(target=self._main, name=f"pdcluster-lane-{decode_rank}", daemon=True)
@@ -119,9 +136,11 @@ class Lane:
         return not self._thread.is_alive()
 
     def post(self, order: Order) -> None:
-        """Hand the lane an order. Forward thread: never waits."""
+        """Hand the lane an order. Never waits."""
         self._inbox.append(order)
         self._wakeup.set()
+        if self._has_ended:
+            self._discard_inbox()
 
     def retire(self) -> None:
         """The thread ends when every push has; each has its own deadline. Does not wait."""
@@ -130,9 +149,17 @@ class Lane:
     def close(self, timeout_s: float) -> None:
         """End the lane and its thread; what has not ended within ``timeout_s`` is cut off. Waits 2 s more at most."""
         self.post(Close(time.monotonic() + timeout_s))
-        self._thread.join(timeout_s + _CUT_S)
+        self._thread.join(timeout_s + CUT_S)
         if self.is_over:
             self._wakeup.close()
+
+    def _discard_inbox(self) -> None:
+        """Let go of what nobody will carry out. Any thread, also several at once."""
+        while True:
+            try:
+                discard(self._inbox.popleft())
+            except IndexError:
+                return
 
     # Everything below runs in the lane thread.
 
@@ -145,18 +172,20 @@ class Lane:
                 self._serve(self._channel)
                 self._end()
         except zmq.ZMQError as error:
-            self._failure = f"prefill cannot reach the side channel of decode rank {self._decode_rank}: {error}"
+            self._failure = f"prefill cannot reach the side channel of decode rank {self.decode_rank}: {error}"
         finally:
             self._channel = None
             self._end()
+            self._has_ended = True
+            self._discard_inbox()
 
     def _serve(self, channel: PrefillChannel) -> None:
         while not self._is_over:
             try:
                 self._turn(channel)
             except Exception:  # noqa: BLE001  # top of a thread; writes in flight still need their end seen
-                _LOG.exception("lane failed decode_rank=%d", self._decode_rank)
-                self._fail(f"prefill's lane to decode rank {self._decode_rank} failed")
+                _LOG.exception("lane failed decode_rank=%d", self.decode_rank)
+                self._fail(f"prefill's lane to decode rank {self.decode_rank} failed")
                 time.sleep(_EXPIRE_EVERY_S)
 
     def _end(self) -> None:
@@ -197,9 +226,9 @@ class Lane:
         match order:
             case StepBegun():
                 self._adopt_all(order, now)
-                self._follow(order)
-            case LayerSaved() | StepEnded():
-                self._follow(order)
+                self._follow(order, now)
+            case LayerSaved() | Staged() | ReshardFailed() | StepEnded() | StepRead():
+                self._follow(order, now)
             case GiveUp(key, reason):
                 if live := self._book.get(key):
                     self._book.apply(live, live.push.give_up(reason, now=now))
@@ -235,11 +264,13 @@ class Lane:
         left = remaining_ms(live.push.deadline, now=now)
         self._book.apply(live, live.push.opening(Open(*live.push.key, self.address.boot_id, left, live.token)))
 
-    def _follow(self, order: StepOrder) -> None:
+    def _follow(self, order: StepOrder, now: float) -> None:
         if isinstance(order, StepEnded):
             self._mark_forward_end(order)
-        if not self._failure:
-            self._out.follow(order)
+        if self._failure:
+            discard(order)
+        else:
+            self._out.follow(order, now)
 
     def _mark_forward_end(self, order: StepEnded) -> None:
         for live in self._book:
@@ -294,14 +325,15 @@ class Lane:
         if self._out.has_route:
             return
         try:
-            route = plan_route(welcome, self.address.boot_id, self._parts.hello)
+            can_reshard = self._parts.staging is not None
+            route = plan_route(welcome, self.address.boot_id, self._parts.hello, can_reshard=can_reshard)
             self._out.open(route, welcome.session, self._parts.sessions)
         except PDClusterError as error:
             self._fail(str(error))
             return
         for live in self._book:
             self._open(live, now)
-        self._out.follow_backlog()
+        self._out.follow_backlog(now)
 
     def _fail(self, reason: str) -> None:
         """The lane is of no use: every push is given up, and the next request gets a new lane."""
@@ -337,9 +369,11 @@ class Lane:
         self._next_expiry = now + _EXPIRE_EVERY_S
         if not self._out.has_route and not self._failure and now >= self._handshake_by:
             self._fail(
-                f"decode rank {self._decode_rank} did not answer the handshake within "
+                f"decode rank {self.decode_rank} did not answer the handshake within "
                 f"{self._parts.settings.handshake_timeout_s:g} s: is its engine up and its side channel reachable?"
             )
         for live in self._book:
             self._book.apply(live, live.push.expire(now=now))
+        if self._parts.staging and self._parts.staging.is_wanted:
+            self._out.expire(now - self._parts.settings.staged_s, now)
         self._out.forget_stopped()

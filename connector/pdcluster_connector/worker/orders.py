@@ -1,4 +1,7 @@
-"""What the forward thread tells a lane. Small frozen records: making and queueing one is all it pays."""
+"""What the forward thread and the resharder tell a lane. Small frozen records: making and queueing one is all it costs.
+
+The resharder's own ``ReshardFailed`` and ``StepRead`` are orders as they are.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,13 @@ import threading
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from pdcluster_connector.core.exchange import StagedPart
+from pdcluster_connector.core.resharding import ReshardItem
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.steps import PushSlice
 from pdcluster_connector.worker.device import DeviceEvent
+from pdcluster_connector.worker.resharder import ReshardFailed, StepRead
+from pdcluster_connector.worker.staging import Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,30 @@ class LayerSaved:
     step: int
     regions: range
     event: DeviceEvent
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StagedWrite:
+    """One push's part of one region, in staging memory: the region's bytes begin at address ``base``.
+
+    Whoever takes the order releases ``room``, once, when nothing reads the part any more.
+    """
+
+    key: PushKey
+    item: ReshardItem
+    part: StagedPart
+    base: int
+    room: Room
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Parts of the region ``region`` (index) lie in staging memory, as decode has them. From the resharder's thread."""
+
+    step: int
+    region: int
+    writes: tuple[StagedWrite, ...]
     at: float
 
 
@@ -55,7 +86,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Quiesce:
-    """Set ``quiet`` as soon as no byte of ``key`` is queued or in flight."""
+    """Set ``quiet`` as soon as no byte of ``key`` is queued or in flight straight from its blocks."""
 
     key: PushKey
     quiet: threading.Event
@@ -68,4 +99,17 @@ class Close:
     deadline: float
 
 
-Order: TypeAlias = StepBegun | LayerSaved | StepEnded | GiveUp | Forget | Quiesce | Close
+StepOrder: TypeAlias = StepBegun | LayerSaved | Staged | ReshardFailed | StepEnded | StepRead
+Order: TypeAlias = StepOrder | GiveUp | Forget | Quiesce | Close
+
+
+def discard(order: Order) -> None:
+    """Nobody will carry ``order`` out: what it holds is let go."""
+    match order:
+        case Staged(writes=writes):
+            for write in writes:
+                write.room.release()
+        case Quiesce(quiet=quiet):
+            quiet.set()
+        case _:
+            pass

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container
-from typing import Final, TypeAlias
+from typing import Final
 
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Sessions, close_or_end_engine
 from pdcluster_connector.worker.device import Device
-from pdcluster_connector.worker.orders import LayerSaved, StepBegun, StepEnded
+from pdcluster_connector.worker.orders import LayerSaved, Staged, StepBegun, StepEnded, StepOrder, discard
 from pdcluster_connector.worker.pushes import LivePush, PushBook
+from pdcluster_connector.worker.resharder import ReshardFailed, StepRead
 from pdcluster_connector.worker.route import Route, StepPlan
 from pdcluster_connector.worker.writes import WriteQueue
 
 _NOTHING_S: Final = 1.0
 """Nothing is in flight: only orders and messages count, and they wake the lane."""
-
-StepOrder: TypeAlias = StepBegun | LayerSaved | StepEnded
 
 
 class Outbound:
@@ -71,16 +70,17 @@ class Outbound:
         self._writes = WriteQueue(self._transport, self._device, session, self._lost)
         self._route = route
 
-    def follow_backlog(self) -> None:
+    def follow_backlog(self, now: float) -> None:
         """Carry out what came before the way was open."""
         while self._backlog:
-            self.follow(self._backlog.popleft())
+            self.follow(self._backlog.popleft(), now)
 
     def drop_backlog(self) -> None:
         """The way will not open."""
-        self._backlog.clear()
+        while self._backlog:
+            discard(self._backlog.popleft())
 
-    def follow(self, order: StepOrder) -> None:
+    def follow(self, order: StepOrder, now: float) -> None:
         """Carry an order of a step out, or keep it until the way is open."""
         if self._route is None or self._writes is None:
             self._backlog.append(order)
@@ -89,10 +89,13 @@ class Outbound:
             case StepBegun():
                 self._steps[order.step] = self._plan(self._route, order)
             case LayerSaved():
-                for batch in self._steps[order.step].batches(self._route, order):
-                    self._writes.add(batch)
-            case StepEnded(step):
-                del self._steps[step]
+                self._writes.add_all(self._steps[order.step].batches(self._route, order))
+            case Staged():
+                self._take_staged(self._writes, self._route, order)
+            case ReshardFailed():
+                self._give_up_staging(order, now)
+            case StepEnded() | StepRead():
+                self._end_step(self._route, order)
 
     def granted(self, live: LivePush) -> None:
         """What was held for this push may leave."""
@@ -112,6 +115,13 @@ class Outbound:
         if self._writes is not None:
             self._writes.forget_stopped()
 
+    def expire(self, staged_since: float, now: float) -> None:
+        """Give up pushes that have kept room in staging memory since ``staged_since`` (monotonic): others want it."""
+        for push in self._writes.staged_since(staged_since) if self._writes else ():
+            if live := self._book.get(push.key):
+                reason = "its bytes lay in prefill's staging memory for too long: decode is slow or does not answer"
+                self._book.apply(live, live.push.give_up(reason, now=now))
+
     def is_quiet(self, key: PushKey) -> bool:
         """Whether no byte of this push's source will be read from now on."""
         live = self._book.get(key)
@@ -127,13 +137,33 @@ class Outbound:
         If not, the engine ends.
         """
         self.drop_backlog()
-        self._writes = None
+        writes, self._writes = self._writes, None
         if self._transport is not None:
             self.is_closed = True
             if not close_or_end_engine(self._transport):
                 return False
             self._transport = None
+        if writes is not None:
+            writes.close()
         return True
+
+    def _take_staged(self, writes: WriteQueue, route: Route, order: Staged) -> None:
+        """Queue the parts; of a step that is over nobody wants any."""
+        plan = self._steps.get(order.step)
+        if plan is None:
+            discard(order)
+        else:
+            writes.add(plan.staged_batch(route, order))
+
+    def _give_up_staging(self, order: ReshardFailed, now: float) -> None:
+        for live in self._steps[order.step].staging_pushes:
+            self._book.apply(live, live.push.give_up(order.reason, now=now))
+
+    def _end_step(self, route: Route, order: StepEnded | StepRead) -> None:
+        """The step is over with its last order, which is the resharder's where that has a part in the route."""
+        if isinstance(order, StepRead) == bool(route.staged):
+            for live, commands in self._steps.pop(order.step).read(route):
+                self._book.apply(live, commands)
 
     def _plan(self, route: Route, order: StepBegun) -> StepPlan:
         plan = StepPlan(order.step)

@@ -21,11 +21,13 @@ from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import PrefillStep, PushSlice, Target
 from pdcluster_connector.worker.lane import Lane, LaneParts
 from pdcluster_connector.worker.orders import Close, Forget, GiveUp, LayerSaved, Quiesce, StepBegun, StepEnded
+from pdcluster_connector.worker.resharding import Resharding, StepPush
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.params import SideChannelAddress
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.prefill")
 _CLOSE_S: Final = 5.0
+_CLOSE_RESHARDING_S: Final = 1.0
 _UNUSED_S: Final = 60.0
 """After how long without a new request a lane may be retired."""
 
@@ -37,6 +39,8 @@ class _Sending:
     key: PushKey
     lanes: tuple[Lane, ...]
     is_whole: bool = False
+    last_step: int = 0
+    """The newest step that computes some of it."""
 
 
 @dataclass(slots=True)
@@ -44,6 +48,8 @@ class _Step:
     """The forward pass that runs now: which lanes it feeds and which regions it has saved."""
 
     number: int
+    is_pushing: bool = False
+    """Whether anything of it is pushed, by whichever rank."""
     lanes: tuple[Lane, ...] = ()
     saved: set[str] = field(default_factory=set)
 
@@ -51,13 +57,17 @@ class _Step:
 class PrefillWorker:
     """One prefill rank. Forward thread only."""
 
-    def __init__(self, parts: LaneParts) -> None:
+    def __init__(self, parts: LaneParts, resharding: Resharding) -> None:
         self._parts = parts
+        self._resharding = resharding
         self._lanes: dict[SideChannelAddress, Lane] = {}
         self._used_at: dict[SideChannelAddress, float] = {}
         self._retired: list[Lane] = []
         self._sending: dict[RequestId, _Sending] = {}
-        self._holds: SourceHolds[Lane] = SourceHolds()
+        self._holds: SourceHolds[Lane | Resharding] = SourceHolds()
+        """The resharder reads for the other ranks too, also when our own pushes have ended."""
+        self._unread: dict[RequestId, int] = {}
+        """Ended requests, and the last step whose blocks the resharder still reads."""
         self._released: deque[tuple[RequestId, Lane]] = deque()
         self._regions_of = _regions_by_layer(parts)
         self._ranks_of: dict[tuple[int, int], list[int]] = {}
@@ -67,26 +77,29 @@ class PrefillWorker:
 
     def begin_step(self, step: PrefillStep) -> None:
         """The lanes know which blocks this forward pass completes."""
+        number, now = self._step.number + 1, time.monotonic()
+        pushes = [StepPush(part, self._sending_of(part, number).lanes) for part in step.slices]
         by_lane: dict[Lane, list[PushSlice]] = {}
-        for part in step.slices:
-            for lane in self._sending_of(part).lanes:
-                by_lane.setdefault(lane, []).append(part)
-        self._step = _Step(self._step.number + 1, tuple(by_lane))
-        now = time.monotonic()
+        for push in pushes:
+            for lane in push.lanes:
+                by_lane.setdefault(lane, []).append(push.part)
+        self._step = _Step(number, bool(pushes), tuple(by_lane))
         for lane, parts in by_lane.items():
-            lane.post(StepBegun(self._step.number, now, tuple(parts)))
+            lane.post(StepBegun(number, now, tuple(parts)))
+        if pushes:
+            self._resharding.begin_step(number, pushes)
 
     def layer_saved(self, layer_name: str) -> None:
         """The layer's KV is final for this step once what the device was given so far is done.
 
         A layer that saves again (a draft layer, once per token) is left to ``end_step``.
         """
-        if self._step.lanes and self._is_layerwise and layer_name not in self._step.saved:
+        if self._step.is_pushing and self._is_layerwise and layer_name not in self._step.saved:
             self._order(layer_name)
 
     def end_step(self) -> None:
         """Every region of the step is ordered, also those of layers without a hook."""
-        if not self._step.lanes:
+        if not self._step.is_pushing:
             return
         now = time.monotonic()
         for layer_name in self._regions_of:
@@ -94,10 +107,11 @@ class PrefillWorker:
                 self._order(layer_name)
         for lane in self._step.lanes:
             lane.post(StepEnded(self._step.number, now))
+        self._resharding.end_step()
         self._step = _Step(self._step.number)
 
     def protect_preempted(self, request_ids: Iterable[RequestId]) -> None:
-        """No lane reads the blocks of these requests any more, or their pushes are given up.
+        """Nobody reads the blocks of these requests any more, or their pushes are given up.
 
         Waits up to ``preempt_wait_s``: the blocks are overwritten as soon as this returns.
         """
@@ -109,8 +123,10 @@ class PrefillWorker:
         for key, lane, quiet in waits:
             lane.post(Quiesce(key, quiet))
         deadline = time.monotonic() + self._parts.settings.preempt_wait_s
+        # The other ranks read our heads by our own resharder only. A push is not whole before it has read them.
+        is_read = not waits or self._resharding.fence().wait(self._parts.settings.preempt_wait_s)
         for key, lane, quiet in waits:
-            if not quiet.wait(max(0.0, deadline - time.monotonic())):
+            if not (quiet.wait(max(0.0, deadline - time.monotonic())) and is_read):
                 lane.lost.add(key)
                 lane.post(GiveUp(key, "prefill preempted the request while its blocks were being read"))
 
@@ -124,13 +140,15 @@ class PrefillWorker:
             self._holds.released(*self._released.popleft())
         for lane in ended:
             self._holds.reader_ended(lane)
+        self._release_read()
         free = self._holds.take_free()
         for request_id in free:
             self._forget(request_id)
         return free
 
     def close(self) -> None:
-        """End every lane. Waits up to 5 s for all that still write, and 2 s for what is cut off then."""
+        """End the resharder, then every lane. Waits up to 2 s for the one, 7 s for all that still write."""
+        self._resharding.close(_CLOSE_RESHARDING_S)
         lanes = self._known_lanes()
         for lane in lanes:
             lane.post(Close(time.monotonic() + _CLOSE_S))
@@ -147,15 +165,16 @@ class PrefillWorker:
         order = LayerSaved(self._step.number, regions, self._parts.device.record(), time.monotonic())
         for lane in self._step.lanes:
             lane.post(order)
+        self._resharding.layer_saved(regions, order.event)
 
-    def _sending_of(self, part: PushSlice) -> _Sending:
+    def _sending_of(self, part: PushSlice, step: int) -> _Sending:
         sending = self._sending.get(part.request_id)
         if sending is None:
             lanes = tuple(self._lane(rank, part.target) for rank in self._decode_ranks(part.target))
             sending = _Sending(PushKey(part.transfer_id, part.attempt), lanes)
             self._sending[part.request_id] = sending
-            self._holds.begin(part.request_id, lanes)
-        sending.is_whole = part.is_last
+            self._holds.begin(part.request_id, (*lanes, self._resharding))
+        sending.is_whole, sending.last_step = part.is_last, step
         return sending
 
     def _decode_ranks(self, target: Target) -> list[int]:
@@ -208,9 +227,17 @@ class PrefillWorker:
         if sending is None:
             return
         self._holds.finish(request_id)
+        self._unread[request_id] = sending.last_step
         if not sending.is_whole:
             for lane in sending.lanes:
                 lane.post(GiveUp(sending.key, "prefill ended before the prompt was computed"))
+
+    def _release_read(self) -> None:
+        """The resharder reads the blocks of ended requests no more, as far as it has told."""
+        read_step = self._resharding.read_step
+        for request_id in [known for known, step in self._unread.items() if step <= read_step]:
+            del self._unread[request_id]
+            self._holds.released(request_id, self._resharding)
 
     def _forget(self, request_id: RequestId) -> None:
         sending = self._sending.pop(request_id)

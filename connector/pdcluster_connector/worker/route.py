@@ -1,15 +1,21 @@
-"""Where a lane's bytes go: the link of two ranks, and each step's ranges over it."""
+"""Where a lane's bytes go: the link of two ranks, and each step's ranges over it.
+
+A region is copied *directly*, from the request's blocks, or it is *staged*: the resharder brings decode's blocks
+together in staging memory, and says for each part where it lies. Which of the two is decided once, by the link.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from pdcluster_connector.core.exchange import StagedPart, write_rows
 from pdcluster_connector.core.link import Link, RegionCopy, plan_link
-from pdcluster_connector.core.ranges import ByteRanges, MissingBlockError, plan_ranges
-from pdcluster_connector.core.sending import Commands
-from pdcluster_connector.steps import PushSlice
-from pdcluster_connector.worker.orders import LayerSaved
+from pdcluster_connector.core.ranges import ByteRanges, CopyShape, MissingBlockError, plan_ranges, wanted_bytes
+from pdcluster_connector.core.resharding import TokenPages
+from pdcluster_connector.core.sending import Commands, PushKey
+from pdcluster_connector.steps import PushSlice, Target
+from pdcluster_connector.worker.orders import LayerSaved, Staged, StagedWrite
 from pdcluster_connector.worker.pushes import LivePush
 from pdcluster_connector.worker.writes import Batch, LayerRecord, Part
 from pdcluster_protocol.errors import ProtocolError, Unavailable
@@ -19,14 +25,33 @@ from pdcluster_protocol.side_channel import Hello, Welcome
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A link, and its copies by the index of prefill's region, as ``LayerSaved`` names it."""
+    """A link, and its copies by the index of prefill's region, as ``LayerSaved`` and ``Staged`` name it."""
 
     link: Link
-    by_region: dict[int, RegionCopy]
+    direct: dict[int, RegionCopy]
+    staged: dict[int, RegionCopy]
     num_layers: int
 
+    def shapes_of(self, copies: dict[int, RegionCopy]) -> dict[int, CopyShape]:
+        """The shapes of ``copies``, by their numbers."""
+        return {copy.shape: self.link.shapes[copy.shape] for copy in copies.values()}
 
-def plan_route(welcome: Welcome, boot_id: BootId, hello: Hello) -> Route:
+    def require_pages(self, target: Target) -> None:
+        """The reservation told the truth about the memory in which we stage blocks.
+
+        Raises:
+            ProtocolError: It did not; names both values.
+        """
+        for shape in self.shapes_of(self.staged).values():
+            said = target.block_tokens[shape.group], target.page_tokens[shape.group]
+            if said != (found := (shape.target.block_tokens, shape.target.page_tokens)):
+                raise ProtocolError(
+                    f"decode engine {target.engine_id} reserved blocks and pages of {said} tokens in KV group "
+                    f"{shape.group}, but holds {found}: run the same pdcluster everywhere"
+                )
+
+
+def plan_route(welcome: Welcome, boot_id: BootId, hello: Hello, *, can_reshard: bool = False) -> Route:
     """The route from the prefill rank that said ``hello`` to the decode rank that answered ``welcome``.
 
     Raises:
@@ -38,13 +63,14 @@ def plan_route(welcome: Welcome, boot_id: BootId, hello: Hello) -> Route:
             f"decode engine {welcome.engine_id} has restarted: boot id {welcome.boot_id}, reserved under {boot_id}"
         )
     link = plan_link(hello.layout, welcome.layout)
-    if any(copy.is_resharded for copy in link.copies):
+    staged = {copy.source_index: copy for copy in link.copies if copy.is_resharded}
+    if staged and not can_reshard:
         raise ProtocolError(
-            f"token-major KV cannot go from TP {hello.layout.tp_size} to TP {welcome.layout.tp_size}: "
-            "use one TP on both"
+            f"token-major KV cannot go from TP {hello.layout.tp_size} to TP {welcome.layout.tp_size} without a "
+            "resharder, which this prefill rank does not have: use one TP on both"
         )
-    by_region = {copy.source_index: copy for copy in link.copies}
-    return Route(link, by_region, len({copy.layer_name for copy in link.copies}))
+    direct = {copy.source_index: copy for copy in link.copies if not copy.is_resharded}
+    return Route(link, direct, staged, len({copy.layer_name for copy in link.copies}))
 
 
 @dataclass(slots=True)
@@ -52,35 +78,105 @@ class StepPlan:
     """The ranges of one step, for each push and each shape of copy; made once, used by every layer."""
 
     step: int
-    _ranges: dict[LivePush, list[ByteRanges]] = field(default_factory=dict)
+    _ranges: dict[LivePush, dict[int, ByteRanges]] = field(default_factory=dict)
+    """Of each shape that is copied directly."""
+    _pushes: dict[PushKey, LivePush] = field(default_factory=dict)
+    _unread: list[LivePush] = field(default_factory=list)
+    """Pushes whose prompt ends with this step: whole once the resharder has read it."""
+    _rows: dict[tuple[StagedPart, int], ByteRanges] = field(default_factory=dict)
+    """Layers of one shape are staged as the very same parts."""
+
+    @property
+    def staging_pushes(self) -> list[LivePush]:
+        """Pushes that this step plans to take from staging memory."""
+        return list(self._pushes.values())
 
     def add(self, route: Route, live: LivePush, part: PushSlice, *, now: float) -> Commands:
         """Plan ``part`` of ``live``; returns what the push says to it."""
         try:
-            ranges = [plan_ranges(shape, part.groups[shape.group]) for shape in route.link.shapes]
+            ranges, num_staged = _plan(route, part)
         except MissingBlockError as error:
             return live.push.give_up(f"{error}, which decode needs", now=now)
+        except ProtocolError as error:
+            return live.push.give_up(str(error), now=now)
         self._ranges[live] = ranges
-        per_region = [ranges[copy.shape] for copy in route.link.copies]
+        per_region = [ranges[copy.shape] for copy in route.direct.values()]
         live.num_pieces += sum(part_ranges.num_pieces for part_ranges in per_region)
         live.num_writes += sum(len(part_ranges.source) for part_ranges in per_region)
-        num_bytes = sum(part_ranges.total_bytes for part_ranges in per_region)
-        return live.push.plan(num_bytes, route.num_layers, is_last=part.is_last)
+        num_bytes = sum(part_ranges.total_bytes for part_ranges in per_region) + num_staged
+        if not route.staged:
+            return live.push.plan(num_bytes, route.num_layers, is_last=part.is_last)
+        self._pushes[live.push.key] = live
+        self._unread += [live] if part.is_last else []
+        return live.push.plan(num_bytes, route.num_layers, is_last=False)
 
     def batches(self, route: Route, order: LayerSaved) -> Iterator[Batch]:
         """One batch for each region that became final: every push's part of it, fused."""
         for index in order.regions:
-            copy = route.by_region.get(index)
+            copy = route.direct.get(index)
             parts = tuple(self._parts(copy, order.at)) if copy else ()
             if parts:
                 yield Batch(order.event, parts)
+
+    def staged_batch(self, route: Route, order: Staged) -> Batch:
+        """The parts that are still wanted; the others are let go of."""
+        copy = route.staged.get(order.region)
+        parts = []
+        for write in order.writes:
+            live = self._pushes.get(write.key)
+            if copy is None or live is None or live.push.is_ended:
+                write.room.release()
+            else:
+                parts.append(self._staged_part(route, copy, live, write, order.at))
+        return Batch(None, tuple(parts))
+
+    def read(self, route: Route) -> Iterator[tuple[LivePush, Commands]]:
+        """The resharder, ours and the others', reads this step's blocks no more.
+
+        A push is whole only now: while others may still read heads of ours, it can still be given up.
+        """
+        for live in self._unread:
+            yield live, live.push.plan(0, route.num_layers, is_last=True)
 
     def _parts(self, copy: RegionCopy, saved_at: float) -> Iterator[Part]:
         for live, by_shape in self._ranges.items():
             ranges = by_shape[copy.shape]
             if live.push.is_ended or not ranges.num_pieces:
                 continue
-            num_bytes = ranges.total_bytes
-            record = LayerRecord(self.step, copy.source_index, saved_at, num_bytes, unacked_bytes=num_bytes)
-            live.layers.append(record)
+            record = self._record(live, copy, saved_at, ranges.total_bytes)
             yield Part(live.push, ranges, copy.source_base, copy.target_base, record)
+
+    def _staged_part(self, route: Route, copy: RegionCopy, live: LivePush, write: StagedWrite, at: float) -> Part:
+        key = (write.part, copy.shape)
+        if key not in self._rows:
+            self._rows[key] = write_rows(write.part, write.item, _decode_pages(route.link.shapes[copy.shape]))
+        ranges = self._rows[key]
+        live.num_pieces += ranges.num_pieces
+        live.num_writes += len(ranges.source)
+        record = self._record(live, copy, at, ranges.total_bytes)
+        return Part(live.push, ranges, write.base, copy.target_base, record, write.room)
+
+    def _record(self, live: LivePush, copy: RegionCopy, saved_at: float, num_bytes: int) -> LayerRecord:
+        record = LayerRecord(self.step, copy.source_index, saved_at, num_bytes, unacked_bytes=num_bytes)
+        live.layers.append(record)
+        return record
+
+
+def _plan(route: Route, part: PushSlice) -> tuple[dict[int, ByteRanges], int]:
+    """The ranges of each shape that is copied directly, and the bytes that will come through staging memory.
+
+    Raises:
+        MissingBlockError: Decode wants what prefill does not have.
+        ProtocolError: The reservation does not fit the decode rank.
+    """
+    route.require_pages(part.target)
+    direct, staged = route.shapes_of(route.direct), route.shapes_of(route.staged)
+    ranges = {number: plan_ranges(shape, part.groups[shape.group]) for number, shape in direct.items()}
+    num_bytes = {number: wanted_bytes(shape, part.groups[shape.group]) for number, shape in staged.items()}
+    return ranges, sum(num_bytes[copy.shape] for copy in route.staged.values())
+
+
+def _decode_pages(shape: CopyShape) -> TokenPages:
+    grid = shape.target
+    pages = grid.block_tokens // grid.page_tokens
+    return TokenPages(grid.page_tokens, pages, grid.token_stride, grid.page_stride, grid.block_stride)

@@ -27,6 +27,24 @@ class Ticket:
     num_bytes: int
 
 
+class Room:
+    """One part's place in staging memory, given back when each of its ``holders`` has let go of it."""
+
+    def __init__(self, give_back: Callable[[], None], holders: int = 1) -> None:
+        self._give_back = give_back
+        self._holders = holders
+        self._holders_lock = threading.Lock()
+
+    def release(self) -> None:
+        """One holder reads it no more. Once for each holder; any thread."""
+        with self._holders_lock:
+            self._holders -= 1
+            is_free = self._holders == 0
+            assert self._holders >= 0, "a room was released more often than it has holders"
+        if is_free:
+            self._give_back()
+
+
 class StagingMemory:
     """``num_bytes`` on ``device``, at an address that is a multiple of ``alignment_bytes``."""
 
@@ -43,6 +61,8 @@ class StagingMemory:
         self._pool = SpanPool(self.num_bytes)
         self._shares: dict[Ticket, int] = {}
         self._changed = threading.Condition()
+        self.is_wanted = False
+        """Whether somebody waits for room. Any thread may look."""
 
     @property
     def address(self) -> int:
@@ -63,9 +83,11 @@ class StagingMemory:
         with self._changed:
             while (offset := self._pool.take(num_bytes)) is None:
                 left = deadline - time.monotonic()
-                if left <= 0 or is_closing():
+                self.is_wanted = left > 0 and not is_closing()
+                if not self.is_wanted:
                     return None
                 self._changed.wait(min(left, _LOOK_EVERY_S))
+            self.is_wanted = False
             ticket = Ticket(offset, num_bytes)
             self._shares[ticket] = shares
             return ticket

@@ -8,14 +8,16 @@ than its own queue holds, and what is not submitted can still be stopped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from pdcluster_connector.core.ranges import ByteRanges
 from pdcluster_connector.core.sending import Commands, Push, PushKey
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
 from pdcluster_connector.worker.device import Device, DeviceEvent
+from pdcluster_connector.worker.staging import Room
 from pdcluster_protocol.errors import TransferError
 
 MAX_WRITES_IN_FLIGHT: Final = 1024
@@ -57,6 +59,8 @@ class Part:
     source_base: int
     target_base: int
     record: LayerRecord
+    room: Room | None = None
+    """Of a part that lies in staging memory; released once, when nothing reads it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +71,54 @@ class Batch:
     parts: tuple[Part, ...]
 
 
-@dataclass(slots=True)
-class _InFlight:
-    write: WriteId
-    part: Part
-    num_bytes: int
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Cursor:
-    """Where submission stands in one part."""
+    """Where submission stands in one part. ``unended``: writes that may still read it."""
 
     part: Part
     rows: list[tuple[int, int, int]]
     next_row: int = 0
+    unended: int = 0
+    is_dropped: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing reads the part now or later."""
+        return not self.unended and (self.is_dropped or self.next_row == len(self.rows))
+
+
+@dataclass(slots=True)
+class _InFlight:
+    write: WriteId
+    cursor: _Cursor
+    num_bytes: int
+
+    @property
+    def push(self) -> Push:
+        return self.cursor.part.push
+
+
+@dataclass(slots=True)
+class _Rooms:
+    """Staging rooms that this queue holds; each is released once, whatever becomes of its part."""
+
+    _held: dict[Room, Part] = field(default_factory=dict)
+
+    def add(self, part: Part) -> None:
+        if part.room is not None:
+            self._held[part.room] = part
+
+    def release_if_over(self, cursor: _Cursor) -> None:
+        room = cursor.part.room
+        if room is not None and cursor.is_over and self._held.pop(room, None) is not None:
+            room.release()
+
+    def release_all(self) -> None:
+        while self._held:
+            self._held.popitem()[0].release()
+
+    def held_since(self, since: float) -> list[Push]:
+        return list(dict.fromkeys(part.push for part in self._held.values() if part.record.saved_at <= since))
 
 
 @dataclass(slots=True)
@@ -96,12 +134,13 @@ class WriteQueue:
     _cursors: deque[_Cursor] = field(default_factory=deque)
     _held: dict[Push, list[_Cursor]] = field(default_factory=dict)
     _in_flight: deque[_InFlight] = field(default_factory=deque)
+    _rooms: _Rooms = field(default_factory=_Rooms)
     _next_full_poll: float = 0.0
 
     @property
     def is_busy(self) -> bool:
         """Whether polling soon is worthwhile: something that may write is in flight, or waits for an event or room."""
-        is_writing = bool(self._in_flight) and self._in_flight[0].part.push.may_write
+        is_writing = bool(self._in_flight) and self._in_flight[0].push.may_write
         return is_writing or bool(self._batches or self._cursors)
 
     @property
@@ -111,16 +150,29 @@ class WriteQueue:
 
     def add(self, batch: Batch) -> None:
         """Queue one layer."""
+        for part in batch.parts:
+            self._rooms.add(part)
         self._batches.append(batch)
 
+    def add_all(self, batches: Iterable[Batch]) -> None:
+        """Queue several, in order."""
+        for batch in batches:
+            self.add(batch)
+
     def has_work_of(self, push: Push) -> bool:
-        """Whether a byte of ``push`` is queued, held for its grant, or in flight."""
-        queued = any(part.push is push for batch in self._batches for part in batch.parts)
-        return (
-            queued
-            or any(part.push is push for part in (*(c.part for c in self._cursors), *(w.part for w in self._in_flight)))
-            or (push in self._held and push.is_waiting)
-        )
+        """Whether a byte of the request's blocks is queued, held for its grant, or in flight; staged copies are not."""
+        queued = (part for batch in self._batches for part in batch.parts)
+        submitted = (cursor.part for cursor in (*self._cursors, *(flight.cursor for flight in self._in_flight)))
+        held = (cursor.part for cursor in self._held.get(push, ()) if push.is_waiting)
+        return any(part.push is push and part.room is None for part in chain(queued, submitted, held))
+
+    def staged_since(self, since: float) -> list[Push]:
+        """Pushes that hold staging room since ``since`` (monotonic seconds) or longer."""
+        return self._rooms.held_since(since)
+
+    def close(self) -> None:
+        """The session is closed: nothing of ours is read any more, and nothing will be written."""
+        self._rooms.release_all()
 
     def granted(self, push: Push) -> None:
         """Ranges that were held for the grant of ``push`` may leave."""
@@ -128,7 +180,9 @@ class WriteQueue:
 
     def forget_stopped(self) -> None:
         """Drop what was held for a grant that will not come."""
-        self._held = {push: cursors for push, cursors in self._held.items() if push.is_waiting}
+        for push in [push for push in self._held if not push.is_waiting]:
+            for cursor in self._held.pop(push):
+                self._drop(cursor)
 
     def advance(self, *, now: float) -> Iterator[tuple[Push, Commands]]:
         """Poll what is in flight and submit what may leave; yields what that means for each push."""
@@ -150,10 +204,15 @@ class WriteQueue:
             cursor = self._cursors[0]
             push = cursor.part.push
             if cursor.next_row == len(cursor.rows) or not push.may_write:
-                self._cursors.popleft()
+                self._drop(self._cursors.popleft())
                 continue
             if reason := self._submit_row(cursor, now):
                 yield push, push.give_up(reason, now=now)
+
+    def _drop(self, cursor: _Cursor) -> None:
+        """No further write of this part is submitted."""
+        cursor.is_dropped = True
+        self._rooms.release_if_over(cursor)
 
     def _submit_row(self, cursor: _Cursor, now: float) -> str:
         """Hand the next range to the transport; the reason when it refuses."""
@@ -163,9 +222,10 @@ class WriteQueue:
         except TransferError as error:
             return str(error)
         cursor.next_row += 1
+        cursor.unended += 1
         cursor.part.push.submitted()
         cursor.part.record.write_begin = cursor.part.record.write_begin or now
-        self._in_flight.append(_InFlight(write, cursor.part, num_bytes))
+        self._in_flight.append(_InFlight(write, cursor, num_bytes))
         return ""
 
     def _poll(self, now: float) -> Iterator[tuple[Push, Commands]]:
@@ -179,7 +239,7 @@ class WriteQueue:
             if status is WriteStatus.PENDING:
                 break
             yield self._ended(self._in_flight.popleft(), status, now)
-        if self._in_flight and not self._in_flight[0].part.push.may_write and now >= self._next_full_poll:
+        if self._in_flight and not self._in_flight[0].push.may_write and now >= self._next_full_poll:
             self._next_full_poll = now + _FULL_POLL_EVERY_S
             yield from self._poll_all(now)
 
@@ -193,16 +253,19 @@ class WriteQueue:
                 yield self._ended(flight, status, now)
 
     def _ended(self, flight: _InFlight, status: WriteStatus, now: float) -> tuple[Push, Commands]:
-        push = flight.part.push
+        push = flight.push
         if status is WriteStatus.FAILED:
+            # It may still read: its part counts as unended until the session is closed.
             return push, push.write_failed(f"a write of {flight.num_bytes} bytes failed", now=now)
+        flight.cursor.unended -= 1
+        self._rooms.release_if_over(flight.cursor)
         if push.key in self.lost:
             # Looked at after the status: what was acknowledged before the overwrite was read before it.
             return push, (
                 *push.give_up("prefill preempted the request while its blocks were being read", now=now),
                 *push.written(flight.num_bytes),
             )
-        record = flight.part.record
+        record = flight.cursor.part.record
         record.unacked_bytes -= flight.num_bytes
         if record.unacked_bytes == 0:
             record.acked_at = now

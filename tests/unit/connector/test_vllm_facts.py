@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from pdcluster_connector.vllm_facts import _require_whole_steps, _role, _weights_digest
+from integration.ranks import Shape, engine_facts, fingerprint_of
+from pdcluster_connector.core.watermark import KvGroup
+from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
+from pdcluster_connector.settings import Settings
+from pdcluster_connector.vllm_facts import (
+    _require_whole_steps,
+    _role,
+    _weights_digest,
+    page_tokens_of,
+    read_regions,
+    read_token_memory,
+)
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 WHOLE = {
     "decode_context_parallel_size": 1,
@@ -47,3 +62,72 @@ def test_weights_of_one_size_differ_by_their_bytes(tmp_path: Path) -> None:
     assert len(digests) == 3
     assert _weights_digest(tmp_path / "0") in digests
     assert _weights_digest(tmp_path / "no such folder") == ""
+
+
+def by_token(pages: int, heads: int, tokens: int, content: int) -> torch.Tensor:
+    """[pages, heads, tokens, content] as vLLM's LBNHC has it in memory."""
+    return torch.arange(pages * tokens * heads * content).view(pages, tokens, heads, content).transpose(1, 2)
+
+
+def facts() -> EngineFacts:
+    return engine_facts(EngineRole.PREFILL, Shape(kv_heads=4), Settings())
+
+
+def regions_of(tensor: torch.Tensor, num_blocks: int, block_size: int) -> list[RegionLayout]:
+    """As read of an engine of TP 1 whose model has as many KV heads as the tensor."""
+    model = SimpleNamespace(use_mla=False, get_total_num_kv_heads=lambda: tensor.shape[1])
+    config: Any = SimpleNamespace(
+        model_config=model, speculative_config=None, compilation_config=SimpleNamespace(static_forward_context={})
+    )
+    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=tensor.shape[1], head_size=8, dtype=torch.int64)
+    return list(read_regions("a", 0, spec, tensor, num_blocks, facts(), config))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind"),
+    [
+        (torch.zeros(6, 4, 16, 8), RegionKind.HEADS),
+        (by_token(6, 4, 16, 8), RegionKind.TOKENS),
+        (torch.zeros(6, 1, 16, 8), RegionKind.HEADS),
+        (by_token(6, 1, 16, 8), RegionKind.TOKENS),
+    ],
+)
+def test_token_major_kv_is_told_by_its_strides_also_with_one_head(tensor: torch.Tensor, kind: RegionKind) -> None:
+    (region,) = regions_of(tensor, 3, 32)
+    assert region.kind is kind
+    assert (region.heads, region.page_tokens, region.pages_per_block) == (tensor.shape[1], 16, 2)
+    assert region.page_stride == region.page_bytes == tensor[0].numel() * tensor.element_size()
+
+
+def test_kv_whose_blocks_are_not_one_run_of_bytes_is_refused_at_start() -> None:
+    with pytest.raises(ConfigError, match=r"layer a has KV of shape .*VLLM_KV_CACHE_LAYOUT"):
+        regions_of(torch.zeros(6, 4, 32, 8)[:, :, ::2], 3, 32)
+
+
+def memory_of(tensor: torch.Tensor) -> Memory:
+    layout = RankLayout(0, 1, tuple(regions_of(tensor, 3, 32)))
+    return Memory(layout, (), fingerprint_of(Shape()))
+
+
+def test_the_resharder_gets_the_memory_of_token_major_layers_and_nothing_of_others() -> None:
+    tensor, cache = by_token(6, 4, 16, 8), SimpleNamespace(kv_cache_layout=None)
+    tokens = read_token_memory(facts(), memory_of(tensor), cache, {"a": tensor})
+    assert tokens is not None
+    assert tokens.group is None
+    assert tokens.data[0].data_ptr() == tensor.data_ptr()
+    assert tokens.data[0].view(torch.int64).tolist() == list(range(tensor.numel()))
+    heads = torch.zeros(6, 4, 16, 8)
+    assert read_token_memory(facts(), memory_of(heads), cache, {"a": heads}) is None
+
+
+def test_a_stage_without_attention_opens_the_group_like_the_others_and_reshards_nothing() -> None:
+    nothing = Memory(RankLayout(0, 1, (), 1, 2), (), fingerprint_of(Shape()))
+    assert read_token_memory(facts(), nothing, SimpleNamespace(kv_cache_layout="LBNHC"), {}) is None
+
+
+def test_pages_are_named_group_by_group() -> None:
+    place = (0, 3, 64, 64)
+    attention = RegionLayout("a", 1, *place, RegionKind.TOKENS, 4, 16, 2)
+    state = RegionLayout("s", 0, *place, RegionKind.STATE, 1, 1)
+    groups = (KvGroup(1, is_state=True), KvGroup(32), KvGroup(32))
+    assert page_tokens_of(RankLayout(0, 1, (state, attention)), groups) == (1, 16, 1)

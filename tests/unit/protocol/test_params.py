@@ -71,7 +71,12 @@ def address_each_rank(reservation: Reservation) -> Reservation:
     size = len(reservation.remote_side_channels) or 1
     addresses = reservation.remote_side_channels or (SideChannelAddress("h", 1, BootId("b")),)
     return msgspec.structs.replace(
-        reservation, remote_tp_size=size, remote_pp_size=1, remote_side_channels=addresses, remote_block_sizes=()
+        reservation,
+        remote_tp_size=size,
+        remote_pp_size=1,
+        remote_side_channels=addresses,
+        remote_block_sizes=(),
+        remote_page_sizes=(),
     )
 
 
@@ -89,6 +94,26 @@ def test_decode_is_told_to_wait_and_prefill_to_push() -> None:
     told_decode, told_prefill = to_wire(PARAMS), to_wire(RESERVATION)
     assert (told_decode["do_remote_prefill"], told_decode["do_remote_decode"]) == (True, False)
     assert (told_prefill["do_remote_prefill"], told_prefill["do_remote_decode"]) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("pages", "expected"), [((), (16,)), ((16,), (16,)), ((4,), (4,)), ((32,), None), ((0,), None), ((16, 16), None)]
+)
+def test_blocks_are_whole_pages(pages: tuple[int, ...], expected: tuple[int, ...] | None) -> None:
+    reservation = msgspec.structs.replace(
+        RESERVATION, remote_block_ids=((1,),), remote_block_sizes=(16,), remote_page_sizes=pages
+    )
+    if expected is None:
+        with pytest.raises(ProtocolError, match="must be one page or several"):
+            parse_reservation(over_json(reservation))
+    else:
+        assert parse_reservation(over_json(reservation)).page_sizes == expected
+
+
+def test_a_group_of_state_has_no_pages() -> None:
+    sizes = {"remote_block_ids": ((1,), (2,)), "remote_block_sizes": (16, 0), "remote_page_sizes": (8, 1)}
+    reservation = msgspec.structs.replace(RESERVATION, **sizes)
+    assert parse_reservation(over_json(reservation)).page_sizes == (8, 1)
 
 
 def test_a_reservation_has_every_name_of_vllm_ascends_contract() -> None:

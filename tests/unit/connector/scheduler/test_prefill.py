@@ -86,6 +86,12 @@ def test_the_deadline_goes_on_as_what_is_left_of_it() -> None:
     assert part.target.deadline_ms == 50_000
 
 
+@pytest.mark.parametrize(("pages", "expected"), [((), (16,)), ((8,), (8,))])
+def test_workers_learn_decodes_blocks_and_pages(pages: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    (part,) = step(scheduler(msgspec.structs.replace(reservation(), remote_page_sizes=pages)), 40).slices
+    assert (part.target.block_tokens, part.target.page_tokens) == ((16,), expected)
+
+
 def test_blocks_are_kept_after_the_end_only_when_a_worker_knows_the_request() -> None:
     assert scheduler(reservation()).finish(R) == (False, None)
     made = scheduler(reservation())
@@ -112,6 +118,7 @@ def test_only_preempted_requests_with_a_transfer_are_protected() -> None:
             ["8 KV heads cannot be spread over TP 3"],
         ),
         ({"remote_cached_tokens": 7}, ["7 cached tokens"]),
+        ({"remote_page_sizes": (32,)}, ["pages of (32,) tokens for blocks of (16,)"]),
         ({"token": ""}, ["without a token", "through the router"]),
         ({"token": STRANGER.mint(TransferId("t"), Attempt(1), 60_000)}, ["not valid here", "PDCLUSTER_SECRET"]),
         ({"attempt": Attempt(2)}, ["attempt 2", "not valid here"]),

@@ -12,6 +12,7 @@ from pdcluster_connector.core.sending import Cut, Phase, Push, PushKey, Send
 from pdcluster_connector.core.tp_mapping import WHOLE
 from pdcluster_connector.transport.fake import FakeNetwork
 from pdcluster_connector.worker.device import CpuDevice
+from pdcluster_connector.worker.staging import Room
 from pdcluster_connector.worker.writes import MAX_WRITES_IN_FLIGHT, Batch, LayerRecord, Part, WriteQueue
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.side_channel import Done, Failed, ToDecode
@@ -22,7 +23,8 @@ BLOCK = 64
 class Bench:
     """One push of ``num_blocks`` scattered blocks over a fake network."""
 
-    def __init__(self, num_blocks: int = 3) -> None:
+    def __init__(self, num_blocks: int = 3, *, is_staged: bool = False) -> None:
+        self.num_released = 0
         self.network = FakeNetwork()
         sender, receiver = self.network.join(), self.network.join()
         self.source = np.arange(4096 * BLOCK, dtype=np.uint32).view(np.uint8)
@@ -37,11 +39,15 @@ class Bench:
         shape = CopyShape(0, grid, grid, 1, 1, 1, BLOCK, WHOLE)
         ranges = plan_ranges(shape, GroupSlice(0, num_blocks, self.blocks, self.blocks))
         record = LayerRecord(1, 0, 0.0, ranges.total_bytes, unacked_bytes=ranges.total_bytes)
-        part = Part(self.push, ranges, self.source.ctypes.data, self.target.ctypes.data, record)
+        room = Room(self._count_release) if is_staged else None
+        part = Part(self.push, ranges, self.source.ctypes.data, self.target.ctypes.data, record, room)
         self.push.plan(ranges.total_bytes, 1, is_last=True)
         self.queue.add(Batch(None, (part,)))
         self.said: list[ToDecode] = []
         self.num_cuts = 0
+
+    def _count_release(self) -> None:
+        self.num_released += 1
 
     def advance(self, now: float = 1.0) -> None:
         for _, commands in self.queue.advance(now=now):
@@ -122,3 +128,106 @@ def test_what_a_stopped_push_still_had_queued_never_leaves(is_granted: bool) -> 
     bench.advance()
     assert not bench.target.any()
     assert not bench.queue.has_work_of(bench.push)
+
+
+def test_staging_room_comes_back_once_with_the_last_acknowledgement() -> None:
+    bench = Bench(is_staged=True)
+    bench.network.hold()
+    bench.grant()
+    bench.advance()
+    bench.network.release(2)
+    bench.advance()
+    assert bench.num_released == 0
+    bench.network.release()
+    bench.advance()
+    assert bench.num_released == 1
+    bench.queue.close()
+    assert bench.num_released == 1
+
+
+def test_staging_room_of_a_push_that_stops_comes_back_when_its_last_write_in_flight_has_ended() -> None:
+    bench = Bench(num_blocks=MAX_WRITES_IN_FLIGHT + 5, is_staged=True)
+    bench.network.hold()
+    bench.grant()
+    bench.advance()
+    bench.push.revoke(now=1.0)
+    bench.network.release(MAX_WRITES_IN_FLIGHT - 1)
+    bench.advance()
+    assert bench.num_released == 0
+    bench.network.release()
+    bench.advance()
+    assert bench.num_released == 1
+    assert bench.push.phase is Phase.STOPPED
+
+
+@pytest.mark.parametrize("ends", ["revoke", "unneeded", "give up"])
+def test_staging_room_held_for_a_grant_that_does_not_come_is_given_back(ends: str) -> None:
+    bench = Bench(is_staged=True)
+    bench.advance()
+    match ends:
+        case "revoke":
+            bench.push.revoke(now=1.0)
+        case "unneeded":
+            bench.push.unneeded()
+        case _:
+            bench.push.give_up("reason", now=1.0)
+    assert bench.num_released == 0
+    bench.queue.forget_stopped()
+    assert bench.num_released == 1
+    bench.queue.close()
+    assert bench.num_released == 1
+
+
+def test_staging_room_of_a_failed_write_comes_back_only_when_the_session_is_closed() -> None:
+    """An error does not mean that the transport has stopped reading."""
+    bench = Bench(is_staged=True)
+    bench.network.fail_next(lands_late=True)
+    bench.grant()
+    bench.advance()
+    bench.advance()
+    assert bench.num_cuts == 1
+    assert bench.num_released == 0
+    bench.queue.close()
+    assert bench.num_released == 1
+
+
+@pytest.mark.parametrize("is_granted", [False, True])
+def test_staging_room_of_what_was_never_submitted_comes_back_with_the_session(*, is_granted: bool) -> None:
+    bench = Bench(is_staged=True)
+    if is_granted:
+        bench.network.hold()
+        bench.grant()
+        bench.advance()
+    bench.queue.close()
+    bench.queue.close()
+    assert bench.num_released == 1
+
+
+def test_a_staged_copy_does_not_keep_the_blocks_of_its_request_busy() -> None:
+    """What a preemption takes away are the blocks, which were read when the copy was made."""
+    bench = Bench(is_staged=True)
+    assert not bench.queue.has_work_of(bench.push)
+    bench.advance()
+    assert not bench.queue.has_work_of(bench.push)
+
+
+def test_pushes_that_keep_staging_room_for_long_are_known_until_it_comes_back() -> None:
+    bench = Bench(is_staged=True)
+    bench.advance()
+    assert bench.queue.staged_since(-0.1) == []
+    assert bench.queue.staged_since(0.0) == [bench.push]
+    bench.grant()
+    bench.advance()
+    bench.advance()
+    assert bench.queue.staged_since(9.0) == []
+
+
+def test_a_room_with_two_holders_comes_back_once_both_have_let_go() -> None:
+    released: list[str] = []
+    room = Room(lambda: released.append("back"), 2)
+    room.release()
+    assert released == []
+    room.release()
+    assert released == ["back"]
+    with pytest.raises(AssertionError, match="more often"):
+        room.release()

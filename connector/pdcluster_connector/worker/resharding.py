@@ -1,0 +1,256 @@
+"""Between the forward thread, the resharder and the lanes: what of a step is resharded, and who writes what of it.
+
+    forward thread --slices of the step--> items --> Resharder --outcomes--> orders --> lanes
+                                                        |
+                                                        +--> read_step: no rank reads the blocks of that step any more
+
+The items are made from the step's metadata and this engine's layout alone, so they are the same on every rank of the TP
+group, whatever became of the rank's own pushes. A rank without token-major KV has ``NoResharding``.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+import torch
+import torch.distributed as dist
+
+from pdcluster_connector.core.exchange import PrefillRank, StagedPart
+from pdcluster_connector.core.resharding import ReshardItem, TokenPages, TokenShape
+from pdcluster_connector.core.sending import PushKey
+from pdcluster_connector.core.tp_mapping import Sharding
+from pdcluster_connector.settings import Settings
+from pdcluster_connector.steps import PushSlice
+from pdcluster_connector.worker.device import Device, DeviceEvent
+from pdcluster_connector.worker.lane import Lane
+from pdcluster_connector.worker.orders import Staged, StagedWrite
+from pdcluster_connector.worker.regrouping import TokenRegion
+from pdcluster_connector.worker.resharder import (
+    Outcome,
+    Resharded,
+    Resharder,
+    ResharderParts,
+    ReshardFailed,
+    ReshardTimes,
+    StepRead,
+)
+from pdcluster_connector.worker.staging import Room, StagingMemory
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.side_channel import RankLayout, RegionLayout
+
+_NEVER: Final = sys.maxsize
+
+
+@dataclass(frozen=True, slots=True)
+class StepPush:
+    """A slice of the step, and the lanes that push it."""
+
+    part: PushSlice
+    lanes: tuple[Lane, ...]
+
+
+class Resharding(Protocol):
+    """What a prefill worker needs of its resharder. Forward thread only; nothing but ``close`` waits."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def read_step(self) -> int:
+        """No rank reads the blocks of this step, or of an earlier one, for us any more."""
+
+    def begin_step(self, step: int, pushes: Sequence[StepPush]) -> None:
+        """The layers that follow complete ``pushes``. Their lanes know the step already."""
+
+    def layer_saved(self, regions: range, event: DeviceEvent) -> None:
+        """These regions (indices) are final for this step once ``event`` is complete."""
+
+    def end_step(self) -> None:
+        """Every region of the step was ordered."""
+
+    def fence(self) -> threading.Event:
+        """Set when no rank reads blocks of the steps so far for us any more."""
+
+    def close(self, timeout_s: float) -> None:
+        """Reshard no more: what is not done is reported failed to the lanes. Waits 1 s more at most."""
+
+
+class NoResharding:
+    """Every region leaves straight from its blocks."""
+
+    read_step = _NEVER
+
+    def begin_step(self, step: int, pushes: Sequence[StepPush]) -> None:
+        pass
+
+    def layer_saved(self, regions: range, event: DeviceEvent) -> None:
+        pass
+
+    def end_step(self) -> None:
+        pass
+
+    def fence(self) -> threading.Event:
+        reached = threading.Event()
+        reached.set()
+        return reached
+
+    def close(self, timeout_s: float) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMemory:
+    """This rank's token-major KV beside its addresses, and the TP group that reshards it.
+
+    ``group``: of ``open_reshard_group``; None for TP 1. Whoever makes this keeps no reference to it: the group's
+    sockets close when nobody holds it. ``data``: by region index, uint8 [bytes of the region], borrowed while we run.
+    """
+
+    group: dist.ProcessGroup | None
+    data: Mapping[int, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _StepParts:
+    """Where the outcomes of a step go. ``pushes``: by KV group, in the order of its items."""
+
+    items: Mapping[int, Sequence[ReshardItem]]
+    pushes: Mapping[int, Sequence[StepPush]]
+    lanes: tuple[Lane, ...]
+
+
+class GroupResharding:
+    """Reshards in the TP group of ``TokenMemory``. Outcomes come in the resharder's thread."""
+
+    def __init__(
+        self, layout: RankLayout, memory: TokenMemory, staging: StagingMemory, device: Device, settings: Settings
+    ) -> None:
+        """Engine start.
+
+        Raises:
+            ConfigError: The staging memory does not hold a page of a layer.
+        """
+        regions = {index: TokenRegion(data, _shape(layout, index), layout.regions[index].group)
+                   for index, data in memory.data.items()}  # fmt: skip
+        times = ReshardTimes(settings.reshard_wait_s, settings.reshard_wait_s)
+        parts = ResharderParts(PrefillRank(layout.tp_rank, layout.tp_size), regions, staging, device, times)
+        _require_room(layout, parts)
+        self.read_step = 0
+        self._staging = staging
+        self._group_of = {index: region.group for index, region in regions.items()}
+        self._pages = {region.group: region.shape.pages for region in regions.values()}
+        self._steps: dict[int, _StepParts] = {}
+        """The forward thread adds, the resharder's thread takes away."""
+        self._resharder = Resharder(parts, memory.group, self._hear)
+
+    def begin_step(self, step: int, pushes: Sequence[StepPush]) -> None:
+        items: dict[int, list[ReshardItem]] = {group: [] for group in self._pages}
+        sources: dict[int, list[StepPush]] = {group: [] for group in self._pages}
+        for push in pushes:
+            for group, pages in self._pages.items():
+                if item := plan_item(push.part, group, pages):
+                    items[group].append(item)
+                    sources[group].append(push)
+        lanes = dict.fromkeys(lane for push in pushes for lane in push.lanes)
+        self._steps[step] = _StepParts(items, sources, tuple(lanes))
+        self._resharder.begin_step(step, items)
+
+    def layer_saved(self, regions: range, event: DeviceEvent) -> None:
+        mine = [index for index in regions if index in self._group_of]
+        if mine:
+            self._resharder.layer_saved(mine, event)
+
+    def end_step(self) -> None:
+        self._resharder.end_step()
+
+    def fence(self) -> threading.Event:
+        return self._resharder.fence()
+
+    def close(self, timeout_s: float) -> None:
+        self._resharder.close(timeout_s)
+
+    # Everything below runs in the resharder's thread.
+
+    def _hear(self, outcome: Outcome) -> None:
+        match outcome:
+            case Resharded(step=step):
+                self._hand_out(outcome, self._steps[step])
+            case ReshardFailed(step=step):
+                for lane in self._steps[step].lanes:
+                    lane.post(outcome)
+            case StepRead(step):
+                for lane in self._steps.pop(step).lanes:
+                    lane.post(outcome)
+                self.read_step = step
+
+    def _hand_out(self, outcome: Resharded, step: _StepParts) -> None:
+        """Each part goes to the lanes of its decode rank: one for each stage of decode, of which one has the layer."""
+        group, now = self._group_of[outcome.region], time.monotonic()
+        orders: dict[Lane, list[StagedWrite]] = {}
+        for part in outcome.parts:
+            push, item = step.pushes[group][part.item], step.items[group][part.item]
+            lanes = [lane for lane in push.lanes if lane.decode_rank % item.decode_tp_size == part.decode_rank]
+            write = self._write(outcome, push.part, item, part, holders=len(lanes))
+            for lane in lanes:
+                orders.setdefault(lane, []).append(write)
+        for lane, writes in orders.items():
+            lane.post(Staged(outcome.step, outcome.region, tuple(writes), now))
+
+    def _write(
+        self, outcome: Resharded, source: PushSlice, item: ReshardItem, part: StagedPart, *, holders: int
+    ) -> StagedWrite:
+        assert outcome.ticket is not None, "a part without room"
+        assert holders, f"no lane to decode rank {part.decode_rank}, whose blocks we own"
+        room = Room(partial(self._resharder.release, outcome.ticket), holders)
+        key = PushKey(source.transfer_id, source.attempt)
+        return StagedWrite(key, item, part, self._staging.address + outcome.offset, room)
+
+
+def plan_item(part: PushSlice, group: int, ours: TokenPages) -> ReshardItem | None:
+    """What of one KV group the slice completes; None where the two engines' pages do not fit each other.
+
+    The lanes refuse such a decode engine at the handshake, so its slice must not spoil the step for the others.
+    """
+    piece = part.groups[group]
+    block, page = part.target.block_tokens[group], part.target.page_tokens[group]
+    small, large = sorted((page, ours.page_tokens))
+    if small < 1 or block < 1 or large % small or block % page or max(block, ours.block_tokens) % min(
+        block, ours.block_tokens
+    ):  # fmt: skip
+        return None
+    tables = piece.source_blocks, piece.target_blocks
+    return ReshardItem(part.request_id, part.target.tp_size, piece.start, piece.stop, *tables, block, small)
+
+
+def _shape(layout: RankLayout, index: int) -> TokenShape:
+    region = layout.regions[index]
+    token_bytes = region.page_bytes // region.page_tokens
+    cell_bytes = token_bytes // len(Sharding(layout.tp_size, region.heads).heads_of(layout.tp_rank))
+    pages = region.page_tokens, region.pages_per_block, token_bytes, region.page_stride, region.block_stride
+    return TokenShape(region.heads, cell_bytes, TokenPages(*pages))
+
+
+def _require_room(layout: RankLayout, parts: ResharderParts) -> None:
+    """The room takes a page of every layer, with the heads of the whole model: what decode of TP 1 wants.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    pages: dict[tuple[str, int], int] = {}
+    for index, region in parts.regions.items():
+        key = (layout.regions[index].layer_name, region.group)
+        pages[key] = pages.get(key, 0) + _whole_page_bytes(layout.regions[index], region)
+    if (largest := max(pages.values())) > parts.room_bytes:
+        raise ConfigError(
+            f"staging_bytes is {parts.staging.num_bytes}, and a page of one layer has {largest} bytes: "
+            f"use {-(-largest // 64) * 128} or more"
+        )
+
+
+def _whole_page_bytes(layout: RegionLayout, region: TokenRegion) -> int:
+    return layout.page_tokens * region.shape.kv_heads * region.shape.cell_bytes

@@ -1,0 +1,395 @@
+"""A prefill TP group that holds token-major KV, each rank a process, and decode engines of any TP in this process.
+
+Real side channel, Mooncake and gloo on loopback; the steps are made by the real prefill scheduler, from reservations.
+The model's whole KV is random and known to the test: ``model_kv(region)[block, token, head, byte]``; a prefill rank
+holds its heads of it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from integration.ranks import SECRET, engine_facts, fingerprint_of
+from integration.ranks import Shape as RankShape
+from pdcluster_connector.core.tp_mapping import Sharding
+from pdcluster_connector.core.watermark import KvGroup, wanted_spans
+from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
+from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
+from pdcluster_connector.settings import PushTiming, Settings
+from pdcluster_connector.steps import Cancel, DecodeStep, Expect, PrefillStep
+from pdcluster_protocol.fingerprint import KvFingerprint
+from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
+from pdcluster_protocol.params import Reservation, digest_tokens, to_wire
+from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
+
+if TYPE_CHECKING:
+    from pdcluster_connector.assembly import DecodeRank, PrefillRank
+
+Bytes = npt.NDArray[np.uint8]
+KV_HEADS: Final = 8
+NUM_LAYERS: Final = 3
+CELL_BYTES: Final = (16, 8)
+"""Of K and of V: two regions a layer."""
+NUM_BLOCKS: Final = 160
+BLOCK: Final = 32
+END_S: Final = 60.0
+QUICK: Final = Settings(
+    quarantine_s=0.5, hold_s=0.5, lease_s=2.0, handshake_timeout_s=5.0, staging_bytes=8 << 20, reshard_timeout_s=10.0
+)
+REGIONS: Final = range(2 * NUM_LAYERS)
+
+
+def layer_of(region: int) -> str:
+    return f"layers.{region // 2}"
+
+
+def model_kv(region: int) -> Bytes:
+    """[block, token, head, byte] of prefill's blocks, for the whole model; no byte is 0."""
+    shape = (NUM_BLOCKS, BLOCK, KV_HEADS, CELL_BYTES[region % 2])
+    return np.random.default_rng(region).integers(1, 256, shape, np.uint8)
+
+
+@dataclass(frozen=True)
+class RankCache:
+    """The token-major KV of one rank: ``regions[i]`` is [block, token, head of the rank, byte]."""
+
+    tp_rank: int
+    tp_size: int
+    page_tokens: int
+    pages_per_block: int
+    regions: list[Bytes]
+    stage: int = 0
+    num_stages: int = 1
+
+    def holds(self, region: int) -> bool:
+        """Whether the region's layer is in the rank's stage."""
+        return region // 2 * self.num_stages // NUM_LAYERS == self.stage
+
+    @property
+    def heads(self) -> slice:
+        heads = Sharding(self.tp_size, KV_HEADS).heads_of(self.tp_rank)
+        return slice(heads.start, heads.stop)
+
+    def memory(self) -> Memory:
+        """As ``register_kv_caches`` would see it."""
+        regions = tuple(
+            RegionLayout(
+                layer_of(index), 0, data.ctypes.data, NUM_BLOCKS, data[0].nbytes // self.pages_per_block,
+                data[0].nbytes // self.pages_per_block, RegionKind.TOKENS, KV_HEADS, self.page_tokens,
+                self.pages_per_block,
+            )
+            for index, data in enumerate(self.regions)
+            if self.holds(index)
+        )  # fmt: skip
+        spans = tuple((data.ctypes.data, data.nbytes) for data in self.regions)
+        layout = RankLayout(self.tp_rank, self.tp_size, regions, self.stage, self.num_stages)
+        return Memory(layout, spans, fingerprint())
+
+
+def fingerprint() -> KvFingerprint:
+    return fingerprint_of(RankShape(kv_heads=KV_HEADS), layout="LBNHC")
+
+
+def prefill_cache(tp_rank: int, tp_size: int) -> RankCache:
+    empty = RankCache(tp_rank, tp_size, BLOCK, 1, [])
+    regions = [np.ascontiguousarray(model_kv(region)[:, :, empty.heads]) for region in REGIONS]
+    return replace(empty, regions=regions)
+
+
+def facts_of(role: EngineRole, name: str, tp_size: int, block_tokens: int, settings: Settings) -> EngineFacts:
+    facts = engine_facts(role, RankShape(kv_heads=KV_HEADS), settings)
+    return replace(facts, engine_id=EngineId(name), tp_size=tp_size, groups=(KvGroup(block_tokens),))
+
+
+class DecodeEngine:
+    """All ranks of one decode engine. Blocks are ``pages_per_block`` pages of ``page_tokens`` tokens."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        tp_size: int,
+        page_tokens: int,
+        pages_per_block: int,
+        num_stages: int = 1,
+    ) -> None:
+        from pdcluster_connector.assembly import make_decode_rank
+
+        self.name, self.tp_size, self.page_tokens, self.num_stages = name, tp_size, page_tokens, num_stages
+        self.block_tokens = page_tokens * pages_per_block
+        self.caches = [
+            replace(self._cache(rank, page_tokens, pages_per_block), stage=stage, num_stages=num_stages)
+            for stage in range(num_stages)
+            for rank in range(tp_size)
+        ]
+        facts = facts_of(EngineRole.DECODE, name, tp_size, self.block_tokens, settings)
+        facts = replace(facts, num_stages=num_stages)
+        self.ranks: list[DecodeRank] = [make_decode_rank(facts, cache.memory()) for cache in self.caches]
+        self.ended: dict[tuple[str, int], bool] = {}
+        """(request, rank) → whether it was received."""
+        self.losses: list[tuple[str, int, str]] = []
+        """(request, rank, reason) of each attempt that was given up."""
+
+    def _cache(self, rank: int, page_tokens: int, pages_per_block: int) -> RankCache:
+        num_heads = len(Sharding(self.tp_size, KV_HEADS).heads_of(rank))
+        shape = (NUM_BLOCKS, self.block_tokens, num_heads)
+        regions = [np.zeros((*shape, CELL_BYTES[region % 2]), np.uint8) for region in REGIONS]
+        return RankCache(rank, self.tp_size, page_tokens, pages_per_block, regions)
+
+    def cancel(self, name: str, ranks: Sequence[int] | None = None) -> None:
+        """Decode's scheduler wants the wait to end; on ``ranks`` only, to see one of them go first."""
+        for rank in range(len(self.ranks)) if ranks is None else ranks:
+            self.ranks[rank].worker.begin_step(DecodeStep(cancels=(Cancel(RequestId(name), "cancelled by the test"),)))
+
+    def step(self) -> None:
+        for rank, decode in enumerate(self.ranks):
+            receipts = decode.worker.receipts()
+            for name in receipts.ended:
+                assert (name, rank) not in self.ended, f"{name} was reported twice"
+                self.ended[name, rank] = name not in receipts.failed
+            for lost in decode.worker.losses():
+                self.losses.append((lost.request_id, rank, lost.reason))
+                self.cancel(lost.request_id)
+
+    def outcomes(self, name: str) -> set[bool]:
+        """Of every rank, once all have one."""
+        found = [self.ended[name, rank] for rank in range(len(self.ranks)) if (name, rank) in self.ended]
+        return set(found) if len(found) == len(self.ranks) else set()
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.close()
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request: where its prompt lies on both engines. ``cached``: leading tokens that decode has."""
+
+    name: str
+    decode: DecodeEngine
+    num_tokens: int
+    prefill_blocks: tuple[int, ...]
+    decode_blocks: tuple[int, ...]
+    cached: int = 0
+
+    @property
+    def token_ids(self) -> list[int]:
+        return list(range(self.num_tokens))
+
+    def expect(self) -> None:
+        """Decode's scheduler has reserved the blocks."""
+        spans = wanted_spans(KvGroup(self.decode.block_tokens), self.cached, self.num_tokens, self.decode_blocks)
+        expect = Expect(RequestId(self.name), TransferId(self.name), 20_000, (spans,))
+        for rank in self.decode.ranks:
+            rank.worker.begin_step(DecodeStep(expects=(expect,)))
+
+    def reservation(self) -> Reservation:
+        decode, transfer = self.decode, TransferId(self.name)
+        first = decode.ranks[0].address
+        return Reservation(
+            request_id=self.name, remote_block_ids=(self.decode_blocks,), remote_block_size=decode.block_tokens,
+            remote_page_sizes=(decode.page_tokens,), remote_engine_id=EngineId(decode.name), remote_host=first.host,
+            remote_port=first.port, remote_tp_size=decode.tp_size, remote_pp_size=decode.num_stages,
+            remote_cached_tokens=self.cached,
+            transfer_id=transfer, attempt=Attempt(1), deadline_ms=20_000,
+            token=SECRET.mint(transfer, Attempt(1), 20_000), remote_boot_id=first.boot_id,
+            remote_side_channels=tuple(rank.address for rank in decode.ranks), num_prompt_tokens=self.num_tokens,
+            prompt_digest=digest_tokens(self.token_ids),
+        )  # fmt: skip
+
+    def require_exact(self) -> None:
+        """Every byte of the prompt that decode lacked is the model's."""
+        tokens = np.arange(self.cached, self.num_tokens)
+        ours, theirs = np.asarray(self.prefill_blocks), np.asarray(self.decode_blocks)
+        block = self.decode.block_tokens
+        for region in REGIONS:
+            model = model_kv(region)[ours[tokens // BLOCK], tokens % BLOCK]
+            for cache in (cache for cache in self.decode.caches if cache.holds(region)):
+                found = cache.regions[region][theirs[tokens // block], tokens % block]
+                assert np.array_equal(found, model[:, cache.heads]), (self.name, region, cache.tp_rank)
+
+    def require_untouched(self) -> None:
+        """Nothing was written into the blocks of the cached tokens."""
+        kept = list(self.decode_blocks[: self.cached // self.decode.block_tokens])
+        assert not any(cache.regions[region][kept].any() for cache in self.decode.caches for region in REGIONS)
+
+
+@dataclass
+class FarRank:
+    """Steers one prefill rank's process."""
+
+    process: BaseProcess
+    pipe: Connection
+
+    def ask(self, *said: object) -> Any:
+        self.pipe.send(said)
+        assert self.pipe.poll(END_S), "a rank says nothing"
+        return self.pipe.recv()
+
+
+@dataclass
+class PrefillGroup:
+    """All ranks of the prefill engine, and its scheduler."""
+
+    ranks: list[FarRank]
+    scheduler: PrefillScheduler
+    decodes: list[DecodeEngine]
+    jobs: dict[str, Job] = field(default_factory=dict)
+    released: dict[int, set[str]] = field(default_factory=dict)
+    """By rank: requests whose blocks it holds no more."""
+
+    @property
+    def living(self) -> list[tuple[int, FarRank]]:
+        return [(number, rank) for number, rank in enumerate(self.ranks) if rank.process.is_alive()]
+
+    def add(self, job: Job, *, is_expected: bool = True) -> Job:
+        """The router has brought the request to both engines; decode's workers know it, unless they are late."""
+        self.jobs[job.name] = job
+        if is_expected:
+            job.expect()
+        self.scheduler.add(RequestId(job.name), to_wire(job.reservation()), job.token_ids, now=time.monotonic())
+        return job
+
+    def forward(self, computed: Mapping[str, int], preempted: Sequence[str] = ()) -> None:
+        """One forward pass, after which so many tokens of each request are computed. Does not wait for its writes."""
+        scheduled = [Scheduled(RequestId(name), tokens) for name, tokens in computed.items()]
+        step = self.scheduler.step(
+            scheduled, map(RequestId, preempted), lambda name: (self.jobs[name].prefill_blocks,), now=time.monotonic()
+        )
+        for _, rank in self.living:
+            rank.pipe.send(("forward", step))
+
+    def finish(self, *names: str) -> None:
+        """vLLM has ended the requests on prefill."""
+        for name in names:
+            self.scheduler.finish(RequestId(name))
+        self._ask_finished(names)
+
+    def step(self) -> None:
+        self._ask_finished(())
+        for decode in self.decodes:
+            decode.step()
+
+    def step_until(self, is_true: Callable[[], bool], timeout_s: float = 15.0) -> bool:
+        """Whether the fact became true while all engines went on stepping."""
+        deadline = time.monotonic() + timeout_s
+        while not is_true():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+            self.step()
+        return True
+
+    def outcomes(self, *names: str) -> list[set[bool]]:
+        return [self.jobs[name].decode.outcomes(name) for name in names]
+
+    def are_released(self, *names: str) -> bool:
+        """Whether every living rank has named each of these requests as free."""
+        return all(set(names) <= self.released.get(number, set()) for number, _ in self.living)
+
+    def require_no_room_taken(self) -> None:
+        assert self.step_until(lambda: all(rank.ask("is_idle") for _, rank in self.living), 5)
+
+    def _ask_finished(self, names: Sequence[str]) -> None:
+        for number, rank in self.living:
+            free = rank.ask("finished", tuple(names))
+            assert not free & self.released.setdefault(number, set()), "a request was freed twice"
+            self.released[number] |= free
+
+
+@contextmanager
+def prefill_group(
+    tp_size: int, decodes: Sequence[tuple[int, ...]], folder: Path, settings: Settings = QUICK
+) -> Iterator[PrefillGroup]:
+    """A prefill engine of ``tp_size`` and decode engines: (TP size, tokens in a page, pages in a block[, stages])."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed"])
+    with ExitStack() as stack:
+        ranks = []
+        for rank in range(tp_size):
+            ours, theirs = context.Pipe()
+            process: BaseProcess = context.Process(
+                target=_serve, args=(rank, tp_size, str(folder / "store"), settings, theirs), daemon=True
+            )
+            process.start()
+            stack.callback(process.join, END_S)
+            stack.callback(process.kill)
+            theirs.close()
+            ranks.append(FarRank(process, ours))
+        engines = []
+        for number, decode in enumerate(decodes):
+            engines.append(DecodeEngine(f"decode-{number}", settings, *decode))
+            stack.callback(engines[-1].close)
+        for far in ranks:
+            assert far.pipe.poll(END_S)
+            assert far.pipe.recv() == "ready"
+        prefill = PrefillEngine(tp_size, (KV_HEADS,), (KvGroup(BLOCK),))
+        yield PrefillGroup(ranks, PrefillScheduler(prefill, PushTiming.LAYERWISE, SECRET), engines)
+
+
+def _serve(rank: int, tp_size: int, store: str, settings: Settings, pipe: Connection) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    prefill, cache = _start(rank, tp_size, store, settings)
+    worker = prefill.worker
+    pipe.send("ready")
+    while True:
+        try:
+            kind, *said = pipe.recv()
+        except EOFError:
+            return
+        match kind:
+            case "forward":
+                _forward(prefill, cache, said[0])
+            case "finished":
+                pipe.send({str(name) for name in worker.finished(map(RequestId, said[0]))})
+            case "pause":
+                time.sleep(said[0])
+            case "is_idle":
+                staging = worker._parts.staging
+                pipe.send(staging is not None and staging.is_idle)
+            case "close":
+                prefill.close()
+                pipe.send("closed")
+
+
+def _forward(prefill: PrefillRank, cache: RankCache, step: PrefillStep) -> None:
+    """The blocks of preempted requests are overwritten at once; the next step that pushes has computed all again."""
+    if step.preempted:
+        prefill.worker.protect_preempted(step.preempted)
+    for region, data in enumerate(cache.regions) if step.preempted or step.slices else ():
+        data[:] = 0 if step.preempted else model_kv(region)[:, :, cache.heads]
+    prefill.worker.begin_step(step)
+    for layer in range(NUM_LAYERS - 1):  # the last one has no hook
+        prefill.worker.layer_saved(layer_of(2 * layer))
+    prefill.worker.end_step()
+
+
+def _start(rank: int, tp_size: int, store: str, settings: Settings) -> tuple[PrefillRank, RankCache]:
+    import torch
+    import torch.distributed as dist
+
+    from pdcluster_connector.assembly import make_prefill_rank
+    from pdcluster_connector.worker.regrouping import open_reshard_group
+    from pdcluster_connector.worker.resharding import TokenMemory
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=torch._C._distributed_c10d.FileStore(store, tp_size), rank=rank, world_size=tp_size
+    )
+    cache = prefill_cache(rank, tp_size)
+    data = {index: torch.from_numpy(region.reshape(-1)) for index, region in enumerate(cache.regions)}
+    tokens = TokenMemory(open_reshard_group(range(tp_size), settings.reshard_timeout_s), data)
+    facts = facts_of(EngineRole.PREFILL, "prefill", tp_size, BLOCK, settings)
+    return make_prefill_rank(facts, cache.memory(), tokens), cache

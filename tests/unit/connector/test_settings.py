@@ -1,0 +1,34 @@
+"""Settings that do not fit each other are refused at engine start, with values and cure."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdcluster_connector.settings import CUT_S, Settings, parse_settings
+from pdcluster_protocol.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"staging_bytes": 0}, ["staging_bytes is 0", "positive"]),
+        ({"reshard_timeout_s": 10}, ["reshard_timeout_s is 10 with hold_s 3", "use 15 or more"]),
+        ({"reshard_timeout_s": 60, "hold_s": 30}, ["reshard_timeout_s is 60 with hold_s 30", "use 96 or more"]),
+        ({"lease_s": 0}, ["lease_s is 0"]),
+        ({"reshard_timeout": 60}, ["reshard_timeout", "the keys are"]),
+    ],
+)
+def test_what_cannot_work_is_refused(extra: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_settings(extra)
+    assert all(word in str(refused.value) for word in words)
+
+
+@pytest.mark.parametrize("extra", [{}, {"reshard_timeout_s": 15}, {"reshard_timeout_s": 96, "hold_s": 30}])
+def test_who_waits_for_staging_room_waits_longer_than_it_takes_to_win_it_back(extra: dict[str, object]) -> None:
+    settings = parse_settings(extra)
+    assert settings.staged_s + settings.hold_s + CUT_S <= settings.reshard_wait_s < settings.reshard_timeout_s
+
+
+def test_the_defaults_are_legal() -> None:
+    assert parse_settings({}) == Settings()

@@ -1,0 +1,58 @@
+"""Which regions of a link are copied from their blocks, and which come through staging memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from integration.ranks import Shape, fingerprint_of
+from pdcluster_connector.steps import Target
+from pdcluster_connector.worker.route import Route, plan_route
+from pdcluster_protocol.errors import ProtocolError, Unavailable
+from pdcluster_protocol.ids import BootId, EngineId
+from pdcluster_protocol.side_channel import Hello, RankLayout, RegionKind, RegionLayout, Welcome
+
+BOOT = BootId("b")
+
+
+def layout(tp_size: int, heads: int = 4) -> RankLayout:
+    """Rank 0 with one layer of two regions: pages of 16 tokens in blocks of 32, cells of 8 bytes."""
+    page = 16 * (heads // tp_size) * 8
+    regions = tuple(RegionLayout("a", 0, 0, 9, page, page, RegionKind.TOKENS, heads, 16, 2) for _ in "kv")
+    return RankLayout(0, tp_size, regions)
+
+
+def route(prefill_tp: int, decode_tp: int, *, can_reshard: bool = True, boot_id: BootId = BOOT) -> Route:
+    hello = Hello(EngineId("p"), BootId("p:1"), layout(prefill_tp), fingerprint_of(Shape()))
+    welcome = Welcome(EngineId("d"), BOOT, "session", layout(decode_tp))
+    return plan_route(welcome, boot_id, hello, can_reshard=can_reshard)
+
+
+def test_equal_tp_goes_straight_from_the_blocks_whether_there_is_a_resharder_or_not() -> None:
+    for can_reshard in (False, True):
+        made = route(2, 2, can_reshard=can_reshard)
+        assert (set(made.direct), set(made.staged)) == ({0, 1}, set())
+
+
+@pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(2, 1), (1, 2), (4, 2)])
+def test_unequal_tp_is_staged(prefill_tp: int, decode_tp: int) -> None:
+    made = route(prefill_tp, decode_tp)
+    assert (set(made.direct), set(made.staged), made.num_layers) == (set(), {0, 1}, 1)
+
+
+def test_without_a_resharder_unequal_tp_is_refused_with_both_values() -> None:
+    with pytest.raises(ProtocolError, match=r"from TP 2 to TP 1 without a resharder.*use one TP"):
+        route(2, 1, can_reshard=False)
+
+
+def test_another_life_of_the_decode_engine_is_refused() -> None:
+    with pytest.raises(Unavailable, match="restarted"):
+        route(2, 1, boot_id=BootId("before"))
+
+
+def test_a_reservation_that_names_other_pages_than_the_handshake_is_refused_with_both_values() -> None:
+    """The blocks in staging memory were laid out as the reservation said."""
+    made = route(2, 1)
+    made.require_pages(Target(EngineId("d"), 1, (), 1, (32,), (16,)))
+    with pytest.raises(ProtocolError, match=r"\(32, 32\) tokens in KV group 0, but holds \(32, 16\)"):
+        made.require_pages(Target(EngineId("d"), 1, (), 1, (32,), (32,)))
+    route(2, 2).require_pages(Target(EngineId("d"), 1, (), 1))

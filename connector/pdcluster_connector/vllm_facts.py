@@ -184,11 +184,11 @@ def _role(kv_role: str) -> EngineRole:
 def _kv_heads(config: VllmConfig) -> tuple[int, ...]:
     """Distinct numbers of KV heads that layers of the model and of its draft model have; 1 for a latent.
 
-    A model of state only has none: then each rank speaks to its equal.
+    A model of state only has none.
     """
     models = (model for model in _models(config) if not model.is_attention_free)
     heads = {1 if model.use_mla else model.get_total_num_kv_heads() for model in models}
-    return tuple(sorted(heads)) or (config.parallel_config.tensor_parallel_size,)
+    return tuple(sorted(heads))
 
 
 def _models(config: VllmConfig) -> list[Any]:

@@ -11,7 +11,7 @@ from pdcluster_cli.engines import Role
 from pdcluster_cli.waiting import EngineDied
 from zoo import pools
 from zoo.cases import TP2, draft_model
-from zoo.models import QWEN3_NEXT, llama
+from zoo.models import MAMBA2, QWEN3_NEXT, llama
 from zoo.pools import ONE, Case, Shape
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
@@ -68,8 +68,11 @@ def test_engines_that_keep_kv_otherwise_are_refused_with_both_values_before_any_
         pools.require_no_block_in_use((prefill, *decodes))
 
 
-def test_recurrent_state_is_not_split_anew(harness: Harness) -> None:
-    with pools.engines(harness, Case(QWEN3_NEXT, ("--dtype", "bfloat16")), [ONE], [TP2]) as ((prefill,), (decode,)):
+@pytest.mark.parametrize(
+    "case", [Case(QWEN3_NEXT, ("--dtype", "bfloat16")), Case(MAMBA2)], ids=["beside attention", "without attention"]
+)
+def test_recurrent_state_is_not_split_anew(harness: Harness, case: Case) -> None:
+    with pools.engines(harness, case, [ONE], [TP2]) as ((prefill,), (decode,)):
         told = refusal(harness, prefill, decode)
         assert "TP 1 on prefill, 2 on decode: give both the same --tensor-parallel-size" in told
         require_nothing_written(prefill)

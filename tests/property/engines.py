@@ -83,7 +83,7 @@ class Scene:
 
     @property
     def kv_heads(self) -> tuple[int, ...]:
-        return tuple(sorted({max(layer.heads, 1) for layer in self.layers if layer.heads >= 0})) or (1,)
+        return tuple(sorted({max(layer.heads, 1) for layer in self.layers if layer.heads >= 0}))
 
 
 @st.composite

@@ -85,6 +85,7 @@ def test_every_rank_that_holds_a_latent_pushes_a_share_of_it() -> None:
 
 def test_a_pair_is_related_when_any_layer_of_the_model_says_so() -> None:
     assert related_ranks(2, 2, [8]) == {(0, 0), (1, 1)}
+    assert related_ranks(2, 2, []) == {(0, 0), (1, 1)}, "state only"
     assert related_ranks(4, 1, [2, 8]) == {(0, 0), (1, 0), (2, 0), (3, 0)}
     with pytest.raises(ValueError, match="8 KV heads cannot be spread over TP 3"):
         related_ranks(3, 1, [8])

@@ -17,6 +17,7 @@ ODD_PAIRS: Final = (
 POOL: Final = "tests/integration/test_support_models.py::test_a_pool_answers_like_a_single_engine"
 REFUSALS: Final = "tests/integration/test_support_refusals.py::"
 LAW: Final = "tests/property/test_link.py::test_every_decode_rank_gets_each_of_its_bytes_exactly_once"
+RESHARD_PUSH: Final = "tests/integration/test_reshard_push.py::"
 RESHARDER: Final = "tests/integration/test_resharder.py::"
 RANGES: Final = "tests/unit/connector/core/test_ranges.py::"
 EXACT: Final = "tests/integration/test_exact.py::"
@@ -86,7 +87,9 @@ NOT_ON_CPU: Final = (
     Row("any", "token-major KV with equal TP (Ascend)", Where.CORES,
         ("tests/unit/connector/core/test_link.py::test_token_major_blocks_of_equal_heads_go_as_they_are",)),
     Row("any", "token-major KV with unequal TP (Ascend): the resharder", Where.PROCESSES,
-        (RESHARDER + "test_decode_has_the_reference_bytes_after_several_layers_and_steps",
+        (RESHARD_PUSH + "test_engines_of_any_tp_get_their_heads_in_chunks_and_together",
+         RESHARD_PUSH + "test_four_ranks_feed_one_and_two_with_other_blocks_and_pages",
+         RESHARDER + "test_decode_has_the_reference_bytes_after_several_layers_and_steps",
          RESHARDER + "test_ranks_that_own_nothing_of_a_step_take_part_and_are_told_of_every_region")),
     Row("MLA", "prefix caching and chunked prefill", Where.CORES,
         (LAW, RANGES + "test_shares_of_a_prompt_are_its_stripes_whatever_the_steps_were")),
@@ -95,7 +98,7 @@ REFUSED: Final = (
     Row("any", "another model, weights, dtype, KV dtype, block size, heads or draft model on each side", _ENGINES,
         (REFUSALS + "test_engines_that_keep_kv_otherwise_are_refused_with_both_values_before_any_byte",),
         "at the handshake, before any byte"),
-    Row("Qwen3-Next", "state with unequal TP", _ENGINES, (REFUSALS + "test_recurrent_state_is_not_split_anew",),
+    Row("Qwen3-Next, Mamba2", "state with unequal TP", _ENGINES, (REFUSALS + "test_recurrent_state_is_not_split_anew",),
         "at the handshake, before any byte"),
     Row("any", "context parallel engines, kv_role kv_both", _ENGINES,
         (REFUSALS + "test_an_engine_that_cannot_take_part_does_not_start",), "at the engine's start"),

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -78,14 +78,19 @@ def cache_root(env: Mapping[str, str]) -> Path:
 
 
 def ensure_tiny_model(shape: ModelShape = TINY, root: Path | None = None) -> Path:
-    """The model is in the cache; made there if it was not. Several processes may race: one copy wins."""
+    """The model is in the cache; made there if it was not."""
     target = (root or cache_root(os.environ)) / model_folder_name(shape)
+    return ensure_folder(target, lambda folder: _write_model(shape, folder))
+
+
+def ensure_folder(target: Path, write: Callable[[Path], None]) -> Path:
+    """``target`` is there, filled by ``write`` if it was not. Several processes may race: one copy wins."""
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     making = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
     try:
-        _write_model(shape, making)
+        write(making)
         making.chmod(0o755)
         making.rename(target)
     except OSError:

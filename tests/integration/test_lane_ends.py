@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -59,16 +61,15 @@ def slice_for(address: SideChannelAddress) -> PushSlice:
     return PushSlice(RequestId("r"), T, FIRST, token, target, blocks_slice([1], [2]), num_prompt_tokens=9, is_last=True)
 
 
-def test_a_lane_that_was_cut_does_not_call_what_it_has_forgotten_clean() -> None:
-    """Its unclean word may be lost on the way; asked once more, it must not sound better."""
+@contextmanager
+def granted_push(wrap: Callable[[Transport], Transport]) -> Iterator[tuple[PrefillWorker, DecodeByHand]]:
+    """A push of one request that may write, by sessions that are wrapped."""
     shape = Shape()
     decode = DecodeByHand(shape)
-    facts = engine_facts(EngineRole.PREFILL, shape, Settings(hold_s=0.5))
+    facts = engine_facts(EngineRole.PREFILL, shape, Settings(hold_s=0.3))
     rank = make_prefill_rank(facts, Cache(shape).memory(fingerprint_of(shape)))
     worker = rank.worker
-    worker._parts = dataclasses.replace(
-        worker._parts, sessions=broken._WrappedSessions(worker._parts.sessions, broken._Failing)
-    )
+    worker._parts = dataclasses.replace(worker._parts, sessions=broken._WrappedSessions(worker._parts.sessions, wrap))
     target = rank.sessions.open()  # where the writes go
     memory = decode.cache.memory(fingerprint_of(shape))
     target.register(*memory.spans[0])
@@ -76,18 +77,23 @@ def test_a_lane_that_was_cut_does_not_call_what_it_has_forgotten_clean() -> None
         worker.begin_step(PrefillStep((slice_for(decode.address),)))
         worker.end_step()
         decode.hear(Hello)
-        welcome = Welcome(EngineId("decode"), BOOT, target.session, memory.layout)
-        decode.channel.send(decode.peer, welcome)
+        decode.channel.send(decode.peer, Welcome(EngineId("decode"), BOOT, target.session, memory.layout))
         decode.hear(Open)
         decode.channel.send(decode.peer, Grant(T, FIRST, 5000))
-        assert not decode.hear(Fenced).is_clean
-        for _ in range(2):
-            decode.channel.send(decode.peer, Revoke(T, FIRST))
-            assert not decode.hear(Fenced).is_clean
+        yield worker, decode
     finally:
         rank.close()
         target.close()
         decode.channel.close()
+
+
+def test_a_lane_that_was_cut_does_not_call_what_it_has_forgotten_clean() -> None:
+    """Its unclean word may be lost on the way; asked once more, it must not sound better."""
+    with granted_push(broken._Failing) as (_, decode):
+        assert not decode.hear(Fenced).is_clean
+        for _ in range(2):
+            decode.channel.send(decode.peer, Revoke(T, FIRST))
+            assert not decode.hear(Fenced).is_clean
 
 
 class _ClosesSlowly(broken._Failing):
@@ -103,34 +109,14 @@ class _ClosesSlowly(broken._Failing):
 
 def test_no_block_is_given_back_before_the_session_that_may_read_it_is_closed() -> None:
     """The order is all of the hard fence on prefill's side."""
-    shape = Shape()
-    decode = DecodeByHand(shape)
-    facts = engine_facts(EngineRole.PREFILL, shape, Settings(hold_s=0.3))
-    rank = make_prefill_rank(facts, Cache(shape).memory(fingerprint_of(shape)))
-    worker = rank.worker
-    sessions = broken._WrappedSessions(worker._parts.sessions, _ClosesSlowly)
-    worker._parts = dataclasses.replace(worker._parts, sessions=sessions)
-    target = rank.sessions.open()
-    memory = decode.cache.memory(fingerprint_of(shape))
-    target.register(*memory.spans[0])
-    try:
-        worker.begin_step(PrefillStep((slice_for(decode.address),)))
-        worker.end_step()
-        decode.hear(Hello)
-        decode.channel.send(decode.peer, Welcome(EngineId("decode"), BOOT, target.session, memory.layout))
-        decode.hear(Open)
-        decode.channel.send(decode.peer, Grant(T, FIRST, 5000))
+    with granted_push(_ClosesSlowly) as (worker, _), ExitStack() as stack:
+        stack.callback(_ClosesSlowly.may_close.set)
         assert _ClosesSlowly.is_closing.wait(10)
         assert worker.finished([RequestId("r")]) == set()
         time.sleep(0.2)
         assert worker.finished([]) == set()
         _ClosesSlowly.may_close.set()
         assert until_freed(worker) == {"r"}
-    finally:
-        _ClosesSlowly.may_close.set()
-        rank.close()
-        target.close()
-        decode.channel.close()
 
 
 def until_freed(worker: PrefillWorker) -> set[RequestId]:

@@ -12,13 +12,12 @@ import importlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pdcluster_cli.tiny_model import cache_root, ensure_tiny_model
+from pdcluster_cli.tiny_model import cache_root, ensure_folder, ensure_tiny_model
 
 VOCAB: Final = 1024
 """The tiny Llama's; its tokenizer is ours."""
@@ -41,22 +40,9 @@ class Recipe:
 
 
 def ensure_model(recipe: Recipe) -> Path:
-    """The model is in the cache; made there if it was not (a few seconds). Processes may race: one copy wins."""
+    """The model is in the cache; made there if it was not (a few seconds)."""
     target = cache_root(os.environ) / f"zoo-{recipe.name}-{_digest(recipe)}"
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    making = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
-    try:
-        _write_model(recipe, making)
-        making.chmod(0o755)
-        making.rename(target)
-    except OSError:
-        if not target.is_dir():
-            raise
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
-    return target
+    return ensure_folder(target, lambda folder: _write_model(recipe, folder))
 
 
 def _digest(recipe: Recipe) -> str:

@@ -179,7 +179,7 @@ def test_engines_with_other_block_sizes_are_told_the_cure(harness: Harness) -> N
         asking.join(30)
         assert "--block-size" in require_openai_error(asking.error)
         (line,) = pool.decode[0].read_trace("receive")
-        assert "block size 128, ours is 64" in line["reason"]
+        assert "pages of 64 tokens on prefill, 128 on decode" in line["reason"]
         assert "--block-size" in line["reason"]
 
 

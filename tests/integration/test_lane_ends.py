@@ -119,6 +119,19 @@ def test_no_block_is_given_back_before_the_session_that_may_read_it_is_closed() 
         assert until_freed(worker) == {"r"}
 
 
+class _ClosesInHalfASecond(broken._Wrapped):
+    def close(self) -> None:
+        time.sleep(0.5)
+        super().close()
+
+
+def test_closing_waits_for_the_lanes() -> None:
+    """vLLM frees the KV cache as soon as this returns."""
+    with granted_push(_ClosesInHalfASecond) as (worker, _):
+        worker.close()
+        assert [t.name for t in threading.enumerate() if t.name.startswith("pdcluster-lane")] == []
+
+
 def until_freed(worker: PrefillWorker) -> set[RequestId]:
     """What may be freed, as soon as there is something."""
     deadline = time.monotonic() + 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdcluster_connector.core.receiving import Cut, Phase, Reply, Report, SessionId
-from pdcluster_protocol.side_channel import Done, Unneeded
+from pdcluster_protocol.side_channel import Done, Progress, Unneeded
 from unit.connector.core.receives import (
     FAILED,
     FIRST,
@@ -151,6 +151,14 @@ def test_a_writer_that_does_not_answer_is_cut_when_its_quarantine_ends() -> None
     assert receive.expire(now=36.0) == (Cut(SessionId("session of p")),)
     assert receive.expire(now=99.0) == ()
     assert receive.cut(SessionId("session of p"), now=99.0) == (FAILED,)
+
+
+def test_a_revoked_writer_does_not_talk_its_quarantine_away() -> None:
+    receive = granted_receive()
+    receive.fail("why", now=1.0)
+    receive.fenced(B, fenced(), now=1.0)
+    receive.progress(A, Progress(T, FIRST, 5), now=35.0)
+    assert receive.expire(now=36.0) == (Cut(SessionId("session of p")),)
 
 
 def test_a_cut_session_frees_the_way_for_the_next_attempt() -> None:

@@ -138,17 +138,19 @@ def bytes_of(shape: CopyShape, spans: Sequence[Span]) -> int:
 def _wanted(shape: CopyShape, part: GroupSlice) -> tuple[Offsets, Offsets, Offsets]:
     """(first position, source block, target block) of every piece that decode wants."""
     tokens = piece_tokens(shape, (part.start, part.stop))
-    sources = _block_of(tokens, part.start, part.source_blocks, shape.source)
-    targets = _block_of(tokens, part.start, part.target_blocks, shape.target)
+    sources = blocks_at(tokens, part.start, part.source_blocks, shape.source.block_tokens)
+    targets = blocks_at(tokens, part.start, part.target_blocks, shape.target.block_tokens)
     wanted = targets != NULL_BLOCK
     if (sources[wanted] == NULL_BLOCK).any():
         raise MissingBlockError(f"prefill has no KV at token {int(tokens[wanted & (sources == NULL_BLOCK)][0])}")
     return tokens[wanted], sources[wanted], targets[wanted]
 
 
-def _block_of(tokens: Offsets, start: int, blocks: Sequence[int], grid: Grid) -> Offsets:
-    table = np.asarray(blocks, np.int64)
-    return table[tokens // grid.block_tokens - start // grid.block_tokens] if len(tokens) else tokens
+def blocks_at(tokens: Offsets, start: int, blocks: Sequence[int], block_tokens: int) -> Offsets:
+    """The block that holds each of ``tokens`` (positions); the first of ``blocks`` holds position ``start``."""
+    table: Offsets = np.asarray(blocks, np.int64)
+    found: Offsets = table[tokens // block_tokens - start // block_tokens]
+    return found
 
 
 def _offsets(grid: Grid, blocks: Offsets, tokens: Offsets, num_rows: int) -> Offsets:

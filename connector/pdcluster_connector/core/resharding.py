@@ -24,16 +24,9 @@ from itertools import groupby
 
 import numpy as np
 
-from pdcluster_connector.core.ranges import NULL_BLOCK, Offsets
+from pdcluster_connector.core.ranges import NULL_BLOCK, Offsets, blocks_at
 from pdcluster_connector.core.tp_mapping import Sharding, plan_pushes
 from pdcluster_protocol.ids import RequestId
-
-
-def blocks_at(tokens: Offsets, start: int, blocks: Sequence[int], block_tokens: int) -> Offsets:
-    """The block that holds each of ``tokens`` (positions); the first of ``blocks`` holds position ``start``."""
-    table: Offsets = np.asarray(blocks, np.int64)
-    found: Offsets = table[tokens // block_tokens - start // block_tokens]
-    return found
 
 
 @dataclass(frozen=True, slots=True)

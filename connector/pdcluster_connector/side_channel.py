@@ -6,6 +6,7 @@ the sender's deadline tells, as for any lost message.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from dataclasses import dataclass
@@ -72,8 +73,9 @@ class _Channel:
         self._poller.register(wakeup.fd, zmq.POLLIN)
 
     def wait(self, timeout_s: float) -> None:
-        """Return when a frame or a wake-up is there, or after ``timeout_s``."""
-        if any(fd == self._wakeup.fd for fd, _ in self._poller.poll(max(0, round(timeout_s * 1000)))):
+        """Return when a frame or a wake-up is there, or after ``timeout_s``, up to a millisecond later."""
+        # Rounded up: zmq waits in whole milliseconds, and a wait of none, again and again, burns a core.
+        if any(fd == self._wakeup.fd for fd, _ in self._poller.poll(max(0, math.ceil(timeout_s * 1000)))):
             self._wakeup.clear()
 
     def _receive(self) -> list[bytes] | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
+from pdcluster_connector.core.pace import Pace
 from pdcluster_connector.core.ranges import ByteRanges
 from pdcluster_connector.core.sending import Commands, Push, PushKey
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
@@ -24,13 +25,6 @@ MAX_WRITES_IN_FLIGHT: Final = 1024
 """Per lane. Half of what Mooncake's TCP takes per peer by default (2,048), so one lane never fills it."""
 
 _FULL_POLL_EVERY_S: Final = 0.02
-
-_WRITE_S: Final = 0.00001
-"""Half of what Mooncake 0.3.13 takes for one write over TCP, however small (21 us)."""
-_SHORTEST_LOOK_S: Final = 0.0005
-"""Short beside a layer, long beside a turn of the lane (40 us)."""
-_LONGEST_LOOK_S: Final = 0.004
-"""So that a few large writes are not seen late."""
 
 
 @dataclass(slots=True)
@@ -135,6 +129,7 @@ class WriteQueue:
     _held: dict[Push, list[_Cursor]] = field(default_factory=dict)
     _in_flight: deque[_InFlight] = field(default_factory=deque)
     _rooms: _Rooms = field(default_factory=_Rooms)
+    _pace: Pace = field(default_factory=Pace)
     _next_full_poll: float = 0.0
 
     @property
@@ -146,7 +141,7 @@ class WriteQueue:
     @property
     def next_look_s(self) -> float:
         """How soon the writes in flight can be over: looking earlier costs a core and finds nothing."""
-        return min(max(len(self._in_flight) * _WRITE_S, _SHORTEST_LOOK_S), _LONGEST_LOOK_S)
+        return self._pace.next_look_s(len(self._in_flight))
 
     def add(self, batch: Batch) -> None:
         """Queue one layer."""
@@ -186,7 +181,9 @@ class WriteQueue:
 
     def advance(self, *, now: float) -> Iterator[tuple[Push, Commands]]:
         """Poll what is in flight and submit what may leave; yields what that means for each push."""
+        num_in_flight = len(self._in_flight)
         yield from self._poll(now)
+        self._pace.looked(num_in_flight - len(self._in_flight), now=now)
         self._take_ready_batches()
         yield from self._submit(now)
 
@@ -225,6 +222,8 @@ class WriteQueue:
         cursor.unended += 1
         cursor.part.push.submitted()
         cursor.part.record.write_begin = cursor.part.record.write_begin or now
+        if not self._in_flight:
+            self._pace.began(now=now)
         self._in_flight.append(_InFlight(write, cursor, num_bytes))
         return ""
 

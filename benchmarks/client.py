@@ -72,12 +72,26 @@ def post(server: Server, body: Body) -> Body:
     return answer
 
 
+def get_text(server: Server, path: str) -> str:
+    """A page of the server's, such as its metrics.
+
+    Raises:
+        BenchmarkError: The answer is an error.
+    """
+    with _exchange(server, None, path) as (_, response):
+        return response.read().decode()
+
+
 @contextmanager
-def _exchange(server: Server, body: Body) -> Iterator[tuple[float, http.client.HTTPResponse]]:
+def _exchange(server: Server, body: Body | None, path: str = _PATH) -> Iterator[tuple[float, http.client.HTTPResponse]]:
+    """``body``: None to get ``path``, else what is posted there."""
     connection = http.client.HTTPConnection(server.host, server.port, timeout=REQUEST_TIMEOUT_S)
     try:
         begun_at = time.monotonic()
-        connection.request("POST", _PATH, json.dumps(body), _HEADERS)
+        if body is None:
+            connection.request("GET", path)
+        else:
+            connection.request("POST", path, json.dumps(body), _HEADERS)
         response = connection.getresponse()
         if response.status != http.HTTPStatus.OK:
             raise BenchmarkError(f"HTTP {response.status}: {response.read().decode(errors='replace')[:500]}")

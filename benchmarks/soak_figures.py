@@ -46,7 +46,7 @@ def growth_of(samples: Sequence[Sample]) -> Growth:
         last.num_threads - first.num_threads,
         last.num_descriptors - first.num_descriptors,
     )
-    is_steady = per_request * (last.num_done - first.num_done) < max(_NOISE_KIB, _noise_kib(settled, per_request))
+    is_steady = per_request * (last.num_done - first.num_done) < max(_NOISE_KIB, _noise_kib(settled))
     return Growth(
         per_request * 1000, more_threads, more_descriptors, is_steady and max(more_threads, more_descriptors) <= 0
     )
@@ -67,10 +67,16 @@ def format_samples(samples: Mapping[str, Sequence[Sample]]) -> str:
     return format_table(SAMPLE_COLUMNS, lines)
 
 
-def _noise_kib(samples: Sequence[Sample], per_request: float) -> float:
-    """How far the samples lie around their own line."""
+def _noise_kib(samples: Sequence[Sample]) -> float:
+    """How far the samples of the calmer half lie around their own line: a leap is no noise."""
+    half = len(samples) // 2
+    return min(_spread_kib(samples[:half]), _spread_kib(samples[half:]))
+
+
+def _spread_kib(samples: Sequence[Sample]) -> float:
+    per_request = slope([(sample.num_done, sample.memory_kib) for sample in samples])
     off = [sample.memory_kib - per_request * sample.num_done for sample in samples]
-    return max(off) - min(off)
+    return max(off) - min(off) if off else 0.0
 
 
 def _slope_cells(name: str, growth: Growth) -> tuple[str, ...]:

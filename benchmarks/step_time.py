@@ -5,8 +5,9 @@
 
 Decode, receiving: an answer streams from the decode engine while another request's KV comes in; a step is the time
 between two of its tokens, until the last byte has come. Without a transfer: the same while a single engine computes the
-same prompt, so that the other core has the same work. Prefill, sending: the response time of the prefill engine to the
-router while it pushes; without a transfer: to a plain request of the same length. Milliseconds: median (least..most)
+same prompt, so that the other core has the same work. Prefill, sending: the time from a request's first schedule to its
+first token, by the prefill engine's own clock, while it pushes; without a transfer: a plain request of the same length.
+Milliseconds: median (least..most)
 over interleaved rounds, ratios of the same round each; the aim is 1.03 at most.
 """
 
@@ -16,13 +17,14 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from benchmarks.client import BenchmarkError, Streamed, completion_body, post, stream
+from benchmarks.engine_clock import prefill_seconds
 from benchmarks.figures import format_table, ratios, spread
 from benchmarks.fronts import RouterFront
 from benchmarks.link import LinkError
@@ -151,10 +153,10 @@ def _run_round(pool: Pool, plan: Plan, number: int) -> Round:
     for way in WAYS if number % 2 else WAYS[::-1]:
         if way is Way.SINGLE:
             idle = _decode_step(pool, plan, way)
-            prefill_idle = _plain_prefill_s(pool, plan.tokens)
+            prefill_idle = _prefill_s(pool, lambda: _ask_prefill(pool, plan.tokens))
         else:
             receiving = _decode_step(pool, plan, way)
-            prefill_sending = pool.ask(way, plan.tokens).transfers[0].report.prefill_s or 0.0
+            prefill_sending = _prefill_s(pool, lambda: pool.ask(Way.LAYERWISE, plan.tokens))
     return Round(idle, receiving, prefill_idle, prefill_sending)
 
 
@@ -179,14 +181,19 @@ def _stream(pool: Pool, front: RouterFront, answer_tokens: int) -> Streamed:
         return stream(front.server, completion_body(pool.prompt(_STREAM_PROMPT), answer_tokens))
 
 
-def _plain_prefill_s(pool: Pool, tokens: int) -> float:
-    """The prefill engine's response time without anybody to push to."""
+def _prefill_s(pool: Pool, ask: Callable[[], object]) -> float:
+    """What the prefill engine needed for the request that ``ask`` makes."""
     front = pool.fronts[Way.LAYERWISE]
     assert isinstance(front, RouterFront)
     with pool.client.inside():
-        begun_at = time.monotonic()
-        post(front.prefill, completion_body(pool.prompt(tokens), 1))
-        return time.monotonic() - begun_at
+        return prefill_seconds(front.prefill, ask)
+
+
+def _ask_prefill(pool: Pool, tokens: int) -> None:
+    """A plain request, without anybody to push to."""
+    front = pool.fronts[Way.LAYERWISE]
+    assert isinstance(front, RouterFront)
+    post(front.prefill, completion_body(pool.prompt(tokens), 1))
 
 
 def _parse(argv: Sequence[str]) -> tuple[Plan, bool]:

@@ -131,7 +131,7 @@ def _make_staging(facts: EngineFacts, tokens: TokenMemory, device: Device) -> St
 
 def _start_transport(facts: EngineFacts, memory: Memory) -> Transport:
     transport = make_transport(facts.settings.transport, host=facts.host, protocol=facts.settings.transfer_protocol)
-    for address, num_bytes in memory.spans:
+    for address, num_bytes in memory.aligned_spans(select_device(facts.device_type).registration_alignment_bytes):
         transport.register(address, num_bytes)
     return transport
 

@@ -35,6 +35,7 @@ from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillSchedule
 from pdcluster_connector.steps import DecodeStep, PrefillStep
 from pdcluster_connector.vllm_facts import (
     HEAD_MAJOR,
+    own_layers,
     page_tokens_of,
     read_engine_facts,
     read_memory,
@@ -174,9 +175,10 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # Worker processes. All but ``register_kv_caches`` and ``shutdown`` are called by the forward thread.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        memory = read_memory(self._facts, self._vllm_config, self._kv_cache_config, kv_caches)
+        layers = own_layers(self._kv_cache_config, kv_caches)
+        memory = read_memory(self._facts, self._vllm_config, self._kv_cache_config, layers)
         if self._facts.role is EngineRole.PREFILL:
-            tokens = read_token_memory(self._facts, memory, self._kv_cache_config, kv_caches)
+            tokens = read_token_memory(self._facts, memory, self._kv_cache_config, layers)
             self._prefill_rank = make_prefill_rank(self._facts, memory, tokens)
         else:
             self._decode_rank = make_decode_rank(self._facts, memory)

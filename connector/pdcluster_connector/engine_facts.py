@@ -7,6 +7,7 @@ from enum import Enum
 
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.settings import Settings
+from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import EngineId
 from pdcluster_protocol.secret import Secret
@@ -52,3 +53,23 @@ class Memory:
     layout: RankLayout
     spans: tuple[tuple[int, int], ...]
     fingerprint: KvFingerprint
+
+    def aligned_spans(self, alignment_bytes: int) -> tuple[tuple[int, int], ...]:
+        """What a transport that wants spans to begin on a multiple of ``alignment_bytes`` registers.
+
+        vLLM-Ascend allocates more than it needs and keeps KV from the first such address on.
+
+        Raises:
+            ConfigError: KV lies outside of it.
+        """
+        begins = [-(-address // alignment_bytes) * alignment_bytes for address, _ in self.spans]
+        ends = [address + num_bytes for address, num_bytes in self.spans]
+        spans = [(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end]
+        for region in self.layout.regions:
+            if not any(begin <= region.base and region.base + region.span_bytes <= end for begin, end in spans):
+                raise ConfigError(
+                    f"KV of layer {region.layer_name} at {region.base:#x} lies outside of memory that begins on a "
+                    f"multiple of {alignment_bytes} bytes, as this device's transport needs it: allocate the KV cache "
+                    "with that alignment"
+                )
+        return tuple((begin, end - begin) for begin, end in spans)

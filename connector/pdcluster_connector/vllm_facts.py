@@ -19,6 +19,7 @@ from vllm import __version__ as vllm_version
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
 from vllm.utils.network_utils import get_ip
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
@@ -116,9 +117,7 @@ def read_memory(facts: EngineFacts, config: VllmConfig, cache: KVCacheConfig, te
     Raises:
         ConfigError: A layer keeps its KV in a way that cannot be pushed.
     """
-    specs = {
-        name: (index, spec) for index, group in enumerate(cache.kv_cache_groups) for name, spec in _layer_specs(group)
-    }
+    specs = _group_specs(cache)
     regions = tuple(
         region
         for name, held in tensors.items()
@@ -139,7 +138,7 @@ def read_token_memory(
     """
     regions = memory.layout.regions
     mine = {
-        index: region_bytes(tensor, region.base, region.num_blocks * region.block_stride)
+        index: region_bytes(tensor, region.base, region.span_bytes)
         for index, (region, tensor) in enumerate(zip(regions, _flat(tensors.values()), strict=True))
         if region.kind is RegionKind.TOKENS
     }
@@ -217,10 +216,30 @@ def _group(group: KVCacheGroupSpec) -> KvGroup:
     return KvGroup(1, is_state=True, state_every=group.kv_cache_spec.block_size if mode == "align" else 0)
 
 
+def own_layers(cache: KVCacheConfig, tensors: Mapping[str, LayerKv]) -> dict[str, LayerKv]:
+    """The layers that keep KV of their own; others read one of these (vLLM 0.32 ``shared_kv_cache_layers``).
+
+    A layer that shares comes after its target, in the target's group, with the target's tensor.
+    """
+    group_of = {name: index for index, group in enumerate(cache.kv_cache_groups) for name in group.layer_names}
+    own: dict[tuple[int, ...], str] = {}
+    for name, held in tensors.items():
+        own.setdefault((group_of[name], *(tensor.data_ptr() for tensor in _flat([held]))), name)
+    return {name: tensors[name] for name in own.values()}
+
+
+def _group_specs(cache: KVCacheConfig) -> dict[str, tuple[int, KVCacheSpec]]:
+    """Of each layer: its KV group's number, and what it keeps."""
+    groups = enumerate(cache.kv_cache_groups)
+    return {name: (index, spec) for index, group in groups for name, spec in _layer_specs(group)}
+
+
 def _layer_specs(group: KVCacheGroupSpec) -> Iterator[tuple[str, KVCacheSpec]]:
     spec = group.kv_cache_spec
-    for name in group.layer_names:
-        yield name, spec.kv_cache_specs[name] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        yield from spec.kv_cache_specs.items()
+    else:
+        yield from ((name, spec) for name in group.layer_names)
 
 
 def read_regions(
@@ -313,7 +332,14 @@ def _fingerprint(
         attention_backend=_attention_backends(config, tensors),
         vllm_version=vllm_version,
         connector_version=CONNECTOR_VERSION,
+        state=_state(spec for _, spec in _group_specs(cache).values()),
     )
+
+
+def _state(specs: Iterable[KVCacheSpec]) -> str:
+    """How recurrent state is kept: bytes of one length may mean different things."""
+    dtypes = {",".join(map(str, spec.dtypes)) for spec in specs if isinstance(spec, MambaSpec)}
+    return f"{' '.join(sorted(dtypes))}/{get_conv_state_layout()}" if dtypes else ""
 
 
 def _model_digest(model_config: Any) -> str:

@@ -20,6 +20,7 @@ CURES: Final[dict[str, str]] = {
     "attention_backend": "start both with the same attention backend",
     "vllm_version": "install the same vLLM on both",
     "connector_version": "install the same pdcluster on both",
+    "state": "start both with the same --mamba-cache-dtype, --mamba-ssm-cache-dtype and VLLM_SSM_CONV_STATE_LAYOUT",
 }
 
 
@@ -37,6 +38,8 @@ class KvFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attention_backend: str
     vllm_version: str
     connector_version: str
+    state: str = ""
+    """Types and layout of recurrent state; empty for a model without."""
 
 
 def require_equal(*, prefill: KvFingerprint, decode: KvFingerprint, prefill_id: str, decode_id: str) -> None:

@@ -82,6 +82,11 @@ class RegionLayout(msgspec.Struct, frozen=True, array_like=True):
         """Bytes from block to block."""
         return self.page_stride * self.pages_per_block
 
+    @property
+    def span_bytes(self) -> int:
+        """Bytes from the first block's begin to the last one's end; between them other layers' may lie."""
+        return self.block_stride * self.num_blocks - self.page_stride + self.page_bytes
+
 
 class RankLayout(msgspec.Struct, frozen=True, array_like=True):
     """One rank of an engine, and its KV memory. ``stage``: its pipeline rank."""

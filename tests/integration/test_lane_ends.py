@@ -25,6 +25,7 @@ from pdcluster_connector.steps import PrefillStep, PushSlice, Target
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
 from pdcluster_connector.worker.orders import Order, Quiesce, Staged, StagedWrite
 from pdcluster_connector.worker.prefill import PrefillWorker
+from pdcluster_connector.worker.resharder import ReshardFailed
 from pdcluster_connector.worker.staging import Room
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.params import SideChannelAddress
@@ -225,3 +226,19 @@ def test_parts_that_wait_for_a_decode_rank_that_never_answers_are_let_go() -> No
     finally:
         rank.close()
         decode.channel.close()
+
+
+def test_a_push_straight_from_its_blocks_outlives_the_resharders_failure() -> None:
+    """All lanes of a step hear of it; this one is through with the step, and its bytes are still on the way."""
+    with make_pair() as pair:
+        gate = gate_writes(pair)
+        pair.expect("a", 1)
+        pair.forward(pair.slice_of("a", [1], [5]))
+        assert pair.step_until(lambda: bool(pair.target.layers[-1, 5].any()))
+        (lane,) = pair.prefill.worker._known_lanes()
+        for step in range(4):
+            lane.post(ReshardFailed(step, (0,), "the resharder is broken"))
+        gate.set()
+        assert pair.step_until(lambda: "a" in pair.ended)
+        assert pair.ended["a"]
+        assert lane.is_usable

@@ -20,6 +20,7 @@ from pdcluster_connector.worker.device import CpuDevice
 from pdcluster_connector.worker.regrouping import TokenRegion, region_bytes
 from pdcluster_connector.worker.resharder import Outcome, Resharder, ResharderParts, ReshardFailed, StepRead
 from pdcluster_connector.worker.staging import StagingMemory
+from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import RequestId
 
 ONE_SHORT, THREE = ((1, 100),), ((1, 500), (2, 300), (1, 700))
@@ -208,3 +209,11 @@ def test_a_region_is_found_in_its_cache_by_its_address() -> None:
     cache = torch.arange(64, dtype=torch.float32)
     part = region_bytes(cache, cache[16:].data_ptr(), 32)
     assert part.view(torch.float32).tolist() == list(range(16, 24))
+
+
+def test_a_region_over_the_end_of_its_cache_is_refused_and_the_cache_stays_where_it_is() -> None:
+    cache = torch.arange(64, dtype=torch.float32)
+    address = cache.data_ptr()
+    with pytest.raises(ConfigError, match="reaches over its storage"):
+        region_bytes(cache, cache[16:].data_ptr(), 64 * 4)
+    assert cache.data_ptr() == address

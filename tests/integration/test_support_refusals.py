@@ -78,6 +78,19 @@ def test_recurrent_state_is_not_split_anew(harness: Harness, case: Case) -> None
         require_nothing_written(prefill)
 
 
+def test_recurrent_state_of_another_type_is_refused_before_any_byte(harness: Harness) -> None:
+    """As many bytes, and each means something else: no count tells."""
+    ssm = ("--mamba-ssm-cache-dtype", "float32")
+    cases = (Case(MAMBA2, ("--mamba-cache-dtype", dtype, *ssm)) for dtype in ("float16", "bfloat16"))
+    roles = (Role.PREFILL, Role.DECODE)
+    plans = [pools.plan_engine(harness, role, case, ONE) for role, case in zip(roles, cases, strict=True)]
+    with harness.start(*plans) as (prefill, decode):
+        told = refusal(harness, prefill, decode)
+        assert "state: prefill 'torch.float16,torch.float32/SD', decode 'torch.bfloat16,torch.float32/SD'" in told
+        assert "start both with the same --mamba-cache-dtype" in told
+        require_nothing_written(prefill)
+
+
 @pytest.mark.parametrize(
     ("shape", "kv_transfer", "words"),
     [

@@ -100,6 +100,9 @@ REFUSED: Final = (
         "at the handshake, before any byte"),
     Row("Qwen3-Next, Mamba2", "state with unequal TP", _ENGINES, (REFUSALS + "test_recurrent_state_is_not_split_anew",),
         "at the handshake, before any byte"),
+    Row("Mamba2", "state of another type on each side", _ENGINES,
+        (REFUSALS + "test_recurrent_state_of_another_type_is_refused_before_any_byte",),
+        "at the handshake, before any byte"),
     Row("any", "context parallel engines, kv_role kv_both", _ENGINES,
         (REFUSALS + "test_an_engine_that_cannot_take_part_does_not_start",), "at the engine's start"),
 )  # fmt: skip

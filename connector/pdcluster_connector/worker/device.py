@@ -18,7 +18,7 @@ DeviceEvent: TypeAlias = "torch.Event | None"
 """None: already complete."""
 
 _NPU_ALIGNMENT_BYTES: Final = 2 << 20
-"""Mooncake's ``ascend`` protocol registers memory in steps of 2 MiB."""
+"""Mooncake's ``ascend`` protocol takes memory from a multiple of 2 MiB on."""
 
 
 class Device(Protocol):
@@ -26,7 +26,7 @@ class Device(Protocol):
 
     @property
     def registration_alignment_bytes(self) -> int:
-        """Registered memory must begin and end on a multiple of this."""
+        """Registered memory must begin on a multiple of this."""
 
     def record(self) -> DeviceEvent:
         """An event that completes when all work given to the current stream so far has. Forward thread; never waits."""

@@ -156,7 +156,9 @@ class Outbound:
             writes.add(plan.staged_batch(route, order))
 
     def _give_up_staging(self, order: ReshardFailed, now: float) -> None:
-        for live in self._steps[order.step].staging_pushes:
+        """Every lane hears of it; one whose way is direct has nothing staged, and may be through with the step."""
+        plan = self._steps.get(order.step)
+        for live in plan.staging_pushes if plan else ():
             self._book.apply(live, live.push.give_up(order.reason, now=now))
 
     def _end_step(self, route: Route, order: StepEnded | StepRead) -> None:

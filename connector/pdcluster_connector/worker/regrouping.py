@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from pdcluster_connector.core.exchange import Exchange, Gather, Pieces, Place, Round
 from pdcluster_connector.core.resharding import TokenShape
+from pdcluster_protocol.errors import ConfigError
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 """Bytes move as the widest words that divide everything: kernels move elements."""
@@ -71,8 +72,17 @@ class TokenRegion:
 
 
 def region_bytes(tensor: torch.Tensor, base: int, num_bytes: int) -> torch.Tensor:
-    """uint8 [num_bytes]: the memory at address ``base``, in the storage of ``tensor`` (a KV cache of vLLM)."""
+    """uint8 [num_bytes]: the memory at address ``base``, in the storage of ``tensor`` (a KV cache of vLLM).
+
+    Raises:
+        ConfigError: It reaches over the storage's end. (``set_`` would move the whole storage to a larger place.)
+    """
     storage = tensor.untyped_storage()
+    end, storage_end = base + num_bytes, storage.data_ptr() + storage.nbytes()
+    if base < storage.data_ptr() or end > storage_end:
+        raise ConfigError(
+            f"KV of {num_bytes} bytes at {base:#x} reaches over its storage, which ends at {storage_end:#x}"
+        )
     view = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return view.set_(storage, base - storage.data_ptr(), (num_bytes,), (1,))
 

@@ -33,6 +33,12 @@ def test_growth_is_seen(grown: list[Sample]) -> None:
     assert not growth_of(grown).is_flat
 
 
+@pytest.mark.parametrize("leap_at", [15, 20, 25, 35])
+def test_one_leap_is_growth_wherever_it_is(leap_at: int) -> None:
+    leaping = [Sample(500 * n, 100_000 + 50_000 * (n >= leap_at), 12, 40) for n in range(1, 41)]
+    assert not growth_of(leaping).is_flat
+
+
 def test_memory_growth_is_told_for_a_thousand_requests() -> None:
     assert growth_of(soak(memory_kib_each=50)).memory_kib_per_1000 == pytest.approx(100)
 

@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
 from integration.ranks import Shape, engine_facts, fingerprint_of
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.vllm_facts import (
+    LayerKv,
     _require_whole_steps,
     _role,
+    _state,
     _weights_digest,
+    own_layers,
     page_tokens_of,
     read_regions,
     read_token_memory,
@@ -123,6 +126,57 @@ def test_the_resharder_gets_the_memory_of_token_major_layers_and_nothing_of_othe
 def test_a_stage_without_attention_opens_the_group_like_the_others_and_reshards_nothing() -> None:
     nothing = Memory(RankLayout(0, 1, (), 1, 2), (), fingerprint_of(Shape()))
     assert read_token_memory(facts(), nothing, SimpleNamespace(kv_cache_layout="LBNHC"), {}) is None
+
+
+def interleaved(blocks: int, layers: int) -> list[torch.Tensor]:
+    """[blocks, 4 heads, 16 tokens, 8] of each layer as vLLM's BLNHC has them: a block holds a page of every layer."""
+    whole = torch.arange(blocks * layers * 16 * 4 * 8).view(blocks, layers, 16, 4, 8)
+    return [whole[:, layer].transpose(1, 2) for layer in range(layers)]
+
+
+def test_reading_interleaved_layers_moves_no_cache() -> None:
+    tensors = interleaved(3, 2)
+    cache, addresses = SimpleNamespace(kv_cache_layout="BLNHC"), [tensor.data_ptr() for tensor in tensors]
+    regions = tuple(region for tensor in tensors for region in regions_of(tensor, 3, 16))
+    memory = Memory(RankLayout(0, 1, regions), (), fingerprint_of(Shape()))
+    tokens = read_token_memory(facts(), memory, cache, dict(zip("ab", tensors, strict=True)))
+    assert tokens is not None
+    assert [tensor.data_ptr() for tensor in tensors] == addresses == [tokens.data[i].data_ptr() for i in (0, 1)]
+    assert tokens.data[1].view(torch.int64)[-1] == tensors[1].max()
+
+
+def test_a_layer_that_reads_anothers_kv_is_not_pushed() -> None:
+    first, second, state = torch.zeros(6, 4, 16, 8), torch.zeros(6, 4, 16, 8), [torch.zeros(6, 3), torch.zeros(6, 2)]
+    groups = [SimpleNamespace(layer_names=["a", "b", "reads a", "reads b"]), SimpleNamespace(layer_names=["m", "c"])]
+    tensors: dict[str, LayerKv] = {"a": first, "b": second, "m": state, "c": first, "reads a": first, "reads b": second}
+    own = own_layers(SimpleNamespace(kv_cache_groups=groups), tensors)
+    assert list(own) == ["a", "b", "m", "c"], "layers of two groups share memory and have different blocks"
+
+
+def test_state_of_another_type_or_layout_is_another_fingerprint() -> None:
+    def spec(*dtypes: torch.dtype) -> MambaSpec:
+        return MambaSpec(block_size=16, shapes=((2, 3), (4,)), dtypes=dtypes)
+
+    half, brain = _state([spec(torch.float16, torch.float32)]), _state([spec(torch.bfloat16, torch.float32)])
+    assert half == "torch.float16,torch.float32/SD"
+    assert brain == "torch.bfloat16,torch.float32/SD"
+    assert _state([FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float16)]) == ""
+
+
+def memory_at(base: int, num_blocks: int, span: tuple[int, int]) -> Memory:
+    region = RegionLayout("a", 0, base, num_blocks, 64, 64)
+    return Memory(RankLayout(0, 1, (region,)), (span,), fingerprint_of(Shape()))
+
+
+def test_memory_is_registered_from_an_aligned_address_on() -> None:
+    assert memory_at(4096, 2, (4000, 1000)).aligned_spans(1) == ((4000, 1000),)
+    assert memory_at(4096, 2, (4000, 1000)).aligned_spans(4096) == ((4096, 904),)
+
+
+@pytest.mark.parametrize(("base", "num_blocks"), [(4032, 2), (4096, 15)])
+def test_kv_outside_of_aligned_memory_is_refused_at_start(base: int, num_blocks: int) -> None:
+    with pytest.raises(ConfigError, match=r"layer a at 0x.* multiple of 4096 bytes.*allocate"):
+        memory_at(base, num_blocks, (4000, 1000)).aligned_spans(4096)
 
 
 def test_pages_are_named_group_by_group() -> None:

@@ -94,8 +94,10 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:  # noqa: ARG003  # vLLM's signature
-        """``save_kv_layer`` is Python: it must run between the graphs of the layers."""
-        return True
+        """No: graphs of pure decode steps, all that a decode engine has, may be whole. Such a graph runs no hook;
+        ``end_step`` sweeps its layers. That prefill's own steps are not of this kind is held by ``read_engine_facts``.
+        """
+        return False
 
     # Scheduler process.
 

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import torch
 import torch.distributed as dist
 from vllm import __version__ as vllm_version
-from vllm.config import VllmConfig
+from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
@@ -36,7 +36,7 @@ from vllm.v1.kv_cache_interface import (
 
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
-from pdcluster_connector.settings import parse_settings
+from pdcluster_connector.settings import PushTiming, parse_settings
 from pdcluster_connector.worker.regrouping import open_reshard_group, region_bytes
 from pdcluster_connector.worker.resharding import TokenMemory
 from pdcluster_protocol.errors import ConfigError
@@ -90,11 +90,14 @@ def read_engine_facts(config: VllmConfig, cache: KVCacheConfig) -> EngineFacts:
     parallel = config.parallel_config
     settings = parse_settings(transfer.kv_connector_extra_config)
     _require_whole_steps(parallel)
+    role = _role(transfer.kv_role)
+    if role is EngineRole.PREFILL and settings.push is PushTiming.LAYERWISE:
+        _require_hooks(config.compilation_config.cudagraph_mode)
     host = settings.host or get_ip()
     return EngineFacts(
         EngineId(transfer.engine_id),
         config.instance_id,
-        _role(transfer.kv_role),
+        role,
         host,
         parallel.tensor_parallel_size,
         _kv_heads(config),
@@ -169,6 +172,19 @@ def _require_whole_steps(parallel: Any) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} is {size}: PDClusterConnector 0.1 needs 1")
     if parallel.use_ubatching:
         raise ConfigError("--enable-dbo or --ubatch-size splits each step: PDClusterConnector 0.1 needs whole steps")
+
+
+def _require_hooks(cudagraph_mode: CUDAGraphMode) -> None:
+    """Python runs between the layers of a prefill step.
+
+    Raises:
+        ConfigError: One graph replays the whole step, so that its layers would leave only when all are done.
+    """
+    if cudagraph_mode.mixed_mode() is CUDAGraphMode.FULL:
+        raise ConfigError(
+            f"cudagraph_mode is {cudagraph_mode.name}, which replays a prefill step as one graph: start prefill with "
+            '--compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE"}\', or with push: serial'
+        )
 
 
 def _role(kv_role: str) -> EngineRole:

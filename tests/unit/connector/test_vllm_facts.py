@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.config import CUDAGraphMode
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
 from integration.ranks import Shape, engine_facts, fingerprint_of
@@ -16,6 +17,7 @@ from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.vllm_facts import (
     LayerKv,
+    _require_hooks,
     _require_whole_steps,
     _role,
     _state,
@@ -48,6 +50,16 @@ def test_a_prompt_spread_over_ranks_is_refused_by_the_name_of_its_option(name: s
 def test_split_steps_are_refused() -> None:
     with pytest.raises(ConfigError, match="--enable-dbo"):
         _require_whole_steps(SimpleNamespace(**{**WHOLE, "use_ubatching": True}))
+
+
+def test_prefill_steps_in_one_graph_are_refused_with_both_cures() -> None:
+    with pytest.raises(ConfigError, match=r"cudagraph_mode is FULL.*FULL_AND_PIECEWISE.*push: serial"):
+        _require_hooks(CUDAGraphMode.FULL)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in CUDAGraphMode if mode is not CUDAGraphMode.FULL])
+def test_graphs_that_leave_prefill_steps_to_python_are_accepted(mode: CUDAGraphMode) -> None:
+    _require_hooks(mode)
 
 
 def test_an_engine_that_is_both_is_told_what_to_choose() -> None:

@@ -303,7 +303,7 @@ def test_a_lane_that_ends_releases_nothing_of_the_lane_that_took_its_place() -> 
         assert pair.step_until(lambda: pair.released == {"a"})
         pair.forward(pair.slice_of("b", [2], [6]))  # decode does not expect it yet: no grant, so nothing is read
         pair.step(finished=["b"])
-        assert pair.step_until(lambda: bool(worker._retired) and worker._retired[0].is_over, timeout_s=5)
+        assert pair.step_until(lambda: bool(worker._retired) and worker._retired[0].is_over, timeout_s=20)
         assert not pair.step_until(lambda: "b" in pair.released, timeout_s=0.5)
         pair.expect("b", 1)
         assert pair.step_until(lambda: pair.ended.get("b", False) and "b" in pair.released)

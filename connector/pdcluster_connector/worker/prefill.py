@@ -16,7 +16,7 @@ from typing import Final
 
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.core.source_hold import SourceHolds
-from pdcluster_connector.core.tp_mapping import related_ranks
+from pdcluster_connector.core.tp_mapping import target_ranks
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import PrefillStep, PushSlice, Target
 from pdcluster_connector.worker.lane import Lane, LaneParts
@@ -182,9 +182,7 @@ class PrefillWorker:
         key = (target.tp_size, target.num_stages)
         if key not in self._ranks_of:
             ours, heads = self._parts.hello.layout, self._parts.hello.fingerprint.kv_heads
-            related = related_ranks(ours.tp_size, target.tp_size, heads)
-            mine = sorted(decode for prefill, decode in related if prefill == ours.tp_rank)
-            self._ranks_of[key] = [stage * target.tp_size + r for stage in range(target.num_stages) for r in mine]
+            self._ranks_of[key] = target_ranks(ours.tp_rank, ours.tp_size, *key, heads)
         return self._ranks_of[key]
 
     def _lane(self, decode_rank: int, target: Target) -> Lane:

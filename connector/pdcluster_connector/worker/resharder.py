@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Final, TypeAlias
 
+import torch
 import torch.distributed as dist
 
 from pdcluster_connector.core.exchange import PrefillRank, Round, StagedPart, plan_rounds
@@ -98,6 +99,8 @@ class ResharderParts:
     staging: StagingMemory
     device: Device
     times: ReshardTimes = ReshardTimes()
+    open_stream: Callable[[torch.device], SideStream] = open_side_stream
+    """Called in the resharder's thread."""
 
     @property
     def room_bytes(self) -> int:
@@ -210,7 +213,7 @@ class Resharder:
 
     def _main(self) -> None:
         try:
-            self._stream = open_side_stream(self._parts.staging.tensor.device)
+            self._stream = self._parts.open_stream(self._parts.staging.tensor.device)
             with self._stream.current():
                 self._obey_all()
         except Exception as error:  # noqa: BLE001  # top of a thread

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_connector.core.tp_mapping import Push, Sharding, Share, plan_pushes, related_ranks
+from pdcluster_connector.core.tp_mapping import Push, Sharding, Share, plan_pushes, related_ranks, target_ranks
 
 
 @st.composite
@@ -100,3 +100,19 @@ def test_engines_of_different_models_are_refused() -> None:
 def test_a_sharding_that_would_split_a_head_is_refused(tp_size: int, kv_heads: int) -> None:
     with pytest.raises(ValueError, match="cannot be spread"):
         Sharding(tp_size, kv_heads)
+
+
+@pytest.mark.parametrize(
+    ("prefill_rank", "prefill_tp", "decode_tp", "decode_stages", "ranks"),
+    [
+        (0, 1, 1, 1, [0]),
+        (1, 2, 2, 2, [1, 3]),
+        (0, 1, 2, 3, [0, 1, 2, 3, 4, 5]),
+        (3, 4, 2, 2, [1, 3]),
+        (2, 4, 1, 2, [0, 1]),
+    ],
+)
+def test_every_stage_of_decode_is_written_to(
+    prefill_rank: int, prefill_tp: int, decode_tp: int, decode_stages: int, ranks: list[int]
+) -> None:
+    assert target_ranks(prefill_rank, prefill_tp, decode_tp, decode_stages, [8]) == ranks

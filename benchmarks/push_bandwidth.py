@@ -4,7 +4,10 @@
     .venv/bin/python -m benchmarks.push_bandwidth --quick   loopback, TP 1→1 and 2→1, two rounds, half a minute
 
 Four ways to move one request of 2,048 tokens (64 KiB of KV a token in 16 layers), in turn in every round, by the same
-processes (one for each rank) and over the same links: see ``references.py``. Needs root but for ``--links loopback``.
+processes (one for each rank) and over the same links: see ``references.py``. Outside of the clock, before each transfer
+prefill's blocks get new bytes and decode's are wiped, and after it decode compares every byte; a wrong one ends the
+program with status 1. Only the plain socket is exempt: its bytes have no place of their own. Needs root but for
+``--links loopback``.
 """
 
 from __future__ import annotations

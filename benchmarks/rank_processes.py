@@ -4,7 +4,9 @@
            --- pipe ---> decode rank 0..D-1      our rank, a bare Mooncake engine and a listening socket
 
 All ways to move a request's bytes use the same processes, the same memory and the same links, so that they can be
-compared in turn. A message that does not come within ``_REPLY_S`` ends the run.
+compared in turn. Before each transfer prefill's blocks get new bytes and decode's are wiped; after it decode compares
+every byte (``kv_content.py``). Both are outside of the clock. A message that does not come within ``_REPLY_S`` ends the
+run.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
+from benchmarks.kv_content import KvWords
 from benchmarks.kv_shape import KvShape, TpRank, links_between
 from benchmarks.places import Place, Places
 from benchmarks.ranks import Cache, DecodeEnd, PrefillEnd, Request, open_decode, open_prefill
@@ -32,12 +35,11 @@ from pdcluster_protocol.params import SideChannelAddress
 _REPLY_S: Final = 180.0
 _LOOK_S: Final = 0.0005
 """How often decode's forward thread asks what has come: half of vLLM's own step when it waits for KV."""
-_TRIM: Final = "trim"
 _DRIVER_PREFIX: Final = {Way.CONNECTOR: LANE_PREFIX}
 
 
 class RankError(Exception):
-    """A rank did not answer, or a transfer failed."""
+    """A rank did not answer, or a transfer failed, or it moved wrong bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +63,23 @@ class DecodePort:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One rank's share of a transfer. Monotonic seconds; ``cost``: this rank's processor time."""
+    """One rank's share of a transfer. Monotonic seconds; ``cost``: this rank's processor time; see ``Moved``."""
 
     begun: float
     ended: float
     cost: Cost
+    num_batches: int
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """One transfer over all ranks. ``cost``: of all prefill ranks together."""
+    """One transfer over all ranks. ``cost`` and ``num_batches``: of all prefill ranks together."""
 
     seconds: float
     num_bytes: int
     cost: Cost
+    num_batches: int = 0
+    """What our lanes took from their queues, over all layers; a reference has none."""
 
 
 @dataclass(slots=True)
@@ -89,11 +94,33 @@ class RankProcesses:
     """By what each process is."""
 
     def move(self, way: Way, requests: Sequence[Request]) -> Moved:
-        """All KV of ``requests`` is in decode's memory.
+        """All KV of ``requests`` is in decode's memory, every byte compared, unless ``way`` writes no blocks.
 
         Raises:
             RankError: It is not.
         """
+        self._refill(requests)
+        moved = self._move(way, requests)
+        if way.writes_blocks:
+            self._check(way, requests)
+        return moved
+
+    def trim(self) -> None:
+        """Every rank's process has given back to the kernel what its allocator holds free."""
+        _ask([*self.senders, *self.receivers], ("trim",))
+
+    def _refill(self, requests: Sequence[Request]) -> None:
+        """Prefill's blocks have new bytes, decode's have none of them."""
+        _tell(self.receivers, ("wipe", tuple(requests)))
+        _ask(self.senders, ("fill", tuple(requests)))
+        _hear(self.receivers)
+
+    def _check(self, way: Way, requests: Sequence[Request]) -> None:
+        wrong: list[str] = [it for it in _ask(self.receivers, ("check", tuple(requests))) if it]
+        if wrong:
+            raise RankError(f"{way.value} has moved wrong bytes: {'; '.join(wrong)}")
+
+    def _move(self, way: Way, requests: Sequence[Request]) -> Moved:
         is_ours = way is Way.CONNECTOR
         if is_ours:
             _ask(self.receivers, ("expect", tuple(requests)))
@@ -102,11 +129,8 @@ class RankProcesses:
         ends: list[float] = _hear(self.receivers) if is_ours else [part.ended for part in sent]
         num_bytes = sum(self.shape.request_bytes(len(request.prefill_blocks)) for request in requests)
         cost = sum((part.cost for part in sent), Cost(0, 0))
-        return Moved(max(ends) - min(part.begun for part in sent), num_bytes, cost)
-
-    def trim(self) -> None:
-        """Every rank's process has given back to the kernel what its allocator holds free."""
-        _ask([*self.senders, *self.receivers], (_TRIM, None, ()))
+        num_batches = sum(part.num_batches for part in sent)
+        return Moved(max(ends) - min(part.begun for part in sent), num_bytes, cost, num_batches)
 
 
 @contextmanager
@@ -174,18 +198,29 @@ def _answer_of(pipe: Connection) -> Any:
 
 def _serve_decode(pipe: Connection, host: str, shape: KvShape, tp: TpRank) -> None:
     cache = Cache(shape, tp.size)
-    end = open_decode(cache, tp.rank, host)
+    end, words = open_decode(cache, tp.rank, host), KvWords(shape, tp, cache.memory)
     pipe.send(DecodePort(end.address, open_target(cache, host)))
     while True:
-        match pipe.recv():
-            case ("expect", requests):
-                end.expect(requests)
-                pipe.send(None)
-            case ("await", names):
-                pipe.send(_await_all(end, names))
-            case _:
-                _trim()
-                pipe.send(None)
+        pipe.send(_obey_decode(end, words, tp, pipe.recv()))
+
+
+def _obey_decode(
+    end: DecodeEnd, words: KvWords, tp: TpRank, command: tuple[Any, ...]
+) -> float | str | RankError | None:
+    """The answer to ``command``; None when it is only done."""
+    match command:
+        case ("await", names):
+            return _await_all(end, names)
+        case ("check", requests):
+            wrong = (words.describe_wrong(it.name, it.decode_blocks) for it in requests)
+            return next((f"decode rank {tp.rank}: {said}" for said in wrong if said), "")
+        case ("expect", requests):
+            end.expect(requests)
+        case ("wipe", requests):
+            words.wipe([block for request in requests for block in request.decode_blocks])
+        case _:
+            _trim()
+    return None
 
 
 def _await_all(end: DecodeEnd, names: Sequence[str]) -> float | RankError:
@@ -211,24 +246,44 @@ def _serve_prefill(
     trace_file: str,
 ) -> None:
     cache = Cache(shape, tp.size)
-    end = open_prefill(cache, tp.rank, host, trace_file)
+    end, words = open_prefill(cache, tp.rank, host, trace_file), KvWords(shape, tp, cache.memory)
     links = {d.rank: (p, d) for p, d in links_between(tp.size, decode_size, shape) if p == tp}
     references = References(cache, host, {pair: ports[rank].target for rank, pair in links.items()})
     addresses = tuple(port.address for port in ports)
     pipe.send(None)
     while True:
-        command, way, requests = pipe.recv()
-        if command == _TRIM:
-            _trim()
-            pipe.send(None)
-            continue
-        prefix = _DRIVER_PREFIX.get(way, References.DRIVER_PREFIX)
-        before, begun = cost_so_far(prefix), time.monotonic()
-        if way is Way.CONNECTOR:
-            _push(end, requests, addresses)
-        else:
-            references.send(way, requests)
-        pipe.send(Sent(begun, time.monotonic(), cost_so_far(prefix) - before))
+        sent = None
+        match pipe.recv():
+            case ("send", way, requests):
+                sent = _send(end, references, addresses, way, requests)
+            case ("fill", requests):
+                _fill(words, requests)
+            case _:
+                _trim()
+        pipe.send(sent)
+
+
+def _send(
+    end: PrefillEnd,
+    references: References,
+    addresses: tuple[SideChannelAddress, ...],
+    way: Way,
+    requests: Sequence[Request],
+) -> Sent:
+    """Only this is under the clock."""
+    prefix = _DRIVER_PREFIX.get(way, References.DRIVER_PREFIX)
+    num_batches, before, begun = end.num_batches, cost_so_far(prefix), time.monotonic()
+    if way is Way.CONNECTOR:
+        _push(end, requests, addresses)
+    else:
+        references.send(way, requests)
+    ended = time.monotonic()
+    return Sent(begun, ended, cost_so_far(prefix) - before, end.num_batches - num_batches)
+
+
+def _fill(words: KvWords, requests: Sequence[Request]) -> None:
+    for request in requests:
+        words.fill(request.name, request.prefill_blocks)
 
 
 def _trim() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +22,7 @@ from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import DecodeStep, Expect, PrefillStep, PushSlice, Target
+from pdcluster_connector.worker.device import CpuDevice, DeviceEvent
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.params import SideChannelAddress
@@ -75,12 +77,34 @@ class Request:
     decode_blocks: BlockTable
 
 
+class CountingDevice(CpuDevice):
+    """Counts the batches that a rank's lanes take: ``WriteQueue`` asks whether a layer is done before it takes one.
+
+    On CPU the answer is always yes, so each batch is asked for once.
+    """
+
+    def __init__(self) -> None:
+        self._count_lock = threading.Lock()
+        self.num_batches = 0
+
+    def is_done(self, event: DeviceEvent) -> bool:
+        with self._count_lock:
+            self.num_batches += 1
+        return super().is_done(event)
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillEnd:
     """A prefill rank; its owner is the forward thread."""
 
     rank: PrefillRank
     shape: KvShape
+    device: CountingDevice
+
+    @property
+    def num_batches(self) -> int:
+        """What the rank's lanes have taken from their queues so far: at best one for each layer, step and lane."""
+        return self.device.num_batches
 
     def forward(self, requests: Sequence[Request], decode: tuple[SideChannelAddress, ...]) -> None:
         """One forward pass that completes ``requests``, without any computing. Waits for no network."""
@@ -130,8 +154,8 @@ def open_prefill(cache: Cache, rank: int, host: str, trace_file: str = "") -> Pr
     Raises:
         ConfigError: The transport cannot start.
     """
-    facts = _facts(EngineRole.PREFILL, cache, host, trace_file)
-    return PrefillEnd(make_prefill_rank(facts, _memory(cache, rank)), cache.shape)
+    facts, device = _facts(EngineRole.PREFILL, cache, host, trace_file), CountingDevice()
+    return PrefillEnd(make_prefill_rank(facts, _memory(cache, rank), device=device), cache.shape, device)
 
 
 def open_decode(cache: Cache, rank: int, host: str) -> DecodeEnd:

@@ -43,6 +43,11 @@ class Way(Enum):
     BLOCKING = "Mooncake, blocking call"
     SOCKET = "plain socket"
 
+    @property
+    def writes_blocks(self) -> bool:
+        """Whether the bytes end in the request's blocks. The plain socket's end anywhere: nothing to compare."""
+        return self is not Way.SOCKET
+
 
 REFERENCES: Final = tuple(way for way in Way if way is not Way.CONNECTOR)
 

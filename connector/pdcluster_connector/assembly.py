@@ -84,13 +84,17 @@ class DecodeRank:
         self.worker.close()
 
 
-def make_prefill_rank(facts: EngineFacts, memory: Memory, tokens: TokenMemory | None = None) -> PrefillRank:
+def make_prefill_rank(
+    facts: EngineFacts, memory: Memory, tokens: TokenMemory | None = None, *, device: Device | None = None
+) -> PrefillRank:
     """A prefill rank that can push. ``tokens``: what reshards its token-major KV, if it has any.
+
+    ``device``: asked in place of the engine's own, by who wants to see what is asked.
 
     Raises:
         ConfigError: The transport cannot start, the memory cannot be registered, or there is too little to stage KV in.
     """
-    device, staging = select_device(facts.device_type), None
+    device, staging = device or select_device(facts.device_type), None
     resharding: Resharding = NoResharding()
     if tokens is not None:
         staging = _make_staging(facts, tokens, device)

@@ -163,7 +163,7 @@ class Outbound:
 
     def _end_step(self, route: Route, order: StepEnded | StepRead) -> None:
         """The step is over with its last order, which is the resharder's where that has a part in the route."""
-        if isinstance(order, StepRead) == bool(route.staged):
+        if isinstance(order, route.last_order):
             for live, commands in self._steps.pop(order.step).read(route):
                 self._book.apply(live, commands)
 

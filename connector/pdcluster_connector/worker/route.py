@@ -15,8 +15,9 @@ from pdcluster_connector.core.ranges import ByteRanges, CopyShape, MissingBlockE
 from pdcluster_connector.core.resharding import TokenPages
 from pdcluster_connector.core.sending import Commands, PushKey
 from pdcluster_connector.steps import PushSlice, Target
-from pdcluster_connector.worker.orders import LayerSaved, Staged, StagedWrite
+from pdcluster_connector.worker.orders import LayerSaved, Staged, StagedWrite, StepEnded
 from pdcluster_connector.worker.pushes import LivePush
+from pdcluster_connector.worker.resharder import StepRead
 from pdcluster_connector.worker.writes import Batch, LayerRecord, Part
 from pdcluster_protocol.errors import ProtocolError, Unavailable
 from pdcluster_protocol.ids import BootId
@@ -31,6 +32,8 @@ class Route:
     direct: dict[int, RegionCopy]
     staged: dict[int, RegionCopy]
     num_layers: int
+    last_order: type[StepEnded | StepRead]
+    """Of a step: nothing of the step is read any more after it."""
 
     def shapes_of(self, copies: dict[int, RegionCopy]) -> dict[int, CopyShape]:
         """The shapes of ``copies``, by their numbers."""
@@ -70,7 +73,8 @@ def plan_route(welcome: Welcome, boot_id: BootId, hello: Hello, *, can_reshard: 
             "resharder, which this prefill rank does not have: use one TP on both"
         )
     direct = {copy.source_index: copy for copy in link.copies if not copy.is_resharded}
-    return Route(link, direct, staged, len({copy.layer_name for copy in link.copies}))
+    num_layers = len({copy.layer_name for copy in link.copies})
+    return Route(link, direct, staged, num_layers, StepRead if staged else StepEnded)
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
-"""How soon a lane looks at its writes again: often enough to see the last one at once, seldom enough to cost nothing.
+"""How soon a lane looks again at what it waits for: often enough to see its end at once, seldom enough to cost nothing.
 
-The transport tells nobody that a write has ended, so the lane has to look, and each look costs a turn of the lane
-(70 us on a cold core). What is in flight is half over after half of the time it takes: looking then, again and again,
-comes to the end in a few steps.
+Neither the transport nor a device tells anybody that a write or a layer has ended, so the lane has to look, and each
+look costs a turn of the lane (70 us on a cold core). What is under way is half over after half of the time it takes:
+looking then, again and again, comes to the end in a few steps. Said of writes here; layers are awaited one by one.
 
     in flight   200          100      50    25  12 ...  0
     looks       |-------------|-------|-----|---|-.|.|.|      the last ones a millisecond apart

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
-from pdcluster_connector.core.pace import Pace
+from pdcluster_connector.core.pace import LONGEST_LOOK_S, Pace
 from pdcluster_connector.core.ranges import ByteRanges
 from pdcluster_connector.core.sending import Commands, Push, PushKey
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
@@ -130,6 +130,9 @@ class WriteQueue:
     _in_flight: deque[_InFlight] = field(default_factory=deque)
     _rooms: _Rooms = field(default_factory=_Rooms)
     _pace: Pace = field(default_factory=Pace)
+    _layer_pace: Pace = field(default_factory=Pace)
+    """Of the device: an accelerator computes long after the forward thread has told us of all layers."""
+    _awaits_layer: bool = False
     _next_full_poll: float = 0.0
 
     @property
@@ -140,8 +143,10 @@ class WriteQueue:
 
     @property
     def next_look_s(self) -> float:
-        """How soon the writes in flight can be over: looking earlier costs a core and finds nothing."""
-        return self._pace.next_look_s(len(self._in_flight))
+        """How soon a write or the next layer can be over: looking earlier costs a core and finds nothing."""
+        of_writes = self._pace.next_look_s(len(self._in_flight)) if self._in_flight else LONGEST_LOOK_S
+        of_layers = self._layer_pace.next_look_s(1) if self._batches else LONGEST_LOOK_S
+        return min(of_writes, of_layers)
 
     def add(self, batch: Batch) -> None:
         """Queue one layer."""
@@ -184,10 +189,13 @@ class WriteQueue:
         num_in_flight = len(self._in_flight)
         yield from self._poll(now)
         self._pace.looked(num_in_flight - len(self._in_flight), now=now)
-        self._take_ready_batches()
+        self._take_ready_batches(now)
         yield from self._submit(now)
 
-    def _take_ready_batches(self) -> None:
+    def _take_ready_batches(self, now: float) -> None:
+        num_waiting = len(self._batches)
+        if not self._awaits_layer:
+            self._layer_pace.began(now=now)
         while self._batches and self.device.is_done(self._batches[0].event):
             for part in self._batches.popleft().parts:
                 cursor = _Cursor(part, _absolute_rows(part))
@@ -195,6 +203,8 @@ class WriteQueue:
                     self._held.setdefault(part.push, []).append(cursor)
                 else:
                     self._cursors.append(cursor)
+        self._layer_pace.looked(num_waiting - len(self._batches), now=now)
+        self._awaits_layer = bool(self._batches)
 
     def _submit(self, now: float) -> Iterator[tuple[Push, Commands]]:
         while self._cursors and len(self._in_flight) < MAX_WRITES_IN_FLIGHT:

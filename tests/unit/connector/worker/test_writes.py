@@ -7,6 +7,8 @@ import ctypes
 import numpy as np
 import pytest
 
+from fakes.device import ManualDevice
+from pdcluster_connector.core.pace import SHORTEST_LOOK_S
 from pdcluster_connector.core.ranges import CopyShape, Grid, GroupSlice, plan_ranges
 from pdcluster_connector.core.sending import Cut, Phase, Push, PushKey, Send
 from pdcluster_connector.core.tp_mapping import WHOLE
@@ -231,3 +233,21 @@ def test_a_room_with_two_holders_comes_back_once_both_have_let_go() -> None:
     assert released == ["back"]
     with pytest.raises(AssertionError, match="more often"):
         room.release()
+
+
+@pytest.mark.parametrize(("layer_s", "looks_a_layer"), [(0.0002, 1), (0.004, 3), (0.010, 4), (1.0, 127)])
+def test_a_lane_looks_at_the_device_as_often_as_its_layers_need(layer_s: float, looks_a_layer: int) -> None:
+    """An accelerator's layers are all announced at once, and end one by one."""
+    bench, device, now, num_looks = Bench(), ManualDevice(), 0.0, 0
+    bench.queue.device = device
+    bench.advance(now)
+    for _ in range(32):
+        bench.queue.add(Batch(device.record(), ()))
+    while bench.queue.is_busy:
+        now, num_looks = now + bench.queue.next_look_s, num_looks + 1
+        for event in device.events[: int(now / layer_s)]:
+            event.complete()
+        bench.advance(now)
+    to_learn_the_pace = layer_s / SHORTEST_LOOK_S
+    assert num_looks <= 32 * looks_a_layer + to_learn_the_pace
+    assert now - 32 * layer_s <= max(0.001, layer_s / 2 + 0.001)

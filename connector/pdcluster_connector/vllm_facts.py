@@ -235,12 +235,12 @@ def _group(group: KVCacheGroupSpec) -> KvGroup:
 def own_layers(cache: KVCacheConfig, tensors: Mapping[str, LayerKv]) -> dict[str, LayerKv]:
     """The layers that keep KV of their own; others read one of these (vLLM 0.32 ``shared_kv_cache_layers``).
 
-    A layer that shares comes after its target, in the target's group, with the target's tensor.
+    A layer that shares has its target's tensor, and is in no KV group or, after its target, in the target's.
     """
     group_of = {name: index for index, group in enumerate(cache.kv_cache_groups) for name in group.layer_names}
     own: dict[tuple[int, ...], str] = {}
-    for name, held in tensors.items():
-        own.setdefault((group_of[name], *(tensor.data_ptr() for tensor in _flat([held]))), name)
+    for name in (name for name in tensors if name in group_of):
+        own.setdefault((group_of[name], *(tensor.data_ptr() for tensor in _flat([tensors[name]]))), name)
     return {name: tensors[name] for name in own.values()}
 
 

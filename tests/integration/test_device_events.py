@@ -15,6 +15,7 @@ from fakes.token_major import Pages, shape_of
 from integration.ranks import Pair, make_pair
 from pdcluster_connector.core.exchange import PrefillRank
 from pdcluster_connector.core.resharding import ReshardItem
+from pdcluster_connector.steps import PrefillStep
 from pdcluster_connector.worker.device import CpuDevice
 from pdcluster_connector.worker.regrouping import TokenRegion
 from pdcluster_connector.worker.resharder import Outcome, Resharded, Resharder, ResharderParts, StepRead
@@ -59,6 +60,18 @@ def test_a_layer_leaves_when_its_event_is_complete_and_none_before_it() -> None:
         assert pair.step_until(lambda: "a" in pair.ended)
         assert pair.ended["a"]
         assert (pair.target.layers[:, 5] == pair.source.layers[:, 1]).all()
+
+
+def test_a_layer_that_saves_again_leaves_once() -> None:
+    """As a draft layer does, once for each token that it guesses; the prompt's KV was there the first time."""
+    with pair_on_a_slow_device() as (pair, device):
+        pair.expect("a", 1)
+        worker, names = pair.prefill.worker, pair.source.shape.layer_names()
+        worker.begin_step(PrefillStep((pair.slice_of("a", [1], [5]),)))
+        for name in (*names, names[-1], names[0]):
+            worker.layer_saved(name)
+        worker.end_step()
+        assert len(device.events) == len(names)
 
 
 def test_the_forward_thread_waits_for_no_event() -> None:

@@ -92,7 +92,7 @@ class PrefillWorker:
     def layer_saved(self, layer_name: str) -> None:
         """The layer's KV is final for this step once what the device was given so far is done.
 
-        A layer that saves again (a draft layer, once per token) is left to ``end_step``.
+        A layer that saves again (a draft layer, once for each guess) had the prompt's KV the first time.
         """
         if self._step.is_pushing and self._is_layerwise and layer_name not in self._step.saved:
             self._order(layer_name)

@@ -159,7 +159,7 @@ def test_reading_interleaved_layers_moves_no_cache() -> None:
 
 def test_a_layer_that_reads_anothers_kv_is_not_pushed() -> None:
     first, second, state = torch.zeros(6, 4, 16, 8), torch.zeros(6, 4, 16, 8), [torch.zeros(6, 3), torch.zeros(6, 2)]
-    groups = [SimpleNamespace(layer_names=["a", "b", "reads a", "reads b"]), SimpleNamespace(layer_names=["m", "c"])]
+    groups = [SimpleNamespace(layer_names=["a", "b", "reads a"]), SimpleNamespace(layer_names=["m", "c"])]
     tensors: dict[str, LayerKv] = {"a": first, "b": second, "m": state, "c": first, "reads a": first, "reads b": second}
     own = own_layers(SimpleNamespace(kv_cache_groups=groups), tensors)
     assert list(own) == ["a", "b", "m", "c"], "layers of two groups share memory and have different blocks"

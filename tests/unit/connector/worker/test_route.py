@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 
 from integration.ranks import Shape, fingerprint_of
-from pdcluster_connector.steps import Target
-from pdcluster_connector.worker.route import Route, plan_route
+from pdcluster_connector.core.ranges import GroupSlice
+from pdcluster_connector.core.sending import Push, PushKey, Send
+from pdcluster_connector.steps import PushSlice, Target
+from pdcluster_connector.worker.orders import LayerSaved
+from pdcluster_connector.worker.pushes import LivePush
+from pdcluster_connector.worker.route import Route, StepPlan, plan_route
 from pdcluster_protocol.errors import ProtocolError, Unavailable
-from pdcluster_protocol.ids import BootId, EngineId
-from pdcluster_protocol.side_channel import Hello, RankLayout, RegionKind, RegionLayout, Welcome
+from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
+from pdcluster_protocol.side_channel import Failed, Hello, RankLayout, RegionKind, RegionLayout, Welcome
 
-BOOT = BootId("b")
+BOOT, FIRST = BootId("b"), Attempt(1)
 
 
 def layout(tp_size: int, heads: int = 4) -> RankLayout:
@@ -56,3 +60,33 @@ def test_a_reservation_that_names_other_pages_than_the_handshake_is_refused_with
     with pytest.raises(ProtocolError, match=r"\(32, 32\) tokens in KV group 0, but holds \(32, 16\)"):
         made.require_pages(Target(EngineId("d"), 1, (), 1, (32,), (32,)))
     route(2, 2).require_pages(Target(EngineId("d"), 1, (), 1))
+
+
+def live_push(name: str) -> LivePush:
+    return LivePush(Push(PushKey(TransferId(name), FIRST), hold_s=1.0, deadline=9.0), RequestId(name), "", 32, 0.0)
+
+
+def part_of(name: str, decode_pages: int) -> PushSlice:
+    """One block of 32 tokens for a decode engine that says it has pages of ``decode_pages`` tokens."""
+    target = Target(EngineId("d"), 1, (), 1, (32,), (decode_pages,))
+    groups = (GroupSlice(0, 32, (1,), (2,)),)
+    return PushSlice(RequestId(name), TransferId(name), FIRST, "", target, groups, num_prompt_tokens=32, is_last=True)
+
+
+def test_a_push_whose_reservation_does_not_fit_the_handshake_is_given_up_before_any_byte() -> None:
+    made, plan, live = route(2, 1), StepPlan(1), live_push("r")
+    live.push.grant(9.0, now=0.0)
+    (said, *_) = plan.add(made, live, part_of("r", 32), now=0.0)
+    assert isinstance(said, Send)
+    assert isinstance(said.message, Failed)
+    assert "pages of (32, 32) tokens" in said.message.reason
+    assert plan.staging_pushes == []
+
+
+def test_all_requests_of_a_step_are_one_batch_for_each_region() -> None:
+    made, plan = route(2, 2), StepPlan(1)
+    lives = [live_push(name) for name in "abc"]
+    for live in lives:
+        plan.add(made, live, part_of(live.request_id, 16), now=0.0)
+    batches = list(plan.batches(made, LayerSaved(1, range(2), None, 0.0)))
+    assert [[part.push for part in batch.parts] for batch in batches] == [[live.push for live in lives]] * 2

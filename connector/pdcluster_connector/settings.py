@@ -57,7 +57,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Prefill with token-major KV: how long the other ranks of the engine may be late for an exchange of KV, after
     which no request is resharded any more until the engine is restarted. Default 60: a rank is late for a forward pass
     at most. Half of it is the most that a rank itself waits for its device or for staging memory, and
-    a sixth how long a part may lie there while others want its room."""
+    a sixth how long a part may lie there while others want its room. At least ``least_reshard_timeout_s``."""
     trace_file: str = ""
     """Append one JSON line for each ended push or receive. Default: none."""
 
@@ -68,6 +68,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Its writes end within ``hold_s`` or are cut, all before those who wait for room give up.
         """
         return self.reshard_timeout_s / 6
+
+    @property
+    def least_reshard_timeout_s(self) -> float:
+        """With less, the resharder could give up waiting for room that is about to come back.
+
+        Before it does, the parts that keep the room are given up and their writes cut, and a decode rank that never
+        answered is given up too: until then its lane takes more parts.
+        """
+        return max(3 * (self.hold_s + CUT_S), 2 * (self.handshake_timeout_s + CUT_S))
 
     @property
     def reshard_wait_s(self) -> float:
@@ -91,11 +100,10 @@ def parse_settings(extra_config: Mapping[str, object]) -> Settings:
     for name in ("handshake_timeout_s", "lease_s", "quarantine_s", "hold_s", "preempt_wait_s"):
         if getattr(settings, name) <= 0:
             raise ConfigError(f"{name} is {getattr(settings, name)}: use a positive number of seconds")
-    if settings.staged_s + settings.hold_s + CUT_S > settings.reshard_wait_s:
-        least = 3 * (settings.hold_s + CUT_S)
+    if settings.reshard_timeout_s < settings.least_reshard_timeout_s:
         raise ConfigError(
-            f"reshard_timeout_s is {settings.reshard_timeout_s:g} with hold_s {settings.hold_s:g}: "
-            f"use {least:g} or more"
+            f"reshard_timeout_s is {settings.reshard_timeout_s:g} with hold_s {settings.hold_s:g} and "
+            f"handshake_timeout_s {settings.handshake_timeout_s:g}: use {settings.least_reshard_timeout_s:g} or more"
         )
     if settings.staging_bytes < 1:
         raise ConfigError(f"staging_bytes is {settings.staging_bytes}: use a positive number of bytes")

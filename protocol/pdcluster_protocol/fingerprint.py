@@ -13,7 +13,7 @@ import msgspec
 from pdcluster_protocol.errors import ProtocolError
 
 CURES: Final[dict[str, str]] = {
-    "model_digest": "serve the same model and revision on both",
+    "model_digest": "serve the same model and revision, with the same --speculative-config, on both",
     "kv_dtype": "start both with the same --dtype and --kv-cache-dtype",
     "layout": "use the same attention backend and KV layout on both",
     "kv_heads": "serve the same model, and the same draft model, on both",

@@ -37,9 +37,9 @@ def others() -> list[tuple[Case, tuple[str, ...]]]:
         (Case(llama(2)), ("model_digest: prefill '", "kv_heads: prefill (4,), decode (2,)", "serve the same model")),
         (
             Case(dataclasses.replace(LLAMA, name="llama-4kv-tuned", seed=8)),
-            ("differ in model_digest: prefill '", "serve the same model and revision on both"),
+            ("differ in model_digest: prefill '", "serve the same model and revision, with the same"),
         ),
-        (Case(LLAMA, draft_model()), ("kv_heads: prefill (4,), decode (2, 4)", "serve the same model")),
+        (Case(LLAMA, draft_model()), ("kv_heads: prefill (4,), decode (2, 4)", "with the same --speculative-config")),
     ]
 
 

@@ -125,8 +125,10 @@ def scenes(draw: st.DrawFn) -> Scene:
 
 @st.composite
 def _layers(draw: st.DrawFn, *, has_state: bool) -> tuple[Layer, ...]:
-    num_heads = draw(st.sampled_from([0, 1, 2, 3, 4, 6, 8]))
-    layers = [Layer(f"a{n}", draw(st.integers(0, 1)) if n else 0, num_heads) for n in range(draw(st.integers(1, 4)))]
+    """The model's layers, and maybe those of a draft model, which has heads of its own."""
+    num_heads, num_draft_heads = draw(st.sampled_from([0, 1, 2, 3, 4, 6, 8])), draw(st.sampled_from([1, 2, 4, 6, 8]))
+    heads = [num_heads] * draw(st.integers(1, 4)) + [num_draft_heads] * draw(st.integers(0, 2))
+    layers = [Layer(f"a{n}", draw(st.integers(0, 1)) if n else 0, count) for n, count in enumerate(heads)]
     group = 1 + max(layer.group for layer in layers)
     return (*layers, *(Layer(f"s{n}", group, -1) for n in range(2 if has_state else 0)))
 

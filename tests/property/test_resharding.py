@@ -33,7 +33,7 @@ from pdcluster_connector.core.resharding import (
     is_resharded,
     plan_feeds,
 )
-from pdcluster_connector.core.tp_mapping import STRIPE_TOKENS, Sharding
+from pdcluster_connector.core.tp_mapping import Sharding, stripe_tokens
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
@@ -73,6 +73,10 @@ def cells_of(item: ReshardItem, shape: TokenShape, prefill: Pages, seed: int) ->
     return random_cells(seed, rounded_stop(item, prefill) - item.start, shape.kv_heads, shape.cell_bytes)
 
 
+DECODE_PAGES = st.one_of(st.tuples(st.sampled_from([16, 64, 128]), st.sampled_from([1, 4])), st.just((512, 1)))
+"""Tokens of a page, pages of a block."""
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     kv_heads = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
@@ -82,7 +86,7 @@ def cases(draw: st.DrawFn) -> Case:
         st.builds(Pages, st.sampled_from([16, 64, 128, 512]), st.sampled_from([1, 2]), st.sampled_from([0, 8]))
     )
     decodes = [
-        (draw(tp_sizes(kv_heads)), Pages(draw(st.sampled_from([16, 64, 128])), draw(st.sampled_from([1, 4])), padding))
+        (draw(tp_sizes(kv_heads)), Pages(*draw(DECODE_PAGES), padding))
         for padding in draw(st.sampled_from([(0,), (0, 0), (24,), (0, 24)]))
     ]
     items = []
@@ -217,7 +221,8 @@ def test_a_rank_stages_the_pieces_of_its_stripes_and_no_more_than_its_room(case:
                 for part in exchange.parts:
                     decode_tp = case.items[part.item].decode_tp_size
                     owners = plan_feeds(case.prefill_tp, decode_tp, shape.kv_heads)[part.decode_rank].owners
-                    assert (part.tokens // STRIPE_TOKENS % len(owners) == owners.index(rank)).all()
+                    stripes = part.tokens // stripe_tokens(case.items[part.item].piece_tokens)
+                    assert (stripes % len(owners) == owners.index(rank)).all()
 
 
 @given(engines())
@@ -238,14 +243,15 @@ def test_every_head_of_a_decode_rank_has_one_supplier_that_holds_it(sizes: tuple
         assert max(turns) - min(turns) <= 1, "replicas take turns"
 
 
-@given(engines())
-def test_over_whole_cycles_of_stripes_every_contributor_stages_the_same(sizes: tuple[int, int, int]) -> None:
+@given(engines(), st.sampled_from([64, 96, 512, 528]))
+def test_over_whole_cycles_of_stripes_every_contributor_stages_the_same(
+    sizes: tuple[int, int, int], page_tokens: int
+) -> None:
     kv_heads, prefill_tp, decode_tp = sizes
-    tokens = STRIPE_TOKENS * 840
-    item = ReshardItem(
-        RequestId("r"), decode_tp, 0, tokens, range(1, 1 + tokens // 64), range(1, 1 + tokens // 64), 64, 64
-    )
-    shape = shape_of(Pages(64), prefill_tp, kv_heads, 2)
+    tokens = stripe_tokens(page_tokens) * 840
+    blocks = range(1, 1 + tokens // page_tokens)
+    item = ReshardItem(RequestId("r"), decode_tp, 0, tokens, blocks, blocks, page_tokens, page_tokens)
+    shape = shape_of(Pages(page_tokens), prefill_tp, kv_heads, 2)
     staged_bytes: dict[int, set[int]] = {}
     for rank in range(prefill_tp):
         for turn in plan_rounds(PrefillRank(rank, prefill_tp), [shape], [item], 1 << 40):
@@ -261,7 +267,9 @@ def layout(tp_size: int, rank: int, kv_heads: int, pages: Pages) -> RankLayout:
     return RankLayout(rank, tp_size, (RegionLayout("k", 0, 0, 99, page_bytes, page_bytes, *kind),))
 
 
-PAGES = st.sampled_from([(16, 64), (64, 128), (128, 16), (128, 64), (128, 128), (512, 64), (512, 128)])
+PAGES = st.sampled_from(
+    [(16, 64), (64, 128), (128, 16), (128, 64), (128, 128), (512, 64), (512, 128), (96, 192), (512, 1024), (528, 528)]
+)
 """Tokens of a page of prefill and of decode."""
 
 

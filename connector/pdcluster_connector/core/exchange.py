@@ -26,7 +26,7 @@ from pdcluster_connector.core.resharding import (
     is_resharded,
     plan_feeds,
 )
-from pdcluster_connector.core.tp_mapping import STRIPE_TOKENS, Sharding
+from pdcluster_connector.core.tp_mapping import Sharding, stripe_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -220,12 +220,12 @@ def _feeds(shape: TokenShape, prefill_tp: int, decode_tp: int) -> tuple[Feed, ..
 def _owned_bytes(prefill_tp: int, shapes: Sequence[TokenShape], items: Sequence[ReshardItem], table: _Table) -> Offsets:
     """Bytes of each piece that each rank stages: ``[piece, rank]``."""
     owned = np.zeros((len(table.tokens), prefill_tp), np.int64)
-    stripes = table.tokens // STRIPE_TOKENS
     for (decode_tp, piece_tokens), numbers in _families(items).items():
         mine = np.flatnonzero(np.isin(table.items, numbers))
+        stripes = table.tokens[mine] // stripe_tokens(piece_tokens)
         for shape in shapes:
             for turns in _bytes_by_turn(prefill_tp, _feeds(shape, prefill_tp, decode_tp)):
-                owned[mine] += turns[stripes[mine] % len(turns)] * (piece_tokens * shape.cell_bytes)
+                owned[mine] += turns[stripes % len(turns)] * (piece_tokens * shape.cell_bytes)
     return owned
 
 
@@ -353,7 +353,7 @@ class _Draft:
 def _owned_by(pieces: Pieces, turn: int, count: int) -> Pieces:
     if count == 1:
         return pieces
-    chosen = pieces.tokens // STRIPE_TOKENS % count == turn
+    chosen = pieces.tokens // stripe_tokens(pieces.piece_tokens) % count == turn
     return Pieces(pieces.items[chosen], pieces.tokens[chosen], pieces.sources[chosen], pieces.piece_tokens)
 
 

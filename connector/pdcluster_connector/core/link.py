@@ -229,7 +229,7 @@ def _sharding(region: RegionLayout, rank: RankLayout) -> Sharding:
     try:
         return Sharding(rank.tp_size, region.heads)
     except ValueError as error:
-        raise ProtocolError(f"layer {region.layer_name}: {error}: choose a TP that divides the KV heads") from error
+        raise ProtocolError(f"layer {region.layer_name}: {error}") from error
 
 
 def _heads_of(region: RegionLayout, rank: RankLayout) -> range:

@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pdcluster_connector.core.tp_mapping import STRIPE_TOKENS, Share
+from pdcluster_connector.core.tp_mapping import Share, stripe_tokens
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
 Span: TypeAlias = tuple[int, int]
@@ -126,7 +126,7 @@ def piece_tokens(shape: CopyShape, span: Span) -> Offsets:
     tokens = np.arange(start, -(-stop // shape.unit) * shape.unit, shape.step, dtype=np.int64)
     if shape.share.count == 1:
         return tokens
-    shared: Offsets = tokens[tokens // STRIPE_TOKENS % shape.share.count == shape.share.index]
+    shared: Offsets = tokens[tokens // stripe_tokens(shape.step) % shape.share.count == shape.share.index]
     return shared
 
 

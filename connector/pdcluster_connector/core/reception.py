@@ -280,7 +280,7 @@ class Reception:
                 decode_id=self.welcome.engine_id,
             )
             self._peers[peer].incoming = self._incoming(hello)
-        except (ProtocolError, ValueError) as error:
+        except ProtocolError as error:
             self._peers[peer].refusal = str(error)
             return Reply(peer, Refusal(self._peers[peer].refusal))
         return Invite(peer, hello.boot_id)
@@ -368,16 +368,15 @@ class Reception:
         """What that prefill rank can write here.
 
         Raises:
-            ProtocolError: The two engines hold a layer differently.
-            ValueError: A number of heads cannot be spread over its TP size.
+            ProtocolError: The two engines hold a layer differently, or a TP size would split a head. Names both.
         """
         theirs, ours = hello.layout, self.welcome.layout
-        related = related_ranks(theirs.tp_size, ours.tp_size, self.fingerprint.kv_heads)
         stages, mine = range(theirs.num_stages), ours.tp_rank
-        writers = frozenset(s * theirs.tp_size + rank for s in stages for rank, decode in related if decode == mine)
         try:
+            related = related_ranks(theirs.tp_size, ours.tp_size, self.fingerprint.kv_heads)
             link = plan_link(theirs, ours)
-        except ProtocolError as error:
+        except (ProtocolError, ValueError) as error:
             engines = f"prefill engine {hello.engine_id} and decode engine {self.welcome.engine_id}"
             raise ProtocolError(f"{engines}: {error}") from error
+        writers = frozenset(s * theirs.tp_size + rank for s in stages for rank, decode in related if decode == mine)
         return Incoming(link, full_coverage(ours), writers)

@@ -8,8 +8,9 @@ write whole runs of tokens.
     prefill rank 1  heads 4..7 of stripes 0 1 2 3   ==>  owner 1: all heads of stripes 1 3 --> decode rank 0
 
 The *contributors* of a decode rank are the prefill ranks that push a head of it. Contributor ``i`` of ``n`` *owns*
-those pieces of a prompt whose stripe number (first position // 256) is ``i`` modulo ``n``: it writes them, and the
-others *supply* it with their heads. A *piece* lies side by side on both engines: the tokens of the smaller page.
+those pieces of a prompt whose stripe number (first position // ``stripe_tokens``) is ``i`` modulo ``n``: it writes
+them, and the others *supply* it with their heads. A *piece* lies side by side on both engines: the tokens of the
+smaller page.
 
 Every rank makes the plan from the step's metadata alone, which all ranks have alike, so they agree on what is sent in
 which order without a word. ``exchange.py`` turns these facts into the plan of one rank.

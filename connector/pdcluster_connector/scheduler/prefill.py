@@ -136,7 +136,8 @@ class PrefillScheduler:
             related_ranks(self._engine.tp_size, reservation.remote_tp_size, self._engine.kv_heads)
         except ValueError as error:
             raise ProtocolError(
-                f"decode engine {reservation.remote_engine_id}: {error}: serve the same model"
+                f"decode engine {reservation.remote_engine_id} has TP {reservation.remote_tp_size}, prefill has TP "
+                f"{self._engine.tp_size}: {error}"
             ) from error
 
     def _require_same_prompt(self, reservation: Reservation, token_ids: Sequence[int]) -> None:

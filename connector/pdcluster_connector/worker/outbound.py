@@ -117,8 +117,9 @@ class Outbound:
 
     def expire(self, staged_since: float, now: float) -> None:
         """Give up pushes that have kept room in staging memory since ``staged_since`` (monotonic): others want it."""
-        for push in self._writes.staged_since(staged_since) if self._writes else ():
-            if live := self._book.get(push.key):
+        writing = [push.key for push in self._writes.staged_since(staged_since)] if self._writes else []
+        for key in (*writing, *self._discard_backlog(staged_since)):
+            if live := self._book.get(key):
                 reason = "its bytes lay in prefill's staging memory for too long: decode is slow or does not answer"
                 self._book.apply(live, live.push.give_up(reason, now=now))
 
@@ -146,6 +147,18 @@ class Outbound:
         if writes is not None:
             writes.close()
         return True
+
+    def _discard_backlog(self, staged_since: float) -> list[PushKey]:
+        """Let go of parts that wait since then for the way to open. The pushes that they were for, some twice."""
+        backlog, self._backlog = self._backlog, deque()
+        keys: list[PushKey] = []
+        for order in backlog:
+            if isinstance(order, Staged) and order.at <= staged_since:
+                discard(order)
+                keys += [write.key for write in order.writes]
+            else:
+                self._backlog.append(order)
+        return keys
 
     def _take_staged(self, writes: WriteQueue, route: Route, order: Staged) -> None:
         """Queue the parts; of a step that is over nobody wants any."""

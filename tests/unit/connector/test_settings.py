@@ -12,7 +12,14 @@ from pdcluster_protocol.errors import ConfigError
     ("extra", "words"),
     [
         ({"staging_bytes": 0}, ["staging_bytes is 0", "positive"]),
-        ({"reshard_timeout_s": 10}, ["reshard_timeout_s is 10 with hold_s 3", "use 15 or more"]),
+        (
+            {"reshard_timeout_s": 14, "handshake_timeout_s": 1},
+            ["reshard_timeout_s is 14 with hold_s 3 and handshake_timeout_s 1", "use 15 or more"],
+        ),
+        (
+            {"handshake_timeout_s": 40},
+            ["reshard_timeout_s is 60 with hold_s 3 and handshake_timeout_s 40", "use 84 or more"],
+        ),
         ({"reshard_timeout_s": 60, "hold_s": 30}, ["reshard_timeout_s is 60 with hold_s 30", "use 96 or more"]),
         ({"lease_s": 0}, ["lease_s is 0"]),
         ({"reshard_timeout": 60}, ["reshard_timeout", "the keys are"]),
@@ -24,10 +31,19 @@ def test_what_cannot_work_is_refused(extra: dict[str, object], words: list[str])
     assert all(word in str(refused.value) for word in words)
 
 
-@pytest.mark.parametrize("extra", [{}, {"reshard_timeout_s": 15}, {"reshard_timeout_s": 96, "hold_s": 30}])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"reshard_timeout_s": 15, "handshake_timeout_s": 5.5},
+        {"reshard_timeout_s": 84, "handshake_timeout_s": 40},
+        {"reshard_timeout_s": 96, "hold_s": 30},
+    ],
+)
 def test_who_waits_for_staging_room_waits_longer_than_it_takes_to_win_it_back(extra: dict[str, object]) -> None:
     settings = parse_settings(extra)
     assert settings.staged_s + settings.hold_s + CUT_S <= settings.reshard_wait_s < settings.reshard_timeout_s
+    assert settings.handshake_timeout_s + CUT_S <= settings.reshard_wait_s
 
 
 def test_the_defaults_are_legal() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pdcluster_connector.core.reception import Lost
+from pdcluster_connector.core.reception import Lost, Reception
 from pdcluster_protocol.side_channel import Done, Refusal
 from unit.connector.core.test_reception import (
     FIRST,
@@ -12,6 +12,10 @@ from unit.connector.core.test_reception import (
     NUM_BYTES,
     OTHER,
     PEER,
+    PRINT,
+    SECRET,
+    TIMES,
+    WELCOME,
     T,
     expecting,
     greet,
@@ -31,6 +35,16 @@ def test_an_engine_that_holds_a_layer_differently_is_refused_with_both_values_an
     assert isinstance(reply, Refusal)
     words = ["engine p", "engine d", "layer a", "--block-size 24 on prefill, 16 on decode", "one must divide the other"]
     assert all(word in reply.reason for word in words)
+
+
+def test_a_prefill_engine_whose_tp_splits_a_head_is_refused_with_both_names_and_the_cure() -> None:
+    """Of a draft model, say: its heads are in the fingerprint, its layers need not be in this rank's stage."""
+    made = Reception(WELCOME, msgspec.structs.replace(PRINT, kv_heads=(3, 4)), TIMES, SECRET)
+    reply = hear(made, hello(tp_size=4, fingerprint=made.fingerprint))
+    assert reply == Refusal(
+        "prefill engine p and decode engine d: 3 KV heads cannot be spread over TP 4: choose a --tensor-parallel-size "
+        "that divides the KV heads, of a draft model too, or is a multiple of them"
+    )
 
 
 def test_each_stage_of_a_pipeline_owes_its_own_layers() -> None:

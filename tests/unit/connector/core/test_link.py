@@ -59,7 +59,7 @@ def test_state_is_not_resharded() -> None:
 
 
 def test_a_tp_that_splits_a_head_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="4 KV heads cannot be spread over TP 3"):
+    with pytest.raises(ProtocolError, match=r"layer a: 4 KV heads cannot be spread over TP 3: choose a --tensor"):
         plan_link(rank(PLAIN, tp_size=3), rank(PLAIN))
 
 

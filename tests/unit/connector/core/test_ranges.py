@@ -75,6 +75,15 @@ def test_shares_of_a_prompt_are_its_stripes_whatever_the_steps_were() -> None:
     assert rows(plan_ranges(shape, GroupSlice(240, 288, [1, 2, 3], [4, 5, 6]))) == [(200, 500, 200)]
 
 
+@pytest.mark.parametrize("page", [512, 528])
+def test_pages_larger_than_a_stripe_are_dealt_in_turn(page: int) -> None:
+    grid = Grid(page, 100, page, 100, 100, 0, 0)
+    shapes = [CopyShape(0, grid, grid, page, page, 1, 100, Share(index, 2)) for index in range(2)]
+    blocks = list(range(1, 6))
+    dealt = [[source for source, _, _ in rows(plan_ranges(s, GroupSlice(0, 5 * page, blocks, blocks)))] for s in shapes]
+    assert dealt == [[100, 300, 500], [200, 400]]
+
+
 def test_state_is_one_block_for_a_request() -> None:
     grid = Grid(1, 100, 1, 100, 0, 0, 0)
     shape = CopyShape(0, grid, grid, 1, 1, 1, 90, WHOLE, is_state=True)

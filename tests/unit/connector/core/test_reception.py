@@ -62,6 +62,7 @@ NUM_BYTES = 384
 """3 blocks x 2 layers x 64 bytes."""
 GRANT = Grant(T, FIRST, 9000)
 SESSION = SessionId("s-pboot")
+TIMES = ReceiveTimes(lease_s=9.0, quarantine_s=35.0)
 
 
 def open_(attempt: Attempt = FIRST, transfer: TransferId = T, deadline_ms: int = 50_000) -> Open:
@@ -73,7 +74,7 @@ def hello(tp_rank: int = 0, tp_size: int = 1, fingerprint: KvFingerprint = PRINT
 
 
 def reception(*, is_greeted: bool = True) -> Reception:
-    made = Reception(WELCOME, PRINT, ReceiveTimes(lease_s=9.0, quarantine_s=35.0), SECRET)
+    made = Reception(WELCOME, PRINT, TIMES, SECRET)
     if is_greeted:
         greet(made)
     return made

@@ -66,6 +66,17 @@ def test_two_contributors_own_alternate_stripes_by_absolute_position() -> None:
     assert part.tokens.tolist() == [384, 768, 896]
 
 
+def test_two_contributors_take_turns_with_pages_larger_than_a_stripe() -> None:
+    table = list(range(1, 6))
+    whole = ReshardItem(RequestId("r"), 1, 0, 2560, table, table, 512, 512)
+    dealt = []
+    for rank in range(2):
+        shape = shape_of(Pages(512), 2, 8, 2)
+        cut = plan_rounds(PrefillRank(rank, 2), [shape], [whole], 2 * 512 * 8 * 2)
+        dealt.append([part.tokens.tolist() for turn in cut for part in turn.exchanges[0].parts])
+    assert dealt == [[[0, 1024], [2048]], [[512, 1536]]]
+
+
 def test_a_short_prompt_has_one_owner_and_the_others_only_supply() -> None:
     (turn,) = rounds(1, 2, [item(100)])
     assert turn.travels

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_connector.core.tp_mapping import Push, Sharding, Share, plan_pushes, related_ranks, target_ranks
+from pdcluster_connector.core.tp_mapping import (
+    Push,
+    Sharding,
+    Share,
+    plan_pushes,
+    related_ranks,
+    stripe_tokens,
+    target_ranks,
+)
 
 
 @st.composite
@@ -87,8 +95,11 @@ def test_a_pair_is_related_when_any_layer_of_the_model_says_so() -> None:
     assert related_ranks(2, 2, [8]) == {(0, 0), (1, 1)}
     assert related_ranks(2, 2, []) == {(0, 0), (1, 1)}, "state only"
     assert related_ranks(4, 1, [2, 8]) == {(0, 0), (1, 0), (2, 0), (3, 0)}
+    latent = {(0, 0), (0, 1), (1, 2)}
+    assert related_ranks(2, 3, [1]) == latent
+    assert related_ranks(2, 3, [1, 6]) == latent | {(1, 1)}, "a draft model whose heads meet in the middle"
     with pytest.raises(ValueError, match="8 KV heads cannot be spread over TP 3"):
-        related_ranks(3, 1, [8])
+        related_ranks(3, 1, [3, 8])
 
 
 def test_engines_of_different_models_are_refused() -> None:
@@ -98,7 +109,8 @@ def test_engines_of_different_models_are_refused() -> None:
 
 @pytest.mark.parametrize(("tp_size", "kv_heads"), [(3, 8), (8, 3), (0, 8), (2, 0)])
 def test_a_sharding_that_would_split_a_head_is_refused(tp_size: int, kv_heads: int) -> None:
-    with pytest.raises(ValueError, match="cannot be spread"):
+    words = rf"{kv_heads} KV heads cannot be spread over TP {tp_size}: .*-parallel-size that divides .* a multiple"
+    with pytest.raises(ValueError, match=words):
         Sharding(tp_size, kv_heads)
 
 
@@ -116,3 +128,10 @@ def test_every_stage_of_decode_is_written_to(
     prefill_rank: int, prefill_tp: int, decode_tp: int, decode_stages: int, ranks: list[int]
 ) -> None:
     assert target_ranks(prefill_rank, prefill_tp, decode_tp, decode_stages, [8]) == ranks
+
+
+@pytest.mark.parametrize(
+    ("piece_tokens", "expected"), [(1, 256), (16, 256), (96, 192), (200, 200), (256, 256), (512, 512), (528, 528)]
+)
+def test_a_stripe_is_whole_pieces(piece_tokens: int, expected: int) -> None:
+    assert stripe_tokens(piece_tokens) == expected

@@ -12,13 +12,14 @@ from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.metaserver import Outcome, failed, succeeded
-from pdcluster_protocol.params import DecodeParams, Reservation, SideChannelAddress, to_wire
+from pdcluster_protocol.params import DecodeParams, Reservation, SideChannelAddress, digest_tokens, to_wire
 from pdcluster_protocol.secret import make_secret
 
 SECRET = make_secret("of this cluster!")
 R = RequestId("r")
 TOKENS = list(range(40))
 ADDRESS = SideChannelAddress("h", 7, BootId("b"))
+STATE = KvGroup(1, is_state=True)
 
 
 def decode_params(transfer: TransferId = TransferId("t"), token: str | None = None) -> DecodeParams:  # noqa: B008
@@ -39,10 +40,10 @@ class FakeMetaserver:
 
 
 class Bench:
-    def __init__(self) -> None:
+    def __init__(self, *more_groups: KvGroup) -> None:
         self.metaserver = FakeMetaserver()
         self.outcomes: deque[tuple[RequestId, Outcome]] = deque()
-        engine = DecodeEngine(EngineId("d"), 1, (KvGroup(16),), (ADDRESS,), SECRET)
+        engine = DecodeEngine(EngineId("d"), 1, (KvGroup(16), *more_groups), (ADDRESS,), SECRET)
         self.scheduler = DecodeScheduler(engine, self.metaserver, self.outcomes)
 
     def add(self, request_id: RequestId = R, transfer: str = "t", now: float = 0.0) -> None:
@@ -101,6 +102,26 @@ def test_a_prompt_that_lacks_only_its_last_token_needs_no_push() -> None:
     bench = Bench()
     bench.scheduler.add(R, to_wire(decode_params()), [1] * 33, now=0.0)
     assert bench.scheduler.external_tokens(R, 32) == 0
+
+
+def test_decode_keeps_the_last_token_of_a_prompt_with_state_for_itself() -> None:
+    """It goes on from the state before that token; prefill leaves it out too (``test_connector.py``)."""
+    bench = Bench(STATE)
+    bench.add()
+    assert [bench.scheduler.external_tokens(R, cached) for cached in (0, 16, 38, 39)] == [39, 23, 1, 0]
+    bench.scheduler.reserve(R, ([5, 6, 7, 8], [9]), 23, now=10.0)
+    (expect,) = bench.scheduler.step().expects
+    assert expect.spans == (((16, 39),), ((0, 1),))
+    ((_, _, reservation, _),) = bench.metaserver.posts
+    assert (reservation.num_prompt_tokens, reservation.remote_cached_tokens) == (39, 16)
+    assert reservation.prompt_digest == digest_tokens(TOKENS[:39])
+    assert reservation.remote_block_ids == ((5, 6, 7), (9,))
+
+
+@pytest.mark.parametrize(("more_groups", "num_kept_back"), [((), 0), ((KvGroup(32),), 0), ((STATE,), 1)])
+def test_only_state_keeps_a_token_back(more_groups: tuple[KvGroup, ...], num_kept_back: int) -> None:
+    groups = (KvGroup(16), *more_groups)
+    assert DecodeEngine(EngineId("d"), 1, groups, (ADDRESS,), SECRET).num_kept_back == num_kept_back
 
 
 def test_a_request_asks_once_so_a_preempted_or_failed_one_is_computed_here() -> None:

@@ -115,7 +115,7 @@ def test_only_preempted_requests_with_a_transfer_are_protected() -> None:
         ({"remote_block_ids": ()}, ["0 KV groups, ours is 1"]),
         (
             {"remote_tp_size": 3, "remote_side_channels": (SideChannelAddress("h", 1, BootId("b")),) * 3},
-            ["8 KV heads cannot be spread over TP 3"],
+            ["decode engine d has TP 3, prefill has TP 1", "8 KV heads cannot be spread over TP 3", "that divides"],
         ),
         ({"remote_cached_tokens": 7}, ["7 cached tokens"]),
         ({"remote_page_sizes": (32,)}, ["pages of (32,) tokens for blocks of (16,)"]),

@@ -294,7 +294,8 @@ class _FirstFails(Sessions):
 
 
 def test_a_lane_that_ends_releases_nothing_of_the_lane_that_took_its_place() -> None:
-    with make_pair() as pair:
+    patient = Settings(quarantine_s=0.5, hold_s=0.5, handshake_timeout_s=20.0)  # the second lane must live through it
+    with make_pair(settings=patient) as pair:
         worker = pair.prefill.worker
         worker._parts = dataclasses.replace(worker._parts, sessions=_FirstFails(worker._parts.sessions))
         pair.expect("a", 1)

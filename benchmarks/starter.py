@@ -25,7 +25,7 @@ from pdcluster_cli.engines import (
 )
 from pdcluster_cli.tiny_model import WIDE_KV, ensure_tiny_model
 from pdcluster_cli.waiting import free_port, wait_healthy
-from pdcluster_cli.zygote import EngineSpec, Zygote
+from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
 
 MAX_TOKENS: Final = 8192
 KV_CACHE_BYTES: Final = 640 << 20
@@ -49,6 +49,7 @@ class Starter:
         self._folder = folder
         self._model = ensure_tiny_model(WIDE_KV)
         self._waiting: list[Callable[[float], None]] = []
+        self._peers: list[EngineHandle] = []
         with place.starting():  # the engines are its children, so they live there too
             self._zygote = Zygote(
                 preload_modules(Device.CPU), env=zygote_env(Device.CPU), log_path=folder / "zygote.log"
@@ -73,8 +74,14 @@ class Starter:
 
     def start_peer(self, role: Role, name: str, kv_transfer: Mapping[str, object], env: Mapping[str, str]) -> Server:
         """An engine with another connector starts: vLLM's own ``KVTransferConfig`` and environment of it."""
-        plan = self._start_engine(replace(self._plan(role, name), kv_transfer=kv_transfer, env=env))
+        plan = replace(self._plan(role, name), kv_transfer=kv_transfer, env=env)
+        self._peers.append(self._start(engine_spec(plan), plan.port))
         return Server(self.place.host if role is Role.PREFILL else LOOPBACK, plan.port)
+
+    def take_peers(self) -> tuple[EngineHandle, ...]:
+        """The peers' engines that were started since the last call."""
+        taken, self._peers = tuple(self._peers), []
+        return taken
 
     def start_router(
         self, name: str, prefill_host: str, prefill: EnginePlan, decode: EnginePlan
@@ -123,6 +130,7 @@ class Starter:
         self._start(engine_spec(plan), plan.port)
         return plan
 
-    def _start(self, spec: EngineSpec, port: int) -> None:
+    def _start(self, spec: EngineSpec, port: int) -> EngineHandle:
         handle = self._zygote.start_engine(spec)
         self._waiting.append(lambda deadline: wait_healthy(handle, port, deadline=deadline))
+        return handle

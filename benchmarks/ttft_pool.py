@@ -8,7 +8,8 @@
               +------------------ KV -------------------------->
 
 All engines have one compute thread, so that one core stays free for lanes, kernel and receiver: with every core
-computing nothing could be hidden (``facts/measuring.md``).
+computing nothing could be hidden (``facts/measuring.md``). A peer's engines are stopped (SIGSTOP) while others have
+their turn: NIXL's progress threads take half a core each while there is nothing to do.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -33,8 +35,13 @@ from benchmarks.ttft_figures import OURS, Answer, Burst, Transfer, Way, read_tra
 
 from pdcluster_cli.engines import LOOPBACK, Role, secret_env
 from pdcluster_cli.local.traces import pushes_in, read_traces, requests_in
+from pdcluster_cli.zygote import EngineHandle
 
 TRACE_TIMEOUT_S: Final = 10.0
+_PEERS: Final[dict[Way, Callable[[Starter, Starter], Front]]] = {
+    Way.MOONCAKE: start_mooncake,
+    Way.NIXL: start_nixl,
+}
 _TRACE_POLL_S: Final = 0.02
 
 
@@ -44,6 +51,8 @@ class Pool:
 
     client: Place
     fronts: dict[Way, Front]
+    resting: dict[Way, tuple[EngineHandle, ...]]
+    """Engines that run in their way's turn only."""
     _seeds: Iterator[int]
 
     def prompt(self, num_tokens: int) -> list[int]:
@@ -59,11 +68,19 @@ class Pool:
         front = self.fronts[way]
         begun_at = time.monotonic()
         prompts = [self.prompt(num_tokens) for _ in range(count)]
-        with ThreadPoolExecutor(at_once) as clients:
+        with self._turn_of(way), ThreadPoolExecutor(at_once) as clients:
             answers = tuple(clients.map(lambda prompt: self._ask_inside(front, prompt), prompts))
         if way not in OURS:
             return Burst(answers)
         return Burst(answers, _await_transfers(front.trace_files, begun_at, num_tokens, count))
+
+    @contextmanager
+    def _turn_of(self, way: Way) -> Iterator[None]:
+        _signal(self.resting.get(way, ()), signal.SIGCONT)
+        try:
+            yield
+        finally:
+            _signal(self.resting.get(way, ()), signal.SIGSTOP)
 
     def _ask_inside(self, front: Front, prompt: list[int]) -> Answer:
         with self.client.inside():
@@ -84,19 +101,23 @@ def start_pool(places: Places, folder: Path, ways: Sequence[Way] = tuple(Way)) -
             stack.enter_context(Starter(place, folder / side))
             for place, side in ((places.prefill, "far"), (places.decode, "near"))
         )
-        fronts = _start_fronts(far, near, ways)
-        yield Pool(places.decode, fronts, itertools.count(1))
+        fronts: dict[Way, Front] = {}
+        if Way.SINGLE in ways:
+            fronts[Way.SINGLE] = SingleFront(Server(LOOPBACK, near.start_engine(Role.SINGLE, "single").port))
+        resting = {}
+        for way in (way for way in _PEERS if way in ways):
+            fronts[way] = _PEERS[way](far, near)
+            resting[way] = (*far.take_peers(), *near.take_peers())
+        fronts |= _start_ours(far, near, [way for way in OURS if way in ways])
+        peers = [engine for engines in resting.values() for engine in engines]
+        stack.callback(_signal, peers, signal.SIGCONT)  # a stopped process does not end
+        _signal(peers, signal.SIGSTOP)
+        yield Pool(places.decode, fronts, resting, itertools.count(1))
 
 
-def _start_fronts(far: Starter, near: Starter, ways: Sequence[Way]) -> dict[Way, Front]:
-    fronts: dict[Way, Front] = {}
-    if Way.SINGLE in ways:
-        fronts[Way.SINGLE] = SingleFront(Server(LOOPBACK, near.start_engine(Role.SINGLE, "single").port))
-    if Way.MOONCAKE in ways:
-        fronts[Way.MOONCAKE] = start_mooncake(far, near)
-    if Way.NIXL in ways:
-        fronts[Way.NIXL] = start_nixl(far, near)
-    return fronts | _start_ours(far, near, [way for way in OURS if way in ways])
+def _signal(engines: Iterable[EngineHandle], number: signal.Signals) -> None:
+    for engine in engines:
+        engine.signal_all(number)
 
 
 def _start_ours(far: Starter, near: Starter, ways: Sequence[Way]) -> dict[Way, Front]:

@@ -1,6 +1,6 @@
 # Everything runs in .venv, which the first target that needs it makes. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help install run check test model faults bench lock clean
+.PHONY: help install run check test model faults bench crds lock clean
 BIN := .venv/bin
 PORT ?= 8000
 ARGS ?=
@@ -39,6 +39,9 @@ faults: install  ## random faults on real engines and the real router (N=10000 S
 bench: install  ## what the hook costs, and how fast bytes leave (benchmarks/ttft.py takes longer: run it by hand)
 	$(BIN)/python benchmarks/save_kv_layer.py
 	$(BIN)/python -m benchmarks.push_bandwidth --quick
+
+crds: install  ## write crds/ from the models of the operator's API
+	@$(BIN)/python -m tools.crds
 
 lock: install  ## resolve the dependencies anew
 	$(BIN)/uv pip compile requirements/bootstrap.in --universal --python-version 3.11 --generate-hashes --no-annotate \

@@ -1,0 +1,142 @@
+"""What all models of the API share: how they are spelled, that they never change, and the rules that a server checks.
+
+A ``Rule`` is data. It is written in CEL because the API server is who refuses a bad object, before anybody acts on it;
+nothing here evaluates it. Source of truth: Kubernetes 1.35, "CustomResourceDefinition validation rules".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any, ClassVar, Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic.alias_generators import to_camel
+
+GROUP: Final = "pdcluster.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+
+RULES_KEY: Final = "x-kubernetes-validations"
+OPEN_KEY: Final = "x-kubernetes-preserve-unknown-fields"
+MAX_NAME: Final = 253
+"""The longest name of a Kubernetes object."""
+
+
+class Fault(Enum):
+    """How the API server names a broken rule; the values are Kubernetes' own."""
+
+    INVALID = "FieldValueInvalid"
+    REQUIRED = "FieldValueRequired"
+    FORBIDDEN = "FieldValueForbidden"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """``holds`` is a CEL expression over ``self`` (and ``oldSelf``: then it is asked at updates only).
+
+    ``says``: the message, with who, both values and the cure; each ``%s`` is one of ``values``, CEL expressions that
+    are strings. ``short``: the message where that one cannot be made (Kubernetes allows 5,120 characters). ``path``:
+    the field that is named, relative to the rule's own.
+
+    ``format`` and not ``+``: the API server takes the length of ``string(number)`` for unbounded, and what is joined to
+    it for too costly; a format costs its template.
+    """
+
+    holds: str
+    says: str
+    short: str
+    values: tuple[str, ...] = ()
+    path: str = ""
+    fault: Fault = Fault.INVALID
+
+    @property
+    def message_expression(self) -> str:
+        """The message as a CEL expression."""
+        literal = f"'{self.says}'"
+        return f"{literal}.format([{', '.join(self.values)}])" if self.values else literal
+
+    def document(self) -> dict[str, Any]:
+        """As it stands in a CRD."""
+        found = {"rule": self.holds, "messageExpression": self.message_expression}
+        found |= {"message": self.short, "reason": self.fault.value}
+        return found | ({"fieldPath": self.path} if self.path else {})
+
+
+def checked_by(rules: Sequence[Rule]) -> dict[str, Any]:
+    """For ``json_schema_extra`` of a single field."""
+    return {RULES_KEY: [rule.document() for rule in rules]}
+
+
+def _add_rules(schema: dict[str, Any], model: type[Any]) -> None:
+    """Pydantic's hook: it takes the change of ``schema`` itself."""
+    if model.rules:
+        schema.update(checked_by(model.rules))
+
+
+class ApiModel(BaseModel):
+    """Frozen, camelCase on the wire, and a misspelled field is an error rather than a default."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=to_camel,
+        validate_by_name=True,
+        use_attribute_docstrings=True,
+        json_schema_extra=_add_rules,
+    )
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    @classmethod
+    def from_wire(cls, document: Mapping[str, Any]) -> Self:
+        """What the API server or a file says, in camelCase only.
+
+        Raises:
+            ValidationError: A field is unknown, missing or out of bounds; all of them are named. No rule is asked.
+        """
+        return cls.model_validate(document, by_alias=True, by_name=False)
+
+    def to_wire(self) -> dict[str, Any]:
+        """As JSON for the API server; what is None is absent."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+"""A name of a Kubernetes object."""
+
+_QUANTITY: Final = (
+    r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
+)
+"""As controller-gen writes a ``resource.Quantity``."""
+
+
+def _int_or_string(**bounds: object) -> WithJsonSchema:
+    either = {"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True}
+    return WithJsonSchema(either | bounds)
+
+
+Quantity = Annotated[
+    Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=_QUANTITY, max_length=64)],
+    _int_or_string(pattern=_QUANTITY, maxLength=64),
+]
+"""An amount as Kubernetes writes it: ``8``, ``500m``, ``64Gi``."""
+
+_PERCENT: Final = r"^([0-9]|[1-9][0-9]|100)%$"
+MAX_REPLICAS: Final = 1000
+"""Of one role: far above what one router pool serves, and low enough that a slip of the finger is refused."""
+
+Share = Annotated[
+    Annotated[int, Field(ge=0, le=MAX_REPLICAS)] | Annotated[str, Field(pattern=_PERCENT, max_length=4)],
+    _int_or_string(pattern=_PERCENT, maxLength=4, minimum=0, maximum=MAX_REPLICAS),
+]
+"""A number of instances, or a part of the wanted ones like ``25%``."""
+
+
+def map_by(key: str) -> Any:
+    """For a list whose items are told apart by one field: server-side apply merges it item by item."""
+    return Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]})
+
+
+OpenObject = Annotated[dict[str, Any], WithJsonSchema({"type": "object", OPEN_KEY: True})]
+"""Somebody else's schema, which the API server checks when we apply what we made of it."""

@@ -1,0 +1,344 @@
+"""PDCluster: one model served by prefill and decode engines and the routers in front of them.
+
+Each field says its unit, bounds and default, and why that default. These models are the source of the CRD (``crd.py``):
+what they refuse by type and bounds, and what the rules refuse, the API server refuses.
+
+What cannot change is what cannot be rolled: a name that clients ask for (a request in the middle of a rollout would
+meet an engine without it), the kind of device (old and new engines could not hand over KV), and the pool's secret
+(routers hold one secret, so they could not reach the engines of the other revision).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from pdcluster_operator.api.base import MAX_NAME, MAX_REPLICAS, ApiModel, Fault, Name, OpenObject, Rule, Share
+from pdcluster_operator.api.role import DeviceKind, Resources, Roles
+from pdcluster_operator.api.status import PDClusterStatus
+from pdcluster_protocol.metaserver import Action
+
+_DAY_S: Final = 86400
+
+
+class Volume(ApiModel):
+    """A volume that holds the model."""
+
+    source: OpenObject = Field(min_length=1, max_length=1, json_schema_extra={"minProperties": 1, "maxProperties": 1})
+    """A pod's volume source, one key: persistentVolumeClaim, image, csi, nfs, hostPath and so on. Mounted read-only."""
+    path: str = Field(default="", max_length=1024)
+    """Folder of the model within the volume. Default: the volume's root."""
+
+
+def _name_in(model: str) -> str:
+    """A CEL expression: what clients ask for."""
+    return f"has({model}.servedName) ? {model}.servedName : has({model}.name) ? {model}.name : ''"
+
+
+class Model(ApiModel):
+    """Which model, and under what name clients ask for it."""
+
+    name: str | None = Field(default=None, min_length=1, max_length=256)
+    """Name on the model hub. Default: none; exactly one of name, path and volume is given."""
+    path: str | None = Field(default=None, min_length=1, max_length=1024)
+    """Folder in the engine's container, from the image or from a volume of podOverrides. Default: none."""
+    volume: Volume | None = None
+    """Volume that holds the model. Default: none."""
+    served_name: str | None = Field(default=None, min_length=1, max_length=256)
+    """Name that clients ask for. Default: model.name; with path or volume it must be given. Cannot change, for a
+    request in the middle of a rollout would meet engines that do not know its name."""
+    revision: str | None = Field(default=None, min_length=1, max_length=256)
+    """Branch, tag or commit on the model hub; only with name. Default: the hub's own default."""
+
+    rules = (
+        Rule(
+            holds="[has(self.name), has(self.path), has(self.volume)].filter(given, given).size() == 1",
+            says="model has %s, %s and %s: give exactly one of name, path and volume",
+            values=(
+                "has(self.name) ? 'name ' + self.name : 'no name'",
+                "has(self.path) ? 'path ' + self.path : 'no path'",
+                "has(self.volume) ? 'a volume' : 'no volume'",
+            ),
+            short="give exactly one of model.name, model.path and model.volume",
+        ),
+        Rule(
+            holds="has(self.servedName) || has(self.name)",
+            says="%s has no name that clients could ask for: set model.servedName",
+            values=("has(self.path) ? 'model.path ' + self.path : 'model.volume'",),
+            short="model.servedName is missing: clients need a name to ask for",
+            path=".servedName",
+            fault=Fault.REQUIRED,
+        ),
+        Rule(
+            holds="!has(self.revision) || has(self.name)",
+            says="model.revision %s names a revision on the model hub, and model.name is not set: "
+            "leave revision out, or set name",
+            values=("self.revision",),
+            short="model.revision needs model.name: leave revision out, or set name",
+            path=".revision",
+        ),
+        Rule(
+            holds=f"({_name_in('self')}) == ({_name_in('oldSelf')})",
+            says="the name that clients ask for cannot change from %s to %s: keep model.servedName %s, or make another "
+            "PDCluster and move the clients to it",
+            values=(_name_in("oldSelf"), _name_in("self"), _name_in("oldSelf")),
+            short="the name that clients ask for cannot change: make another PDCluster and move the clients to it",
+            path=".servedName",
+        ),
+    )
+
+    @property
+    def public_name(self) -> str:
+        """What clients ask for."""
+        return self.served_name or self.name or ""
+
+
+class TransferProtocol(Enum):
+    """What carries the KV (Mooncake's own words)."""
+
+    TCP = "tcp"
+    RDMA = "rdma"
+    ASCEND = "ascend"
+
+
+class Transfer(ApiModel):
+    """How KV gets from prefill to decode. A change rolls both roles."""
+
+    protocol: TransferProtocol | None = None
+    """tcp, rdma or ascend. Default: ascend on ascend devices, else tcp, which works everywhere."""
+    port: int = Field(default=20100, ge=1024, le=31000)
+    """First port of decode's side channels: rank r listens on port + r, in [1024, 31000]. Default 20100: below the
+    ports that Linux gives to outgoing connections (from 32768), whatever the rank, and none of vLLM's own."""
+    deadline_seconds: int = Field(default=300, ge=1, le=_DAY_S)
+    """Seconds that one attempt at a prompt's prefill and hand-over may take, in [1, 86400]; then another prefill engine
+    is asked. Default 300: a long prompt on a busy engine; half of a request's 600, so that a second one has time."""
+    quarantine_seconds: int = Field(default=3, ge=1, le=600)
+    """Seconds that a revoked prefill rank has to say that it stopped, before decode closes its session and uses the
+    blocks again, in [1, 600]. Default 3: a live one answers in milliseconds."""
+    on_failure: Action = Action.RECOMPUTE
+    """recompute: decode computes the prompt itself when no prefill attempt is left; fail: the client gets an error at
+    once. Default recompute: a slow answer is better than none."""
+
+
+class Policy(Enum):
+    """How a router chooses an engine."""
+
+    LEAST_TOKENS = "LeastTokens"
+
+
+class ServiceType(Enum):
+    """How the routers' Service is reached (Kubernetes' own words)."""
+
+    CLUSTER_IP = "ClusterIP"
+    NODE_PORT = "NodePort"
+    LOAD_BALANCER = "LoadBalancer"
+
+
+class RouterService(ApiModel):
+    """The Service that clients reach."""
+
+    type: ServiceType = ServiceType.CLUSTER_IP
+    """ClusterIP, NodePort or LoadBalancer. Default ClusterIP: nothing is open to the outside unless asked for."""
+    port: int = Field(default=80, ge=1, le=65535)
+    """Port, in [1, 65535]. Default 80: the URL needs none."""
+    annotations: dict[str, Annotated[str, Field(max_length=4096)]] = Field(default={}, max_length=32)
+    """Annotations of the Service, at most 32, for load balancers. Default: none."""
+
+
+class Router(ApiModel):
+    """The routers in front of the engines."""
+
+    replicas: int = Field(default=2, ge=1, le=64)
+    """Routers, in [1, 64]. Default 2: one may go at any time."""
+    resources: Resources = Resources()
+    """Resources of a router's container."""
+    service: RouterService = RouterService()
+    """The Service that clients reach."""
+    policy: Policy = Policy.LEAST_TOKENS
+    """How an engine is chosen. Default LeastTokens: the one with the least prompt tokens under way."""
+    pod_overrides: OpenObject | None = None
+    """Part of a pod template, merged over the operator's; the container is called router. Default: none."""
+
+
+class Rollout(ApiModel):
+    """How engines are replaced. Both roles move in proportion, and pairs exist only within one revision."""
+
+    max_surge: Share = 1
+    """Instances of a role above the wanted number, or a part like 25% (rounded up). Default 1: capacity does not fall
+    while engines are replaced. Without spare devices give 0, and maxUnavailable 1."""
+    max_unavailable: Share = 0
+    """Instances of a role that may be missing, or a part like 25% (rounded down). Default 0: see maxSurge."""
+    progress_deadline_seconds: int = Field(default=1800, ge=10, le=_DAY_S)
+    """Seconds without progress after which the rollout stops and says so, in [10, 86400]. Default 1800: large weights
+    take minutes to load, and kernels to compile."""
+    paused: bool = False
+    """Nothing moves while this is true; what runs goes on serving. Default false."""
+
+    rules = (
+        Rule(
+            holds="!(string(self.maxSurge) in ['0', '0%'] && string(self.maxUnavailable) in ['0', '0%'])",
+            says="maxSurge is %s and maxUnavailable is %s: nothing could ever move, so give one of them 1 or more",
+            values=("string(self.maxSurge)", "string(self.maxUnavailable)"),
+            short="maxSurge and maxUnavailable are both 0: nothing could ever move, so give one of them 1 or more",
+        ),
+    )
+
+
+class ScalingMode(Enum):
+    """Whose numbers of replicas count."""
+
+    FIXED = "Fixed"
+    EXTERNAL = "External"
+
+
+class Ratio(ApiModel):
+    """Bounds of prefill replicas divided by decode replicas."""
+
+    min: float = Field(gt=0, le=MAX_REPLICAS)
+    """Least prefill replicas for each decode replica, above 0. No default: it depends on prompts and answers."""
+    max: float = Field(gt=0, le=MAX_REPLICAS)
+    """Most prefill replicas for each decode replica, up to 1000."""
+
+    rules = (
+        Rule(
+            holds="self.min <= self.max",
+            says="scaling.ratio.min %s is above max %s: exchange them",
+            values=("string(self.min)", "string(self.max)"),
+            short="scaling.ratio.min is above max: exchange them",
+        ),
+    )
+
+
+class Scaling(ApiModel):
+    """Who decides how many replicas there are."""
+
+    mode: ScalingMode = ScalingMode.FIXED
+    """Fixed: roles.*.replicas. External: the PDRoleScalers, which HPA and KEDA can move. Default Fixed."""
+    ratio: Ratio | None = None
+    """Bounds of prefill to decode replicas. External numbers outside are repaired: the role that lacks is raised.
+    Default: none."""
+
+
+class Drain(ApiModel):
+    """How an engine goes."""
+
+    timeout_seconds: int = Field(default=600, ge=0, le=_DAY_S)
+    """Seconds that an engine which is to go may still work on what it has, in [0, 86400]. Default 600: what a request
+    may take by default, so none is cut."""
+
+
+class SecretRef(ApiModel):
+    """A key of a Secret in the same namespace."""
+
+    name: Name
+    """Name of the Secret."""
+    key: str = Field(default="secret", min_length=1, max_length=MAX_NAME, pattern=r"^[-._a-zA-Z0-9]+$")
+    """Key in it, with 32 bytes of text or more. Default secret: the key of those that the operator makes."""
+
+
+def _secret_in(auth: str, otherwise: str) -> str:
+    """A CEL expression: ``name/key``, or what stands for the operator's own."""
+    secret = f"{auth}.secretRef"
+    return f"has({secret}) ? {secret}.name + '/' + {secret}.key : '{otherwise}'"
+
+
+class Auth(ApiModel):
+    """How router and engines of this pool know each other."""
+
+    secret_ref: SecretRef | None = None
+    """Your own secret. Default: the operator makes one. Cannot change, for routers hold one secret, and in a rollout
+    could not reach the engines that have the other."""
+
+    rules = (
+        Rule(
+            holds="has(self.secretRef) == has(oldSelf.secretRef) && (!has(self.secretRef) || "
+            "(self.secretRef.name == oldSelf.secretRef.name && self.secretRef.key == oldSelf.secretRef.key))",
+            says="auth.secretRef cannot change from %s to %s: make another PDCluster and move the clients to it",
+            values=(_secret_in("oldSelf", "the made one"), _secret_in("self", "a made one")),
+            short="auth.secretRef cannot change: make another PDCluster and move the clients to it",
+            path=".secretRef",
+        ),
+    )
+
+
+_BELOW: Final = "double(self.roles.prefill.replicas) < self.scaling.ratio.min * double(self.roles.decode.replicas)"
+_ABOVE: Final = "double(self.roles.prefill.replicas) > self.scaling.ratio.max * double(self.roles.decode.replicas)"
+
+
+class PDClusterSpec(ApiModel):
+    """What a user wants."""
+
+    model: Model
+    """Which model, and under what name."""
+    image: str = Field(min_length=1, max_length=512)
+    """Image of the engines: vLLM for the device, and the connector. No default: it goes with the device."""
+    roles: Roles
+    """Prefill and decode engines."""
+    transfer: Transfer = Transfer()
+    """How KV gets from prefill to decode."""
+    router: Router = Router()
+    """The routers in front of the engines."""
+    rollout: Rollout = Rollout()
+    """How engines are replaced."""
+    scaling: Scaling = Scaling()
+    """Who decides how many replicas there are."""
+    drain: Drain = Drain()
+    """How an engine goes."""
+    auth: Auth = Auth()
+    """How router and engines know each other."""
+
+    rules = (
+        Rule(
+            holds="!has(self.transfer.protocol) || self.transfer.protocol != 'ascend' || "
+            "self.roles.prefill.device.kind == 'ascend'",
+            says="transfer.protocol is ascend and device.kind is %s: use tcp or rdma, or leave protocol out",
+            values=("self.roles.prefill.device.kind",),
+            short="transfer.protocol ascend needs device.kind ascend: leave protocol out",
+            path=".transfer.protocol",
+        ),
+        Rule(
+            holds=f"!has(self.scaling.ratio) || self.scaling.mode != 'Fixed' || !({_BELOW} || {_ABOVE})",
+            says="prefill %s to decode %s replicas is outside scaling.ratio %s to %s: change the replicas or the ratio",
+            values=(
+                "string(self.roles.prefill.replicas)",
+                "string(self.roles.decode.replicas)",
+                "string(self.scaling.ratio.min)",
+                "string(self.scaling.ratio.max)",
+            ),
+            short="the replicas are outside scaling.ratio: change the replicas or the ratio",
+            path=".scaling.ratio",
+        ),
+    )
+
+    @property
+    def transfer_protocol(self) -> TransferProtocol:
+        """What was asked for, else what fits the device."""
+        if self.transfer.protocol is not None:
+            return self.transfer.protocol
+        is_ascend = self.roles.prefill.device.kind is DeviceKind.ASCEND
+        return TransferProtocol.ASCEND if is_ascend else TransferProtocol.TCP
+
+
+class PDCluster(ApiModel):
+    """Prefill and decode engines that serve one model, and the routers in front of them."""
+
+    api_version: Literal["pdcluster.dev/v1alpha1"]
+    kind: Literal["PDCluster"]
+    metadata: dict[str, Any]
+    """Name and namespace. The name is a DNS label of at most 63 characters, for Services are named after it."""
+    spec: PDClusterSpec
+    """What a user wants."""
+    status: PDClusterStatus | None = None
+    """What the operator found. Only the operator writes it."""
+
+    rules = (
+        Rule(
+            holds="self.metadata.name.size() <= 63 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+            says="metadata.name is %s, %s characters: Services are named after it, "
+            "so use at most 63 of a-z, 0-9 and -, a letter first and no - at the end",
+            values=("self.metadata.name", "string(self.metadata.name.size())"),
+            short="metadata.name: use at most 63 of a-z, 0-9 and -, a letter first and no - at the end",
+        ),
+    )

@@ -1,0 +1,79 @@
+"""What the API server takes, as new objects and as updates."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from operator_cases.objects import CUDA, Accepted, D, P, both
+
+ACCEPTED: Final = (
+    Accepted("the smallest object"),
+    Accepted("all kinds of device", {**both("device", {"kind": "ascend", "resourceName": "huawei.com/Ascend910B"})}),
+    Accepted("roles of different TP", {**CUDA, f"{P}.parallelism.tensor": 8, f"{D}.parallelism.tensor": 4}),
+    Accepted(
+        "devices that match parallelism over nodes",
+        {
+            **both("device", {"kind": "cuda", "count": 8}),
+            **both("parallelism", {"tensor": 8, "pipeline": 2}),
+            **both("nodesPerInstance", 2),
+        },
+    ),
+    Accepted(
+        "data parallel instances",
+        {**both("device", {"kind": "cuda", "count": 4}), **both("parallelism", {"tensor": 2, "data": 2})},
+    ),
+    Accepted("cpu ranks without devices", both("parallelism", {"tensor": 2})),
+    Accepted("a stopped pool", both("replicas", 0)),
+    Accepted("a model in a folder", {"spec.model": {"path": "/models/tiny", "servedName": "tiny"}}),
+    Accepted(
+        "a model in a volume",
+        {"spec.model": {"volume": {"source": {"persistentVolumeClaim": {"claimName": "m"}}}, "servedName": "tiny"}},
+    ),
+    Accepted("a model's revision", {"spec.model.revision": "v1.0"}),
+    Accepted(
+        "engine arguments", both("engineArgs", {"block-size": "32", "enforce-eager": "true", "dtype": "bfloat16"})
+    ),
+    Accepted("arguments of one role only", {f"{P}.engineArgs": {"max-num-batched-tokens": "8192"}}),
+    Accepted(
+        "environment of both kinds",
+        both(
+            "env",
+            [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+        ),
+    ),
+    Accepted("resources", both("resources", {"requests": {"cpu": 2, "memory": "8Gi"}, "limits": {"cpu": "2500m"}})),
+    Accepted(
+        "anything of a pod", both("podOverrides", {"spec": {"tolerations": [{"key": "npu", "operator": "Exists"}]}})
+    ),
+    Accepted("no surge", {"spec.rollout": {"maxSurge": 0, "maxUnavailable": 1}}),
+    Accepted("a surge in percent", {"spec.rollout": {"maxSurge": "25%", "maxUnavailable": "0%"}}),
+    Accepted("replicas within the ratio", {"spec.scaling.ratio": {"min": 0.5, "max": 2}, f"{D}.replicas": 2}),
+    Accepted(
+        "replicas outside a ratio that others keep",
+        {"spec.scaling": {"mode": "External", "ratio": {"min": 2, "max": 4}}},
+    ),
+    Accepted("a stopped pool with a ratio", {**both("replicas", 0), "spec.scaling.ratio": {"min": 0.5, "max": 2}}),
+    Accepted("ascend's own protocol", {**both("device.kind", "ascend"), "spec.transfer.protocol": "ascend"}),
+    Accepted("rdma", {**CUDA, "spec.transfer.protocol": "rdma"}),
+    Accepted("a secret of one's own", {"spec.auth.secretRef": {"name": "mine"}}),
+    Accepted("a name of 63 characters", {"metadata.name": "a" * 63}),
+    Accepted(
+        "a router for the outside", {"spec.router": {"replicas": 3, "service": {"type": "LoadBalancer", "port": 443}}}
+    ),
+    Accepted("more replicas", {f"{P}.replicas": 3}, before={}),
+    Accepted("another image", {"spec.image": "engine:2"}, before={}),
+    Accepted("other blocks", both("engineArgs", {"block-size": "64"}), before=both("engineArgs", {"block-size": "32"})),
+    Accepted("another TP", both("parallelism.tensor", 2), before={}),
+    Accepted(
+        "other weights under the same name",
+        {"spec.model": {"path": "/models/2", "servedName": "tiny"}},
+        before={"spec.model": {"name": "tiny"}},
+    ),
+    Accepted("the same secret", {"spec.auth.secretRef": {"name": "a"}}, before={"spec.auth.secretRef": {"name": "a"}}),
+)
+
+SCALER_ACCEPTED: Final = (
+    Accepted("the smallest scaler"),
+    Accepted("no replicas", {"spec.replicas": 0}),
+    Accepted("more of them", {"spec.replicas": 5}, before={}),
+)

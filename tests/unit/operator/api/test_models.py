@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from operator_cases.accepted import ACCEPTED, SCALER_ACCEPTED
+from operator_cases.objects import Accepted, By, Refused, pdcluster, scaler
+from operator_cases.refused import REFUSED, SCALER_REFUSED
+from pdcluster_operator.api.base import ApiModel
+from pdcluster_operator.api.cluster import Model, PDCluster, TransferProtocol
+from pdcluster_operator.api.role import Role
+from pdcluster_operator.api.scaler import PDRoleScaler
+from pdcluster_operator.api.status import Condition, ConditionStatus, PDClusterStatus, RoleStatus, summary_of
+
+SCHEMA_REFUSED = [case for case in REFUSED if case.by is By.SCHEMA]
+RULE_REFUSED = [case for case in REFUSED if case.by is By.RULE]
+
+
+def named(case: Accepted | Refused) -> str:
+    return case.name
+
+
+def models() -> list[type[ApiModel]]:
+    """Every model of the API."""
+    found: list[type[ApiModel]] = []
+    waiting = [ApiModel]
+    while waiting:
+        children = waiting.pop().__subclasses__()
+        found += children
+        waiting += children
+    assert len(found) > 20
+    return found
+
+
+def is_users(model: type[BaseModel]) -> bool:
+    """A part of what users write: neither a status nor a whole object."""
+    is_status = model.__module__ == PDClusterStatus.__module__ or model.__name__.endswith("Status")
+    return not is_status and model not in (PDCluster, PDRoleScaler)
+
+
+@pytest.mark.parametrize("case", ACCEPTED, ids=named)
+def test_what_the_server_takes_is_a_model_that_is_written_as_it_was_read(case: Accepted) -> None:
+    written = pdcluster(case.changes)
+    read = PDCluster.from_wire(written)
+    assert read.model_dump(mode="json", by_alias=True, exclude_unset=True) == written
+
+
+@pytest.mark.parametrize("case", SCHEMA_REFUSED, ids=named)
+def test_what_the_schema_refuses_is_no_model(case: Refused) -> None:
+    with pytest.raises(ValidationError):
+        PDCluster.from_wire(pdcluster(case.changes))
+
+
+@pytest.mark.parametrize("case", RULE_REFUSED, ids=named)
+def test_what_only_a_rule_refuses_is_a_model_all_the_same(case: Refused) -> None:
+    PDCluster.from_wire(pdcluster(case.changes))
+
+
+def test_scalers_are_taken_and_refused_alike() -> None:
+    for accepted in SCALER_ACCEPTED:
+        PDRoleScaler.from_wire(scaler(accepted.changes))
+    for refused in SCALER_REFUSED:
+        if refused.by is By.RULE:
+            PDRoleScaler.from_wire(scaler(refused.changes))
+            continue
+        with pytest.raises(ValidationError):
+            PDRoleScaler.from_wire(scaler(refused.changes))
+
+
+@pytest.mark.parametrize("model", models(), ids=lambda model: model.__name__)
+def test_every_field_says_what_it_means(model: type[BaseModel]) -> None:
+    own = {"api_version", "kind"}
+    fields = {name: field for name, field in model.model_fields.items() if name not in own}
+    assert [name for name, field in fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize("model", [*filter(is_users, models())], ids=lambda model: model.__name__)
+def test_a_field_that_a_user_may_leave_out_says_what_happens_then(model: type[BaseModel]) -> None:
+    optional = {name: field for name, field in model.model_fields.items() if not field.is_required()}
+    groups = {name for name, field in optional.items() if isinstance(field.default, BaseModel)}
+    silent = {name for name, field in optional.items() if "Default" not in f"{field.description}"}
+    assert silent - groups == set()
+
+
+def test_an_unknown_field_is_refused_at_every_depth() -> None:
+    for path in (
+        "spec.model.nam",
+        "spec.roles.prefill.parallelism.tensr",
+        "spec.router.service.prt",
+        "spec.drain.time",
+    ):
+        with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+            PDCluster.from_wire(pdcluster({path: 1}))
+
+
+def test_pythons_spelling_is_not_the_wires() -> None:
+    with pytest.raises(ValidationError, match=r"served_name\n.*Extra inputs are not permitted"):
+        PDCluster.from_wire(pdcluster({"spec.model": {"name": "tiny", "served_name": "t"}}))
+    assert Model(name="tiny", served_name="t").to_wire() == {"name": "tiny", "servedName": "t"}
+
+
+def test_a_model_never_changes() -> None:
+    found = PDCluster.from_wire(pdcluster({}))
+    with pytest.raises(ValidationError, match="frozen"):
+        found.spec.image = "other"
+
+
+def role(**fields: object) -> Role:
+    return Role.model_validate({"device": {"kind": "cuda"}} | fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "devices"),
+    [
+        (role(parallelism={"tensor": 8}), 8),
+        (role(parallelism={"tensor": 8, "pipeline": 2, "data": 2}, nodesPerInstance=4), 8),
+        (role(parallelism={"tensor": 8}, device={"kind": "cuda", "count": 8}), 8),
+        (role(parallelism={"tensor": 2}, device={"kind": "cpu"}), 0),
+    ],
+)
+def test_a_pod_asks_for_its_part_of_the_ranks(given: Role, devices: int) -> None:
+    assert given.devices_per_pod == devices
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "used"),
+    [
+        ("cpu", None, TransferProtocol.TCP),
+        ("cuda", None, TransferProtocol.TCP),
+        ("cuda", "rdma", TransferProtocol.RDMA),
+        ("ascend", None, TransferProtocol.ASCEND),
+        ("ascend", "tcp", TransferProtocol.TCP),
+    ],
+)
+def test_the_protocol_follows_the_device_unless_asked_otherwise(
+    kind: str, asked: str | None, used: TransferProtocol
+) -> None:
+    changes: dict[str, object] = {f"spec.roles.{role}.device.kind": kind for role in ("prefill", "decode")}
+    if asked:
+        changes["spec.transfer.protocol"] = asked
+    assert PDCluster.from_wire(pdcluster(changes)).spec.transfer_protocol is used
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ({"name": "hub/tiny"}, "hub/tiny"),
+        ({"name": "hub/tiny", "servedName": "tiny"}, "tiny"),
+        ({"path": "/models/1", "servedName": "tiny"}, "tiny"),
+    ],
+)
+def test_clients_ask_for_the_served_name_or_else_the_models(model: dict[str, str], name: str) -> None:
+    assert PDCluster.from_wire(pdcluster({"spec.model": model})).spec.model.public_name == name
+
+
+def test_a_status_is_written_as_kubernetes_writes_it() -> None:
+    when = "2026-01-02T03:04:05Z"
+    condition = {"type": "Ready", "status": "True", "reason": "Verified", "message": "", "lastTransitionTime": when}
+    status = PDClusterStatus.from_wire({"conditions": [condition], "observedGeneration": 3})
+    assert status.to_wire()["conditions"] == [{**condition, "observedGeneration": 0}]
+    assert "url" not in status.to_wire()
+    assert status.conditions[0].status is ConditionStatus.TRUE
+    assert status.roles.decode == RoleStatus()
+
+
+def test_a_reason_is_one_word() -> None:
+    with pytest.raises(ValidationError, match="reason"):
+        Condition.model_validate(
+            {"type": "Ready", "status": "True", "reason": "not yet", "message": "", "lastTransitionTime": 0}
+        )
+
+
+def test_a_role_is_summed_up_in_one_word() -> None:
+    assert summary_of(ready=2, wanted=3, tensor=4) == "2/3x4"

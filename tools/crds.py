@@ -1,0 +1,42 @@
+"""Writes ``crds/*.yaml`` from the models of the operator's API: ``make crds``. A test holds that they are fresh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from pdcluster_operator.api.crd import KINDS, Kind, crd
+
+FOLDER: Final = Path(__file__).resolve().parents[1] / "crds"
+HEADER: Final = "# Made from operator/pdcluster_operator/api by `make crds`.\n"
+
+
+class Plain(yaml.SafeDumper):
+    """Writes what occurs twice twice: anchors are for programs, and kubectl's users read this."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        del data
+        return True
+
+
+def file_of(kind: Kind) -> Path:
+    """Named as other projects name theirs: group and plural."""
+    document = crd(kind)
+    return FOLDER / f"{document['spec']['group']}_{kind.plural}.yaml"
+
+
+def text_of(kind: Kind) -> str:
+    """The CRD as YAML, fields in the order of the models."""
+    return HEADER + yaml.dump(crd(kind), Dumper=Plain, sort_keys=False, width=120, allow_unicode=True)
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for kind in KINDS:
+        file_of(kind).write_text(text_of(kind))
+
+
+if __name__ == "__main__":
+    main()

@@ -37,6 +37,7 @@ from vllm.v1.kv_cache_interface import (
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
 from pdcluster_connector.settings import PushTiming, parse_settings
+from pdcluster_connector.weights import digest_weights
 from pdcluster_connector.worker.regrouping import open_reshard_group, region_bytes
 from pdcluster_connector.worker.resharding import TokenMemory
 from pdcluster_protocol.errors import ConfigError
@@ -48,10 +49,6 @@ from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 LayerKv: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 
 CONNECTOR_VERSION: Final = "0.1.0"
-_WEIGHT_SUFFIXES: Final = frozenset((".safetensors", ".bin", ".pt", ".gguf"))
-_SAMPLES: Final = 64
-_SAMPLE_BYTES: Final = 4096
-"""Per weight file: 256 KiB read at engine start."""
 
 _PUSHED: Final = frozenset(
     {
@@ -291,7 +288,21 @@ def read_regions(
         kind = RegionKind.LATENT if is_latent else per_head
         heads = 1 if is_latent else _total_heads(name, spec.num_kv_heads, facts, config)
         is_linear = is_latent or _is_linear(config, name)
-        yield RegionLayout(*place, kind, heads, spec.block_size // pages, pages, is_linear)
+        step = _window_step(spec, facts, config)
+        yield RegionLayout(*place, kind, heads, spec.block_size // pages, pages, is_linear, step)
+
+
+def _window_step(spec: KVCacheSpec, facts: EngineFacts, config: VllmConfig) -> int:
+    """``RegionLayout.window_step``. vLLM 0.32 ``single_type_kv_cache_manager.py`` says where a window begins.
+
+    A prefill engine that pushes layer by layer, and computes every prompt from its first token on, pushes each token
+    before its block is recycled.
+    """
+    if facts.settings.push is PushTiming.LAYERWISE and not config.cache_config.enable_prefix_caching:
+        return 0
+    if isinstance(spec, ChunkedLocalAttentionSpec):
+        return int(spec.attention_chunk_size)
+    return int(isinstance(spec, SlidingWindowSpec))
 
 
 def is_by_token(tensor: torch.Tensor) -> bool:
@@ -364,25 +375,8 @@ def _model_digest(model_config: Any) -> str:
     for volatile in ("_name_or_path", "transformers_version"):
         facts.pop(volatile, None)
     facts["quantization"] = model_config.quantization
-    facts["weights"] = _weights_digest(Path(model_config.model)) or [model_config.model, str(model_config.revision)]
+    facts["weights"] = digest_weights(Path(model_config.model)) or [model_config.model, str(model_config.revision)]
     return hashlib.blake2b(json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
-
-
-def _weights_digest(folder: Path) -> str:
-    """Digest of sizes and samples of the weight files; empty when ``folder`` is not a folder (a hub's name).
-
-    A fine-tuned model has the configuration, tensor names and sizes of its base: only bytes tell them apart.
-    """
-    digest = hashlib.blake2b(digest_size=12)
-    files = sorted(path for path in folder.glob("*") if path.suffix in _WEIGHT_SUFFIXES)
-    for path in files:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            digest.update(size.to_bytes(8, "little"))
-            for part in range(_SAMPLES):
-                file.seek(size * part // _SAMPLES)
-                digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest() if files else ""
 
 
 def _attention_backends(config: VllmConfig, layer_names: Iterable[str]) -> str:

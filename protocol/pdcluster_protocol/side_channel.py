@@ -71,6 +71,9 @@ class RegionLayout(msgspec.Struct, frozen=True, array_like=True):
     is_linear: bool = True
     """Whether token t of a row is its t-th cell, so that a page may be cut. Not so in vLLM's CPU kernels: they keep K
     transposed over the whole page."""
+    window_step: int = 0
+    """Prefill may lack what lies before a window, and a window begins at multiples of so many tokens: 1 for a sliding
+    window. 0: it pushes the whole prompt."""
 
     @property
     def block_tokens(self) -> int:

@@ -10,9 +10,10 @@ from fractions import Fraction
 from typing import Final
 
 from pdcluster_connector.core.link import Link
+from pdcluster_connector.core.peers import Incoming
 from pdcluster_connector.core.ranges import Spans
 from pdcluster_connector.core.receiving import Debt
-from pdcluster_connector.core.reception import Incoming, Reception
+from pdcluster_connector.core.reception import Reception
 from pdcluster_connector.core.sending import Push
 from pdcluster_connector.core.source_hold import SourceHolds
 from pdcluster_connector.core.tp_mapping import Sharding, plan_pushes

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from hypothesis import strategies as st
 
+from pdcluster_connector.core.ranges import NULL_BLOCK
 from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_connector.core.watermark import GroupPair, KvGroup, Prompt
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
+from property.windows import Window, windows
 
 CELL: Final = 2
 """Bytes of one token of one head."""
 NUM_BLOCKS: Final = 480
+
+_Table: TypeAlias = tuple[tuple[int, ...], ...]
+"""The blocks of one prompt in each group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,8 @@ class Engine:
     block_tokens: tuple[int, ...]
     page_tokens: tuple[int, ...]
     padding: int
+    window_step: tuple[int, ...]
+    """Of each group, as ``RegionLayout`` has it."""
 
     def ranks(self, layers: tuple[Layer, ...]) -> list[RankLayout]:
         """All ranks, stage by stage; each region of a rank begins where the one before it ends."""
@@ -64,7 +72,8 @@ class Engine:
         size = tokens * CELL * len(Sharding(self.tp_size, heads).heads_of(rank))
         stride = size + self.padding
         place = layer.name, layer.group, base, NUM_BLOCKS, stride, size
-        return RegionLayout(*place, layer.kind, heads, tokens, block // tokens)
+        step = self.window_step[layer.group]
+        return RegionLayout(*place, layer.kind, heads, tokens, block // tokens, window_step=step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +108,7 @@ def scenes(draw: st.DrawFn) -> Scene:
     num_groups = 1 + max(layer.group for layer in layers)
     state_groups = {layer.group for layer in layers if layer.heads == -1}
     sizes = [draw(_block_sizes()) for _ in range(num_groups)]
+    seen = [None if g in state_groups else draw(windows(*(s[0] for s in size))) for g, size in enumerate(sizes)]
     engines = [
         Engine(
             tp,
@@ -106,6 +116,7 @@ def scenes(draw: st.DrawFn) -> Scene:
             tuple(size[side][0] for size in sizes),
             tuple(size[side][1] for size in sizes),
             draw(st.integers(0, 5)),
+            tuple(window.step if window else 0 for window in seen),
         )
         for side, tp in enumerate((prefill_tp, decode_tp))
     ]
@@ -120,7 +131,8 @@ def scenes(draw: st.DrawFn) -> Scene:
     prompt = Prompt(num_tokens, cached, pairs)
     chunks = (*sorted(draw(st.lists(st.integers(1, num_tokens), max_size=3))), num_tokens)
     tables = [draw(_tables(group, num_tokens)) for group in kv_groups]
-    return Scene(layers, engines[0], engines[1], pairs, prompt, tables[0], draw(_windowed(tables[1], pairs)), chunks)
+    kept = draw(_kept(tables[0], pairs, seen, num_tokens)), draw(_wanted(tables[1], pairs, seen, num_tokens))
+    return Scene(layers, engines[0], engines[1], pairs, prompt, *kept, chunks)
 
 
 @st.composite
@@ -142,7 +154,7 @@ def _block_sizes(draw: st.DrawFn) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 @st.composite
-def _tables(draw: st.DrawFn, groups: list[KvGroup], num_tokens: int) -> tuple[tuple[int, ...], ...]:
+def _tables(draw: st.DrawFn, groups: list[KvGroup], num_tokens: int) -> _Table:
     """Blocks of each group, none twice: groups share memory."""
     wanted = [1 if group.is_state else -(-num_tokens // group.block_tokens) for group in groups]
     order = draw(st.randoms(use_true_random=False)).sample(range(1, 1 + sum(wanted) + 5), sum(wanted))
@@ -152,12 +164,27 @@ def _tables(draw: st.DrawFn, groups: list[KvGroup], num_tokens: int) -> tuple[tu
 
 
 @st.composite
-def _windowed(
-    draw: st.DrawFn, table: tuple[tuple[int, ...], ...], groups: tuple[GroupPair, ...]
-) -> tuple[tuple[int, ...], ...]:
-    """Leading blocks of a group may be null: they are outside its window."""
-    windows = []
-    for blocks, pair in zip(table, groups, strict=True):
+def _kept(
+    draw: st.DrawFn, table: _Table, groups: tuple[GroupPair, ...], seen: Sequence[Window | None], num_tokens: int
+) -> _Table:
+    """Prefill's blocks at its last step: what lay before its window was recycled, or never taken out of its cache."""
+    computed = draw(st.integers(0, num_tokens - 1))
+    return tuple(
+        window.kept(computed, blocks, pair.prefill.block_tokens) if window else blocks
+        for blocks, pair, window in zip(table, groups, seen, strict=True)
+    )
+
+
+@st.composite
+def _wanted(
+    draw: st.DrawFn, table: _Table, groups: tuple[GroupPair, ...], seen: Sequence[Window | None], num_tokens: int
+) -> _Table:
+    """Decode's blocks: those before its window are null; any leading ones, where prefill has the whole prompt."""
+    tables = []
+    for blocks, pair, window in zip(table, groups, seen, strict=True):
+        if window:
+            tables.append(window.kept(num_tokens, blocks, pair.decode.block_tokens))
+            continue
         out = 0 if pair.decode.is_state else draw(st.integers(0, len(blocks) - 1))
-        windows.append((0,) * out + blocks[out:] if draw(st.booleans()) else blocks)
-    return tuple(windows)
+        tables.append((NULL_BLOCK,) * out + blocks[out:] if draw(st.booleans()) else blocks)
+    return tuple(tables)

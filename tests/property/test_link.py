@@ -6,16 +6,20 @@ from fractions import Fraction
 from itertools import pairwise, product
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pdcluster_connector.core.link import Link, full_coverage, plan_link
-from pdcluster_connector.core.ranges import GroupSlice, plan_ranges
+from pdcluster_connector.core.ranges import NULL_BLOCK, GroupSlice, plan_ranges
 from pdcluster_connector.core.tp_mapping import Sharding, related_ranks
 from pdcluster_connector.core.watermark import KvGroup, slice_of, wanted_spans
+from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 from property.engines import CELL, Scene, scenes
+from property.windows import Window
 
 Bytes: TypeAlias = npt.NDArray[np.int64]
 EMPTY = -1
@@ -48,9 +52,19 @@ def filled(rank: RankLayout, scene: Scene) -> Bytes:
     """A prefill rank's memory once the prompt is computed."""
     memory = np.full(size_of(rank), EMPTY, np.int64)
     for region in rank.regions:
-        spots, values = cells(region, rank, scene.prefill_table[region.group], np.arange(scene.prompt.num_tokens))
+        table = scene.prefill_table[region.group]
+        spots, values = cells(region, rank, table, held(region, table, scene.prompt.num_tokens))
         memory[spots] = values
     return memory
+
+
+def held(region: RegionLayout, table: tuple[int, ...], num_tokens: int) -> Bytes:
+    """Positions that are not in a null block. Of state: any."""
+    tokens = np.arange(num_tokens)
+    if region.kind is RegionKind.STATE:
+        return tokens
+    kept: Bytes = tokens[np.asarray(table)[tokens // region.block_tokens] != NULL_BLOCK]
+    return kept
 
 
 def slices(scene: Scene) -> list[tuple[GroupSlice, ...]]:
@@ -146,3 +160,25 @@ def test_ranges_that_follow_each_other_on_both_sides_are_one(scene: Scene) -> No
             ranges = plan_ranges(shape, part[shape.group])
             rows = zip(ranges.source.tolist(), ranges.target.tolist(), ranges.num_bytes.tolist(), strict=True)
             assert all((a + n, b + n) != (c, d) for (a, b, n), (c, d, _) in pairwise(rows))
+
+
+@given(sizes=st.tuples(*[st.sampled_from([4, 8, 16, 32])] * 2), tokens=st.integers(1, 100), is_chunked=st.booleans())
+def test_a_window_is_refused_exactly_where_prefill_lacks_a_token_of_some_prompt(
+    sizes: tuple[int, int], tokens: int, is_chunked: bool
+) -> None:
+    window = Window(tokens, is_chunked)
+    ours, theirs = (
+        RankLayout(0, 1, (RegionLayout("a", 0, 0, 9, 4 * CELL, 4 * CELL, page_tokens=4, pages_per_block=size // 4),))
+        for size in sizes
+    )
+    ours = msgspec.structs.replace(ours, regions=(msgspec.structs.replace(ours.regions[0], window_step=window.step),))
+    assert is_refused(ours, theirs) == window.may_lack(*sizes)
+
+
+def is_refused(prefill: RankLayout, decode: RankLayout) -> bool:
+    try:
+        plan_link(prefill, decode)
+    except ProtocolError as refused:
+        assert "a window, in blocks of" in str(refused)  # noqa: PT017
+        return True
+    return False

@@ -84,6 +84,8 @@ NOT_ON_CPU: Final = (
     Row("any", "different block sizes, where one divides the other", Where.CORES,
         (LAW, RANGES + "test_a_page_that_is_cut_leaves_row_by_row"),
         "CPU kernels keep K of a whole page transposed: refused there; MLA blocks are always 16 on CPU"),
+    Row("any", "windows before which prefill has recycled blocks, or left them in its prefix cache",
+        Where.CORES, (LAW,)),
     Row("any", "token-major KV with equal TP (Ascend)", Where.CORES,
         ("tests/unit/connector/core/test_link.py::test_token_major_blocks_of_equal_heads_go_as_they_are",)),
     Row("any", "token-major KV with unequal TP (Ascend): the resharder", Where.PROCESSES,
@@ -103,6 +105,9 @@ REFUSED: Final = (
     Row("Mamba2", "state of another type on each side", _ENGINES,
         (REFUSALS + "test_recurrent_state_of_another_type_is_refused_before_any_byte",),
         "at the handshake, before any byte"),
+    Row("any", "windows with larger blocks on decode than on prefill", Where.CORES,
+        ("tests/property/test_link.py::test_a_window_is_refused_exactly_where_prefill_lacks_a_token_of_some_prompt",),
+        "at the handshake; not where prefill pushes layer by layer without prefix cache"),
     Row("any", "context parallel engines, kv_role kv_both", _ENGINES,
         (REFUSALS + "test_an_engine_that_cannot_take_part_does_not_start",), "at the engine's start"),
 )  # fmt: skip

@@ -109,6 +109,7 @@ def _require_same_layers(ours: AbstractSet[_Key], theirs: AbstractSet[_Key]) -> 
 def _plan_region(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Planned | None:
     if (source.kind, source.heads) != (target.kind, target.heads):
         _refuse(source, f"{_kind(source)} on prefill, {_kind(target)} on decode", "use one attention backend on both")
+    _require_whole_windows(source, target)
     match source.kind:
         case RegionKind.STATE:
             return _plan_state(source, target, ends)
@@ -116,6 +117,21 @@ def _plan_region(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Pl
             return _plan_tokens(source, target, ends)
         case RegionKind.HEADS | RegionKind.LATENT:
             return _plan_rows(source, target, ends)
+
+
+def _require_whole_windows(source: RegionLayout, target: RegionLayout) -> None:
+    """Prefill surely has every block of decode in which a window begins, down to the block's first token.
+
+    Windows begin anywhere: of blocks of 32 on decode and 16 on prefill, decode's first one may begin 16 tokens before
+    what prefill still has. To push only the tokens that this request can read would not do: vLLM gives the block to
+    decode's prefix cache, and a later request with a shorter prompt reads it from an earlier token on.
+    """
+    ours, theirs = source.block_tokens, target.block_tokens
+    if theirs > ours and source.window_step % theirs:
+        _refuse(
+            source, f"a window, in blocks of {ours} tokens on prefill, {theirs} on decode", "start both with the same "
+            '--block-size, or prefill with --no-enable-prefix-caching and "push": "layerwise"',
+        )  # fmt: skip
 
 
 def _plan_rows(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Planned | None:

@@ -168,6 +168,11 @@ class Receive:
     def is_ended(self) -> bool:
         return self.phase in ENDED
 
+    def awaited(self) -> frozenset[PeerId]:
+        """Those who wait for a grant, and those who hold one and may still write."""
+        writing = (peer for peer, writer in self._writers.items() if writer.state in MAY_WRITE)
+        return frozenset((*self._asking, *writing))
+
     def open(self, peer: PeerId, attempt: Attempt, sender: Sender, *, now: float) -> Commands:
         """A prefill rank asks to write. Granted once to each rank of one engine life that owes us bytes."""
         if self.phase is Phase.RECEIVED:

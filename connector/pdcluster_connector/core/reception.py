@@ -1,6 +1,6 @@
 """Everything one decode rank expects, and every prefill rank that talks to it.
 
-Owns the receives (``receiving.py``), knows the peers that said ``Hello`` and the session of each, parks an
+Owns the receives (``receiving.py``) and the peers that said ``Hello`` with the session of each (``peers.py``), parks an
 ``Open`` that comes before its request was announced by the scheduler, and remembers ended transfers until
 their deadline so that a late ``Open`` gets its answer at once. ``now`` is running seconds everywhere.
 """
@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Final, TypeAlias
 
 import msgspec
 
 from pdcluster_connector.core import receiving
 from pdcluster_connector.core.deadline import deadline_after
-from pdcluster_connector.core.link import Link, full_coverage, plan_link
+from pdcluster_connector.core.link import full_coverage, plan_link
+from pdcluster_connector.core.peers import EARLY_S, Incoming, Peer, Peers
 from pdcluster_connector.core.ranges import Spans
 from pdcluster_connector.core.receiving import (
     Cut,
-    Debt,
     PeerId,
     Receive,
     ReceiveTimes,
@@ -53,12 +52,6 @@ MAX_PARKED: Final = 4096
 
 PRUNE_EVERY_S: Final = 5.0
 """How often ended transfers are looked through: there may be thousands, and nothing waits for it."""
-
-EARLY_S: Final = 60.0
-"""How long a failure is remembered for a request that was not announced yet: longer than any forward pass."""
-
-MAX_PEERS: Final = 16384
-"""Connections that are remembered; the oldest is forgotten beyond it and must say hello again."""
 
 SESSION_IDLE_S: Final = 600.0
 """How long a session is kept for a prefill engine that says nothing: its next request opens another in 1 ms."""
@@ -133,27 +126,6 @@ class _Over:
     until: float
 
 
-@dataclass(frozen=True, slots=True)
-class Incoming:
-    """What one prefill rank can write into this decode rank, and who else of its engine must write."""
-
-    link: Link
-    needed: Fraction
-    writers: frozenset[int]
-
-    def debt(self, spans: Spans) -> Debt:
-        """What it owes for a request of ``spans``."""
-        return Debt(self.link.owed_bytes(spans), self.link.coverage, self.needed, self.writers)
-
-
-@dataclass(slots=True)
-class _Peer:
-    hello: Hello
-    incoming: Incoming | None = None
-    refusal: str = ""
-    session: SessionId | None = None
-
-
 @dataclass(slots=True)
 class Reception:
     """One decode rank's receives. Not thread-safe: the receiver thread owns it."""
@@ -163,7 +135,7 @@ class Reception:
     fingerprint: KvFingerprint
     times: ReceiveTimes
     secret: Secret
-    _peers: dict[PeerId, _Peer] = field(default_factory=dict)
+    _peers: Peers = field(default_factory=Peers)
     _heard_at: dict[SessionId, float] = field(default_factory=dict)
     _waiting: dict[TransferId, _Waiting] = field(default_factory=dict)
     _by_request: dict[RequestId, TransferId] = field(default_factory=dict)
@@ -207,15 +179,15 @@ class Reception:
         """Answer one message of a prefill rank."""
         known = self._peers.get(peer)
         if isinstance(message, Hello):
-            yield self._greet(peer, message)
+            yield self._greet(peer, message, now)
         elif isinstance(message, Failed):
             # Also from whom we refused, or do not know since its session was cut: its request need not wait for
             # the deadline. Its frame bears our seal.
             yield from self._progress(peer, message, now)
         elif known is None:
-            yield Reply(peer, Refusal(_STRANGER))
+            yield Reply(peer, Refusal(self._peers.refusal(peer) or _STRANGER))
         else:
-            self._peers[peer] = self._peers.pop(peer)  # the one that was silent longest stays first
+            self._peers.heard(peer, now=now)
             yield from self._hear_known(peer, known, message, now)
 
     def invited(self, peer: PeerId, session: SessionId, *, now: float) -> Iterator[Command]:
@@ -241,12 +213,12 @@ class Reception:
             yield from self._prune(now)
 
     def _hear_known(
-        self, peer: PeerId, known: _Peer, message: Open | Progress | Done | Fenced, now: float
+        self, peer: PeerId, known: Peer, message: Open | Progress | Done | Fenced, now: float
     ) -> Iterator[Command]:
         if known.session is not None:
             self._heard_at[known.session] = now
         if known.session is None:
-            yield Reply(peer, Refusal(known.refusal or _STRANGER))
+            yield Reply(peer, Refusal(_STRANGER))
         elif isinstance(message, Open):
             yield from self._opened(peer, message, now)
         else:
@@ -264,14 +236,17 @@ class Reception:
     def _prune(self, now: float) -> Iterator[Command]:
         self._early = {key: early for key, early in self._early.items() if now < early.until}
         self._over = {key: over for key, over in self._over.items() if now < over.until}
+        self._peers.prune(self._awaited, now=now)
         for session, heard_at in list(self._heard_at.items()):
             if now - heard_at >= SESSION_IDLE_S:
                 yield from self._cut_off(Cut(session, is_idle=True))
 
-    def _greet(self, peer: PeerId, hello: Hello) -> Command:
-        if len(self._peers) >= MAX_PEERS:
-            del self._peers[next(iter(self._peers))]
-        self._peers[peer] = _Peer(hello)
+    def _awaited(self) -> set[PeerId]:
+        """Peers that a receive waits for, or that wait for one."""
+        parked = {opened.peer for opens in self._parked.values() for opened in opens}
+        return parked.union(*(waiting.receive.awaited() for waiting in self._waiting.values()))
+
+    def _greet(self, peer: PeerId, hello: Hello, now: float) -> Command:
         try:
             require_equal(
                 prefill=hello.fingerprint,
@@ -279,10 +254,10 @@ class Reception:
                 prefill_id=hello.engine_id,
                 decode_id=self.welcome.engine_id,
             )
-            self._peers[peer].incoming = self._incoming(hello)
+            self._peers.add(peer, hello, self._incoming, now=now)
         except ProtocolError as error:
-            self._peers[peer].refusal = str(error)
-            return Reply(peer, Refusal(self._peers[peer].refusal))
+            self._peers.refuse(peer, str(error), now=now)
+            return Reply(peer, Refusal(str(error)))
         return Invite(peer, hello.boot_id)
 
     def _opened(self, peer: PeerId, message: Open, now: float) -> Iterator[Command]:
@@ -311,10 +286,10 @@ class Reception:
 
     def _open(self, peer: PeerId, message: Open, now: float) -> Iterator[Command]:
         waiting, known = self._waiting[message.transfer_id], self._peers.get(peer)
-        if known is None or known.session is None or known.incoming is None:
+        if known is None or known.session is None:
             return  # Its session was cut while its open was parked.
-        debt = known.incoming.debt(waiting.expected.spans)
-        sender = Sender(known.hello.boot_id, known.hello.layout.rank, known.session, debt)
+        debt = known.greeting.incoming.debt(waiting.expected.spans)
+        sender = Sender(*known.greeting.rank, known.session, debt)
         yield from self._commands(
             message.transfer_id, waiting.receive.open(peer, message.attempt, sender, now=now), now
         )
@@ -354,8 +329,7 @@ class Reception:
         if self._heard_at.pop(cut.session, None) is None:
             return
         yield cut
-        for peer in [peer for peer, known in self._peers.items() if known.session == cut.session]:
-            del self._peers[peer]
+        for peer in self._peers.forget_session(cut.session):
             yield Reply(peer, Refusal(_CUT))
 
     def _end(self, transfer: TransferId, report: Report, now: float) -> Ended:

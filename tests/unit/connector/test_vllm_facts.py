@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from vllm.config import CUDAGraphMode
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 
 from integration.ranks import Shape, engine_facts, fingerprint_of
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
-from pdcluster_connector.settings import Settings
+from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_connector.vllm_facts import (
     LayerKv,
     _require_hooks,
     _require_whole_steps,
     _role,
     _state,
-    _weights_digest,
     own_layers,
     page_tokens_of,
     read_regions,
@@ -67,18 +71,6 @@ def test_an_engine_that_is_both_is_told_what_to_choose() -> None:
         _role("kv_both")
 
 
-def test_weights_of_one_size_differ_by_their_bytes(tmp_path: Path) -> None:
-    digests = set()
-    for number in range(3):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / "model.safetensors").write_bytes(bytes([number]) * 100_000)
-        digests.add(_weights_digest(folder))
-    assert len(digests) == 3
-    assert _weights_digest(tmp_path / "0") in digests
-    assert _weights_digest(tmp_path / "no such folder") == ""
-
-
 def by_token(pages: int, heads: int, tokens: int, content: int) -> torch.Tensor:
     """[pages, heads, tokens, content] as vLLM's LBNHC has it in memory."""
     return torch.arange(pages * tokens * heads * content).view(pages, tokens, heads, content).transpose(1, 2)
@@ -88,12 +80,19 @@ def facts() -> EngineFacts:
     return engine_facts(EngineRole.PREFILL, Shape(kv_heads=4), Settings())
 
 
+def model_config(heads: int, *, has_prefix_cache: bool = True) -> Any:
+    """Of an engine whose model has ``heads`` KV heads."""
+    return SimpleNamespace(
+        model_config=SimpleNamespace(use_mla=False, get_total_num_kv_heads=lambda: heads),
+        speculative_config=None,
+        compilation_config=SimpleNamespace(static_forward_context={}),
+        cache_config=SimpleNamespace(enable_prefix_caching=has_prefix_cache),
+    )
+
+
 def regions_of(tensor: torch.Tensor, num_blocks: int, block_size: int) -> list[RegionLayout]:
     """As read of an engine of TP 1 whose model has as many KV heads as the tensor."""
-    model = SimpleNamespace(use_mla=False, get_total_num_kv_heads=lambda: tensor.shape[1])
-    config: Any = SimpleNamespace(
-        model_config=model, speculative_config=None, compilation_config=SimpleNamespace(static_forward_context={})
-    )
+    config = model_config(tensor.shape[1])
     spec = FullAttentionSpec(block_size=block_size, num_kv_heads=tensor.shape[1], head_size=8, dtype=torch.int64)
     return list(read_regions("a", 0, spec, tensor, num_blocks, facts(), config))
 
@@ -112,6 +111,30 @@ def test_token_major_kv_is_told_by_its_strides_also_with_one_head(tensor: torch.
     assert region.kind is kind
     assert (region.heads, region.page_tokens, region.pages_per_block) == (tensor.shape[1], 16, 2)
     assert region.page_stride == region.page_bytes == tensor[0].numel() * tensor.element_size()
+
+
+ATTENTION: dict[str, Any] = {"block_size": 16, "num_kv_heads": 4, "head_size": 8, "dtype": torch.float32}
+FULL, SLIDING = FullAttentionSpec(**ATTENTION), SlidingWindowSpec(**ATTENTION, sliding_window=40)
+CHUNKED = ChunkedLocalAttentionSpec(**ATTENTION, attention_chunk_size=48)
+
+
+@pytest.mark.parametrize(
+    ("spec", "push", "has_prefix_cache", "step"),
+    [
+        pytest.param(FULL, PushTiming.SERIAL, True, 0, id="no window"),
+        pytest.param(SLIDING, PushTiming.LAYERWISE, True, 1, id="cached blocks before the window are not taken"),
+        pytest.param(SLIDING, PushTiming.SERIAL, False, 1, id="blocks before the window are recycled before the push"),
+        pytest.param(SLIDING, PushTiming.LAYERWISE, False, 0, id="every token is pushed when it is computed"),
+        pytest.param(CHUNKED, PushTiming.LAYERWISE, True, 48, id="chunks"),
+    ],
+)
+def test_a_region_says_where_what_prefill_surely_has_may_begin(
+    spec: KVCacheSpec, push: PushTiming, has_prefix_cache: bool, step: int
+) -> None:
+    engine = engine_facts(EngineRole.PREFILL, Shape(kv_heads=4), Settings(push=push))
+    config = model_config(4, has_prefix_cache=has_prefix_cache)
+    (region,) = read_regions("a", 0, spec, torch.zeros(3, 4, 16, 8), 3, engine, config)
+    assert region.window_step == step
 
 
 def test_kv_whose_blocks_are_not_one_run_of_bytes_is_refused_at_start() -> None:

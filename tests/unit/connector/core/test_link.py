@@ -53,6 +53,28 @@ def test_regions_that_differ_are_refused(ours: RegionLayout, theirs: RegionLayou
     assert all(word in str(refused.value) for word in words)
 
 
+@pytest.mark.parametrize("step", [1, 48], ids=["sliding window", "chunks that end within decode's blocks"])
+def test_larger_blocks_on_decode_are_refused_where_prefill_may_lack_the_beginning_of_one(step: int) -> None:
+    ours, theirs = changed(PLAIN, window_step=step), changed(PLAIN, pages_per_block=2, window_step=step)
+    with pytest.raises(ProtocolError) as refused:
+        plan_link(rank(ours), rank(theirs))
+    words = ["layer a", "blocks of 16 tokens on prefill, 32 on decode", "same --block-size", "--no-enable-prefix-cach"]
+    assert [word for word in words if word not in str(refused.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        pytest.param(changed(PLAIN, window_step=1), changed(PLAIN, window_step=1), id="blocks of one size"),
+        pytest.param(changed(PLAIN, window_step=1, pages_per_block=2), PLAIN, id="smaller blocks on decode"),
+        pytest.param(changed(PLAIN, window_step=64), changed(PLAIN, pages_per_block=2), id="chunks of whole blocks"),
+        pytest.param(PLAIN, changed(PLAIN, pages_per_block=2, window_step=1), id="prefill has the whole prompt"),
+    ],
+)
+def test_windows_of_which_prefill_has_every_block_are_pushed(ours: RegionLayout, theirs: RegionLayout) -> None:
+    assert plan_link(rank(ours), rank(theirs)).owed_bytes([[(32, 64)]]) == 2 * 64
+
+
 def test_state_is_not_resharded() -> None:
     with pytest.raises(ProtocolError, match=r"layer s has TP 2 on prefill, 1 on decode: give both the same --tensor"):
         plan_link(rank(STATE, tp_size=2), rank(STATE))

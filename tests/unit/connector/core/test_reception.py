@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
+from pdcluster_connector.core.peers import MAX_PEERS
 from pdcluster_connector.core.receiving import Cut, PeerId, ReceiveTimes, Reply, Report, SessionId
 from pdcluster_connector.core.reception import (
     MAX_PARKED,
-    MAX_PEERS,
     SESSION_IDLE_S,
     Command,
     Ended,
@@ -73,8 +73,8 @@ def hello(tp_rank: int = 0, tp_size: int = 1, fingerprint: KvFingerprint = PRINT
     return Hello(EngineId("p"), BootId(boot), layout(tp_rank, tp_size), fingerprint)
 
 
-def reception(*, is_greeted: bool = True) -> Reception:
-    made = Reception(WELCOME, PRINT, TIMES, SECRET)
+def reception(*, is_greeted: bool = True, quarantine_s: float = TIMES.quarantine_s) -> Reception:
+    made = Reception(WELCOME, PRINT, ReceiveTimes(TIMES.lease_s, quarantine_s), SECRET)
     if is_greeted:
         greet(made)
     return made

@@ -1,0 +1,148 @@
+"""Who has said hello to one decode rank, and no more of it than is still needed.
+
+Every lane of a prefill rank is a peer of its own, and a hello holds the layout of a whole rank (20 KB and more). So
+
+- of a refused peer only the reason is kept, and not for long;
+- peers of one prefill rank share what the rank has said;
+- a peer whose rank has said hello anew, or that was never given a session, is forgotten once it has been silent for
+  ``EARLY_S`` and no receive waits for it. A peer of a session is forgotten with the session.
+
+``now`` is running seconds everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Final, TypeAlias
+
+from pdcluster_connector.core.link import Link
+from pdcluster_connector.core.ranges import Spans
+from pdcluster_connector.core.receiving import Debt, PeerId, SessionId
+from pdcluster_protocol.ids import BootId
+from pdcluster_protocol.side_channel import Hello
+
+EARLY_S: Final = 60.0
+"""How long what nobody may ask for again is remembered: longer than any forward pass."""
+
+MAX_PEERS: Final = 16384
+"""Peers that are remembered; the one that was silent longest is forgotten beyond it and must say hello again."""
+
+MAX_REFUSED: Final = 1024
+"""Refused peers that are told why once more; beyond it the oldest is a stranger. Its lane has ended long ago."""
+
+_Rank: TypeAlias = tuple[BootId, int]
+"""One life of one prefill rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """What one prefill rank can write into this decode rank, and who else of its engine must write."""
+
+    link: Link
+    needed: Fraction
+    writers: frozenset[int]
+
+    def debt(self, spans: Spans) -> Debt:
+        """What it owes for a request of ``spans``."""
+        return Debt(self.link.owed_bytes(spans), self.link.coverage, self.needed, self.writers)
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What a prefill rank said, and what follows from it. Shared by all peers of the rank."""
+
+    hello: Hello
+    incoming: Incoming
+
+    @property
+    def rank(self) -> _Rank:
+        return self.hello.boot_id, self.hello.layout.rank
+
+
+@dataclass(slots=True)
+class Peer:
+    """A connection that was welcomed. ``session``: None until its engine has one."""
+
+    greeting: Greeting
+    heard_at: float
+    session: SessionId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    reason: str
+    until: float
+
+
+@dataclass(slots=True)
+class Peers:
+    """The peers of one decode rank. Not thread-safe: the receiver thread owns it."""
+
+    _known: dict[PeerId, Peer] = field(default_factory=dict)
+    """The one that was silent longest comes first."""
+    _newest: dict[_Rank, PeerId] = field(default_factory=dict)
+    """Who speaks for each rank now."""
+    _refused: dict[PeerId, _Refused] = field(default_factory=dict)
+
+    def get(self, peer: PeerId | None) -> Peer | None:
+        """The peer, if it was welcomed and not forgotten."""
+        return self._known.get(peer) if peer is not None else None
+
+    def refusal(self, peer: PeerId) -> str:
+        """Why ``peer`` was refused; empty when it was not, or that is forgotten."""
+        refused = self._refused.get(peer)
+        return refused.reason if refused else ""
+
+    def add(self, peer: PeerId, hello: Hello, work_out: Callable[[Hello], Incoming], *, now: float) -> None:
+        """``peer`` is welcome, and speaks for its rank from now on. ``work_out`` is asked if the rank says news.
+
+        Raises: What ``work_out`` raises; then nothing has changed.
+        """
+        rank = hello.boot_id, hello.layout.rank
+        older = self.get(self._newest.get(rank))
+        greeting = older.greeting if older and older.greeting.hello == hello else Greeting(hello, work_out(hello))
+        self.forget(peer)
+        if len(self._known) >= MAX_PEERS:
+            self.forget(next(iter(self._known)))
+        self._known[peer] = Peer(greeting, now)
+        self._newest[rank] = peer
+
+    def refuse(self, peer: PeerId, reason: str, *, now: float) -> None:
+        """``peer`` is not welcome: what it said is not kept."""
+        self.forget(peer)
+        if len(self._refused) >= MAX_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        self._refused[peer] = _Refused(reason, now + EARLY_S)
+
+    def heard(self, peer: PeerId, *, now: float) -> None:
+        """A welcome peer has said something."""
+        known = self._known[peer] = self._known.pop(peer)
+        known.heard_at = now
+
+    def forget(self, peer: PeerId) -> None:
+        """``peer`` is a stranger."""
+        self._refused.pop(peer, None)
+        known = self._known.pop(peer, None)
+        if known is not None and self._newest.get(known.greeting.rank) == peer:
+            del self._newest[known.greeting.rank]
+
+    def forget_session(self, session: SessionId) -> list[PeerId]:
+        """The peers that used ``session``, which are strangers now."""
+        gone = [peer for peer, known in self._known.items() if known.session == session]
+        for peer in gone:
+            self.forget(peer)
+        return gone
+
+    def prune(self, awaited: Callable[[], AbstractSet[PeerId]], *, now: float) -> None:
+        """Forget whom nobody needs any more. ``awaited``: who is part of a receive."""
+        self._refused = {peer: refused for peer, refused in self._refused.items() if now < refused.until}
+        idle = {peer for peer, known in self._known.items() if self._is_idle(peer, known, now)}
+        for peer in idle - awaited() if idle else ():
+            self.forget(peer)
+
+    def _is_idle(self, peer: PeerId, known: Peer, now: float) -> bool:
+        is_current = known.session is not None and self._newest.get(known.greeting.rank) == peer
+        return not is_current and now - known.heard_at >= EARLY_S

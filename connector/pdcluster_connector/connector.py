@@ -121,7 +121,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if not params:
             return
         request_id = RequestId(request.request_id)
-        if self._prefill_scheduler and params.get("do_remote_decode") and self._facts.is_stateful:
+        if self._prefill_scheduler and params.get("do_remote_decode") and self._facts.keeps_last_token:
             leave_out_last_token(request)
         tokens = request.prompt_token_ids or ()
         if self._prefill_scheduler and params.get("do_remote_decode"):
@@ -271,7 +271,7 @@ def _scheduled(output: SchedulerOutput) -> Iterable[Scheduled]:
 
 
 def leave_out_last_token(request: Any) -> None:
-    """Prefill computes the state before the last prompt token: decode goes on from there.
+    """Prefill computes all but the last prompt token, which decode computes: see ``num_kept_back``.
 
     As vLLM 0.32's ``mooncake_connector.py`` does for hybrid models. Called once for a request, before it is scheduled.
     """

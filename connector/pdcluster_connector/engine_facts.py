@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from pdcluster_connector.core.watermark import KvGroup
+from pdcluster_connector.core.watermark import KvGroup, num_kept_back
 from pdcluster_connector.settings import Settings
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.fingerprint import KvFingerprint
@@ -41,9 +41,9 @@ class EngineFacts:
     dp_rank: int = 0
 
     @property
-    def is_stateful(self) -> bool:
-        """Whether a request has recurrent state: prefill stops one token early."""
-        return any(group.is_state for group in self.groups)
+    def keeps_last_token(self) -> bool:
+        """Whether prefill stops one token early."""
+        return num_kept_back(self.groups) > 0
 
 
 @dataclass(frozen=True, slots=True)

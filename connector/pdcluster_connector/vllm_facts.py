@@ -62,6 +62,9 @@ _PUSHED: Final = frozenset(
 )
 """What a push can move; anything else is refused at start."""
 
+_WINDOWED: Final = frozenset({ChunkedLocalAttentionSpec, SlidingWindowMLASpec, SlidingWindowSpec})
+"""Kinds of which vLLM gives blocks back while a request runs."""
+
 _DRAFT_PREFIX: Final = "draft_model."
 """Of the layers of a draft model (vLLM 0.32 ``v1/spec_decode``); an MTP's are named like the model's own."""
 
@@ -220,7 +223,7 @@ def _group(group: KVCacheGroupSpec) -> KvGroup:
             f"{', '.join(known)}): serve it without prefill/decode separation"
         )
     if kinds != {MambaSpec}:
-        return KvGroup(group.kv_cache_spec.block_size)
+        return KvGroup(group.kv_cache_spec.block_size, is_windowed=not kinds.isdisjoint(_WINDOWED))
     (mode,) = {spec.mamba_cache_mode for _, spec in _layer_specs(group)}
     if mode not in ("none", "align"):
         raise ConfigError(

@@ -28,6 +28,8 @@ class KvGroup:
     block_tokens: int
     is_state: bool = False
     state_every: int = 0
+    is_windowed: bool = False
+    """Whether a token reads the last tokens only, and vLLM takes blocks before them away."""
 
     def held_blocks(self, num_tokens: int, blocks: Sequence[int]) -> Sequence[int]:
         """Those of a request's blocks that hold ``num_tokens`` tokens, or the state after them."""
@@ -35,6 +37,15 @@ class KvGroup:
             return blocks[: num_blocks(self, num_tokens)]
         index = (num_tokens - 1) // self.state_every if self.state_every else 0
         return blocks[index : index + 1]
+
+
+def num_kept_back(groups: Sequence[KvGroup]) -> int:
+    """Last tokens of a prompt that prefill does not compute, for decode computes the last one itself.
+
+    It takes state on from the one before. With a window vLLM 0.32 takes away what the token *behind* the computed ones
+    does not read: told of all P tokens it would drop the block that ends at P - window, which token P - 1 still reads.
+    """
+    return int(any(group.is_state or group.is_windowed for group in groups))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import msgspec
 
 from pdcluster_connector.core.deadline import deadline_after, remaining_ms
-from pdcluster_connector.core.watermark import KvGroup, wanted_spans
+from pdcluster_connector.core.watermark import KvGroup, num_kept_back, wanted_spans
 from pdcluster_connector.failures import Kind, log_failure
 from pdcluster_connector.steps import Cancel, DecodeStep, Expect, PrefillEnded
 from pdcluster_protocol.errors import ProtocolError
@@ -55,8 +55,8 @@ class DecodeEngine:
 
     @property
     def num_kept_back(self) -> int:
-        """Last tokens of a prompt that prefill does not compute: decode takes state on from the one before."""
-        return int(any(group.is_state for group in self.groups))
+        """Last tokens of a prompt that prefill does not compute."""
+        return num_kept_back(self.groups)
 
 
 @dataclass(slots=True)

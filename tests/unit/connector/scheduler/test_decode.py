@@ -118,8 +118,11 @@ def test_decode_keeps_the_last_token_of_a_prompt_with_state_for_itself() -> None
     assert reservation.remote_block_ids == ((5, 6, 7), (9,))
 
 
-@pytest.mark.parametrize(("more_groups", "num_kept_back"), [((), 0), ((KvGroup(32),), 0), ((STATE,), 1)])
-def test_only_state_keeps_a_token_back(more_groups: tuple[KvGroup, ...], num_kept_back: int) -> None:
+@pytest.mark.parametrize(
+    ("more_groups", "num_kept_back"),
+    [((), 0), ((KvGroup(32),), 0), ((STATE,), 1), ((KvGroup(16, is_windowed=True),), 1)],
+)
+def test_only_state_and_windows_keep_a_token_back(more_groups: tuple[KvGroup, ...], num_kept_back: int) -> None:
     groups = (KvGroup(16), *more_groups)
     assert DecodeEngine(EngineId("d"), 1, groups, (ADDRESS,), SECRET).num_kept_back == num_kept_back
 

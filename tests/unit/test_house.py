@@ -41,6 +41,7 @@ EXTRAS: Final = {
     "protocol": (),
     "router": ("router",),
     "connector": ("connector", "cpu"),
+    "operator": ("operator",),
     "cli": ("connector", "cpu"),
 }
 """Top-level folder to the extras that whoever runs its package has installed."""

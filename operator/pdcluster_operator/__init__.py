@@ -1,0 +1,1 @@
+"""Keeps PDClusters on Kubernetes as their users want them: reads, plans, applies."""

@@ -1,0 +1,1 @@
+"""What a user writes and reads: data only, no I/O."""

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from fakes.deployments import Ask, FakeDeployments
 from pdcluster_operator.core.fleet import ROLES, Fleet
-from pdcluster_operator.core.rollout import Step, next_step, preview_steps
+from pdcluster_operator.core.rollout import Step, fleet_after, next_step, preview_steps
 from pdcluster_protocol.labels import Role
 
-LIMITS: Final = st.tuples(
-    st.sampled_from([0, 1, 2, "0%", "25%", "50%", "100%"]), st.sampled_from([0, 1, 3, "25%", "100%"])
-).filter(lambda limits: limits[0] not in (0, "0%") or limits[1] != 0)
+SURGES: Final[st.SearchStrategy[int | str]] = st.sampled_from([0, 1, 2, "0%", "25%", "50%", "100%"])
+UNAVAILABLE: Final[st.SearchStrategy[int | str]] = st.sampled_from([0, 1, 3, "25%", "100%"])
+LIMITS: Final = st.tuples(SURGES, UNAVAILABLE).filter(lambda limits: limits[0] not in (0, "0%") or limits[1] != 0)
 SIZES: Final = st.tuples(st.integers(1, 9), st.integers(1, 9))
 MAX_TICKS: Final = 2000
 
@@ -26,10 +26,9 @@ MAX_TICKS: Final = 2000
 @st.composite
 def asks(draw: st.DrawFn, revisions: str = "ABC", *, can_break: bool = True) -> Ask:
     prefill, decode = draw(SIZES)
-    surge, unavailable = draw(LIMITS)
-    templates = draw(st.sampled_from("tu")), draw(st.sampled_from("tu"))
+    limits, templates = draw(LIMITS), draw(st.tuples(st.sampled_from("tu"), st.sampled_from("tu")))
     revision = draw(st.sampled_from(revisions + ("X" if can_break else "")))
-    return Ask(revision, prefill, decode, surge, unavailable, *templates, is_broken=revision == "X")
+    return Ask(revision, prefill, decode, *limits, *templates, is_broken=revision == "X")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +40,7 @@ class Moment:
 
     @property
     def after(self) -> Fleet:
-        fleet = self.before
-        for change in self.step.changes:
-            fleet = fleet.asked(change.role, change.workload, change.after)
-        return fleet
+        return fleet_after(self.before, self.step)
 
 
 @dataclass(slots=True)
@@ -219,7 +215,7 @@ def test_a_preview_has_few_steps_and_ends_with_the_target_alone(first: Ask, then
     cluster.want(then)
     fleet, num_steps = cluster.fleet(), 0
     for step in preview_steps(fleet):
-        fleet, num_steps = Moment(fleet, step).after, num_steps + 1
+        fleet, num_steps = fleet_after(fleet, step), num_steps + 1
     assert [fleet.of(role).target.replicas for role in ROLES] == [then.prefill, then.decode]
     assert not any(fleet.old)
     assert num_steps <= 2 * (first.prefill + first.decode + then.prefill + then.decode)

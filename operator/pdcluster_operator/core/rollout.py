@@ -6,7 +6,8 @@ No memory: a killed operator, a rollback and a third revision in the middle are 
               its template, that role's old templates (its engines still pair with the target's)
     leave     to take a whole group away; until then it keeps an instance of each of its roles
     orphan    a workload of an old revision whose other role is gone: nobody will ever be paired with it
-    useful    ready, and of a revision that has a ready instance of the other role; of the target: and is verified
+    useful    ready, and of a revision that serves (has a ready instance of each role) or that the spec asks for;
+              one of the target itself only when the target is verified
 
 The order in which moves are looked for; all that are possible now make one step:
 
@@ -65,18 +66,27 @@ def next_step(fleet: Fleet) -> Step | None:
     if (fleet.is_paused or fleet.is_past_deadline) and any(fleet.old):
         return None
     moved = _exhaust(fleet, _next_move)
-    if moved is fleet and _is_settled(fleet):
+    if moved is fleet:
         moved = _next_move_when_stuck(fleet) or fleet
     return _step_between(fleet, moved)
 
 
 def preview_steps(fleet: Fleet) -> Iterator[Step]:
     """All steps from here, if every pod gets ready, every removed one goes, and the target can be verified."""
-    while step := next_step(fleet):
-        yield step
-        for change in step.changes:
-            fleet = fleet.asked(change.role, change.workload, change.after)
+    seen = None
+    while fleet != seen:
+        seen = fleet
+        while step := next_step(fleet):
+            yield step
+            fleet = fleet_after(fleet, step)
         fleet = replace(_caught_up(fleet), is_verified=True)
+
+
+def fleet_after(fleet: Fleet, step: Step) -> Fleet:
+    """The fleet when the step was applied and the cluster has done nothing yet."""
+    for change in step.changes:
+        fleet = fleet.asked(change.role, change.workload, change.after)
+    return fleet
 
 
 def _exhaust(fleet: Fleet, move: Callable[[Fleet], Fleet | None]) -> Fleet:
@@ -100,7 +110,10 @@ def _next_move_when_stuck(fleet: Fleet) -> Fleet | None:
 
     Proportion gives way last: the role that is behind cannot move before the other one has.
     """
-    return _leave_for_room(fleet) or _grow(fleet, in_proportion=False)
+    if moved := _leave_for_room(fleet):
+        return moved
+    awaits_proof = not fleet.is_verified and all(fleet.of(role).target.replicas for role in ROLES)
+    return None if awaits_proof or not _is_settled(fleet, ROLES) else _grow(fleet, in_proportion=False)
 
 
 def _drop_orphan(fleet: Fleet) -> Fleet | None:
@@ -121,7 +134,7 @@ def _trim_target(fleet: Fleet) -> Fleet | None:
 def _lower_old(fleet: Fleet) -> Fleet | None:
     """One instance less of an old workload whose group keeps another one of this role."""
     spare = [(role, old) for group in _groups(fleet) for role, old in _beyond_one(fleet, group)]
-    for role, old in sorted(spare, key=lambda found: _useful_lost(fleet, found[1], found[1].replicas - 1)):
+    for role, old in sorted(spare, key=lambda found: _loss(fleet, found[1])):
         if _may_lower(fleet, role, {old: old.replicas - 1}):
             return fleet.asked(role, old.name, old.replicas - 1)
     return None
@@ -142,7 +155,8 @@ def _leave(fleet: Fleet) -> Fleet | None:
 def _leave_for_room(fleet: Fleet) -> Fleet | None:
     lacking = {role for role in ROLES if not fleet.of(role).target.replicas}
     for group in _groups(fleet):
-        if lacking.intersection(group.roles) and (moved := _left(fleet, group)):
+        is_in_the_way = lacking.intersection(group.roles) and _is_settled(fleet, group.roles)
+        if is_in_the_way and (moved := _left(fleet, group)):
             return moved
     return None
 
@@ -199,7 +213,7 @@ def _may_lower(fleet: Fleet, role: Role, replicas: dict[Workload, int]) -> bool:
     ours = fleet.of(role)
     counted = _useful_target(fleet, role)
     others = [old for old in ours.old if not fleet.is_orphan(role, old)]
-    useful = counted + sum(old.staying for old in others if fleet.serves(old.revision))
+    useful = counted + sum(_useful_lost(fleet, old, 0) for old in others)
     lost = sum(_useful_lost(fleet, old, after) for old, after in replicas.items())
     # As many as there would be if all old ones got ready, and none of the target's that are not.
     hoped = counted + sum(old.replicas for old in others) - sum(old.replicas - after for old, after in replicas.items())
@@ -218,14 +232,22 @@ def _useful_target(fleet: Fleet, role: Role) -> int:
 
 
 def _useful_lost(fleet: Fleet, old: Workload, replicas: int) -> int:
-    return old.staying - min(old.ready, replicas) if fleet.serves(old.revision) else 0
+    """Useful ones that go with this change of an old workload."""
+    # The spec's own revision counts while it does not serve: its other role is on its way.
+    is_useful = fleet.serves(old.revision) or old.revision == fleet.revision
+    return old.staying - min(old.ready, replicas) if is_useful else 0
 
 
-def _is_settled(fleet: Fleet) -> bool:
-    """Whether nothing is under way that could make another move possible. Old ones may never get ready: not awaited."""
-    workloads = [workload for role in ROLES for workload in fleet.of(role).workloads]
+def _loss(fleet: Fleet, old: Workload) -> tuple[int, int]:
+    """What one instance less costs: what serves goes last, what is not even ready first."""
+    return _useful_lost(fleet, old, old.replicas - 1), old.staying - min(old.ready, old.replicas - 1)
+
+
+def _is_settled(fleet: Fleet, roles: tuple[Role, ...]) -> bool:
+    """Whether nothing is under way here that could make another move possible. Old ones may never get ready."""
+    workloads = [workload for role in roles for workload in fleet.of(role).workloads]
     is_still = all(not workload.terminating and workload.live <= workload.replicas for workload in workloads)
-    return is_still and all(fleet.of(role).target.ready >= fleet.of(role).target.replicas for role in ROLES)
+    return is_still and all(fleet.of(role).target.ready >= fleet.of(role).target.replicas for role in roles)
 
 
 def _all_to_zero(fleet: Fleet) -> Fleet:

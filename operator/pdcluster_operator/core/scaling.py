@@ -51,7 +51,8 @@ class Bounds:
             raise ValueError(f"{self}: the minimum of a role is at least 1; 0 of both is always allowed")
         if any(ratio is not None and ratio <= 0 for ratio in (self.min_ratio, self.max_ratio)):
             raise ValueError(f"{self}: a ratio is above 0")
-        if not self.allows(_settle(self.least, self._raised_in_box)):
+        is_empty = self._boxed(self.least) != self.least
+        if is_empty or not self.allows(_settle(self.least, self._raised_in_box)):
             raise ValueError(
                 f"no {self.least.prefill} to {self.most.prefill} prefill and {self.least.decode} to {self.most.decode} "
                 f"decode have a ratio of {self.min_ratio or 'any'} to {self.max_ratio or 'any'}: widen one of them"

@@ -230,7 +230,9 @@ def _progressed_s(status: Status, before: Status | None, now: int) -> int:
 def _has_progressed(before: Status, status: Status) -> bool:
     reason = before.reason(Type.PROGRESSING)
     is_incomplete_again = reason is Reason.ROLLOUT_COMPLETE and not _is_complete(status, before)
-    if before.target != status.target or reason in _HELD or is_incomplete_again:
+    # Not while it is held: a time that moved with every look would be a write with every look.
+    goes_on = reason in _HELD and status.reason(Type.PROGRESSING) not in _HELD
+    if before.target != status.target or goes_on or is_incomplete_again:
         return True
     is_new_proof = status.verified == status.target != before.verified
     return is_new_proof or any(_is_better(status.of(role), before.of(role)) for role in Role)

@@ -192,6 +192,14 @@ def test_an_operator_killed_between_the_two_halves_of_leaving_leaves_an_orphan_t
     assert told(cluster) == ["0+0 0+0", "0+1 0+1"]
 
 
+def test_a_blip_of_the_last_decode_engine_takes_no_prefill_engine_that_the_spec_asks_for() -> None:
+    """Found by the laws: prefill of the spec's revision was taken for useless while decode restarted."""
+    old = (Workload("p-t", "A", 2, 2, 2), Workload("p-x", "X", 2, 2, 0))
+    prefill = RoleFleet(Workload("p-u", "A"), 3, 0, 1, old)
+    decode = RoleFleet(Workload("d-t", "A", 1, 1, 0), 1, 0, 1, (Workload("d-x", "X", 1, 1, 0),))
+    assert next_step(Fleet(prefill, decode)) == Step((Change(Role.PREFILL, "p-x", 2, 1),))
+
+
 def test_the_target_waits_for_the_places_of_terminating_pods() -> None:
     cluster = running(Ask("A", 1, 1, 0, 1))
     cluster.want(Ask("B", 1, 1, 0, 1))

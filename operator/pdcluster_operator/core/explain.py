@@ -1,0 +1,72 @@
+"""Why a PDCluster is not ready and what to do, in sentences, from its status alone (``pdcluster explain``)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pdcluster_operator.core.conditions import Condition, Reason, Status, Truth, Type
+
+CURES: Final[dict[Reason, str]] = {
+    Reason.REFUSED: "Change the spec as the message says; until then what runs stays as it is.",
+    Reason.NOT_ACCEPTED: "Change the spec as Accepted says.",
+    Reason.INSTANCES_NOT_READY: (
+        "Engines take minutes to load a model. If the number does not rise, look at the pods: `kubectl describe pod` "
+        "tells why one is not placed or started, `kubectl logs` why an engine does not come up."
+    ),
+    Reason.SCALED_TO_ZERO: "Nothing runs because 0 replicas are wanted of both roles. Ask for at least 1 of each.",
+    Reason.ROUTERS_NOT_READY: "Look at the router's pods with `kubectl describe pod` and `kubectl logs`.",
+    Reason.VERIFICATION_PENDING: (
+        "A request is sent by itself as soon as a router and one engine of each role are ready. Nothing to do."
+    ),
+    Reason.VERIFICATION_FAILED: (
+        "Engines are up, but KV does not get from prefill to decode. Check transfer.protocol, network policies between "
+        "prefill and decode, and the engines' logs. To go back, apply the spec before it."
+    ),
+    Reason.ROLLING_OUT: "A rollout is under way and moves by itself. Nothing to do.",
+    Reason.ROLLOUT_PAUSED: "Set rollout.paused to false to go on, or apply the spec before it to go back.",
+    Reason.PROGRESS_DEADLINE_EXCEEDED: (
+        "The rollout has stopped; what still runs goes on serving. Mend what keeps new pods from getting ready, and "
+        "it goes on by itself; or apply the spec before it to go back."
+    ),
+    Reason.TOO_FEW_READY: (
+        "Requests are served by fewer engines than promised. `kubectl get pods` shows which are not ready."
+    ),
+}
+"""What to do about a reason that keeps a PDCluster from being ready or as it should be."""
+
+
+def explain(status: Status) -> tuple[str, ...]:
+    """Sentences, what to mend first at the front; one sentence when all is well."""
+    troubles = [condition for condition in status.conditions if _is_trouble(condition)]
+    if status.reason(Type.ACCEPTED) is Reason.REFUSED:
+        troubles = troubles[:1]  # all else follows from it
+    told = tuple(_sentence(condition) for condition in _without_repeats(troubles))
+    return told or (_all_well(status),)
+
+
+def _is_trouble(condition: Condition) -> bool:
+    """Ready only sums up. A rollout that moves is worth a word, a complete one is not."""
+    if condition.type is Type.READY:
+        return False
+    if condition.type is Type.DEGRADED:
+        return condition.truth is Truth.TRUE
+    return condition.truth is not Truth.TRUE or condition.reason is Reason.ROLLING_OUT
+
+
+def _without_repeats(troubles: list[Condition]) -> list[Condition]:
+    """Degraded repeats the condition that it comes from; both roles at zero are one fact."""
+    first: dict[object, Condition] = {}
+    for condition in troubles:
+        key = condition.reason if condition.reason is Reason.SCALED_TO_ZERO else (condition.reason, condition.message)
+        first.setdefault(key, condition)
+    return list(first.values())
+
+
+def _sentence(condition: Condition) -> str:
+    return f"{condition.type.value} is {condition.truth.value} ({condition.message}). {CURES[condition.reason]}"
+
+
+def _all_well(status: Status) -> str:
+    if status.condition(Type.READY) is None:
+        return "The operator has not looked at it yet. Check that `pdcluster operator` runs and watches its namespace."
+    return f"Ready: {status.prefill.ready} prefill and {status.decode.ready} decode instances serve {status.target}."

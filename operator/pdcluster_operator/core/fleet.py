@@ -1,0 +1,169 @@
+"""What the rollout planner is told: the workloads of both roles as they are, and how many are wanted.
+
+Only numbers. What a number means is said here once; who read it from the cluster, and when, is the shell's business.
+
+A workload's pods, by what its Deployment and its pods say:
+
+    replicas                     asked for (``spec.replicas``)
+    live                         exist and are not terminating; differs from replicas while the cluster catches up
+    ready   [part of live]       pass their readiness probe
+    terminating                  were told to go and still hold their accelerators
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pdcluster_protocol.labels import Role
+
+ROLES: Final = (Role.PREFILL, Role.DECODE)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One (role, revision, template) and its pods. All numbers >= 0; ``ready <= live``."""
+
+    name: str
+    revision: str
+    replicas: int = 0
+    live: int = 0
+    ready: int = 0
+    terminating: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.replicas, self.live, self.ready, self.terminating) < 0 or self.ready > self.live:
+            raise ValueError(f"{self}: numbers of pods are not negative, and no more are ready than live")
+
+    @property
+    def occupied(self) -> int:
+        """Places that its pods hold or will hold at once: what the cluster has not yet taken away counts too."""
+        return max(self.replicas, self.live) + self.terminating
+
+    @property
+    def staying(self) -> int:
+        """Ready pods that remain when the cluster has caught up: a Deployment first removes those that are not."""
+        return min(self.ready, self.replicas)
+
+    def asked(self, replicas: int) -> Workload:
+        """The same after ``spec.replicas`` was changed and nothing has happened yet."""
+        return replace(
+            self, replicas=replicas, live=max(self.live, self.replicas) if replicas < self.replicas else self.live
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RoleFleet:
+    """All workloads of one role. ``old``: those that the spec no longer asks for, oldest first."""
+
+    target: Workload
+    wanted: int
+    surge: int
+    unavailable: int
+    old: tuple[Workload, ...] = ()
+
+    def __post_init__(self) -> None:
+        if min(self.wanted, self.surge, self.unavailable) < 0:
+            raise ValueError(f"wanted {self.wanted}, surge {self.surge}, unavailable {self.unavailable}: below 0")
+        if not self.surge and not self.unavailable:
+            raise ValueError("surge 0 and unavailable 0: no instance could ever be replaced; raise one of them")
+
+    @property
+    def workloads(self) -> tuple[Workload, ...]:
+        return (self.target, *self.old)
+
+    @property
+    def floor(self) -> int:
+        """Ready instances that we never go below by our own hand."""
+        return max(self.wanted - self.unavailable, 0)
+
+    @property
+    def room(self) -> int:
+        """Instances that may be added now; negative when there are already too many."""
+        return self.wanted + self.surge - sum(workload.occupied for workload in self.workloads)
+
+    def asked(self, name: str, replicas: int) -> RoleFleet:
+        """The same with other replicas of the workload of this name."""
+        if name == self.target.name:
+            return replace(self, target=self.target.asked(replicas))
+        return replace(self, old=tuple(old.asked(replicas) if old.name == name else old for old in self.old))
+
+    def asked_of(self, revision: str) -> int:
+        """Replicas of all workloads of ``revision``."""
+        return sum(workload.replicas for workload in self.workloads if workload.revision == revision)
+
+    def staying_of(self, revision: str) -> int:
+        """Ready instances of all workloads of ``revision``."""
+        return sum(workload.staying for workload in self.workloads if workload.revision == revision)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Both roles at one moment. ``is_verified``: a request was answered through the target's revision and templates."""
+
+    prefill: RoleFleet
+    decode: RoleFleet
+    is_verified: bool = False
+    is_paused: bool = False
+    is_past_deadline: bool = False
+
+    def __post_init__(self) -> None:
+        if bool(self.prefill.wanted) != bool(self.decode.wanted):
+            raise ValueError(f"wanted {self.prefill.wanted} prefill, {self.decode.wanted} decode: both zero or none")
+        if self.prefill.target.revision != self.decode.target.revision:
+            raise ValueError("the targets of both roles have one revision")
+
+    @property
+    def revision(self) -> str:
+        """The target's."""
+        return self.prefill.target.revision
+
+    @property
+    def old(self) -> Iterator[tuple[Role, Workload]]:
+        """Old workloads that still ask for pods."""
+        return ((role, old) for role in ROLES for old in self.of(role).old if old.replicas)
+
+    def of(self, role: Role) -> RoleFleet:
+        return self.prefill if role is Role.PREFILL else self.decode
+
+    def asked(self, role: Role, name: str, replicas: int) -> Fleet:
+        """The same with other replicas of one workload."""
+        changed = self.of(role).asked(name, replicas)
+        return replace(self, prefill=changed) if role is Role.PREFILL else replace(self, decode=changed)
+
+    def serves(self, revision: str) -> bool:
+        """Whether a request can be answered by this revision: it has a ready instance of each role."""
+        return all(self.of(role).staying_of(revision) for role in ROLES)
+
+    def is_orphan(self, role: Role, workload: Workload) -> bool:
+        """Whether nobody will ever be paired with it: an old revision whose other role is gone."""
+        return workload.revision != self.revision and not self.of(role.other).asked_of(workload.revision)
+
+
+def resolve_limits(max_surge: int | str, max_unavailable: int | str, wanted: int) -> tuple[int, int]:
+    """(surge, unavailable) in instances; percents of ``wanted`` as Deployments take them.
+
+    Surge rounds up, unavailable down; when percents leave both at 0, one may be unavailable (Kubernetes 1.35
+    ``deploymentutil.ResolveFenceposts``). Example: 25 % and 25 % of 2 → surge 1, unavailable 0.
+
+    Raises:
+        ValueError: Neither a number >= 0 nor a percentage, or both are 0 as written.
+    """
+    surge, unavailable = _hundredths(max_surge, wanted), _hundredths(max_unavailable, wanted)
+    if not _amount(max_surge) and not _amount(max_unavailable):
+        raise ValueError(f"maxSurge {max_surge} and maxUnavailable {max_unavailable}: one of them must be above 0")
+    rounded = -(-surge // 100), unavailable // 100
+    return rounded if any(rounded) else (0, 1)
+
+
+def _hundredths(limit: int | str, wanted: int) -> int:
+    """In hundredths of an instance."""
+    return _amount(limit) * (wanted if isinstance(limit, str) and limit.endswith("%") else 100)
+
+
+def _amount(limit: int | str) -> int:
+    digits = str(limit).removesuffix("%")
+    if not (digits.isascii() and digits.isdigit()):
+        raise ValueError(f"{limit!r} is neither a number of instances >= 0 nor a percentage such as 25%")
+    return int(digits)

@@ -1,0 +1,102 @@
+"""How many instances of each role there shall be, when autoscalers of both roles wish what they wish.
+
+Wishes come from two scalers that know nothing of each other. Bounds are the ratio prefill : decode and each role's own
+minimum and maximum. The role that lacks is raised; the other is lowered only where the maximum forbids to raise. What
+comes out satisfies all bounds and comes out again when it is put in, so nothing is ever fought.
+
+    wish 1P8D, ratio 1:4 to 1:1               → 2P8D   (prefill lacks)
+    wish 1P8D, the same, at most 1 prefill    → 1P4D   (it cannot be raised)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, floor
+from typing import Final
+
+UNBOUNDED: Final = 10_000
+"""More instances than any cluster has; a number, so that the search for a fitting pair ends."""
+
+
+def exact_ratio(ratio: float) -> Fraction:
+    """What a user wrote: 0.1 is a tenth, although no binary float is. Otherwise 10 decode would need 2 prefill."""
+    return Fraction(repr(ratio))
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Instances of both roles."""
+
+    prefill: int
+    decode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """``min_ratio`` and ``max_ratio``: of prefill to decode. ``least >= 1`` and ``most``: of each role.
+
+    Raises:
+        ValueError: No pair fits.
+    """
+
+    min_ratio: Fraction | None = None
+    max_ratio: Fraction | None = None
+    least: Pair = Pair(1, 1)
+    most: Pair = Pair(UNBOUNDED, UNBOUNDED)
+
+    def __post_init__(self) -> None:
+        if min(self.least.prefill, self.least.decode) < 1:
+            raise ValueError(f"{self}: the minimum of a role is at least 1; 0 of both is always allowed")
+        if any(ratio is not None and ratio <= 0 for ratio in (self.min_ratio, self.max_ratio)):
+            raise ValueError(f"{self}: a ratio is above 0")
+        is_empty = self._boxed(self.least) != self.least
+        if is_empty or not self.allows(_settle(self.least, self._raised_in_box)):
+            raise ValueError(
+                f"no {self.least.prefill} to {self.most.prefill} prefill and {self.least.decode} to {self.most.decode} "
+                f"decode have a ratio of {self.min_ratio or 'any'} to {self.max_ratio or 'any'}: widen one of them"
+            )
+
+    def allows(self, pair: Pair) -> bool:
+        """Whether these numbers may be as they are."""
+        return pair == Pair(0, 0) or (self._boxed(pair) == pair and self._raised(pair) == pair)
+
+    def fit(self, wish: Pair) -> Pair:
+        """The numbers to run with. 0 of both stops the cluster; 0 of one role alone is a role that lacks.
+
+        Fitting pairs are closed under taking the larger (and the smaller) of each role. So raising in turn ends at the
+        smallest one above the wish; if maxima cut that off, lowering ends at the largest one below, which is never
+        under a minimum.
+        """
+        if wish == Pair(0, 0):
+            return wish
+        return _settle(_settle(self._boxed(wish), self._raised_in_box), self._lowered)
+
+    def _boxed(self, pair: Pair) -> Pair:
+        """Each role within its own minimum and maximum."""
+        return Pair(
+            min(max(pair.prefill, self.least.prefill), self.most.prefill),
+            min(max(pair.decode, self.least.decode), self.most.decode),
+        )
+
+    def _raised_in_box(self, pair: Pair) -> Pair:
+        return self._boxed(self._raised(pair))
+
+    def _raised(self, pair: Pair) -> Pair:
+        """Each role raised to what the other one needs."""
+        prefill = ceil(self.min_ratio * pair.decode) if self.min_ratio else 0
+        decode = ceil(pair.prefill / self.max_ratio) if self.max_ratio else 0
+        return Pair(max(pair.prefill, prefill), max(pair.decode, decode))
+
+    def _lowered(self, pair: Pair) -> Pair:
+        """Each role lowered to what the other one can feed."""
+        prefill = floor(self.max_ratio * pair.decode) if self.max_ratio else pair.prefill
+        decode = floor(pair.prefill / self.min_ratio) if self.min_ratio else pair.decode
+        return Pair(min(pair.prefill, prefill), min(pair.decode, decode))
+
+
+def _settle(pair: Pair, change: Callable[[Pair], Pair]) -> Pair:
+    while (changed := change(pair)) != pair:
+        pair = changed
+    return pair

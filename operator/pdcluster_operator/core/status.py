@@ -1,0 +1,280 @@
+"""What a PDCluster's status says, from what was found and what it said before. Run twice, the second changes nothing.
+
+Ready = Accepted, every wanted instance of both roles is the target's and ready, routers are ready, and a real request
+was answered through the target with KV that was pushed. Progressing and its deadline are a Deployment's (Kubernetes
+1.35 ``deployment/progress.go``): progress is any count that gets better; once complete, losses are no failed rollout.
+Degraded is what a pager should hear: fewer ready instances than promised, or a rollout or a transfer that failed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Final
+
+from pdcluster_operator.core.conditions import Condition, Counts, Reason, Status, Truth, Type
+from pdcluster_protocol.labels import Role
+
+
+class Verification(Enum):
+    """What is known of a request that was sent through the target since the operator started."""
+
+    NOT_ASKED = auto()
+    PASSED = auto()
+    FAILED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the shell found. ``refusal``: why the spec cannot be carried out, for people; empty when it can.
+
+    ``target``: names revision and templates; ``verification`` and ``verification_error`` are about this target.
+    ``problem``: what the cluster says of pods that do not get ready, such as ``ImagePullBackOff``; may be empty.
+    """
+
+    generation: int
+    target: str
+    prefill: Counts
+    decode: Counts
+    routers_wanted: int
+    routers_ready: int
+    deadline_s: int
+    refusal: str = ""
+    verification: Verification = Verification.NOT_ASKED
+    verification_error: str = ""
+    is_paused: bool = False
+    problem: str = ""
+
+    @property
+    def is_stopped(self) -> bool:
+        return not self.prefill.wanted
+
+    def of(self, role: Role) -> Counts:
+        return self.prefill if role is Role.PREFILL else self.decode
+
+
+class EventKind(Enum):
+    NORMAL = "Normal"
+    WARNING = "Warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One Kubernetes Event to send."""
+
+    kind: EventKind
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """A condition before it has times."""
+
+    truth: Truth
+    reason: Reason
+    message: str
+
+
+ROLE_CONDITIONS: Final = {Role.PREFILL: Type.PREFILL_READY, Role.DECODE: Type.DECODE_READY}
+_NEEDED: Final = (Type.ACCEPTED, Type.PREFILL_READY, Type.DECODE_READY, Type.ROUTER_READY, Type.TRANSFER_VERIFIED)
+_FAILURES: Final = frozenset({Reason.VERIFICATION_FAILED, Reason.PROGRESS_DEADLINE_EXCEEDED})
+_ALARMING: Final = frozenset({*_FAILURES, Reason.REFUSED, Reason.TOO_FEW_READY})
+_SUMS: Final = frozenset({Type.DEGRADED, Type.READY})
+"""Conditions that repeat the reason of another one."""
+_HELD: Final = frozenset({Reason.ROLLOUT_PAUSED, Reason.NOT_ACCEPTED})
+"""While Progressing has one of these, no time counts against the deadline."""
+
+
+def reduce_status(facts: Facts, before: Status | None, *, now: int) -> Status:
+    """The status to write. ``now`` and ``before``'s times: whole Unix seconds."""
+    status = Status(facts.generation, facts.target, _verified(facts, before), facts.prefill, facts.decode)
+    findings = {
+        Type.ACCEPTED: _accepted(facts),
+        **{condition: _role_ready(facts, role) for role, condition in ROLE_CONDITIONS.items()},
+        Type.ROUTER_READY: _router_ready(facts),
+        Type.TRANSFER_VERIFIED: _transfer_verified(facts, status.verified),
+    }
+    findings[Type.PROGRESSING] = _progressing(facts, status, before, now)
+    findings[Type.DEGRADED] = _degraded(facts, findings)
+    findings[Type.READY] = _ready(findings)
+    for condition, finding in findings.items():
+        status = status.with_condition(_timed(condition, finding, before, facts.generation, now))
+    return _with_progress_time(status, before, now)
+
+
+def events_between(before: Status | None, after: Status) -> tuple[Event, ...]:
+    """Events for what changed in truth or reason; numbers in a message are no event, nor is a first "not yet"."""
+    return tuple(
+        Event(_kind(condition), condition.reason.value, f"{condition.type.value}: {condition.message}")
+        for condition in after.conditions
+        if _is_news(condition, before.condition(condition.type) if before else None)
+    )
+
+
+def deadline_at(status: Status, deadline_s: int) -> int | None:
+    """When the rollout will have made no progress for too long: reduce again then. None while no deadline runs."""
+    progressing = status.condition(Type.PROGRESSING)
+    if not progressing or progressing.reason is not Reason.ROLLING_OUT or progressing.update_s is None:
+        return None
+    return progressing.update_s + deadline_s
+
+
+def _verified(facts: Facts, before: Status | None) -> str:
+    """A pass is remembered in status, so a new operator need not ask again; a failure takes it back."""
+    if facts.verification is Verification.PASSED:
+        return facts.target
+    remembered = before.verified if before else ""
+    return "" if facts.verification is Verification.FAILED and remembered == facts.target else remembered
+
+
+def _accepted(facts: Facts) -> _Finding:
+    if facts.refusal:
+        return _Finding(Truth.FALSE, Reason.REFUSED, facts.refusal)
+    return _Finding(Truth.TRUE, Reason.VALID, "the spec can be carried out")
+
+
+def _role_ready(facts: Facts, role: Role) -> _Finding:
+    counts = facts.of(role)
+    if facts.is_stopped:
+        return _Finding(Truth.FALSE, Reason.SCALED_TO_ZERO, f"no {role.value} instance is wanted")
+    message = f"{counts.updated_ready} of {counts.wanted} {role.value} instances are up to date and ready"
+    if counts.updated_ready >= counts.wanted:
+        return _Finding(Truth.TRUE, Reason.INSTANCES_READY, message)
+    return _Finding(
+        Truth.FALSE, Reason.INSTANCES_NOT_READY, f"{message}: {facts.problem}" if facts.problem else message
+    )
+
+
+def _router_ready(facts: Facts) -> _Finding:
+    message = f"{facts.routers_ready} of {facts.routers_wanted} routers are ready"
+    if 0 < facts.routers_wanted <= facts.routers_ready:
+        return _Finding(Truth.TRUE, Reason.ROUTERS_READY, message)
+    return _Finding(Truth.FALSE, Reason.ROUTERS_NOT_READY, message)
+
+
+def _transfer_verified(facts: Facts, verified: str) -> _Finding:
+    if facts.is_stopped:
+        return _Finding(Truth.UNKNOWN, Reason.SCALED_TO_ZERO, "no instance is wanted that could be asked")
+    if verified == facts.target:
+        return _Finding(Truth.TRUE, Reason.VERIFIED, f"a request was answered with pushed KV through {facts.target}")
+    if facts.verification is Verification.FAILED:
+        return _Finding(Truth.FALSE, Reason.VERIFICATION_FAILED, facts.verification_error)
+    return _Finding(Truth.UNKNOWN, Reason.VERIFICATION_PENDING, f"no request was sent through {facts.target} yet")
+
+
+def _progressing(facts: Facts, status: Status, before: Status | None, now: int) -> _Finding:
+    message = ", ".join(
+        f"{role.value} {counts.updated_ready} of {counts.wanted} up to date and ready, {_num_old(counts)} old"
+        for role, counts in ((role, facts.of(role)) for role in Role)
+    )
+    if facts.refusal:
+        return _Finding(Truth.UNKNOWN, Reason.NOT_ACCEPTED, "nothing moves until the spec is accepted")
+    if facts.is_paused:
+        return _Finding(Truth.UNKNOWN, Reason.ROLLOUT_PAUSED, message)
+    if _is_complete(status, before):
+        return _Finding(Truth.TRUE, Reason.ROLLOUT_COMPLETE, f"{facts.target} is what runs")
+    if now >= _progressed_s(status, before, now) + facts.deadline_s:
+        return _Finding(
+            Truth.FALSE, Reason.PROGRESS_DEADLINE_EXCEEDED, f"no progress in {facts.deadline_s} s: {message}"
+        )
+    return _Finding(Truth.TRUE, Reason.ROLLING_OUT, message)
+
+
+def _degraded(facts: Facts, findings: dict[Type, _Finding]) -> _Finding:
+    failed = next((found for found in findings.values() if found.reason in _FAILURES), None)
+    if failed:
+        return _Finding(Truth.TRUE, failed.reason, failed.message)
+    # A first start lacks instances too, but has nothing to lose yet; its deadline tells when it fails.
+    is_first_start = findings[Type.PROGRESSING].reason is Reason.ROLLING_OUT and not any(
+        _num_old(facts.of(role)) for role in Role
+    )
+    shortages = _shortages(facts)
+    if shortages and not is_first_start:
+        return _Finding(Truth.TRUE, Reason.TOO_FEW_READY, "; ".join(shortages))
+    return _Finding(Truth.FALSE, Reason.AS_WANTED, "no fewer are ready than promised")
+
+
+def _ready(findings: dict[Type, _Finding]) -> _Finding:
+    missing = next(((needed, findings[needed]) for needed in _NEEDED if findings[needed].truth is not Truth.TRUE), None)
+    if missing is None:
+        return _Finding(Truth.TRUE, Reason.SERVING, "all instances are ready, and a transfer was verified")
+    return _Finding(Truth.FALSE, missing[1].reason, f"{missing[0].value}: {missing[1].message}")
+
+
+def _timed(condition: Type, finding: _Finding, before: Status | None, generation: int, now: int) -> Condition:
+    """The finding with the time of its last change of truth."""
+    was = before.condition(condition) if before else None
+    since = was.transition_s if was and was.truth is finding.truth else now
+    return Condition(condition, finding.truth, finding.reason, finding.message, generation, since)
+
+
+def _with_progress_time(status: Status, before: Status | None, now: int) -> Status:
+    conditions = tuple(
+        replace(condition, update_s=_progressed_s(status, before, now))
+        if condition.type is Type.PROGRESSING
+        else condition
+        for condition in status.conditions
+    )
+    return replace(status, conditions=conditions)
+
+
+def _progressed_s(status: Status, before: Status | None, now: int) -> int:
+    """Time of the last progress: now if anything got better, or if the rollout begins, or goes on, only now."""
+    was = before.condition(Type.PROGRESSING) if before else None
+    if before is None or was is None or was.update_s is None:
+        return now
+    return now if _has_progressed(before, status) else was.update_s
+
+
+def _has_progressed(before: Status, status: Status) -> bool:
+    reason = before.reason(Type.PROGRESSING)
+    is_incomplete_again = reason is Reason.ROLLOUT_COMPLETE and not _is_complete(status, before)
+    # Not while it is held: a time that moved with every look would be a write with every look.
+    goes_on = reason in _HELD and status.reason(Type.PROGRESSING) not in _HELD
+    if before.target != status.target or goes_on or is_incomplete_again:
+        return True
+    is_new_proof = status.verified == status.target != before.verified
+    return is_new_proof or any(_is_better(status.of(role), before.of(role)) for role in Role)
+
+
+def _is_better(now: Counts, before: Counts) -> bool:
+    """As ``DeploymentProgressing``: more updated, fewer old, more ready."""
+    return (
+        now.updated > before.updated
+        or _num_old(now) < _num_old(before)
+        or now.ready > before.ready
+        or now.updated_ready > before.updated_ready
+    )
+
+
+def _is_complete(status: Status, before: Status | None) -> bool:
+    """Reached now, or reached before and nothing old came back: then what gets lost is no rollout's fault."""
+    is_proven = status.verified == status.target or not status.prefill.wanted
+    if is_proven and all(status.of(role).is_updated for role in Role):
+        return True
+    was_complete = before is not None and before.reason(Type.PROGRESSING) is Reason.ROLLOUT_COMPLETE
+    is_same = before is not None and before.target == status.target
+    return was_complete and is_same and not any(_num_old(status.of(role)) for role in Role)
+
+
+def _num_old(counts: Counts) -> int:
+    return counts.replicas - counts.updated
+
+
+def _shortages(facts: Facts) -> list[str]:
+    """What there is less of than promised; of routers, only if there is none."""
+    few = [role for role in Role if facts.of(role).ready < facts.of(role).least]
+    told = [f"{facts.of(it).ready} {it.value} instances are ready, {facts.of(it).least} were promised" for it in few]
+    return told if facts.routers_ready or facts.is_stopped else [*told, "no router is ready"]
+
+
+def _is_news(condition: Condition, was: Condition | None) -> bool:
+    if was is None:
+        return condition.truth is Truth.TRUE or condition.reason in _ALARMING
+    has_other_reason = condition.reason is not was.reason and condition.type not in _SUMS
+    return condition.truth is not was.truth or has_other_reason
+
+
+def _kind(condition: Condition) -> EventKind:
+    return EventKind.WARNING if condition.reason in _ALARMING else EventKind.NORMAL

@@ -1,0 +1,40 @@
+"""The labels that the operator writes and the router reads: whose a child is, and what an engine may be paired with.
+
+Values are at most 63 characters of ``[A-Za-z0-9._-]`` (Kubernetes), which the operator's names and hashes always are.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+
+class Role(Enum):
+    """What an engine does; the value of ``ROLE`` on engines and the key under ``spec.roles``."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+    @property
+    def other(self) -> Role:
+        return Role.DECODE if self is Role.PREFILL else Role.PREFILL
+
+
+CLUSTER: Final = "pdcluster.dev/cluster"
+"""Name of the PDCluster, or its short form where the name is longer than a label's value."""
+ROLE: Final = "pdcluster.dev/role"
+REVISION: Final = "pdcluster.dev/revision"
+"""Hash over what both roles must share: the router pairs engines of one revision only."""
+TEMPLATE: Final = "pdcluster.dev/template"
+"""Hash over the pod template of one role."""
+
+NAME: Final = "app.kubernetes.io/name"
+INSTANCE: Final = "app.kubernetes.io/instance"
+COMPONENT: Final = "app.kubernetes.io/component"
+PART_OF: Final = "app.kubernetes.io/part-of"
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+
+APP_NAME: Final = "pdcluster"
+"""Value of ``NAME`` and ``PART_OF``."""
+MANAGER: Final = "pdcluster-operator"
+"""Value of ``MANAGED_BY``, and the operator's field manager."""

@@ -1,0 +1,322 @@
+"""What a status says of what was found, and when it changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from pdcluster_operator.core.conditions import Counts, Reason, Status, Truth, Type, counts_of
+from pdcluster_operator.core.fleet import RoleFleet, Workload
+from pdcluster_operator.core.status import (
+    Event,
+    EventKind,
+    Facts,
+    Verification,
+    deadline_at,
+    events_between,
+    reduce_status,
+)
+
+ALL_READY: Final = Counts(wanted=2, least=1, replicas=2, updated=2, ready=2, updated_ready=2)
+STARTING: Final = Counts(wanted=2, least=1, replicas=2, updated=2)
+HALF_WAY: Final = Counts(wanted=2, least=1, replicas=3, updated=1, ready=2)
+
+WELL: Final = Facts(
+    generation=3,
+    target="0a1b.2c3d.4e5f",
+    prefill=ALL_READY,
+    decode=ALL_READY,
+    routers_wanted=2,
+    routers_ready=2,
+    deadline_s=600,
+    verification=Verification.PASSED,
+)
+FIRST: Final = replace(WELL, prefill=STARTING, decode=STARTING, routers_ready=0, verification=Verification.NOT_ASKED)
+NEXT: Final = replace(
+    WELL, generation=4, target="ffff.2c3d.4e5f", prefill=HALF_WAY, decode=HALF_WAY, verification=Verification.NOT_ASKED
+)
+
+WELL_STATUS: Final = reduce_status(WELL, None, now=1000)
+
+
+def said(facts: Facts, before: Status | None = None, now: int = 1000) -> dict[str, str]:
+    """Condition to truth and reason."""
+    status = reduce_status(facts, before, now=now)
+    return {found.type.value: f"{found.truth.value} {found.reason.value}" for found in status.conditions}
+
+
+STORIES: Final[dict[str, tuple[Facts, Status | None, dict[str, str]]]] = {
+    "all is well": (WELL, None, {}),
+    "the first start is no fault yet": (
+        FIRST,
+        None,
+        {
+            "PrefillReady": "False InstancesNotReady",
+            "DecodeReady": "False InstancesNotReady",
+            "RouterReady": "False RoutersNotReady",
+            "TransferVerified": "Unknown VerificationPending",
+            "Progressing": "True RollingOut",
+            "Ready": "False InstancesNotReady",
+        },
+    ),
+    "pods are up, nobody has asked yet: not ready": (
+        replace(WELL, verification=Verification.NOT_ASKED),
+        None,
+        {
+            "TransferVerified": "Unknown VerificationPending",
+            "Progressing": "True RollingOut",
+            "Ready": "False VerificationPending",
+        },
+    ),
+    "pods are up, and no transfer works": (
+        replace(WELL, verification=Verification.FAILED, verification_error="no route from prefill-0 to decode-0"),
+        None,
+        {
+            "TransferVerified": "False VerificationFailed",
+            "Progressing": "True RollingOut",
+            "Degraded": "True VerificationFailed",
+            "Ready": "False VerificationFailed",
+        },
+    ),
+    "what an operator before this one has verified stays verified": (
+        replace(WELL, verification=Verification.NOT_ASKED),
+        WELL_STATUS,
+        {},
+    ),
+    "a transfer fails that worked once": (
+        replace(WELL, verification=Verification.FAILED, verification_error="timeout"),
+        WELL_STATUS,
+        {
+            "TransferVerified": "False VerificationFailed",
+            "Degraded": "True VerificationFailed",
+            "Ready": "False VerificationFailed",
+        },
+    ),
+    "a rollout with enough ready ones is not ready and not degraded": (
+        NEXT,
+        WELL_STATUS,
+        {
+            "PrefillReady": "False InstancesNotReady",
+            "DecodeReady": "False InstancesNotReady",
+            "TransferVerified": "Unknown VerificationPending",
+            "Progressing": "True RollingOut",
+            "Ready": "False InstancesNotReady",
+        },
+    ),
+    "a rollout in which too many die is degraded": (
+        replace(NEXT, decode=replace(HALF_WAY, ready=0)),
+        WELL_STATUS,
+        {
+            "PrefillReady": "False InstancesNotReady",
+            "DecodeReady": "False InstancesNotReady",
+            "TransferVerified": "Unknown VerificationPending",
+            "Progressing": "True RollingOut",
+            "Degraded": "True TooFewReady",
+            "Ready": "False InstancesNotReady",
+        },
+    ),
+    "a pod that dies after the rollout is no failed rollout": (
+        replace(WELL, decode=replace(ALL_READY, ready=1, updated_ready=1)),
+        WELL_STATUS,
+        {"DecodeReady": "False InstancesNotReady", "Ready": "False InstancesNotReady"},
+    ),
+    "all of a role die after the rollout": (
+        replace(WELL, decode=replace(ALL_READY, ready=0, updated_ready=0)),
+        WELL_STATUS,
+        {
+            "DecodeReady": "False InstancesNotReady",
+            "Degraded": "True TooFewReady",
+            "Ready": "False InstancesNotReady",
+        },
+    ),
+    "a paused rollout": (
+        replace(NEXT, is_paused=True),
+        WELL_STATUS,
+        {
+            "PrefillReady": "False InstancesNotReady",
+            "DecodeReady": "False InstancesNotReady",
+            "TransferVerified": "Unknown VerificationPending",
+            "Progressing": "Unknown RolloutPaused",
+            "Ready": "False InstancesNotReady",
+        },
+    ),
+    "a refused spec does not make what runs worse": (
+        replace(WELL, generation=4, refusal="roles.prefill has block size 16, roles.decode 32: make them equal"),
+        WELL_STATUS,
+        {"Accepted": "False Refused", "Progressing": "Unknown NotAccepted", "Ready": "False Refused"},
+    ),
+    "none are wanted": (
+        replace(WELL, prefill=Counts(), decode=Counts()),
+        WELL_STATUS,
+        {
+            "PrefillReady": "False ScaledToZero",
+            "DecodeReady": "False ScaledToZero",
+            "TransferVerified": "Unknown ScaledToZero",
+            "Ready": "False ScaledToZero",
+        },
+    ),
+    "none were ever wanted": (
+        replace(WELL, prefill=Counts(), decode=Counts(), verification=Verification.NOT_ASKED),
+        None,
+        {
+            "PrefillReady": "False ScaledToZero",
+            "DecodeReady": "False ScaledToZero",
+            "TransferVerified": "Unknown ScaledToZero",
+            "Ready": "False ScaledToZero",
+        },
+    ),
+    "one of two routers is lost": (
+        replace(WELL, routers_ready=1),
+        WELL_STATUS,
+        {"RouterReady": "False RoutersNotReady", "Ready": "False RoutersNotReady"},
+    ),
+    "the last router is lost": (
+        replace(WELL, routers_ready=0),
+        WELL_STATUS,
+        {
+            "RouterReady": "False RoutersNotReady",
+            "Degraded": "True TooFewReady",
+            "Ready": "False RoutersNotReady",
+        },
+    ),
+}
+ALL_WELL: Final = {
+    "Accepted": "True Valid",
+    "PrefillReady": "True InstancesReady",
+    "DecodeReady": "True InstancesReady",
+    "RouterReady": "True RoutersReady",
+    "TransferVerified": "True Verified",
+    "Progressing": "True RolloutComplete",
+    "Degraded": "False AsWanted",
+    "Ready": "True Serving",
+}
+
+
+@pytest.mark.parametrize(("facts", "before", "differing"), STORIES.values(), ids=list(STORIES))
+def test_conditions_that_differ_from_all_is_well(
+    facts: Facts, before: Status | None, differing: dict[str, str]
+) -> None:
+    assert said(facts, before) == {**ALL_WELL, **differing}
+
+
+def test_every_condition_has_the_generation_it_was_found_for() -> None:
+    assert {found.observed_generation for found in reduce_status(NEXT, WELL_STATUS, now=1).conditions} == {4}
+
+
+def test_a_condition_keeps_its_time_until_its_truth_changes() -> None:
+    worse = replace(WELL, decode=replace(ALL_READY, ready=1, updated_ready=1))
+    status = reduce_status(worse, WELL_STATUS, now=2000)
+    times = {found.type: found.transition_s for found in status.conditions}
+    changed = {Type.DECODE_READY, Type.READY}
+    assert times == {kind: 2000 if kind in changed else 1000 for kind in Type}
+
+
+def test_a_message_names_the_numbers_and_what_the_cluster_says() -> None:
+    facts = replace(FIRST, problem="pod p-0: 0/3 nodes have cuda.example/gpu")
+    found = reduce_status(facts, None, now=0).condition(Type.PREFILL_READY)
+    assert found is not None
+    assert found.message == (
+        "0 of 2 prefill instances are up to date and ready: pod p-0: 0/3 nodes have cuda.example/gpu"
+    )
+
+
+def progressing(status: Status) -> tuple[Reason, int | None]:
+    found = status.condition(Type.PROGRESSING)
+    assert found is not None
+    return found.reason, found.update_s
+
+
+def test_a_rollout_without_progress_misses_its_deadline_and_progress_brings_it_back() -> None:
+    status = reduce_status(NEXT, WELL_STATUS, now=2000)
+    assert progressing(status) == (Reason.ROLLING_OUT, 2000)
+    assert deadline_at(status, 600) == 2600
+    status = reduce_status(NEXT, status, now=2599)
+    assert progressing(status) == (Reason.ROLLING_OUT, 2000)
+    status = reduce_status(NEXT, status, now=2600)
+    assert progressing(status) == (Reason.PROGRESS_DEADLINE_EXCEEDED, 2000)
+    assert deadline_at(status, 600) is None
+    better = replace(NEXT, prefill=replace(HALF_WAY, ready=3, updated_ready=1))
+    assert progressing(reduce_status(better, status, now=9000)) == (Reason.ROLLING_OUT, 9000)
+
+
+@pytest.mark.parametrize(
+    "better",
+    [
+        pytest.param(replace(NEXT, decode=replace(HALF_WAY, replicas=4, updated=2)), id="one more of the target"),
+        pytest.param(replace(NEXT, decode=replace(HALF_WAY, replicas=2)), id="one old one less"),
+        pytest.param(replace(NEXT, decode=replace(HALF_WAY, ready=3)), id="one more ready"),
+        pytest.param(replace(NEXT, decode=replace(HALF_WAY, updated_ready=1)), id="a ready one of the target"),
+        pytest.param(replace(NEXT, verification=Verification.PASSED), id="verified"),
+        pytest.param(replace(NEXT, target="another"), id="another target"),
+    ],
+)
+def test_what_counts_as_progress(better: Facts) -> None:
+    status = reduce_status(NEXT, WELL_STATUS, now=2000)
+    assert progressing(reduce_status(better, status, now=2500))[1] == 2500
+
+
+def test_losses_are_no_progress() -> None:
+    status = reduce_status(NEXT, WELL_STATUS, now=2000)
+    worse = replace(NEXT, decode=replace(HALF_WAY, ready=1, terminating=1))
+    assert progressing(reduce_status(worse, status, now=2500))[1] == 2000
+
+
+@pytest.mark.parametrize("held", [replace(NEXT, is_paused=True), replace(NEXT, refusal="no")])
+def test_time_that_a_rollout_is_held_does_not_count(held: Facts) -> None:
+    status = reduce_status(held, reduce_status(NEXT, WELL_STATUS, now=2000), now=2100)
+    assert deadline_at(status, 600) is None
+    assert progressing(reduce_status(NEXT, status, now=99_000)) == (Reason.ROLLING_OUT, 99_000)
+
+
+def test_old_ones_that_come_back_long_after_a_rollout_begin_a_new_one() -> None:
+    stray = replace(WELL, decode=replace(ALL_READY, replicas=3))
+    assert progressing(reduce_status(stray, WELL_STATUS, now=99_000)) == (Reason.ROLLING_OUT, 99_000)
+
+
+def test_a_failed_verification_of_another_target_does_not_forget_the_verified_one() -> None:
+    failed = replace(NEXT, verification=Verification.FAILED, verification_error="timeout")
+    assert reduce_status(failed, WELL_STATUS, now=2000).verified == WELL.target
+    failed = replace(WELL, verification=Verification.FAILED, verification_error="timeout")
+    assert reduce_status(failed, WELL_STATUS, now=2000).verified == ""
+
+
+def test_events_are_sent_for_changes_only() -> None:
+    assert events_between(WELL_STATUS, reduce_status(WELL, WELL_STATUS, now=5000)) == ()
+    status = reduce_status(replace(NEXT, decode=replace(HALF_WAY, ready=1)), WELL_STATUS, now=2000)
+    later = reduce_status(replace(NEXT, prefill=replace(HALF_WAY, ready=3, updated_ready=1)), status, now=2001)
+    assert events_between(status, later) == ()
+
+
+def test_events_say_what_became_of_which_condition() -> None:
+    failed = replace(WELL, verification=Verification.FAILED, verification_error="timeout")
+    message = "timeout"
+    assert events_between(WELL_STATUS, reduce_status(failed, WELL_STATUS, now=2000)) == (
+        Event(EventKind.WARNING, "VerificationFailed", f"TransferVerified: {message}"),
+        Event(EventKind.WARNING, "VerificationFailed", f"Degraded: {message}"),
+        Event(EventKind.WARNING, "VerificationFailed", f"Ready: TransferVerified: {message}"),
+    )
+
+
+def test_a_first_look_tells_what_is_true_or_wrong_and_not_what_is_not_yet() -> None:
+    events = events_between(None, reduce_status(FIRST, None, now=0))
+    assert [event.reason for event in events] == ["Valid", "RollingOut"]
+    refused = events_between(None, reduce_status(replace(FIRST, refusal="block sizes differ"), None, now=0))
+    assert refused[0] == Event(EventKind.WARNING, "Refused", "Accepted: block sizes differ")
+
+
+def test_counts_are_of_all_workloads_of_a_role() -> None:
+    target, old = Workload("n", "B", 2, 1, 1, 0), Workload("o", "A", 1, 2, 2, 1)
+    assert counts_of(RoleFleet(target, 3, 1, 1, (old,))) == Counts(
+        wanted=3, least=2, replicas=3, updated=1, ready=3, updated_ready=1, terminating=1
+    )
+
+
+def test_ready_is_true_only_when_all_that_it_needs_is_true() -> None:
+    for facts, before, _ in STORIES.values():
+        status = reduce_status(facts, before, now=1)
+        truths = {found.type: found.truth is Truth.TRUE for found in status.conditions}
+        is_ready = truths.pop(Type.READY)
+        needed = set(truths) - {Type.PROGRESSING, Type.DEGRADED}
+        assert is_ready == all(truths[kind] for kind in needed)

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from pdcluster_router.core.scrub import MAX_REASON_CHARS
 from pdcluster_router.failures import MAX_LINES_PER_S, Failure, Failures, Kind
 
 
@@ -51,7 +52,7 @@ def test_a_stranger_cannot_write_a_line_of_its_own_or_a_long_one(
     (line,) = caplog.messages
     assert "\n" not in line
     assert "transfer_id=x_failure_kind=decode_lost attempt=0" in line
-    assert len(line) < 600
+    assert len(line) < MAX_REASON_CHARS + 200
 
 
 def test_a_storm_is_counted_whole_and_logged_in_part(

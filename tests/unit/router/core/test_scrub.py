@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pdcluster_protocol.errors import ProtocolError
+from pdcluster_protocol.fingerprint import CURES, KvFingerprint, require_equal
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.secret import make_secret
 from pdcluster_router.core.scrub import MAX_REASON_CHARS, scrub
@@ -36,3 +38,11 @@ def test_a_token_is_never_shown() -> None:
 
 def test_a_reason_is_short() -> None:
     assert len(scrub("x" * 100_000)) == MAX_REASON_CHARS
+
+
+def test_the_cure_at_the_end_of_the_longest_refusal_is_kept() -> None:
+    values = dict.fromkeys(CURES, "v" * 24) | {"kv_heads": (2, 4)}
+    ours, theirs = KvFingerprint(**values), KvFingerprint(**{name: f"{value}w" for name, value in values.items()})  # type: ignore[arg-type]  # a table of values
+    with pytest.raises(ProtocolError) as refused:
+        require_equal(prefill=ours, decode=theirs, prefill_id="p" * 40, decode_id="d" * 40)
+    assert scrub(str(refused.value)).endswith(CURES["model_digest"])

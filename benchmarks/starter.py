@@ -15,6 +15,7 @@ from benchmarks.places import Place
 from pdcluster_cli.engines import (
     LOOPBACK,
     ROUTER_MODULE,
+    SCRATCH,
     Device,
     EnginePlan,
     Role,
@@ -52,7 +53,10 @@ class Starter:
         self._peers: list[EngineHandle] = []
         with place.starting():  # the engines are its children, so they live there too
             self._zygote = Zygote(
-                preload_modules(Device.CPU), env=zygote_env(Device.CPU), log_path=folder / "zygote.log"
+                preload_modules(Device.CPU),
+                env=zygote_env(Device.CPU),
+                log_path=folder / "zygote.log",
+                scratch=SCRATCH,
             )
 
     def __enter__(self) -> Self:

@@ -65,6 +65,9 @@ _CPU_OVERRIDES: Final = {"vllm.envs.VLLM_WORKER_MULTIPROC_METHOD": "fork"}
 """vLLM's CPU platform sets the environment variable to ``spawn``, which imports everything again: 10 s an engine. The
 reason is binding OpenMP threads, which several engines on few cores cannot use anyway."""
 
+SCRATCH: Final = ("VLLM_RPC_BASE_PATH",)
+"""vLLM makes its sockets there, in the system's folder for temporary files by default; a killed engine leaves them."""
+
 _TRANSFER_PROTOCOL: Final = {Device.CPU: "tcp", Device.CUDA: "tcp", Device.NPU: "ascend"}
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -100,9 +102,15 @@ class Zygote:
     Must be made in a thread that lives as long as the engines shall (see ``linux.py``).
     """
 
-    def __init__(self, modules: Sequence[str], *, env: Mapping[str, str | None], log_path: Path) -> None:
-        """The process is started and imports ``modules``; ``wait_ready`` says when it has done so."""
+    def __init__(
+        self, modules: Sequence[str], *, env: Mapping[str, str | None], log_path: Path, scratch: Sequence[str] = ()
+    ) -> None:
+        """The process is started and imports ``modules``; ``wait_ready`` says when it has done so.
+
+        ``scratch``: environment variables that name a folder of this zygote's own, for what killed processes leave.
+        """
         self.log_path = log_path
+        self._scratch = tempfile.mkdtemp(prefix="pdcluster-")
         self._orders = threading.Lock()
         self._ready: Ready | None = None
         self._engines: list[EngineHandle] = []
@@ -114,7 +122,7 @@ class Zygote:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=merge_env(os.environ, env),
+                env=merge_env(os.environ, {**env, **dict.fromkeys(scratch, self._scratch)}),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -179,6 +187,7 @@ class Zygote:
             engine.wait(KILL_WAIT_S)
             engine.close()
         self._engines.clear()
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self

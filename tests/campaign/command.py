@@ -23,7 +23,7 @@ from campaign.report import markdown, summary_line
 from campaign.run import Options, Record, run
 from integration.harness import harness_env
 from integration.processes import is_port_free, is_running
-from pdcluster_cli.engines import Device, preload_modules
+from pdcluster_cli.engines import SCRATCH, Device, preload_modules
 from pdcluster_cli.tiny_model import ensure_tiny_model
 from pdcluster_cli.zygote import Zygote
 
@@ -51,7 +51,9 @@ def main(arguments: Sequence[str]) -> int:
 def _run_in(folder: Path, options: Options, connector: str) -> Record:
     """The record, with what was left when every process should have gone."""
     setup = Setup(ensure_tiny_model(), folder, options.seed, connector)
-    with Zygote(preload_modules(Device.CPU), env=harness_env(), log_path=folder / "zygote.log") as zygote:
+    with Zygote(
+        preload_modules(Device.CPU), env=harness_env(), log_path=folder / "zygote.log", scratch=SCRATCH
+    ) as zygote:
         record = asyncio.run(run(options, setup, zygote))
     record.findings.orphans = orphans(record.pids)
     record.findings.ports_left = [port for port in record.ports if not is_port_free(port)]

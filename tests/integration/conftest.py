@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from integration.harness import Harness, harness_env
-from pdcluster_cli.engines import Device, preload_modules
+from pdcluster_cli.engines import SCRATCH, Device, preload_modules
 from pdcluster_cli.tiny_model import ensure_tiny_model
 from pdcluster_cli.zygote import Zygote
 
@@ -22,5 +22,5 @@ def tiny_model() -> Path:
 def harness(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     folder = tmp_path_factory.mktemp("engines")
     modules = (*preload_modules(Device.CPU), "zoo.preload")
-    with Zygote(modules, env=harness_env(), log_path=folder / "zygote.log") as zygote:
+    with Zygote(modules, env=harness_env(), log_path=folder / "zygote.log", scratch=SCRATCH) as zygote:
         yield Harness(zygote, tiny_model, folder)

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
+from integration.ports import fresh_port
 from pdcluster_cli.engines import (
     LOOPBACK,
     ROUTER_MODULE,
@@ -42,7 +43,7 @@ from pdcluster_cli.engines import (
     router_argv,
     zygote_env,
 )
-from pdcluster_cli.waiting import free_port, wait_healthy
+from pdcluster_cli.waiting import wait_healthy
 from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
 
 Prompt: TypeAlias = str | Sequence[int]
@@ -165,7 +166,7 @@ class Harness:
             name=name,
             role=role,
             model=self.model,
-            port=free_port(),
+            port=fresh_port(),
             log_path=self.folder / f"{name}.log",
             trace_file=self.folder / f"{name}.trace",
             args=BASE_ARGS,
@@ -186,7 +187,7 @@ class Harness:
     @contextmanager
     def router(self, prefill: Sequence[Server], decode: Sequence[Server], args: Sequence[str] = ()) -> Iterator[Server]:
         """A router over engines that run already. Several may share an engine: one for each pair, say."""
-        name, port = f"router-{next(self._numbers)}", free_port()
+        name, port = f"router-{next(self._numbers)}", fresh_port()
         trace_file = self.folder / f"{name}.trace"
         argv = router_argv(
             prefill=[engine.url for engine in prefill],

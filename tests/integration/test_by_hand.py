@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from integration.harness import complete
+from integration.ports import fresh_port
 from pdcluster_cli.linux import die_with_parent
-from pdcluster_cli.waiting import free_port, is_healthy
+from pdcluster_cli.waiting import is_healthy
 
 pytestmark = pytest.mark.engines
 
@@ -62,7 +63,7 @@ def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_the_three_commands_of_the_page_serve(tiny_model: Path, tmp_path: Path) -> None:
-    ports = {shown: str(free_port()) for shown in ("8100", "8200", "8000")}
+    ports = {shown: str(fresh_port()) for shown in ("8100", "8200", "8000")}
     prefill, decode, router = commands(tiny_model, ports)
     with ExitStack() as stack:
         servers = [

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from integration.harness import Harness, Prompt, complete, complete_all, eventually, metric
+from integration.ports import MAX_WORKERS, fresh_port, range_of
 from pdcluster_cli.waiting import EngineDied, is_healthy
 
 pytestmark = pytest.mark.engines
@@ -47,3 +50,14 @@ def test_a_stopped_engine_leaves_its_port(harness: Harness) -> None:
 def test_an_engine_that_cannot_start_is_named_with_its_last_lines(harness: Harness) -> None:
     with pytest.raises(EngineDied, match=r"single-\d+ has ended with status 2(?s:.*)no-such-option"):
         harness.single_engine(["--no-such-option"]).__enter__()
+
+
+def test_no_two_workers_share_a_port_and_a_taken_one_is_not_given() -> None:
+    given = [port for number in range(MAX_WORKERS) for port in range_of(f"gw{number}")]
+    assert len(given) == len(set(given))
+    assert max(given) < 15_000
+    port = fresh_port()
+    with socket.create_server(("127.0.0.1", port + 1)):
+        assert fresh_port() not in {port, port + 1}
+    with pytest.raises(ValueError, match="run fewer"):
+        range_of(f"gw{MAX_WORKERS}")

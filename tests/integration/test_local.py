@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from integration.harness import eventually
+from integration.ports import fresh_port
 from integration.processes import descendants, is_port_free, is_running, process_name
-from pdcluster_cli.waiting import free_port
 
 pytestmark = pytest.mark.engines
 
@@ -56,7 +56,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Local]]:
     started: list[Local] = []
 
     def start_local(*arguments: str, port: int | None = None) -> Local:
-        port = port or free_port()
+        port = port or fresh_port()
         output = tmp_path / f"output-{len(started)}"
         command = [sys.executable, "-m", "pdcluster_cli", "local", "--port", str(port), *arguments]
         with output.open("wb") as file:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from integration.harness import eventually
+from integration.ports import fresh_port
 from integration.processes import TESTS, descendants, env_with_tests, is_port_free, is_running
-from pdcluster_cli.waiting import free_port
 from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote, ZygoteError
 
 
@@ -88,7 +88,7 @@ def test_modules_are_imported_once_and_shared(tmp_path: Path) -> None:
 
 
 def test_stop_kills_what_ignores_sigterm_with_all_its_forks(zygote: Zygote, tmp_path: Path) -> None:
-    port = free_port()
+    port = fresh_port()
     engine, pids = _start_stubborn(zygote, tmp_path, port)
     assert not is_port_free(port)
     assert engine.stop(grace_s=0.2) == -signal.SIGKILL
@@ -97,15 +97,29 @@ def test_stop_kills_what_ignores_sigterm_with_all_its_forks(zygote: Zygote, tmp_
 
 
 def test_an_engine_that_ends_takes_its_forks_along(zygote: Zygote, tmp_path: Path) -> None:
-    engine, pids = _start_stubborn(zygote, tmp_path, free_port())
+    engine, pids = _start_stubborn(zygote, tmp_path, fresh_port())
     engine.signal(signal.SIGKILL)
     assert engine.wait(10) == -signal.SIGKILL
     assert not any(is_running(pid) for pid in pids)
 
 
+def test_a_folder_for_scratch_goes_with_the_zygote_even_when_its_processes_were_killed(tmp_path: Path) -> None:
+    with Zygote(["json"], env={}, log_path=tmp_path / "zygote.log", scratch=("SOCKETS", "LOCKS")) as zygote:
+        (tmp_path / "leaver.py").write_text(
+            "import os, signal\nfrom pathlib import Path\nassert os.environ['LOCKS'] == os.environ['SOCKETS']\n"
+            "Path(os.environ['SOCKETS'], 'left').touch()\nprint(os.environ['SOCKETS'], flush=True)\n"
+            "os.kill(os.getpid(), signal.SIGKILL)"
+        )
+        spec = EngineSpec("leaver", "leaver", (), {"PYTHONPATH": str(tmp_path)}, tmp_path / "leaver.log")
+        assert zygote.start_engine(spec).wait(10) == -signal.SIGKILL
+        folder = Path((tmp_path / "leaver.log").read_text().removeprefix("[leaver] ").strip())
+        assert (folder / "left").exists()
+    assert not folder.exists()
+
+
 def test_leaving_the_with_ends_all_engines_and_the_zygote(tmp_path: Path) -> None:
     with Zygote(["json"], env={"PYTHONPATH": str(TESTS)}, log_path=tmp_path / "zygote.log") as zygote:
-        _, pids = _start_stubborn(zygote, tmp_path, free_port())
+        _, pids = _start_stubborn(zygote, tmp_path, fresh_port())
         below = descendants(zygote.pid)
         assert pids <= below
         began = time.monotonic()
@@ -115,7 +129,7 @@ def test_leaving_the_with_ends_all_engines_and_the_zygote(tmp_path: Path) -> Non
 
 
 def test_a_killed_zygote_takes_its_engines_along(zygote: Zygote, tmp_path: Path) -> None:
-    engine, pids = _start_stubborn(zygote, tmp_path, free_port())
+    engine, pids = _start_stubborn(zygote, tmp_path, fresh_port())
     subprocess.run(["kill", "-KILL", str(zygote.pid)], check=True)
     assert engine.wait(10) == -signal.SIGKILL
     assert eventually(lambda: not any(is_running(pid) for pid in pids))
@@ -124,7 +138,7 @@ def test_a_killed_zygote_takes_its_engines_along(zygote: Zygote, tmp_path: Path)
 
 
 def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
-    port = free_port()
+    port = fresh_port()
     script = str(TESTS / "integration" / "zygote_parent.py")
     parent = subprocess.Popen([sys.executable, script, str(tmp_path), str(port)], env=env_with_tests())
     pids = _read_pids(tmp_path) | descendants(parent.pid)

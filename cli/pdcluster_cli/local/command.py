@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Final
 
 from pdcluster_cli import checks
-from pdcluster_cli.engines import preload_modules, secret_env, zygote_env
+from pdcluster_cli.engines import SCRATCH, preload_modules, secret_env, zygote_env
 from pdcluster_cli.local.chat import ChatError, served_model, stream_answer
 from pdcluster_cli.local.options import Machine, Options, parse_options, plan_engines
 from pdcluster_cli.local.pool import Member, RouterPlan, find_dead, start_members
@@ -105,7 +105,7 @@ def _serve(run: Run) -> int:
     _say(f"logs are in {run.folder}")
     modules = preload_modules(run.machine.device)
     env = {**zygote_env(run.machine.device), **secret_env(os.environ)}  # All others are forks of the zygote.
-    with _zygote(Zygote(modules, env=env, log_path=run.folder / "import.log")) as zygote:
+    with _zygote(Zygote(modules, env=env, log_path=run.folder / "import.log", scratch=SCRATCH)) as zygote:
         members = start_members(zygote, plans, run.router, _say)
         traces = [run.router.trace_file, *(plan.trace_file for plan in plans if plan.trace_file)]
         _ask_first_question(run.options, members, traces)

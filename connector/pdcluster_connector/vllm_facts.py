@@ -291,18 +291,16 @@ def read_regions(
         kind = RegionKind.LATENT if is_latent else per_head
         heads = 1 if is_latent else _total_heads(name, spec.num_kv_heads, facts, config)
         is_linear = is_latent or _is_linear(config, name)
-        step = _window_step(spec, facts, config)
+        step = _window_step(spec)
         yield RegionLayout(*place, kind, heads, spec.block_size // pages, pages, is_linear, step)
 
 
-def _window_step(spec: KVCacheSpec, facts: EngineFacts, config: VllmConfig) -> int:
+def _window_step(spec: KVCacheSpec) -> int:
     """``RegionLayout.window_step``. vLLM 0.32 ``single_type_kv_cache_manager.py`` says where a window begins.
 
-    A prefill engine that pushes layer by layer, and computes every prompt from its first token on, pushes each token
-    before its block is recycled.
+    That each token is pushed at its own step saves nothing: the next step gives blocks before the window to other
+    requests while a lane may still read them.
     """
-    if facts.settings.push is PushTiming.LAYERWISE and not config.cache_config.enable_prefix_caching:
-        return 0
     if isinstance(spec, ChunkedLocalAttentionSpec):
         return int(spec.attention_chunk_size)
     return int(isinstance(spec, SlidingWindowSpec))

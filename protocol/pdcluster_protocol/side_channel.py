@@ -73,7 +73,7 @@ class RegionLayout(msgspec.Struct, frozen=True, array_like=True):
     transposed over the whole page."""
     window_step: int = 0
     """Prefill may lack what lies before a window, and a window begins at multiples of so many tokens: 1 for a sliding
-    window. 0: it pushes the whole prompt."""
+    window. 0: it has no window."""
 
     @property
     def block_tokens(self) -> int:

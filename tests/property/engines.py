@@ -179,7 +179,7 @@ def _kept(
 def _wanted(
     draw: st.DrawFn, table: _Table, groups: tuple[GroupPair, ...], seen: Sequence[Window | None], num_tokens: int
 ) -> _Table:
-    """Decode's blocks: those before its window are null; any leading ones, where prefill has the whole prompt."""
+    """Decode's blocks: those before its window are null; any leading ones, where there is no window."""
     tables = []
     for blocks, pair, window in zip(table, groups, seen, strict=True):
         if window:

@@ -47,7 +47,7 @@ class Window:
 
 @st.composite
 def windows(draw: st.DrawFn, prefill_block: int, decode_block: int) -> Window | None:
-    """One with which no token is lacking; None: prefill has the whole prompt."""
+    """One with which no token is lacking; None: the group has no window."""
     window = Window(draw(st.integers(1, 80)), draw(st.booleans()))
     if draw(st.booleans()) or (decode_block > prefill_block and window.step % decode_block):
         return None

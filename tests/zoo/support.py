@@ -107,7 +107,7 @@ REFUSED: Final = (
         "at the handshake, before any byte"),
     Row("any", "windows with larger blocks on decode than on prefill", Where.CORES,
         ("tests/property/test_link.py::test_a_window_is_refused_exactly_where_prefill_lacks_a_token_of_some_prompt",),
-        "at the handshake; not where prefill pushes layer by layer without prefix cache"),
+        "at the handshake"),
     Row("any", "context parallel engines, kv_role kv_both", _ENGINES,
         (REFUSALS + "test_an_engine_that_cannot_take_part_does_not_start",), "at the engine's start"),
 )  # fmt: skip

@@ -129,9 +129,10 @@ def _require_whole_windows(source: RegionLayout, target: RegionLayout) -> None:
     ours, theirs = source.block_tokens, target.block_tokens
     if theirs > ours and source.window_step % theirs:
         _refuse(
-            source, f"a window, in blocks of {ours} tokens on prefill, {theirs} on decode", "start both with the same "
-            '--block-size, or prefill with --no-enable-prefix-caching and "push": "layerwise"',
-        )  # fmt: skip
+            source,
+            f"a window, in blocks of {ours} tokens on prefill, {theirs} on decode",
+            "start both with the same --block-size",
+        )
 
 
 def _plan_rows(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Planned | None:

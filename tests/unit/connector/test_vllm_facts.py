@@ -118,19 +118,13 @@ FULL, SLIDING = FullAttentionSpec(**ATTENTION), SlidingWindowSpec(**ATTENTION, s
 CHUNKED = ChunkedLocalAttentionSpec(**ATTENTION, attention_chunk_size=48)
 
 
-@pytest.mark.parametrize(
-    ("spec", "push", "has_prefix_cache", "step"),
-    [
-        pytest.param(FULL, PushTiming.SERIAL, True, 0, id="no window"),
-        pytest.param(SLIDING, PushTiming.LAYERWISE, True, 1, id="cached blocks before the window are not taken"),
-        pytest.param(SLIDING, PushTiming.SERIAL, False, 1, id="blocks before the window are recycled before the push"),
-        pytest.param(SLIDING, PushTiming.LAYERWISE, False, 0, id="every token is pushed when it is computed"),
-        pytest.param(CHUNKED, PushTiming.LAYERWISE, True, 48, id="chunks"),
-    ],
-)
+@pytest.mark.parametrize("push", PushTiming)
+@pytest.mark.parametrize("has_prefix_cache", [True, False])
+@pytest.mark.parametrize(("spec", "step"), [(FULL, 0), (SLIDING, 1), (CHUNKED, 48)], ids=["full", "sliding", "chunks"])
 def test_a_region_says_where_what_prefill_surely_has_may_begin(
-    spec: KVCacheSpec, push: PushTiming, has_prefix_cache: bool, step: int
+    spec: KVCacheSpec, step: int, has_prefix_cache: bool, push: PushTiming
 ) -> None:
+    """However it pushes: blocks before a window may be another request's while a lane reads them."""
     engine = engine_facts(EngineRole.PREFILL, Shape(kv_heads=4), Settings(push=push))
     config = model_config(4, has_prefix_cache=has_prefix_cache)
     (region,) = read_regions("a", 0, spec, torch.zeros(3, 4, 16, 8), 3, engine, config)

@@ -1,4 +1,4 @@
-"""How fast one plain TCP stream is between two places: what a push is measured against."""
+"""One plain TCP stream between two places: what a push is measured against."""
 
 from __future__ import annotations
 
@@ -34,6 +34,19 @@ def measure_bandwidth(path: Path, num_bytes: int) -> float:
     Raises:
         OSError: The places cannot reach each other, or the stream stood still.
     """
+    return num_bytes / _stream(path, num_bytes, 0.0)
+
+
+def send_evenly(path: Path, num_bytes: int, seconds: float) -> None:
+    """One stream of ``num_bytes`` has been sent, spread over ``seconds``, or slower where the link is.
+
+    Waits and raises as ``measure_bandwidth``.
+    """
+    _stream(path, num_bytes, seconds)
+
+
+def _stream(path: Path, num_bytes: int, at_least_s: float) -> float:
+    """Seconds until the receiver has said that all bytes came."""
     with path.receiver():
         listener = socket.create_server((path.host, 0))
     with listener:
@@ -43,16 +56,16 @@ def measure_bandwidth(path: Path, num_bytes: int) -> float:
         with path.sender():
             stream = socket.create_connection(listener.getsockname(), _TIMEOUT_S)
         with stream:
-            seconds = _send(stream, num_bytes)
+            seconds = _send(stream, num_bytes, at_least_s)
         receiver.join(_TIMEOUT_S)
-    return num_bytes / seconds
+    return seconds
 
 
-def _send(stream: socket.socket, num_bytes: int) -> float:
-    """Seconds until the receiver has said that all bytes came."""
+def _send(stream: socket.socket, num_bytes: int, at_least_s: float) -> float:
     chunk = bytes(_CHUNK_BYTES)
     begun = time.perf_counter()
     for sent in range(0, num_bytes, _CHUNK_BYTES):
+        time.sleep(max(0.0, begun + at_least_s * sent / num_bytes - time.perf_counter()))
         stream.sendall(chunk[: num_bytes - sent])
     stream.recv(1)
     return time.perf_counter() - begun

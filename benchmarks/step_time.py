@@ -1,14 +1,15 @@
 """What a transfer costs the forward passes of both engines: step times with one beside step times without.
 
-    .venv/bin/python -m benchmarks.step_time --write    about 12 minutes; docs/step_time.md
+    .venv/bin/python -m benchmarks.step_time --write    about 14 minutes; docs/step_time.md
     .venv/bin/python -m benchmarks.step_time --quick    loopback, two rounds
 
 Decode, receiving: an answer streams from the decode engine while another request's KV comes in; a step is the time
 between two of its tokens, until the last byte has come. Without a transfer: the same while a single engine computes the
 same prompt, so that the other core has the same work. Prefill, sending: the time from a request's first schedule to its
 first token, by the prefill engine's own clock, while it pushes; without a transfer: a plain request of the same length.
-Milliseconds: median (least..most)
-over interleaved rounds, ratios of the same round each; the aim is 1.03 at most.
+Beside a plain socket: without a transfer too, but as many bytes go over the same link by one TCP stream that has
+nothing to do with the engines. Where engines fill every core, as on two, that is what any transfer costs at least.
+Milliseconds: median (least..most) over interleaved rounds, ratios of the same round each; the aim is 1.03 at most.
 """
 
 from __future__ import annotations
@@ -19,24 +20,36 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from benchmarks import raw_socket
 from benchmarks.client import BenchmarkError, Streamed, completion_body, post, stream
 from benchmarks.engine_clock import prefill_seconds
 from benchmarks.figures import format_table, ratios, spread
 from benchmarks.fronts import RouterFront
 from benchmarks.link import LinkError
 from benchmarks.pages import format_minutes, write_page
-from benchmarks.places import LINKS, open_places, share_places
+from benchmarks.places import LINKS, Inside, open_places, share_places
 from benchmarks.ttft_figures import Way
 from benchmarks.ttft_plan import prefill_s
 from benchmarks.ttft_pool import Pool, start_pool
 
 from pdcluster_cli.waiting import EngineDied
 
-COLUMNS: Final = ("link", "tokens", "step", "without a transfer", "with", "ratio")
+COLUMNS: Final = (
+    "link",
+    "tokens",
+    "step",
+    "without a transfer",
+    "beside a plain socket",
+    "with",
+    "with / without",
+    "with / plain socket",
+)
 WAYS: Final = (Way.SINGLE, Way.LAYERWISE)
 _FAILURES: Final = (LinkError, BenchmarkError, EngineDied, TimeoutError, OSError)
 _START_S: Final = 60.0
@@ -59,13 +72,13 @@ class Plan:
     @property
     def answer_tokens(self) -> int:
         """How long the stream must be to outlast the slowest transfer."""
-        return int((_STEPS_AHEAD_S + 3 * prefill_s(self.tokens)) / _STEP_S)
+        return int((_STEPS_AHEAD_S + 2 * prefill_s(self.tokens)) / _STEP_S)
 
     @property
     def seconds(self) -> float:
         """An estimate."""
         stream_s = 2 * self.answer_tokens * _STEP_S
-        return 2 * _START_S + len(self.links) * self.rounds * (2 * stream_s + 2.5 * prefill_s(self.tokens))
+        return 2 * _START_S + len(self.links) * self.rounds * (3 * stream_s + 4 * prefill_s(self.tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +90,35 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """Seconds for a step: decode's and prefill's, each without and with a transfer."""
+class Steps:
+    """Seconds for a step of one engine in one round."""
 
-    decode_idle: float
-    decode_receiving: float
-    prefill_idle: float
-    prefill_sending: float
+    without: float
+    beside_socket: float
+    with_transfer: float
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    decode: Steps
+    prefill: Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What the plain socket carries in one step of prefill."""
+
+    path: raw_socket.Path
+    num_bytes: int
+    seconds: float
+
+    @contextmanager
+    def flowing(self) -> Iterator[None]:
+        """It begins now, and has ended at the end."""
+        with ThreadPoolExecutor(1) as sender:
+            sent = sender.submit(raw_socket.send_evenly, self.path, self.num_bytes, self.seconds)
+            yield
+            sent.result()
 
 
 def main(plan: Plan, *, write: bool) -> int:
@@ -116,16 +151,21 @@ def step_s(stream: Streamed, window: Window) -> float:
 
 def build_cells(link: str, tokens: int, rounds: Sequence[Round]) -> list[tuple[str, ...]]:
     """A line for decode and one for prefill."""
-    pairs = {
-        "decode, receiving": [(taken.decode_idle, taken.decode_receiving) for taken in rounds],
-        "prefill, sending": [(taken.prefill_idle, taken.prefill_sending) for taken in rounds],
+    sides = {
+        "decode, receiving": [taken.decode for taken in rounds],
+        "prefill, sending": [taken.prefill for taken in rounds],
     }
-    return [(link, f"{tokens:,}", name, *_cells(*zip(*taken, strict=True))) for name, taken in pairs.items()]
+    return [(link, f"{tokens:,}", name, *_cells(taken)) for name, taken in sides.items()]
 
 
-def _cells(without: Sequence[float], with_one: Sequence[float]) -> tuple[str, str, str]:
-    ratio = ratios(with_one, without)
-    return _ms(without), _ms(with_one), f"{ratio.median:.3f} ({ratio.low:.3f}..{ratio.high:.3f})"
+def _cells(taken: Sequence[Steps]) -> tuple[str, ...]:
+    without, beside, ours = ([getattr(steps, name) for steps in taken] for name in Steps.__slots__)
+    return _ms(without), _ms(beside), _ms(ours), _ratio(ours, without), _ratio(ours, beside)
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    ratio = ratios(ours, theirs)
+    return f"{ratio.median:.3f} ({ratio.low:.3f}..{ratio.high:.3f})"
 
 
 def _ms(seconds: Sequence[float]) -> str:
@@ -140,35 +180,51 @@ def _measure_links(links: Sequence[str], plan: Plan) -> Iterator[tuple[str, ...]
         start_pool(places, Path(folder), WAYS) as pool,
     ):
         for _ in range(2):
-            for way in WAYS:
-                pool.ask(way, plan.tokens)
+            warm = {way: pool.ask(way, plan.tokens) for way in WAYS}
         for link in links:
             places.set_rate(link)
-            rounds = [_run_round(pool, plan, number) for number in range(plan.rounds)]
+            traffic = Traffic(places.path, warm[Way.LAYERWISE].num_bytes, warm[Way.SINGLE].ttft_s)
+            rounds = [_run_round(pool, plan, traffic, number) for number in range(plan.rounds)]
             yield from build_cells(LINKS[link], plan.tokens, rounds)
 
 
-def _run_round(pool: Pool, plan: Plan, number: int) -> Round:
-    idle = receiving = prefill_idle = prefill_sending = 0.0
-    for way in WAYS if number % 2 else WAYS[::-1]:
-        if way is Way.SINGLE:
-            idle = _decode_step(pool, plan, way)
-            prefill_idle = _prefill_s(pool, lambda: _ask_prefill(pool, plan.tokens))
-        else:
-            receiving = _decode_step(pool, plan, way)
-            prefill_sending = _prefill_s(pool, lambda: pool.ask(Way.LAYERWISE, plan.tokens))
-    return Round(idle, receiving, prefill_idle, prefill_sending)
+def _run_round(pool: Pool, plan: Plan, traffic: Traffic, number: int) -> Round:
+    """The order turns from round to round."""
+    cases = (_without, partial(_beside_socket, traffic), _with_transfer)
+    turns = [(number + shift) % len(cases) for shift in range(len(cases))]
+    taken = {turn: cases[turn](pool, plan) for turn in turns}
+    decode, prefill = zip(*(taken[turn] for turn in sorted(turns)), strict=True)
+    return Round(Steps(*decode), Steps(*prefill))
 
 
-def _decode_step(pool: Pool, plan: Plan, way: Way) -> float:
-    """While ``way`` answers a prompt."""
+def _without(pool: Pool, plan: Plan) -> tuple[float, float]:
+    """Decode's and prefill's step."""
+    return _decode_step(pool, plan, Way.SINGLE), _prefill_s(pool, lambda: _ask_prefill(pool, plan.tokens))
+
+
+def _beside_socket(traffic: Traffic, pool: Pool, plan: Plan) -> tuple[float, float]:
+    def ask_prefill() -> None:
+        with traffic.flowing():
+            _ask_prefill(pool, plan.tokens)
+
+    return _decode_step(pool, plan, Way.SINGLE, traffic.flowing), _prefill_s(pool, ask_prefill)
+
+
+def _with_transfer(pool: Pool, plan: Plan) -> tuple[float, float]:
+    sending = _prefill_s(pool, lambda: pool.ask(Way.LAYERWISE, plan.tokens))
+    return _decode_step(pool, plan, Way.LAYERWISE), sending
+
+
+def _decode_step(pool: Pool, plan: Plan, way: Way, beside: Inside = nullcontext) -> float:
+    """While ``way`` answers a prompt, and ``beside`` goes on."""
     front = pool.fronts[Way.LAYERWISE]
     assert isinstance(front, RouterFront)
     with ThreadPoolExecutor(1) as streamer:
         streamed = streamer.submit(_stream, pool, front, plan.answer_tokens)
         time.sleep(_STEPS_AHEAD_S)
         begun_at = time.monotonic()
-        burst = pool.ask(way, plan.tokens)
+        with beside():
+            burst = pool.ask(way, plan.tokens)
         if way is Way.LAYERWISE:
             window = Window(begun_at, max(it.last_acked_at for it in burst.transfers))
         else:

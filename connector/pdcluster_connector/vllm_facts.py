@@ -215,7 +215,8 @@ def _models(config: VllmConfig) -> list[Any]:
 
 
 def _group(group: KVCacheGroupSpec) -> KvGroup:
-    kinds = {type(spec) for _, spec in _layer_specs(group)}
+    specs = _specs_of(group)
+    kinds = {type(spec) for spec in specs}
     if unknown := {kind.__name__ for kind in kinds - _PUSHED}:
         known = sorted(kind.__name__ for kind in _PUSHED)
         raise ConfigError(
@@ -224,7 +225,7 @@ def _group(group: KVCacheGroupSpec) -> KvGroup:
         )
     if kinds != {MambaSpec}:
         return KvGroup(group.kv_cache_spec.block_size, is_windowed=not kinds.isdisjoint(_WINDOWED))
-    (mode,) = {spec.mamba_cache_mode for _, spec in _layer_specs(group)}
+    (mode,) = {spec.mamba_cache_mode for spec in specs}
     if mode not in ("none", "align"):
         raise ConfigError(
             f"--mamba-cache-mode is {mode}: PDClusterConnector 0.1 pushes one state for a request; choose none or align"
@@ -248,6 +249,13 @@ def _group_specs(cache: KVCacheConfig) -> dict[str, tuple[int, KVCacheSpec]]:
     """Of each layer: its KV group's number, and what it keeps."""
     groups = enumerate(cache.kv_cache_groups)
     return {name: (index, spec) for index, group in groups for name, spec in _layer_specs(group)}
+
+
+def _specs_of(group: KVCacheGroupSpec) -> tuple[KVCacheSpec, ...]:
+    """What is kept in the group, also for a pipeline stage that has none of its layers: vLLM 0.32
+    ``_project_kv_cache_groups_to_worker`` takes the names away and leaves the spec."""
+    spec = group.kv_cache_spec
+    return tuple(spec.kv_cache_specs.values()) if isinstance(spec, UniformTypeKVCacheSpecs) else (spec,)
 
 
 def _layer_specs(group: KVCacheGroupSpec) -> Iterator[tuple[str, KVCacheSpec]]:
@@ -360,7 +368,7 @@ def _fingerprint(
         attention_backend=_attention_backends(config, tensors),
         vllm_version=vllm_version,
         connector_version=CONNECTOR_VERSION,
-        state=_state(spec for _, spec in _group_specs(cache).values()),
+        state=_state(spec for group in cache.kv_cache_groups for spec in _specs_of(group)),
     )
 
 

@@ -155,9 +155,16 @@ class _Gated(broken._Wrapped):
         return super().write_status(write)
 
 
-def gate_writes(pair: Pair) -> threading.Event:
+class _Unacknowledged(_Gated):
+    """No write is acknowledged until the gate is open; the lane goes on meanwhile."""
+
+    def write_status(self, write: WriteId) -> WriteStatus:
+        return super().write_status(write) if self._gate.is_set() else WriteStatus.PENDING
+
+
+def gate_writes(pair: Pair, kind: type[_Gated] = _Gated) -> threading.Event:
     worker, gate = pair.prefill.worker, threading.Event()
-    sessions = broken._WrappedSessions(worker._parts.sessions, lambda inner: _Gated(inner, gate))
+    sessions = broken._WrappedSessions(worker._parts.sessions, lambda inner: kind(inner, gate))
     worker._parts = dataclasses.replace(worker._parts, sessions=sessions)
     return gate
 
@@ -231,13 +238,16 @@ def test_parts_that_wait_for_a_decode_rank_that_never_answers_are_let_go() -> No
 def test_a_push_straight_from_its_blocks_outlives_the_resharders_failure() -> None:
     """All lanes of a step hear of it; this one is through with the step, and its bytes are still on the way."""
     with make_pair() as pair:
-        gate = gate_writes(pair)
+        gate = gate_writes(pair, _Unacknowledged)
         pair.expect("a", 1)
         pair.forward(pair.slice_of("a", [1], [5]))
         assert pair.step_until(lambda: bool(pair.target.layers[-1, 5].any()))
         (lane,) = pair.prefill.worker._known_lanes()
         for step in range(4):
             lane.post(ReshardFailed(step, (0,), "the resharder is broken"))
+        heard = threading.Event()
+        lane.post(Quiesce(PushKey(TransferId("another"), FIRST), heard))
+        assert heard.wait(5)
         gate.set()
         assert pair.step_until(lambda: "a" in pair.ended)
         assert pair.ended["a"]

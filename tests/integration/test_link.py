@@ -7,12 +7,13 @@ import shutil
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+import time
+from contextlib import nullcontext, suppress
 from pathlib import Path as File
 
 import pytest
 from benchmarks.link import PREFIX, End, Link, LinkError, open_link, remove_leftovers
-from benchmarks.raw_socket import Path, measure_bandwidth
+from benchmarks.raw_socket import Path, measure_bandwidth, send_evenly
 
 can_make_links = os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc")
 needs_links = pytest.mark.skipif(not can_make_links, reason="needs root and iproute2")
@@ -42,6 +43,13 @@ def test_a_stream_over_the_link_has_the_rate_that_was_asked_for() -> None:
         assert measure_bandwidth(path_over(link), 10 << 20) * 8 == pytest.approx(200e6, rel=0.25)
         link.set_rate("800mbit")
         assert measure_bandwidth(path_over(link), 40 << 20) * 8 == pytest.approx(800e6, rel=0.25)
+
+
+def test_a_stream_is_spread_over_the_time_that_was_asked_for() -> None:
+    path = Path("127.0.0.1", nullcontext, nullcontext)
+    begun = time.monotonic()
+    send_evenly(path, 10 << 20, 0.5)
+    assert time.monotonic() - begun >= 0.45  # nine of ten pieces have to wait
 
 
 @needs_links

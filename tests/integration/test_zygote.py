@@ -104,13 +104,14 @@ def test_an_engine_that_ends_takes_its_forks_along(zygote: Zygote, tmp_path: Pat
 
 
 def test_a_folder_for_scratch_goes_with_the_zygote_even_when_its_processes_were_killed(tmp_path: Path) -> None:
-    with Zygote(["json"], env={}, log_path=tmp_path / "zygote.log", scratch=("SOCKETS", "LOCKS")) as zygote:
+    here = {"PYTHONPATH": str(tmp_path)}
+    with Zygote(["json"], env=here, log_path=tmp_path / "zygote.log", scratch=("SOCKETS", "LOCKS")) as zygote:
         (tmp_path / "leaver.py").write_text(
             "import os, signal\nfrom pathlib import Path\nassert os.environ['LOCKS'] == os.environ['SOCKETS']\n"
             "Path(os.environ['SOCKETS'], 'left').touch()\nprint(os.environ['SOCKETS'], flush=True)\n"
             "os.kill(os.getpid(), signal.SIGKILL)"
         )
-        spec = EngineSpec("leaver", "leaver", (), {"PYTHONPATH": str(tmp_path)}, tmp_path / "leaver.log")
+        spec = EngineSpec("leaver", "leaver", (), {}, tmp_path / "leaver.log")
         assert zygote.start_engine(spec).wait(10) == -signal.SIGKILL
         folder = Path((tmp_path / "leaver.log").read_text().removeprefix("[leaver] ").strip())
         assert (folder / "left").exists()

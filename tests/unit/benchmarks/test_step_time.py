@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks import heavy_load, step_time
 from benchmarks.client import BenchmarkError, Streamed
-from benchmarks.step_time import Round, Window, step_s
+from benchmarks.step_time import Round, Steps, Window, step_s
 from benchmarks.ttft_figures import Answer, Burst, Way
 
 STREAM = Streamed(0.0, tuple(0.01 * number for number in range(100)))
@@ -22,11 +22,13 @@ def test_too_few_tokens_in_the_window_are_no_result() -> None:
 
 
 def test_step_times_are_compared_within_a_round() -> None:
-    rounds = [Round(0.010, 0.011, 1.0, 1.02), Round(0.020, 0.020, 1.0, 1.04), Round(0.010, 0.012, 1.0, 1.0)]
+    decode_steps = [(0.010, 0.010, 0.011), (0.020, 0.016, 0.020), (0.010, 0.012, 0.012)]
+    prefill_steps = [(1.0, 1.0, 1.02), (1.0, 1.0, 1.04), (1.0, 1.25, 1.0)]
+    rounds = [Round(Steps(*one), Steps(*other)) for one, other in zip(decode_steps, prefill_steps, strict=True)]
     decode, prefill = step_time.build_cells("loopback", 2048, rounds)
-    assert decode == ("loopback", "2,048", "decode, receiving", "10.00 (10.00..20.00)", "12.00 (11.00..20.00)",
-                      "1.100 (1.000..1.200)")  # fmt: skip
-    assert prefill[-1] == "1.020 (1.000..1.040)"
+    assert decode == ("loopback", "2,048", "decode, receiving", "10.00 (10.00..20.00)", "12.00 (10.00..16.00)",
+                      "12.00 (11.00..20.00)", "1.100 (1.000..1.200)", "1.100 (1.000..1.250)")  # fmt: skip
+    assert prefill[-2:] == ("1.020 (1.000..1.040)", "1.020 (0.800..1.040)")
 
 
 def test_load_is_shown_by_mean_and_slowest() -> None:

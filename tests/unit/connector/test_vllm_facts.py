@@ -11,9 +11,11 @@ from vllm.config import CUDAGraphMode
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
+    KVCacheGroupSpec,
     KVCacheSpec,
     MambaSpec,
     SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
 )
 
 from integration.ranks import Shape, engine_facts, fingerprint_of
@@ -22,9 +24,11 @@ from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
 from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_connector.vllm_facts import (
     LayerKv,
+    _group,
     _require_hooks,
     _require_whole_steps,
     _role,
+    _specs_of,
     _state,
     own_layers,
     page_tokens_of,
@@ -190,6 +194,19 @@ def test_state_of_another_type_or_layout_is_another_fingerprint() -> None:
     assert half == "torch.float16,torch.float32/SD"
     assert brain == "torch.bfloat16,torch.float32/SD"
     assert _state([FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float16)]) == ""
+
+
+@pytest.mark.parametrize("is_uniform", [False, True])
+@pytest.mark.parametrize("layers", [[], ["a"]], ids=["another stage's layers", "own layers"])
+def test_a_stage_without_a_layer_of_a_group_knows_what_the_group_keeps(layers: list[str], is_uniform: bool) -> None:
+    def group(spec: KVCacheSpec) -> KVCacheGroupSpec:
+        return KVCacheGroupSpec(layers, UniformTypeKVCacheSpecs(16, {"a": spec}) if is_uniform else spec)
+
+    mamba = MambaSpec(block_size=16, shapes=((2, 3),), dtypes=(torch.float32,))
+    assert _group(group(SLIDING)) == KvGroup(16, is_windowed=True)
+    assert _group(group(mamba)) == KvGroup(1, is_state=True)
+    assert _group(group(FULL)) == KvGroup(16)
+    assert _state(_specs_of(group(mamba))) == "torch.float32/SD"
 
 
 def memory_at(base: int, num_blocks: int, span: tuple[int, int]) -> Memory:

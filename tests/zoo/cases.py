@@ -55,6 +55,8 @@ CASES: Final[Mapping[str, Callable[[], Case]]] = {
     "gemma2 1 to 2": lambda: Case(models.GEMMA2, decode=TP2),
     "gemma3": lambda: Case(models.GEMMA3),
     "gemma3 2 to 1": lambda: Case(models.GEMMA3, prefill=TP2),
+    "gemma3 pipeline 2 to 1": lambda: Case(models.GEMMA3_SPLIT, prefill=Shape(pp=2)),
+    "gemma3n 1 to 2": lambda: Case(models.GEMMA3N, decode=TP2),
     "mixtral 1 to 2": lambda: Case(models.MIXTRAL, decode=TP2),
     "qwen3-moe 2 to 1": lambda: Case(models.QWEN3_MOE, prefill=TP2),
     "mla": lambda: _mla(),

@@ -81,6 +81,36 @@ GEMMA3: Final = Recipe(
     embedding_std=0.02,
 )
 """Two layers of three have a window: three groups of two layers that share memory."""
+GEMMA3_SPLIT: Final = Recipe(
+    "gemma3-split",
+    "Gemma3TextConfig",
+    {
+        **_GEMMA,
+        **_HEADS,
+        "num_hidden_layers": 6,
+        "layer_types": ["full_attention"] * 3 + ["sliding_attention"] * 3,
+    },
+    embedding_std=0.02,
+)
+"""In two pipeline stages each lacks the layers of the other's KV group."""
+GEMMA3N: Final = Recipe(
+    "gemma3n",
+    "Gemma3nTextConfig",
+    {
+        **_GEMMA,
+        **_HEADS,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "vocab_size_per_layer_input": 1024,
+        "hidden_size_per_layer_input": 32,
+        "laurel_rank": 16,
+        "activation_sparsity_pattern": [0.0] * 4,
+    },
+    embedding_std=0.02,
+)
+"""The last two layers read the KV of the first two."""
 DEEPSEEK: Final = Recipe(
     "deepseek",
     "DeepseekV3Config",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+
+from pdcluster_cli.linux import die_with_parent
 
 pytestmark = pytest.mark.engines
 
@@ -19,7 +23,10 @@ TIMEOUT_S: Final = 570
 def run_campaign(logs: Path, *flags: str) -> tuple[int, dict[str, Any], str]:
     """The exit status, the summary and the whole output."""
     command = [sys.executable, "-m", "tests.campaign", "--logs", str(logs), *flags]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S,
+        preexec_fn=partial(die_with_parent, os.getpid()),  # a killed test run leaves nothing
+    )  # fmt: skip
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr
 

@@ -100,7 +100,7 @@ def make_prefill_rank(
         staging = _make_staging(facts, tokens, device)
         resharding = GroupResharding(memory.layout, tokens, staging, device, facts.settings)
         memory = replace(memory, spans=(*memory.spans, (staging.address, staging.num_bytes)))
-    sessions = Sessions(lambda: _start_transport(facts, memory))
+    sessions = Sessions(lambda: _start_transport(facts, memory, device))
     # The same for all ranks: decode grants an attempt to the ranks of one engine life.
     boot_id = BootId(f"{facts.engine_id}:{facts.instance_id}")
     hello = Hello(facts.engine_id, boot_id, memory.layout, memory.fingerprint)
@@ -109,13 +109,14 @@ def make_prefill_rank(
     return PrefillRank(PrefillWorker(parts, resharding), sessions)
 
 
-def make_decode_rank(facts: EngineFacts, memory: Memory) -> DecodeRank:
-    """A decode rank that listens.
+def make_decode_rank(facts: EngineFacts, memory: Memory, *, device: Device | None = None) -> DecodeRank:
+    """A decode rank that listens. ``device``: as of ``make_prefill_rank``.
 
     Raises:
         ConfigError: The side channel's port is taken, the transport cannot start, or the memory cannot be registered.
     """
-    sessions, settings = Sessions(lambda: _start_transport(facts, memory)), facts.settings
+    device = device or select_device(facts.device_type)
+    sessions, settings = Sessions(lambda: _start_transport(facts, memory, device)), facts.settings
     wakeup, boot_id = Wakeup(), _new_boot_id()
     num_ranks = facts.tp_size * facts.num_stages
     port = settings.side_channel_port and settings.side_channel_port + facts.dp_rank * num_ranks + memory.layout.rank
@@ -133,9 +134,9 @@ def _make_staging(facts: EngineFacts, tokens: TokenMemory, device: Device) -> St
     return StagingMemory(facts.settings.staging_bytes, where, device.registration_alignment_bytes)
 
 
-def _start_transport(facts: EngineFacts, memory: Memory) -> Transport:
+def _start_transport(facts: EngineFacts, memory: Memory, device: Device) -> Transport:
     transport = make_transport(facts.settings.transport, host=facts.host, protocol=facts.settings.transfer_protocol)
-    for address, num_bytes in memory.aligned_spans(select_device(facts.device_type).registration_alignment_bytes):
+    for address, num_bytes in memory.aligned_spans(device.registration_alignment_bytes):
         transport.register(address, num_bytes)
     return transport
 

@@ -143,28 +143,39 @@ def until_freed(worker: PrefillWorker) -> set[RequestId]:
     return set()
 
 
-class _Gated(broken._Wrapped):
-    """Says nothing of any write until the gate is open; whoever asks waits."""
+class Gate:
+    """No write is acknowledged until it is open. The lane goes on meanwhile, unless it is held where it asks."""
 
-    def __init__(self, inner: Transport, gate: threading.Event) -> None:
+    def __init__(self) -> None:
+        self._is_open, self._holds, self._is_held = (threading.Event() for _ in range(3))
+
+    def hold_lane(self) -> None:
+        """The lane stands where it asks for a write's status, until the gate is opened."""
+        self._holds.set()
+        assert self._is_held.wait(5)
+
+    def open(self) -> None:
+        self._is_open.set()
+
+    def lets_through(self) -> bool:
+        if self._holds.is_set():
+            self._is_held.set()
+            assert self._is_open.wait(10)
+        return self._is_open.is_set()
+
+
+class _Gated(broken._Wrapped):
+    def __init__(self, inner: Transport, gate: Gate) -> None:
         super().__init__(inner)
         self._gate = gate
 
     def write_status(self, write: WriteId) -> WriteStatus:
-        assert self._gate.wait(10)
-        return super().write_status(write)
+        return super().write_status(write) if self._gate.lets_through() else WriteStatus.PENDING
 
 
-class _Unacknowledged(_Gated):
-    """No write is acknowledged until the gate is open; the lane goes on meanwhile."""
-
-    def write_status(self, write: WriteId) -> WriteStatus:
-        return super().write_status(write) if self._gate.is_set() else WriteStatus.PENDING
-
-
-def gate_writes(pair: Pair, kind: type[_Gated] = _Gated) -> threading.Event:
-    worker, gate = pair.prefill.worker, threading.Event()
-    sessions = broken._WrappedSessions(worker._parts.sessions, lambda inner: kind(inner, gate))
+def gate_writes(pair: Pair) -> Gate:
+    worker, gate = pair.prefill.worker, Gate()
+    sessions = broken._WrappedSessions(worker._parts.sessions, lambda inner: _Gated(inner, gate))
     worker._parts = dataclasses.replace(worker._parts, sessions=sessions)
     return gate
 
@@ -176,8 +187,9 @@ def test_blocks_taken_away_while_the_lane_looks_elsewhere_are_never_called_whole
         pair.expect("a", 1)
         pair.forward(pair.slice_of("a", [1], [5]))
         assert pair.step_until(lambda: bool(pair.target.layers[-1, 5].any()))
+        gate.hold_lane()
         pair.prefill.worker.protect_preempted([RequestId("a")])
-        gate.set()
+        gate.open()
         assert pair.step_until(lambda: "a" in pair.ended)
         assert not pair.ended["a"]
 
@@ -238,7 +250,7 @@ def test_parts_that_wait_for_a_decode_rank_that_never_answers_are_let_go() -> No
 def test_a_push_straight_from_its_blocks_outlives_the_resharders_failure() -> None:
     """All lanes of a step hear of it; this one is through with the step, and its bytes are still on the way."""
     with make_pair() as pair:
-        gate = gate_writes(pair, _Unacknowledged)
+        gate = gate_writes(pair)
         pair.expect("a", 1)
         pair.forward(pair.slice_of("a", [1], [5]))
         assert pair.step_until(lambda: bool(pair.target.layers[-1, 5].any()))
@@ -248,7 +260,7 @@ def test_a_push_straight_from_its_blocks_outlives_the_resharders_failure() -> No
         heard = threading.Event()
         lane.post(Quiesce(PushKey(TransferId("another"), FIRST), heard))
         assert heard.wait(5)
-        gate.set()
+        gate.open()
         assert pair.step_until(lambda: "a" in pair.ended)
         assert pair.ended["a"]
         assert lane.is_usable

@@ -9,14 +9,18 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pytest
 
 from integration import broken
-from integration.ranks import Pair, Shape, fingerprint_of, make_pair
-from pdcluster_connector.assembly import DecodeRank
+from integration.ranks import Cache, Pair, Shape, engine_facts, fingerprint_of, make_pair
+from pdcluster_connector.assembly import DecodeRank, make_decode_rank, make_prefill_rank
+from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_connector.steps import PrefillStep
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Sessions
+from pdcluster_connector.worker.device import CpuDevice
+from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import BootId, RequestId
 from pdcluster_protocol.params import SideChannelAddress
 
@@ -309,3 +313,17 @@ def test_a_lane_that_ends_releases_nothing_of_the_lane_that_took_its_place() -> 
         pair.expect("b", 1)
         assert pair.step_until(lambda: pair.ended.get("b", False) and "b" in pair.released)
         require_equal_blocks(pair, [2], [6])
+
+
+class _Picky(CpuDevice):
+    """Wants memory from an address on that none of ours has."""
+
+    registration_alignment_bytes = 1 << 46
+
+
+@pytest.mark.parametrize("side", EngineRole)
+def test_memory_is_registered_as_the_ranks_own_device_wants_it(side: EngineRole) -> None:
+    make = make_prefill_rank if side is EngineRole.PREFILL else make_decode_rank
+    memory = Cache(Shape()).memory(fingerprint_of(Shape()))
+    with pytest.raises(ConfigError, match=f"a multiple of {1 << 46} bytes"):
+        make(engine_facts(side, Shape(), Settings()), memory, device=_Picky())

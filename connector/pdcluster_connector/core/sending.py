@@ -139,6 +139,7 @@ class Push:
         """One write of ``num_bytes`` was acknowledged by decode's side."""
         self._in_flight -= 1
         self.acked_bytes += num_bytes
+        assert self.acked_bytes <= self.planned_bytes, f"{self.key}: {self.acked_bytes} of {self.planned_bytes} bytes"
         return self._finish_if_complete() + self._stop_if_quiet()
 
     def write_failed(self, reason: str, *, now: float) -> Commands:

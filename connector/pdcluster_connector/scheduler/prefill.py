@@ -116,7 +116,7 @@ class PrefillScheduler:
         if len(ours) != len(sizes):
             raise ProtocolError(
                 f"decode engine {reservation.remote_engine_id} has {len(sizes)} KV groups, ours is {len(ours)}: "
-                "serve the same model"
+                "serve the same model, with the same --disable-hybrid-kv-cache-manager and --speculative-config"
             )
         theirs = (KvGroup(size or 1, is_state=size == 0) for size in sizes)
         try:

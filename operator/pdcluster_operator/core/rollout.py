@@ -65,10 +65,7 @@ def next_step(fleet: Fleet) -> Step | None:
     # Scaling is no rollout: where nothing old is left, a pause or a missed deadline stops nothing.
     if (fleet.is_paused or fleet.is_past_deadline) and any(fleet.old):
         return None
-    moved = _exhaust(fleet, _next_move)
-    if moved is fleet:
-        moved = _next_move_when_stuck(fleet) or fleet
-    return _step_between(fleet, moved)
+    return _step_between(fleet, _exhaust(fleet, lambda now: _next_move(now) or _next_move_when_stuck(now)))
 
 
 def preview_steps(fleet: Fleet) -> Iterator[Step]:
@@ -108,7 +105,8 @@ def _next_move(fleet: Fleet) -> Fleet | None:
 def _next_move_when_stuck(fleet: Fleet) -> Fleet | None:
     """Without surge a role may have no place for its first new instance: then service has to be interrupted.
 
-    Proportion gives way last: the role that is behind cannot move before the other one has.
+    Proportion gives way last: the role that is behind cannot move before the other one has. Where both roles only
+    changed their templates, both are interrupted at once: one after the other would take twice as long.
     """
     if moved := _leave_for_room(fleet):
         return moved

@@ -6,7 +6,7 @@ import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
-from pdcluster_connector.connector import leave_out_last_token
+from pdcluster_connector.connector import PDClusterConnector, leave_out_last_token
 
 
 def request_of(tokens: list[int]) -> Request:
@@ -34,3 +34,8 @@ def test_a_prompt_of_embeddings_stays_as_it_is() -> None:
     leave_out_last_token(request)
     assert request.prompt_token_ids is None
     assert request.num_prompt_tokens == request.num_tokens == 3
+
+
+def test_decode_keeps_its_whole_graphs() -> None:
+    """vLLM would otherwise take them from every engine that has the connector."""
+    assert not PDClusterConnector.requires_piecewise_for_cudagraph({})

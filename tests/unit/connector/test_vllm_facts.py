@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from vllm.config import CUDAGraphMode
+from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -32,6 +34,7 @@ from pdcluster_connector.vllm_facts import (
     _state,
     own_layers,
     page_tokens_of,
+    read_engine_facts,
     read_regions,
     read_token_memory,
 )
@@ -68,6 +71,30 @@ def test_prefill_steps_in_one_graph_are_refused_with_both_cures() -> None:
 @pytest.mark.parametrize("mode", [mode for mode in CUDAGraphMode if mode is not CUDAGraphMode.FULL])
 def test_graphs_that_leave_prefill_steps_to_python_are_accepted(mode: CUDAGraphMode) -> None:
     _require_hooks(mode)
+
+
+@pytest.mark.parametrize(
+    ("kv_role", "push", "is_refused"),
+    [("kv_producer", "layerwise", True), ("kv_producer", "serial", False), ("kv_consumer", "layerwise", False)],
+)
+def test_only_an_engine_that_pushes_layer_by_layer_is_refused_whole_graphs(
+    kv_role: str, push: str, *, is_refused: bool
+) -> None:
+    config = SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(
+            kv_connector_extra_config={"push": push, "host": "127.0.0.1"}, kv_role=kv_role, engine_id="e"
+        ),
+        parallel_config=SimpleNamespace(
+            **WHOLE, tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_index=0
+        ),
+        compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL),
+        device_config=SimpleNamespace(device_type="cpu"),
+        model_config=SimpleNamespace(is_attention_free=True),
+        speculative_config=None,
+        instance_id="i",
+    )
+    with pytest.raises(ConfigError, match="cudagraph_mode is FULL") if is_refused else nullcontext():
+        read_engine_facts(config, SimpleNamespace(kv_cache_groups=[]))
 
 
 def test_an_engine_that_is_both_is_told_what_to_choose() -> None:
@@ -186,7 +213,7 @@ def test_a_layer_that_reads_anothers_kv_is_not_pushed() -> None:
     assert list(own) == ["a", "b", "m", "c"], "layers of two groups share memory and have different blocks"
 
 
-def test_state_of_another_type_or_layout_is_another_fingerprint() -> None:
+def test_state_of_another_type_is_another_fingerprint() -> None:
     def spec(*dtypes: torch.dtype) -> MambaSpec:
         return MambaSpec(block_size=16, shapes=((2, 3), (4,)), dtypes=dtypes)
 
@@ -194,6 +221,16 @@ def test_state_of_another_type_or_layout_is_another_fingerprint() -> None:
     assert half == "torch.float16,torch.float32/SD"
     assert brain == "torch.bfloat16,torch.float32/SD"
     assert _state([FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float16)]) == ""
+
+
+def test_state_of_another_layout_is_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = MambaSpec(block_size=16, shapes=((2, 3),), dtypes=(torch.float32,))
+    monkeypatch.setenv("VLLM_SSM_CONV_STATE_LAYOUT", "DS")
+    get_conv_state_layout.cache_clear()
+    try:
+        assert _state([spec]) == "torch.float32/DS"
+    finally:
+        get_conv_state_layout.cache_clear()
 
 
 @pytest.mark.parametrize("is_uniform", [False, True])

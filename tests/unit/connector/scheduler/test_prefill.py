@@ -112,7 +112,7 @@ def test_only_preempted_requests_with_a_transfer_are_protected() -> None:
         ({"prompt_digest": "other"}, ["other tokens", "tokenizer"]),
         ({"num_prompt_tokens": 39}, ["39 prompt tokens, this one has 40"]),
         ({"remote_block_ids": ((21, 22),)}, ["reserved 2 blocks for a prompt of 3"]),
-        ({"remote_block_ids": ()}, ["0 KV groups, ours is 1"]),
+        ({"remote_block_ids": ()}, ["0 KV groups, ours is 1", "--disable-hybrid-kv-cache-manager"]),
         (
             {"remote_tp_size": 3, "remote_side_channels": (SideChannelAddress("h", 1, BootId("b")),) * 3},
             ["decode engine d has TP 3, prefill has TP 1", "8 KV heads cannot be spread over TP 3", "that divides"],

@@ -235,6 +235,24 @@ def test_a_room_with_two_holders_comes_back_once_both_have_let_go() -> None:
         room.release()
 
 
+@pytest.mark.parametrize(("num_writes", "write_s"), [(40, 0.004), (3, 0.005)])
+def test_a_lane_looks_at_its_writes_as_often_as_their_link_needs(num_writes: int, write_s: float) -> None:
+    bench = Bench(num_writes)
+    bench.grant()
+    bench.network.hold()
+    now, num_looks, num_ended = 1.0, 0, 0
+    bench.advance(now)
+    while bench.queue.is_busy:
+        now, num_looks = now + bench.queue.next_look_s, num_looks + 1
+        num_due = min(int((now - 1.0) / write_s + 1e-6), num_writes)
+        bench.network.release(num_due - num_ended)
+        num_ended = num_due
+        bench.advance(now)
+    assert now - (1.0 + num_writes * write_s) <= write_s / 2 + SHORTEST_LOOK_S, "the last end is seen late"
+    to_learn_the_pace = write_s / SHORTEST_LOOK_S
+    assert num_looks <= num_writes + to_learn_the_pace + 4
+
+
 @pytest.mark.parametrize(("layer_s", "looks_a_layer"), [(0.0002, 1), (0.004, 3), (0.010, 4), (1.0, 127)])
 def test_a_lane_looks_at_the_device_as_often_as_its_layers_need(layer_s: float, looks_a_layer: int) -> None:
     """An accelerator's layers are all announced at once, and end one by one."""

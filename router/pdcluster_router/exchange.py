@@ -22,6 +22,7 @@ from pdcluster_router import metrics
 from pdcluster_router.attempts import PrefillAttempts
 from pdcluster_router.connection import Lost
 from pdcluster_router.core.openai_errors import (
+    NO_DECODE,
     ApiError,
     bad_request,
     deadline_passed,
@@ -52,7 +53,7 @@ class Verdict:
 
 
 _UNDECIDED: Final = Verdict(
-    failed("the request has ended"), no_engine("decode", "none is configured"), metrics.Outcome.UNAVAILABLE
+    failed("the request has ended"), no_engine("decode", NO_DECODE), metrics.Outcome.UNAVAILABLE
 )
 
 
@@ -241,7 +242,7 @@ class Exchange:
 
     def _send_to_decode(self) -> None:
         if not self._decode.place():
-            self._record.failed(Kind.NO_DECODE, "every decode engine was tried")
+            self._record.failed(Kind.NO_DECODE, "every decode engine that may be asked was tried")
             self._handle(Event.GIVEN_UP)  # With the last verdict: the client learns of the last failure.
             return
         try:
@@ -287,7 +288,7 @@ class Exchange:
         reservation = self._calls.reservation
         assert reservation is not None
         attempt = self._pairing.attempt
-        if self._attempts.start(reservation, attempt, self._pairing.request_deadline):
+        if self._attempts.start(reservation, attempt, self._pairing.request_deadline, self._decode.revision):
             self._record.prefill_sent(attempt)
         else:
             self._handle(Event.NO_PREFILL_LEFT)

@@ -57,6 +57,9 @@ def client_too_slow(timeout_s: float) -> ApiError:
     return ApiError(408, _INVALID, "client_too_slow", f"the request did not arrive whole within {timeout_s:g} s")
 
 
+NO_DECODE: Final = "no revision has a prefill and a decode engine to use"
+
+
 def no_engine(role: str, reason: str) -> ApiError:
     message = f"no {role} engine can be reached: {reason}"
     return ApiError(503, _SERVER, f"no_{role}_engine", message, _RETRY_AFTER_S)

@@ -33,8 +33,7 @@ logger = logging.getLogger(__name__)
 GRACE_S: Final = 5.0
 """A watch that should have ended so long ago is taken for dead."""
 MIN_WATCH_S: Final = 0.5
-"""A watch that ends sooner, and has said nothing, is a failure: asking again at once would be a storm."""
-
+"""A watch that ends sooner is a failure, whatever it has said: asking again at once would be a storm."""
 GOOD_WATCH_S: Final = 10.0
 """A watch that lived so long was no failure from the start: what cuts it now is the first one in a row."""
 
@@ -119,19 +118,16 @@ class EngineDiscovery:
         path = self._source.watch_path(self._cache.resource_version)
         async with self._client.stream(path, limit_s=self._source.watch_timeout_s + self._source.grace_s) as lines:
             self._follows()
-            num_lines = await self._take_all(lines)
-        if not num_lines and self._watched_s() < MIN_WATCH_S:
+            await self._take_all(lines)
+        if self._watched_s() < MIN_WATCH_S:
             raise Unavailable("the API server ended a watch at once")
         self._num_in_a_row = 0
 
-    async def _take_all(self, lines: Lines) -> int:
-        num_lines = 0
+    async def _take_all(self, lines: Lines) -> None:
         while (line := await lines.next()) is not None:
             if self._cache.apply(line):
                 self._tell_all()
-            num_lines += 1
             self._num_in_a_row = 0
-        return num_lines
 
     def _tell_all(self) -> None:
         picture = self._cache.picture

@@ -38,6 +38,8 @@ class Fault(Enum):
     NOT_JSON = auto()
     ENDS_AT_ONCE = auto()
     """A whole answer with nothing in it."""
+    ENDS_AFTER_A_LINE = auto()
+    """A bookmark, and then a whole end, as by a proxy that lets no answer last."""
 
 
 @dataclass
@@ -129,9 +131,12 @@ class FakeKubeApi:
 
     def bookmark(self) -> None:
         """Every watch hears of the newest version."""
-        metadata = {"resourceVersion": str(self.version), "creationTimestamp": None}
         for watch in self._watches:
-            watch.lines.put_nowait({"type": "BOOKMARK", "object": {"kind": "EndpointSlice", "metadata": metadata}})
+            watch.lines.put_nowait(self._bookmark())
+
+    def _bookmark(self) -> Object:
+        metadata = {"resourceVersion": str(self.version), "creationTimestamp": None}
+        return {"type": "BOOKMARK", "object": {"kind": "EndpointSlice", "metadata": metadata}}
 
     # What goes wrong.
 
@@ -195,6 +200,7 @@ class FakeKubeApi:
     async def _fail(self, fault: Fault, writer: asyncio.StreamWriter) -> None:
         if fault is Fault.HANG:
             await asyncio.Event().wait()
+        bookmark = json.dumps(self._bookmark()).encode() + b"\n"
         half = _answer(200, {"kind": "EndpointSliceList", "metadata": {"resourceVersion": "1"}, "items": []})
         answers = {
             Fault.TOO_MANY: _answer(429, _status(429, "too many requests"), "retry-after: 1\r\n"),
@@ -205,6 +211,7 @@ class FakeKubeApi:
             Fault.NOT_HTTP: b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
             Fault.NOT_JSON: b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n6\r\n<html\n\r\n0\r\n\r\n",
             Fault.ENDS_AT_ONCE: b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+            Fault.ENDS_AFTER_A_LINE: b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(bookmark), bookmark),
         }
         writer.write(answers[fault])
 

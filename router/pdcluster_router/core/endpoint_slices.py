@@ -166,11 +166,14 @@ def _one_for_each_address(sightings: Iterable[_Sighting]) -> list[_Sighting]:
 
 def _merged(a: _Sighting, b: _Sighting) -> _Sighting:
     newer, older = (a, b) if a.rank > b.rank else (b, a)
-    is_same_pod = newer.member.key == older.member.key
-    if is_same_pod and older.member.is_terminating and not newer.member.is_terminating:
+    if older.member.is_terminating is newer.member.is_terminating:
+        return newer
+    if newer.member.key == older.member.key:
         # A pod that terminates never comes back, whichever slice says it.
         return replace(newer, member=replace(newer.member, is_terminating=True))
-    return newer
+    # An address is given away again when its pod has stopped, which may be long before that pod's object is gone (its
+    # node is lost, say). Until then any change of the old pod's slice makes that slice the newer one.
+    return older if newer.member.is_terminating else newer
 
 
 def _one_for_each_pod(sightings: Iterable[_Sighting]) -> list[Member]:

@@ -104,10 +104,18 @@ def test_between_slices_of_one_version_the_ready_endpoint_wins() -> None:
         assert states(found) == {"http://10.0.0.1:8000": "serving"}
 
 
-def test_at_one_address_the_pod_of_the_newer_slice_wins_even_if_the_older_terminates() -> None:
-    gone = endpoint("10.0.0.1", "u1", ready=False, terminating=True)
-    (member,) = picture(slice_of("a", "decode", gone), slice_of("b", "decode", endpoint("10.0.0.1", "u2"))).members
+@pytest.mark.parametrize("is_new_first", [True, False])
+def test_at_one_address_the_pod_that_does_not_terminate_wins_whichever_slice_is_newer(is_new_first: bool) -> None:
+    gone = slice_of("a", "decode", endpoint("10.0.0.1", "u1", ready=False, terminating=True))
+    new = slice_of("b", "decode", endpoint("10.0.0.1", "u2"))
+    (member,) = picture(*((new, gone) if is_new_first else (gone, new))).members
     assert (member.uid, member.state.value) == ("u2", "serving")
+
+
+def test_at_one_address_the_pod_of_the_newer_slice_wins() -> None:
+    slices = [slice_of(name, "decode", endpoint("10.0.0.1", name)) for name in ("u1", "u2")]
+    (member,) = picture(*slices).members
+    assert member.uid == "u2"
 
 
 @pytest.mark.parametrize(

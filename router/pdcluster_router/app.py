@@ -20,6 +20,7 @@ from pdcluster_protocol.secret import Secret
 from pdcluster_router.core.openai_errors import (
     NO_DECODE,
     ApiError,
+    RefusedRequest,
     bad_request,
     method_not_allowed,
     no_engine,
@@ -33,6 +34,7 @@ from pdcluster_router.protocol import ROUTER_STATE
 from pdcluster_router.router import HOT_PATHS, Router
 from pdcluster_router.services import Services
 from pdcluster_router.settings import Settings
+from pdcluster_router.verify_page import RESPONSES, SCHEMA, VERIFY_PATH, carry_out
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ def build_app(settings: Settings, secret: Secret) -> FastAPI:
         app.head(path, include_in_schema=False)(endpoint)
     app.get("/metrics", tags=["router"])(read_metrics)
     app.get(POOL_PATH, tags=["router"])(read_pool)
+    app.post(VERIFY_PATH, tags=["router"], openapi_extra=SCHEMA, responses=RESPONSES)(verify_pair)
     app.get("/v1/models", tags=["OpenAI"])(read_models)
     for hot_path in sorted(HOT_PATHS):
         app.api_route(hot_path.decode(), methods=_NOT_POST, include_in_schema=False)(refuse_method)
@@ -93,6 +96,14 @@ async def read_pool(request: Request) -> dict[str, object]:
     return describe_pool(_router(request).services)
 
 
+async def verify_pair(request: Request) -> Response:
+    """Proves that a pair of this revision hands KV over, with one real request. Needs a pass made with the secret."""
+    try:
+        return Response(await carry_out(_router(request), request), media_type=_JSON)
+    except RefusedRequest as refused:
+        return _error(refused.error)
+
+
 async def read_models(request: Request) -> Response:
     """A decode engine's own list."""
     services = _router(request).services
@@ -100,7 +111,7 @@ async def read_models(request: Request) -> Response:
     headers = [("authorization", authorization)] if authorization else []
     tried: list[Engine] = []
     reason = NO_DECODE
-    while (engine := services.place_decode(tried)) is not None:
+    while (engine := services.roster.place_decode(tried)) is not None:
         tried.append(engine)
         try:
             answer = await engine.fetch("/v1/models", timeout_s=_MODELS_TIMEOUT_S, headers=headers)

@@ -37,7 +37,7 @@ class PrefillAttempts:
         ``revision``: decode's. Prefill engines of another one write KV that decode would misread.
         """
         assert self._leg is None, "the attempt before must be aborted first"
-        engine = self._services.place_prefill(revision, self._failed)
+        engine = self._request.terms.place_prefill(revision, self._failed)
         if engine is None:
             return False
         self._engine = engine

@@ -10,17 +10,15 @@ from pdcluster_router.connection import Call, Lost, ResponseSink
 from pdcluster_router.core.membership import State
 from pdcluster_router.engine import Engine
 from pdcluster_router.request import ClientRequest
-from pdcluster_router.services import Services
 
 
 class DecodeLeg:
     """Owned by its exchange. ``close`` gives back the call and the engine."""
 
-    __slots__ = ("_call", "_fresh", "_num_tokens", "_request", "_services", "_tried", "engine")
+    __slots__ = ("_call", "_fresh", "_num_tokens", "_request", "_tried", "engine")
 
-    def __init__(self, services: Services, request: ClientRequest) -> None:
+    def __init__(self, request: ClientRequest) -> None:
         self.engine: Engine | None = None
-        self._services = services
         self._request = request
         self._num_tokens = request.body.estimated_tokens
         self._call: Call | None = None
@@ -41,7 +39,7 @@ class DecodeLeg:
     def place(self) -> bool:
         """Whether there is an engine to send to: the one that is placed, or the next that was not tried."""
         if self.engine is None:
-            self.engine = self._services.place_decode(self._tried)
+            self.engine = self._request.terms.place_decode(self._tried)
             if self.engine is not None:
                 self.engine.take(self._num_tokens)
         return self.engine is not None

@@ -27,6 +27,7 @@ from pdcluster_router.engine import Engine
 from pdcluster_router.failures import Failures
 from pdcluster_router.metrics import EngineSample, Metrics
 from pdcluster_router.pool import PoolLimits
+from pdcluster_router.request import Terms
 from pdcluster_router.roster import Roster
 from pdcluster_router.settings import Settings
 from pdcluster_router.trace import TraceFile
@@ -51,11 +52,6 @@ class Services:
         limits = PoolLimits(settings.max_engine_connections, settings.connect_timeout_s, settings.engine_idle_s)
         self.settings = settings
         self.secret = secret
-        self.retries = Retries(
-            settings.max_prefill_attempts,
-            settings.max_decode_attempts,
-            recomputes=settings.on_prefill_failure is Action.RECOMPUTE,
-        )
         self.metrics = Metrics()
         self.failures = Failures(self.metrics.failed, self.now)
         self.trace = TraceFile(settings.trace_file)
@@ -77,8 +73,8 @@ class Services:
         """The probes': another set of engines is to be asked how it is."""
         self.roster = Roster(limits, self._pool_changed)
         self.engines = self.roster.engines
-        self.place_decode = self.roster.place_decode
-        self.place_prefill = self.roster.place_prefill
+        self.terms = Terms(self.roster.place_decode, self.roster.place_prefill, _retries_in(settings))
+        """Of every client's request."""
         self.discovery = discovery_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
         """None: the engines are named at start, and stay."""
         self.metrics.watch_in_flight(lambda: len(self.running) + self.admission.num_queued)
@@ -95,7 +91,9 @@ class Services:
         """Never given before, and not to be guessed."""
         return TransferId(os.urandom(16).hex())
 
-    def decode_params(self, transfer_id: TransferId, attempt: Attempt, deadline: float) -> DecodeParams:
+    def decode_params(
+        self, transfer_id: TransferId, attempt: Attempt, deadline: float, *, wants_receipt: bool
+    ) -> DecodeParams:
         """What decode gets. ``deadline``: the request's, monotonic seconds."""
         left_ms = self._left_ms(deadline)
         return DecodeParams(
@@ -104,6 +102,7 @@ class Services:
             attempt=attempt,
             deadline_ms=left_ms,
             token=self.secret.mint(transfer_id, attempt, left_ms),
+            wants_receipt=wants_receipt,
         )
 
     def prefill_params(self, reservation: Reservation, attempt: Attempt, deadline: float) -> Reservation:
@@ -149,6 +148,11 @@ class Services:
         self.admission.set_engines(len(usable_prefills(self.all_engines())))
         self.make_room()
         self.on_pool_change()
+
+
+def _retries_in(settings: Settings) -> Retries:
+    recomputes = settings.on_prefill_failure is Action.RECOMPUTE
+    return Retries(settings.max_prefill_attempts, settings.max_decode_attempts, recomputes=recomputes)
 
 
 def _named_in(settings: Settings) -> list[Member]:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Final
 
-from pdcluster_cli import doctor
-from pdcluster_cli.local import command, options
+ROUTER_HELP: Final = "route requests between engines that run already (see: pdcluster router --help)"
 
-ROUTER_HELP = "route requests between engines that run already (see: pdcluster router --help)"
+_OWN_WORDS: Final = {
+    "router": "pdcluster_router.__main__",
+    "drain": "pdcluster_cli.drain",
+    "ready": "pdcluster_cli.ready",
+}
+"""Commands whose module has a ``main`` that reads its own words. Nothing else is imported for them: a probe runs every
+few seconds."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,23 +29,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    if words[:1] == ["router"]:
-        from pdcluster_router.__main__ import main as router_main
+    if words and words[0] in _OWN_WORDS:
+        own_main: Callable[[Sequence[str]], int] = import_module(_OWN_WORDS[words[0]]).main
+        return own_main(words[1:])
+    from pdcluster_cli.local import options
 
-        return router_main(words[1:]) or 0
     arguments = _build_parser().parse_args(options.join_args(words))
     status: int = arguments.run(arguments)
     return status
 
 
 def _build_parser() -> argparse.ArgumentParser:
+    from pdcluster_cli import doctor, drain, ready
+    from pdcluster_cli.local import command, options
+
     parser = argparse.ArgumentParser(prog="pdcluster", description="Prefill and decode on different vLLM engines.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     local_help = "start prefill engines, decode engines and the router on this machine"
     local = commands.add_parser("local", help=local_help, description=local_help)
     options.add_arguments(local)
     local.set_defaults(run=command.run)
-    commands.add_parser("router", help=ROUTER_HELP, add_help=False)
+    for name, text in (("router", ROUTER_HELP), ("drain", drain.HELP), ("ready", ready.HELP)):
+        commands.add_parser(name, help=text, add_help=False)
     doctor_help = "check that this machine has what a pool needs"
     doctor_parser = commands.add_parser("doctor", help=doctor_help, description=doctor_help)
     doctor.add_arguments(doctor_parser)

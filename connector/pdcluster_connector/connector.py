@@ -155,7 +155,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         if self._decode_scheduler is not None:
             requests = self._decode_scheduler.requests
-            requests.received(connector_output.finished_recving or ())
+            requests.received(connector_output.finished_recving or (), connector_output.failed_recving or ())
             if isinstance(lost := connector_output.kv_connector_worker_meta, LostAttempts):
                 for loss in lost.losses:
                     requests.attempt_lost(loss.request_id, loss.attempt, loss.reason, now=time.monotonic())
@@ -171,7 +171,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._prefill_scheduler is not None:
             return self._prefill_scheduler.finish(request.request_id)
         if self._decode_scheduler is not None:
-            self._decode_scheduler.requests.finish(request.request_id)
+            return False, self._decode_scheduler.requests.finish(request.request_id)
         return False, None
 
     # Worker processes. All but ``register_kv_caches`` and ``shutdown`` are called by the forward thread.

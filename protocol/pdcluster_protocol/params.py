@@ -34,6 +34,9 @@ class DecodeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Time that is left for the whole request when this was sent, in ms, in [1, inf)."""
     token: str = ""
     """``Secret.mint`` of transfer id, attempt and ``deadline_ms``. Copied into the reservation as it is."""
+    wants_receipt: bool = False
+    """Whether decode's answer shall carry a ``Receipt``. Left out on the wire when not: an engine of an older release
+    refuses what it does not know, and only who wants proof may have to hear that."""
     version: int = PARAMS_VERSION
 
 
@@ -106,8 +109,19 @@ class PushRefusal(msgspec.Struct, frozen=True):
     pdcluster_reason: str = ""
 
 
+class Receipt(msgspec.Struct, frozen=True):
+    """Decode to router, in its answer's ``kv_transfer_params``, if that was wanted: how much KV was pushed."""
+
+    pdcluster_received_tokens: int
+    """Prompt tokens whose KV every rank has received whole; 0: decode computed or had them itself."""
+
+
 class _Reply(msgspec.Struct, frozen=True):
     kv_transfer_params: PushRefusal | None = None
+
+
+class _DecodeReply(msgspec.Struct, frozen=True):
+    kv_transfer_params: Receipt | None = None
 
 
 def for_attempt(reservation: Reservation, attempt: Attempt, token: str, deadline_ms: int) -> Reservation:
@@ -171,9 +185,20 @@ def refusal_in(reply: bytes) -> str:
     return params.pdcluster_reason if params else ""
 
 
-def to_wire(params: DecodeParams | Reservation | PushRefusal) -> dict[str, object]:
+def receipt_in(reply: bytes) -> int | None:
+    """How many tokens decode says it was pushed, from the JSON body of its answer; None when it does not say."""
+    try:
+        receipt = msgspec.json.decode(reply, type=_DecodeReply).kv_transfer_params
+    except (msgspec.ValidationError, msgspec.DecodeError):
+        return None
+    return receipt.pdcluster_received_tokens if receipt else None
+
+
+def to_wire(params: DecodeParams | Reservation | PushRefusal | Receipt) -> dict[str, object]:
     """The JSON object that goes into ``kv_transfer_params``."""
     built: dict[str, object] = msgspec.to_builtins(params)
+    if built.get("wants_receipt") is False:
+        del built["wants_receipt"]
     return built
 
 

@@ -2,8 +2,9 @@
 
     token   "<deadline ms>.<hex>"   the router's leave for one attempt of one transfer, passed on by decode and prefill
     seal    16 bytes                before each side-channel frame: a keyed digest over the connection and the message
+    pass    "<unix seconds>.<hex>"  before an order to a router from its operator: good for this body, until then
 
-Both are HMACs (RFC 2104 by way of BLAKE2b's own keyed mode, RFC 7693) with the same secret and different purposes.
+All are HMACs (RFC 2104 by way of BLAKE2b's own keyed mode, RFC 7693) with the same secret and different purposes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ SEAL_BYTES: Final = 16
 
 _TOKEN: Final = b"pdcluster-token"
 _SEAL: Final = b"pdcluster-seal"
+_PASS: Final = b"pdcluster-pass"
+
+MAX_PASS_S: Final = 300
+"""How far ahead a pass may end. 300: clocks of two nodes differ by seconds, and a stolen one is soon worth nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,37 @@ class Secret:
         digest.update(connection)
         digest.update(payload)
         return digest.digest()
+
+    def mint_pass(self, body: bytes, expires_at_s: int) -> str:
+        """What lets ``body`` be carried out until ``expires_at_s`` (Unix time), at most ``MAX_PASS_S`` ahead.
+
+        The secret itself never travels, and whoever reads the pass on its way can only repeat the same order.
+        """
+        return f"{expires_at_s}.{self._pass_mac(body, expires_at_s)}"
+
+    def check_pass(self, shown: str, body: bytes, *, now_s: float) -> None:
+        """Whoever shows this may have ``body`` carried out. ``now_s``: Unix time.
+
+        Raises:
+            ProtocolError: The pass is not of this cluster, not for this body, or not for this time.
+        """
+        ends, _, mac = shown.partition(".")
+        if not (ends.isascii() and ends.isdigit() and len(ends) < _MAX_DIGITS and mac.isascii()):
+            raise ProtocolError("this order came without a pass: only holders of the cluster's secret may give it")
+        if not hmac.compare_digest(mac, self._pass_mac(body, int(ends))):
+            raise ProtocolError(
+                f"the pass is not valid here: give router and operator the same {SECRET_VARIABLE}, and send the body "
+                "that it was made for"
+            )
+        if not now_s < int(ends) <= now_s + MAX_PASS_S:
+            raise ProtocolError(
+                f"the pass ends at {ends}, it is {now_s:.0f} here (Unix seconds): it must end within {MAX_PASS_S} s "
+                "from now; set the clocks"
+            )
+
+    def _pass_mac(self, body: bytes, expires_at_s: int) -> str:
+        said = b"%d:%b" % (expires_at_s, body)
+        return blake2b(said, key=self._key, digest_size=16, person=_PASS).hexdigest()
 
     def _mac(self, transfer_id: TransferId, attempt: Attempt, deadline_ms: int) -> str:
         said = f"{attempt}:{deadline_ms}:{transfer_id}".encode()

@@ -6,14 +6,17 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.metaserver import Action
 from pdcluster_protocol.secret import load_secret
+from pdcluster_router.pod import SERVICE_ACCOUNT, api_server_of
 from pdcluster_router.server import run
-from pdcluster_router.settings import Settings, build_settings
+from pdcluster_router.settings import Discovery, Settings, build_settings
 
 LIMITS: Final = (
     "reservation_timeout_s",
@@ -29,6 +32,8 @@ LIMITS: Final = (
     "probe_interval_s",
     "probe_timeout_s",
     "drain_timeout_s",
+    "kube_timeout_s",
+    "watch_timeout_s",
 )
 """Settings whose flags need no more words than the page has."""
 
@@ -37,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     """Serve until stopped. Returns the process's exit status: 0 after a signal, 2 when the settings cannot work."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        settings = parse_settings(argv)
+        settings = parse_settings(argv, os.environ)
         run(settings, load_secret(os.environ, host=settings.host))
     except ConfigError as error:
         print(f"pdcluster router: {error}", file=sys.stderr)
@@ -47,8 +52,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def parse_settings(argv: Sequence[str]) -> Settings:
-    """Settings from the command line. Ends the process on a flag that does not exist, as argparse does.
+def parse_settings(
+    argv: Sequence[str], environ: Mapping[str, str] = MappingProxyType({}), service_account: Path = SERVICE_ACCOUNT
+) -> Settings:
+    """Settings from the command line, and from what Kubernetes tells its pods.
+
+    Ends the process on a flag that does not exist, as argparse does.
 
     Raises:
         ConfigError: A value cannot work.
@@ -69,8 +78,23 @@ def parse_settings(argv: Sequence[str]) -> Settings:
         max_queued_requests=given.max_queued_requests,
         queue_timeout_s=given.queue_timeout,
         trace_file=given.trace_file,
+        **_discovery_settings(given, environ, service_account),
         **{name: getattr(given, name) for name in LIMITS},
     )
+
+
+def _discovery_settings(
+    given: argparse.Namespace, environ: Mapping[str, str], service_account: Path
+) -> dict[str, object]:
+    """Flags win. Who names an API server gets none of the pod's own credentials: they are for the pod's own."""
+    names = ("discovery", "namespace", "cluster", "kube_api", "kube_ca_file", "kube_token_file")
+    named: dict[str, object] = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    if named.get("discovery") != Discovery.KUBERNETES.value:
+        return named
+    told = api_server_of(environ, service_account)
+    if given.kube_api is not None:
+        told = {name: value for name, value in told.items() if name == "namespace"}
+    return {**told, **named}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,8 +103,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="pdcluster router", description="One OpenAI endpoint in front of prefill and decode engines."
     )
     add = parser.add_argument
-    add("--prefill", metavar="URL", action="append", required=True, help="a prefill engine; repeat for more")
-    add("--decode", metavar="URL", action="append", required=True, help="a decode engine; repeat for more")
+    add("--prefill", metavar="URL", action="append", default=[], help="a prefill engine; repeat for more")
+    add("--decode", metavar="URL", action="append", default=[], help="a decode engine; repeat for more")
     add("--host", help=f"address to listen on (default: {fields['host'].default})")
     add("--port", type=int, help=f"port to listen on, 0 for any (default: {fields['port'].default})")
     add(
@@ -95,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"for a whole request (default: {fields['request_timeout_s'].default:g})",
     )
     _add_failure_flags(parser)
+    _add_discovery_flags(parser)
     add("--trace-file", metavar="PATH", help="append one JSON line for each ended request")
     limits = parser.add_argument_group("limits", "what each is for and why it is so: docs/operations.md")
     for name in LIMITS:
@@ -127,6 +152,18 @@ def _add_failure_flags(parser: argparse.ArgumentParser) -> None:
     add("--max-prefill-backlog-tokens", "max_prefill_backlog_tokens", "N", int, "per healthy prefill engine")
     add("--max-queued-requests", "max_queued_requests", "N", int, "that wait until prefill has room")
     add("--queue-timeout", "queue_timeout_s", "SECONDS", float, "for the wait until prefill has room")
+
+
+def _add_discovery_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("discovery", "where engines come from").add_argument
+    default = Settings.model_fields["discovery"].default.value
+    kinds = [kind.value for kind in Discovery]
+    add("--discovery", choices=kinds, help=f"the URLs above, or EndpointSlices (default: {default})")
+    add("--namespace", metavar="NAME", help="of the PDCluster (default: this pod's own)")
+    add("--cluster", metavar="NAME", help="the PDCluster whose engines are found")
+    add("--kube-api", metavar="URL", help="the API server (default: what Kubernetes tells a pod)")
+    add("--kube-ca-file", metavar="PATH", help="the API server's authorities (default: a pod's own, else the system's)")
+    add("--kube-token-file", metavar="PATH", help="our token (default: a pod's own, else none)")
 
 
 if __name__ == "__main__":

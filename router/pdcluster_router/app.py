@@ -11,18 +11,30 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anyio
+from anyio.abc import TaskGroup
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_protocol.secret import Secret
-from pdcluster_router.core.openai_errors import ApiError, bad_request, method_not_allowed, no_engine, not_found
-from pdcluster_router.engine import Engine, Role
-from pdcluster_router.health import health_of, watch_engine
+from pdcluster_router.core.openai_errors import (
+    NO_DECODE,
+    ApiError,
+    RefusedRequest,
+    bad_request,
+    method_not_allowed,
+    no_engine,
+    not_found,
+)
+from pdcluster_router.engine import Engine
+from pdcluster_router.health import Probes, health_of
 from pdcluster_router.metrics import CONTENT_TYPE
+from pdcluster_router.pool_page import POOL_PATH, describe_pool
 from pdcluster_router.protocol import ROUTER_STATE
 from pdcluster_router.router import HOT_PATHS, Router
+from pdcluster_router.services import Services
 from pdcluster_router.settings import Settings
+from pdcluster_router.verify_page import RESPONSES, SCHEMA, VERIFY_PATH, carry_out
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +51,8 @@ def build_app(settings: Settings, secret: Secret) -> FastAPI:
         app.get(path, tags=["router"])(endpoint)
         app.head(path, include_in_schema=False)(endpoint)
     app.get("/metrics", tags=["router"])(read_metrics)
+    app.get(POOL_PATH, tags=["router"])(read_pool)
+    app.post(VERIFY_PATH, tags=["router"], openapi_extra=SCHEMA, responses=RESPONSES)(verify_pair)
     app.get("/v1/models", tags=["OpenAI"])(read_models)
     for hot_path in sorted(HOT_PATHS):
         app.api_route(hot_path.decode(), methods=_NOT_POST, include_in_schema=False)(refuse_method)
@@ -62,20 +76,32 @@ async def read_overview(request: Request) -> dict[str, object]:
 
 
 async def read_health(request: Request) -> Response:
-    """200 when at least one prefill and one decode engine are well; otherwise 503 and who is missing."""
+    """200 when a prefill and a decode engine of one revision are well; otherwise 503 and who is missing."""
     router = _router(request)
     if router.is_draining:
         return _error(ApiError(503, "server_error", "draining", "this router is shutting down"))
     health = health_of(router.services)
-    if health.is_ok:
+    if not health.problem:
         return Response(b'{"status":"ok"}', media_type=_JSON)
-    missing = " and no ".join(role.value for role in health.missing)
-    return _error(ApiError(503, "server_error", "not_ready", f"no {missing} engine answers its /health"))
+    return _error(ApiError(503, "server_error", "not_ready", health.problem))
 
 
 async def read_metrics(request: Request) -> Response:
     """Prometheus' text format."""
     return Response(_router(request).services.metrics.render(), media_type=CONTENT_TYPE)
+
+
+async def read_pool(request: Request) -> dict[str, object]:
+    """Every engine with its revision and state, which revisions get work, and whether changes reach this router."""
+    return describe_pool(_router(request).services)
+
+
+async def verify_pair(request: Request) -> Response:
+    """Proves that a pair of this revision hands KV over, with one real request. Needs a pass made with the secret."""
+    try:
+        return Response(await carry_out(_router(request), request), media_type=_JSON)
+    except RefusedRequest as refused:
+        return _error(refused.error)
 
 
 async def read_models(request: Request) -> Response:
@@ -84,8 +110,8 @@ async def read_models(request: Request) -> Response:
     authorization = request.headers.get("authorization")
     headers = [("authorization", authorization)] if authorization else []
     tried: list[Engine] = []
-    reason = "none is configured"
-    while (engine := services.place(Role.DECODE, tried)) is not None:
+    reason = NO_DECODE
+    while (engine := services.roster.place_decode(tried)) is not None:
         tried.append(engine)
         try:
             answer = await engine.fetch("/v1/models", timeout_s=_MODELS_TIMEOUT_S, headers=headers)
@@ -111,8 +137,7 @@ def _lifespan(
         logger.info("router started prefill_engines=%d decode_engines=%d", num_prefill, num_decode)
         try:
             async with anyio.create_task_group() as tasks:
-                for engine in router.services.all_engines():
-                    tasks.start_soon(_watch, engine, settings, router.services.health_changed)
+                _start_watching(tasks, router.services)
                 yield {ROUTER_STATE: router}
                 tasks.cancel_scope.cancel()
         finally:
@@ -121,10 +146,12 @@ def _lifespan(
     return lifespan
 
 
-async def _watch(engine: Engine, settings: Settings, on_change: Callable[[], None]) -> None:
-    await watch_engine(
-        engine, interval_s=settings.probe_interval_s, timeout_s=settings.probe_timeout_s, on_change=on_change
-    )
+def _start_watching(tasks: TaskGroup, services: Services) -> None:
+    probes = Probes(tasks, services)
+    services.on_pool_change = probes.follow
+    probes.follow()
+    if services.discovery is not None:
+        tasks.start_soon(services.discovery.run)
 
 
 async def _http_error(request: Request, exc: Exception) -> Response:

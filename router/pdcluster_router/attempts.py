@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pdcluster_protocol.ids import Attempt
 from pdcluster_protocol.params import Reservation
-from pdcluster_router.engine import Engine, Role
+from pdcluster_router.engine import Engine
 from pdcluster_router.prefill import PrefillLeg, PrefillOwner
 from pdcluster_router.request import ClientRequest
 from pdcluster_router.services import Services
@@ -31,10 +31,13 @@ class PrefillAttempts:
         """Who has, or had, the newest attempt; empty before the first."""
         return self._engine.name if self._engine is not None else ""
 
-    def start(self, reservation: Reservation, attempt: Attempt, deadline: float) -> bool:
-        """The order is on its way; False when no engine is left. ``deadline``: the request's, monotonic seconds."""
+    def start(self, reservation: Reservation, attempt: Attempt, deadline: float, revision: str) -> bool:
+        """The order is on its way; False when no engine is left. ``deadline``: the request's, monotonic seconds.
+
+        ``revision``: decode's. Prefill engines of another one write KV that decode would misread.
+        """
         assert self._leg is None, "the attempt before must be aborted first"
-        engine = self._services.place(Role.PREFILL, self._failed)
+        engine = self._request.terms.place_prefill(revision, self._failed)
         if engine is None:
             return False
         self._engine = engine

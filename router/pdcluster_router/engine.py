@@ -1,4 +1,4 @@
-"""One vLLM engine as the router sees it: where it is, how to talk to it, what it has to do, whether it is well.
+"""One vLLM engine as the router sees it: where it is, what it may get, what it has to do, whether it is well.
 
 Knows no request and no policy.
 """
@@ -6,23 +6,18 @@ Knows no request and no policy.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from urllib.parse import urlsplit
 
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_router.connection import Call, Lost, ResponseHead, ResponseSink
+from pdcluster_router.core.membership import Member, State
 from pdcluster_router.core.placement import Load
 from pdcluster_router.core.scrub import scrub
 from pdcluster_router.pool import Pool, PoolLimits
 
 MAX_FETCHED_BYTES = 16 << 20
-
-
-class Role(Enum):
-    PREFILL = "prefill"
-    DECODE = "decode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,30 +31,57 @@ class Fetched:
 class Engine:
     """One engine. One event loop owns it; ``close`` closes its connections."""
 
-    def __init__(self, role: Role, index: int, url: str, limits: PoolLimits) -> None:
-        """``index``: its place among the engines of its role, from 0."""
-        parts = urlsplit(url)
-        self.role = role
-        self.name = f"{role.value}-{index}"
+    def __init__(self, name: str, member: Member, limits: PoolLimits, on_idle: Callable[[], None]) -> None:
+        """``on_idle``: its last request has ended, while it gets nothing new."""
+        parts = urlsplit(member.url)
+        self.name = name
         """What logs and errors call it: an address is nobody else's business."""
-        self.url = url
+        self.role = member.role
+        self.revision = member.revision
+        self.url = member.url
+        self.pod = member.pod
+        self.state = State.SERVING
+        """What it may get. Its roster's to change."""
         self.is_healthy = False
+        self.num_running = 0
+        """Requests that are there now."""
+        self._on_idle = on_idle
         self._host = parts.netloc.encode()
         self._outstanding_tokens = 0
         self._num_placed = 0
         self.pool = Pool(parts.hostname or "", parts.port or 80, limits)
+        if member.state is not State.SERVING:
+            self.drain(member.state)
 
     @property
     def load(self) -> Load:
         return Load(self._outstanding_tokens, self._num_placed)
 
+    @property
+    def is_busy(self) -> bool:
+        return self.num_running > 0
+
+    def drain(self, state: State) -> None:
+        """It gets nothing new, as ``state`` says, and a connection that is idle is closed."""
+        self.state = state
+        self.pool.keep(False)
+
+    def revive(self) -> None:
+        """It gets new work again."""
+        self.state = State.SERVING
+        self.pool.keep(True)
+
     def take(self, num_tokens: int) -> None:
         """A request of about ``num_tokens`` is placed here. ``give_back`` the same when it has ended."""
         self._outstanding_tokens += num_tokens
         self._num_placed += 1
+        self.num_running += 1
 
     def give_back(self, num_tokens: int) -> None:
         self._outstanding_tokens -= num_tokens
+        self.num_running -= 1
+        if not self.num_running and self.state is not State.SERVING:
+            self._on_idle()
 
     def post(self, path: bytes, headers: bytes, body: bytes, sink: ResponseSink, *, fresh: bool = False) -> Call:
         """Start one POST. ``headers``: whole lines, without Host and Content-Length."""

@@ -22,6 +22,7 @@ from pdcluster_router import metrics
 from pdcluster_router.attempts import PrefillAttempts
 from pdcluster_router.connection import Lost
 from pdcluster_router.core.openai_errors import (
+    NO_DECODE,
     ApiError,
     bad_request,
     deadline_passed,
@@ -52,7 +53,7 @@ class Verdict:
 
 
 _UNDECIDED: Final = Verdict(
-    failed("the request has ended"), no_engine("decode", "none is configured"), metrics.Outcome.UNAVAILABLE
+    failed("the request has ended"), no_engine("decode", NO_DECODE), metrics.Outcome.UNAVAILABLE
 )
 
 
@@ -66,7 +67,7 @@ class Exchange:
         self._pairing = Pairing(
             services.new_transfer_id(),
             request.timeouts,
-            services.retries,
+            request.terms.retries,
             now=services.now(),
             began_at=request.received_at,
             with_transfer=request.has_transfer,
@@ -74,7 +75,7 @@ class Exchange:
         self._record = Record(services, request, self._pairing.transfer_id)
         self._cycle = cycle
         self._relay = Relay(self, cycle)
-        self._decode = DecodeLeg(services, request)
+        self._decode = DecodeLeg(request)
         self._calls = ReservationCalls(self)
         self._attempts = PrefillAttempts(services, request, self)
         self._has_share = request.has_transfer
@@ -92,6 +93,21 @@ class Exchange:
             self._services.metrics.local_prefill.inc()
         self._send_to_decode()
 
+    @property
+    def reservation(self) -> Reservation | None:
+        """What decode asked for; None while it has not."""
+        return self._calls.reservation
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What decode was told of its prefill; None while that is not known."""
+        return self._calls.outcome
+
+    @property
+    def is_done(self) -> bool:
+        """The client has decode's whole answer, and prefill is over."""
+        return self._pairing.phase is Phase.DONE
+
     # What the router and the metaserver say (Running).
 
     def stop(self, error: ApiError) -> None:
@@ -100,7 +116,7 @@ class Exchange:
         self._handle(Event.GIVEN_UP)
 
     def reserve(self, reservation: Reservation, cycle: HotCycle) -> Outcome | None:
-        action = self._services.settings.on_prefill_failure
+        action = self._request.terms.on_prefill_failure
         if refusal := refusal_of(reservation, self._calls, self._pairing, action):
             self._record.failed(Kind.RESERVATION_REFUSED, refusal.reason)
             return refusal
@@ -241,7 +257,7 @@ class Exchange:
 
     def _send_to_decode(self) -> None:
         if not self._decode.place():
-            self._record.failed(Kind.NO_DECODE, "every decode engine was tried")
+            self._record.failed(Kind.NO_DECODE, "every decode engine that may be asked was tried")
             self._handle(Event.GIVEN_UP)  # With the last verdict: the client learns of the last failure.
             return
         try:
@@ -257,7 +273,12 @@ class Exchange:
         if not self._request.has_transfer:
             return None
         pairing = self._pairing
-        return self._services.decode_params(pairing.transfer_id, pairing.attempt, pairing.request_deadline)
+        return self._services.decode_params(
+            pairing.transfer_id,
+            pairing.attempt,
+            pairing.request_deadline,
+            wants_receipt=self._request.terms.wants_receipt,
+        )
 
     def _renew_transfer(self) -> None:
         """The request gets a new transfer id: whatever the first try may have left cannot be taken for it."""
@@ -276,7 +297,7 @@ class Exchange:
         reason = scrub(reason) or "no reason was given"
         self._record.failed(kind, reason, self._attempts.engine_name)
         self._attempts.exclude()
-        outcome = failed(reason, self._services.settings.on_prefill_failure)
+        outcome = failed(reason, self._request.terms.on_prefill_failure)
         self._verdict = Verdict(outcome, prefill_failed(reason), metrics.Outcome.PREFILL_FAILED)
         self._handle(event)
         if self._pairing.phase in (Phase.LOCAL_PREFILL, Phase.FAILED):
@@ -287,7 +308,7 @@ class Exchange:
         reservation = self._calls.reservation
         assert reservation is not None
         attempt = self._pairing.attempt
-        if self._attempts.start(reservation, attempt, self._pairing.request_deadline):
+        if self._attempts.start(reservation, attempt, self._pairing.request_deadline, self._decode.revision):
             self._record.prefill_sent(attempt)
         else:
             self._handle(Event.NO_PREFILL_LEFT)

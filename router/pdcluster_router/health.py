@@ -1,6 +1,7 @@
 """Whether the engines are well: asked in the background, so that ``/health`` itself never waits.
 
-Each engine has one task. A probe that finds no answer in time makes its engine unhealthy until one does.
+Each engine that may get work, now or later, has one task. A probe that finds no answer in time makes its engine
+unhealthy until one does.
 """
 
 from __future__ import annotations
@@ -10,8 +11,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import anyio
+from anyio.abc import TaskGroup
+
 from pdcluster_protocol.errors import Unavailable
-from pdcluster_router.engine import Engine, Role
+from pdcluster_protocol.labels import Role
+from pdcluster_router.core.membership import State
+from pdcluster_router.core.placement import serving_revisions
+from pdcluster_router.engine import Engine
 from pdcluster_router.services import Services
 
 logger = logging.getLogger(__name__)
@@ -19,19 +26,54 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """``missing``: roles without one healthy engine."""
+    """``missing``: roles without one serving, healthy engine."""
 
     missing: tuple[Role, ...]
+    is_split: bool = False
+    """No role is missing, but no revision has both."""
 
     @property
-    def is_ok(self) -> bool:
-        return not self.missing
+    def problem(self) -> str:
+        """Empty when all is well."""
+        if self.is_split:
+            return "no revision has a prefill and a decode engine that answer their /health"
+        missing = " and no ".join(role.value for role in self.missing)
+        return f"no {missing} engine answers its /health" if missing else ""
 
 
 def health_of(services: Services) -> Health:
-    """One healthy engine of each role is enough."""
-    roles = services.engines.items()
-    return Health(tuple(role for role, engines in roles if not any(engine.is_healthy for engine in engines)))
+    """One healthy engine of each role, of one revision, is enough."""
+    well = [engine for engine in services.all_engines() if engine.state is State.SERVING and engine.is_healthy]
+    missing = tuple(role for role in Role if not any(engine.role is role for engine in well))
+    return Health(missing, is_split=not missing and not serving_revisions(well))
+
+
+class Probes:
+    """One task for each engine that is worth asking, within the application's task group. Event loop only."""
+
+    def __init__(self, tasks: TaskGroup, services: Services) -> None:
+        self._tasks = tasks
+        self._services = services
+        self._scopes: dict[Engine, anyio.CancelScope] = {}
+
+    def follow(self) -> None:
+        """Engines that came are probed from now on, those that go no longer. Call it when the pool has changed."""
+        wanted = {engine for engine in self._services.all_engines() if engine.state.is_probed}
+        for engine in self._scopes.keys() - wanted:
+            self._scopes.pop(engine).cancel()
+        for engine in wanted - self._scopes.keys():
+            scope = self._scopes[engine] = anyio.CancelScope()
+            self._tasks.start_soon(self._probe, engine, scope)
+
+    async def _probe(self, engine: Engine, scope: anyio.CancelScope) -> None:
+        settings = self._services.settings
+        with scope:
+            await watch_engine(
+                engine,
+                interval_s=settings.probe_interval_s,
+                timeout_s=settings.probe_timeout_s,
+                on_change=self._services.roster.refresh,
+            )
 
 
 async def watch_engine(engine: Engine, *, interval_s: float, timeout_s: float, on_change: Callable[[], None]) -> None:

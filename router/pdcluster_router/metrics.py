@@ -6,11 +6,16 @@ registry, so several can live in one process. Children are looked up once: an in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter as Counted
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from pdcluster_router.failures import Kind
 
@@ -50,6 +55,23 @@ class Span(Enum):
     TOTAL = "total"
 
 
+@dataclass(frozen=True, slots=True)
+class EngineSample:
+    """What the metrics say of one engine. ``is_up``: None when it is not probed any more."""
+
+    role: str
+    url: str
+    revision: str
+    state: str
+    is_up: bool | None
+
+
+class DiscoverySample(Protocol):
+    """What the metrics say of the discovery."""
+
+    is_current: bool
+
+
 class Metrics:
     """The router's metrics."""
 
@@ -70,9 +92,6 @@ class Metrics:
             "prefill_backlog_tokens",
             "Estimated prompt tokens of requests that are, or will be, work for a prefill engine",
         )
-        self._engine_up = self._gauge(
-            "engine_up", "Whether the engine answered its last probe, by role and configured URL", "role", "engine"
-        )
         self.local_prefill = self._counter(
             "local_prefill",
             "Requests that decode prefills by itself: n > 1, best_of > 1, lists of prompts, prompt logprobs",
@@ -81,6 +100,7 @@ class Metrics:
             "decode_resent",
             "Requests sent to decode again: the first try never reached an engine, or the engine failed",
         )
+        self.discovery_failed = self._counter("discovery_failures", "Lists and watches of the API server that failed")
         self._ended = {outcome: requests.labels(outcome.value) for outcome in Outcome}
         self._seconds = {span: spans.labels(span.value) for span in Span}
         self._failed = {kind: failures.labels(kind.value) for kind in Kind}
@@ -109,9 +129,45 @@ class Metrics:
         self._queued.set_function(length)
         self._backlog.set_function(backlog_tokens)
 
-    def watch_engine(self, role: str, url: str, is_healthy: Callable[[], float]) -> None:
-        self._engine_up.labels(role, url).set_function(is_healthy)
+    def watch_engines(self, samples: Callable[[], Iterable[EngineSample]]) -> None:
+        """As ``watch_in_flight``. Engines that are gone are gone from the metrics too."""
+        self._registry.register(_Engines(samples))
+
+    def watch_discovery(self, discovery: DiscoverySample) -> None:
+        """As ``watch_in_flight``. Not there where engines are named at start."""
+        up = self._gauge("discovery_up", "Whether changes of the engines reach us from the API server")
+        up.set_function(lambda: float(discovery.is_current))
 
     def render(self) -> bytes:
         """All of them in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+class _Engines(Collector):
+    """The engines of the moment, read when the metrics are."""
+
+    def __init__(self, samples: Callable[[], Iterable[EngineSample]]) -> None:
+        self._samples = samples
+
+    def collect(self) -> Iterator[Metric]:
+        samples = list(self._samples())
+        up = GaugeMetricFamily(
+            _PREFIX + "engine_up",
+            "Whether the engine answered its last probe, by role and URL",
+            labels=("role", "engine"),
+        )
+        for (role, url), is_up in {(one.role, one.url): one.is_up for one in samples if one.is_up is not None}.items():
+            up.add_metric((role, url), float(is_up))
+        yield up
+        yield _counted(samples)
+
+
+def _counted(samples: Iterable[EngineSample]) -> Metric:
+    engines = GaugeMetricFamily(
+        _PREFIX + "engines",
+        "Engines that are known, by role, revision and state; only serving ones get new work",
+        labels=("role", "revision", "state"),
+    )
+    for labels, number in Counted((one.role, one.revision, one.state) for one in samples).items():
+        engines.add_metric(labels, number)
+    return engines

@@ -32,6 +32,7 @@ class Pool:
         self._idle: dict[Connection, None] = {}
         self._all: set[Connection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
+        self._keeps = True
 
     @property
     def num_busy(self) -> int:
@@ -59,6 +60,13 @@ class Pool:
             self._connect(request, call)
         return call
 
+    def keep(self, keeps: bool) -> None:
+        """Whether connections are kept between calls. If not, idle ones close now, the others after their call."""
+        self._keeps = keeps
+        if not keeps:
+            for connection in list(self._idle):
+                connection.abort()
+
     async def close(self) -> None:
         """No connection and no task is left."""
         tasks = list(self._connecting)
@@ -71,6 +79,9 @@ class Pool:
     # What a connection says.
 
     def released(self, connection: Connection) -> None:
+        if not self._keeps:
+            connection.abort()
+            return
         connection.idle_since = self._loop.time()
         self._idle[connection] = None
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from pdcluster_protocol.metaserver import METASERVER_PATH
 from pdcluster_protocol.secret import Secret
-from pdcluster_router.core.openai_errors import ApiError, bad_request, draining, internal, stopped
+from pdcluster_router.core.openai_errors import RefusedRequest, bad_request, draining, internal, stopped
 from pdcluster_router.core.pairing import Timeouts
 from pdcluster_router.core.rewrite import BadBody, parse_body
 from pdcluster_router.cycle import HotCycle
@@ -27,6 +27,7 @@ from pdcluster_router.metrics import Outcome
 from pdcluster_router.request import ClientRequest
 from pdcluster_router.services import Services
 from pdcluster_router.settings import Settings
+from pdcluster_router.verifier import Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -56,14 +57,6 @@ _NOT_FORWARDED: Final = frozenset(
 )
 
 
-class _Refused(Exception):
-    """The request is refused before any engine hears of it."""
-
-    def __init__(self, error: ApiError) -> None:
-        super().__init__(error.message)
-        self.error = error
-
-
 class Router:
     """All requests of this process. Event loop only."""
 
@@ -71,6 +64,7 @@ class Router:
         self.settings = settings
         self.services = Services(settings, secret)
         self.gate = Gate(self.services, self._start)
+        self.verifier = Verifier(self.services)
         self.hot_paths = HOT_PATHS
         self.is_draining = False
         self._default_timeouts = Timeouts(
@@ -112,7 +106,7 @@ class Router:
     def _take_request(self, cycle: HotCycle) -> None:
         try:
             request = self._parse(cycle)
-        except _Refused as refused:
+        except RefusedRequest as refused:
             self.services.metrics.ended(Outcome.REJECTED)
             cycle.answer_error(refused.error)
             return
@@ -133,7 +127,7 @@ class Router:
         if self.is_draining:
             cycle.keep_alive = False
             self.services.failures.tell(Failure(Kind.DRAINING))
-            raise _Refused(draining())
+            raise RefusedRequest(draining())
         received_at = self.services.now()
         headers = dict(cycle.headers)
         timeouts = self._timeouts(headers.get(_TIMEOUT_HEADER))
@@ -143,13 +137,14 @@ class Router:
         try:
             body = parse_body(cycle.take_body())
         except BadBody as error:
-            raise _Refused(bad_request(str(error))) from error
+            raise RefusedRequest(bad_request(str(error))) from error
         return ClientRequest(
             path=cycle.path,
             headers=b"".join(lines),
             request_id=request_id.decode("latin-1"),
             body=body,
             timeouts=timeouts,
+            terms=self.services.terms,
             has_transfer=not body.needs_local_prefill,
             received_at=received_at,
         )
@@ -168,5 +163,5 @@ def _seconds(value: bytes) -> float:
         seconds = math.nan
     if not 0 < seconds < math.inf:
         text = value.decode("latin-1")
-        raise _Refused(bad_request(f"X-Request-Timeout is {text!r}: give seconds above 0", "invalid_timeout"))
+        raise RefusedRequest(bad_request(f"X-Request-Timeout is {text!r}: give seconds above 0", "invalid_timeout"))
     return seconds

@@ -8,22 +8,27 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from pdcluster_protocol.ids import Attempt, TransferId
+from pdcluster_protocol.labels import Role
 from pdcluster_protocol.metaserver import Action, Outcome
 from pdcluster_protocol.params import DecodeParams, Reservation, for_attempt
 from pdcluster_protocol.secret import Secret
 from pdcluster_router.core.admission import Admission
+from pdcluster_router.core.membership import Member
 from pdcluster_router.core.openai_errors import ApiError
 from pdcluster_router.core.pairing import Retries
-from pdcluster_router.core.placement import LeastTokens, Policy, eligible
+from pdcluster_router.core.placement import usable_prefills
 from pdcluster_router.cycle import HotCycle
-from pdcluster_router.engine import Engine, Role
+from pdcluster_router.discovery import discovery_of
+from pdcluster_router.engine import Engine
 from pdcluster_router.failures import Failures
-from pdcluster_router.metrics import Metrics
+from pdcluster_router.metrics import EngineSample, Metrics
 from pdcluster_router.pool import PoolLimits
+from pdcluster_router.request import Terms
+from pdcluster_router.roster import Roster
 from pdcluster_router.settings import Settings
 from pdcluster_router.trace import TraceFile
 
@@ -47,15 +52,6 @@ class Services:
         limits = PoolLimits(settings.max_engine_connections, settings.connect_timeout_s, settings.engine_idle_s)
         self.settings = settings
         self.secret = secret
-        self.engines = {
-            Role.PREFILL: [Engine(Role.PREFILL, i, url, limits) for i, url in enumerate(settings.prefill_urls)],
-            Role.DECODE: [Engine(Role.DECODE, i, url, limits) for i, url in enumerate(settings.decode_urls)],
-        }
-        self.retries = Retries(
-            settings.max_prefill_attempts,
-            settings.max_decode_attempts,
-            recomputes=settings.on_prefill_failure is Action.RECOMPUTE,
-        )
         self.metrics = Metrics()
         self.failures = Failures(self.metrics.failed, self.now)
         self.trace = TraceFile(settings.trace_file)
@@ -71,31 +67,33 @@ class Services:
         self.on_room: Callable[[], None] = _nobody_waits
         """The gate's: those who have room now enter."""
         self._is_room_told = False
-        self._policy: Policy = LeastTokens()
         self._metaserver_url = settings.metaserver_url
         self._loop = asyncio.get_running_loop()
+        self.on_pool_change: Callable[[], None] = _nobody_waits
+        """The probes': another set of engines is to be asked how it is."""
+        self.roster = Roster(limits, self._pool_changed)
+        self.engines = self.roster.engines
+        self.terms = Terms(self.roster.place_decode, self.roster.place_prefill, _retries_in(settings))
+        """Of every client's request."""
+        self.discovery = discovery_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
+        """None: the engines are named at start, and stay."""
         self.metrics.watch_in_flight(lambda: len(self.running) + self.admission.num_queued)
-        for engine in self.all_engines():
-            self._watch(engine)
+        self.metrics.watch_engines(lambda: [_sample_of(engine) for engine in self.all_engines()])
+        if self.discovery is None:
+            self.roster.update(_named_in(settings))
+        else:
+            self.metrics.watch_discovery(self.discovery)
 
     def all_engines(self) -> list[Engine]:
-        return [engine for engines in self.engines.values() for engine in engines]
-
-    def place(self, role: Role, excluded: Sequence[Engine] = ()) -> Engine | None:
-        """The engine of ``role`` for the next request; None when all of them are excluded."""
-        engines = self.engines[role]
-        if len(engines) == 1 and not excluded:
-            return engines[0]
-        indexes = eligible([engine.is_healthy for engine in engines], [engine in excluded for engine in engines])
-        if not indexes:
-            return None
-        return engines[indexes[self._policy.choose([engines[index].load for index in indexes])]]
+        return self.roster.all_engines()
 
     def new_transfer_id(self) -> TransferId:
         """Never given before, and not to be guessed."""
         return TransferId(os.urandom(16).hex())
 
-    def decode_params(self, transfer_id: TransferId, attempt: Attempt, deadline: float) -> DecodeParams:
+    def decode_params(
+        self, transfer_id: TransferId, attempt: Attempt, deadline: float, *, wants_receipt: bool
+    ) -> DecodeParams:
         """What decode gets. ``deadline``: the request's, monotonic seconds."""
         left_ms = self._left_ms(deadline)
         return DecodeParams(
@@ -104,6 +102,7 @@ class Services:
             attempt=attempt,
             deadline_ms=left_ms,
             token=self.secret.mint(transfer_id, attempt, left_ms),
+            wants_receipt=wants_receipt,
         )
 
     def prefill_params(self, reservation: Reservation, attempt: Attempt, deadline: float) -> Reservation:
@@ -125,11 +124,6 @@ class Services:
             self._is_room_told = True
             self._loop.call_soon(self._tell_room)
 
-    def health_changed(self) -> None:
-        """The backlog's limit follows the healthy prefill engines."""
-        self.admission.set_engines(sum(engine.is_healthy for engine in self.engines[Role.PREFILL]))
-        self.make_room()
-
     def now(self) -> float:
         """Monotonic seconds. Not the loop's own time: uvloop's has steps of a millisecond."""
         return time.monotonic()
@@ -139,8 +133,7 @@ class Services:
         return self._loop.call_later(max(0.0, deadline - time.monotonic()), callback)
 
     async def close(self) -> None:
-        for engine in self.all_engines():
-            await engine.close()
+        await self.roster.close()
         self.trace.close()
 
     def _tell_room(self) -> None:
@@ -150,8 +143,27 @@ class Services:
     def _left_ms(self, deadline: float) -> int:
         return max(1, int((deadline - self.now()) * 1000))
 
-    def _watch(self, engine: Engine) -> None:
-        self.metrics.watch_engine(engine.role.value, engine.url, lambda: float(engine.is_healthy))
+    def _pool_changed(self) -> None:
+        """The backlog's limit follows the prefill engines that can be used."""
+        self.admission.set_engines(len(usable_prefills(self.all_engines())))
+        self.make_room()
+        self.on_pool_change()
+
+
+def _retries_in(settings: Settings) -> Retries:
+    recomputes = settings.on_prefill_failure is Action.RECOMPUTE
+    return Retries(settings.max_prefill_attempts, settings.max_decode_attempts, recomputes=recomputes)
+
+
+def _named_in(settings: Settings) -> list[Member]:
+    """Engines that are named at start: one revision for all of them."""
+    prefills = [Member(url, Role.PREFILL) for url in settings.prefill_urls]
+    return prefills + [Member(url, Role.DECODE) for url in settings.decode_urls]
+
+
+def _sample_of(engine: Engine) -> EngineSample:
+    is_up = engine.is_healthy if engine.state.is_probed else None
+    return EngineSample(engine.role.value, engine.url, engine.revision, engine.state.value, is_up)
 
 
 def _nobody_waits() -> None:

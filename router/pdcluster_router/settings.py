@@ -5,16 +5,18 @@ Built once, in ``__main__``, checked there, and handed down. Nothing else reads 
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.metaserver import METASERVER_PATH, Action
 
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def _checked_url(url: str) -> str:
@@ -26,7 +28,27 @@ def _checked_url(url: str) -> str:
     return f"http://{parts.netloc}"
 
 
+def _checked_api(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.rstrip("/"):
+        raise ValueError(f"{url!r} is not a URL like https://HOST:PORT")
+    if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+        raise ValueError(f"{url!r} would send the token in the clear: use https, or kubectl proxy on 127.0.0.1")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
 EngineUrl = Annotated[str, AfterValidator(_checked_url)]
+ApiUrl = Annotated[str, AfterValidator(_checked_api)]
+DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+
+
+class Discovery(Enum):
+    """How a router learns of its engines."""
+
+    STATIC = "static"
+    """They are named at start."""
+    KUBERNETES = "kubernetes"
+    """From the EndpointSlices of one PDCluster, for as long as it runs."""
 
 
 class Settings(BaseModel):
@@ -34,10 +56,28 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    prefill_urls: tuple[EngineUrl, ...] = Field(min_length=1)
-    """Base URLs of the prefill engines. No default: there is nothing to route to without."""
-    decode_urls: tuple[EngineUrl, ...] = Field(min_length=1)
-    """Base URLs of the decode engines."""
+    prefill_urls: tuple[EngineUrl, ...] = ()
+    """Base URLs of the prefill engines: at least one when discovery is static, there is nothing to route to without."""
+    decode_urls: tuple[EngineUrl, ...] = ()
+    """Base URLs of the decode engines: as ``prefill_urls``."""
+    discovery: Discovery = Discovery.STATIC
+    """How engines are found. static: works everywhere, and needs no right on any API."""
+    namespace: DnsName | None = None
+    """Kubernetes namespace of the PDCluster. None: this pod's own."""
+    cluster: DnsName | None = None
+    """Name of the PDCluster. No default: a namespace may hold several, and their engines are never mixed."""
+    kube_api: ApiUrl | None = None
+    """Base URL of the API server. None: what Kubernetes tells a pod. Plain http on loopback only, for kubectl proxy."""
+    kube_ca_file: Path | None = None
+    """PEM file with the API server's authorities. None: in a pod the one mounted there, else the system's."""
+    kube_token_file: Path | None = None
+    """File with our token, read anew for each request: Kubernetes renews it every hour. None: as ``kube_ca_file``."""
+    kube_timeout_s: float = Field(default=10.0, gt=0, le=60)
+    """Seconds for a whole list of the API server, and for the head of a watch. 10: a busy one takes a second or two;
+    longer waits only delay the next try, engines are kept meanwhile."""
+    watch_timeout_s: int = Field(default=30, ge=1, le=3600)
+    """Seconds after which the API server ends a watch and the next one goes on from there; one that has not ended 5 s
+    later is dead. 30: a connection that died without a word is noticed in half a minute, for two requests a minute."""
     host: str = "127.0.0.1"
     """Address to listen on. Loopback, so that nothing is open to a network unless somebody asks for it."""
     port: int = Field(default=8000, ge=0, le=65535)
@@ -97,6 +137,20 @@ class Settings(BaseModel):
     trace_file: Path | None = None
     """File that gets one JSON line for each ended request. None: no trace."""
 
+    @model_validator(mode="after")
+    def _finds_engines(self) -> Self:
+        given = {"--prefill": self.prefill_urls, "--decode": self.decode_urls}
+        if self.discovery is Discovery.STATIC:
+            if missing := [flag for flag, urls in given.items() if not urls]:
+                raise ValueError(f"{' and '.join(missing)}: name at least one, or use --discovery kubernetes")
+            return self
+        if named := [flag for flag, urls in given.items() if urls]:
+            raise ValueError(f"{' and '.join(named)}: engines are found, not named, with --discovery kubernetes")
+        needed = {"--cluster": self.cluster, "--namespace": self.namespace, "--kube-api": self.kube_api}
+        if absent := [flag for flag, value in needed.items() if value is None]:
+            raise ValueError(f"{' and '.join(absent)}: --discovery kubernetes needs it (a pod knows all but --cluster)")
+        return self
+
     @property
     def metaserver_url(self) -> str:
         """What decode engines call.
@@ -132,5 +186,7 @@ def build_settings(**values: object) -> Settings:
 
 
 def _flag(location: tuple[int | str, ...]) -> str:
+    if not location:  # Several settings together; the message names them.
+        return "these settings do not fit"
     name = str(location[0]).removesuffix("_urls").removesuffix("_s")
     return "--" + name.replace("_", "-")

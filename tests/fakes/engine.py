@@ -1,9 +1,9 @@
 """A prefill engine and a decode engine that keep the decode-first contract, without a model.
 
-Decode POSTs its reservation to the metaserver it is told, and streams after the outcome and the push (the
-``Wire``, shared by both). Prefill pushes and answers one token. ``Fault`` says what goes wrong; ``gates`` stop
-an engine at a step until the test opens them. As vLLM, decode sends the head of a stream before it knows
-whether the request will work, and an engine sees that it must abort by its connection being closed.
+Decode POSTs its reservation to the metaserver it is told, and streams after the outcome and the push (the ``Wire``,
+shared by both). Prefill pushes and answers one token. ``Fault`` says what goes wrong; ``gates`` stop an engine at a
+step until the test opens them. As vLLM, decode sends the head of a stream before it knows whether the request will
+work, and an engine sees that it must abort by its connection being closed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from fakes.answers import END, STREAM_HEAD, answer, chunk, error_body, get_answer, json_answer
 from fakes.http import Message, RawClient, read_body, read_head, request_bytes
 from pdcluster_protocol.ids import BootId, EngineId
 from pdcluster_protocol.params import Reservation, SideChannelAddress, to_wire
 
 PROMPT_TOKENS = 42
+CACHED_TOKENS = 16
 
 
 class Fault(Enum):
@@ -86,6 +88,8 @@ class Seen:
     outcome_status: int | None = None
     num_lost: int = 0
     """Attempts that decode has given up."""
+    num_received: int = 0
+    """Tokens that were pushed to decode."""
     is_disconnected: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -111,6 +115,7 @@ class FakeEngine:
         self.hang_up = asyncio.Event()
         """Set to let ``HANG_UP_ON_METASERVER`` hang up."""
         self.padding = ""
+        self.gives_receipts = True
         self._gates: dict[Gate, asyncio.Event] = {}
         self._connections: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -171,7 +176,7 @@ class FakeEngine:
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         message = await read_body(reader, await read_head(reader))
         if message.first_line.startswith("GET"):
-            writer.write(_get_answer(message.path))
+            writer.write(get_answer(message.path))
             return True
         fault = self.faults_to_come.pop(0) if self.faults_to_come else self.fault
         seen = Seen(message, json.loads(message.body), fault)
@@ -205,13 +210,13 @@ class FakeEngine:
         if fault is Fault.DIE:
             return False
         answers = {
-            Fault.ERROR_500: _json_answer(500, _error("engine says no", 500)),
-            Fault.ERROR_503: _json_answer(503, _error("engine is overloaded", 503)),
-            Fault.ERROR_404: _json_answer(404, _error("The model `x` does not exist.", 404)),
-            Fault.ERROR_TEXT: _answer(500, "text/plain", b"Internal Server Error"),
-            Fault.EMPTY_200: _json_answer(200, b""),
+            Fault.ERROR_500: json_answer(500, error_body("engine says no", 500)),
+            Fault.ERROR_503: json_answer(503, error_body("engine is overloaded", 503)),
+            Fault.ERROR_404: json_answer(404, error_body("The model `x` does not exist.", 404)),
+            Fault.ERROR_TEXT: answer(500, "text/plain", b"Internal Server Error"),
+            Fault.EMPTY_200: json_answer(200, b""),
             Fault.NOT_HTTP: b"SSH-2.0-OpenSSH_9.2\r\n",
-            Fault.TOO_MUCH: _json_answer(200, b'{"n":1}') + _json_answer(200, b'{"n":2}'),
+            Fault.TOO_MUCH: json_answer(200, b'{"n":1}') + json_answer(200, b'{"n":2}'),
         }
         if fault not in answers:
             return None
@@ -223,12 +228,12 @@ class FakeEngine:
         await self._pass(Gate.PREFILL)
         self.wire.of(seen.params["transfer_id"]).set()
         await self._pass(Gate.REPLY)
-        writer.write(_json_answer(200, json.dumps({"choices": [{"text": "x"}]}).encode()))
+        writer.write(json_answer(200, json.dumps({"choices": [{"text": "x"}]}).encode()))
         return True
 
     async def _decode(self, seen: Seen, writer: asyncio.StreamWriter) -> bool:
         if seen.body.get("stream"):
-            writer.write(_STREAM_HEAD)
+            writer.write(STREAM_HEAD)
         problem = await self._fetch_kv(seen)
         if seen.fault is Fault.DIE_WITH_KV:
             return False
@@ -237,7 +242,7 @@ class FakeEngine:
         elif seen.body.get("stream"):
             await self._stream(seen, writer)
         else:
-            writer.write(_json_answer(200, self.answer(seen)))
+            writer.write(json_answer(200, self.answer(seen)))
         return True
 
     async def _fetch_kv(self, seen: Seen) -> str | None:
@@ -248,7 +253,7 @@ class FakeEngine:
         await self._pass(Gate.RESERVE)
         if seen.fault is Fault.GO_ON_AFTER_PUSH:
             self._background.append(asyncio.create_task(self._reserve(seen, params)))
-            await self.wire.of(params["transfer_id"]).wait()
+            await self._receive(seen)
             return None
         reply = await self._reserve(seen, params)
         while reply is not None and _is_ok(reply) and self.num_losses:
@@ -259,9 +264,13 @@ class FakeEngine:
             return "gave up on the metaserver"
         seen.outcome_status, seen.outcome = reply.status, reply.json()
         if seen.fault is Fault.IGNORE_OUTCOME or _is_ok(reply):
-            await self.wire.of(params["transfer_id"]).wait()
+            await self._receive(seen)
             return None
         return None if seen.fault is Fault.RECOMPUTE else "Internal server error"
+
+    async def _receive(self, seen: Seen) -> None:
+        await self.wire.of((seen.params or {})["transfer_id"]).wait()
+        seen.num_received = PROMPT_TOKENS - CACHED_TOKENS
 
     async def _reserve(self, seen: Seen, params: dict[str, Any], **changes: Any) -> Message | None:
         url, _, path = params["metaserver"].removeprefix("http://").partition("/")
@@ -277,9 +286,9 @@ class FakeEngine:
 
     def _write_problem(self, seen: Seen, problem: str, writer: asyncio.StreamWriter) -> None:
         if seen.body.get("stream"):
-            writer.write(_chunk(b"data: " + _error(problem, 500) + b"\n\n") + _chunk(b"data: [DONE]\n\n") + _END)
+            writer.write(chunk(b"data: " + error_body(problem, 500) + b"\n\n") + chunk(b"data: [DONE]\n\n") + END)
         else:
-            writer.write(_json_answer(500, _error(problem, 500)))
+            writer.write(json_answer(500, error_body(problem, 500)))
 
     async def _stream(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
         for index, event in enumerate(self.events(seen)):
@@ -288,12 +297,12 @@ class FakeEngine:
                 if seen.fault is Fault.DIE_MID_STREAM:
                     raise ConnectionResetError
                 if seen.fault is Fault.ERROR_MID_STREAM:
-                    event = b"data: " + _error("EngineCore died", 500) + b"\n\ndata: [DONE]\n\n"
-                    writer.write(_chunk(event))
+                    event = b"data: " + error_body("EngineCore died", 500) + b"\n\ndata: [DONE]\n\n"
+                    writer.write(chunk(event))
                     break
-            writer.write(_chunk(event))
+            writer.write(chunk(event))
             await writer.drain()
-        writer.write(_END)
+        writer.write(END)
 
     def events(self, seen: Seen) -> list[bytes]:
         """The events of a streamed answer, byte for byte."""
@@ -305,7 +314,13 @@ class FakeEngine:
     def answer(self, seen: Seen) -> bytes:
         """An answer that is not streamed, byte for byte."""
         text = "".join(self.tokens) + self.padding
-        common = {"id": "cmpl-1", "created": 1, "model": "m", "usage": _USAGE, "kv_transfer_params": None}
+        common = {
+            "id": "cmpl-1",
+            "created": 1,
+            "model": "m",
+            "usage": _USAGE,
+            "kv_transfer_params": self._receipt(seen),
+        }
         if "messages" not in seen.body:
             choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}
             return json.dumps({**common, "object": "text_completion", "choices": [choice]}).encode()
@@ -316,6 +331,10 @@ class FakeEngine:
         if seen.body.get("logprobs"):
             choice["logprobs"] = {"content": [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}]}
         return json.dumps({**common, "object": "chat.completion", "choices": [choice]}).encode()
+
+    def _receipt(self, seen: Seen) -> dict[str, int] | None:
+        is_wanted = self.gives_receipts and (seen.params or {}).get("wants_receipt")
+        return {"pdcluster_received_tokens": seen.num_received} if is_wanted else None
 
     def _delta(self, seen: Seen, token: str) -> dict[str, Any]:
         common = {"id": "cmpl-1", "created": 1, "model": "m"}
@@ -337,7 +356,7 @@ def reservation_of(params: dict[str, Any], **changes: Any) -> dict[str, Any]:
         remote_host="127.0.0.1",
         remote_port=6000,
         remote_tp_size=1,
-        remote_cached_tokens=16,
+        remote_cached_tokens=CACHED_TOKENS,
         transfer_id=params["transfer_id"],
         attempt=params["attempt"],
         deadline_ms=params["deadline_ms"],
@@ -356,34 +375,3 @@ def _is_ok(reply: Message) -> bool:
 
 _USAGE = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": 4, "total_tokens": PROMPT_TOKENS + 4}
 _TOOL_CALL = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-_STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nx-engine: fake\r\n"
-    b"transfer-encoding: chunked\r\n\r\n"
-)
-_END = b"0\r\n\r\n"
-
-
-def _chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-def _error(message: str, code: int) -> bytes:
-    error = {"message": message, "type": "InternalServerError", "param": None, "code": code}
-    return json.dumps({"error": error}).encode()
-
-
-def _answer(status: int, content_type: str, body: bytes) -> bytes:
-    head = f"HTTP/1.1 {status} X\r\ncontent-type: {content_type}\r\ncontent-length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
-def _json_answer(status: int, body: bytes) -> bytes:
-    return _answer(status, "application/json", body)
-
-
-def _get_answer(path: str) -> bytes:
-    if path == "/health":
-        return _answer(200, "text/plain", b"")
-    if path == "/v1/models":
-        return _json_answer(200, b'{"object":"list","data":[{"id":"m","object":"model"}]}')
-    return _json_answer(404, b'{"detail":"Not Found"}')

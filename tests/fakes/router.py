@@ -103,18 +103,27 @@ async def running_rig(*, num_prefill: int = 1, num_decode: int = 1, **settings: 
     decodes = [FakeEngine(wire) for _ in range(num_decode)]
     for engine in (*prefills, *decodes):
         await engine.start()
-    defaults: dict[str, Any] = {"drain_timeout_s": 0.0, "probe_interval_s": 60.0, "port": 0}
     urls = {"prefill_urls": [e.url for e in prefills], "decode_urls": [e.url for e in decodes]}
-    bound, checked = listen(build_settings(**{**defaults, **urls, **settings}))
+    try:
+        async with running_server(**{**urls, **settings}) as (server, url):
+            await until(lambda: all(engine.is_healthy for engine in server.router.services.all_engines()))
+            yield Rig(server, url, prefills, decodes)
+    finally:
+        for engine in (*prefills, *decodes):
+            await engine.stop()
+
+
+@asynccontextmanager
+async def running_server(**settings: Any) -> AsyncIterator[tuple[RouterServer, str]]:
+    """A router and its URL; at the end nothing of it is left."""
+    defaults: dict[str, Any] = {"drain_timeout_s": 0.0, "probe_interval_s": 60.0, "port": 0}
+    bound, checked = listen(build_settings(**{**defaults, **settings}))
     server = RouterServer(checked, SECRET)
     await server.start([bound])
     try:
-        await until(lambda: all(engine.is_healthy for engine in server.router.services.all_engines()))
-        yield Rig(server, f"http://127.0.0.1:{checked.port}", prefills, decodes)
+        yield server, f"http://127.0.0.1:{checked.port}"
     finally:
         await server.shutdown([bound])
-        for engine in (*prefills, *decodes):
-            await engine.stop()
 
 
 async def send(rig: Rig, body: object = PROMPT, **headers: str) -> RawClient:

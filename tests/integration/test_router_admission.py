@@ -9,7 +9,7 @@ import pytest
 from fakes.engine import Fault, Gate
 from fakes.http import Message, RawClient
 from fakes.router import PROMPT, Rig, running_rig, send, until
-from pdcluster_router.engine import Role
+from pdcluster_protocol.labels import Role
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from fakes.engine import Fault, Gate, Seen, reservation_of
 from fakes.http import request_bytes
 from fakes.router import COMPLETIONS, Rig, running_rig, until
-from pdcluster_router.engine import Role
+from pdcluster_protocol.labels import Role
 
 pytestmark = pytest.mark.anyio
 

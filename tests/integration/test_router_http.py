@@ -11,7 +11,7 @@ import pytest
 from fakes.engine import Gate
 from fakes.http import Message, RawClient, request_bytes
 from fakes.router import CHAT, COMPLETIONS, Rig, running_rig, until
-from pdcluster_router.engine import Role
+from pdcluster_protocol.labels import Role
 
 pytestmark = pytest.mark.anyio
 

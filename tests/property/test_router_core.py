@@ -13,7 +13,7 @@ from fakes.engine import reservation_of
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.params import DecodeParams, parse_reservation, to_wire
 from pdcluster_router.core.openai_errors import bad_request, from_engine, parse_error
-from pdcluster_router.core.placement import LeastTokens, Load, eligible
+from pdcluster_router.core.placement import LeastTokens, Load, left_of
 from pdcluster_router.core.rewrite import BadBody, parse_body
 from pdcluster_router.core.sse import error_event, error_of, first_event_end
 
@@ -73,11 +73,13 @@ def test_nobody_has_less_to_do_than_the_chosen_engine(loads: list[Load]) -> None
     assert all(chosen.outstanding_tokens <= load.outstanding_tokens for load in loads)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=6))
-def test_an_excluded_engine_is_never_chosen_and_one_is_found_if_any_is_left(engines: list[tuple[bool, bool]]) -> None:
-    chosen = eligible([healthy for healthy, _ in engines], [excluded for _, excluded in engines])
-    assert all(not engines[index][1] for index in chosen)
-    assert bool(chosen) == any(not excluded for _, excluded in engines)
+@given(st.lists(st.lists(st.integers(0, 5), max_size=6), max_size=3), st.sets(st.integers(0, 5)))
+def test_an_excluded_engine_is_never_left_and_somebody_is_if_any_tier_has_one(
+    tiers: list[list[int]], excluded: set[int]
+) -> None:
+    left = left_of(tiers, excluded)
+    assert not excluded & set(left)
+    assert bool(left) == any(engine not in excluded for tier in tiers for engine in tier)
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20).filter(lambda b: b"\n" not in b and b"\r" not in b), min_size=1))

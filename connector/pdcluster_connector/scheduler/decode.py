@@ -19,7 +19,15 @@ from pdcluster_connector.steps import Cancel, DecodeStep, Expect, PrefillEnded
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.metaserver import Outcome
-from pdcluster_protocol.params import DecodeParams, Reservation, SideChannelAddress, digest_tokens, parse_decode_params
+from pdcluster_protocol.params import (
+    DecodeParams,
+    Receipt,
+    Reservation,
+    SideChannelAddress,
+    digest_tokens,
+    parse_decode_params,
+    to_wire,
+)
 from pdcluster_protocol.secret import Secret
 
 _REFUSED: Final = "refused"
@@ -74,6 +82,10 @@ class _Request:
     reservation: Reservation | None = None
     lost_attempt: Attempt = _NO_ATTEMPT
     """The newest attempt that the workers have given up."""
+    has_failed: bool = False
+    """A worker did not get its part: whatever others got, vLLM computes the prompt or fails the request."""
+    num_received_tokens: int = 0
+    """What was pushed whole, by all ranks."""
 
 
 class DecodeScheduler:
@@ -148,26 +160,33 @@ class DecodeScheduler:
         self._expects, self._ended, self._cancels, self._posts = [], [], [], []
         return step
 
-    def finish(self, request_id: RequestId) -> None:
-        """vLLM has ended the request, in whatever state it was."""
+    def finish(self, request_id: RequestId) -> dict[str, object] | None:
+        """vLLM has ended the request, in whatever state it was. What its answer tells the router, if that wanted it."""
         request = self._requests.pop(request_id, None)
         if request is None:
-            return
+            return None
         if request.params is not None:
             del self._transfers[request.params.transfer_id]
         self._posts = [post for post in self._posts if post[0] != request_id]
-        if request.is_over:
-            # Its KV came, or did not. To hang up now would tell the router that decode has given up on prefill.
-            return
-        self._metaserver.cancel(request_id)
-        if request.is_settled:
-            self._cancels.append(Cancel(request_id, "the request was aborted on decode"))
+        # Once it is over its KV came, or did not: to hang up would tell the router that decode has given up on prefill.
+        if not request.is_over:
+            self._abort(request_id, request)
+        wants_receipt = request.params is not None and request.params.wants_receipt
+        return to_wire(Receipt(request.num_received_tokens)) if wants_receipt else None
 
-    def received(self, request_ids: Iterable[RequestId]) -> None:
-        """The workers have reported the end of these waits."""
-        for request_id in request_ids:
+    def received(self, ended: Iterable[RequestId], failed: Iterable[RequestId] = ()) -> None:
+        """The workers have reported the end of these waits, and without its KV that of the ``failed`` ones.
+
+        A rank that failed may say so before the last rank's wait has ended.
+        """
+        for request_id in failed:
+            if request := self._requests.get(request_id):
+                request.has_failed = True
+        for request_id in ended:
             if request := self._requests.get(request_id):
                 request.is_over = True
+                if request.reservation is not None and not request.has_failed:
+                    request.num_received_tokens = _num_wanted(request.reservation)
 
     def attempt_lost(self, request_id: RequestId, attempt: Attempt, reason: str, *, now: float) -> None:
         """A worker has given this attempt up: the router is asked for the next one, with the same reservation."""
@@ -183,6 +202,11 @@ class DecodeScheduler:
             deadline_ms=remaining_ms(request.deadline, now=now),
         )
         self._posts.append((request_id, request.params.metaserver, again, request.deadline))
+
+    def _abort(self, request_id: RequestId, request: _Request) -> None:
+        self._metaserver.cancel(request_id)
+        if request.is_settled:
+            self._cancels.append(Cancel(request_id, "the request was aborted on decode"))
 
     def _decide(self, request_id: RequestId, outcome: Outcome) -> None:
         request = self._requests.get(request_id)
@@ -240,6 +264,11 @@ class DecodeScheduler:
             num_prompt_tokens=len(tokens),
             prompt_digest=digest_tokens(tokens),
         )
+
+
+def _num_wanted(reservation: Reservation) -> int:
+    """Prompt tokens that prefill is asked for."""
+    return reservation.num_prompt_tokens - reservation.remote_cached_tokens
 
 
 def _expect(request_id: RequestId, reservation: Reservation, groups: Sequence[KvGroup]) -> Expect:

@@ -31,6 +31,14 @@ class ApiError:
         return orjson.dumps({"error": error})
 
 
+class RefusedRequest(Exception):
+    """The request is answered with ``error``, and no engine hears of it, or not any more."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
 def bad_request(message: str, code: str = "invalid_request") -> ApiError:
     return ApiError(400, _INVALID, code, message)
 
@@ -55,6 +63,28 @@ def headers_too_large(max_header_bytes: int) -> ApiError:
 
 def client_too_slow(timeout_s: float) -> ApiError:
     return ApiError(408, _INVALID, "client_too_slow", f"the request did not arrive whole within {timeout_s:g} s")
+
+
+NO_DECODE: Final = "no revision has a prefill and a decode engine to use"
+
+
+def bad_pass(reason: str) -> ApiError:
+    return ApiError(401, _INVALID, "bad_pass", reason)
+
+
+def too_many_verifications(most: int) -> ApiError:
+    message = f"{most} verifications run here already: try again later"
+    return ApiError(429, "rate_limit_error", "too_many_verifications", message, _RETRY_AFTER_S)
+
+
+def nothing_to_verify(reason: str) -> ApiError:
+    """No request was made: an engine is missing."""
+    return ApiError(503, _SERVER, "nothing_to_verify", reason, _RETRY_AFTER_S)
+
+
+def not_verified(reason: str) -> ApiError:
+    """A request was made, and proved nothing."""
+    return ApiError(409, _SERVER, "not_verified", reason)
 
 
 def no_engine(role: str, reason: str) -> ApiError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -22,12 +24,32 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     assert ended.value.code == 0
-    assert {"local", "router", "doctor"} <= set(capsys.readouterr().out.split())
+    assert {"local", "router", "doctor", "drain", "ready"} <= set(capsys.readouterr().out.split())
 
 
 def test_the_routers_words_are_the_routers_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["router", "--prefill", "nonsense", "--decode", "http://d:1"]) == 2
     assert capsys.readouterr().err.startswith("pdcluster router: ")
+
+
+@pytest.mark.parametrize("name", ["drain", "ready"])
+def test_what_a_pod_runs_every_few_seconds_imports_next_to_nothing(name: str) -> None:
+    code = f"import sys; from pdcluster_cli.__main__ import main; main(['{name}', '--help'])"
+    report = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); " + code
+    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=False)
+    ours = {module for module in done.stderr.split() if module.startswith("pdcluster_")}
+    assert done.returncode == 0
+    assert ours <= {
+        "pdcluster_cli",
+        "pdcluster_cli.__main__",
+        f"pdcluster_cli.{name}",
+        "pdcluster_cli.engine_http",
+        "pdcluster_cli.idleness",
+        "pdcluster_cli.zmtp",
+        "pdcluster_protocol",
+        "pdcluster_protocol.labels",
+    }
+    assert not {"numpy", "zmq", "msgspec", "pydantic", "asyncio"} & set(done.stderr.split())
 
 
 def test_the_doctor_finds_nothing_here(capsys: pytest.CaptureFixture[str]) -> None:

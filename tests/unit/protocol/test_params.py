@@ -16,11 +16,13 @@ from pdcluster_protocol.params import (
     PARAMS_VERSION,
     DecodeParams,
     PushRefusal,
+    Receipt,
     Reservation,
     SideChannelAddress,
     digest_tokens,
     parse_decode_params,
     parse_reservation,
+    receipt_in,
     refusal_in,
     to_wire,
 )
@@ -62,7 +64,7 @@ RESERVATION: Final = Reservation(
 )
 
 
-def over_json(params: DecodeParams | Reservation | PushRefusal) -> Any:
+def over_json(params: DecodeParams | Reservation | PushRefusal | Receipt) -> Any:
     """What the other side sees: engines and proxies between us use Python's own json."""
     return json.loads(json.dumps(to_wire(params)))
 
@@ -122,6 +124,32 @@ def test_a_reservation_has_every_name_of_vllm_ascends_contract() -> None:
 
 def test_the_routers_instructions_have_every_name_of_vllm_ascends_contract() -> None:
     assert to_wire(PARAMS).keys() >= {"do_remote_decode", "do_remote_prefill", "metaserver"}
+
+
+def test_an_engine_that_knows_no_receipts_is_not_asked_for_one_without_need() -> None:
+    assert "wants_receipt" not in to_wire(PARAMS)
+    assert to_wire(msgspec.structs.replace(PARAMS, wants_receipt=True))["wants_receipt"] is True
+
+
+@pytest.mark.parametrize(
+    ("said", "num_tokens"),
+    [
+        (over_json(Receipt(42)), 42),
+        (over_json(Receipt(0)), 0),
+        (None, None),
+        ({}, None),
+        ({"pdcluster_reason": "no"}, None),
+        ({"pdcluster_received_tokens": "42"}, None),
+    ],
+)
+def test_a_receipt_is_read_from_decodes_answer(said: object, num_tokens: int | None) -> None:
+    reply = json.dumps({"choices": [], "kv_transfer_params": said}).encode()
+    assert receipt_in(reply) == num_tokens
+
+
+@pytest.mark.parametrize("reply", [b"", b"<html>", b"[]", b"{}"])
+def test_what_is_no_answer_has_no_receipt(reply: bytes) -> None:
+    assert receipt_in(reply) is None
 
 
 def test_a_side_channel_address_is_a_short_list() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from pdcluster_protocol.errors import ConfigError, ProtocolError
 from pdcluster_protocol.ids import Attempt, TransferId
-from pdcluster_protocol.secret import SEAL_BYTES, load_secret, make_secret
+from pdcluster_protocol.secret import MAX_PASS_S, SEAL_BYTES, load_secret, make_secret
 
 OURS = make_secret("0123456789abcdef")
 THEIRS = make_secret("fedcba9876543210")
@@ -80,3 +80,42 @@ def test_an_address_that_others_reach_needs_one(host: str) -> None:
 def test_parts_with_the_same_variable_share_a_secret() -> None:
     environ = {"PDCLUSTER_SECRET": "0123456789abcdef"}
     assert load_secret(environ, host="10.0.0.7") == OURS
+
+
+ORDER, NOW = b'{"revision":"r1"}', 1_800_000_000.5
+
+
+def test_a_pass_lets_its_body_be_carried_out_until_it_ends() -> None:
+    until = int(NOW) + 60
+    OURS.check_pass(OURS.mint_pass(ORDER, until), ORDER, now_s=NOW)
+    with pytest.raises(ProtocolError, match="ends at"):
+        OURS.check_pass(OURS.mint_pass(ORDER, until), ORDER, now_s=until)
+
+
+def test_a_pass_may_not_end_far_ahead() -> None:
+    OURS.check_pass(OURS.mint_pass(ORDER, int(NOW) + MAX_PASS_S), ORDER, now_s=NOW)
+    with pytest.raises(ProtocolError, match="within 300 s"):
+        OURS.check_pass(OURS.mint_pass(ORDER, int(NOW) + MAX_PASS_S + 1), ORDER, now_s=NOW)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        THEIRS.mint_pass(ORDER, int(NOW) + 60),
+        OURS.mint_pass(b"{}", int(NOW) + 60),
+        OURS.mint_pass(ORDER, int(NOW) + 60).replace("1800000060", "1800000061"),
+        OURS.mint(T, FIRST, int(NOW) + 60),
+    ],
+    ids=["another cluster's", "another body's", "prolonged", "a token"],
+)
+def test_a_pass_is_good_for_one_body_of_one_cluster(shown: str) -> None:
+    with pytest.raises(ProtocolError, match="not valid here"):
+        OURS.check_pass(shown, ORDER, now_s=NOW)
+
+
+@pytest.mark.parametrize(
+    "shown", ["", ".", "soon.abc", "1800000060", "\u0661.abc", "1.\u0661", "9" * 20 + ".abc", "-1.abc"]
+)
+def test_what_is_no_pass_is_refused(shown: str) -> None:
+    with pytest.raises(ProtocolError):
+        OURS.check_pass(shown, ORDER, now_s=NOW)

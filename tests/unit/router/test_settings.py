@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.metaserver import Action
 from pdcluster_router.__main__ import parse_settings
-from pdcluster_router.settings import build_settings
+from pdcluster_router.settings import Discovery, build_settings
 
 URLS: dict[str, Any] = {"prefill_urls": ["http://p:1"], "decode_urls": ["http://d:2/"]}
 
@@ -47,7 +48,8 @@ def test_without_an_advertised_url_it_is_host_and_port() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"decode_urls": []}, "--decode"),
+        ({"decode_urls": []}, "--decode: name at least one"),
+        ({"prefill_urls": [], "decode_urls": []}, "--prefill and --decode: name at least one"),
         ({"decode_urls": ["d:2"]}, "http://HOST:PORT"),
         ({"decode_urls": ["https://d:2"]}, "http://HOST:PORT"),
         ({"prefill_urls": ["http://p:1/v1"]}, "http://HOST:PORT only"),
@@ -63,3 +65,78 @@ def test_without_an_advertised_url_it_is_host_and_port() -> None:
 def test_what_cannot_work_is_refused_with_the_flag_and_the_cure(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_settings(**{**URLS, **values})
+
+
+FOUND = ["--discovery", "kubernetes", "--cluster", "qwen"]
+IN_POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+
+
+@pytest.fixture
+def service_account(tmp_path: Path) -> Path:
+    for name, text in {"ca.crt": "pem", "token": "t", "namespace": "models\n"}.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_in_a_pod_only_the_cluster_must_be_named(service_account: Path) -> None:
+    settings = parse_settings(FOUND, IN_POD, service_account)
+    assert settings.discovery is Discovery.KUBERNETES
+    assert (settings.namespace, settings.cluster) == ("models", "qwen")
+    assert settings.kube_api == "https://10.96.0.1:443"
+    assert (settings.kube_ca_file, settings.kube_token_file) == (service_account / "ca.crt", service_account / "token")
+
+
+def test_an_api_server_with_an_ipv6_address_is_a_url_too(service_account: Path) -> None:
+    settings = parse_settings(FOUND, {**IN_POD, "KUBERNETES_SERVICE_HOST": "fd00::1"}, service_account)
+    assert settings.kube_api == "https://[fd00::1]:443"
+
+
+def test_an_api_server_that_is_named_never_gets_the_pods_own_token(service_account: Path) -> None:
+    settings = parse_settings([*FOUND, "--kube-api", "https://elsewhere"], IN_POD, service_account)
+    assert (settings.kube_api, settings.namespace) == ("https://elsewhere", "models")
+    assert (settings.kube_ca_file, settings.kube_token_file) == (None, None)
+
+
+def test_flags_win_over_what_the_pod_is_told(service_account: Path) -> None:
+    flags = [*FOUND, "--namespace", "other", "--kube-token-file", "/t", "--watch-timeout", "7", "--kube-timeout", "3"]
+    settings = parse_settings(flags, IN_POD, service_account)
+    assert (settings.namespace, settings.kube_token_file) == ("other", Path("/t"))
+    assert (settings.watch_timeout_s, settings.kube_timeout_s) == (7, 3.0)
+
+
+def test_engines_that_are_named_need_nothing_of_kubernetes(service_account: Path) -> None:
+    settings = parse_settings(["--prefill", "http://p:1", "--decode", "http://d:1"], IN_POD, service_account)
+    assert (settings.discovery, settings.kube_api, settings.namespace) == (Discovery.STATIC, None, None)
+
+
+KUBERNETES: dict[str, Any] = {
+    "discovery": "kubernetes",
+    "namespace": "ns",
+    "cluster": "c",
+    "kube_api": "https://10.96.0.1",
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"cluster": None}, "--cluster: --discovery kubernetes needs it"),
+        ({"kube_api": None, "namespace": None}, "--namespace and --kube-api"),
+        ({"prefill_urls": ["http://p:1"]}, "--prefill: engines are found, not named"),
+        ({"kube_api": "http://10.96.0.1"}, "--kube-api.*in the clear"),
+        ({"kube_api": "10.96.0.1:443"}, "--kube-api.*https://HOST:PORT"),
+        ({"kube_api": "https://h/path"}, "--kube-api.*https://HOST:PORT"),
+        ({"cluster": "a,b in (c)"}, "--cluster"),
+        ({"namespace": "../x"}, "--namespace"),
+        ({"watch_timeout_s": 0}, "--watch-timeout"),
+    ],
+)
+def test_a_discovery_that_cannot_work_is_refused_with_the_flag_and_the_cure(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_settings(**{**KUBERNETES, **values})
+
+
+def test_plain_http_is_for_loopback() -> None:
+    assert build_settings(**{**KUBERNETES, "kube_api": "http://127.0.0.1:8001/"}).kube_api == "http://127.0.0.1:8001"

@@ -273,3 +273,36 @@ def test_a_request_that_is_over_asks_for_no_further_attempt(is_received: bool) -
         bench.scheduler.finish(R)
     bench.lose()
     assert bench.posts_of_step() == []
+
+
+def receipt_of(*, wants: bool = True, ended: bool = True, failed: bool = False, cached: int = 0) -> object:
+    """What decode's answer says of a prompt of 40 tokens, ``cached`` of which decode had."""
+    bench = Bench()
+    params = msgspec.structs.replace(decode_params(), wants_receipt=wants)
+    bench.scheduler.add(R, to_wire(params), TOKENS, now=0.0)
+    missing = bench.scheduler.external_tokens(R, cached)
+    bench.scheduler.reserve(R, ((1, 2, 3),), missing, now=0.0)
+    bench.scheduler.step()
+    if failed:
+        bench.scheduler.received([], failed=[R])
+    if ended:
+        bench.scheduler.received([R])
+    return bench.scheduler.finish(R)
+
+
+def test_an_answer_says_how_much_was_pushed_if_that_was_wanted() -> None:
+    assert receipt_of() == {"pdcluster_received_tokens": 40}
+    assert receipt_of(cached=16) == {"pdcluster_received_tokens": 24}
+    assert receipt_of(wants=False) is None
+
+
+def test_nothing_was_pushed_when_a_rank_failed_the_wait_did_not_end_or_nothing_was_missing() -> None:
+    for receipt in (receipt_of(failed=True), receipt_of(ended=False), receipt_of(cached=40)):
+        assert receipt == {"pdcluster_received_tokens": 0}
+
+
+def test_parameters_that_decode_refused_get_no_receipt() -> None:
+    bench = Bench()
+    params = msgspec.structs.replace(decode_params(token="a stranger's"), wants_receipt=True)
+    bench.scheduler.add(R, to_wire(params), TOKENS, now=0.0)
+    assert bench.scheduler.finish(R) is None

@@ -1,0 +1,96 @@
+"""``pdcluster drain``: an engine's preStop. Ends when the engine has nothing to do any more, or its time is over.
+
+Kubernetes marks a pod as terminating before it runs this, and sends SIGTERM only after it. So routers learn meanwhile
+that the engine gets nothing new; what has begun there ends whole. Idle means idle for longer than a router needs to
+notice: one that has not may still send.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pdcluster_cli.engine_http import Answer, NoAnswer, NotThere, add_engine_arguments, ask
+from pdcluster_cli.idleness import IdleWatch, Work, parse_work
+
+HELP: Final = "wait until the engine in this pod has ended its requests: the preStop of an engine's container"
+DEFAULT_TIMEOUT_S: Final = 300.0
+DEFAULT_IDLE_S: Final = 3.0
+"""A router hears of a terminating pod within a second; 3 leave room for a busy API server."""
+POLL_S: Final = 0.25
+_ASK_S: Final = 2.0
+_LAST_ASK_S: Final = 0.5
+"""A look that begins as time runs out still gets an answer from an engine that is well."""
+_ENGINE_DEAD: Final = 503
+"""What vLLM's /health answers when its engine core has died."""
+
+Ask = Callable[[str, float], Answer]
+"""Path and the most seconds that it may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """There is no engine any more."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The engine does not say what it has to do."""
+
+    why: str
+
+
+def main(words: Sequence[str]) -> int:
+    """Wait, and say in one line why it is over. Always status 0: a failed preStop would only hide why."""
+    given = make_parser().parse_args(words)
+    line = wait_until_idle(
+        lambda path, timeout_s: ask(given.host, given.port, path, timeout_s=timeout_s),
+        timeout_s=given.timeout_s,
+        idle_s=given.idle_s,
+    )
+    print(f"pdcluster drain: {line}", flush=True)
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pdcluster drain", description=HELP)
+    add_engine_arguments(parser)
+    add = parser.add_argument
+    add("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help=f"at most (default: {DEFAULT_TIMEOUT_S:g})")
+    add("--idle-s", type=float, default=DEFAULT_IDLE_S, help=f"without a break (default: {DEFAULT_IDLE_S:g})")
+    return parser
+
+
+def wait_until_idle(ask_engine: Ask, *, timeout_s: float, idle_s: float) -> str:
+    """Why the wait is over. Takes ``timeout_s`` at most, and a second for a last look."""
+    began_at = now = time.monotonic()
+    watch = IdleWatch(idle_s)
+    while True:
+        seen = look(ask_engine, min(_ASK_S, max(_LAST_ASK_S, began_at + timeout_s - now)))
+        now = time.monotonic()
+        if isinstance(seen, Gone):
+            return f"the engine is gone after {now - began_at:.1f} s: {seen.why}"
+        if watch.hear(seen if isinstance(seen, Work) else None, now=now):
+            return f"idle for {idle_s:g} s after {now - began_at:.1f} s"
+        if now - began_at >= timeout_s:
+            return f"gave up after {now - began_at:.1f} s: {seen if isinstance(seen, Work) else seen.why}"
+        time.sleep(min(POLL_S, max(0.0, began_at + timeout_s - now)))
+
+
+def look(ask_engine: Ask, timeout_s: float) -> Work | Gone | Unknown:
+    """What the engine has to do now. ``timeout_s``: for each of two questions."""
+    try:
+        if ask_engine("/health", timeout_s).status == _ENGINE_DEAD:
+            return Gone("its /health says that it has died")
+        answer = ask_engine("/metrics", timeout_s)
+    except NotThere as error:
+        return Gone(str(error))
+    except NoAnswer as error:
+        return Unknown(str(error))
+    work = parse_work(answer.text) if answer.status == 200 else None
+    return work or Unknown("its /metrics say nothing of requests (was it started with --disable-log-stats?)")

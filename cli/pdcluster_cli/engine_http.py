@@ -1,0 +1,62 @@
+"""Asking the engine in the same pod over HTTP: what ``pdcluster drain`` and ``pdcluster ready`` share.
+
+The standard library only, and little of it: a probe runs every few seconds on cores that the engine needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+DEFAULT_PORT: Final = 8000
+_HOST_VARIABLES: Final = ("VLLM_HOST_IP", "POD_IP")
+"""In this order: by the first the connector chooses where it listens, and the second is what pods call their own."""
+
+
+class NotThere(Exception):
+    """Nobody listens on the engine's port."""
+
+
+class NoAnswer(Exception):
+    """Somebody may listen there, but no answer came in time, or not a whole one. The message says what did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    text: str
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser, environ: Mapping[str, str] = os.environ) -> None:
+    """``--host`` and ``--port``. A probe's command line knows no variables, hence the defaults."""
+    host = next((environ[name] for name in _HOST_VARIABLES if environ.get(name)), "localhost")
+    parser.add_argument(
+        "--host", default=host, help=f"of the engine (default: $VLLM_HOST_IP, else $POD_IP, else localhost; now {host})"
+    )
+    parser.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, help=f"of the engine's HTTP server (default: {DEFAULT_PORT})"
+    )
+
+
+def ask(host: str, port: int, path: str, *, timeout_s: float) -> Answer:
+    """The answer to one GET. ``timeout_s``: for each step of it.
+
+    Raises:
+        NotThere: The connection was refused.
+        NoAnswer: There is no whole answer.
+    """
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return Answer(response.status, response.read().decode("utf-8", "replace"))
+    except ConnectionRefusedError as error:
+        raise NotThere(f"nobody listens on port {port}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise NoAnswer(f"{path} does not answer: {str(error) or type(error).__name__}") from error
+    finally:
+        connection.close()

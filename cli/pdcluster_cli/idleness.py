@@ -1,0 +1,70 @@
+"""Whether an engine has anything left to do, from its own metrics. Pure: reads no clock and asks nobody.
+
+Source of truth: vLLM 0.32 ``v1/metrics/loggers.py`` (the names) and ``v1/core/sched/scheduler.py`` (what counts as
+running or waiting; requests that wait for KV are waiting). A request that has ended counts as neither while its KV is
+still being pushed, or while a writer that was told to stop has not: but vLLM keeps its blocks until the connector gives
+them back. So blocks in use are the gauge of pushes and reservations under way, and there is no other one to ask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+_RUNNING: Final = "vllm:num_requests_running"
+_WAITING: Final = "vllm:num_requests_waiting"
+_KV_SHARE: Final = "vllm:kv_cache_usage_perc"
+_ENDED: Final = "vllm:request_success_total"
+"""Requests that have ended, in whatever way. Not there before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one look at an engine saw; of all of its data-parallel ranks together."""
+
+    num_running: int
+    num_waiting: int
+    kv_share: float
+    """Sum of the used shares of KV memory; 0 when no block is held."""
+    num_ended: int
+    """Requests that have ended since the engine started."""
+
+    @property
+    def is_none(self) -> bool:
+        return not (self.num_running or self.num_waiting or self.kv_share)
+
+    def __str__(self) -> str:
+        return f"{self.num_running} running, {self.num_waiting} waiting, {self.kv_share:.2%} of KV memory held"
+
+
+def parse_work(text: str) -> Work | None:
+    """What metrics in Prometheus' text format say; None when they say nothing of requests."""
+    sums: dict[str, float] = {}
+    for line in text.splitlines():
+        name = line.partition("{")[0].partition(" ")[0]
+        if name in (_RUNNING, _WAITING, _KV_SHARE, _ENDED):
+            sums[name] = sums.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
+    if not {_RUNNING, _WAITING, _KV_SHARE} <= sums.keys():
+        return None
+    return Work(int(sums[_RUNNING]), int(sums[_WAITING]), sums[_KV_SHARE], int(sums.get(_ENDED, 0)))
+
+
+class IdleWatch:
+    """Since when an engine has had nothing to do. One owner."""
+
+    def __init__(self, idle_s: float) -> None:
+        """``idle_s``: how long it must have had nothing, without a break."""
+        self._idle_s = idle_s
+        self._idle_since: float | None = None
+        self._num_ended = 0
+
+    def hear(self, work: Work | None, *, now: float) -> bool:
+        """Whether that is long enough. ``work``: seen now; None: nobody knows. ``now``: monotonic seconds."""
+        if work is None or not work.is_none:
+            self._idle_since = None
+            return False
+        # A request that came and ended between two looks: whoever sent it may send more.
+        if self._idle_since is None or work.num_ended != self._num_ended:
+            self._idle_since = now
+        self._num_ended = work.num_ended
+        return now - self._idle_since >= self._idle_s

@@ -1,0 +1,76 @@
+"""``pdcluster ready``: an engine's readiness probe. The engine answers, and on decode so does its side channel.
+
+A stranger without the secret gets no word from a side channel but one: why his frame is refused. That comes from the
+very thread that serves prefill engines, so it shows that this thread lives; a TCP connection alone shows only that
+the operating system has the port. Prefill listens on no side channel, it calls decode's: whether that works only a real
+request can show (``POST /pdcluster/verify`` of a router).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from pdcluster_cli.engine_http import NoAnswer, NotThere, add_engine_arguments, ask
+from pdcluster_cli.zmtp import NotZmtp, ask_router
+from pdcluster_protocol.labels import Role
+
+HELP: Final = "whether the engine in this pod can serve: the readiness probe of an engine's container"
+DEFAULT_TIMEOUT_S: Final = 2.0
+DEFAULT_SIDE_CHANNEL_PORT: Final = 20100
+"""As ``transfer.port`` of a PDCluster."""
+QUESTION: Final = b"\0ready?"
+"""A frame of version 0, which there never was: refused by every version, and changes nothing."""
+ANSWER_VERSION: Final = 1
+"""First byte of a side channel's frame (``pdcluster_protocol.side_channel``, which costs too much to import here)."""
+
+
+def main(words: Sequence[str]) -> int:
+    """Status 0 when the engine can serve, else 1 and one line that says why not."""
+    given = make_parser().parse_args(words)
+    deadline = time.monotonic() + given.timeout_s
+    role = Role(given.role)
+    problem = _http_problem(given.host, given.port, deadline)
+    if not problem and role is Role.DECODE:
+        ports = range(given.side_channel_port, given.side_channel_port + given.ranks)
+        problem = next((why for port in ports if (why := _side_channel_problem(given.host, port, deadline))), "")
+    print(f"pdcluster ready: not ready: {problem}" if problem else "pdcluster ready: ready", flush=True)
+    return 1 if problem else 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pdcluster ready", description=HELP)
+    add_engine_arguments(parser)
+    add = parser.add_argument
+    add("--role", choices=[role.value for role in Role], required=True, help="of the engine")
+    add(
+        "--side-channel-port",
+        type=int,
+        default=DEFAULT_SIDE_CHANNEL_PORT,
+        help=f"of the first decode rank in this pod (default: {DEFAULT_SIDE_CHANNEL_PORT})",
+    )
+    add("--ranks", type=int, default=1, help="decode ranks in this pod, on one port after the other (default: 1)")
+    add("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help=f"for all (default: {DEFAULT_TIMEOUT_S:g})")
+    return parser
+
+
+def _http_problem(host: str, port: int, deadline: float) -> str:
+    """Why the engine's HTTP server is not well; empty when it is."""
+    try:
+        status = ask(host, port, "/health", timeout_s=max(0.001, deadline - time.monotonic())).status
+    except (NotThere, NoAnswer) as error:
+        return str(error)
+    return "" if status == 200 else f"/health answers {status}"
+
+
+def _side_channel_problem(host: str, port: int, deadline: float) -> str:
+    """Why the side channel on this port is not well; empty when it is."""
+    try:
+        answer = ask_router(host, port, QUESTION, deadline=deadline)
+    except TimeoutError:
+        return f"the side channel on port {port} does not answer in time"
+    except (OSError, NotZmtp) as error:
+        return f"the side channel on port {port} cannot be asked: {error}"
+    return "" if answer[:1] == bytes([ANSWER_VERSION]) else f"on port {port} listens no side channel of this version"

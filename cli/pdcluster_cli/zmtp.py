@@ -1,0 +1,79 @@
+"""As little of ZeroMQ's wire as it takes to ask one question: greeting, handshake, one message each way.
+
+Source of truth: ZMTP 3.0 (ZeroMQ RFC 23), mechanism NULL, as a DEALER that talks to a ROUTER. By hand, because a probe
+that loads a library every few seconds costs more than its question.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Final
+
+GREETING_BYTES: Final = 64
+MAX_FRAME_BYTES: Final = 64 << 10
+"""A longer answer is not one to our question."""
+
+_SIGNATURE: Final = b"\xff" + bytes(8) + b"\x7f"
+_GREETING: Final = _SIGNATURE + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
+_MORE, _LONG, _COMMAND = 1, 2, 4
+
+
+class NotZmtp(Exception):
+    """Whoever listens there does not speak ZeroMQ."""
+
+
+def ask_router(host: str, port: int, message: bytes, *, deadline: float) -> bytes:
+    """The first frame that the ROUTER socket at this address answers to ``message`` (below 256 bytes).
+
+    ``deadline``: monotonic seconds.
+
+    Raises:
+        OSError: No connection, or it was cut; TimeoutError when the deadline has passed.
+        NotZmtp: Something else answers there.
+    """
+    with socket.create_connection((host, port), timeout=_left_s(deadline)) as connection:
+        connection.sendall(_GREETING)
+        greeting = _read(connection, GREETING_BYTES, deadline)
+        if greeting[:1] != _SIGNATURE[:1] or greeting[9:10] != _SIGNATURE[9:] or greeting[10] < 3:
+            raise NotZmtp("it does not greet as ZeroMQ 3 or newer does")
+        connection.sendall(_frame(_COMMAND, _READY) + _frame(0, message))
+        while True:
+            flags, body = _read_frame(connection, deadline)
+            if not flags & _COMMAND:
+                return body
+
+
+def _property(name: bytes, value: bytes) -> bytes:
+    return bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value
+
+
+_READY: Final = b"\x05READY" + _property(b"Socket-Type", b"DEALER") + _property(b"Identity", b"")
+
+
+def _frame(flags: int, body: bytes) -> bytes:
+    return bytes([flags, len(body)]) + body
+
+
+def _read_frame(connection: socket.socket, deadline: float) -> tuple[int, bytes]:
+    flags = _read(connection, 1, deadline)[0]
+    num_bytes = int.from_bytes(_read(connection, 8 if flags & _LONG else 1, deadline), "big")
+    if flags & ~(_MORE | _LONG | _COMMAND) or num_bytes > MAX_FRAME_BYTES:
+        raise NotZmtp(f"it sent a frame with flags {flags:#x} and {num_bytes} bytes")
+    return flags, _read(connection, num_bytes, deadline)
+
+
+def _read(connection: socket.socket, num_bytes: int, deadline: float) -> bytes:
+    whole = b""
+    while len(whole) < num_bytes:
+        connection.settimeout(_left_s(deadline))
+        part = connection.recv(num_bytes - len(whole))
+        if not part:
+            raise ConnectionResetError("the connection was closed")
+        whole += part
+    return whole
+
+
+def _left_s(deadline: float) -> float:
+    """Never 0, which would mean: do not wait at all, and say so in another way."""
+    return max(0.001, deadline - time.monotonic())

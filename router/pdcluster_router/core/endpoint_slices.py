@@ -1,0 +1,189 @@
+"""From EndpointSlices to the engines they name.
+
+Source of truth: Kubernetes' ``discovery.k8s.io/v1`` types (``staging/src/k8s.io/api/discovery/v1/types.go``) and its
+page "EndpointSlices", section "Duplicate endpoints": an endpoint that moves between slices may be in two of them, or
+in none, for a moment. Knows no connection and no clock; what cannot be used is said, never raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import msgspec
+
+from pdcluster_protocol import labels
+from pdcluster_protocol.labels import Role
+from pdcluster_router.core.membership import Member
+
+PORT_NAME: Final = "http"
+"""Name of the port on which an engine answers. By name, because slices may list others beside it."""
+
+_ADDRESS_TYPES: Final = ("IPv4", "IPv6")
+"""In the order in which they are preferred, for an instance that has both. FQDN is deprecated, and never used."""
+
+
+class Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    name: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] | None = None
+
+
+class Conditions(msgspec.Struct, frozen=True):
+    """None is what the API calls unknown; ``Endpoint`` says how it is to be read."""
+
+    ready: bool | None = None
+    serving: bool | None = None
+    terminating: bool | None = None
+
+
+class Reference(msgspec.Struct, frozen=True):
+    uid: str = ""
+    name: str = ""
+
+
+class Endpoint(msgspec.Struct, frozen=True, rename="camel"):
+    addresses: list[str]
+    """All of one endpoint, and any will do: "consumers should handle this with the first one"."""
+    conditions: Conditions | None = None
+    target_ref: Reference | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Unknown means ready."""
+        ready = (self.conditions or Conditions()).ready
+        return ready is None or ready
+
+    @property
+    def is_serving(self) -> bool:
+        """Unknown means as ready."""
+        serving = (self.conditions or Conditions()).serving
+        return self.is_ready if serving is None else serving
+
+    @property
+    def is_terminating(self) -> bool:
+        """Unknown means not."""
+        return bool((self.conditions or Conditions()).terminating)
+
+
+class Port(msgspec.Struct, frozen=True):
+    name: str | None = None
+    port: int | None = None
+
+
+class EndpointSlice(msgspec.Struct, frozen=True, rename="camel"):
+    metadata: Metadata
+    address_type: str = ""
+    endpoints: list[Endpoint] | None = None
+    ports: list[Port] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What all slices say together."""
+
+    members: tuple[Member, ...] = ()
+    problems: frozenset[str] = field(default_factory=frozenset)
+    """Slices that cannot be used, each with its name, what is wrong and the cure."""
+
+
+def members_of(slices: Iterable[EndpointSlice]) -> Picture:
+    """Every engine once, in the order of their addresses. ``slices``: all of one cluster."""
+    sightings: list[_Sighting] = []
+    problems: list[str] = []
+    for one in slices:
+        problem = _problem_of(one)
+        if problem is None:
+            sightings += _sightings_in(one)
+        elif one.endpoints:
+            problems.append(f"EndpointSlice {one.metadata.name}: {problem}")
+    return Picture(tuple(_one_for_each_pod(_one_for_each_address(sightings))), frozenset(problems))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sighting:
+    """One endpoint in one slice."""
+
+    member: Member
+    version: int
+    """Of the slice: of two sightings the one with the higher version is newer."""
+    preference: int
+    """Place of its address type in ``_ADDRESS_TYPES``."""
+
+    @property
+    def rank(self) -> tuple[int, bool]:
+        """The newer one wins, and between equals the one that is ready."""
+        return self.version, self.member.is_ready
+
+
+def _problem_of(one: EndpointSlice) -> str | None:
+    role = (one.metadata.labels or {}).get(labels.ROLE)
+    if role not in [known.value for known in Role]:
+        return f"label {labels.ROLE} is {role!r}: give its Service prefill or decode"
+    if one.address_type not in _ADDRESS_TYPES:
+        return f"its addresses are {one.address_type or 'nothing'}: only {' and '.join(_ADDRESS_TYPES)} can be used"
+    if _port_of(one) is None:
+        return f"no port is named {PORT_NAME}: name the port of its Service so"
+    return None
+
+
+def _port_of(one: EndpointSlice) -> int | None:
+    return next((port.port for port in one.ports or () if port.name == PORT_NAME), None)
+
+
+def _sightings_in(one: EndpointSlice) -> list[_Sighting]:
+    preference = _ADDRESS_TYPES.index(one.address_type)
+    version = _number(one.metadata.resource_version)
+    endpoints = [endpoint for endpoint in one.endpoints or () if endpoint.addresses]
+    return [_Sighting(_member_of(endpoint, one), version, preference) for endpoint in endpoints]
+
+
+def _member_of(endpoint: Endpoint, one: EndpointSlice) -> Member:
+    slice_labels: Mapping[str, str] = one.metadata.labels or {}
+    target = endpoint.target_ref or Reference()
+    address = endpoint.addresses[0]
+    host = f"[{address}]" if one.address_type == "IPv6" else address
+    return Member(
+        url=f"http://{host}:{_port_of(one)}",
+        role=Role(slice_labels[labels.ROLE]),
+        revision=slice_labels.get(labels.REVISION, ""),
+        uid=target.uid,
+        pod=target.name,
+        is_ready=endpoint.is_ready,
+        is_serving=endpoint.is_serving,
+        is_terminating=endpoint.is_terminating,
+    )
+
+
+def _one_for_each_address(sightings: Iterable[_Sighting]) -> list[_Sighting]:
+    best: dict[str, _Sighting] = {}
+    for sighting in sightings:
+        other = best.get(sighting.member.url)
+        best[sighting.member.url] = sighting if other is None else _merged(sighting, other)
+    return list(best.values())
+
+
+def _merged(a: _Sighting, b: _Sighting) -> _Sighting:
+    newer, older = (a, b) if a.rank > b.rank else (b, a)
+    if older.member.is_terminating is newer.member.is_terminating:
+        return newer
+    if newer.member.key == older.member.key:
+        # A pod that terminates never comes back, whichever slice says it.
+        return replace(newer, member=replace(newer.member, is_terminating=True))
+    # An address is given away again when its pod has stopped, which may be long before that pod's object is gone (its
+    # node is lost, say). Until then any change of the old pod's slice makes that slice the newer one.
+    return older if newer.member.is_terminating else newer
+
+
+def _one_for_each_pod(sightings: Iterable[_Sighting]) -> list[Member]:
+    """A pod with addresses of two families is in slices of both, and still one engine."""
+    best: dict[str, _Sighting] = {}
+    for sighting in sorted(sightings, key=lambda sighting: (sighting.preference, sighting.member.url)):
+        best.setdefault(sighting.member.uid or sighting.member.url, sighting)
+    return [sighting.member for sighting in best.values()]
+
+
+def _number(resource_version: str) -> int:
+    """Versions of one kind of object are numbers that grow (KEP-5504); what is none is as old as can be."""
+    return int(resource_version) if resource_version.isdecimal() else 0

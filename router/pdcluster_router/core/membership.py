@@ -1,0 +1,141 @@
+"""Which engines a router knows, and which of them may get work: from what discovery says to what must be done.
+
+    listed --> SERVING <--ready / not ready--> NOT_READY
+                  |                               |
+                  +------- terminating -----------+
+                                v
+                 FINISHING --serves no more, or not listed any more--> LEAVING --not listed, and idle--> removed
+
+Only SERVING engines get new work. What an engine has it may finish, however long that takes: an engine that
+discovery lists no longer is removed when its last request has ended, never before.
+Decides from one whole picture at a time; knows no engine object, no API and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from pdcluster_protocol.labels import Role
+
+
+class State(Enum):
+    """What an engine may get. The values are what the pool's page and the metrics show."""
+
+    SERVING = "serving"
+    """New work."""
+    NOT_READY = "not_ready"
+    """Nothing new until it is ready again."""
+    FINISHING = "finishing"
+    """It terminates, but still answers: nothing new. A prefill engine may still be asked for the prompt of a request
+    that a decode engine of its revision has already, when no other prefill engine of that revision is left."""
+    LEAVING = "leaving"
+    """It terminates and answers no more, or nobody lists it: nothing at all."""
+
+    @property
+    def is_probed(self) -> bool:
+        """Whether it is worth asking how it is: it may get work now or later."""
+        return self is State.SERVING or self is State.NOT_READY
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What makes an engine the same engine. Another pod at the same address is another engine."""
+
+    role: Role
+    revision: str
+    url: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One engine as discovery sees it. ``uid``: of its pod, empty where there is none."""
+
+    url: str
+    role: Role
+    revision: str = ""
+    uid: str = ""
+    pod: str = ""
+    """The pod's name, for people."""
+    is_ready: bool = True
+    is_serving: bool = True
+    """Whether it answers, terminating or not."""
+    is_terminating: bool = False
+
+    @property
+    def key(self) -> Key:
+        return Key(self.role, self.revision, self.url, self.uid)
+
+    @property
+    def state(self) -> State:
+        if self.is_terminating:
+            return State.FINISHING if self.is_serving else State.LEAVING
+        return State.SERVING if self.is_ready else State.NOT_READY
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One engine that the router has. ``is_busy``: a request of ours is there."""
+
+    state: State
+    is_busy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """A new engine; ``member.state`` says what it may get."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Nothing new for this engine, as ``state`` says: it finishes what it has, and keeps no idle connection."""
+
+    key: Key
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Revive:
+    """This engine gets new work again."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Forget this engine: nobody lists it, and nothing runs there."""
+
+    key: Key
+
+
+Command: TypeAlias = Add | Drain | Revive | Remove
+
+
+def plan(known: Mapping[Key, Known], listed: Iterable[Member]) -> list[Command]:
+    """What makes ``known`` follow ``listed``, the whole picture. Nothing when it does already.
+
+    Call it when the picture changes and when an engine becomes idle. Of members with one key the last one counts.
+    """
+    members = {member.key: member for member in listed}
+    commands: list[Command] = []
+    for key, engine in known.items():
+        member = members.pop(key, None)
+        commands += _unlisted(key, engine) if member is None else _changed(key, engine, member.state)
+    return commands + [Add(member) for member in members.values()]
+
+
+def _unlisted(key: Key, engine: Known) -> list[Command]:
+    if not engine.is_busy:
+        return [Remove(key)]
+    return [] if engine.state is State.LEAVING else [Drain(key, State.LEAVING)]
+
+
+def _changed(key: Key, engine: Known, state: State) -> list[Command]:
+    if engine.state is state:
+        return []
+    return [Revive(key)] if state is State.SERVING else [Drain(key, state)]

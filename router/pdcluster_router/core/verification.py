@@ -1,0 +1,118 @@
+"""Whether one request proves that this pair hands KV over, and how long its prompt must be.
+
+What counts as proof, all of it of one request that was never tried twice and may not be recomputed:
+
+    decode asked this router for prompt tokens        else decode had them, or computes them itself
+    prefill ended well, and the answer is whole       else it failed, and says why
+    decode's receipt names all tokens it asked for    else they were not pushed, whatever the answer looks like
+
+A prompt is random words: no prefix cache can have it. Nothing is known of the model's vocabulary, so that a word may
+be one token or one for each letter; how many it was, and how large a KV block is, decode's reservation says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+
+FIRST_WORDS: Final = 300
+"""At least so many tokens, and at most four times as many: a block of 256 is full, a context of 2,048 is not."""
+LEAST_WORDS: Final = 12
+"""Shorter prompts are not tried: a model that takes none of these serves nobody."""
+MAX_WORDS: Final = 16384
+_SHRINK: Final = 5
+_WORD_LETTERS: Final = 3
+_LETTERS: Final = "abcdefghijklmnop"
+"""16 of them, so that a random byte is two letters without a bias."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What decode's reservation asked for. ``block_tokens``: of the KV group with the largest blocks."""
+
+    num_prompt_tokens: int
+    num_tokens: int
+    block_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One request, when it was over."""
+
+    num_words: int
+    status: int
+    """Of decode's answer, or of ours when there was none."""
+    error: str
+    """What that answer says; empty when it is no error and whole."""
+    asked: Asked | None
+    """None: no reservation has come."""
+    prefill_problem: str
+    """Why prefill did not end well; empty when it did."""
+    num_received_tokens: int | None
+    """Decode's receipt; None: the answer has none."""
+
+    @property
+    def is_prompt_refused(self) -> bool:
+        """Decode takes no such prompt: mostly because it is longer than the model's context."""
+        return self.status == 400
+
+    @property
+    def fills_a_block(self) -> bool:
+        return self.asked is not None and self.asked.num_tokens >= self.asked.block_tokens
+
+
+def problem_of(trial: Trial) -> str:
+    """Why this proves nothing; empty when KV was pushed."""
+    if trial.error:
+        return trial.error if trial.asked else f"{trial.error}; decode had sent this router no reservation. {_NO_CALL}"
+    if trial.asked is None:
+        return f"decode answered alone, it sent this router no reservation. {_NO_CALL}"
+    if trial.prefill_problem:
+        return trial.prefill_problem
+    return _receipt_problem(trial.num_received_tokens, trial.asked.num_tokens)
+
+
+_NO_CALL: Final = (
+    "If its log says transfer_refused, it has another secret or version than the router; else look whether it can "
+    "reach this router's --advertise-url"
+)
+
+
+def next_num_words(trial: Trial) -> int | None:
+    """The length of the prompt to try after this one; None when no other can prove more."""
+    if trial.is_prompt_refused:
+        shorter = trial.num_words // _SHRINK
+        return shorter if trial.num_words <= FIRST_WORDS and shorter >= LEAST_WORDS else None
+    if problem_of(trial) or trial.asked is None or trial.fills_a_block or trial.num_words != FIRST_WORDS:
+        return None
+    # A tenth more, because the next words are others.
+    needed = ceil(1.1 * trial.num_words * (trial.asked.block_tokens + 1) / max(1, trial.asked.num_tokens))
+    return min(needed, MAX_WORDS)
+
+
+def num_random_bytes(num_words: int) -> int:
+    """How many ``prompt_of`` needs."""
+    return num_words * _WORD_LETTERS // 2 + 1
+
+
+def prompt_of(num_words: int, random_bytes: bytes) -> str:
+    """Words of three letters: "abc pno ...". No tokenizer joins words that it has never seen side by side."""
+    letters = "".join(_letters_of(random_bytes))
+    ends = range(_WORD_LETTERS, num_words * _WORD_LETTERS + 1, _WORD_LETTERS)
+    return " ".join(letters[end - _WORD_LETTERS : end] for end in ends)
+
+
+def _letters_of(random_bytes: bytes) -> Iterable[str]:
+    for byte in random_bytes:
+        yield _LETTERS[byte >> 4]
+        yield _LETTERS[byte & 15]
+
+
+def _receipt_problem(num_received: int | None, num_asked: int) -> str:
+    if num_received is None:
+        return "decode's answer has no receipt: run the same pdcluster on router and engines"
+    if num_received < num_asked:
+        return f"decode received {num_received} of the {num_asked} tokens that it asked for, and computed the rest"
+    return ""

@@ -1,0 +1,37 @@
+"""What fake engines write: HTTP answers, chunks and errors, byte for byte."""
+
+from __future__ import annotations
+
+import json
+
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nx-engine: fake\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+END = b"0\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def error_body(message: str, code: int) -> bytes:
+    error = {"message": message, "type": "InternalServerError", "param": None, "code": code}
+    return json.dumps({"error": error}).encode()
+
+
+def answer(status: int, content_type: str, body: bytes) -> bytes:
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: {content_type}\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def json_answer(status: int, body: bytes) -> bytes:
+    return answer(status, "application/json", body)
+
+
+def get_answer(path: str) -> bytes:
+    if path == "/health":
+        return answer(200, "text/plain", b"")
+    if path == "/v1/models":
+        return json_answer(200, b'{"object":"list","data":[{"id":"m","object":"model"}]}')
+    return json_answer(404, b'{"detail":"Not Found"}')

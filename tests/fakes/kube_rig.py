@@ -1,0 +1,102 @@
+"""A real router that finds fake engines through a fake API server, for one test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fakes.engine import FakeEngine, Wire
+from fakes.kube_api import FakeKubeApi, endpoint, slice_of
+from fakes.router import Rig, running_server, until
+from pdcluster_router.engine import Engine
+
+
+@dataclass
+class Listed:
+    """How one engine stands in its slice."""
+
+    name: str
+    role: str
+    revision: str
+
+
+@dataclass
+class KubeRig(Rig):
+    """A ``Rig`` whose engines come, change and go in the API server."""
+
+    api: FakeKubeApi = field(default_factory=FakeKubeApi)
+    wire: Wire = field(default_factory=Wire)
+    listed: dict[str, Listed] = field(default_factory=dict)
+
+    async def start(self, role: str, revision: str = "r1", **conditions: bool | None) -> FakeEngine:
+        """An engine runs and is listed; the router need not know yet."""
+        engine = FakeEngine(self.wire)
+        await engine.start()
+        (self.prefills if role == "prefill" else self.decodes).append(engine)
+        self.listed[engine.url] = Listed(f"s{len(self.listed)}", role, revision)
+        self.mark(engine, **conditions)
+        return engine
+
+    def mark(self, engine: FakeEngine, **conditions: bool | None) -> None:
+        """Its endpoint has these conditions now."""
+        listed = self.listed[engine.url]
+        host, _, port = engine.url.removeprefix("http://").partition(":")
+        own = endpoint(host, f"uid-{listed.name}", **conditions)
+        self.api.put(slice_of(listed.name, listed.role, own, revision=listed.revision, port=int(port)))
+
+    def terminate(self, engine: FakeEngine) -> None:
+        """As the endpoint controller says it of a pod that is deleted and still answers."""
+        self.mark(engine, ready=False, serving=True, terminating=True)
+
+    def mark_now(self, engine: FakeEngine, *, is_terminating: bool) -> None:
+        """The router is told before the loop runs anything else, as if the API server's word had come first."""
+        roster = self.router.services.roster
+        members = [replace(m, is_terminating=is_terminating) if m.url == engine.url else m for m in roster.members]
+        roster.update(members)
+
+    def unlist(self, engine: FakeEngine) -> None:
+        """No slice names it any more."""
+        self.api.delete(self.listed[engine.url].name)
+
+    def known(self, engine: FakeEngine) -> Engine | None:
+        """What the router has of it."""
+        return next((one for one in self.router.services.all_engines() if one.url == engine.url), None)
+
+    def state(self, engine: FakeEngine) -> str:
+        """What the router thinks of it; empty when it does not know it."""
+        known = self.known(engine)
+        return known.state.value if known is not None else ""
+
+    async def usable(self, *engines: FakeEngine, timeout_s: float = 1.0) -> None:
+        """Within a second all of these can be given work."""
+
+        def is_usable(engine: FakeEngine) -> bool:
+            known = self.known(engine)
+            return known is not None and known.is_healthy and known.state.value == "serving"
+
+        await until(lambda: all(is_usable(engine) for engine in engines), timeout_s)
+
+    async def becomes(self, engine: FakeEngine, state: str, timeout_s: float = 1.0) -> None:
+        """Within a second that is what the router thinks of it."""
+        await until(lambda: self.state(engine) == state, timeout_s)
+
+
+@asynccontextmanager
+async def running_kube_rig(*, pairs: int = 1, **settings: Any) -> AsyncIterator[KubeRig]:
+    """A router whose pool has ``pairs`` prefill and decode engines of revision r1."""
+    api = FakeKubeApi()
+    await api.start()
+    found = {"discovery": "kubernetes", "namespace": api.namespace, "cluster": "c", "kube_api": api.url}
+    rig: KubeRig | None = None
+    try:
+        async with running_server(**{**found, **settings}) as (server, url):
+            rig = KubeRig(server, url, [], [], api=api)
+            first = [await rig.start(role) for _ in range(pairs) for role in ("prefill", "decode")]
+            await rig.usable(*first, timeout_s=5.0)
+            yield rig
+    finally:
+        for engine in (*rig.prefills, *rig.decodes) if rig is not None else ():
+            await engine.stop()
+        await api.stop()

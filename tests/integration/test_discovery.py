@@ -1,0 +1,255 @@
+"""The discovery and an API server that misbehaves in every way: what is known stays, and what changes is seen again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from fakes.kube_api import FakeKubeApi, Fault, endpoint, slice_of
+from fakes.router import until
+from pdcluster_router.core.membership import Member
+from pdcluster_router.discovery import EngineDiscovery, Source
+from pdcluster_router.kube_client import KubeAccess, KubeClient
+
+pytestmark = pytest.mark.anyio
+
+RECOVERS_S = 4.0
+"""After one failure it is asked again within 2 s, after two within 4 s more; the rest is for a busy machine."""
+
+
+@dataclass
+class Following:
+    """A discovery that runs, and all that it has told."""
+
+    api: FakeKubeApi
+    discovery: EngineDiscovery
+    told: list[tuple[Member, ...]] = field(default_factory=list)
+    num_failures: int = 0
+
+    def told_again(self, members: tuple[Member, ...]) -> None:
+        self.told.append(members)
+
+    def failed(self) -> None:
+        self.num_failures += 1
+
+    @property
+    def urls(self) -> list[str]:
+        """Of the engines that were told last."""
+        return [member.url for member in self.told[-1]] if self.told else []
+
+    async def knows(self, *hosts: str, timeout_s: float = 1.0) -> None:
+        await until(lambda: self.urls == [f"http://{host}:8000" for host in hosts], timeout_s)
+
+    def kinds(self) -> list[str]:
+        return [asked.kind for asked in self.api.asked]
+
+
+@asynccontextmanager
+async def following(
+    api: FakeKubeApi, *, watch_timeout_s: int = 60, token_file: Path | None = None, timeout_s: float = 0.3
+) -> AsyncIterator[Following]:
+    """At the end the API server has no watch of it any more."""
+    await api.start()
+    client = KubeClient(KubeAccess(api.url, None, token_file), timeout_s=timeout_s)
+    source = Source(api.namespace, "c", watch_timeout_s, grace_s=0.2)
+    holder: list[Following] = []
+    discovery = EngineDiscovery(client, source, lambda told: holder[0].told_again(told), lambda: holder[0].failed())
+    holder.append(Following(api, discovery))
+    task = asyncio.create_task(discovery.run())
+    try:
+        yield holder[0]
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        api.unmute()
+        await until(lambda: api.num_watches == 0)
+        await api.stop()
+
+
+def api_with(*hosts: str) -> FakeKubeApi:
+    api = FakeKubeApi()
+    for host in hosts:
+        put(api, host)
+    return api
+
+
+def put(api: FakeKubeApi, host: str) -> None:
+    api.put(slice_of(f"s-{host}", "decode", endpoint(host, f"uid-{host}")))
+
+
+# As it should be.
+
+
+async def test_what_is_listed_is_told_and_each_change_within_a_second() -> None:
+    async with following(api_with("10.0.0.1")) as it:
+        await it.knows("10.0.0.1")
+        put(it.api, "10.0.0.2")
+        await it.knows("10.0.0.1", "10.0.0.2")
+        it.api.delete("s-10.0.0.1")
+        await it.knows("10.0.0.2")
+        assert it.kinds() == ["list", "watch"]
+        assert (it.discovery.is_current, it.discovery.reason) == (True, "")
+
+
+async def test_a_watch_that_ends_in_time_goes_on_from_its_last_version_without_a_list() -> None:
+    async with following(api_with("10.0.0.1"), watch_timeout_s=1) as it:
+        await it.knows("10.0.0.1")
+        put(it.api, "10.0.0.2")
+        await it.knows("10.0.0.1", "10.0.0.2")
+        await until(lambda: it.kinds() == ["list", "watch", "watch"], RECOVERS_S)
+        assert it.api.asked[-1].query["resourceVersion"] == str(it.api.version)
+        put(it.api, "10.0.0.3")
+        await it.knows("10.0.0.1", "10.0.0.2", "10.0.0.3")
+        assert it.num_failures == 0
+
+
+async def test_a_bookmark_moves_the_version_on_and_nothing_is_told() -> None:
+    async with following(api_with("10.0.0.1"), watch_timeout_s=1) as it:
+        await until(lambda: it.api.num_watches == 1)
+        it.api.put(slice_of("other", "decode", endpoint("10.9.9.9"), cluster="another"))
+        it.api.bookmark()
+        await until(lambda: it.kinds()[-2:] == ["watch", "watch"], RECOVERS_S)
+        assert it.api.asked[-1].query["resourceVersion"] == str(it.api.version)
+        assert len(it.told) == 1
+
+
+async def test_only_engines_slices_of_this_cluster_are_asked_for() -> None:
+    api = api_with("10.0.0.1")
+    api.put(slice_of("other", "decode", endpoint("10.9.9.9"), cluster="another"))
+    api.put(slice_of("router", "router", endpoint("10.9.9.8")))
+    async with following(api) as it:
+        await it.knows("10.0.0.1")
+        assert it.discovery.problems == frozenset()
+        assert (
+            it.api.asked[0].query["labelSelector"] == "pdcluster.dev/cluster=c,pdcluster.dev/role in (prefill,decode)"
+        )
+
+
+async def test_a_slice_that_cannot_be_used_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    api = api_with("10.0.0.1")
+    async with following(api) as it:
+        await it.knows("10.0.0.1")
+        for _ in range(2):
+            api.put(slice_of("wrong", "decode", endpoint("10.0.0.7"), port_name="grpc"))
+        await until(lambda: len(it.told) == 3)
+        assert it.urls == ["http://10.0.0.1:8000"]
+        (line,) = caplog.messages
+        assert "EndpointSlice wrong: no port is named http" in line
+
+
+# What goes wrong.
+
+
+@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name.lower())
+async def test_a_list_that_fails_is_made_again(fault: Fault) -> None:
+    api = api_with("10.0.0.1")
+    api.list_faults = [fault]
+    async with following(api) as it:
+        await until(lambda: it.num_failures == 1, RECOVERS_S)
+        assert it.told == []
+        assert not it.discovery.is_current
+        assert it.discovery.reason
+        await it.knows("10.0.0.1", timeout_s=RECOVERS_S)
+        await until(lambda: it.discovery.is_current)
+
+
+@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name.lower())
+async def test_a_watch_that_fails_leaves_what_is_known_and_everything_is_listed_again(fault: Fault) -> None:
+    async with following(api_with("10.0.0.1"), watch_timeout_s=1) as it:
+        await it.knows("10.0.0.1")
+        it.api.watch_faults = [fault]
+        await until(lambda: it.num_failures == 1, RECOVERS_S)
+        assert it.urls == ["http://10.0.0.1:8000"]
+        put(it.api, "10.0.0.2")
+        await it.knows("10.0.0.1", "10.0.0.2", timeout_s=RECOVERS_S)
+        assert it.kinds().count("list") == 2
+        await until(lambda: it.discovery.is_current)
+
+
+async def test_a_cut_watch_misses_nothing() -> None:
+    async with following(api_with("10.0.0.1")) as it:
+        await until(lambda: it.api.num_watches == 1)
+        it.api.cut_watches()
+        it.api.delete("s-10.0.0.1")
+        put(it.api, "10.0.0.2")
+        await it.knows("10.0.0.2", timeout_s=RECOVERS_S)
+
+
+async def test_a_version_that_is_too_old_means_another_list() -> None:
+    async with following(api_with("10.0.0.1"), watch_timeout_s=1) as it:
+        await until(lambda: it.api.num_watches == 1)
+        it.api.put(slice_of("other", "decode", endpoint("10.9.9.9"), cluster="another"))
+        it.api.forget_history()
+        await until(lambda: it.num_failures == 1, RECOVERS_S)
+        assert "410" in it.discovery.reason
+        put(it.api, "10.0.0.2")
+        await it.knows("10.0.0.1", "10.0.0.2", timeout_s=RECOVERS_S)
+
+
+async def test_a_watch_that_is_silent_beyond_its_time_is_opened_again() -> None:
+    async with following(api_with("10.0.0.1"), watch_timeout_s=1) as it:
+        await until(lambda: it.api.num_watches == 1)
+        it.api.mute()
+        put(it.api, "10.0.0.2")
+        await until(lambda: it.num_failures == 1, RECOVERS_S)
+        assert it.urls == ["http://10.0.0.1:8000"]
+        it.api.unmute()
+        await it.knows("10.0.0.1", "10.0.0.2", timeout_s=RECOVERS_S)
+
+
+async def test_while_the_api_server_is_away_nothing_is_told_and_then_all_that_has_changed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with following(api_with("10.0.0.1")) as it:
+        await until(lambda: it.discovery.is_current)
+        await it.api.stop()
+        await until(lambda: it.num_failures == 2, 2 * RECOVERS_S)
+        assert len(it.told) == 1
+        put(it.api, "10.0.0.2")
+        it.api.forget_history()
+        await it.api.start(it.api.port)
+        await it.knows("10.0.0.1", "10.0.0.2", timeout_s=3 * RECOVERS_S)
+        await until(lambda: it.discovery.is_current)
+    lines = [message.split(" cluster=")[0].split(" reason=")[0] for message in caplog.messages]
+    follows, cut_off = (
+        "discovery follows the API server",
+        "discovery is cut off from the API server, engines stay as they are",
+    )
+    assert lines == [follows, cut_off, follows]
+    assert "127.0.0.1" not in caplog.text
+
+
+async def test_the_token_is_read_anew_for_each_request(tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text("old\n")
+    api = api_with("10.0.0.1")
+    api.token = "old"
+    async with following(api, watch_timeout_s=1, token_file=token_file) as it:
+        await it.knows("10.0.0.1")
+        api.token = "new"
+        token_file.write_text("new\n")
+        await until(lambda: it.kinds().count("watch") == 2, RECOVERS_S)
+        assert api.asked[-1].headers["authorization"] == "Bearer new"
+        assert it.num_failures == 0
+
+
+async def test_a_token_that_is_missing_or_wrong_is_told_with_the_cure(tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    api = api_with("10.0.0.1")
+    api.token = "right"
+    async with following(api, token_file=token_file) as it:
+        await until(lambda: it.num_failures == 1)
+        assert it.discovery.reason == f"{token_file}: No such file or directory"
+        token_file.write_text("wrong")
+        await until(lambda: it.num_failures == 2, RECOVERS_S)
+        assert "401" in it.discovery.reason
+        assert "token file" in it.discovery.reason
+        token_file.write_text("right")
+        await it.knows("10.0.0.1", timeout_s=2 * RECOVERS_S)

@@ -1,0 +1,363 @@
+"""Engines come, change and go in EndpointSlices while requests run: nobody is cut, and no two revisions are paired."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from fakes.engine import FakeEngine, Fault, Gate
+from fakes.http import Message, request_bytes
+from fakes.kube_rig import KubeRig, running_kube_rig
+from fakes.router import COMPLETIONS, PROMPT, orders, running_rig, send, until
+
+pytestmark = pytest.mark.anyio
+
+STREAM = {**PROMPT, "stream": True}
+
+
+async def post(rig: KubeRig, body: object = PROMPT) -> Message:
+    async with asyncio.timeout(4):
+        return await (await rig.client()).post(COMPLETIONS, body)
+
+
+async def serve(rig: KubeRig, number: int) -> None:
+    for _ in range(number):
+        assert (await post(rig)).status == 200
+
+
+def num_seen(*engines: FakeEngine) -> list[int]:
+    return [len(engine.seen) for engine in engines]
+
+
+# They come.
+
+
+async def test_an_engine_that_is_added_gets_work_within_a_second() -> None:
+    async with running_kube_rig() as rig:
+        prefill, decode = await rig.start("prefill"), await rig.start("decode")
+        await rig.usable(prefill, decode)
+        await serve(rig, 4)
+        assert num_seen(*rig.prefills, *rig.decodes) == [2, 2, 2, 2]
+        await rig.settled()
+
+
+async def test_an_engine_that_is_not_ready_gets_nothing_until_it_is() -> None:
+    async with running_kube_rig() as rig:
+        late = await rig.start("decode", ready=False)
+        await rig.becomes(late, "not_ready")
+        await serve(rig, 3)
+        assert late.seen == []
+        rig.mark(late, ready=True)
+        await rig.usable(late)
+        await serve(rig, 1)
+        assert len(late.seen) == 1
+        await rig.settled()
+
+
+async def test_a_router_without_engines_says_so_and_works_as_soon_as_there_are_some() -> None:
+    async with running_kube_rig(pairs=0) as rig:
+        health = await (await rig.client()).get("/health")
+        assert (health.status, health.json()["error"]["code"]) == (503, "not_ready")
+        answer = await post(rig)
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "no_decode_engine")
+        await rig.usable(await rig.start("prefill"), await rig.start("decode"))
+        assert (await (await rig.client()).get("/health")).status == 200
+        await serve(rig, 1)
+
+
+async def test_each_prefill_engine_that_comes_or_goes_moves_the_limit_of_admission() -> None:
+    async with running_kube_rig(max_prefill_backlog_tokens=12) as rig:
+        second = await rig.start("prefill")
+        await rig.usable(second)
+        for engine in rig.prefills:
+            engine.close_gate(Gate.PREFILL)
+        services = rig.router.services
+        clients = [await send(rig) for _ in range(4)]
+        await until(lambda: (len(services.running), services.admission.num_queued) == (2, 2))
+        third = await rig.start("prefill")
+        await until(lambda: (len(services.running), services.admission.num_queued) == (3, 1))
+        for engine in rig.prefills[:2]:
+            engine.open_gate(Gate.PREFILL)
+        assert [(await client.receive()).status for client in clients] == [200] * 4
+        assert third.seen
+        await rig.settled()
+
+
+# They go.
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_terminating_engine_gets_nothing_and_what_runs_there_ends_whole(role: str) -> None:
+    async with running_kube_rig() as rig:
+        old = rig.prefill if role == "prefill" else rig.decode
+        gate = Gate.PREFILL if role == "prefill" else Gate.SECOND_TOKEN
+        old.close_gate(gate)
+        client = await send(rig, STREAM)
+        await rig.prefill.next_request()
+        await rig.usable(await rig.start(role))
+        rig.terminate(old)
+        await rig.becomes(old, "finishing")
+        await serve(rig, 3)
+        assert len(old.seen) == 1
+        old.open_gate(gate)
+        answer = await client.receive()
+        assert (answer.status, answer.is_whole) == (200, True)
+        assert answer.body.count(b"data: ") == 5
+        await rig.settled()
+
+
+async def test_an_engine_that_is_listed_no_more_is_removed_when_its_last_request_has_ended() -> None:
+    async with running_kube_rig() as rig:
+        await rig.usable(await rig.start("decode"))
+        old = rig.decode
+        old.close_gate(Gate.SECOND_TOKEN)
+        clients = [await send(rig, STREAM) for _ in range(2)]
+        await until(lambda: len(old.seen) == 1)
+        rig.unlist(old)
+        await rig.becomes(old, "leaving")
+        await serve(rig, 2)
+        assert (rig.state(old), len(old.seen)) == ("leaving", 1)
+        old.open_gate(Gate.SECOND_TOKEN)
+        assert [(await client.receive()).is_whole for client in clients] == [True, True]
+        await rig.becomes(old, "")
+        await rig.settled()
+
+
+async def test_an_idle_engine_that_terminates_keeps_no_connection_and_is_not_probed() -> None:
+    async with running_kube_rig(probe_interval_s=0.02) as rig:
+        await rig.usable(await rig.start("decode"))
+        await serve(rig, 2)
+        known = rig.known(rig.decode)
+        assert known is not None
+        await until(lambda: known.pool.num_idle > 0)
+        rig.terminate(rig.decode)
+        await rig.becomes(rig.decode, "finishing")
+        await until(lambda: (known.pool.num_idle, known.pool.num_busy) == (0, 0))
+        num_connections = rig.decode.num_connections
+        await asyncio.sleep(0.2)
+        assert rig.decode.num_connections == num_connections
+        rig.unlist(rig.decode)
+        await rig.becomes(rig.decode, "")
+
+
+async def test_a_pod_at_the_address_of_another_one_is_a_new_engine() -> None:
+    async with running_kube_rig() as rig:
+        before = rig.known(rig.decode)
+        rig.listed[rig.decode.url].name = "reborn"
+        rig.mark(rig.decode)
+        rig.api.delete("s1")
+        await until(lambda: rig.known(rig.decode) not in (before, None), 1.0)
+        await rig.usable(rig.decode)
+        await serve(rig, 1)
+        assert await rig.metric(f'pdcluster_router_engine_up{{engine="{rig.decode.url}",role="decode"}}') == 1
+
+
+async def test_engines_that_are_gone_are_gone_from_the_metrics() -> None:
+    async with running_kube_rig(pairs=2) as rig:
+        count = 'pdcluster_router_engines{revision="r1",role="decode",state="serving"}'
+        assert await rig.metric(count) == 2
+        rig.unlist(rig.decode)
+        await rig.becomes(rig.decode, "")
+        assert await rig.metric(count) == 1
+        with pytest.raises(KeyError):
+            await rig.metric(f'pdcluster_router_engine_up{{engine="{rig.decode.url}",role="decode"}}')
+
+
+async def test_a_request_that_a_terminating_decode_surely_never_read_goes_to_another_one() -> None:
+    async with running_kube_rig() as rig:
+        old, new = rig.decode, await rig.start("decode")
+        await rig.usable(new)
+        known = rig.known(new)
+        assert known is not None
+        known.take(1000)  # So that the old one is chosen.
+        client = await rig.client()
+        assert (await client.get("/health")).status == 200
+        old.hang_up_on_all()
+        rig.feed(client, request_bytes(COMPLETIONS, json.dumps(PROMPT).encode()))
+        rig.mark_now(old, is_terminating=True)
+        assert (await client.receive()).status == 200
+        assert num_seen(old, new) == [0, 1]
+        known.give_back(1000)
+        await rig.settled()
+
+
+# The API server goes.
+
+
+async def test_the_loss_of_the_api_server_changes_nothing_and_is_told() -> None:
+    async with running_kube_rig(pairs=2) as rig:
+        assert await rig.metric("pdcluster_router_discovery_up") == 1
+        rig.decode.close_gate(Gate.SECOND_TOKEN)
+        clients = [await send(rig, STREAM) for _ in range(2)]
+        await until(lambda: bool(rig.decode.seen))
+        await rig.api.stop()
+        await until(lambda: rig.router.services.discovery is not None and not rig.router.services.discovery.is_current)
+        await serve(rig, 4)
+        assert num_seen(*rig.decodes) == [2, 4]
+        assert [rig.state(engine) for engine in (*rig.prefills, *rig.decodes)] == ["serving"] * 4
+        assert await rig.metric("pdcluster_router_discovery_up") == 0
+        assert (await (await rig.client()).get("/health")).status == 200
+        rig.decode.open_gate(Gate.SECOND_TOKEN)
+        assert [(await client.receive()).is_whole for client in clients] == [True, True]
+        rig.unlist(rig.decode)
+        await rig.api.start(rig.api.port)
+        await rig.becomes(rig.decode, "", timeout_s=12.0)
+        await rig.settled()
+
+
+# Revisions.
+
+
+def revisions_of_pairs(rig: KubeRig) -> set[tuple[str, str]]:
+    """(decode's revision, prefill's) of every order that a prefill engine got."""
+    decodes = {(seen.params or {})["transfer_id"]: engine for engine in rig.decodes for seen in engine.seen}
+    return {
+        (rig.listed[decodes[(seen.params or {})["transfer_id"]].url].revision, rig.listed[engine.url].revision)
+        for engine in rig.prefills
+        for seen in engine.seen
+    }
+
+
+async def two_revisions(rig: KubeRig) -> None:
+    """Two pairs of r2 beside what is there."""
+    await rig.usable(*[await rig.start(role, "r2") for role in ("prefill", "decode") for _ in range(2)])
+
+
+async def test_two_revisions_are_never_paired() -> None:
+    async with running_kube_rig(pairs=2) as rig:
+        await two_revisions(rig)
+        await serve(rig, 12)
+        assert revisions_of_pairs(rig) == {("r1", "r1"), ("r2", "r2")}
+
+
+@pytest.mark.parametrize("revision", ["r1", "r2"])
+async def test_two_revisions_are_never_paired_in_retries_either(revision: str) -> None:
+    async with running_kube_rig(pairs=2) as rig:
+        await two_revisions(rig)
+        for engine in rig.prefills:
+            if rig.listed[engine.url].revision == revision:
+                engine.fault = Fault.ERROR_500
+        for decode in rig.decodes:
+            decode.fault = Fault.RECOMPUTE
+            decode.num_losses = 0
+        await serve(rig, 8)
+        assert revisions_of_pairs(rig) == {("r1", "r1"), ("r2", "r2")}
+        failed = [seen for seen in orders(rig) if seen.fault is Fault.ERROR_500]
+        assert {(seen.params or {})["attempt"] for seen in failed} == {1, 2}
+
+
+async def test_a_decode_that_fails_may_be_replaced_by_one_of_another_revision_with_its_own_prefill() -> None:
+    async with running_kube_rig() as rig:
+        await rig.usable(*[await rig.start(role, "r2") for role in ("prefill", "decode")])
+        rig.decodes[0].fault = Fault.DIE_WITH_KV
+        await serve(rig, 4)
+        assert rig.decodes[0].seen
+        assert revisions_of_pairs(rig) == {("r1", "r1"), ("r2", "r2")}
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_revision_with_one_role_only_gets_nothing(role: str) -> None:
+    async with running_kube_rig() as rig:
+        alone = await rig.start(role, "r2")
+        await rig.usable(alone)
+        await serve(rig, 4)
+        assert alone.seen == []
+        other = await rig.start("decode" if role == "prefill" else "prefill", "r2")
+        await rig.usable(other)
+        await serve(rig, 4)
+        assert alone.seen
+        assert other.seen
+
+
+async def test_a_revision_that_loses_one_role_gets_nothing_new_and_its_requests_end() -> None:
+    async with running_kube_rig() as rig:
+        await rig.usable(*[await rig.start(role, "r2") for role in ("prefill", "decode")])
+        old = rig.decodes[0]
+        old.close_gate(Gate.RESERVE)
+        clients = [await send(rig) for _ in range(2)]
+        await until(lambda: len(old.seen) == 1)
+        rig.terminate(rig.prefills[0])
+        await rig.becomes(rig.prefills[0], "finishing")
+        await serve(rig, 3)
+        assert len(old.seen) == 1
+        old.open_gate(Gate.RESERVE)
+        assert [(await client.receive()).status for client in clients] == [200, 200]
+        assert len(rig.prefills[0].seen) == 1, "the only engine of its revision that could still prefill it"
+        assert revisions_of_pairs(rig) == {("r1", "r1"), ("r2", "r2")}
+        await rig.settled()
+
+
+async def test_while_another_prefill_is_left_a_terminating_one_is_not_asked() -> None:
+    async with running_kube_rig(pairs=2) as rig:
+        for decode in rig.decodes:
+            decode.close_gate(Gate.RESERVE)
+        clients = [await send(rig) for _ in range(4)]
+        await until(lambda: sum(num_seen(*rig.decodes)) == 4)
+        rig.terminate(rig.prefills[0])
+        await rig.becomes(rig.prefills[0], "finishing")
+        for decode in rig.decodes:
+            decode.open_gate(Gate.RESERVE)
+        assert [(await client.receive()).status for client in clients] == [200] * 4
+        assert num_seen(*rig.prefills) == [0, 4]
+
+
+# The page.
+
+
+async def test_the_pools_page_shows_every_engines_revision_and_state() -> None:
+    async with running_kube_rig() as rig:
+        await rig.usable(await rig.start("decode", "r2"))
+        rig.decode.close_gate(Gate.SECOND_TOKEN)
+        client = await send(rig, STREAM)
+        await client.reader.readuntil(b"Hello")
+        rig.terminate(rig.decode)
+        await rig.becomes(rig.decode, "finishing")
+        page: dict[str, Any] = (await (await rig.client()).get("/pdcluster/pool")).json()
+        assert page["discovery"] == {"kind": "kubernetes", "is_current": True, "reason": "", "unusable_slices": []}
+        assert page["revisions"] == [
+            {"revision": "r1", "serving": {"prefill": 1, "decode": 0}, "serves": False},
+            {"revision": "r2", "serving": {"prefill": 0, "decode": 1}, "serves": False},
+        ]
+        shown = {(one["name"], one["pod"]): (one["revision"], one["state"], one["running"]) for one in page["engines"]}
+        assert shown == {
+            ("prefill-0", "pod-uid-s0"): ("r1", "serving", 0),
+            ("decode-0", "pod-uid-s1"): ("r1", "finishing", 1),
+            ("decode-1", "pod-uid-s2"): ("r2", "serving", 0),
+        }
+        rig.decode.open_gate(Gate.SECOND_TOKEN)
+        assert (await client.reader.readuntil(b"0\r\n\r\n")).endswith(b"[DONE]\n\n\r\n0\r\n\r\n")
+
+
+async def test_engines_that_are_named_are_on_the_page_too() -> None:
+    async with running_rig() as rig:
+        page: dict[str, Any] = (await (await rig.client()).get("/pdcluster/pool")).json()
+        assert page["discovery"] == {"kind": "static"}
+        assert page["revisions"] == [{"revision": "", "serving": {"prefill": 1, "decode": 1}, "serves": True}]
+        assert [(one["name"], one["state"]) for one in page["engines"]] == [
+            ("prefill-0", "serving"),
+            ("decode-0", "serving"),
+        ]
+
+
+async def test_an_engines_life_is_one_line_for_each_change_without_its_address(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with running_kube_rig() as rig:
+        rig.terminate(rig.decode)
+        await rig.becomes(rig.decode, "finishing")
+        rig.unlist(rig.decode)
+        await rig.becomes(rig.decode, "")
+    lines = [message for message in caplog.messages if "engine=decode-0" in message]
+    tail = "role=decode engine=decode-0 revision=r1 pod=pod-uid-s1 state="
+    assert lines == [
+        f"engine added {tail}serving",
+        "engine healthy role=decode engine=decode-0",
+        f"engine draining {tail}finishing",
+        f"engine removed {tail}leaving",
+    ]
+    assert "127.0.0.1" not in caplog.text

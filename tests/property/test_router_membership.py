@@ -1,0 +1,124 @@
+"""Laws of the pool, over random interleavings of what discovery says and what requests do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdcluster_protocol.labels import Role
+from pdcluster_router.core.membership import Add, Drain, Key, Known, Member, Remove, Revive, State, plan
+from pdcluster_router.core.placement import decode_tiers, prefill_tiers
+
+MEMBERS = st.builds(
+    Member,
+    url=st.sampled_from(["http://a:1", "http://b:1"]),
+    role=st.sampled_from(Role),
+    revision=st.sampled_from(["r1", "r2"]),
+    uid=st.sampled_from(["u1", "u2"]),
+    is_ready=st.booleans(),
+    is_serving=st.booleans(),
+    is_terminating=st.booleans(),
+)
+LISTS = st.lists(MEMBERS, max_size=6)
+STEPS = st.lists(LISTS | st.just("begin") | st.just("end"), max_size=30)
+
+
+@dataclass
+class Has:
+    """One engine of the pool, as the roster would keep it."""
+
+    role: Role
+    revision: str
+    state: State
+    is_healthy: bool = True
+    num_running: int = 0
+
+
+@dataclass
+class Pool:
+    """A roster without engines: does what the plan says, and checks each command when it comes."""
+
+    listed: list[Member] = field(default_factory=list)
+    engines: dict[Key, Has] = field(default_factory=dict)
+
+    def settle(self) -> None:
+        keys = {member.key for member in self.listed}
+        for command in self.plan():
+            match command:
+                case Add(member):
+                    assert member.key not in self.engines
+                    self.engines[member.key] = Has(member.role, member.revision, member.state)
+                case Drain(key, state):
+                    assert state is not State.SERVING
+                    assert self.engines[key].state is not state
+                    self.engines[key].state = state
+                case Revive(key):
+                    assert self.engines[key].state is not State.SERVING
+                    self.engines[key].state = State.SERVING
+                case Remove(key):
+                    assert key not in keys, "an engine that is listed is never forgotten"
+                    assert not self.engines.pop(key).num_running, "and one that works is never cut"
+        assert self.plan() == [], "done once, there is nothing left to do"
+
+    def plan(self) -> list[Add | Drain | Revive | Remove]:
+        return plan({key: Known(one.state, one.num_running > 0) for key, one in self.engines.items()}, self.listed)
+
+    def check(self) -> None:
+        states = {member.key: member.state for member in self.listed}
+        for key, engine in self.engines.items():
+            assert engine.state is states.get(key, State.LEAVING)
+        assert self.engines.keys() >= states.keys()
+
+    def begin(self) -> None:
+        """A request is placed where the first choice is, decode and prefill."""
+        engines = list(self.engines.values())
+        for decode in [engine for tier in decode_tiers(engines)[:1] for engine in tier[:1]]:
+            assert decode.state is State.SERVING
+            decode.num_running += 1
+            (prefill, *_), *_ = prefill_tiers(engines, decode.revision)
+            assert (prefill.state, prefill.revision) == (State.SERVING, decode.revision)
+            prefill.num_running += 1
+
+    def end(self) -> None:
+        """The requests of one engine end."""
+        busy = [engine for engine in self.engines.values() if engine.num_running]
+        if busy:
+            busy[0].num_running = 0
+            self.settle()
+
+
+@given(STEPS)
+def test_the_pool_follows_what_is_listed_and_cuts_nobody(steps: list[list[Member] | str]) -> None:
+    pool = Pool()
+    for step in steps:
+        if isinstance(step, list):
+            pool.listed = list({member.key: member for member in step}.values())
+            pool.settle()
+        elif step == "begin":
+            pool.begin()
+        else:
+            pool.end()
+        pool.check()
+    while any(engine.num_running for engine in pool.engines.values()):
+        pool.end()
+    assert pool.engines.keys() == {member.key for member in pool.listed}, "when all is quiet nothing is left over"
+
+
+@given(LISTS, st.lists(st.booleans(), min_size=6, max_size=6))
+def test_whoever_may_get_work_is_serving_and_has_a_partner_of_its_revision(
+    members: list[Member], healthy: list[bool]
+) -> None:
+    engines = [Has(m.role, m.revision, m.state, is_up) for m, is_up in zip(members, healthy, strict=False)]
+    serving = [engine for engine in engines if engine.state is State.SERVING]
+    tiers = decode_tiers(engines)
+    for engine in (engine for tier in tiers for engine in tier):
+        assert (engine.role, engine.state) == (Role.DECODE, State.SERVING)
+        partners = prefill_tiers(engines, engine.revision)
+        assert partners
+        assert all(one.revision == engine.revision and one.role is Role.PREFILL for tier in partners for one in tier)
+    pairs = {e.revision for e in serving if e.role is Role.DECODE} & {
+        e.revision for e in serving if e.role is Role.PREFILL
+    }
+    assert bool(tiers) == bool(pairs)

@@ -77,8 +77,10 @@ def plan_pool(cluster: PDCluster, observed: Observed, *, router_image: str, secr
 
 
 def pool_of(cluster: PDCluster, router_image: str) -> Pool:
+    """A file may leave the namespace out, as kubectl allows; what the API server has always says it."""
     found: Mapping[str, Any] = cluster.metadata
-    return Pool(found["name"], found["namespace"], str(found.get("uid", "")), cluster.spec, router_image)
+    namespace = found.get("namespace", "default")
+    return Pool(found["name"], namespace, str(found.get("uid", "")), cluster.spec, router_image)
 
 
 def _refused_plan(pool: Pool, observed: Observed, generation: int, refusal: str, now: int) -> Plan:

@@ -1,15 +1,18 @@
 """What would happen if a spec were applied: its children, and the steps of the rollout (``pdcluster plan``).
 
 Nothing of a cluster is asked: before is a spec that has been carried out in full, or nothing at all. The steps are the
-planner's own, if every pod gets ready and every request is answered.
+planner's own, if every pod gets ready and every request is answered. Where a revision is left in one step, its last
+prefill engine goes when its decode engines are gone (``last_prefill.py``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.core.fleet import ROLES
+from pdcluster_operator.core.names import discovery_service_name
 from pdcluster_operator.core.observed import Observed, Plan, SeenWorkload, Version
 from pdcluster_operator.core.plan import plan_pool, pool_of
 from pdcluster_operator.core.rollout import Step, preview_steps
@@ -20,24 +23,25 @@ _IMAGE: Final = "the operator's"
 
 
 def preview(before: PDCluster | None, after: PDCluster) -> tuple[str, ...]:
-    """Lines for people. ``before``: what runs; None: nothing does. LeaderWorkerSets are taken for installed."""
-    try:
-        observed = _observed_of(before)
-        target = target_of(pool_of(after, _IMAGE), observed)
-    except ConfigError as error:
-        return (f"refused: {error}",)
+    """Lines for people. ``before``: what runs; None: nothing does. LeaderWorkerSets are taken for installed.
+
+    Raises:
+        ConfigError: ``before`` or ``after`` cannot be carried out; the message says why.
+    """
+    observed = _observed_of(before)
+    target = target_of(pool_of(after, _IMAGE), observed)
     plan = plan_pool(after, observed, router_image=_IMAGE, secret_text="", now=0)
     if plan is None:
-        return ("nothing: it is being deleted",)
+        return ("nothing is planned: it is being deleted",)
     if plan.facts.refusal:
-        return (f"refused: {plan.facts.refusal}",)
+        raise ConfigError(plan.facts.refusal)
     fleet = target.fleet(is_verified=False, is_paused=False, is_past_deadline=False)
-    steps = tuple(_step_line(number, step) for number, step in enumerate(preview_steps(fleet), 1))
+    steps = (_step_line(number, step) for number, step in enumerate(preview_steps(fleet), 1))
     return (
         _summary(target, observed),
-        *_child_lines(plan, target),
-        *(("steps:", *steps) if steps else ()),
-        *_end(steps),
+        *_section("children", _made(plan, target)),
+        *_section("steps", steps),
+        *_section("removed in the end", _removed(after, target, observed)),
     )
 
 
@@ -55,28 +59,39 @@ def _observed_of(before: PDCluster | None) -> Observed:
 
 
 def _summary(target: Target, observed: Observed) -> str:
-    running = {workload.role: workload for workload in observed.workloads}
-    if not running:
+    if not observed.workloads:
         return f"target {target.name}: nothing runs yet"
-    if any(workload.revision != target.revision for workload in running.values()):
+    if any(workload.revision != target.revision for workload in observed.workloads):
         return f"target {target.name}: another revision, so both roles are replaced"
-    replaced = [role.value for role in ROLES if running[role].name != target.designs[role].name]
-    if not replaced:
-        return f"target {target.name}: no engine is replaced"
-    return f"target {target.name}: the same revision, so only {' and '.join(replaced)} is replaced"
+    replaced = " and ".join(workload.role.value for workload in _replaced(target, observed))
+    what = f"the same revision, and only {replaced} is replaced" if replaced else "no engine is replaced"
+    return f"target {target.name}: {what}"
 
 
-def _child_lines(plan: Plan, target: Target) -> tuple[str, ...]:
-    standing = [f"  {child.kind} {child.name}" for child in plan.children]
+def _replaced(target: Target, observed: Observed) -> list[SeenWorkload]:
+    return [workload for workload in observed.workloads if workload.name != target.designs[workload.role].name]
+
+
+def _made(plan: Plan, target: Target) -> Iterator[str]:
+    """Also the target's workloads that get their first replica only in a later step."""
+    yield from (f"{child.kind} {child.name}" for child in plan.children)
     there = {child.name for child in plan.children}
-    later = [f"  {design.kind.value} {design.name}" for design in target.designs.values() if design.name not in there]
-    return ("children:", *standing, *later)
+    yield from (f"{it.kind.value} {it.name}" for it in target.designs.values() if it.name not in there)
+
+
+def _removed(after: PDCluster, target: Target, observed: Observed) -> Iterator[str]:
+    for workload in _replaced(target, observed):
+        yield f"{workload.kind.value} {workload.name}"
+        if workload.revision != target.revision:
+            name = pool_of(after, _IMAGE).name
+            yield f"Service {discovery_service_name(name, workload.role, workload.revision)}"
 
 
 def _step_line(number: int, step: Step) -> str:
     moves = (f"{change.workload} {change.before} -> {change.after}" for change in step.changes)
-    return f"  {number}. {', '.join(moves)}"
+    return f"{number}. {', '.join(moves)}"
 
 
-def _end(steps: tuple[str, ...]) -> tuple[str, ...]:
-    return () if steps else ("steps: none",)
+def _section(title: str, lines: Iterable[str]) -> tuple[str, ...]:
+    found = tuple(f"  {line}" for line in lines)
+    return (f"{title}:", *found) if found else (f"{title}: none",)

@@ -91,7 +91,7 @@ def _container(pool: Pool, role: Role, place: Place) -> Document:
         "resources": _resources(spec),
         "securityContext": container_security(),
         "volumeMounts": _mounts(pool),
-        **({**engine_probes(role), "lifecycle": drain_hook(pool.spec.drain.timeout_seconds)} if answers else {}),
+        **({**engine_probes(pool, role), "lifecycle": drain_hook(pool.spec.drain.timeout_seconds)} if answers else {}),
     }
 
 

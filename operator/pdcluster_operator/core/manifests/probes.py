@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pdcluster_operator.core.manifests.pool import HTTP, PORT, Document
+from pdcluster_operator.core.manifests.pool import HTTP, PORT, Document, Pool
 from pdcluster_protocol.labels import Role
 
 STARTUP_PERIOD_S: Final = 2
@@ -31,10 +31,10 @@ DRAIN_MARGIN_S: Final = 30
 """From SIGTERM to the end: the connector may take 10 s to close its sessions, vLLM as long for its workers."""
 
 
-def engine_probes(role: Role) -> Document:
-    """The three probes, and what happens before SIGTERM, as fields of a container that answers HTTP."""
+def engine_probes(pool: Pool, role: Role) -> Document:
+    """The three probes, as fields of a container that answers HTTP."""
     health = {"httpGet": {"path": "/health", "port": HTTP}}
-    ready = {"exec": {"command": ["pdcluster", "ready", "--role", role.value, "--port", str(PORT)]}}
+    ready = {"exec": {"command": _ready_command(pool, role)}}
     return {
         "startupProbe": {
             **health,
@@ -55,6 +55,16 @@ def engine_probes(role: Role) -> Document:
             "failureThreshold": LIVE_FAILURES,
         },
     }
+
+
+def _ready_command(pool: Pool, role: Role) -> list[str]:
+    """Prefill listens on no side channel, it calls decode's. In a group the leader asks for the ranks on its own node:
+    a worker that dies takes the leader with it."""
+    spec = pool.role(role)
+    ranks = spec.ranks // spec.nodes_per_instance
+    channels = ["--side-channel-port", str(pool.spec.transfer.port), "--ranks", str(ranks)]
+    command = ["pdcluster", "ready", "--role", role.value, "--port", str(PORT)]
+    return [*command, *channels] if role is Role.DECODE else command
 
 
 def drain_hook(timeout_s: int) -> Document:

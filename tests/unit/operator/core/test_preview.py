@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from fakes.operator_cluster import make_cluster
+from fakes.operator_cluster import FakeCluster, make_cluster
 from operator_cases.objects import D, P, both
 from pdcluster_operator.core.preview import preview
 from pdcluster_protocol.errors import ConfigError
 
 SMALL: dict[str, Any] = {}
+REVISION, PREFILL, DECODE = FakeCluster().plan_for(make_cluster(SMALL)).facts.target.split("-")
+"""Revision and both templates of the smallest pool."""
 NO_SURGE = {"spec.rollout": {"maxSurge": 0, "maxUnavailable": 1}}
 
 
@@ -27,7 +29,7 @@ def section(title: str, found: tuple[str, ...]) -> list[str]:
 
 def test_a_new_pool_gets_everything_at_once() -> None:
     found = lines(None, {f"{D}.replicas": 2})
-    assert found[0] == "target f6c6615b-3c2f00b3-b230850b: nothing runs yet"
+    assert found[0] == f"target {REVISION}-{PREFILL}-{DECODE}: nothing runs yet"
     assert section("children", found) == [
         "Secret pool-secret",
         "ServiceAccount pool-engine",
@@ -40,14 +42,16 @@ def test_a_new_pool_gets_everything_at_once() -> None:
         "PodDisruptionBudget pool-prefill",
         "PodDisruptionBudget pool-decode",
         "PodDisruptionBudget pool-router",
-        "Service pool-decode-f6c6615b",
-        "Service pool-prefill-f6c6615b",
+        f"Service pool-decode-{REVISION}",
+        f"Service pool-prefill-{REVISION}",
         "Service pool-router",
         "Deployment pool-router",
-        "Deployment pool-prefill-f6c6615b-3c2f00b3",
-        "Deployment pool-decode-f6c6615b-b230850b",
+        f"Deployment pool-prefill-{REVISION}-{PREFILL}",
+        f"Deployment pool-decode-{REVISION}-{DECODE}",
     ]
-    assert section("steps", found) == ["1. pool-prefill-f6c6615b-3c2f00b3 0 -> 1, pool-decode-f6c6615b-b230850b 0 -> 2"]
+    assert section("steps", found) == [
+        f"1. pool-prefill-{REVISION}-{PREFILL} 0 -> 1, pool-decode-{REVISION}-{DECODE} 0 -> 2"
+    ]
     assert found[-1] == "removed in the end: none"
 
 
@@ -60,7 +64,7 @@ def test_the_same_again_does_nothing() -> None:
 def test_more_replicas_replace_nobody() -> None:
     found = lines(SMALL, {f"{D}.replicas": 3})
     assert found[0].endswith("no engine is replaced")
-    assert section("steps", found) == ["1. pool-decode-f6c6615b-b230850b 1 -> 3"]
+    assert section("steps", found) == [f"1. pool-decode-{REVISION}-{DECODE} 1 -> 3"]
 
 
 def test_another_image_replaces_both_roles_new_ones_first_where_there_is_a_surge() -> None:
@@ -68,7 +72,7 @@ def test_another_image_replaces_both_roles_new_ones_first_where_there_is_a_surge
     assert found[0].endswith("another revision, so both roles are replaced")
     new, old = section("steps", found)
     assert new.count("0 -> 1") == 2
-    assert old == "2. pool-prefill-f6c6615b-3c2f00b3 1 -> 0, pool-decode-f6c6615b-b230850b 1 -> 0"
+    assert old == f"2. pool-prefill-{REVISION}-{PREFILL} 1 -> 0, pool-decode-{REVISION}-{DECODE} 1 -> 0"
 
 
 def test_without_surge_the_old_ones_go_first() -> None:
@@ -81,21 +85,21 @@ def test_an_argument_of_one_role_leaves_the_other_alone() -> None:
     found = lines(SMALL, {f"{D}.engineArgs": {"max-num-seqs": "8"}})
     assert found[0].endswith("the same revision, and only decode is replaced")
     assert not [step for step in section("steps", found) if "prefill" in step]
-    assert section("removed in the end", found) == ["Deployment pool-decode-f6c6615b-b230850b"]
+    assert section("removed in the end", found) == [f"Deployment pool-decode-{REVISION}-{DECODE}"]
 
 
 def test_what_an_old_revision_had_is_removed_in_the_end() -> None:
     assert section("removed in the end", lines(SMALL, {"spec.image": "engine:2"})) == [
-        "Deployment pool-prefill-f6c6615b-3c2f00b3",
-        "Service pool-prefill-f6c6615b",
-        "Deployment pool-decode-f6c6615b-b230850b",
-        "Service pool-decode-f6c6615b",
+        f"Deployment pool-prefill-{REVISION}-{PREFILL}",
+        f"Service pool-prefill-{REVISION}",
+        f"Deployment pool-decode-{REVISION}-{DECODE}",
+        f"Service pool-decode-{REVISION}",
     ]
 
 
 def test_a_pool_that_stops_ends_at_nothing() -> None:
     assert section("steps", lines(SMALL, both("replicas", 0))) == [
-        "1. pool-prefill-f6c6615b-3c2f00b3 1 -> 0, pool-decode-f6c6615b-b230850b 1 -> 0"
+        f"1. pool-prefill-{REVISION}-{PREFILL} 1 -> 0, pool-decode-{REVISION}-{DECODE} 1 -> 0"
     ]
 
 

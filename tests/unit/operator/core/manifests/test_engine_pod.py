@@ -120,14 +120,15 @@ class TestCpu:
         assert volumes == {"tmp": {}, "cache": {}, "shm": {"medium": "Memory"}}
         assert env(template)["HOME"] == "/cache"
 
-    @pytest.mark.parametrize("role", Role)
-    def test_ready_asks_for_the_side_channel_too_and_alive_only_for_vllm(self, role: Role) -> None:
-        container = engine(pod(CPU, role))
+    def test_started_and_alive_means_that_vllm_answers(self) -> None:
+        container = engine(pod(CPU, Role.PREFILL))
         health = {"path": "/health", "port": "http"}
         assert container["startupProbe"]["httpGet"] == container["livenessProbe"]["httpGet"] == health
-        assert container["readinessProbe"]["exec"]["command"] == [
-            "pdcluster", "ready", "--role", role.value, "--port", "8000",
-        ]  # fmt: skip
+
+    def test_ready_means_on_decode_that_the_side_channel_answers_too(self) -> None:
+        prefill, decode = (engine(pod(CPU, role))["readinessProbe"]["exec"]["command"] for role in Role)
+        assert " ".join(prefill) == "pdcluster ready --role prefill --port 8000"
+        assert " ".join(decode) == "pdcluster ready --role decode --port 8000 --side-channel-port 20100 --ranks 1"
 
     def test_a_slow_start_is_not_cut_off_before_the_longest_progress_deadline_by_default(self) -> None:
         probe = engine(pod(CPU, Role.PREFILL))["startupProbe"]
@@ -188,6 +189,10 @@ class TestAscend:
         prefill = [port["containerPort"] for port in engine(pod(ASCEND, Role.PREFILL))["ports"]]
         assert decode == [8000, 21000, 21001, 21002, 21003]
         assert prefill == [8000]
+
+    def test_every_rank_of_decode_is_asked_whether_it_is_ready(self) -> None:
+        command = engine(pod(ASCEND, Role.DECODE))["readinessProbe"]["exec"]["command"]
+        assert command[-4:] == ["--side-channel-port", "21000", "--ranks", "4"]
 
     def test_it_is_in_the_group_that_owns_the_devices(self) -> None:
         assert pod(ASCEND, Role.PREFILL)["spec"]["securityContext"]["supplementalGroups"] == [1000]
@@ -250,6 +255,10 @@ class TestOverNodes:
             assert transfer(template)["engine_id"] == "$(LWS_LEADER_ADDRESS)"
             assert argument(template, "master-addr") == "$(LWS_LEADER_ADDRESS)"
             assert argument(template, "nnodes") == "2"
+
+    def test_the_leader_asks_for_the_ranks_on_its_own_node(self) -> None:
+        leader = pod(NODES, Role.DECODE, Place.LEADER)
+        assert engine(leader)["readinessProbe"]["exec"]["command"][-2:] == ["--ranks", "8"]
 
     def test_each_pod_has_its_part_of_the_devices(self) -> None:
         template = pod(NODES, Role.DECODE, Place.WORKER)

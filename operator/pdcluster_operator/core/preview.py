@@ -40,7 +40,7 @@ def preview(before: PDCluster | None, after: PDCluster) -> tuple[str, ...]:
     return (
         _summary(target, observed),
         *_section("children", _made(plan, target)),
-        *_section("steps", steps),
+        *_section("steps, when rollout.paused is false again" if after.spec.rollout.paused else "steps", steps),
         *_section("removed in the end", _removed(after, target, observed)),
     )
 

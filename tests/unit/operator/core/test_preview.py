@@ -88,6 +88,11 @@ def test_an_argument_of_one_role_leaves_the_other_alone() -> None:
     assert section("removed in the end", found) == [f"Deployment pool-decode-{REVISION}-{DECODE}"]
 
 
+def test_while_it_is_paused_the_steps_wait() -> None:
+    found = lines(SMALL, {"spec.image": "engine:2", "spec.rollout.paused": True})
+    assert len(section("steps, when rollout.paused is false again", found)) == 2
+
+
 def test_what_an_old_revision_had_is_removed_in_the_end() -> None:
     assert section("removed in the end", lines(SMALL, {"spec.image": "engine:2"})) == [
         f"Deployment pool-prefill-{REVISION}-{PREFILL}",

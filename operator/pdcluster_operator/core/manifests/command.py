@@ -42,8 +42,8 @@ class Place(Enum):
 _PROGRAM: Final = {
     Place.ALONE: ("python3", "-m", "vllm.entrypoints.openai.api_server"),
     Place.LEADER: ("python3", "-m", "vllm.entrypoints.openai.api_server"),
-    # Only `vllm serve` knows --headless: ranks without an API server.
-    Place.WORKER: ("python3", "-m", "vllm.entrypoints.cli.main", "serve", "--headless"),
+    # Only `vllm serve` knows ranks without an API server.
+    Place.WORKER: ("python3", "-m", "vllm.entrypoints.cli.main", "serve"),
 }
 
 
@@ -56,8 +56,8 @@ def engine_argv(pool: Pool, role: Role, place: Place) -> list[str]:
     """Its arguments. The user's come last, in the order of their names: no hash depends on the order in a file."""
     spec = pool.role(role)
     return [
-        *_model_args(pool.spec.model),
-        *([] if place is Place.WORKER else [f"--host={_ALL_ADDRESSES}", f"--port={PORT}"]),
+        *_model_args(pool.spec.model, place),
+        *(["--headless"] if place is Place.WORKER else [f"--host={_ALL_ADDRESSES}", f"--port={PORT}"]),
         *_split_args(spec),
         *_node_args(spec, place),
         f"--kv-transfer-config={_json(kv_transfer_config(pool, role, place))}",
@@ -107,8 +107,10 @@ def engine_env(pool: Pool, role: Role) -> list[Document]:
     return list({variable["name"]: variable for variable in (*ours, *given)}.values())
 
 
-def _model_args(model: Model) -> list[str]:
-    args = [f"--model={_model_source(model)}", f"--served-model-name={model.public_name}"]
+def _model_args(model: Model, place: Place) -> list[str]:
+    """`vllm serve` wants the model first, and without its option's name."""
+    source = _model_source(model)
+    args = [source if place is Place.WORKER else f"--model={source}", f"--served-model-name={model.public_name}"]
     return [*args, f"--revision={model.revision}"] if model.revision else args
 
 

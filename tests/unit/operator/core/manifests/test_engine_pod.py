@@ -239,7 +239,9 @@ class TestOverNodes:
         leader, worker = (pod(NODES, Role.DECODE, place) for place in (Place.LEADER, Place.WORKER))
         assert argument(leader, "node-rank") == "0"
         assert argument(worker, "node-rank") == "$(LWS_WORKER_INDEX)"
-        assert "--headless" in engine(worker)["command"]
+        assert engine(worker)["command"][-1] == "serve"
+        assert engine(worker)["args"][0] == "tiny"
+        assert "--headless" in engine(worker)["args"]
         assert argument(worker, "port") is None
         assert "readinessProbe" in engine(leader)
         assert not {"readinessProbe", "livenessProbe", "startupProbe", "lifecycle"} & engine(worker).keys()

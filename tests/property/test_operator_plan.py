@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fakes.operator_cluster import FakeCluster, make_cluster
 from operator_cases.objects import D, P
+from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.core.conditions import Truth, Type
 from pdcluster_operator.core.observed import Observed
 from pdcluster_protocol.labels import Role
@@ -49,18 +50,25 @@ class History:
         self._choose = choose
 
     def step(self, changes: Mapping[str, Any]) -> None:
-        """A reconcile, after which the same again must write nothing; then some pods follow."""
+        """A reconcile, after which the same again must write nothing; then some pods follow.
+
+        Only what it has emptied, of workloads that never had a pod, is removed right after it.
+        """
         cluster = make_cluster(changes)
         before = self.world.observed()
         plan = self.world.reconcile(cluster)
-        written = len(self.world.writes)
-        self.world.reconcile(cluster)
-        assert self.world.writes[written:] == []
         _require_last_prefill(before, self.world.observed())
+        assert [line for line in self._written_by(cluster) if not line.startswith("delete ")] == []
+        assert self._written_by(cluster) == []
         if plan.should_verify and self._choose.draw(st.booleans()):
             self.world.verify(plan)
         self._let_pods_follow()
         self.world.now += 1
+
+    def _written_by(self, cluster: PDCluster) -> list[str]:
+        written = len(self.world.writes)
+        self.world.reconcile(cluster)
+        return self.world.writes[written:]
 
     def _let_pods_follow(self) -> None:
         for name, pods in self.world.pods.items():

@@ -1,0 +1,25 @@
+"""The operator's clocks. Everything else takes them as arguments."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+Clock = Callable[[], float]
+"""Seconds from some moment on; never goes back."""
+
+
+def steady_s() -> float:
+    """Counts while the machine sleeps too: whoever wakes up must not believe that it still leads."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def unix_s() -> int:
+    """Whole seconds since 1970, as conditions have them."""
+    return int(time.time())
+
+
+def micro_time(at: datetime | None = None) -> str:
+    """A moment, by default now, as Kubernetes writes a MicroTime."""
+    return (at or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

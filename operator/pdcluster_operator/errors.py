@@ -2,7 +2,8 @@
 
 KubeError
   Conflict       what we read is old: read again, decide again
-  Exists         there is one of this name already
+    Exists       there is one of this name already
+    OwnConflict  a field differs that we ourselves wrote another way
   NotFound       there is none, or no longer
   Forbidden      we lack the right: the chart's roles have to be mended
   Refused        the server refuses what we wrote: our user, or we, wrote something wrong
@@ -26,6 +27,10 @@ class Conflict(KubeError):
 
 class Exists(Conflict):
     """There is an object of this name already."""
+
+
+class OwnConflict(Conflict):
+    """An apply would change fields that only we own, but from a create or a scale. No harm if the picture is new."""
 
 
 class NotFound(KubeError):

@@ -7,6 +7,7 @@ again within the call's own time; every call is safe to repeat (see ``Kube``).
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import json
 import random
@@ -18,7 +19,7 @@ from urllib.parse import urlencode
 import aiohttp
 
 from pdcluster_operator.core.answers import error_of, pause_s
-from pdcluster_operator.errors import ApiUnavailable, NotFound, NotLeader
+from pdcluster_operator.errors import ApiUnavailable, NotFound, NotLeader, OwnConflict
 from pdcluster_operator.kinds import Kind, Object, Ref, ref_of
 from pdcluster_operator.kube import Listed
 from pdcluster_protocol.labels import MANAGER
@@ -118,23 +119,31 @@ class HttpKube:
 
     async def apply(self, manifest: Object) -> Object:
         ref = ref_of(manifest)
-        return await self._do(Call("patch", ref.kind, "PATCH", ref.path(), _STRICT, manifest, _APPLY))
+        call = Call("patch", ref.kind, "PATCH", ref.path(), _STRICT, manifest, _APPLY)
+        try:
+            return await self._do(call)
+        except OwnConflict:
+            # Only what we ourselves wrote another way (create, scale) is in the way, and the picture is not old.
+            if "resourceVersion" not in manifest["metadata"]:
+                raise
+            return await self._do(dataclasses.replace(call, query={**_STRICT, "force": "true"}))
 
-    async def apply_status(self, ref: Ref, uid: str, status: Object) -> None:
+    async def apply_status(self, ref: Ref, uid: str, status: Object) -> Object:
         named = {"name": ref.name, "namespace": ref.namespace, "uid": uid}
         manifest = {"apiVersion": ref.kind.api_version, "kind": ref.kind.name, "metadata": named, "status": status}
         query = {**_STRICT, "force": "true"}
         path = ref.path("status")
-        await self._do(Call("patch", ref.kind, "PATCH", path, query, manifest, _APPLY, subresource="status"))
+        return await self._do(Call("patch", ref.kind, "PATCH", path, query, manifest, _APPLY, subresource="status"))
 
     async def replace(self, manifest: Object) -> Object:
         ref = ref_of(manifest)
         return await self._do(Call("update", ref.kind, "PUT", ref.path(), _STRICT, manifest))
 
-    async def scale(self, ref: Ref, replicas: int, *, resource_version: str) -> None:
+    async def scale(self, ref: Ref, replicas: int, *, resource_version: str) -> str:
         body = {"metadata": {"resourceVersion": resource_version}, "spec": {"replicas": replicas}}
-        query = {"fieldManager": MANAGER}
-        await self._do(Call("patch", ref.kind, "PATCH", ref.path("scale"), query, body, _MERGE, subresource="scale"))
+        query, path = {"fieldManager": MANAGER}, ref.path("scale")
+        scaled = await self._do(Call("patch", ref.kind, "PATCH", path, query, body, _MERGE, subresource="scale"))
+        return str(scaled["metadata"]["resourceVersion"])
 
     async def delete(self, ref: Ref, *, uid: str) -> None:
         # Background: the object goes at once, and its own children with it soon after.

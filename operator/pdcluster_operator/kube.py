@@ -56,8 +56,8 @@ class Kube(Protocol):
         """
         ...
 
-    async def apply_status(self, ref: Ref, uid: str, status: Object) -> None:
-        """Its status is this, and nothing else of ours. Forced: status has one writer."""
+    async def apply_status(self, ref: Ref, uid: str, status: Object) -> Object:
+        """Its status is this, and nothing else of ours. Forced: status has one writer. Returns the whole object."""
         ...
 
     async def replace(self, manifest: Object) -> Object:
@@ -68,8 +68,8 @@ class Kube(Protocol):
         """
         ...
 
-    async def scale(self, ref: Ref, replicas: int, *, resource_version: str) -> None:
-        """Its ``spec.replicas``, if nothing of the object has changed since ``resource_version``.
+    async def scale(self, ref: Ref, replicas: int, *, resource_version: str) -> str:
+        """Its ``spec.replicas`` are these, if nothing of it has changed since. Returns its new resourceVersion.
 
         Raises:
             Conflict: Something has.

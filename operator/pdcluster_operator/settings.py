@@ -73,7 +73,7 @@ class Settings(BaseModel):
     stuck_s: float = Field(default=300.0, ge=10, le=86400)
     """Seconds that an object may be due or looked at before the liveness probe fails. 300: far above a look's own
     deadline, so only an operator that really hangs is restarted."""
-    verify_timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    verify_timeout_s: float = Field(default=60.0, ge=1, le=120)
     """Seconds for the request that proves a target. 60: the first request of a cold engine compiles kernels."""
     host: str | None = None
     """Address for probes and metrics. None: all of this pod's, for the kubelet comes from outside."""

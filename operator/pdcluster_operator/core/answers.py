@@ -12,6 +12,7 @@ from pdcluster_operator.errors import (
     Forbidden,
     KubeError,
     NotFound,
+    OwnConflict,
     Refused,
     Taken,
 )
@@ -48,10 +49,9 @@ def _conflict(message: str, body: Mapping[str, Any]) -> KubeError:
         return Exists(message)
     causes = (body.get("details") or {}).get("causes") or ()
     fields = [cause for cause in causes if cause.get("reason") == "FieldManagerConflict"]
-    # A field that we ourselves wrote another way (scale) differs only when what we read is old.
     others = [cause for cause in fields if not str(cause.get("message", "")).startswith(f'conflict with "{MANAGER}"')]
     if not others:
-        return Conflict(message)
+        return OwnConflict(message) if fields else Conflict(message)
     told = ", ".join(f"{cause.get('field')} ({cause.get('message')})" for cause in others)
     return Taken(f"{message}: {told}" if told not in message else message)
 

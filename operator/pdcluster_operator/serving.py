@@ -119,18 +119,18 @@ class Operator:
         async with self._watches(kinds) as watching:
             working = asyncio.create_task(self._work(self._auditor), name="operator: work")
             stopping = asyncio.create_task(stopped.wait(), name="operator: stop")
-            done, _ = await asyncio.wait({watching, working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (working, stopping):
-                task.cancel()
-            await asyncio.wait({working, stopping})
+            try:
+                done, _ = await asyncio.wait({watching, working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await _end(working, stopping)
             for task in done - {stopping}:
                 task.result()
                 raise RuntimeError(f"{task.get_name()} has ended by itself")
 
     @asynccontextmanager
     async def _watches(self, kinds: tuple[Kind, ...]) -> AsyncIterator[asyncio.Task[None]]:
-        """kopf runs. In the end it cancels whatever task it does not know, so ours have ended by then."""
-        settings, ours, stop = self._settings, asyncio.all_tasks(), asyncio.Event()
+        """kopf runs."""
+        settings, stop = self._settings, asyncio.Event()
         tasks = await kopf.spawn_tasks(
             registry=make_registry(self._handlers, kinds, settings.access),
             settings=make_kopf_settings(kinds, timeout_s=settings.call_timeout_s),
@@ -140,7 +140,7 @@ class Operator:
             stop_flag=stop,
         )
         self._take_signals()
-        watching = asyncio.create_task(kopf.run_tasks(tasks, ignored=ours), name="operator: watches")
+        watching = asyncio.create_task(kopf.run_tasks(tasks, ignored=_Everything()), name="operator: watches")
         try:
             yield watching
         finally:
@@ -264,6 +264,18 @@ async def _unless(stopped: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
             working.result()
         return working.done() and not stopped.is_set()
     finally:
-        working.cancel()
-        stopping.cancel()
-        await asyncio.wait({working, stopping})
+        await _end(working, stopping)
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+class _Everything(frozenset[asyncio.Task[Any]]):
+    """Tasks that are none of kopf's business: all. When it ends it would wait for, and cancel, any that it is not told
+    to leave alone, ours too; its own have ended by then."""
+
+    def __contains__(self, task: object) -> bool:
+        return True

@@ -220,3 +220,11 @@ async def test_an_object_that_we_do_not_understand_is_told_so() -> None:
         rig.api.asked.clear()
         assert await rig.look() is None
         assert rig.api.asked == []
+
+
+async def test_the_number_of_routers_follows_the_spec() -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        rig.store.merge(AT, {"spec": {"router": {"replicas": 3}}})
+        await rig.look_until_still()
+        assert rig.store.read(("deployments", "default", "pool-router"))["spec"]["replicas"] == 3

@@ -51,7 +51,7 @@ class ClusterView(View):
 
 @dataclass(frozen=True, slots=True)
 class ChildView(View):
-    """An object that a PDCluster owns. ``digest``: over all that an apply could change, without replicas.
+    """An object that a PDCluster owns. ``digest``: over all that an apply could change.
 
     ``replicas``: asked for; ``there`` and ``ready``: as its status says; 0 for kinds that have none.
     """
@@ -123,9 +123,12 @@ def _pod_view(head: _Head, body: Object) -> PodView:
 
 
 def digest_of(document: Object) -> str:
-    """Over spec, rules, data and the metadata that somebody writes; not over status and numbers of replicas."""
+    """Over spec, rules, data and the metadata that somebody writes; not over status.
+
+    Nor over an engine workload's or a scaler's replicas, which are moved and never applied; a router's are applied.
+    """
     told = {name: value for name, value in document.items() if name not in ("metadata", "status")}
-    if isinstance(told.get("spec"), Mapping):
+    if labels.ROLE in (document["metadata"].get("labels") or {}) and "spec" in told:
         told["spec"] = {name: value for name, value in told["spec"].items() if name != "replicas"}
     told["metadata"] = {name: document["metadata"].get(name) for name in _TOLD_METADATA}
     text = json.dumps(told, sort_keys=True, separators=(",", ":"))

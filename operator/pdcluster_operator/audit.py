@@ -42,7 +42,8 @@ class Auditor:
         self._where: Final = [(kind, namespace) for kind in kinds for namespace in namespaces]
         self._interval_s = interval_s
         self._on_news = on_news
-        self._unseen: frozenset[str] = frozenset()
+        self._unseen: frozenset[str] | None = None
+        """Of the comparison before. None: there was none."""
         self.is_complete = False
         """Whether the caches have once shown everything that there is."""
         self.blind_to: frozenset[str] = frozenset()
@@ -65,9 +66,11 @@ class Auditor:
         unseen: set[str] = set()
         for kind, namespace in self._where:
             unseen |= await self._compare(kind, namespace)
-        self.blind_to = frozenset(unseen & self._unseen) if self.is_complete else frozenset()
+        # What is new since the last time may still be on its way: on a busy cluster something always is.
+        still_unseen = unseen if self._unseen is None else unseen & self._unseen
+        self.blind_to = frozenset(still_unseen) if self.is_complete else frozenset()
         self._unseen = frozenset(unseen)
-        self.is_complete = self.is_complete or not unseen
+        self.is_complete = self.is_complete or not still_unseen
         if self.blind_to:
             logger.error("watches are blind objects=%d", len(self.blind_to))
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Final
+
+_BOOT_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Linux; a developer's other system has to do without."""
 
 Clock = Callable[[], float]
 """Seconds from some moment on; never goes back."""
@@ -12,7 +16,7 @@ Clock = Callable[[], float]
 
 def steady_s() -> float:
     """Counts while the machine sleeps too: whoever wakes up must not believe that it still leads."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.clock_gettime(_BOOT_CLOCK)
 
 
 def unix_s() -> int:

@@ -30,6 +30,7 @@ class Asked:
     path: str
     query: dict[str, str]
     body: Any
+    authorization: str = ""
 
     @property
     def is_write(self) -> bool:
@@ -116,7 +117,8 @@ class ApiServer:
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
         body = json.loads(raw) if raw else None
-        asked = Asked(request.method, request.path, dict(request.query), body)
+        authorization = request.headers.get("Authorization", "")
+        asked = Asked(request.method, request.path, dict(request.query), body, authorization)
         self.asked.append(asked)
         if fault := next((one for one in self.faults if one.times and one.matches(asked)), None):
             fault.times -= 1

@@ -69,9 +69,9 @@ def make_registry(handlers: Handlers, kinds: Iterable[Kind], access: KubeAccess)
 
     kopf.on.login(registry=registry, id="log_in")(log_in)
     for kind in kinds:
-        where = {"group": kind.group, "version": kind.version, "plural": kind.plural}
-        kopf.index(**where, registry=registry, id=f"keep-{kind.plural}")(handlers.keep)
-        kopf.on.event(**where, registry=registry, id=f"tell-{kind.plural}")(handlers.tell)
+        group, version, plural = kind.group, kind.version, kind.plural
+        kopf.index(group, version, plural, registry=registry, id=f"keep-{plural}")(handlers.keep)
+        kopf.on.event(group, version, plural, registry=registry, id=f"tell-{plural}")(handlers.tell)
     return registry
 
 

@@ -203,11 +203,10 @@ class HttpKube:
 
 def _read_answer(call: Call, status: int, raw: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
     try:
-        body = json.loads(raw)
+        parsed = json.loads(raw)
     except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        body = None
+        parsed = None
+    body: dict[str, Any] | None = parsed if isinstance(parsed, dict) else None
     if status >= 300 or body is None:
         raise error_of(call.what, status, body, raw, headers.get("Retry-After", ""))
     return body

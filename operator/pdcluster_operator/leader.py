@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pdcluster_operator.clock import Clock, micro_time, steady_s
 from pdcluster_operator.core.leasing import Candidate, LeaseTimes, Record
-from pdcluster_operator.errors import KubeError
+from pdcluster_operator.errors import Exists, KubeError
 from pdcluster_operator.kinds import LEASE, Object, Ref
 from pdcluster_operator.kube import Kube
 
@@ -108,8 +108,12 @@ class Leader:
         began, renewed = self._clock(), micro_time()
         record = self._candidate.claim(renewed)
         manifest = self._manifest(record)
-        stored = await (self._kube.create(manifest) if self._lease is None else self._kube.replace(manifest))
-        self._lease = stored
+        try:
+            self._lease = await (self._kube.create(manifest) if self._lease is None else self._kube.replace(manifest))
+        except Exists:
+            # Somebody was first. Seen now: should it be deleted, we know that there is a leader to wait for.
+            await self._read()
+            return
         self._candidate = self._candidate.written(record, began=began, now=self._clock())
         if self._candidate.leads(self._clock()):
             self._won.set()

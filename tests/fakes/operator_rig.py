@@ -99,7 +99,7 @@ def pool(router: FakeRouter, changes: Mapping[str, object] | None = None) -> Obj
 def settle(store: ApiStore) -> None:
     """What Kubernetes does: every workload has the pods that it asks for, all ready; what was removed is gone."""
     deployments = store.all_of("deployments")
-    wanted = {}
+    wanted: dict[str, Object] = {}
     for one in deployments:
         replicas = one["spec"]["replicas"]
         store.merge(_at(one), {"status": {"replicas": replicas, "readyReplicas": replicas}})

@@ -80,9 +80,9 @@ class Queue(RuleBasedStateMachine):
             self.queue.finish(key, self.now)
         for _ in range(100):
             self.now += PACE.most_s
-            while (key := self.queue.start_next(self.now)) is not None:
-                self.unseen.pop(key, None)
-                self.queue.finish(key, self.now)
+            while (due := self.queue.start_next(self.now)) is not None:
+                self.unseen.pop(due, None)
+                self.queue.finish(due, self.now)
         assert not self.unseen
         assert len(self.queue) == 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from pdcluster_operator.core.conditions import Status
 from pdcluster_operator.core.manifests.pool import ROUTER
@@ -130,13 +130,7 @@ def _role_of(child: ChildView) -> Role | None:
 
 
 def _problem_of(picture: Picture) -> str:
-    """The first in the order of names: always the same one while nothing changes."""
-    told = [(one.ref.name, one.problem) for one in (*_sorted(picture.children), *_sorted(picture.pods)) if one.problem]
-    return told[0][1] if told else ""
-
-
-_Named = TypeVar("_Named", ChildView, PodView)
-
-
-def _sorted(views: Iterable[_Named]) -> list[_Named]:
-    return sorted(views, key=lambda view: view.ref.name)
+    """The first in the order of names, children before pods: always the same one while nothing changes."""
+    children = sorted((one.ref.name, one.problem) for one in picture.children if one.problem)
+    pods = sorted((one.ref.name, one.problem) for one in picture.pods if one.problem)
+    return next((problem for _, problem in (*children, *pods)), "")

@@ -56,14 +56,14 @@ class Operator:
         self._settings = settings
         self._strangers = strangers
         self._take_signals = take_signals
-        self._caches = Caches()
+        self.caches = Caches()
         self._metrics = Metrics()
         self._queue: WorkQueue[Key] | None = None
         """Of the term that runs; None: another replica leads."""
         self._has_groups = False
         self._is_known = False
-        self._auditor: Auditor | None = None
-        self._handlers = Handlers(self._caches, self._has_news)
+        self.auditor: Auditor | None = None
+        self._handlers = Handlers(self.caches, self._has_news)
         times = settings.lease_times
         self.leader = Leader(
             self._client(session, times.renew_s / _LEASE_CALLS, fence=None),
@@ -85,7 +85,7 @@ class Operator:
         """
         settings = self._settings
         probes = serve_probes(
-            settings.host, settings.port, health=self._health, readiness=self._readiness, metrics=self._metrics.page
+            settings.host, settings.port, health=self.health, readiness=self.readiness, metrics=self._metrics.page
         )
         async with probes as port:
             logger.info("serving probes and metrics port=%d identity=%s", port, settings.identity)
@@ -108,16 +108,16 @@ class Operator:
     async def _watch_and_work(self, stopped: asyncio.Event) -> None:
         kinds = self._kinds()
         settings = self._settings
-        self._auditor = Auditor(
+        self.auditor = Auditor(
             self._reader,
-            self._caches,
+            self.caches,
             kinds,
             settings.watched_namespaces,
             interval_s=settings.resync_s,
             on_news=self._has_news,
         )
         async with self._watches(kinds) as watching:
-            working = asyncio.create_task(self._work(self._auditor), name="operator: work")
+            working = asyncio.create_task(self._work(self.auditor), name="operator: work")
             stopping = asyncio.create_task(stopped.wait(), name="operator: stop")
             try:
                 done, _ = await asyncio.wait({watching, working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -160,7 +160,7 @@ class Operator:
         verifier = Verifier(self._strangers, secrets, timeout_s=settings.verify_timeout_s, on_result=self._has_news)
         reconciler = Reconciler(
             self._writer,
-            self._caches,
+            self.caches,
             verifier,
             secrets,
             router_image=settings.router_image,
@@ -176,7 +176,7 @@ class Operator:
         )
         self._queue = queue
         if self._handlers.is_warm:  # Else kopf tells of each object as soon as it has listed them all.
-            queue.add_all(self._caches.keys())
+            queue.add_all(self.caches.keys())
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(queue.run(), name="term: queue")
@@ -204,21 +204,21 @@ class Operator:
         if self._queue is not None:
             self._queue.add(key)
 
-    def _health(self) -> list[str]:
+    def health(self) -> list[str]:
         """What only a restart can mend. That the API server does not answer is nothing of that kind."""
         found = []
         overdue_s = self._queue.overdue_s() if self._queue else 0.0
         if overdue_s > self._settings.stuck_s:
             found.append(f"a PDCluster has been due for {overdue_s:.0f} s, the limit is {self._settings.stuck_s:g} s")
-        if self._auditor and self._auditor.blind_to:
-            found.append(f"{len(self._auditor.blind_to)} objects are there that no watch has told of")
+        if self.auditor and self.auditor.blind_to:
+            found.append(f"{len(self.auditor.blind_to)} objects are there that no watch has told of")
         return found
 
-    def _readiness(self) -> list[str]:
+    def readiness(self) -> list[str]:
         """A standby is ready too: it could lead at once."""
         if not self._is_known:
             return [f"the CRDs of {PDCLUSTER.group} were not found yet"]
-        if self._auditor is None or not self._auditor.is_complete:
+        if self.auditor is None or not self.auditor.is_complete:
             return ["the caches have not yet shown everything that there is"]
         return []
 

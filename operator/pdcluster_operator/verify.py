@@ -83,6 +83,11 @@ class Verifier:
             self._tasks = tasks
             await asyncio.Event().wait()
 
+    @property
+    def num_running(self) -> int:
+        """Requests under way, or waiting for room."""
+        return sum(trial.due_at is None for trial in self._trials.values())
+
     def results(self, key: Key) -> Mapping[str, VerificationResult]:
         """By target, as the planner wants it."""
         trial = self._trials.get(key)

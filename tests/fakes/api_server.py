@@ -37,6 +37,11 @@ class Asked:
         return self.method != "GET"
 
 
+def is_parting(asked: Asked) -> bool:
+    """Whether somebody gives the Lease back."""
+    return "/leases" in asked.path and asked.is_write and asked.body["spec"]["holderIdentity"] == ""
+
+
 @dataclass
 class Fault:
     """What goes wrong with the next ``times`` requests that match. ``status`` 0: no answer ever."""
@@ -52,6 +57,7 @@ class Watch:
     plural: str
     namespace: str | None
     selector: str
+    request: web.Request
     response: web.StreamResponse
     changes: asyncio.Queue[Change | None] = field(default_factory=asyncio.Queue)
 
@@ -101,10 +107,8 @@ class ApiServer:
 
     def cut_watches(self) -> None:
         for watch in self._watches:
-            watch.response.force_close()
-            transport = watch.response._req.transport if watch.response._req else None
-            if transport is not None:
-                transport.abort()
+            if watch.request.transport is not None:
+                watch.request.transport.abort()
 
     def forget_history(self) -> None:
         """Versions before now are too old for a watch."""
@@ -203,7 +207,7 @@ class ApiServer:
         if sent < self._oldest:
             await _say(response, "ERROR", ApiError(410, "Expired", "too old resource version").status)
             return response
-        watch = Watch(kind.plural, namespace, request.query.get("labelSelector", ""), response)
+        watch = Watch(kind.plural, namespace, request.query.get("labelSelector", ""), request, response)
         self._watches.add(watch)
         try:
             while True:

@@ -18,7 +18,7 @@ import aiohttp
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from fakes.api_server import ApiServer
+from fakes.api_server import ApiServer, Fault, is_parting
 from fakes.api_store import ApiStore, Object
 from operator_cases.objects import pdcluster
 from pdcluster_operator.access import KubeAccess, open_session
@@ -68,7 +68,7 @@ class FakeRouter:
     passes: list[str] = field(default_factory=list)
     port: int = 0
 
-    async def _verify(self, request: web.Request) -> web.Response:
+    async def verify(self, request: web.Request) -> web.Response:
         self.orders.append(json.loads(await request.read()))
         self.passes.append(request.headers["Authorization"])
         status, message = self.answers.pop(0) if self.answers else (200, "")
@@ -80,7 +80,7 @@ class FakeRouter:
 async def running_router(*answers: tuple[int, str]) -> AsyncIterator[FakeRouter]:
     router = FakeRouter(list(answers))
     app = web.Application()
-    app.router.add_post(VERIFY_PATH, router._verify)
+    app.router.add_post(VERIFY_PATH, router.verify)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -132,6 +132,7 @@ class Rig:
     ) -> None:
         self.api = api
         self.router = router
+        self.sessions = sessions
         self.caches = Caches()
         self.kube = HttpKube(sessions[0], api.url, timeout_s=5.0, fence=fence)
         self.told: list[Key] = []
@@ -182,7 +183,7 @@ class Rig:
 
     async def verified(self) -> None:
         """No verification is under way."""
-        while any(trial.due_at is None for trial in self.verifier._trials.values()):
+        while self.verifier.num_running:
             await asyncio.sleep(0)
 
     def condition(self, kind: str) -> dict[str, Any]:
@@ -223,6 +224,7 @@ async def running_rig(*answers: tuple[int, str], fence: Fence | None = None) -> 
 class Replica:
     """A whole operator."""
 
+    api: ApiServer
     operator: Operator
     task: asyncio.Task[None]
     stopped: asyncio.Event
@@ -233,8 +235,8 @@ class Replica:
         await self.task
 
     async def kill(self) -> None:
-        """As by SIGKILL, as far as a task can: it says goodbye to nobody."""
-        self.operator.leader._lease = None
+        """As by SIGKILL, as far as a task can: its goodbye is not heard."""
+        self.api.faults.append(Fault(is_parting, 403))
         self.task.cancel()
         await asyncio.wait({self.task})
 
@@ -247,7 +249,7 @@ async def running_operator(api: ApiServer, identity: str = "a", **values: Any) -
     stopped = asyncio.Event()
     async with open_session(settings.access) as session, strangers_session() as strangers:
         operator = Operator(settings, session, strangers, lambda: None)
-        replica = Replica(operator, asyncio.create_task(operator.run(stopped)), stopped)
+        replica = Replica(api, operator, asyncio.create_task(operator.run(stopped)), stopped)
         try:
             yield replica
         finally:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import aiohttp
 import pytest
 
-from fakes.api_server import ApiServer, Fault
+from fakes.api_server import ApiServer, Fault, is_parting
 from fakes.router import until
 from pdcluster_operator.access import KubeAccess, open_session
 from pdcluster_operator.core.leasing import LeaseTimes
@@ -37,6 +37,7 @@ class Candidate:
 
     def __init__(self, api: ApiServer, session: aiohttp.ClientSession, name: str, acting: Acting) -> None:
         self.name = name
+        self._api = api
         self._acting = acting
         kube = HttpKube(session, api.url, timeout_s=0.3, fence=None)
         self.leader = Leader(kube, namespace="system", name="op", identity=name, times=TIMES, lead=self._act)
@@ -58,7 +59,7 @@ class Candidate:
 
     async def die(self) -> None:
         """Without a word."""
-        self.leader._lease = None
+        self._api.faults.append(Fault(is_parting, 403))
         await self.stop()
 
 
@@ -122,7 +123,7 @@ async def test_a_leader_that_cannot_renew_stops_before_another_may_begin() -> No
 
         def is_the_firsts(asked: object) -> bool:
             body = getattr(asked, "body", None) or {}
-            return body.get("spec", {}).get("holderIdentity") == first
+            return bool(body.get("spec", {}).get("holderIdentity") == first)
 
         api.faults.append(Fault(is_the_firsts, 500, times=999))
         await until(lambda: acting.now == [])

@@ -62,7 +62,7 @@ def is_ready(api: ApiServer) -> bool:
 
 
 async def all_read(replica: Replica) -> None:
-    await until(lambda: not replica.operator._readiness())
+    await until(lambda: not replica.operator.readiness())
 
 
 async def test_an_operator_brings_a_pdcluster_up_and_then_keeps_quiet() -> None:
@@ -83,7 +83,7 @@ async def test_objects_of_before_the_start_are_seen_and_a_deletion_is_too() -> N
             await until(lambda: is_ready(api))
             api.store.delete(AT)
             api.tell()
-            await until(lambda: not replica.operator._caches.keys())
+            await until(lambda: not replica.operator.caches.keys())
 
 
 async def test_a_deletion_that_a_watch_missed_is_found_out() -> None:
@@ -93,7 +93,7 @@ async def test_a_deletion_that_a_watch_missed_is_found_out() -> None:
         async with running_operator(api) as replica:
             await until(lambda: is_ready(api))
             await all_read(replica)
-            caches, auditor = replica.operator._caches, replica.operator._auditor
+            caches, auditor = replica.operator.caches, replica.operator.auditor
             assert auditor is not None
             await api.stop()
             api.store.delete(AT)
@@ -180,5 +180,5 @@ async def test_without_crds_it_waits_for_them_and_is_not_ready() -> None:
         async with running_operator(api) as replica:
             await until(lambda: bool(api.asked))
             await asyncio.sleep(0.1)
-            assert "were not found" in replica.operator._readiness()[0]
+            assert "were not found" in replica.operator.readiness()[0]
             await replica.stop()

@@ -118,10 +118,11 @@ async def test_a_plan_wakes_its_key() -> None:
 
 
 async def test_when_a_term_ends_every_run_has_ended() -> None:
-    is_cleaned_up = False
+    is_cleaned_up, has_begun = False, asyncio.Event()
 
     async def work(key: str) -> None:
         nonlocal is_cleaned_up
+        has_begun.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -129,6 +130,5 @@ async def test_when_a_term_ends_every_run_has_ended() -> None:
 
     async with running(work) as (queue, _):
         queue.add("a")
-        await until(lambda: queue._keys.num_running == 1)
-        await asyncio.sleep(0.01)
+        await has_begun.wait()
     assert is_cleaned_up

@@ -54,7 +54,7 @@ async def test_another_operator_finds_nothing_to_change() -> None:
     async with running_rig() as rig:
         await made(rig)
         before = rig.store.num_writes
-        other = Rig(rig.api, rig.router, (rig.kube._session, rig.verifier._session), None)
+        other = Rig(rig.api, rig.router, rig.sessions, None)
         other.sync()
         await other.reconciler.reconcile(KEY)
         assert rig.store.num_writes == before

@@ -43,14 +43,14 @@ def _run(words: list[str]) -> int:
 
 def _build_parser() -> argparse.ArgumentParser:
     from pdcluster_cli import doctor, drain, ready
-    from pdcluster_cli.local import command, options
+    from pdcluster_cli.local import options
 
     parser = argparse.ArgumentParser(prog="pdcluster", description="Prefill and decode on different vLLM engines.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     local_help = "start prefill engines, decode engines and the router on this machine"
     local = commands.add_parser("local", help=local_help, description=local_help)
     options.add_arguments(local)
-    local.set_defaults(run=command.run)
+    local.set_defaults(run=_run_local)
     parts = (("router", ROUTER_HELP), ("operator", OPERATOR_HELP), ("drain", drain.HELP), ("ready", ready.HELP))
     for name, text in parts:
         commands.add_parser(name, help=text, add_help=False)
@@ -59,6 +59,12 @@ def _build_parser() -> argparse.ArgumentParser:
     doctor.add_arguments(doctor_parser)
     doctor_parser.set_defaults(run=doctor.run)
     return parser
+
+
+def _run_local(arguments: argparse.Namespace) -> int:
+    from pdcluster_cli.local import command
+
+    return command.run(arguments)
 
 
 if __name__ == "__main__":

@@ -64,3 +64,12 @@ def test_the_doctor_names_what_needs_the_user(capsys: pytest.CaptureFixture[str]
     problems = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem ")]
     assert len(problems) == 1
     assert f"port {port}" in problems[0]
+
+
+def test_routers_and_operators_start_without_what_only_engines_have() -> None:
+    """Their image has neither numpy nor torch."""
+    program = "import sys, pdcluster_cli.__main__; print(*sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    loaded = set(shown.stdout.split())
+    assert "pdcluster_cli.__main__" in loaded
+    assert loaded.isdisjoint({"numpy", "torch", "vllm", "zmq", "safetensors"})

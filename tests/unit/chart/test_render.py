@@ -95,7 +95,7 @@ def test_the_operator_is_told_all_that_it_needs() -> None:
         "--lease-name=pdcluster-operator",
         f"--lease-namespace={NAMESPACE}",
         "--router-image=pdcluster/pdcluster:0.1.0",
-        "--probe-port=8080",
+        "--port=8080",
     ]
     assert container["image"] == "pdcluster/pdcluster:0.1.0"
     assert of_kind("default", "Deployment")[0]["spec"]["replicas"] == 2
@@ -115,7 +115,7 @@ def test_namespaces_images_and_flags_reach_the_operator() -> None:
 def test_probes_and_services_meet_the_port_that_is_open(case: str) -> None:
     _, container = operator(case)
     assert container["ports"] == [{"name": "http", "containerPort": 8080}]
-    assert "--probe-port=8080" in container["args"]
+    assert "--port=8080" in container["args"]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert container[probe]["httpGet"]["port"] == "http"
     (service,) = of_kind(case, "Service")

@@ -46,9 +46,9 @@ def test_every_right_has_its_reason_and_is_there_once() -> None:
         assert {rule.get("askedBy", "server") for rule in rules} == {"server"}
 
 
-def test_the_operator_reads_no_secret_and_removes_no_pod() -> None:
+def test_the_operator_lists_no_secrets_and_removes_no_pod() -> None:
     verbs = {r: set(rule["verbs"]) for rule in rights()["watched"] for r in rule["resources"]}
-    assert verbs["secrets"] == {"create"}
+    assert verbs["secrets"] == {"get", "create"}
     assert verbs["pods"] == {"list", "watch"}
     assert {"configmaps", "pods/exec", "nodes", "namespaces", "clusterroles"}.isdisjoint(verbs)
 

@@ -1,7 +1,7 @@
-"""The Grafana dashboard: what routers and engines count, one row for each question. Pure.
+"""The Grafana dashboard: what routers, engines and the operator count, one panel for each question. Pure.
 
 Each panel is one line of data here, so that a metric that is renamed is mended in one place; a test holds that every
-name is a metric that a router or an engine really has.
+name is a metric that one of them really has.
 """
 
 from __future__ import annotations
@@ -131,6 +131,46 @@ PANELS: Final = (
         (
             Line("sum(rate(pdcluster_router_local_prefill_total{POOL}[$__rate_interval]))", "prefilled by decode"),
             Line("sum(rate(pdcluster_router_decode_resent_total{POOL}[$__rate_interval]))", "sent again"),
+        ),
+    ),
+    Panel(
+        "The operator's looks at PDClusters",
+        "By how they ended. Conflicts are normal; what fails again and again is in its log.",
+        "ops",
+        (Line("sum by (outcome) (rate(pdcluster_operator_reconcile_seconds_count[$__rate_interval]))", "{{outcome}}"),),
+    ),
+    Panel(
+        "Time of a look",
+        "Most of it is waiting for the API server.",
+        "s",
+        tuple(
+            Line(
+                f"histogram_quantile({quantile}, sum by (le) "
+                "(rate(pdcluster_operator_reconcile_seconds_bucket[$__rate_interval])))",
+                f"p{round(quantile * 100)}",
+            )
+            for quantile in (0.5, 0.99)
+        ),
+    ),
+    Panel(
+        "The operator's calls to the API server",
+        "By verb and status; in a steady state there are few, and none that writes.",
+        "ops",
+        (
+            Line(
+                "sum by (verb, status) (rate(pdcluster_operator_api_calls_total[$__rate_interval]))",
+                "{{verb}} {{status}}",
+            ),
+        ),
+    ),
+    Panel(
+        "The operator's queue",
+        "PDClusters that wait, and for how long the oldest has been due. One replica leads: more, or none, is wrong.",
+        "short",
+        (
+            Line("sum(pdcluster_operator_queue_keys)", "waiting"),
+            Line("max(pdcluster_operator_queue_overdue_seconds)", "overdue, seconds"),
+            Line("sum(pdcluster_operator_leading)", "leading"),
         ),
     ),
 )

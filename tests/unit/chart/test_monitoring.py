@@ -15,6 +15,10 @@ from tools.chart.dashboard import PANELS, expressions
 
 from chart_cases.rendering import CHART, ROOT, named, of_kind
 from pdcluster_connector.failures import Kind as TransferKind
+from pdcluster_operator.http_kube import Call
+from pdcluster_operator.kinds import PDCLUSTER
+from pdcluster_operator.metrics import Metrics as OperatorMetrics
+from pdcluster_operator.work_queue import Outcome as LookOutcome
 from pdcluster_protocol import labels
 from pdcluster_router.failures import Kind as RouterKind
 from pdcluster_router.metrics import EngineSample, Metrics, Outcome, Span
@@ -28,6 +32,7 @@ LABELS: dict[tuple[str, str], type[Enum]] = {
     ("pdcluster:failures_total", "kind"): TransferKind,
     ("pdcluster_router_requests_total", "outcome"): Outcome,
     ("pdcluster_router_phase_seconds_bucket", "phase"): Span,
+    ("pdcluster_operator_reconcile_seconds_count", "outcome"): LookOutcome,
 }
 """Labels whose values are decided in the code."""
 KUBERNETES_LABELS = {"namespace", "pod", "pdcluster_dev_cluster"}
@@ -42,8 +47,27 @@ def router_series() -> dict[str, set[str]]:
     metrics = Metrics()
     metrics.watch_discovery(Discovery())
     metrics.watch_engines(lambda: [EngineSample("prefill", "http://p:8000", "r1", "serving", True)])
-    families = text_string_to_metric_families(metrics.render().decode())
+    return series_in(metrics.render())
+
+
+def operator_series() -> dict[str, set[str]]:
+    """As ``router_series``."""
+    metrics = OperatorMetrics()
+    metrics.count_call(Call("get", PDCLUSTER, "GET", "/"), 200)
+    metrics.count_run(LookOutcome.DONE, 0.1)
+    source = (ROOT / "operator" / "pdcluster_operator" / "serving.py").read_text()
+    for name in re.findall(r'watch\(\s*"(\w+)"', source):
+        metrics.watch(name, name, float)
+    return series_in(metrics.page())
+
+
+def series_in(page: bytes) -> dict[str, set[str]]:
+    families = text_string_to_metric_families(page.decode())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
+
+
+def all_series() -> dict[str, set[str]]:
+    return router_series() | engine_series() | operator_series()
 
 
 def engine_series() -> dict[str, set[str]]:
@@ -53,14 +77,19 @@ def engine_series() -> dict[str, set[str]]:
     return {f"{name}_total": {"kind"} if name.endswith("failures") else set() for name in names}
 
 
+def test_every_part_counts_something() -> None:
+    assert min(len(router_series()), len(engine_series()), len(operator_series())) >= 4
+    assert "pdcluster_operator_queue_overdue_seconds" in operator_series()
+
+
 def metrics_in(expression: str) -> list[str]:
-    return re.findall(r"\bpdcluster(?:_router_|:)\w+", expression)
+    return re.findall(r"\bpdcluster(?:_router_|_operator_|:)\w+", expression)
 
 
 def selections_in(expression: str) -> list[tuple[str, str, str]]:
     """Metric, label and value of each ``label="value"``; of ``=~`` one for each alternative."""
     found = []
-    for metric, selector in re.findall(r"(pdcluster(?:_router_|:)\w+)\{([^}]*)\}", expression):
+    for metric, selector in re.findall(r"(pdcluster(?:_router_|_operator_|:)\w+)\{([^}]*)\}", expression):
         for label, values in re.findall(r'(\w+)=~?"([^"]*)"', selector):
             found += [(metric, label, value) for value in values.split("|")]
     return found
@@ -68,7 +97,7 @@ def selections_in(expression: str) -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_an_expression_asks_for_what_is_counted(expression: str) -> None:
-    known = router_series() | engine_series()
+    known = all_series()
     assert metrics_in(expression)
     assert set(metrics_in(expression)) <= set(known)
     for metric, label, value in selections_in(expression):
@@ -88,7 +117,7 @@ def test_the_check_of_expressions_is_not_blind() -> None:
 
 def test_all_that_is_counted_is_on_the_dashboard() -> None:
     shown = {metric for expression in expressions() for metric in metrics_in(expression)}
-    counted = {name for name in router_series() | engine_series() if not name.endswith(("_created", "_sum", "_count"))}
+    counted = {name for name in all_series() if not name.endswith(("_created", "_sum", "_count"))}
     # What the API server said is in the log; of an engine's probe the alert tells, for a graph of ones tells nothing.
     assert counted - shown == {"pdcluster_router_discovery_failures_total", "pdcluster_router_engine_up"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import helm_python as helm
@@ -13,6 +14,7 @@ from tools.crds import FOLDER as CRDS
 
 from chart_cases.rendering import CASES, CHART, NAMESPACE, RELEASE, chart, named, objects, of_kind, pod_specs
 from chart_cases.rendering import rendered_files as files
+from pdcluster_operator.__main__ import parse_settings
 
 each_case = pytest.mark.parametrize("case", CASES)
 KUBERNETES = "1.35"
@@ -100,6 +102,19 @@ def test_the_operator_is_told_all_that_it_needs() -> None:
     assert container["image"] == "pdcluster/pdcluster:0.1.0"
     assert of_kind("default", "Deployment")[0]["spec"]["replicas"] == 2
     assert spec["automountServiceAccountToken"] is True
+
+
+@each_case
+def test_the_operator_understands_what_it_is_told(case: str) -> None:
+    _, container = operator(case)
+    in_a_pod = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    settings = parse_settings(container["args"], in_a_pod, Path("/var/run/secrets/kubernetes.io/serviceaccount"))
+    assert settings.namespaces == tuple(CASES[case].get("namespaces", ()))
+    assert settings.lease_namespace == NAMESPACE
+    assert settings.lease_name == of_kind(case, "Deployment")[0]["metadata"]["name"]
+    assert settings.port == container["ports"][0]["containerPort"]
+    assert settings.router_image == (CASES[case].get("routerImage") or container["image"])
+    assert settings.kube_api == "https://10.96.0.1:443"
 
 
 def test_namespaces_images_and_flags_reach_the_operator() -> None:

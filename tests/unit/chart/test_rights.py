@@ -7,6 +7,11 @@ from typing import Any
 import pytest
 
 from chart_cases.rendering import CASES, NAMESPACE, named, objects, of_kind, rights
+from operator_cases.objects import pdcluster
+from pdcluster_operator.api.cluster import PDCluster
+from pdcluster_operator.core.manifests.router import router_access
+from pdcluster_operator.core.plan import pool_of
+from pdcluster_operator.kinds import GROUP_SET, KINDS, PDCLUSTER, POD, SECRET, WATCHED_CHILDREN
 
 READERS_ONLY = {"why", "askedBy", "ofLease"}
 
@@ -53,16 +58,27 @@ def test_the_operator_lists_no_secrets_and_removes_no_pod() -> None:
     assert {"configmaps", "pods/exec", "nodes", "namespaces", "clusterroles"}.isdisjoint(verbs)
 
 
+def triples(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
+    """Group, resource and verb of each right."""
+    return {(g, r, v) for rule in rules for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
+
+
 def test_the_operator_holds_what_it_gives_to_routers() -> None:
     """The API server lets nobody give away a right that he lacks."""
-    held = {
-        (g, r, v)
-        for rule in rights()["watched"]
-        for g in rule["apiGroups"]
-        for r in rule["resources"]
-        for v in rule["verbs"]
-    }
-    assert {("discovery.k8s.io", "endpointslices", verb) for verb in ("list", "watch")} <= held
+    pool = pool_of(PDCluster.from_wire(pdcluster({})), "router:1")
+    (role,) = [document for document in router_access(pool) if document["kind"] == "Role"]
+    assert triples(role["rules"])
+    assert triples(role["rules"]) <= triples(rights()["watched"])
+
+
+def test_every_kind_that_the_operator_knows_has_its_rights_and_no_other_has_any() -> None:
+    held = triples(rights()["watched"])
+    for kind in (PDCLUSTER, POD, GROUP_SET, *WATCHED_CHILDREN):
+        assert {(kind.group, kind.plural, verb) for verb in ("list", "watch")} <= held, kind
+    for kind in (GROUP_SET, *WATCHED_CHILDREN, SECRET):
+        assert {(kind.group, kind.plural, verb) for verb in ("get", "create")} <= held, kind
+    known = {(kind.group, kind.plural) for kind in KINDS.values()} | {("discovery.k8s.io", "endpointslices")}
+    assert {(group, resource.partition("/")[0]) for group, resource, _ in held | triples(rights()["own"])} == known
 
 
 def test_cluster_wide_the_rights_are_those_of_the_file() -> None:

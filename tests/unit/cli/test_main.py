@@ -68,8 +68,17 @@ def test_the_doctor_names_what_needs_the_user(capsys: pytest.CaptureFixture[str]
 
 def test_routers_and_operators_start_without_what_only_engines_have() -> None:
     """Their image has neither numpy nor torch."""
-    program = "import sys, pdcluster_cli.__main__; print(*sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    loaded = set(shown.stdout.split())
-    assert "pdcluster_cli.__main__" in loaded
+    program = """
+import contextlib, sys
+from pdcluster_cli.__main__ import main
+for words in (["--help"], ["router", "--help"], ["operator", "--help"]):
+    with contextlib.suppress(SystemExit):
+        main(words)
+print("loaded:", *sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    help_pages, _, names = done.stdout.partition("loaded: ")
+    loaded = set(names.split())
+    assert help_pages.count("usage: pdcluster") == 3
+    assert {"pdcluster_router.__main__", "pdcluster_operator.__main__"} <= loaded
     assert loaded.isdisjoint({"numpy", "torch", "vllm", "zmq", "safetensors"})

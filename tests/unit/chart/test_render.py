@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import helm_python as helm
-import kubernetes_validate  # type: ignore[import-untyped]  # it has no py.typed
+import kubernetes_validate
 import pytest
 import yaml
 from tools.crds import FOLDER as CRDS

@@ -1,6 +1,6 @@
 # Everything runs in .venv, which the first target that needs it makes. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help install run check test model faults bench crds lock clean
+.PHONY: help install run check test model faults bench crds chart lock clean
 BIN := .venv/bin
 PORT ?= 8000
 ARGS ?=
@@ -46,12 +46,20 @@ bench: install  ## what the hook costs, and how fast bytes leave (benchmarks/ttf
 crds: install  ## write crds/ from the models of the operator's API
 	@$(BIN)/python -m tools.crds
 
+chart: install  ## write what is made of charts/pdcluster: values, schema, README, dashboard, copies of crds/
+	@$(BIN)/python -m tools.crds
+	@$(BIN)/python -m tools.chart
+
 lock: install  ## resolve the dependencies anew
 	$(BIN)/uv pip compile requirements/bootstrap.in --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-header -o requirements/bootstrap.lock
 	$(BIN)/uv pip compile pyproject.toml --extra router --extra connector --extra operator --extra cpu --group dev \
 	  --override requirements/overrides.txt --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-header -o requirements/dev.lock
+	$(BIN)/uv pip compile requirements/build.in --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --no-header --constraints requirements/dev.lock -o requirements/build.lock
+	$(BIN)/uv pip compile pyproject.toml --extra router --extra operator --universal --python-version 3.11 \
+	  --generate-hashes --no-annotate --no-header --constraints requirements/dev.lock -o requirements/control.lock
 
 clean:    ## remove the virtual environment and every cache in this folder
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

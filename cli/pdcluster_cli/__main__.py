@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Final
 
+OPERATOR_HELP: Final = "keep the PDClusters of a Kubernetes cluster (see: pdcluster operator --help)"
 ROUTER_HELP: Final = "route requests between engines that run already (see: pdcluster router --help)"
 
 _OWN_WORDS: Final = {
     "router": "pdcluster_router.__main__",
+    "operator": "pdcluster_operator.__main__",
     "drain": "pdcluster_cli.drain",
     "ready": "pdcluster_cli.ready",
 }
@@ -41,21 +43,28 @@ def _run(words: list[str]) -> int:
 
 def _build_parser() -> argparse.ArgumentParser:
     from pdcluster_cli import doctor, drain, ready
-    from pdcluster_cli.local import command, options
+    from pdcluster_cli.local import options
 
     parser = argparse.ArgumentParser(prog="pdcluster", description="Prefill and decode on different vLLM engines.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     local_help = "start prefill engines, decode engines and the router on this machine"
     local = commands.add_parser("local", help=local_help, description=local_help)
     options.add_arguments(local)
-    local.set_defaults(run=command.run)
-    for name, text in (("router", ROUTER_HELP), ("drain", drain.HELP), ("ready", ready.HELP)):
+    local.set_defaults(run=_run_local)
+    parts = (("router", ROUTER_HELP), ("operator", OPERATOR_HELP), ("drain", drain.HELP), ("ready", ready.HELP))
+    for name, text in parts:
         commands.add_parser(name, help=text, add_help=False)
     doctor_help = "check that this machine has what a pool needs"
     doctor_parser = commands.add_parser("doctor", help=doctor_help, description=doctor_help)
     doctor.add_arguments(doctor_parser)
     doctor_parser.set_defaults(run=doctor.run)
     return parser
+
+
+def _run_local(arguments: argparse.Namespace) -> int:
+    from pdcluster_cli.local import command
+
+    return command.run(arguments)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ REVISION: Final = "pdcluster.dev/revision"
 """Hash over what both roles must share: the router pairs engines of one revision only."""
 TEMPLATE: Final = "pdcluster.dev/template"
 """Hash over the pod template of one role."""
+LEADER: Final = "pdcluster.dev/leader"
+"""``true`` on the pod of an instance that answers HTTP: its only one, or the first of a group on several nodes."""
 
 NAME: Final = "app.kubernetes.io/name"
 INSTANCE: Final = "app.kubernetes.io/instance"

@@ -37,6 +37,8 @@ class Condition(ApiModel):
     """metadata.generation that this was found for."""
     last_transition_time: datetime
     """When status changed last."""
+    last_update_time: datetime | None = None
+    """Of Progressing: when there was progress last. The progress deadline is counted from here."""
 
 
 class RoleStatus(ApiModel):
@@ -91,10 +93,10 @@ class PDClusterStatus(ApiModel):
     """Name that clients ask for."""
     url: str | None = Field(default=None, max_length=2048)
     """Where clients find the OpenAI API, within the cluster."""
-    revision: str | None = Field(default=None, max_length=63)
-    """Revision that the spec asks for."""
-    verified_revision: str | None = Field(default=None, max_length=63)
-    """Revision for which a real request was answered with KV that was pushed."""
+    target: str | None = Field(default=None, max_length=63)
+    """What the spec asks for: revision, prefill template and decode template, with dashes between."""
+    verified_target: str | None = Field(default=None, max_length=63)
+    """Target through which a real request was last answered with KV that was pushed."""
 
 
 def summary_of(*, ready: int, wanted: int, tensor: int) -> str:

@@ -64,3 +64,21 @@ def test_the_doctor_names_what_needs_the_user(capsys: pytest.CaptureFixture[str]
     problems = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem ")]
     assert len(problems) == 1
     assert f"port {port}" in problems[0]
+
+
+def test_routers_and_operators_start_without_what_only_engines_have() -> None:
+    """Their image has neither numpy nor torch."""
+    program = """
+import contextlib, sys
+from pdcluster_cli.__main__ import main
+for words in (["--help"], ["router", "--help"], ["operator", "--help"]):
+    with contextlib.suppress(SystemExit):
+        main(words)
+print("loaded:", *sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    help_pages, _, names = done.stdout.partition("loaded: ")
+    loaded = set(names.split())
+    assert help_pages.count("usage: pdcluster") == 3
+    assert {"pdcluster_router.__main__", "pdcluster_operator.__main__"} <= loaded
+    assert loaded.isdisjoint({"numpy", "torch", "vllm", "zmq", "safetensors"})

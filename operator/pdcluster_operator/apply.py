@@ -1,0 +1,149 @@
+"""Carries out a plan: children, moves, prunes, the scalers' statuses. Writes only what differs from what was read.
+
+Whether a child differs is told by digests: of what we want, and of what the API server made of it when we applied it
+last. A plain comparison would not do, for the server fills in defaults and rewrites amounts. The digests are a saving
+and no memory: without them, as after a restart, a child is applied once more, and the server finds nothing to change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pdcluster_operator.caches import Caches
+from pdcluster_operator.core.manifests.workloads import API_VERSIONS
+from pdcluster_operator.core.observed import Child, Move, Plan, Prune, ScalerStatus, Way
+from pdcluster_operator.core.views import ChildView, digest_of, view_of
+from pdcluster_operator.errors import Conflict, Exists, Refused
+from pdcluster_operator.kinds import KINDS, PDCLUSTER, SCALER, SECRET, Object, Ref, ref_of
+from pdcluster_operator.kube import Kube
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """Of one child: digests of what we asked for, and of what there was then."""
+
+    uid: str
+    wanted: str
+    found: str
+
+
+class Applier:
+    """For all PDClusters. One term owns it; one task at a time for each PDCluster."""
+
+    def __init__(self, kube: Kube, caches: Caches) -> None:
+        self._kube = kube
+        self._caches = caches
+        self._applied: dict[tuple[str, str], dict[Ref, _Applied]] = {}
+        """By namespace and name of the PDCluster, so that all of one can be forgotten."""
+
+    async def apply(self, plan: Plan, namespace: str, owner: Object) -> None:
+        """Everything is as the plan says, in its order. Stops at the first thing that cannot be done.
+
+        ``owner``: the PDCluster.
+
+        Raises:
+            Refused: A child cannot be ours, or the API server does not take it.
+            KubeError: Something else (``kube.py``); what was done stays done, the next plan goes on from there.
+        """
+        for child in plan.children:
+            await self._bring_about(child, owner)
+        for move in plan.moves:
+            await self._move(move, namespace)
+        for prune in plan.prunes:
+            await self._prune(prune, namespace)
+        for status in plan.scaler_statuses:
+            await self._tell_scaler(status, namespace)
+
+    def forget(self, namespace: str, name: str) -> None:
+        """This PDCluster is gone."""
+        self._applied.pop((namespace, name), None)
+
+    async def _bring_about(self, child: Child, owner: Object) -> None:
+        ref = ref_of(child.document)
+        seen = self._caches.child(ref)
+        if seen is not None and seen.owner_uid != owner["metadata"]["uid"]:
+            await self._require_ours_there(ref, owner)
+            seen = None
+        applied = self._applied.setdefault((ref.namespace, owner["metadata"]["name"]), {})
+        if child.way is Way.CREATE:
+            stored = await self._create(ref, child.document, owner)
+        elif seen is None or applied.get(ref) != _Applied(seen.uid, digest_of(child.document), seen.digest):
+            stored = await self._apply(ref, child, seen, owner)
+        else:
+            return
+        if stored is not None:
+            applied[ref] = _Applied(stored["metadata"]["uid"], digest_of(child.document), digest_of(stored))
+            self._keep(stored)
+
+    async def _create(self, ref: Ref, document: Object, owner: Object) -> Object | None:
+        try:
+            return await self._kube.create(document)
+        except Exists:
+            # Our picture was old, or somebody else was first.
+            await self._require_ours_there(ref, owner)
+            return None
+
+    async def _apply(self, ref: Ref, child: Child, seen: ChildView | None, owner: Object) -> Object:
+        if seen is None:
+            await self._require_ours_there(ref, owner)
+        return await self._kube.apply(_with_preconditions(child, seen))
+
+    async def _require_ours_there(self, ref: Ref, owner: Object) -> None:
+        """Nothing of this name is there, or it is ours: an apply would make a stranger's object look like ours."""
+        there = await self._kube.get(ref)
+        if there is not None:
+            _require_ours(ref, there["metadata"].get("ownerReferences") or (), owner)
+
+    def _keep(self, stored: Object) -> None:
+        """The next look shall not be at what was before. Secrets are not watched: nobody would ever drop one."""
+        if ref_of(stored).kind != SECRET:
+            self._caches.put(view_of(stored))
+
+    async def _move(self, move: Move, namespace: str) -> None:
+        ref = Ref(KINDS[API_VERSIONS[move.kind], move.kind.value], namespace, move.change.workload)
+        seen = self._caches.child(ref)
+        version = await self._kube.scale(ref, move.change.after, resource_version=move.version.resource_version)
+        if seen is not None:
+            self._caches.put(dataclasses.replace(seen, replicas=move.change.after, resource_version=version))
+
+    async def _prune(self, prune: Prune, namespace: str) -> None:
+        ref = Ref(KINDS[prune.api_version, prune.kind], namespace, prune.name)
+        await self._kube.delete(ref, uid=prune.version.uid)
+        self._caches.drop(ref, prune.version.uid)
+
+    async def _tell_scaler(self, status: ScalerStatus, namespace: str) -> None:
+        ref = Ref(SCALER, namespace, status.name)
+        seen = self._caches.child(ref)
+        wanted: dict[str, Any] = {"replicas": status.replicas, "selector": status.selector}
+        if seen is not None and dict(seen.status) != wanted:
+            await self._kube.apply_status(ref, seen.uid, wanted)
+
+
+def _with_preconditions(child: Child, seen: ChildView | None) -> Object:
+    """The document, good only for the object that was seen; where a number moves, only for that state of it."""
+    if seen is None:
+        return child.document
+    version = {"resourceVersion": child.version.resource_version} if child.version else {}
+    return {**child.document, "metadata": {**child.document["metadata"], "uid": seen.uid, **version}}
+
+
+def _require_ours(ref: Ref, owners: Iterable[Object], owner: Object) -> None:
+    """
+    Raises:
+        Conflict: It belongs to an earlier PDCluster of this name, and goes with it.
+        Refused: It is a stranger's.
+    """
+    controller = next((one for one in owners if one.get("controller")), None)
+    if controller is None:
+        raise Refused(f"{ref} is there and is nobody's: delete it, or give the PDCluster another name")
+    if controller["uid"] == owner["metadata"]["uid"]:
+        return
+    told = f"{controller['kind']} {controller['name']}"
+    if (controller["kind"], controller["name"]) == (PDCLUSTER.name, owner["metadata"]["name"]):
+        raise Conflict(
+            f"{ref} belongs to an earlier {told} (uid {controller['uid']}): it is waited for until it is gone"
+        )
+    raise Refused(f"{ref} belongs to {told}: delete it, or give the PDCluster another name")

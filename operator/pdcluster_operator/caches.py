@@ -1,0 +1,115 @@
+"""What the watches have shown so far, by PDCluster. Fed by ``handlers`` and by the answers to our own writes.
+
+kopf 1.45 forgets nobody by itself: what was deleted while a watch had a gap (410 Gone, then a new list) stays in its
+indexes for ever. So the storage is ours: ``audit`` drops what a list does not show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from pdcluster_operator.core.observing import Picture
+from pdcluster_operator.core.views import ChildView, ClusterView, PodView, View
+from pdcluster_operator.kinds import PDCLUSTER, Kind, Ref
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """One PDCluster, whether it is there or not."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """What belongs to one PDCluster."""
+
+    cluster: ClusterView | None = None
+    children: dict[Ref, ChildView] = field(default_factory=dict)
+    pods: dict[Ref, PodView] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.cluster is None and not self.children and not self.pods
+
+
+class Caches:
+    """All views. Event loop only."""
+
+    def __init__(self) -> None:
+        self._shelves: dict[Key, _Shelf] = {}
+        self._views: Final[dict[Ref, View]] = {}
+
+    def put(self, view: View) -> Key | None:
+        """Keep it, unless a newer one is there. Returns whose it is if it is news for a plan."""
+        before = self._views.get(view.ref)
+        if before is not None and view.is_older_than(before):
+            return None
+        if before is not None and key_of(before) != key_of(view):
+            self._take_out(before)
+        self._views[view.ref] = view
+        _place(self._shelves.setdefault(key_of(view), _Shelf()), view)
+        return None if before is not None and view.says_the_same(before) else key_of(view)
+
+    def drop(self, ref: Ref, uid: str) -> Key | None:
+        """It is gone. Returns whose it was; None when another one has its name by now, or it was not known."""
+        before = self._views.get(ref)
+        if before is None or before.uid != uid:
+            return None
+        self._take_out(before)
+        return key_of(before)
+
+    def cluster(self, key: Key) -> ClusterView | None:
+        shelf = self._shelves.get(key)
+        return shelf.cluster if shelf else None
+
+    def picture(self, key: Key, owner_uid: str) -> Picture:
+        """Children of this owner, and the engines' pods."""
+        shelf = self._shelves.get(key) or _Shelf()
+        ours = tuple(child for child in shelf.children.values() if child.owner_uid == owner_uid)
+        return Picture(ours, tuple(shelf.pods.values()))
+
+    def child(self, ref: Ref) -> ChildView | None:
+        """Whoever owns it."""
+        view = self._views.get(ref)
+        return view if isinstance(view, ChildView) else None
+
+    def keys(self) -> list[Key]:
+        """Of all PDClusters that there are."""
+        return [key for key, shelf in self._shelves.items() if shelf.cluster is not None]
+
+    def of_kind(self, kind: Kind) -> Iterator[View]:
+        return (view for view in list(self._views.values()) if view.ref.kind == kind)
+
+    def _take_out(self, view: View) -> None:
+        del self._views[view.ref]
+        key = key_of(view)
+        shelf = self._shelves[key]
+        if isinstance(view, ClusterView):
+            shelf.cluster = None
+        else:
+            shelf.children.pop(view.ref, None)
+            shelf.pods.pop(view.ref, None)
+        if shelf.is_empty:
+            del self._shelves[key]
+
+
+def key_of(view: View) -> Key:
+    """Whose it is. The label is the name: a PDCluster's is never longer than a label may be."""
+    return Key(view.ref.namespace, view.ref.name if view.ref.kind == PDCLUSTER else view.cluster)
+
+
+def _place(shelf: _Shelf, view: View) -> None:
+    match view:
+        case ClusterView():
+            shelf.cluster = view
+        case ChildView():
+            shelf.children[view.ref] = view
+        case PodView():
+            shelf.pods[view.ref] = view

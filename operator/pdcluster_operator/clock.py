@@ -1,0 +1,29 @@
+"""The operator's clocks. Everything else takes them as arguments."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+_BOOT_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Linux; a developer's other system has to do without."""
+
+Clock = Callable[[], float]
+"""Seconds from some moment on; never goes back."""
+
+
+def steady_s() -> float:
+    """Counts while the machine sleeps too: whoever wakes up must not believe that it still leads."""
+    return time.clock_gettime(_BOOT_CLOCK)
+
+
+def unix_s() -> int:
+    """Whole seconds since 1970, as conditions have them."""
+    return int(time.time())
+
+
+def micro_time(at: datetime | None = None) -> str:
+    """A moment, by default now, as Kubernetes writes a MicroTime."""
+    return (at or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

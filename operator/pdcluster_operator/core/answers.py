@@ -1,0 +1,60 @@
+"""Which error a status code of the API server is, and how long to wait before the same call is sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pdcluster_operator.errors import (
+    ApiUnavailable,
+    Conflict,
+    Exists,
+    Forbidden,
+    KubeError,
+    NotFound,
+    OwnConflict,
+    Refused,
+    Taken,
+)
+from pdcluster_protocol.labels import MANAGER
+
+_MAX_QUOTED: Final = 1000
+_FIRST_PAUSE_S: Final = 0.2
+_MAX_PAUSE_S: Final = 5.0
+_TRY_AGAIN: Final = frozenset({408, 410, 425, 429})
+"""410: the page of a list is too old; the list begins anew."""
+
+
+def error_of(what: str, status: int, body: Mapping[str, Any] | None, raw: bytes, retry_after: str) -> KubeError:
+    """``body``: a Status if the API server itself answered. ``retry_after``: the header, or empty."""
+    said = body.get("message", "") if body else raw[:_MAX_QUOTED].decode("utf-8", "replace")
+    message = f"{what}: {status} {str(said)[:_MAX_QUOTED]}".rstrip()
+    if status < 300 or status >= 500 or status in _TRY_AGAIN:
+        return ApiUnavailable(message, _seconds(retry_after))
+    if status == 409:
+        return _conflict(message, body or {})
+    if status == 404:
+        return NotFound(message)
+    return Forbidden(message) if status in (401, 403) else Refused(message)
+
+
+def pause_s(num_tries: int, chance: float, asked_s: float) -> float:
+    """Seconds before the next try: 0.1 to 0.2, 0.2 to 0.4 and so on, and what was asked for. ``chance``: in [0, 1)."""
+    ceiling = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (num_tries - 1))
+    return max(asked_s, ceiling * (0.5 + chance / 2))
+
+
+def _conflict(message: str, body: Mapping[str, Any]) -> KubeError:
+    if body.get("reason") == "AlreadyExists":
+        return Exists(message)
+    causes = (body.get("details") or {}).get("causes") or ()
+    fields = [cause for cause in causes if cause.get("reason") == "FieldManagerConflict"]
+    others = [cause for cause in fields if not str(cause.get("message", "")).startswith(f'conflict with "{MANAGER}"')]
+    if not others:
+        return OwnConflict(message) if fields else Conflict(message)
+    told = ", ".join(f"{cause.get('field')} ({cause.get('message')})" for cause in others)
+    return Taken(f"{message}: {told}" if told not in message else message)
+
+
+def _seconds(retry_after: str) -> float:
+    return float(retry_after) if retry_after.isdecimal() else 0.0

@@ -1,0 +1,98 @@
+"""Who may act: the rules of one Lease among several candidates. Decides; reads no clock and writes nothing.
+
+    standby --the holder gave it up, or its record stood still for its whole duration on our clock--> write our name
+    leader  --every retry period--------------------------------------------------------------------> renew
+    leader  --no renewal for renew_s, counted from before the last good one was sent---------------> standby
+
+Borrowed from client-go 0.35 ``leaderelection``: clocks of two machines are never compared. A standby counts from when
+it first saw a record; a leader counts from before it sent one, so from before anybody could see it. So there are never
+two leaders while no clock runs faster than another by more than duration_s / renew_s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+NEVER: Final = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """Seconds. ``duration_s``: how long others believe a leader that says nothing; ``renew_s``: how long it believes
+    itself; ``retry_s``: between two looks.
+
+    Raises:
+        ValueError: They leave no time to renew, or would let two lead.
+    """
+
+    duration_s: float = 15.0
+    renew_s: float = 10.0
+    retry_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.retry_s * 2 <= self.renew_s < self.duration_s:
+            raise ValueError(
+                f"lease duration {self.duration_s:g} s, renewal {self.renew_s:g} s, retry {self.retry_s:g} s: "
+                "give a duration above the renewal, and a renewal of two retries or more"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a Lease says. ``renewed``: text that every renewal changes; nobody takes it for a time.
+
+    ``holder``: empty when the last one gave it up.
+    """
+
+    holder: str
+    duration_s: float
+    renewed: str
+    transitions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One candidate's view. ``seen_at`` and ``leads_until``: seconds of its own clock."""
+
+    identity: str
+    times: LeaseTimes
+    seen: Record | None = None
+    seen_at: float = NEVER
+    leads_until: float = NEVER
+
+    def leads(self, now: float) -> bool:
+        """Whether it may act now."""
+        return now < self.leads_until
+
+    def observed(self, record: Record, now: float) -> Candidate:
+        """After the Lease was read; ``now``: when the answer had come."""
+        return self if record == self.seen else replace(self, seen=record, seen_at=now)
+
+    def may_write(self, now: float) -> bool:
+        """Whether to write our name over what was seen last."""
+        if self.seen is None or self.seen.holder in ("", self.identity):
+            return True
+        # The longer of both: settings may differ while the operator itself is rolled.
+        return now >= self.seen_at + max(self.seen.duration_s, self.times.duration_s)
+
+    def claim(self, renewed: str) -> Record:
+        """The record to write."""
+        before = self.seen
+        is_new = before is not None and before.holder != self.identity
+        num_transitions = (before.transitions if before else 0) + is_new
+        return Record(self.identity, self.times.duration_s, renewed, num_transitions)
+
+    def written(self, record: Record, *, began: float, now: float) -> Candidate:
+        """After ``record`` is surely stored; ``began``: when it had not yet been sent."""
+        return replace(self, seen=record, seen_at=now, leads_until=began + self.times.renew_s)
+
+    def resigned(self) -> Candidate:
+        """It stops acting; only then may ``parting`` be written."""
+        return replace(self, leads_until=NEVER)
+
+    def parting(self, renewed: str) -> Record | None:
+        """What tells the others that they need not wait; None when the Lease is not ours."""
+        if self.seen is None or self.seen.holder != self.identity:
+            return None
+        return replace(self.seen, holder="", renewed=renewed)

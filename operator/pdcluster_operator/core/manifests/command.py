@@ -1,0 +1,149 @@
+"""How an engine is started: vLLM's command line for one role, and the environment that goes with it.
+
+Source of truth: vLLM 0.32 ``engine/arg_utils.py`` and ``entrypoints/cli/serve.py``; the connector's settings are those
+of ``pdcluster_connector/settings.py``. The image is expected to hold vLLM for its device and the package
+``pdcluster[connector]``: the command ``pdcluster``, and the plugin by which vLLM finds the connector.
+
+``$(NAME)`` in an argument is replaced by Kubernetes, from the container's environment.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Final
+
+from pdcluster_operator.api.cluster import Model
+from pdcluster_operator.api.role import DeviceKind
+from pdcluster_operator.api.role import Role as RoleSpec
+from pdcluster_operator.core.manifests.pool import ENGINE, PORT, Document, Pool, field_env, secret_ref
+from pdcluster_protocol.labels import Role
+from pdcluster_protocol.secret import SECRET_VARIABLE
+
+CACHE_FOLDER: Final = "/cache"
+"""Home of the engines' user, and with it of every cache: model hub, vLLM, Triton, Ascend's logs."""
+MODEL_FOLDER: Final = "/model"
+"""Where ``model.volume`` is mounted."""
+
+_ALL_ADDRESSES: Final = "0.0.0.0"  # noqa: S104  # a pod's own network; who may come in is the NetworkPolicy's business
+_CONNECTOR: Final = "PDClusterConnector"
+_KV_ROLE: Final = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
+
+
+class Place(Enum):
+    """Which pod of an instance."""
+
+    ALONE = auto()
+    LEADER = auto()
+    WORKER = auto()
+
+
+_PROGRAM: Final = {
+    Place.ALONE: ("python3", "-m", "vllm.entrypoints.openai.api_server"),
+    Place.LEADER: ("python3", "-m", "vllm.entrypoints.openai.api_server"),
+    # Only `vllm serve` knows ranks without an API server.
+    Place.WORKER: ("python3", "-m", "vllm.entrypoints.cli.main", "serve"),
+}
+
+
+def engine_command(place: Place) -> list[str]:
+    """The program, as a container's ``command``."""
+    return list(_PROGRAM[place])
+
+
+def engine_argv(pool: Pool, role: Role, place: Place) -> list[str]:
+    """Its arguments. The user's come last, in the order of their names: no hash depends on the order in a file."""
+    spec = pool.role(role)
+    return [
+        *_model_args(pool.spec.model, place),
+        *(["--headless"] if place is Place.WORKER else [f"--host={_ALL_ADDRESSES}", f"--port={PORT}"]),
+        *_split_args(spec),
+        *_node_args(spec, place),
+        f"--kv-transfer-config={_json(kv_transfer_config(pool, role, place))}",
+        *(spelled_arg(name, value) for name, value in sorted(spec.engine_args.items())),
+    ]
+
+
+def spelled_arg(name: str, value: str) -> str:
+    """As ``api/engine_args.py`` says: ``--name``, ``--no-name`` or ``--name=value``."""
+    if value == "true":
+        return f"--{name}"
+    return f"--no-{name}" if value == "false" else f"--{name}={value}"
+
+
+def kv_transfer_config(pool: Pool, role: Role, place: Place) -> Document:
+    """vLLM's ``KVTransferConfig``. All pods of an instance have the same engine id, no two instances do."""
+    transfer = pool.spec.transfer
+    settings: Document = {
+        "transfer_protocol": pool.spec.transfer_protocol.value,
+        "quarantine_s": float(transfer.quarantine_seconds),
+    }
+    if role is Role.DECODE:
+        settings["side_channel_port"] = transfer.port
+    return {
+        "kv_connector": _CONNECTOR,
+        "kv_role": _KV_ROLE[role],
+        "engine_id": "$(POD_NAME)" if place is Place.ALONE else "$(LWS_LEADER_ADDRESS)",
+        "kv_connector_extra_config": settings,
+        "kv_load_failure_policy": transfer.on_failure.value,
+    }
+
+
+def engine_env(pool: Pool, role: Role) -> list[Document]:
+    """The user's variables win over ours of the same name; the secret's name is refused by the API server."""
+    ours = [
+        field_env("POD_IP", "status.podIP"),
+        field_env("POD_NAME", "metadata.name"),
+        field_env("VLLM_HOST_IP", "status.podIP"),
+        {"name": SECRET_VARIABLE, "valueFrom": {"secretKeyRef": secret_ref(pool)}},
+        {"name": "HOME", "value": CACHE_FOLDER},
+        # Our user has no entry in the image's /etc/passwd; PyTorch's compiler asks for its name.
+        {"name": "USER", "value": "pdcluster"},
+        {"name": "VLLM_NO_USAGE_STATS", "value": "1"},
+        *_device_env(pool.role(role)),
+    ]
+    given = [variable.to_wire() for variable in pool.role(role).env]
+    return list({variable["name"]: variable for variable in (*ours, *given)}.values())
+
+
+def _model_args(model: Model, place: Place) -> list[str]:
+    """`vllm serve` wants the model first, and without its option's name."""
+    source = _model_source(model)
+    args = [source if place is Place.WORKER else f"--model={source}", f"--served-model-name={model.public_name}"]
+    return [*args, f"--revision={model.revision}"] if model.revision else args
+
+
+def _model_source(model: Model) -> str:
+    if model.volume is not None:
+        return f"{MODEL_FOLDER}/{model.volume.path.strip('/')}".rstrip("/")
+    return model.path or model.name or ""
+
+
+def _split_args(spec: RoleSpec) -> list[str]:
+    split = spec.parallelism
+    sizes = {"tensor": split.tensor, "pipeline": split.pipeline, "data": split.data}
+    return [f"--{name}-parallel-size={size}" for name, size in sizes.items() if size > 1]
+
+
+def _node_args(spec: RoleSpec, place: Place) -> list[str]:
+    if place is Place.ALONE:
+        return []
+    rank = "0" if place is Place.LEADER else "$(LWS_WORKER_INDEX)"
+    nodes = [f"--nnodes={spec.nodes_per_instance}", f"--node-rank={rank}"]
+    return ["--distributed-executor-backend=mp", *nodes, "--master-addr=$(LWS_LEADER_ADDRESS)"]
+
+
+def _device_env(spec: RoleSpec) -> list[Document]:
+    if spec.device.kind is not DeviceKind.CPU:
+        return []
+    # vLLM binds threads to the first cores of the node, and every pod there would take the same ones.
+    unbound = [{"name": "VLLM_CPU_OMP_THREADS_BIND", "value": "nobind"}]
+    if spec.ranks > 1:
+        return unbound
+    limit = {"containerName": ENGINE, "resource": "limits.cpu", "divisor": "1"}
+    return [*unbound, {"name": "OMP_NUM_THREADS", "valueFrom": {"resourceFieldRef": limit}}]
+
+
+def _json(value: Mapping[str, object]) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,156 @@
+"""What all children of one PDCluster share: whose they are, by which labels they are found, what no container may do.
+
+Selectors never name more than what is on a pod for its whole life: cluster, role, revision, template, component.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pdcluster_operator.api.base import API_VERSION
+from pdcluster_operator.api.cluster import PDClusterSpec
+from pdcluster_operator.api.role import Resources
+from pdcluster_operator.api.role import Role as RoleSpec
+from pdcluster_operator.core import names
+from pdcluster_protocol import labels
+from pdcluster_protocol.labels import Role
+
+Document = dict[str, Any]
+"""An object, or a part of one, as the API server takes it. Nobody changes one after it was made."""
+
+HTTP: Final = "http"
+"""Name of the port on which engines and routers answer; the router looks for it in EndpointSlices."""
+PORT: Final = 8000
+"""Its number in every pod: vLLM's own default. No two pods share an address, so it never conflicts."""
+ROUTER: Final = "router"
+"""Component, and name of the router's container."""
+ENGINE: Final = "engine"
+"""Name of an engine's container."""
+SECRET_KEY: Final = "secret"  # noqa: S105  # the name of a key
+USER_ID: Final = 10001
+"""No user of any node; above 10,000, as scanners of manifests want it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """One PDCluster as its children need it. ``router_image``: the operator's own, which holds the router too."""
+
+    name: str
+    namespace: str
+    uid: str
+    spec: PDClusterSpec
+    router_image: str
+
+    def role(self, role: Role) -> RoleSpec:
+        return self.spec.roles.prefill if role is Role.PREFILL else self.spec.roles.decode
+
+    @property
+    def label(self) -> str:
+        """Value of the cluster's label."""
+        return names.cluster_label(self.name)
+
+
+def make_object(api_version: str, kind: str, metadata: Document, **fields: object) -> Document:
+    """A whole object; ``fields``: its other top-level fields."""
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}
+
+
+def metadata_of(pool: Pool, name: str, component: str, extra: Mapping[str, str] | None = None) -> Document:
+    """Of a child; with the PDCluster as its controller, so that it goes when the PDCluster goes."""
+    return {
+        "name": name,
+        "namespace": pool.namespace,
+        "labels": {**common_labels(pool, component), **(extra or {})},
+        "ownerReferences": [owner_of(pool)],
+    }
+
+
+def owner_of(pool: Pool) -> Document:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "PDCluster",
+        "name": pool.name,
+        "uid": pool.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def common_labels(pool: Pool, component: str) -> dict[str, str]:
+    """Kubernetes' recommended ones, and ours."""
+    return {
+        labels.NAME: labels.APP_NAME,
+        labels.INSTANCE: pool.label,
+        labels.COMPONENT: component,
+        labels.PART_OF: labels.APP_NAME,
+        labels.MANAGED_BY: labels.MANAGER,
+        labels.CLUSTER: pool.label,
+    }
+
+
+def role_labels(role: Role, revision: str = "", template: str = "") -> dict[str, str]:
+    """Those that tell engines apart; what is empty is left out."""
+    found = {labels.ROLE: role.value, labels.REVISION: revision, labels.TEMPLATE: template}
+    return {name: value for name, value in found.items() if value}
+
+
+def engine_selector(pool: Pool, role: Role, revision: str = "", template: str = "") -> dict[str, str]:
+    """``matchLabels`` of one role's engines; of all revisions and templates if none is given."""
+    return {labels.CLUSTER: pool.label, **role_labels(role, revision, template)}
+
+
+def router_selector(pool: Pool) -> dict[str, str]:
+    """``matchLabels`` of the routers."""
+    return {labels.CLUSTER: pool.label, labels.COMPONENT: ROUTER}
+
+
+def secret_ref(pool: Pool) -> Document:
+    """Where the pool's secret is: the user's, else ours."""
+    named = pool.spec.auth.secret_ref
+    if named is not None:
+        return {"name": named.name, "key": named.key}
+    return {"name": names.child_name(pool.name, SECRET_KEY), "key": SECRET_KEY}
+
+
+def pod_security() -> Document:
+    """Of every pod: the profile "restricted" of Kubernetes' Pod Security Standards. A number for the user, because
+    images of engines name none or root."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER_ID,
+        "runAsGroup": USER_ID,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security() -> Document:
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def labelled(template: Mapping[str, Any], extra: Mapping[str, str]) -> Document:
+    """The template with more labels."""
+    metadata = template.get("metadata") or {}
+    found = {**(metadata.get("labels") or {}), **extra}
+    return {**template, "metadata": {**metadata, "labels": found}}
+
+
+def resources_of(resources: Resources) -> Document:
+    """As a container's ``resources``; all amounts as text, as the API server itself writes them."""
+    found = {"requests": resources.requests, "limits": resources.limits}
+    return {kind: {name: str(amount) for name, amount in given.items()} for kind, given in found.items() if given}
+
+
+def field_env(name: str, path: str) -> Document:
+    """A variable with what Kubernetes knows of the pod."""
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+def scratch_volume(name: str) -> Document:
+    """A folder that lives as long as its pod."""
+    return {"name": name, "emptyDir": {}}

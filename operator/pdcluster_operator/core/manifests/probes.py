@@ -1,0 +1,78 @@
+"""How Kubernetes learns whether an engine lives, and how an engine learns that it is to go.
+
+Startup and liveness ask vLLM's ``/health``: 200 as soon as the model is loaded, 503 when the engine behind the server
+has died. Readiness also needs the connector's side channel (``pdcluster ready``): without it decode would take requests
+whose KV never comes. A removed pod runs ``pdcluster drain`` first: it returns when the engine has been idle for longer
+than routers need to notice, or when the time is over; only then the engine gets its SIGTERM.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pdcluster_operator.core.manifests.pool import HTTP, PORT, Document, Pool
+from pdcluster_protocol.labels import Role
+
+STARTUP_PERIOD_S: Final = 2
+"""A started engine is seen soon; a probe costs 0.1 ms."""
+STARTUP_LIMIT_S: Final = 2 * 3600
+"""Then the engine is started anew. Far above what the largest weights take to load, because the rollout's progress
+deadline tells sooner; and no field of the spec, because a change of that would restart engines that run."""
+READY_PERIOD_S: Final = 5
+"""It starts a process each time. A dead engine is noticed by the routers themselves, within a second."""
+READY_TIMEOUT_S: Final = 5
+"""2 s for the engine to answer, the rest for Python to start on a busy node."""
+LIVE_PERIOD_S: Final = 10
+LIVE_TIMEOUT_S: Final = 5
+LIVE_FAILURES: Final = 6
+"""A minute without an answer: a restart costs minutes, so one long garbage collection must not do it."""
+
+DRAIN_MARGIN_S: Final = 30
+"""From SIGTERM to the end: the connector may take 10 s to close its sessions, vLLM as long for its workers."""
+
+
+def engine_probes(pool: Pool, role: Role) -> Document:
+    """The three probes, as fields of a container that answers HTTP."""
+    health = {"httpGet": {"path": "/health", "port": HTTP}}
+    ready = {"exec": {"command": _ready_command(pool, role)}}
+    return {
+        "startupProbe": {
+            **health,
+            "periodSeconds": STARTUP_PERIOD_S,
+            "timeoutSeconds": LIVE_TIMEOUT_S,
+            "failureThreshold": STARTUP_LIMIT_S // STARTUP_PERIOD_S,
+        },
+        "readinessProbe": {
+            **ready,
+            "periodSeconds": READY_PERIOD_S,
+            "timeoutSeconds": READY_TIMEOUT_S,
+            "failureThreshold": 2,
+        },
+        "livenessProbe": {
+            **health,
+            "periodSeconds": LIVE_PERIOD_S,
+            "timeoutSeconds": LIVE_TIMEOUT_S,
+            "failureThreshold": LIVE_FAILURES,
+        },
+    }
+
+
+def _ready_command(pool: Pool, role: Role) -> list[str]:
+    """Prefill listens on no side channel, it calls decode's. In a group the leader asks for the ranks on its own node:
+    a worker that dies takes the leader with it."""
+    spec = pool.role(role)
+    ranks = spec.ranks // spec.nodes_per_instance
+    channels = ["--side-channel-port", str(pool.spec.transfer.port), "--ranks", str(ranks)]
+    command = ["pdcluster", "ready", "--role", role.value, "--port", str(PORT)]
+    return [*command, *channels] if role is Role.DECODE else command
+
+
+def drain_hook(timeout_s: int) -> Document:
+    """As a container's ``lifecycle``."""
+    command = ["pdcluster", "drain", "--port", str(PORT), "--timeout-s", str(timeout_s)]
+    return {"preStop": {"exec": {"command": command}}}
+
+
+def grace_s(timeout_s: int) -> int:
+    """Of the pod: Kubernetes counts it from the removal, so the drain is part of it."""
+    return timeout_s + DRAIN_MARGIN_S

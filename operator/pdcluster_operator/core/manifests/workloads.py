@@ -1,0 +1,133 @@
+"""What runs the engines of one (role, revision, template): a Deployment, or a LeaderWorkerSet over several nodes.
+
+A workload's template never changes, for its hash is part of the workload's name: Kubernetes never rolls it, the planner
+moves replicas from one workload to the next. Should somebody change one by hand, it is put back, and Kubernetes rolls
+that within the devices there are: no surge, one at a time.
+
+Source of truth for groups: ``leaderworkerset.x-k8s.io/v1`` (LWS 0.6 to 1.0), ``api/leaderworkerset/v1``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from pdcluster_operator.core import names
+from pdcluster_operator.core.manifests.command import Place
+from pdcluster_operator.core.manifests.engine_pod import engine_template
+from pdcluster_operator.core.manifests.pool import (
+    Document,
+    Pool,
+    engine_selector,
+    labelled,
+    make_object,
+    metadata_of,
+    role_labels,
+)
+from pdcluster_operator.core.revision import revision_of, template_of
+from pdcluster_protocol import labels
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.labels import Role
+
+_START_LIMIT_S: Final = 24 * 3600
+"""Of the Deployment's own Progressing condition, which nobody reads: ours is in the PDCluster's status."""
+
+
+class WorkloadKind(Enum):
+    DEPLOYMENT = "Deployment"
+    LEADER_WORKER_SET = "LeaderWorkerSet"
+
+
+API_VERSIONS: Final = {
+    WorkloadKind.DEPLOYMENT: "apps/v1",
+    WorkloadKind.LEADER_WORKER_SET: "leaderworkerset.x-k8s.io/v1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadDesign:
+    """One workload as the spec asks for it."""
+
+    name: str
+    kind: WorkloadKind
+    role: Role
+    revision: str
+    template: str
+    templates: tuple[Document, ...]
+    """Pod templates before the hash is a label of them: of the one pod, or of leader and worker."""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return role_labels(self.role, self.revision, self.template)
+
+
+def revision_for(pool: Pool) -> str:
+    """The spec's revision. A protocol that is left out counts as the one that is taken."""
+    spec = pool.spec
+    transfer = {**spec.transfer.to_wire(), "protocol": spec.transfer_protocol.value}
+    args = {role: pool.role(role).engine_args for role in Role}
+    return revision_of(model=spec.model.to_wire(), image=spec.image, transfer=transfer, engine_args=args)
+
+
+def design_workload(pool: Pool, role: Role, revision: str) -> WorkloadDesign:
+    """The workload that the spec asks for.
+
+    Raises:
+        ConfigError: It cannot be made: overrides that do not merge, or a split that vLLM cannot spread over nodes.
+    """
+    spec = pool.role(role)
+    is_group = spec.nodes_per_instance > 1
+    if is_group and spec.parallelism.data > 1:
+        raise ConfigError(
+            f"{role.value} has nodesPerInstance {spec.nodes_per_instance} and parallelism.data "
+            f"{spec.parallelism.data}: an instance over several nodes has one copy of the model, "
+            "so set parallelism.data to 1 and raise replicas"
+        )
+    places = (Place.LEADER, Place.WORKER) if is_group else (Place.ALONE,)
+    templates = tuple(engine_template(pool, role, revision, place) for place in places)
+    template = template_of({"size": spec.nodes_per_instance, "templates": list(templates)})
+    kind = WorkloadKind.LEADER_WORKER_SET if is_group else WorkloadKind.DEPLOYMENT
+    name = names.workload_name(pool.name, role, revision, template)
+    return WorkloadDesign(name, kind, role, revision, template, templates)
+
+
+def render_workload(pool: Pool, design: WorkloadDesign, replicas: int) -> Document:
+    """The object, asking for ``replicas`` instances."""
+    is_group = design.kind is WorkloadKind.LEADER_WORKER_SET
+    spec = _group_spec(pool, design) if is_group else _deployment_spec(pool, design)
+    metadata = metadata_of(pool, design.name, design.role.value, design.labels)
+    return make_object(API_VERSIONS[design.kind], design.kind.value, metadata, spec={"replicas": replicas, **spec})
+
+
+def _deployment_spec(pool: Pool, design: WorkloadDesign) -> Document:
+    selector = engine_selector(pool, design.role, design.revision, design.template)
+    return {
+        "selector": {"matchLabels": selector},
+        "template": _finished(design, 0),
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+        "minReadySeconds": 0,
+        "progressDeadlineSeconds": _START_LIMIT_S,
+        "revisionHistoryLimit": 0,
+    }
+
+
+def _group_spec(pool: Pool, design: WorkloadDesign) -> Document:
+    return {
+        "leaderWorkerTemplate": {
+            "size": pool.role(design.role).nodes_per_instance,
+            # Ranks that lost one of them never recover: vLLM's own processes give up.
+            "restartPolicy": "RecreateGroupOnPodRestart",
+            "leaderTemplate": _finished(design, 0),
+            "workerTemplate": _finished(design, 1),
+        },
+        "rolloutStrategy": {
+            "type": "RollingUpdate",
+            "rollingUpdateConfiguration": {"maxSurge": 0, "maxUnavailable": 1},
+        },
+        "startupPolicy": "LeaderCreated",
+    }
+
+
+def _finished(design: WorkloadDesign, index: int) -> Document:
+    return labelled(design.templates[index], {labels.TEMPLATE: design.template})

@@ -1,0 +1,177 @@
+"""What the indexes show of one PDCluster's children, and what the plan wants done about it. Data only.
+
+An *instance* is counted once, also where it is a group of pods: by the pod that answers HTTP (label ``LEADER``).
+Pictures may be old. So everything that is changed or removed carries what it was decided on: the uid, and the
+resourceVersion where a number moves; an old picture then is a conflict at the API server, not a wrong step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from pdcluster_operator.core.conditions import Status
+from pdcluster_operator.core.fleet import Workload
+from pdcluster_operator.core.manifests.pool import Document
+from pdcluster_operator.core.manifests.workloads import WorkloadKind
+from pdcluster_operator.core.rollout import Change
+from pdcluster_operator.core.status import Facts, Verification
+from pdcluster_protocol.labels import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One state of one object. An empty ``resource_version`` means any."""
+
+    uid: str
+    resource_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenWorkload:
+    """A Deployment or LeaderWorkerSet of ours; role and hashes from its labels, numbers as in ``fleet.Workload``."""
+
+    name: str
+    kind: WorkloadKind
+    role: Role
+    revision: str
+    template: str
+    version: Version
+    created_s: int = 0
+    """Unix seconds."""
+    replicas: int = 0
+    live: int = 0
+    ready: int = 0
+    terminating: int = 0
+
+    @property
+    def as_numbers(self) -> Workload:
+        # Ready and live may come from pictures of different moments.
+        ready = min(self.ready, self.live)
+        return Workload(self.name, self.revision, self.replicas, self.live, ready, self.terminating)
+
+    @property
+    def is_empty(self) -> bool:
+        """Asks for no pods and has none."""
+        return not self.replicas and not self.live and not self.terminating
+
+
+@dataclass(frozen=True, slots=True)
+class SeenService:
+    """A discovery Service of ours; role and revision from its labels."""
+
+    name: str
+    role: Role
+    revision: str
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class SeenScaler:
+    """A PDRoleScaler of ours. ``replicas``: its ``spec.replicas``."""
+
+    name: str
+    role: Role
+    replicas: int
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationResult:
+    """What became of the last request that was sent through a target. ``error``: why it failed, for people."""
+
+    outcome: Verification
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """All that a plan needs to know of the cluster."""
+
+    workloads: tuple[SeenWorkload, ...] = ()
+    services: tuple[SeenService, ...] = ()
+    scalers: tuple[SeenScaler, ...] = ()
+    has_secret: bool = False
+    """Whether the secret that the operator makes is there."""
+    has_groups: bool = False
+    """Whether the API server knows LeaderWorkerSets (``leaderworkerset.x-k8s.io/v1``)."""
+    routers_ready: int = 0
+    verifications: Mapping[str, VerificationResult] = field(default_factory=dict)
+    """By target."""
+    problem: str = ""
+    """What the cluster says of pods that do not get ready, such as ``ImagePullBackOff``."""
+    status: Status | None = None
+    """What the PDCluster's status said last."""
+
+
+class Way(Enum):
+    """How a child is brought about."""
+
+    APPLY = auto()
+    """Server-side apply, whenever it differs."""
+    CREATE = auto()
+    """A plain create. One that is there already is left alone: the picture was old."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One object that should be as ``document`` says. ``version``: of the one that is there, where it matters."""
+
+    document: Document
+    way: Way = Way.APPLY
+    version: Version | None = None
+
+    @property
+    def kind(self) -> str:
+        return str(self.document["kind"])
+
+    @property
+    def name(self) -> str:
+        return str(self.document["metadata"]["name"])
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Set ``spec.replicas`` of a workload that is there, if it is still of this version."""
+
+    change: Change
+    kind: WorkloadKind
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Prune:
+    """Delete an object, if it is still of this version; its dependents go after it (background)."""
+
+    api_version: str
+    kind: str
+    name: str
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerStatus:
+    """What a PDRoleScaler's status should say."""
+
+    name: str
+    replicas: int
+    selector: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do, in this order: children, moves, prunes, scalers' statuses, status.
+
+    ``facts``: what ``status`` was reduced from. ``should_verify``: a request through the target can be sent, and none
+    was answered yet. ``wake_after_s``: plan again then, even if nothing happens.
+    """
+
+    facts: Facts
+    status: Status
+    children: tuple[Child, ...] = ()
+    moves: tuple[Move, ...] = ()
+    prunes: tuple[Prune, ...] = ()
+    scaler_statuses: tuple[ScalerStatus, ...] = ()
+    should_verify: bool = False
+    wake_after_s: int | None = None

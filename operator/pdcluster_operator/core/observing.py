@@ -1,0 +1,136 @@
+"""From the views of a PDCluster's children to what the planner is told.
+
+A child of another owner is not seen: one of an earlier PDCluster of the same name goes away by itself, and a
+stranger's is found when we try to make ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pdcluster_operator.core.conditions import Status
+from pdcluster_operator.core.manifests.pool import ROUTER
+from pdcluster_operator.core.manifests.workloads import WorkloadKind
+from pdcluster_operator.core.observed import (
+    Observed,
+    SeenScaler,
+    SeenService,
+    SeenWorkload,
+    VerificationResult,
+    Version,
+)
+from pdcluster_operator.core.views import ChildView, PodView, tuple_of
+from pdcluster_operator.kinds import DEPLOYMENT, GROUP_SET, SCALER, SERVICE, Kind
+from pdcluster_protocol import labels
+from pdcluster_protocol.labels import Role
+
+_WORKLOAD_KINDS: Final = {DEPLOYMENT: WorkloadKind.DEPLOYMENT, GROUP_SET: WorkloadKind.LEADER_WORKER_SET}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All that the caches show of one PDCluster. ``pods``: one for each instance, the one that answers HTTP."""
+
+    children: tuple[ChildView, ...]
+    pods: tuple[PodView, ...]
+
+    def of(self, kind: Kind) -> list[ChildView]:
+        return [child for child in self.children if child.ref.kind == kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Routers:
+    """Counts of the routers' pods."""
+
+    there: int = 0
+    ready: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is not in the caches: of the API server, of the pool's secret, of requests, and of our own status."""
+
+    has_secret: bool
+    has_groups: bool
+    verifications: Mapping[str, VerificationResult]
+    status: Status | None
+
+
+def observed_of(picture: Picture, known: Known) -> Observed:
+    return Observed(
+        workloads=tuple(_workloads(picture)),
+        services=tuple(_services(picture)),
+        scalers=tuple(_scalers(picture)),
+        has_secret=known.has_secret,
+        has_groups=known.has_groups,
+        routers_ready=routers_of(picture).ready,
+        verifications=known.verifications,
+        problem=_problem_of(picture),
+        status=known.status,
+    )
+
+
+def routers_of(picture: Picture) -> Routers:
+    found = [one for one in picture.of(DEPLOYMENT) if one.labels.get(labels.COMPONENT) == ROUTER]
+    return Routers(sum(one.there for one in found), sum(one.ready for one in found))
+
+
+def ready_pods(picture: Picture, role: Role, revision: str, template: str) -> list[str]:
+    """Names of the pods of one workload that are ready."""
+    wanted = (role.value, revision, template)
+    return sorted(pod.ref.name for pod in picture.pods if pod.is_ready and pod.workload == wanted)
+
+
+def _workloads(picture: Picture) -> Iterable[SeenWorkload]:
+    pods: dict[tuple[str, str, str], list[PodView]] = {}
+    for pod in picture.pods:
+        pods.setdefault(pod.workload, []).append(pod)
+    for child in picture.children:
+        kind, key = _WORKLOAD_KINDS.get(child.ref.kind), tuple_of(child.labels)
+        role = _role_of(child)
+        if kind is None or role is None:
+            continue
+        ours = pods.get(key, [])
+        yield SeenWorkload(
+            child.ref.name,
+            kind,
+            role,
+            revision=key[1],
+            template=key[2],
+            version=_version_of(child),
+            created_s=child.created_s,
+            replicas=child.replicas,
+            live=sum(pod.is_live for pod in ours),
+            ready=sum(pod.is_ready for pod in ours),
+            terminating=sum(pod.is_terminating for pod in ours),
+        )
+
+
+def _services(picture: Picture) -> Iterable[SeenService]:
+    for child in picture.of(SERVICE):
+        if role := _role_of(child):
+            yield SeenService(child.ref.name, role, child.labels.get(labels.REVISION, ""), _version_of(child))
+
+
+def _scalers(picture: Picture) -> Iterable[SeenScaler]:
+    for child in picture.of(SCALER):
+        if role := _role_of(child):
+            yield SeenScaler(child.ref.name, role, child.replicas, _version_of(child))
+
+
+def _version_of(child: ChildView) -> Version:
+    return Version(child.uid, child.resource_version)
+
+
+def _role_of(child: ChildView) -> Role | None:
+    named = child.labels.get(labels.ROLE)
+    return next((role for role in Role if role.value == named), None)
+
+
+def _problem_of(picture: Picture) -> str:
+    """The first in the order of names, children before pods: always the same one while nothing changes."""
+    children = sorted((one.ref.name, one.problem) for one in picture.children if one.problem)
+    pods = sorted((one.ref.name, one.problem) for one in picture.pods if one.problem)
+    return next((problem for _, problem in (*children, *pods)), "")

@@ -1,0 +1,185 @@
+"""Everything that should be, from a PDCluster and what is there. Nothing is remembered from one plan to the next.
+
+    spec -> target -> facts -> status -> next step -> children, moves, prunes
+
+A spec that cannot be carried out changes nothing: no child, no move, no prune, only the status that says why; what runs
+goes on as it is. Old workloads keep the template that they have: only their replicas move, and they are pruned when
+they are empty. A PDCluster that is being deleted is planned no more: Kubernetes removes its children, by their owner.
+
+Replicas of a workload that is there are moved, never applied: an apply says what they are. A new one is created with
+what it shall have, so an old picture that does not show it yet changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pdcluster_operator.api.base import API_VERSION
+from pdcluster_operator.api.cluster import PDCluster, ScalingMode
+from pdcluster_operator.core.children import Served, standing_children
+from pdcluster_operator.core.conditions import Counts, Reason, Status, Type
+from pdcluster_operator.core.fleet import ROLES
+from pdcluster_operator.core.last_prefill import keep_last_prefill
+from pdcluster_operator.core.manifests.access import scaler_selector
+from pdcluster_operator.core.manifests.pool import Pool
+from pdcluster_operator.core.manifests.workloads import API_VERSIONS, render_workload, revision_for
+from pdcluster_operator.core.observed import (
+    Child,
+    Move,
+    Observed,
+    Plan,
+    Prune,
+    ScalerStatus,
+    SeenWorkload,
+    VerificationResult,
+    Way,
+)
+from pdcluster_operator.core.rollout import Change, next_step
+from pdcluster_operator.core.status import Facts, Verification, deadline_at, reduce_status
+from pdcluster_operator.core.target import Target, refused_counts, target_of
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.labels import Role
+
+_NOT_ASKED: Final = VerificationResult(Verification.NOT_ASKED)
+
+
+def plan_pool(cluster: PDCluster, observed: Observed, *, router_image: str, secret_text: str, now: int) -> Plan | None:
+    """What to do now; None for a PDCluster that is being deleted.
+
+    ``secret_text``: fresh random text, taken only if the pool has no secret yet. ``now``: whole Unix seconds.
+    """
+    if cluster.metadata.get("deletionTimestamp"):
+        return None
+    pool = pool_of(cluster, router_image)
+    generation = int(cluster.metadata.get("generation", 0))
+    try:
+        target = target_of(pool, observed)
+        left = _left_over(target, observed)
+        served = _served(target, left)
+        children = standing_children(pool, target, observed, served, secret_text)
+    except ConfigError as error:
+        return _refused_plan(pool, observed, generation, str(error), now)
+    facts = _facts(pool, observed, generation, target.name, target.counts)
+    status = reduce_status(facts, observed.status, now=now)
+    changes = _changes(pool, target, status)
+    seen = {workload.name: workload for workload in left}
+    return Plan(
+        facts,
+        status,
+        (*children, *_workloads(pool, target, seen, changes)),
+        _moves(seen, changes),
+        _prunes(pool, observed, left, served),
+        _scaler_statuses(pool, observed, facts),
+        _should_verify(facts, status),
+        _wake_after_s(pool, status, now),
+    )
+
+
+def pool_of(cluster: PDCluster, router_image: str) -> Pool:
+    """A file may leave the namespace out, as kubectl allows; what the API server has always says it."""
+    found: Mapping[str, Any] = cluster.metadata
+    namespace = found.get("namespace", "default")
+    return Pool(found["name"], namespace, str(found.get("uid", "")), cluster.spec, router_image)
+
+
+def _refused_plan(pool: Pool, observed: Observed, generation: int, refusal: str, now: int) -> Plan:
+    facts = _facts(pool, observed, generation, revision_for(pool), refused_counts(pool, observed), refusal)
+    return Plan(facts, reduce_status(facts, observed.status, now=now))
+
+
+def _facts(
+    pool: Pool, observed: Observed, generation: int, target: str, counts: Mapping[Role, Counts], refusal: str = ""
+) -> Facts:
+    result = observed.verifications.get(target, _NOT_ASKED)
+    return Facts(
+        generation=generation,
+        target=target,
+        prefill=counts[Role.PREFILL],
+        decode=counts[Role.DECODE],
+        routers_wanted=pool.spec.router.replicas,
+        routers_ready=observed.routers_ready,
+        deadline_s=pool.spec.rollout.progress_deadline_seconds,
+        refusal=refusal,
+        verification=result.outcome,
+        verification_error=result.error,
+        is_paused=pool.spec.rollout.paused,
+        problem=observed.problem,
+    )
+
+
+def _changes(pool: Pool, target: Target, status: Status) -> tuple[Change, ...]:
+    fleet = target.fleet(
+        is_verified=status.verified == target.name,
+        is_paused=pool.spec.rollout.paused,
+        is_past_deadline=status.reason(Type.PROGRESSING) is Reason.PROGRESS_DEADLINE_EXCEEDED,
+    )
+    step = next_step(fleet)
+    return keep_last_prefill(fleet, step.changes) if step else ()
+
+
+def _left_over(target: Target, observed: Observed) -> tuple[SeenWorkload, ...]:
+    """Workloads that stay: the target's, and old ones that still ask for pods or have some."""
+    names = {design.name for design in target.designs.values()}
+    return tuple(seen for seen in observed.workloads if seen.name in names or not seen.is_empty)
+
+
+def _served(target: Target, left: tuple[SeenWorkload, ...]) -> Served:
+    wanted = {(role, target.revision) for role in ROLES}
+    return frozenset(wanted | {(seen.role, seen.revision) for seen in left})
+
+
+def _workloads(
+    pool: Pool, target: Target, seen: Mapping[str, SeenWorkload], changes: tuple[Change, ...]
+) -> list[Child]:
+    """The target's two. One that is not there is made when it gets its first replica."""
+    after = {change.workload: change.after for change in changes}
+    children: list[Child] = []
+    for design in target.designs.values():
+        if found := seen.get(design.name):
+            children.append(Child(render_workload(pool, design, found.replicas), Way.APPLY, found.version))
+        elif replicas := after.get(design.name):
+            children.append(Child(render_workload(pool, design, replicas), Way.CREATE))
+    return children
+
+
+def _moves(seen: Mapping[str, SeenWorkload], changes: tuple[Change, ...]) -> tuple[Move, ...]:
+    there = [(change, seen[change.workload]) for change in changes if change.workload in seen]
+    return tuple(Move(change, workload.kind, workload.version) for change, workload in there)
+
+
+def _prunes(pool: Pool, observed: Observed, left: tuple[SeenWorkload, ...], served: Served) -> tuple[Prune, ...]:
+    kept = {workload.name for workload in left}
+    workloads = [
+        Prune(API_VERSIONS[workload.kind], workload.kind.value, workload.name, workload.version)
+        for workload in observed.workloads
+        if workload.name not in kept
+    ]
+    services = [
+        Prune("v1", "Service", service.name, service.version)
+        for service in observed.services
+        if (service.role, service.revision) not in served
+    ]
+    is_scaled = pool.spec.scaling.mode is ScalingMode.EXTERNAL
+    scalers = [Prune(API_VERSION, "PDRoleScaler", scaler.name, scaler.version) for scaler in observed.scalers]
+    return (*workloads, *services, *([] if is_scaled else scalers))
+
+
+def _scaler_statuses(pool: Pool, observed: Observed, facts: Facts) -> tuple[ScalerStatus, ...]:
+    if pool.spec.scaling.mode is not ScalingMode.EXTERNAL:
+        return ()
+    return tuple(
+        ScalerStatus(scaler.name, facts.of(scaler.role).replicas, scaler_selector(pool, scaler.role))
+        for scaler in observed.scalers
+    )
+
+
+def _should_verify(facts: Facts, status: Status) -> bool:
+    """A router and an engine of each role are there, and no request was answered through this target yet."""
+    has_engines = all(facts.of(role).updated_ready for role in ROLES)
+    return has_engines and facts.routers_ready > 0 and status.verified != facts.target
+
+
+def _wake_after_s(pool: Pool, status: Status, now: int) -> int | None:
+    deadline = deadline_at(status, pool.spec.rollout.progress_deadline_seconds)
+    return None if deadline is None else max(deadline - now, 0)

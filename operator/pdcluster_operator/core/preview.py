@@ -1,0 +1,97 @@
+"""What would happen if a spec were applied: its children, and the steps of the rollout (``pdcluster plan``).
+
+Nothing of a cluster is asked: before is a spec that has been carried out in full, or nothing at all. The steps are the
+planner's own, if every pod gets ready and every request is answered. Where a revision is left in one step, its last
+prefill engine goes when its decode engines are gone (``last_prefill.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from pdcluster_operator.api.cluster import PDCluster
+from pdcluster_operator.core.fleet import ROLES
+from pdcluster_operator.core.names import discovery_service_name
+from pdcluster_operator.core.observed import Observed, Plan, SeenWorkload, Version
+from pdcluster_operator.core.plan import plan_pool, pool_of
+from pdcluster_operator.core.rollout import Step, preview_steps
+from pdcluster_operator.core.target import Target, target_of
+from pdcluster_protocol.errors import ConfigError
+
+_IMAGE: Final = "the operator's"
+
+
+def preview(before: PDCluster | None, after: PDCluster) -> tuple[str, ...]:
+    """Lines for people. ``before``: what runs; None: nothing does. LeaderWorkerSets are taken for installed.
+
+    Raises:
+        ConfigError: ``before`` or ``after`` cannot be carried out; the message says why.
+    """
+    observed = _observed_of(before)
+    target = target_of(pool_of(after, _IMAGE), observed)
+    plan = plan_pool(after, observed, router_image=_IMAGE, secret_text="", now=0)
+    if plan is None:
+        return ("nothing is planned: it is being deleted",)
+    if plan.facts.refusal:
+        raise ConfigError(plan.facts.refusal)
+    fleet = target.fleet(is_verified=False, is_paused=False, is_past_deadline=False)
+    steps = (_step_line(number, step) for number, step in enumerate(preview_steps(fleet), 1))
+    return (
+        _summary(target, observed),
+        *_section("children", _made(plan, target)),
+        *_section("steps, when rollout.paused is false again" if after.spec.rollout.paused else "steps", steps),
+        *_section("removed in the end", _removed(after, target, observed)),
+    )
+
+
+def _observed_of(before: PDCluster | None) -> Observed:
+    """A cluster in which ``before`` is what runs."""
+    if before is None:
+        return Observed(has_groups=True)
+    target = target_of(pool_of(before, _IMAGE), Observed(has_groups=True))
+    seen = []
+    for role in ROLES:
+        design, wanted = target.designs[role], target.fleets[role].wanted
+        ids = (design.name, design.kind, role, design.revision, design.template, Version(""))
+        seen.append(SeenWorkload(*ids, replicas=wanted, live=wanted, ready=wanted))
+    return Observed(tuple(seen), has_secret=True, has_groups=True)
+
+
+def _summary(target: Target, observed: Observed) -> str:
+    if not observed.workloads:
+        return f"target {target.name}: nothing runs yet"
+    if any(workload.revision != target.revision for workload in observed.workloads):
+        return f"target {target.name}: another revision, so both roles are replaced"
+    replaced = " and ".join(workload.role.value for workload in _replaced(target, observed))
+    what = f"the same revision, and only {replaced} is replaced" if replaced else "no engine is replaced"
+    return f"target {target.name}: {what}"
+
+
+def _replaced(target: Target, observed: Observed) -> list[SeenWorkload]:
+    return [workload for workload in observed.workloads if workload.name != target.designs[workload.role].name]
+
+
+def _made(plan: Plan, target: Target) -> Iterator[str]:
+    """Also the target's workloads that get their first replica only in a later step."""
+    yield from (f"{child.kind} {child.name}" for child in plan.children)
+    there = {child.name for child in plan.children}
+    yield from (f"{it.kind.value} {it.name}" for it in target.designs.values() if it.name not in there)
+
+
+def _removed(after: PDCluster, target: Target, observed: Observed) -> Iterator[str]:
+    for workload in _replaced(target, observed):
+        yield f"{workload.kind.value} {workload.name}"
+        if workload.revision != target.revision:
+            name = pool_of(after, _IMAGE).name
+            yield f"Service {discovery_service_name(name, workload.role, workload.revision)}"
+
+
+def _step_line(number: int, step: Step) -> str:
+    moves = (f"{change.workload} {change.before} -> {change.after}" for change in step.changes)
+    return f"{number}. {', '.join(moves)}"
+
+
+def _section(title: str, lines: Iterable[str]) -> tuple[str, ...]:
+    found = tuple(f"  {line}" for line in lines)
+    return (f"{title}:", *found) if found else (f"{title}: none",)

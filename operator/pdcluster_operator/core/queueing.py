@@ -1,0 +1,153 @@
+"""Which object is looked at next, and when. Keeps keys and times only; reads no clock and runs nothing.
+
+    absent --add--> due at a time --start--> running --finish--> absent, or due when its plan wakes up
+                       ^                        |  ^
+                       |                        |  +--add: once more afterwards, however often it was said
+                       +--------- fail: later and later, up to most_s ---------+
+
+One key runs once at a time. Keys start in the order in which they became due, so a busy one holds up nobody.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds. ``gather_s``: an event waits so long for others of its burst. Others: between runs that fail."""
+
+    gather_s: float = 0.05
+    first_s: float = 1.0
+    most_s: float = 60.0
+
+    def delay_s(self, num_failures: int, chance: float) -> float:
+        """Wait after so many failures in a row, at least one: from first_s to 2, 4, 8 ... times it, at most most_s.
+
+        ``chance``: in [0, 1), so that what failed together does not come back together.
+        """
+        ceiling = min(self.most_s, self.first_s * 2.0 ** min(num_failures, 16))
+        return self.first_s + chance * (ceiling - self.first_s)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """``due_at``: None while nothing is to be done. ``not_before``: even an event does not bring it forward of this."""
+
+    due_at: float | None = None
+    started_at: float | None = None
+    not_before: float = -math.inf
+    num_failures: int = 0
+    is_again: bool = False
+    ticket: int = 0
+
+
+class KeyQueue(Generic[Key]):
+    """All keys that somebody will look at. One owner; ``now`` never goes back."""
+
+    def __init__(self, *, max_running: int, pace: Pace | None = None) -> None:
+        self._max_running = max_running
+        self._pace: Final = pace or Pace()
+        self._entries: dict[Key, _Entry] = {}
+        self._heap: list[tuple[float, int, Key]] = []
+        """Due times; an entry that was moved leaves its old one behind, with an old ticket."""
+        self._num_tickets = 0
+        self._num_running = 0
+
+    def __len__(self) -> int:
+        """Keys that are due, or running, or will be due."""
+        return len(self._entries)
+
+    @property
+    def num_running(self) -> int:
+        return self._num_running
+
+    def add(self, key: Key, now: float) -> None:
+        """Something happened: look at it soon; once for all that is said until then."""
+        entry = self._entries.setdefault(key, _Entry())
+        if entry.started_at is not None:
+            entry.is_again = True
+        else:
+            self._bring_forward(key, entry, now)
+
+    def start_next(self, now: float) -> Key | None:
+        """The key that has been due for longest; it runs from now on. None: none is due, or enough are running."""
+        if self._num_running >= self._max_running or not self._drop_stale() or self._heap[0][0] > now:
+            return None
+        _, _, key = heapq.heappop(self._heap)
+        entry = self._entries[key]
+        entry.due_at, entry.started_at = None, now
+        self._num_running += 1
+        return key
+
+    def finish(self, key: Key, now: float, wake_after_s: float | None = None) -> None:
+        """It ran well. ``wake_after_s``: look at it again then; None: only when something happens."""
+        entry = self._stopped(key)
+        entry.num_failures, entry.not_before = 0, -math.inf
+        if entry.is_again:
+            self._bring_forward(key, entry, now)
+        if wake_after_s is not None:
+            self._set_due(key, entry, now + max(wake_after_s, self._pace.gather_s))
+        self._forget_idle(key, entry)
+
+    def fail(self, key: Key, now: float, *, chance: float, asked_s: float = 0.0) -> None:
+        """It ran badly: try again, each time later. ``asked_s``: what the API server asked for."""
+        entry = self._stopped(key)
+        entry.num_failures += 1
+        entry.not_before = now + max(self._pace.first_s, min(asked_s, self._pace.most_s))
+        self._set_due(key, entry, max(entry.not_before, now + self._pace.delay_s(entry.num_failures, chance)))
+        if entry.is_again:
+            self._bring_forward(key, entry, now)
+
+    def next_due(self) -> float | None:
+        """When to call ``start_next``; None: only something new can help."""
+        if self._num_running >= self._max_running or not self._drop_stale():
+            return None
+        return self._heap[0][0]
+
+    def overdue_s(self, now: float) -> float:
+        """How long the one that has been due, or running, for longest has been so. What a liveness probe asks."""
+        since = [entry.started_at for entry in self._entries.values() if entry.started_at is not None]
+        if self._drop_stale():
+            since.append(self._heap[0][0])
+        return max(0.0, now - min(since)) if since else 0.0
+
+    def _stopped(self, key: Key) -> _Entry:
+        entry = self._entries[key]
+        assert entry.started_at is not None, "a key that does not run cannot end"
+        entry.started_at = None
+        self._num_running -= 1
+        return entry
+
+    def _bring_forward(self, key: Key, entry: _Entry, now: float) -> None:
+        entry.is_again = False
+        self._set_due(key, entry, max(now + self._pace.gather_s, entry.not_before))
+
+    def _set_due(self, key: Key, entry: _Entry, due_at: float) -> None:
+        """Due then, unless it is due earlier."""
+        if entry.due_at is not None and entry.due_at <= due_at:
+            return
+        self._num_tickets += 1
+        entry.due_at, entry.ticket = due_at, self._num_tickets
+        heapq.heappush(self._heap, (due_at, entry.ticket, key))
+
+    def _drop_stale(self) -> bool:
+        """Whether a key is due some time; what leads the heap then is true."""
+        while self._heap and not self._is_valid(self._heap[0]):
+            heapq.heappop(self._heap)
+        return bool(self._heap)
+
+    def _is_valid(self, item: tuple[float, int, Key]) -> bool:
+        _, ticket, key = item
+        entry = self._entries.get(key)
+        return entry is not None and entry.due_at is not None and entry.ticket == ticket
+
+    def _forget_idle(self, key: Key, entry: _Entry) -> None:
+        if entry.due_at is None and entry.started_at is None:
+            del self._entries[key]

@@ -1,0 +1,121 @@
+"""A PDCluster's status as JSON, and back. What was written reads as what was meant: tested.
+
+Counts that status does not carry (``least``) are not read back: nobody compares them.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from pdcluster_operator.api.cluster import PDClusterSpec
+from pdcluster_operator.api.status import (
+    Condition as WireCondition,
+)
+from pdcluster_operator.api.status import (
+    ConditionStatus,
+    PDClusterStatus,
+    RolesStatus,
+    RoleStatus,
+    RouterStatus,
+    summary_of,
+)
+from pdcluster_operator.core.conditions import Condition, Counts, Reason, Status, Truth, Type
+from pdcluster_operator.core.observing import Routers
+from pdcluster_operator.kinds import Object
+
+
+def status_document(status: Status, spec: PDClusterSpec, routers: Routers, url: str) -> dict[str, Any]:
+    """``url``: where clients find the OpenAI API."""
+    return PDClusterStatus(
+        observed_generation=status.observed_generation,
+        conditions=tuple(map(_to_wire, status.conditions)),
+        roles=RolesStatus(
+            prefill=_role_to_wire(status.prefill, spec.roles.prefill.parallelism.tensor),
+            decode=_role_to_wire(status.decode, spec.roles.decode.parallelism.tensor),
+        ),
+        router=RouterStatus(replicas=routers.there, ready=routers.ready),
+        model=spec.model.public_name,
+        url=url,
+        target=status.target,
+        verified_target=status.verified or None,
+    ).to_wire()
+
+
+def bare_document(status: Status) -> dict[str, Any]:
+    """Conditions alone, for an object whose spec nobody could read."""
+    conditions = tuple(map(_to_wire, status.conditions))
+    wire = PDClusterStatus(observed_generation=status.observed_generation, conditions=conditions).to_wire()
+    return {name: wire[name] for name in ("observedGeneration", "conditions")}
+
+
+def read_status(document: Object | None) -> Status | None:
+    """What was written last; None when nothing was, or when it is not of this version of the API."""
+    if not document:
+        return None
+    try:
+        wire = PDClusterStatus.from_wire(document)
+        conditions = tuple(map(_from_wire, wire.conditions))
+    except ValueError:  # ValidationError is one; so is a reason that only another version of us knows.
+        return None
+    roles = wire.roles
+    return Status(
+        wire.observed_generation,
+        wire.target or "",
+        wire.verified_target or "",
+        _role_from_wire(roles.prefill),
+        _role_from_wire(roles.decode),
+        conditions,
+    )
+
+
+def _to_wire(condition: Condition) -> WireCondition:
+    return WireCondition(
+        type=condition.type.value,
+        status=ConditionStatus(condition.truth.value),
+        reason=condition.reason.value,
+        message=condition.message,
+        observed_generation=condition.observed_generation,
+        last_transition_time=_time(condition.transition_s),
+        last_update_time=None if condition.update_s is None else _time(condition.update_s),
+    )
+
+
+def _from_wire(condition: WireCondition) -> Condition:
+    updated = condition.last_update_time
+    return Condition(
+        Type(condition.type),
+        Truth(condition.status.value),
+        Reason(condition.reason),
+        condition.message,
+        condition.observed_generation,
+        int(condition.last_transition_time.timestamp()),
+        None if updated is None else int(updated.timestamp()),
+    )
+
+
+def _role_to_wire(counts: Counts, tensor: int) -> RoleStatus:
+    return RoleStatus(
+        wanted=counts.wanted,
+        replicas=counts.replicas,
+        updated=counts.updated,
+        ready=counts.ready,
+        updated_ready=counts.updated_ready,
+        terminating=counts.terminating,
+        summary=summary_of(ready=counts.ready, wanted=counts.wanted, tensor=tensor),
+    )
+
+
+def _role_from_wire(role: RoleStatus) -> Counts:
+    return Counts(
+        wanted=role.wanted,
+        replicas=role.replicas,
+        updated=role.updated,
+        ready=role.ready,
+        updated_ready=role.updated_ready,
+        terminating=role.terminating,
+    )
+
+
+def _time(seconds: int) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

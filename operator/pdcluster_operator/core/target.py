@@ -1,0 +1,100 @@
+"""What the spec asks for, beside what there is: the two workloads that are the target, and each role's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pdcluster_operator.core.conditions import Counts, counts_of
+from pdcluster_operator.core.fleet import ROLES, Fleet, RoleFleet, Workload, resolve_limits
+from pdcluster_operator.core.manifests.pool import Pool
+from pdcluster_operator.core.manifests.workloads import WorkloadDesign, WorkloadKind, design_workload, revision_for
+from pdcluster_operator.core.observed import Observed, SeenWorkload
+from pdcluster_operator.core.wanted import wanted_of
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.labels import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """``fleets``: the numbers of each role, with its old workloads."""
+
+    revision: str
+    designs: Mapping[Role, WorkloadDesign]
+    fleets: Mapping[Role, RoleFleet]
+
+    @property
+    def name(self) -> str:
+        """Revision and both templates in one word: what is verified, and what status speaks of. 26 characters."""
+        return "-".join((self.revision, *(self.designs[role].template for role in ROLES)))
+
+    @property
+    def counts(self) -> Mapping[Role, Counts]:
+        return {role: counts_of(self.fleets[role]) for role in ROLES}
+
+    def fleet(self, *, is_verified: bool, is_paused: bool, is_past_deadline: bool) -> Fleet:
+        prefill, decode = (self.fleets[role] for role in ROLES)
+        return Fleet(prefill, decode, is_verified, is_paused, is_past_deadline)
+
+
+def target_of(pool: Pool, observed: Observed) -> Target:
+    """What the spec asks for.
+
+    Raises:
+        ConfigError: It cannot be carried out; the message names the fields and the cure.
+    """
+    revision = revision_for(pool)
+    designs = {role: design_workload(pool, role, revision) for role in ROLES}
+    for design in designs.values():
+        _require_groups(pool, design, observed)
+    wanted = wanted_of(pool.spec, {scaler.role: scaler.replicas for scaler in observed.scalers})
+    _require_both(wanted)
+    fleets = {role: _role_fleet(pool, designs[role], wanted[role], observed) for role in ROLES}
+    return Target(revision, designs, fleets)
+
+
+def refused_counts(pool: Pool, observed: Observed) -> Mapping[Role, Counts]:
+    """Counts while the spec cannot be carried out: whatever runs is old."""
+    return {role: counts_of(_fleet_of_refused(pool, role, observed)) for role in ROLES}
+
+
+def _fleet_of_refused(pool: Pool, role: Role, observed: Observed) -> RoleFleet:
+    old = tuple(seen.as_numbers for seen in _seen(observed, role))
+    return RoleFleet(Workload("", ""), pool.role(role).replicas, 1, 0, old)
+
+
+def _role_fleet(pool: Pool, design: WorkloadDesign, wanted: int, observed: Observed) -> RoleFleet:
+    seen = {workload.name: workload.as_numbers for workload in _seen(observed, design.role)}
+    target = seen.pop(design.name, Workload(design.name, design.revision))
+    surge, unavailable = _limits(pool, wanted)
+    return RoleFleet(target, wanted, surge, unavailable, tuple(seen.values()))
+
+
+def _seen(observed: Observed, role: Role) -> list[SeenWorkload]:
+    """Oldest first, whatever order the indexes have."""
+    ours = [workload for workload in observed.workloads if workload.role is role]
+    return sorted(ours, key=lambda workload: (workload.created_s, workload.name))
+
+
+def _limits(pool: Pool, wanted: int) -> tuple[int, int]:
+    rollout = pool.spec.rollout
+    try:
+        return resolve_limits(rollout.max_surge, rollout.max_unavailable, wanted)
+    except ValueError as error:
+        raise ConfigError(f"spec.rollout: {error}") from error
+
+
+def _require_groups(pool: Pool, design: WorkloadDesign, observed: Observed) -> None:
+    if design.kind is WorkloadKind.LEADER_WORKER_SET and not observed.has_groups:
+        nodes = pool.role(design.role).nodes_per_instance
+        raise ConfigError(
+            f"{design.role.value} has nodesPerInstance {nodes}, and this cluster has no LeaderWorkerSet "
+            "(leaderworkerset.x-k8s.io/v1): install LWS, or set nodesPerInstance to 1"
+        )
+
+
+def _require_both(wanted: Mapping[Role, int]) -> None:
+    """The API server refuses it too; an object of before the rule may still say it."""
+    prefill, decode = (wanted[role] for role in ROLES)
+    if bool(prefill) != bool(decode):
+        raise ConfigError(f"prefill has {prefill} replicas, decode has {decode}: give both some, or both 0")

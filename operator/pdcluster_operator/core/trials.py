@@ -1,0 +1,58 @@
+"""When a target is verified, and what became of it: one request at a time, later and later after failures.
+
+What only says that nobody could be asked is no verdict at first, for routers come and go; when it goes on, it is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Final
+
+from pdcluster_operator.core.observed import VerificationResult
+from pdcluster_operator.core.queueing import Pace
+from pdcluster_operator.core.status import Verification
+
+PACE: Final = Pace(first_s=2.0, most_s=300.0)
+"""Seconds between two requests. 300: a pool that cannot transfer is mended by people."""
+PATIENCE: Final = 4
+"""Requests in a row that nobody answered, half a minute or so, before it is said to have failed."""
+
+
+class Verdict(Enum):
+    """What one request showed."""
+
+    PASSED = auto()
+    FAILED = auto()
+    NOBODY_ANSWERED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """All requests for one target. ``due_at``: the next may be sent then; None while one is under way."""
+
+    target: str
+    due_at: float | None
+    num_failures: int = 0
+    num_unanswered: int = 0
+    result: VerificationResult | None = None
+
+    def may_start(self, now: float) -> bool:
+        return self.due_at is not None and now >= self.due_at
+
+    def started(self) -> Trial:
+        return replace(self, due_at=None)
+
+    def ended(self, verdict: Verdict, error: str, now: float, chance: float) -> Trial:
+        """``chance``: in [0, 1)."""
+        if verdict is Verdict.PASSED:
+            return Trial(self.target, now + PACE.most_s, result=VerificationResult(Verification.PASSED))
+        num_unanswered = self.num_unanswered + 1 if verdict is Verdict.NOBODY_ANSWERED else 0
+        is_verdict = not num_unanswered or num_unanswered >= PATIENCE
+        return replace(
+            self,
+            due_at=now + PACE.delay_s(self.num_failures + 1, chance),
+            num_failures=self.num_failures + 1,
+            num_unanswered=num_unanswered,
+            result=VerificationResult(Verification.FAILED, error) if is_verdict else self.result,
+        )

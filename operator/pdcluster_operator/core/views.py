@@ -1,0 +1,172 @@
+"""What the operator keeps of each object that it watches: a few facts instead of the whole, and whether they are news.
+
+Objects come as the API server sends them; nothing here knows where from. Source of truth for pods: Kubernetes' page
+"Pod Lifecycle".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final
+
+from pdcluster_operator.kinds import DEPLOYMENT, GROUP_SET, PDCLUSTER, POD, Object, Ref, ref_of
+from pdcluster_protocol import labels
+
+_NOISE: Final = frozenset({"managedFields"})
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
+_WORKLOADS: Final = frozenset({DEPLOYMENT, GROUP_SET})
+_TOLD_METADATA: Final = ("labels", "annotations", "ownerReferences")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Any object. ``cluster``: name of the PDCluster that it is, or belongs to."""
+
+    ref: Ref
+    uid: str
+    resource_version: str
+    cluster: str
+    labels: Mapping[str, str]
+
+    def says_the_same(self, other: View) -> bool:
+        """Whether nothing differs that a plan could depend on."""
+        return replace(self, resource_version="") == replace(other, resource_version="")
+
+    def is_older_than(self, other: View) -> bool:
+        """Of one object: versions grow, and may be compared as numbers (Kubernetes 1.35, KEP-5504)."""
+        ours, theirs = self.resource_version, other.resource_version
+        return self.uid == other.uid and ours.isdecimal() and theirs.isdecimal() and int(ours) < int(theirs)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView(View):
+    """A PDCluster, whole but for who owns which field."""
+
+    document: Object
+
+
+@dataclass(frozen=True, slots=True)
+class ChildView(View):
+    """An object that a PDCluster owns. ``digest``: over all that an apply could change.
+
+    ``replicas``: asked for; ``there`` and ``ready``: as its status says; 0 for kinds that have none.
+    """
+
+    owner_uid: str
+    digest: str
+    created_s: int
+    replicas: int
+    there: int
+    ready: int
+    problem: str
+    status: Object
+
+
+@dataclass(frozen=True, slots=True)
+class PodView(View):
+    """A pod of an engine. ``problem``: why it is not ready, in a word; empty while it is or merely starts."""
+
+    is_live: bool
+    is_ready: bool
+    is_terminating: bool
+    problem: str
+
+    @property
+    def workload(self) -> tuple[str, str, str]:
+        """Role, revision and template."""
+        return tuple_of(self.labels)
+
+
+def tuple_of(found: Mapping[str, str]) -> tuple[str, str, str]:
+    """What tells workloads apart; empty where there is no such label."""
+    return found.get(labels.ROLE, ""), found.get(labels.REVISION, ""), found.get(labels.TEMPLATE, "")
+
+
+def view_of(body: Object) -> View:
+    """The facts of one object, by its kind."""
+    ref, metadata = ref_of(body), body["metadata"]
+    own = metadata.get("labels") or {}
+    if ref.kind == PDCLUSTER:
+        return ClusterView(ref, metadata["uid"], metadata["resourceVersion"], ref.name, own, _without_noise(body))
+    head = (ref, metadata["uid"], metadata["resourceVersion"], own.get(labels.CLUSTER, ""), own)
+    return _pod_view(head, body) if ref.kind == POD else _child_view(head, body)
+
+
+_Head = tuple[Ref, str, str, str, Mapping[str, str]]
+
+
+def _child_view(head: _Head, body: Object) -> ChildView:
+    spec, status, metadata = body.get("spec") or {}, body.get("status") or {}, body["metadata"]
+    return ChildView(
+        *head,
+        owner_uid=_controller_of(metadata),
+        digest=digest_of(body),
+        created_s=_unix_s(metadata.get("creationTimestamp")),
+        replicas=int(spec.get("replicas", 1)) if "replicas" in spec or head[0].kind in _WORKLOADS else 0,
+        there=int(status.get("replicas") or 0),
+        ready=int(status.get("readyReplicas") or 0),
+        problem=_failure_of(status),
+        status=status if "selector" in status else {},
+    )
+
+
+def _pod_view(head: _Head, body: Object) -> PodView:
+    status = body.get("status") or {}
+    is_going = body["metadata"].get("deletionTimestamp") is not None
+    is_live = not is_going and status.get("phase") not in _ENDED
+    is_ready = is_live and _condition(status, "Ready").get("status") == "True"
+    return PodView(*head, is_live, is_ready, is_going, "" if is_ready or is_going else _pod_problem(head[0], status))
+
+
+def digest_of(document: Object) -> str:
+    """Over spec, rules, data and the metadata that somebody writes; not over status.
+
+    Nor over an engine workload's or a scaler's replicas, which are moved and never applied; a router's are applied.
+    """
+    told = {name: value for name, value in document.items() if name not in ("metadata", "status")}
+    if labels.ROLE in (document["metadata"].get("labels") or {}) and "spec" in told:
+        told["spec"] = {name: value for name, value in told["spec"].items() if name != "replicas"}
+    told["metadata"] = {name: document["metadata"].get(name) for name in _TOLD_METADATA}
+    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _without_noise(body: Object) -> Object:
+    metadata = {name: value for name, value in body["metadata"].items() if name not in _NOISE}
+    return {**body, "metadata": metadata}
+
+
+def _controller_of(metadata: Object) -> str:
+    owners = metadata.get("ownerReferences") or ()
+    return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
+
+
+def _failure_of(status: Object) -> str:
+    """Why a Deployment cannot make its pods, such as a quota."""
+    failure = _condition(status, "ReplicaFailure")
+    return str(failure.get("message", "")) if failure.get("status") == "True" else ""
+
+
+def _pod_problem(ref: Ref, status: Object) -> str:
+    """Words that do not change with every try: each change is a write of the PDCluster's status."""
+    placed = _condition(status, "PodScheduled")
+    if placed.get("status") == "False":
+        return f"pod {ref.name} is not placed: {placed.get('message') or placed.get('reason', '')}"
+    for container in status.get("containerStatuses") or ():
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason = waiting.get("reason", "")
+        if reason and reason not in ("ContainerCreating", "PodInitializing"):
+            return f"pod {ref.name}, container {container['name']}: {reason}"
+    return ""
+
+
+def _condition(status: Object, kind: str) -> Mapping[str, Any]:
+    return next((one for one in status.get("conditions") or () if one.get("type") == kind), {})
+
+
+def _unix_s(text: str | None) -> int:
+    return int(datetime.fromisoformat(text).timestamp()) if text else 0

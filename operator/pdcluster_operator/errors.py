@@ -1,0 +1,61 @@
+"""What the API server, or the way to it, may say instead of yes, sorted by what helps.
+
+KubeError
+  Conflict       what we read is old: read again, decide again
+    Exists       there is one of this name already
+    OwnConflict  a field differs that we ourselves wrote another way
+  NotFound       there is none, or no longer
+  Forbidden      we lack the right: the chart's roles have to be mended
+  Refused        the server refuses what we wrote: our user, or we, wrote something wrong
+    Taken        a field has another owner: it is not ours to take
+  ApiUnavailable nobody answered, or not now: try again later
+  NotLeader      we may no longer act; nothing was sent
+"""
+
+from __future__ import annotations
+
+from pdcluster_protocol.errors import PDClusterError, Unavailable
+
+
+class KubeError(PDClusterError):
+    """Something was asked of the API server and not done, or not surely done."""
+
+
+class Conflict(KubeError):
+    """What we read is no longer so."""
+
+
+class Exists(Conflict):
+    """There is an object of this name already."""
+
+
+class OwnConflict(Conflict):
+    """An apply would change fields that only we own, but from a create or a scale. No harm if the picture is new."""
+
+
+class NotFound(KubeError):
+    """There is no such object, or no such kind."""
+
+
+class Forbidden(KubeError):
+    """We lack the right, or are not known. The message names verb and resource."""
+
+
+class Refused(KubeError):
+    """The API server checked what we wrote and said no. Writing it again cannot help."""
+
+
+class Taken(Refused):
+    """Somebody else owns a field that we would change."""
+
+
+class ApiUnavailable(KubeError, Unavailable):
+    """No answer, a 429 or a 5xx. ``retry_after_s``: what the server asked for; 0 when it did not."""
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class NotLeader(KubeError):
+    """Our time as leader is over: the request was not sent."""

@@ -1,0 +1,221 @@
+"""``Kube`` over HTTP. The one place that knows the API server's paths, content types and status codes.
+
+Source of truth: Kubernetes 1.35, "API concepts", "Server-Side Apply". A 429, a 5xx or a broken connection is tried
+again within the call's own time; every call is safe to repeat (see ``Kube``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+from urllib.parse import urlencode
+
+import aiohttp
+
+from pdcluster_operator.core.answers import error_of, pause_s
+from pdcluster_operator.errors import ApiUnavailable, NotFound, NotLeader, OwnConflict
+from pdcluster_operator.kinds import Kind, Object, Ref, ref_of
+from pdcluster_operator.kube import Listed
+from pdcluster_protocol.labels import MANAGER
+
+MAX_TRIES: Final = 4
+PAGE_OBJECTS: Final = 500
+_JSON: Final = "application/json"
+_APPLY: Final = "application/apply-patch+yaml"
+_MERGE: Final = "application/merge-patch+json"
+_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_STRICT: Final = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
+"""Unknown fields are errors: a misspelled pod override is refused and not ignored."""
+
+
+class Fence(Protocol):
+    """Who says whether we may write."""
+
+    def left_s(self) -> float:
+        """Seconds for which we may; 0 or less: not now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request. ``verb``: as in a role's rules."""
+
+    verb: str
+    kind: Kind
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: Object | None = None
+    content_type: str = _JSON
+    accept: str = _JSON
+    subresource: str = ""
+
+    @property
+    def is_write(self) -> bool:
+        return self.method != "GET"
+
+    @property
+    def what(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+OnAnswer = Callable[[Call, int], None]
+"""Told of each answer and its status; 0: there was none."""
+
+
+class HttpKube:
+    """One API server, through a session that the caller closes. ``fence`` None: writes need no leave (the Lease's)."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        *,
+        timeout_s: float,
+        fence: Fence | None,
+        on_answer: OnAnswer | None = None,
+    ) -> None:
+        """``timeout_s``: seconds for a call with all its tries."""
+        self._session = session
+        self._url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._fence = fence
+        self._on_answer = on_answer or _nobody_listens
+
+    async def get(self, ref: Ref) -> Object | None:
+        try:
+            return await self._do(Call("get", ref.kind, "GET", ref.path()))
+        except NotFound:
+            return None
+
+    async def list_metadata(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Listed]:
+        found: list[Listed] = []
+        query = {"limit": str(PAGE_OBJECTS)} | ({"labelSelector": selector} if selector else {})
+        while True:
+            page = await self._do(Call("list", kind, "GET", kind.path(namespace), query, accept=_METADATA_ONLY))
+            found += [_listed(item["metadata"]) for item in page.get("items") or ()]
+            token = page.get("metadata", {}).get("continue")
+            if not token:
+                return found
+            query = {**query, "continue": token}
+
+    async def serves(self, kind: Kind) -> bool:
+        try:
+            known = await self._do(Call("get", kind, "GET", kind.root))
+        except NotFound:
+            return False
+        return any(one.get("name") == kind.plural for one in known.get("resources") or ())
+
+    async def create(self, manifest: Object) -> Object:
+        ref = ref_of(manifest)
+        path = ref.kind.path(ref.namespace)
+        return await self._do(Call("create", ref.kind, "POST", path, _STRICT, manifest))
+
+    async def apply(self, manifest: Object) -> Object:
+        ref = ref_of(manifest)
+        call = Call("patch", ref.kind, "PATCH", ref.path(), _STRICT, manifest, _APPLY)
+        try:
+            return await self._do(call)
+        except OwnConflict:
+            # Only what we ourselves wrote another way (create, scale) is in the way, and the picture is not old.
+            if "resourceVersion" not in manifest["metadata"]:
+                raise
+            return await self._do(dataclasses.replace(call, query={**_STRICT, "force": "true"}))
+
+    async def apply_status(self, ref: Ref, uid: str, status: Object) -> Object:
+        named = {"name": ref.name, "namespace": ref.namespace, "uid": uid}
+        manifest = {"apiVersion": ref.kind.api_version, "kind": ref.kind.name, "metadata": named, "status": status}
+        query = {**_STRICT, "force": "true"}
+        path = ref.path("status")
+        return await self._do(Call("patch", ref.kind, "PATCH", path, query, manifest, _APPLY, subresource="status"))
+
+    async def replace(self, manifest: Object) -> Object:
+        ref = ref_of(manifest)
+        return await self._do(Call("update", ref.kind, "PUT", ref.path(), _STRICT, manifest))
+
+    async def scale(self, ref: Ref, replicas: int, *, resource_version: str) -> str:
+        body = {"metadata": {"resourceVersion": resource_version}, "spec": {"replicas": replicas}}
+        query, path = {"fieldManager": MANAGER}, ref.path("scale")
+        scaled = await self._do(Call("patch", ref.kind, "PATCH", path, query, body, _MERGE, subresource="scale"))
+        return str(scaled["metadata"]["resourceVersion"])
+
+    async def delete(self, ref: Ref, *, uid: str) -> None:
+        # Background: the object goes at once, and its own children with it soon after.
+        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        try:
+            await self._do(Call("delete", ref.kind, "DELETE", ref.path(), {}, body))
+        except NotFound:
+            return
+
+    async def _do(self, call: Call) -> dict[str, Any]:
+        """The answer, after as many tries as there is time for."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout_s
+        for num_tries in itertools.count(1):
+            try:
+                return await self._try(call, deadline)
+            except ApiUnavailable as error:
+                pause = pause_s(num_tries, random.random(), error.retry_after_s)  # noqa: S311 - spreads load
+                if num_tries == MAX_TRIES or loop.time() + pause >= deadline:
+                    raise
+            await asyncio.sleep(pause)
+        raise AssertionError("unreachable")
+
+    async def _try(self, call: Call, deadline: float) -> dict[str, Any]:
+        status = 0
+        try:
+            async with asyncio.timeout_at(self._limit(call, deadline)):
+                async with self._request(call) as response:
+                    raw = await response.read()
+                    status = response.status
+            return _read_answer(call, status, raw, response.headers)
+        except TimeoutError as error:
+            raise ApiUnavailable(f"{call.what}: no answer in time") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ApiUnavailable(f"{call.what}: {error}") from error
+        finally:
+            self._on_answer(call, status)
+
+    def _limit(self, call: Call, deadline: float) -> float:
+        """Until when this try may take. A write is not waited for longer than we lead."""
+        if not call.is_write or self._fence is None:
+            return deadline
+        left_s = self._fence.left_s()
+        if left_s <= 0:
+            raise NotLeader(f"{call.what}: not sent, for another operator may lead now")
+        return min(deadline, asyncio.get_running_loop().time() + left_s)
+
+    def _request(self, call: Call) -> aiohttp.client._RequestContextManager:
+        path = f"{call.path}?{urlencode(call.query)}" if call.query else call.path
+        headers = {"Accept": call.accept} | ({"Content-Type": call.content_type} if call.body is not None else {})
+        data = None if call.body is None else json.dumps(call.body).encode()
+        return self._session.request(
+            call.method, self._url + path, data=data, headers=headers, allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(),
+        )  # fmt: skip
+
+
+def _read_answer(call: Call, status: int, raw: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        parsed = json.loads(raw)
+    except ValueError:
+        parsed = None
+    body: dict[str, Any] | None = parsed if isinstance(parsed, dict) else None
+    if status >= 300 or body is None:
+        raise error_of(call.what, status, body, raw, headers.get("Retry-After", ""))
+    return body
+
+
+def _listed(metadata: Object) -> Listed:
+    namespace = metadata.get("namespace", "")
+    return Listed(metadata["uid"], namespace, metadata["name"], metadata["resourceVersion"])
+
+
+def _nobody_listens(call: Call, status: int) -> None:
+    pass

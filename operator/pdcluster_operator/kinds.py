@@ -1,0 +1,105 @@
+"""The kinds of objects that the operator reads or writes, and where the API server keeps them. Data only.
+
+A table rather than discovery: what is not in it the operator has no business with, and the chart's roles list the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+from pdcluster_operator.api.base import API_VERSION
+
+Object = Mapping[str, Any]
+"""One object as JSON: the API server's, or a manifest of ours. Nobody changes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind. ``plural``: as in a URL, and in a role's ``resources``."""
+
+    api_version: str
+    name: str
+    plural: str
+
+    @property
+    def group(self) -> str:
+        """Empty for the core group."""
+        return self.api_version.rpartition("/")[0]
+
+    @property
+    def version(self) -> str:
+        return self.api_version.rpartition("/")[2]
+
+    @property
+    def root(self) -> str:
+        """Path of the group's version."""
+        return f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
+
+    def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
+        """Path of one object, of one namespace's, or (None) of all of the cluster's."""
+        within = f"/namespaces/{quote(namespace)}" if namespace else ""
+        return "/".join(part for part in (f"{self.root}{within}/{self.plural}", quote(name), subresource) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """One object by name."""
+
+    kind: Kind
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.name} {self.namespace}/{self.name}"
+
+    def path(self, subresource: str = "") -> str:
+        return self.kind.path(self.namespace, self.name, subresource)
+
+
+PDCLUSTER: Final = Kind(API_VERSION, "PDCluster", "pdclusters")
+SCALER: Final = Kind(API_VERSION, "PDRoleScaler", "pdrolescalers")
+DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments")
+GROUP_SET: Final = Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
+POD: Final = Kind("v1", "Pod", "pods")
+SERVICE: Final = Kind("v1", "Service", "services")
+SECRET: Final = Kind("v1", "Secret", "secrets")
+SERVICE_ACCOUNT: Final = Kind("v1", "ServiceAccount", "serviceaccounts")
+ROLE: Final = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
+ROLE_BINDING: Final = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
+DISRUPTION_BUDGET: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+NETWORK_POLICY: Final = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+EVENT: Final = Kind("v1", "Event", "events")
+LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
+
+WATCHED_CHILDREN: Final = (
+    DEPLOYMENT,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    ROLE,
+    ROLE_BINDING,
+    DISRUPTION_BUDGET,
+    NETWORK_POLICY,
+    SCALER,
+)
+"""Children that every cluster can have, and whose changes are heard of. Not Secrets: to list them is to read all."""
+
+KINDS: Final = {
+    (kind.api_version, kind.name): kind for kind in (PDCLUSTER, GROUP_SET, POD, SECRET, EVENT, LEASE, *WATCHED_CHILDREN)
+}
+
+
+def kind_of(manifest: Object) -> Kind:
+    """The kind of one object.
+
+    Raises:
+        KeyError: Not one that the operator knows: a bug of ours.
+    """
+    return KINDS[manifest["apiVersion"], manifest["kind"]]
+
+
+def ref_of(manifest: Object) -> Ref:
+    metadata = manifest["metadata"]
+    return Ref(kind_of(manifest), metadata["namespace"], metadata["name"])

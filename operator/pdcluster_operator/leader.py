@@ -1,0 +1,181 @@
+"""Takes part in the election for one Lease, and runs a term while it leads.
+
+``core/leasing.py`` has the rules. Here: read and write the Lease, start a term when it is ours, end it when its time is
+up whatever the API server says, and give the Lease back on the way out so that the next one need not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from pdcluster_operator.clock import Clock, micro_time, steady_s
+from pdcluster_operator.core.leasing import Candidate, LeaseTimes, Record
+from pdcluster_operator.errors import Exists, KubeError
+from pdcluster_operator.kinds import LEASE, Object, Ref
+from pdcluster_operator.kube import Kube
+
+logger = logging.getLogger(__name__)
+
+_JITTER: Final = 0.2
+_PARTING_S: Final = 2.0
+"""Seconds to give the Lease back; without it the others wait for its duration."""
+
+
+class Leader:
+    """One candidate. ``left_s`` is the fence that every write asks. One task runs ``run``; anybody may ask."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        times: LeaseTimes,
+        lead: Callable[[], Awaitable[None]],
+        clock: Clock = steady_s,
+    ) -> None:
+        """``kube``: not fenced, and with a deadline well below ``renew_s``. ``lead``: a term; cancelled at its end."""
+        self._kube = kube
+        self._ref = Ref(LEASE, namespace, name)
+        self._candidate = Candidate(identity, times)
+        self._lead = lead
+        self._clock = clock
+        self._lease: Object | None = None
+        """As stored last, by us or by another one. None: not known, or there is none."""
+        self._won = asyncio.Event()
+        self._is_troubled = False
+        self.answered_at: float | None = None
+        """When the API server last answered us, on our clock. None: never yet."""
+
+    def left_s(self) -> float:
+        """Seconds for which we lead for certain; 0 or less: we do not."""
+        return self._candidate.leads_until - self._clock()
+
+    @property
+    def is_leading(self) -> bool:
+        return self.left_s() > 0
+
+    @property
+    def holder(self) -> str:
+        """Who leads as far as we know; empty: nobody."""
+        return self._candidate.seen.holder if self._candidate.seen else ""
+
+    async def run(self) -> None:
+        """Until it is cancelled, or a term fails. Ends the term first, then gives the Lease back."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._campaign(), name="leader: campaign")
+                tasks.create_task(self._serve_terms(), name="leader: terms")
+        finally:
+            await self._part()
+
+    async def _campaign(self) -> None:
+        while True:
+            await self._look()
+            is_ours = self._candidate.leads(self._clock())
+            await asyncio.sleep(self._candidate.times.retry_s * (1.0 if is_ours else 1 + _JITTER * random.random()))  # noqa: S311
+
+    async def _look(self) -> None:
+        """One try to lead, or to go on leading."""
+        try:
+            await self._try_to_lead()
+        except KubeError as error:
+            self._lease = None  # Whatever it is now, it is read again.
+            if not self._is_troubled:
+                logger.warning("lease not renewed or read lease=%s error=%s", self._ref, error)
+            self._is_troubled = True
+        else:
+            self._is_troubled = False
+            self.answered_at = self._clock()
+
+    async def _try_to_lead(self) -> None:
+        if self._lease is None or not self._candidate.leads(self._clock()):
+            await self._read()
+        if self._candidate.may_write(self._clock()):
+            await self._write()
+
+    async def _read(self) -> None:
+        self._lease = await self._kube.get(self._ref)
+        if self._lease is not None:
+            self._candidate = self._candidate.observed(_record_of(self._lease), self._clock())
+
+    async def _write(self) -> None:
+        began, renewed = self._clock(), micro_time()
+        record = self._candidate.claim(renewed)
+        manifest = self._manifest(record)
+        try:
+            self._lease = await (self._kube.create(manifest) if self._lease is None else self._kube.replace(manifest))
+        except Exists:
+            # Somebody was first. Seen now: should it be deleted, we know that there is a leader to wait for.
+            await self._read()
+            return
+        self._candidate = self._candidate.written(record, began=began, now=self._clock())
+        if self._candidate.leads(self._clock()):
+            self._won.set()
+
+    def _manifest(self, record: Record) -> dict[str, Any]:
+        """The Lease to store: what is there with our record in it, or a new one."""
+        before: Object = (self._lease or {}).get("spec") or {}
+        is_same = before.get("holderIdentity") == record.holder and "acquireTime" in before
+        spec = {
+            "holderIdentity": record.holder,
+            "leaseDurationSeconds": max(1, round(record.duration_s)),
+            "acquireTime": before["acquireTime"] if is_same else record.renewed,
+            "renewTime": record.renewed,
+            "leaseTransitions": record.transitions,
+        }
+        metadata = {"name": self._ref.name, "namespace": self._ref.namespace}
+        kept = (self._lease or {}).get("metadata", metadata)
+        return {"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": kept, "spec": spec}
+
+    async def _serve_terms(self) -> None:
+        while True:
+            await self._won.wait()
+            if self.is_leading:
+                logger.info("leading lease=%s identity=%s", self._ref, self._candidate.identity)
+                await self._serve_term()
+                logger.warning("no longer leading lease=%s holder=%s", self._ref, self.holder or "nobody")
+            self._won.clear()
+            if self.is_leading:  # Won again in between.
+                self._won.set()
+
+    async def _serve_term(self) -> None:
+        term = asyncio.ensure_future(self._lead())
+        try:
+            while (left_s := self.left_s()) > 0:
+                done, _ = await asyncio.wait({term}, timeout=left_s)
+                if done:
+                    term.result()
+                    raise RuntimeError("a term ended by itself")
+        finally:
+            term.cancel()
+            await asyncio.wait({term})
+
+    async def _part(self) -> None:
+        """The term is over: say so."""
+        self._candidate = self._candidate.resigned()
+        record = self._candidate.parting(micro_time())
+        if record is None or self._lease is None:
+            return
+        try:
+            async with asyncio.timeout(_PARTING_S):
+                await self._kube.replace(self._manifest(record))
+        except (KubeError, TimeoutError) as error:
+            logger.warning("lease not given back lease=%s error=%s", self._ref, error)
+        else:
+            logger.info("lease given back lease=%s", self._ref)
+
+
+def _record_of(lease: Object) -> Record:
+    spec: Object = lease.get("spec") or {}
+    return Record(
+        spec.get("holderIdentity") or "",
+        float(spec.get("leaseDurationSeconds") or 0),
+        str(spec.get("renewTime") or ""),
+        int(spec.get("leaseTransitions") or 0),
+    )

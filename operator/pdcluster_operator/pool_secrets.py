@@ -1,0 +1,55 @@
+"""The pools' Secrets: whether ours is there, and what one says when a request has to be signed.
+
+Asked for by name. Secrets are not watched: the right to list them would be the right to read all of a namespace.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from dataclasses import dataclass
+
+from pdcluster_operator.clock import Clock, steady_s
+from pdcluster_operator.errors import NotFound
+from pdcluster_operator.kinds import Ref
+from pdcluster_operator.kube import Kube
+
+
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    owner_uid: str
+    at: float
+
+
+class PoolSecrets:
+    """Believes for ``believe_s`` seconds that a Secret which was there still is. Keeps nothing of what they say."""
+
+    def __init__(self, kube: Kube, *, believe_s: float, clock: Clock = steady_s) -> None:
+        self._kube = kube
+        self._believe_s = believe_s
+        self._clock = clock
+        self._seen: dict[Ref, _Sight] = {}
+
+    async def is_there(self, ref: Ref, owner_uid: str) -> bool:
+        """Whether there is this Secret of this owner."""
+        seen = self._seen.get(ref)
+        if seen and seen.owner_uid == owner_uid and self._clock() < seen.at + self._believe_s:
+            return True
+        self._seen.pop(ref, None)
+        found = await self._kube.get(ref)
+        owners = (found or {}).get("metadata", {}).get("ownerReferences") or ()
+        if not any(owner["uid"] == owner_uid for owner in owners):
+            return False
+        self._seen[ref] = _Sight(owner_uid, self._clock())
+        return True
+
+    async def read(self, ref: Ref, key: str) -> str:
+        """What the Secret says under ``key``.
+
+        Raises:
+            NotFound: There is no such Secret, or no such key in it.
+        """
+        found = await self._kube.get(ref)
+        data = (found or {}).get("data") or {}
+        if key not in data:
+            raise NotFound(f"{ref} has no key {key}" if found else f"there is no {ref}")
+        return b64decode(data[key]).decode("utf-8", "replace")

@@ -1,0 +1,47 @@
+"""``/healthz``, ``/readyz`` and ``/metrics``, on one port. kopf's own probe answers 200 as long as its loop turns."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from aiohttp import web
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+"""Of a page of metrics."""
+
+Problems = Callable[[], list[str]]
+"""Why a probe fails, in sentences; none: it passes."""
+
+
+@asynccontextmanager
+async def serve_probes(
+    host: str | None, port: int, *, health: Problems, readiness: Problems, metrics: Callable[[], bytes]
+) -> AsyncIterator[int]:
+    """They are answered until the block ends. Yields the port."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        return _answer(health())
+
+    async def readyz(_: web.Request) -> web.Response:
+        return _answer(readiness())
+
+    async def show_metrics(_: web.Request) -> web.Response:
+        return web.Response(body=metrics(), headers={"Content-Type": CONTENT_TYPE})
+
+    app = web.Application()
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/readyz", readyz)
+    app.router.add_get("/metrics", show_metrics)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
+
+
+def _answer(problems: list[str]) -> web.Response:
+    return web.Response(text="".join(f"{line}\n" for line in problems or ["ok"]), status=503 if problems else 200)

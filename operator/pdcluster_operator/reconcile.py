@@ -1,0 +1,167 @@
+"""One look at one PDCluster: read the caches, plan, apply what differs, write status if it differs, tell what changed.
+
+Nothing is kept from one look to the next but savings; whatever happened in between is seen anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+
+from pydantic import ValidationError
+
+from pdcluster_operator.api.cluster import PDCluster
+from pdcluster_operator.apply import Applier
+from pdcluster_operator.caches import Caches, Key
+from pdcluster_operator.clock import unix_s
+from pdcluster_operator.core.conditions import Counts, Status
+from pdcluster_operator.core.event_document import event_document
+from pdcluster_operator.core.manifests.pool import secret_ref
+from pdcluster_operator.core.manifests.router import router_url
+from pdcluster_operator.core.observed import Plan
+from pdcluster_operator.core.observing import Known, Picture, Routers, observed_of, ready_pods, routers_of
+from pdcluster_operator.core.plan import plan_pool, pool_of
+from pdcluster_operator.core.status import Facts, events_between, reduce_status
+from pdcluster_operator.core.status_document import bare_document, read_status, status_document
+from pdcluster_operator.core.views import ClusterView, view_of
+from pdcluster_operator.errors import Forbidden, KubeError, Refused
+from pdcluster_operator.kinds import SECRET, Object, Ref
+from pdcluster_operator.kube import Kube
+from pdcluster_operator.pool_secrets import PoolSecrets
+from pdcluster_operator.verify import Order, Verifier
+from pdcluster_protocol.labels import Role
+
+logger = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """Of one term. Any number of keys at once, each by one task (``WorkQueue``)."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        caches: Caches,
+        verifier: Verifier,
+        pool_secrets: PoolSecrets,
+        *,
+        router_image: str,
+        has_groups: bool,
+        resync_s: float,
+        identity: str,
+        now: Callable[[], int] = unix_s,
+    ) -> None:
+        """``has_groups``: the API server knows LeaderWorkerSets, and we watch them."""
+        self._kube = kube
+        self._caches = caches
+        self._verifier = verifier
+        self._secrets = pool_secrets
+        self._router_image = router_image
+        self._has_groups = has_groups
+        self._resync_s = resync_s
+        self._identity = identity
+        self._now = now
+        self._applier = Applier(kube, caches)
+
+    async def reconcile(self, key: Key) -> float | None:
+        """The PDCluster is as it should be, as far as that can be done now. Returns when to look again.
+
+        Raises:
+            KubeError: Something could not be done; what the user can mend is in status.
+        """
+        view = self._caches.cluster(key)
+        if view is None or view.document["metadata"].get("deletionTimestamp"):
+            self._verifier.forget(key)
+            self._applier.forget(key.namespace, key.name)
+            return None
+        try:
+            cluster = PDCluster.from_wire(view.document)
+        except ValidationError as error:
+            await self._tell_unreadable(view, error)
+            return None
+        return await self._carry_out(key, view, cluster)
+
+    async def _carry_out(self, key: Key, view: ClusterView, cluster: PDCluster) -> float | None:
+        picture = self._caches.picture(key, view.uid)
+        observed = observed_of(picture, await self._known(key, view, cluster))
+        text = secrets.token_hex(32)
+        plan = plan_pool(cluster, observed, router_image=self._router_image, secret_text=text, now=self._now())
+        if plan is None:
+            return None
+        routers = routers_of(picture)
+        try:
+            await self._applier.apply(plan, key.namespace, view.document)
+        except (Refused, Forbidden) as error:
+            refused = reduce_status(replace(plan.facts, refusal=str(error)), observed.status, now=self._now())
+            await self._tell(view, cluster, observed.status, refused, routers)
+            raise
+        await self._tell(view, cluster, observed.status, plan.status, routers)
+        wakes = [plan.wake_after_s, self._verify(key, cluster, plan, picture), self._resync_after_s()]
+        return min(wake for wake in wakes if wake is not None)
+
+    async def _known(self, key: Key, view: ClusterView, cluster: PDCluster) -> Known:
+        ref = self._secret_of(cluster)[0]
+        is_ours = cluster.spec.auth.secret_ref is None
+        return Known(
+            has_secret=is_ours and await self._secrets.is_there(ref, view.uid),
+            has_groups=self._has_groups,
+            verifications=self._verifier.results(key),
+            status=read_status(view.document.get("status")),
+        )
+
+    def _secret_of(self, cluster: PDCluster) -> tuple[Ref, str]:
+        """The pool's Secret, and the key in it."""
+        pool = pool_of(cluster, self._router_image)
+        found = secret_ref(pool)
+        return Ref(SECRET, pool.namespace, found["name"]), found["key"]
+
+    def _verify(self, key: Key, cluster: PDCluster, plan: Plan, picture: Picture) -> float | None:
+        """Have the target proven, if it is time. Returns when to ask again."""
+        if not plan.should_verify:
+            return None
+        revision, prefill, decode = plan.facts.target.split("-")
+        ref, secret_key = self._secret_of(cluster)
+        order = Order(
+            plan.facts.target,
+            revision,
+            tuple(ready_pods(picture, Role.PREFILL, revision, prefill)),
+            tuple(ready_pods(picture, Role.DECODE, revision, decode)),
+            router_url(pool_of(cluster, self._router_image)),
+            ref,
+            secret_key,
+        )
+        return self._verifier.ask(key, order)
+
+    async def _tell(
+        self, view: ClusterView, cluster: PDCluster, before: Status | None, status: Status, routers: Routers
+    ) -> None:
+        url = router_url(pool_of(cluster, self._router_image))
+        await self._write(view, before, status, status_document(status, cluster.spec, routers, url))
+
+    async def _tell_unreadable(self, view: ClusterView, error: ValidationError) -> None:
+        """The CRD is not of our version, so the API server let through what we do not understand."""
+        told = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:5])
+        refusal = f"this operator does not understand the object: {told}; apply the CRDs of the operator's version"
+        generation = int(view.document["metadata"].get("generation", 0))
+        facts = Facts(generation, "", Counts(), Counts(), 0, 0, deadline_s=1, refusal=refusal)
+        before = read_status(view.document.get("status"))
+        status = reduce_status(facts, before, now=self._now())
+        await self._write(view, before, status, bare_document(status))
+
+    async def _write(self, view: ClusterView, before: Status | None, status: Status, document: Object) -> None:
+        if document == view.document.get("status"):
+            return
+        stored = await self._kube.apply_status(view.ref, view.uid, document)
+        self._caches.put(view_of(stored))
+        for event in events_between(before, status):
+            manifest = event_document(event, view, self._identity, self._now(), secrets.token_hex(8))
+            try:
+                await self._kube.create(manifest)
+            except KubeError as error:
+                # Told in status too; an Event is never worth another look.
+                logger.warning("event not sent cluster=%s reason=%s error=%s", view.ref, event.reason, error)
+
+    def _resync_after_s(self) -> float:
+        return self._resync_s * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load

@@ -1,0 +1,281 @@
+"""The operator's parts, put together: watches and probes at all times, work while it leads.
+
+kopf's watches --> handlers --> caches          work queue --> reconcile --> apply, status, verify
+                      |                             ^                            |
+                      +--------- whose has news ----+                fenced by --+--> leader
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import aiohttp
+import kopf
+
+from pdcluster_operator.access import open_session
+from pdcluster_operator.audit import Auditor
+from pdcluster_operator.caches import Caches, Key
+from pdcluster_operator.handlers import Handlers, make_kopf_settings, make_registry
+from pdcluster_operator.http_kube import Fence, HttpKube
+from pdcluster_operator.kinds import GROUP_SET, PDCLUSTER, POD, SCALER, WATCHED_CHILDREN, Kind
+from pdcluster_operator.leader import Leader
+from pdcluster_operator.metrics import Metrics
+from pdcluster_operator.pool_secrets import PoolSecrets
+from pdcluster_operator.probes import serve_probes
+from pdcluster_operator.reconcile import Reconciler
+from pdcluster_operator.settings import Settings
+from pdcluster_operator.verify import Verifier
+from pdcluster_operator.work_queue import WorkQueue
+from pdcluster_protocol.errors import PDClusterError
+
+logger = logging.getLogger(__name__)
+
+_POLL_S: Final = 5.0
+_KOPF_STOP_S: Final = 10.0
+_LEASE_CALLS: Final = 2
+"""Calls for the Lease that fit into the time of a renewal, so that one that hangs does not end a term."""
+
+
+class Operator:
+    """One replica. ``run`` once."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        session: aiohttp.ClientSession,
+        strangers: aiohttp.ClientSession,
+        take_signals: Callable[[], None],
+    ) -> None:
+        """``session``: to the API server. ``strangers``: to routers, without our token. ``take_signals``: makes signals
+        ours, for kopf takes them too and would end its watches before our term has ended."""
+        self._settings = settings
+        self._strangers = strangers
+        self._take_signals = take_signals
+        self.caches = Caches()
+        self._metrics = Metrics()
+        self._queue: WorkQueue[Key] | None = None
+        """Of the term that runs; None: another replica leads."""
+        self._has_groups = False
+        self._is_known = False
+        self.auditor: Auditor | None = None
+        self._handlers = Handlers(self.caches, self._has_news)
+        times = settings.lease_times
+        self.leader = Leader(
+            self._client(session, times.renew_s / _LEASE_CALLS, fence=None),
+            namespace=settings.lease_namespace,
+            name=settings.lease_name,
+            identity=settings.identity,
+            times=times,
+            lead=self._lead,
+        )
+        self._reader = self._client(session, settings.call_timeout_s, fence=None)
+        self._writer = self._client(session, settings.call_timeout_s, fence=self.leader)
+        self._add_gauges()
+
+    async def run(self, stopped: asyncio.Event) -> None:
+        """Until ``stopped``: then the term ends, the Lease is given back, and the watches end.
+
+        Raises:
+            Exception: Something ended that has to run for ever; whoever started us starts us again.
+        """
+        settings = self._settings
+        probes = serve_probes(
+            settings.host, settings.port, health=self.health, readiness=self.readiness, metrics=self._metrics.page
+        )
+        async with probes as port:
+            logger.info("serving probes and metrics port=%d identity=%s", port, settings.identity)
+            if await _unless(stopped, self._find_kinds()):
+                await self._watch_and_work(stopped)
+
+    async def _find_kinds(self) -> None:
+        """Our CRDs are there. kopf looks for kinds only once."""
+        while True:
+            try:
+                if await self._reader.serves(PDCLUSTER) and await self._reader.serves(SCALER):
+                    self._has_groups = await self._reader.serves(GROUP_SET)
+                    self._is_known = True
+                    return
+                logger.warning("no CRDs group=%s: install the chart with crds.enabled", PDCLUSTER.group)
+            except PDClusterError as error:
+                logger.warning("API server not asked error=%s", error)
+            await asyncio.sleep(_POLL_S)
+
+    async def _watch_and_work(self, stopped: asyncio.Event) -> None:
+        kinds = self._kinds()
+        settings = self._settings
+        self.auditor = Auditor(
+            self._reader,
+            self.caches,
+            kinds,
+            settings.watched_namespaces,
+            interval_s=settings.resync_s,
+            on_news=self._has_news,
+        )
+        async with self._watches(kinds) as watching:
+            working = asyncio.create_task(self._work(self.auditor), name="operator: work")
+            stopping = asyncio.create_task(stopped.wait(), name="operator: stop")
+            try:
+                done, _ = await asyncio.wait({watching, working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await _end(working, stopping)
+            for task in done - {stopping}:
+                task.result()
+                raise RuntimeError(f"{task.get_name()} has ended by itself")
+
+    @asynccontextmanager
+    async def _watches(self, kinds: tuple[Kind, ...]) -> AsyncIterator[asyncio.Task[None]]:
+        """kopf runs."""
+        settings, stop = self._settings, asyncio.Event()
+        tasks = await kopf.spawn_tasks(
+            registry=make_registry(self._handlers, kinds, settings.access),
+            settings=make_kopf_settings(kinds, timeout_s=settings.call_timeout_s),
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+            standalone=True,
+            stop_flag=stop,
+        )
+        self._take_signals()
+        watching = asyncio.create_task(kopf.run_tasks(tasks, ignored=_Everything()), name="operator: watches")
+        try:
+            yield watching
+        finally:
+            stop.set()
+            await asyncio.wait({watching}, timeout=_KOPF_STOP_S)
+
+    async def _work(self, auditor: Auditor) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.leader.run(), name="operator: leader")
+            tasks.create_task(auditor.run(), name="operator: audit")
+            tasks.create_task(self._await_new_kinds(), name="operator: kinds")
+
+    async def _lead(self) -> None:
+        """One term: until it is cancelled."""
+        settings = self._settings
+        secrets = PoolSecrets(self._reader, believe_s=settings.resync_s)
+        verifier = Verifier(self._strangers, secrets, timeout_s=settings.verify_timeout_s, on_result=self._has_news)
+        reconciler = Reconciler(
+            self._writer,
+            self.caches,
+            verifier,
+            secrets,
+            router_image=settings.router_image,
+            has_groups=self._has_groups,
+            resync_s=settings.resync_s,
+            identity=settings.identity,
+        )
+        queue: WorkQueue[Key] = WorkQueue(
+            reconciler.reconcile,
+            num_workers=settings.workers,
+            limit_s=settings.reconcile_timeout_s,
+            on_run=self._metrics.count_run,
+        )
+        self._queue = queue
+        if self._handlers.is_warm:  # Else kopf tells of each object as soon as it has listed them all.
+            queue.add_all(self.caches.keys())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(queue.run(), name="term: queue")
+                tasks.create_task(verifier.run(), name="term: verifications")
+        finally:
+            self._queue = None
+
+    async def _await_new_kinds(self) -> None:
+        """Ends the process when LeaderWorkerSets have become known: kopf watches only what was there at its start."""
+        while True:
+            await asyncio.sleep(self._settings.resync_s)
+            try:
+                is_new = not self._has_groups and await self._reader.serves(GROUP_SET)
+            except PDClusterError as error:
+                logger.warning("API server not asked error=%s", error)
+            else:
+                if is_new:
+                    raise RuntimeError("LeaderWorkerSet is installed now: starting anew to watch it")
+
+    def _kinds(self) -> tuple[Kind, ...]:
+        groups = (GROUP_SET,) if self._has_groups else ()
+        return (PDCLUSTER, POD, *WATCHED_CHILDREN, *groups)
+
+    def _has_news(self, key: Key) -> None:
+        if self._queue is not None:
+            self._queue.add(key)
+
+    def health(self) -> list[str]:
+        """What only a restart can mend. That the API server does not answer is nothing of that kind."""
+        found = []
+        overdue_s = self._queue.overdue_s() if self._queue else 0.0
+        if overdue_s > self._settings.stuck_s:
+            found.append(f"a PDCluster has been due for {overdue_s:.0f} s, the limit is {self._settings.stuck_s:g} s")
+        if self.auditor and self.auditor.blind_to:
+            found.append(f"{len(self.auditor.blind_to)} objects are there that no watch has told of")
+        return found
+
+    def readiness(self) -> list[str]:
+        """A standby is ready too: it could lead at once."""
+        if not self._is_known:
+            return [f"the CRDs of {PDCLUSTER.group} were not found yet"]
+        if self.auditor is None or not self.auditor.is_complete:
+            return ["the caches have not yet shown everything that there is"]
+        return []
+
+    def _add_gauges(self) -> None:
+        watch = self._metrics.watch
+        watch("leading", "1 while this replica leads", lambda: float(self.leader.is_leading))
+        watch("queue_keys", "PDClusters that are due now or later", lambda: float(len(self._queue or ())))
+        watch(
+            "queue_overdue_seconds",
+            "For how long the oldest PDCluster has been due or looked at",
+            lambda: self._queue.overdue_s() if self._queue else 0.0,
+        )
+
+    def _client(self, session: aiohttp.ClientSession, timeout_s: float, fence: Fence | None) -> HttpKube:
+        url = self._settings.kube_api
+        return HttpKube(session, url, timeout_s=timeout_s, fence=fence, on_answer=self._metrics.count_call)
+
+
+async def serve(settings: Settings) -> None:
+    """The operator runs until SIGTERM or SIGINT.
+
+    Raises:
+        Exception: Something ended that has to run for ever.
+    """
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def take_signals() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stopped.set)
+
+    take_signals()
+    async with open_session(settings.access) as session, aiohttp.ClientSession() as strangers:
+        await Operator(settings, session, strangers, take_signals).run(stopped)
+
+
+async def _unless(stopped: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do it, unless it is time to stop. Whether it was done."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stopped.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        return working.done() and not stopped.is_set()
+    finally:
+        await _end(working, stopping)
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+class _Everything(frozenset[asyncio.Task[Any]]):
+    """Tasks that are none of kopf's business: all. When it ends it would wait for, and cancel, any that it is not told
+    to leave alone, ours too; its own have ended by then."""
+
+    def __contains__(self, task: object) -> bool:
+        return True

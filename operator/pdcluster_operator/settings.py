@@ -1,0 +1,120 @@
+"""The operator's settings: each with its unit, default, bounds, and why that default.
+
+Built once, in ``__main__``, checked there, and handed down. Nothing else reads the command line or the environment.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pdcluster_operator.access import KubeAccess
+from pdcluster_operator.core.leasing import LeaseTimes
+from pdcluster_protocol.errors import ConfigError
+
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def _checked_api(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} is not a URL like https://HOST:PORT")
+    if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+        raise ValueError(f"{url!r} would send the token in the clear: use https, or kubectl proxy on 127.0.0.1")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+ApiUrl = Annotated[str, AfterValidator(_checked_api)]
+DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+
+
+class Settings(BaseModel):
+    """All that an operator is told at start. Frozen."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    router_image: str = Field(min_length=1, max_length=512)
+    """Image of the routers: one with the ``pdcluster`` command. No default: the chart gives the operator's own, so that
+    both are of one version."""
+    namespaces: tuple[DnsName, ...] = ()
+    """Namespaces whose PDClusters it keeps, each with a Role there. Empty: all of them, which needs a ClusterRole."""
+    kube_api: ApiUrl
+    """Base URL of the API server. Default in a pod: what Kubernetes tells it. Plain http on loopback only."""
+    kube_ca_file: Path | None = None
+    """PEM file with the API server's authorities. None: in a pod the one mounted there, else the system's."""
+    kube_token_file: Path | None = None
+    """File with our token, read anew when it changes: Kubernetes renews it every hour. None: as ``kube_ca_file``."""
+    call_timeout_s: float = Field(default=10.0, gt=0, le=60)
+    """Seconds for a call to the API server with all its tries. 10: a busy one takes a second or two; after more the
+    object is better looked at again than waited for."""
+    lease_namespace: DnsName
+    """Namespace of the Lease. Default in a pod: the pod's own."""
+    lease_name: DnsName = "pdcluster-operator"
+    """Name of the Lease; all replicas of one operator share it. Two operators with namespaces of their own need two."""
+    identity: str = Field(min_length=1, max_length=253)
+    """Who holds the Lease. Default: the host's name and a random part, for a restarted process is another candidate."""
+    lease_duration_s: float = Field(default=15.0, ge=1, le=3600)
+    """Seconds without renewal after which a standby takes over. 15: client-go's own."""
+    lease_renew_s: float = Field(default=10.0, gt=0, le=3600)
+    """Seconds without renewal after which a leader stops to act. 10: client-go's own; clocks may then differ in speed
+    by half before two could lead."""
+    lease_retry_s: float = Field(default=2.0, gt=0, le=600)
+    """Seconds between two looks at the Lease. 2: client-go's own; five tries for a renewal."""
+    resync_s: float = Field(default=600.0, ge=10, le=86400)
+    """Seconds after which an object is looked at although nothing happened, and the caches are compared with the API
+    server. 600: both are safety nets; watches tell of everything else within milliseconds."""
+    workers: int = Field(default=16, ge=1, le=256)
+    """Objects that are looked at side by side. 16: a look waits for the API server more than it computes."""
+    reconcile_timeout_s: float = Field(default=60.0, ge=1, le=3600)
+    """Seconds for one look at one object. 60: about twenty children, each with a slow API server."""
+    stuck_s: float = Field(default=300.0, ge=10, le=86400)
+    """Seconds that an object may be due or looked at before the liveness probe fails. 300: far above a look's own
+    deadline, so only an operator that really hangs is restarted."""
+    verify_timeout_s: float = Field(default=60.0, ge=1, le=120)
+    """Seconds for the request that proves a target. 60: the first request of a cold engine compiles kernels."""
+    host: str | None = None
+    """Address for probes and metrics. None: all of this pod's, for the kubelet comes from outside."""
+    port: int = Field(default=8080, ge=0, le=65535)
+    """TCP port for probes and metrics; 0: any free one. 8080: the routers' and engines' is 8000."""
+
+    @model_validator(mode="after")
+    def _can_be_led(self) -> Self:
+        self.lease_times  # noqa: B018 - raises now rather than at the first election
+        return self
+
+    @property
+    def lease_times(self) -> LeaseTimes:
+        return LeaseTimes(self.lease_duration_s, self.lease_renew_s, self.lease_retry_s)
+
+    @property
+    def access(self) -> KubeAccess:
+        return KubeAccess(self.kube_api, self.kube_ca_file, self.kube_token_file)
+
+    @property
+    def watched_namespaces(self) -> tuple[str | None, ...]:
+        """As calls take them: None for all."""
+        return self.namespaces or (None,)
+
+
+def build_settings(**values: object) -> Settings:
+    """Settings from what was given; a value of None stands for its default.
+
+    Raises:
+        ConfigError: A value is missing or out of bounds. The message names it.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    try:
+        return Settings.model_validate(given)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_told(item) for item in error.errors())) from error
+
+
+def _told(item: object) -> str:
+    assert isinstance(item, dict)
+    location = item["loc"]
+    if not location:
+        return str(item["msg"])
+    return f"--{str(location[0]).removesuffix('_s').replace('_', '-')}: {item['msg']}"

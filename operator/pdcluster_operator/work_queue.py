@@ -1,0 +1,123 @@
+"""Runs the work of keys: one task for a key, a bounded number at a time, each with a deadline.
+
+``core/queueing.py`` decides which and when. A run that fails is logged once, here, and tried again later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from enum import Enum
+from typing import Generic, TypeVar
+
+from pdcluster_operator.clock import Clock, steady_s
+from pdcluster_operator.core.queueing import KeyQueue, Pace
+from pdcluster_operator.errors import ApiUnavailable, Conflict, KubeError
+
+logger = logging.getLogger(__name__)
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Outcome(Enum):
+    """How a run ended; a metric's label."""
+
+    DONE = "done"
+    CONFLICT = "conflict"
+    FAILED = "failed"
+
+
+OnRun = Callable[[Outcome, float], None]
+"""Told of each run: how it ended, and how many seconds it took."""
+
+
+class WorkQueue(Generic[Key]):
+    """Event loop only. ``run`` is one task; ``add`` is anybody's."""
+
+    def __init__(
+        self,
+        work: Callable[[Key], Awaitable[float | None]],
+        *,
+        num_workers: int,
+        limit_s: float,
+        pace: Pace | None = None,
+        clock: Clock = steady_s,
+        on_run: OnRun | None = None,
+    ) -> None:
+        """``work``: returns after how many seconds to look again, or None. ``limit_s``: seconds for one run."""
+        self._work = work
+        self._limit_s = limit_s
+        self._clock = clock
+        self._on_run = on_run or _nobody_listens
+        self._keys: KeyQueue[Key] = KeyQueue(max_running=num_workers, pace=pace)
+        self._is_changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, key: Key) -> None:
+        """Look at it soon."""
+        self._keys.add(key, self._clock())
+        self._is_changed.set()
+
+    def add_all(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self.add(key)
+
+    def overdue_s(self) -> float:
+        """For how long the oldest key has been due or running."""
+        return self._keys.overdue_s(self._clock())
+
+    async def run(self) -> None:
+        """Until it is cancelled; then every run is cancelled and has ended."""
+        async with asyncio.TaskGroup() as runs:
+            while True:
+                self._is_changed.clear()
+                while (key := self._keys.start_next(self._clock())) is not None:
+                    runs.create_task(self._run(key), name=f"reconcile {key}")
+                await self._until_next()
+
+    async def _until_next(self) -> None:
+        due = self._keys.next_due()
+        try:
+            async with asyncio.timeout(None if due is None else max(0.0, due - self._clock())):
+                await self._is_changed.wait()
+        except TimeoutError:
+            return
+
+    async def _run(self, key: Key) -> None:
+        began = self._clock()
+        outcome = await self._run_once(key)
+        self._on_run(outcome, self._clock() - began)
+        self._is_changed.set()
+
+    async def _run_once(self, key: Key) -> Outcome:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                wake_after_s = await self._work(key)
+        except Conflict as error:
+            logger.info("reconcile out of date key=%s error=%s", key, error)
+            return self._failed(key, Outcome.CONFLICT)
+        except (KubeError, TimeoutError) as error:
+            logger.warning("reconcile failed key=%s error=%s", key, error or f"not done in {self._limit_s:g} s")
+            return self._failed(key, Outcome.FAILED, _asked_s(error))
+        except Exception:
+            # The top of a task: a bug in one object's reconcile must not stop those of all others.
+            logger.exception("reconcile broke key=%s", key)
+            return self._failed(key, Outcome.FAILED)
+        self._keys.finish(key, self._clock(), wake_after_s)
+        return Outcome.DONE
+
+    def _failed(self, key: Key, outcome: Outcome, asked_s: float = 0.0) -> Outcome:
+        self._keys.fail(key, self._clock(), chance=random.random(), asked_s=asked_s)  # noqa: S311 - spreads load
+        return outcome
+
+
+def _nobody_listens(outcome: Outcome, seconds: float) -> None:
+    pass
+
+
+def _asked_s(error: Exception) -> float:
+    return error.retry_after_s if isinstance(error, ApiUnavailable) else 0.0

@@ -1,0 +1,180 @@
+"""What the operator's client relies on, of every API server: preconditions, field owners, and which error says what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+
+from contract.operator_ends import API_SERVERS, ApiEnd
+from pdcluster_operator.access import open_session
+from pdcluster_operator.clock import micro_time
+from pdcluster_operator.errors import Conflict, Exists, NotFound, OwnConflict, Taken
+from pdcluster_operator.http_kube import HttpKube
+from pdcluster_operator.kinds import DEPLOYMENT, GROUP_SET, LEASE, SERVICE, SERVICE_ACCOUNT, Kind, Object, Ref, ref_of
+
+pytestmark = pytest.mark.anyio
+
+
+@dataclass
+class End:
+    """The client, and another one with a name of its own."""
+
+    api: ApiEnd
+    kube: HttpKube
+    session: aiohttp.ClientSession
+
+    def manifest(self, kind: Kind, name: str = "x", **rest: Any) -> dict[str, Any]:
+        metadata = {"name": name, "namespace": self.api.namespace, **rest.pop("metadata", {})}
+        return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, **rest}
+
+    def service(self, port: int = 80, **metadata: Any) -> dict[str, Any]:
+        ports = [{"name": "http", "port": port, "protocol": "TCP"}]
+        return self.manifest(SERVICE, metadata=metadata, spec={"selector": {"app": "x"}, "ports": ports})
+
+    def deployment(self, replicas: int = 1, deadline_s: int = 600, **metadata: Any) -> dict[str, Any]:
+        pod = {"metadata": {"labels": {"app": "x"}}, "spec": {"containers": [{"name": "c", "image": "i:1"}]}}
+        spec = {
+            "replicas": replicas,
+            "progressDeadlineSeconds": deadline_s,
+            "selector": {"matchLabels": {"app": "x"}},
+            "template": pod,
+        }
+        return self.manifest(DEPLOYMENT, metadata=metadata, spec=spec)
+
+    async def edit(self, ref: Ref, patch: object) -> None:
+        """Somebody else's change."""
+        url = f"{self.api.access.url}{ref.path()}?fieldManager=kubectl-edit"
+        headers = {"Content-Type": "application/merge-patch+json"}
+        async with self.session.patch(url, data=json.dumps(patch), headers=headers) as response:
+            assert response.status == 200, await response.text()
+
+    async def there(self, manifest: Object) -> Object:
+        found = await self.kube.get(ref_of(manifest))
+        assert found is not None
+        return found
+
+
+@pytest.fixture(params=API_SERVERS)
+async def end(request: pytest.FixtureRequest) -> AsyncIterator[End]:
+    async with API_SERVERS[request.param]() as api, open_session(api.access) as session:
+        yield End(api, HttpKube(session, api.access.url, timeout_s=10.0, fence=None), session)
+
+
+async def test_what_is_not_there_is_none(end: End) -> None:
+    assert await end.kube.get(Ref(SERVICE, end.api.namespace, "x")) is None
+
+
+async def test_an_apply_makes_an_object_and_the_same_again_changes_nothing(end: End) -> None:
+    first = await end.kube.apply(end.service())
+    second = await end.kube.apply(end.service())
+    assert first["metadata"]["resourceVersion"] == second["metadata"]["resourceVersion"]
+    assert first["spec"]["ports"][0]["port"] == 80
+
+
+async def test_a_field_that_we_apply_no_longer_goes(end: End) -> None:
+    await end.kube.apply(end.service(annotations={"a": "b"}))
+    await end.kube.apply(end.service())
+    assert not (await end.there(end.service()))["metadata"].get("annotations")
+
+
+async def test_a_field_of_somebody_else_stays_theirs(end: End) -> None:
+    await end.kube.apply(end.service())
+    ref = ref_of(end.service())
+    await end.edit(ref, {"metadata": {"annotations": {"theirs": "1"}}, "spec": {"selector": {"app": "theirs"}}})
+    with pytest.raises(Taken, match="kubectl-edit"):
+        await end.kube.apply(end.service())
+    found = await end.there(end.service())
+    assert found["spec"]["selector"] == {"app": "theirs"}
+    assert found["metadata"]["annotations"] == {"theirs": "1"}
+
+
+async def test_an_apply_to_another_object_than_the_one_that_was_seen_is_a_conflict(end: End) -> None:
+    made = await end.kube.apply(end.service())
+    with pytest.raises(Conflict):
+        await end.kube.apply(end.service(port=81, uid="00000000-0000-0000-0000-000000000000"))
+    await end.kube.delete(ref_of(end.service()), uid=made["metadata"]["uid"])
+    with pytest.raises(Conflict):
+        await end.kube.apply(end.service(uid=made["metadata"]["uid"]))
+    assert await end.kube.get(ref_of(end.service())) is None
+
+
+async def test_an_apply_to_an_old_picture_is_a_conflict(end: End) -> None:
+    made = await end.kube.apply(end.deployment())
+    await end.edit(ref_of(made), {"metadata": {"annotations": {"a": "b"}}})
+    with pytest.raises(Conflict):
+        await end.kube.apply(end.deployment(deadline_s=9, resourceVersion=made["metadata"]["resourceVersion"]))
+
+
+async def test_what_we_created_or_scaled_ourselves_does_not_stand_in_the_way_of_an_apply(end: End) -> None:
+    made = await end.kube.create(end.deployment())
+    ref = ref_of(made)
+    version = await end.kube.scale(ref, 3, resource_version=made["metadata"]["resourceVersion"])
+    with pytest.raises(OwnConflict):
+        await end.kube.apply(end.deployment(replicas=3, deadline_s=700))  # Perhaps the picture was old.
+    applied = await end.kube.apply(end.deployment(replicas=3, deadline_s=700, resourceVersion=version))
+    assert applied["spec"]["progressDeadlineSeconds"] == 700
+    assert applied["spec"]["replicas"] == 3
+
+
+async def test_a_scale_that_was_decided_on_an_old_picture_is_a_conflict(end: End) -> None:
+    made = await end.kube.create(end.deployment())
+    ref, version = ref_of(made), made["metadata"]["resourceVersion"]
+    after = await end.kube.scale(ref, 2, resource_version=version)
+    assert after != version
+    with pytest.raises(Conflict):
+        await end.kube.scale(ref, 5, resource_version=version)
+    found = await end.there(made)
+    assert found["spec"]["replicas"] == 2
+    assert found["metadata"]["resourceVersion"] == after
+
+
+async def test_a_second_create_says_that_there_is_one(end: End) -> None:
+    await end.kube.create(end.service())
+    with pytest.raises(Exists):
+        await end.kube.create(end.service())
+
+
+async def test_only_the_object_that_was_seen_is_deleted_and_none_is_no_error(end: End) -> None:
+    made = await end.kube.apply(end.manifest(SERVICE_ACCOUNT))
+    ref = ref_of(made)
+    with pytest.raises(Conflict):
+        await end.kube.delete(ref, uid="00000000-0000-0000-0000-000000000000")
+    await end.kube.delete(ref, uid=made["metadata"]["uid"])
+    await end.kube.delete(ref, uid=made["metadata"]["uid"])
+    assert await end.kube.get(ref) is None
+
+
+async def test_of_two_who_replace_the_same_lease_one_wins(end: End) -> None:
+    def lease(holder: str, **metadata: Any) -> dict[str, Any]:
+        return end.manifest(LEASE, metadata=metadata, spec={"holderIdentity": holder, "renewTime": micro_time()})
+
+    made = await end.kube.create(lease("a"))
+    version = made["metadata"]["resourceVersion"]
+    await end.kube.replace(lease("b", resourceVersion=version))
+    with pytest.raises(Conflict):
+        await end.kube.replace(lease("c", resourceVersion=version))
+    assert (await end.there(made))["spec"]["holderIdentity"] == "b"
+
+
+async def test_lists_show_metadata_of_what_a_selector_chooses(end: End) -> None:
+    await end.kube.apply(end.manifest(SERVICE_ACCOUNT, "one", metadata={"labels": {"app": "x"}}))
+    await end.kube.apply(end.manifest(SERVICE_ACCOUNT, "two"))
+    [listed] = await end.kube.list_metadata(SERVICE_ACCOUNT, end.api.namespace, "app=x")
+    there = await end.kube.get(Ref(SERVICE_ACCOUNT, end.api.namespace, "one"))
+    assert there is not None
+    assert (listed.name, listed.namespace, listed.uid) == ("one", end.api.namespace, there["metadata"]["uid"])
+
+
+async def test_it_says_which_kinds_there_are(end: End) -> None:
+    assert await end.kube.serves(DEPLOYMENT)
+    assert not await end.kube.serves(GROUP_SET)
+
+
+async def test_a_kind_that_is_not_there_is_not_found(end: End) -> None:
+    with pytest.raises(NotFound):
+        await end.kube.apply(end.manifest(GROUP_SET, spec={}))

@@ -1,0 +1,182 @@
+"""Candidates for one Lease on an API server: who acts, until when, and what the Lease says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+import pytest
+
+from fakes.api_server import ApiServer, Fault, is_parting
+from fakes.router import until
+from pdcluster_operator.access import KubeAccess, open_session
+from pdcluster_operator.core.leasing import LeaseTimes
+from pdcluster_operator.http_kube import HttpKube
+from pdcluster_operator.leader import Leader
+
+pytestmark = pytest.mark.anyio
+
+AT = ("leases", "system", "op")
+TIMES = LeaseTimes(1.0, 0.6, 0.1)
+
+
+@dataclass
+class Acting:
+    """Who acts now, and every term that there was."""
+
+    now: list[str] = field(default_factory=list)
+    terms: list[str] = field(default_factory=list)
+    most: int = 0
+
+
+class Candidate:
+    """A leader whose work is to note that it acts."""
+
+    def __init__(self, api: ApiServer, session: aiohttp.ClientSession, name: str, acting: Acting) -> None:
+        self.name = name
+        self._api = api
+        self._acting = acting
+        kube = HttpKube(session, api.url, timeout_s=0.3, fence=None)
+        self.leader = Leader(kube, namespace="system", name="op", identity=name, times=TIMES, lead=self._act)
+        self.task = asyncio.create_task(self.leader.run())
+
+    async def _act(self) -> None:
+        acting = self._acting
+        acting.now.append(self.name)
+        acting.terms.append(self.name)
+        acting.most = max(acting.most, len(acting.now))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            acting.now.remove(self.name)
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.wait({self.task})
+
+    async def die(self) -> None:
+        """Without a word."""
+        self._api.faults.append(Fault(is_parting, 403))
+        await self.stop()
+
+
+@asynccontextmanager
+async def candidates(*names: str) -> AsyncIterator[tuple[ApiServer, dict[str, Candidate], Acting]]:
+    api, acting = ApiServer(), Acting()
+    await api.start()
+    async with open_session(KubeAccess(api.url)) as session:
+        found = {name: Candidate(api, session, name, acting) for name in names}
+        try:
+            yield api, found, acting
+        finally:
+            for candidate in found.values():
+                await candidate.stop()
+    await api.stop()
+
+
+def spec(api: ApiServer) -> dict[str, object]:
+    found: dict[str, object] = api.store.read(AT)["spec"]
+    return found
+
+
+async def test_one_of_many_leads_and_goes_on_leading() -> None:
+    async with candidates("a", "b", "c") as (api, _, acting):
+        await until(lambda: len(acting.now) == 1)
+        await asyncio.sleep(1.5)
+        assert acting.terms == acting.now
+        assert acting.most == 1
+        assert spec(api)["holderIdentity"] == acting.now[0]
+        assert spec(api)["leaseTransitions"] == 0
+
+
+async def test_a_leader_that_leaves_is_followed_at_once() -> None:
+    async with candidates("a", "b") as (_, found, acting):
+        await until(lambda: len(acting.now) == 1)
+        [first] = acting.now
+        await found[first].stop()
+        assert acting.now == []
+        async with asyncio.timeout(0.5):
+            await until(lambda: len(acting.now) == 1)
+
+
+async def test_a_leader_that_dies_is_followed_after_the_duration() -> None:
+    async with candidates("a", "b") as (api, found, acting):
+        await until(lambda: len(acting.now) == 1)
+        [first] = acting.now
+        await asyncio.sleep(0.3)
+        await found[first].die()
+        await asyncio.sleep(0.5)
+        assert acting.now == []
+        await until(lambda: len(acting.now) == 1)
+        assert spec(api)["leaseTransitions"] == 1
+
+
+async def test_a_leader_that_cannot_renew_stops_before_another_may_begin() -> None:
+    """The API server still answers the other one's requests."""
+    async with candidates("a", "b") as (api, found, acting):
+        await until(lambda: len(acting.now) == 1)
+        [first] = acting.now
+        await asyncio.sleep(0.2)
+
+        def is_the_firsts(asked: object) -> bool:
+            body = getattr(asked, "body", None) or {}
+            return bool(body.get("spec", {}).get("holderIdentity") == first)
+
+        api.faults.append(Fault(is_the_firsts, 500, times=999))
+        await until(lambda: acting.now == [])
+        assert not found[first].leader.is_leading
+        await until(lambda: len(acting.now) == 1)
+        assert acting.now != [first]
+        assert acting.most == 1
+
+
+async def test_a_lost_lease_is_won_again_when_the_api_server_is_back() -> None:
+    async with candidates("a") as (api, _, acting):
+        await until(lambda: acting.now == ["a"])
+        await api.stop()
+        await until(lambda: acting.now == [])
+        await api.start()
+        await until(lambda: acting.now == ["a"])
+        assert acting.terms == ["a", "a"]
+
+
+async def test_a_lease_that_somebody_deleted_is_made_again_by_its_holder() -> None:
+    """Who has seen the holder waits for it; only who starts at that very moment cannot know."""
+    async with candidates("a", "b") as (api, found, acting):
+        await until(lambda: len(acting.now) == 1 and all(one.leader.holder for one in found.values()))
+        api.store.delete(AT)
+        await until(lambda: AT in api.store.objects)
+        assert spec(api)["holderIdentity"] == acting.now[0]
+        assert acting.most == 1
+
+
+async def test_labels_of_a_lease_and_its_acquire_time_stay() -> None:
+    async with candidates("a") as (api, _, acting):
+        await until(lambda: acting.now == ["a"])
+        acquired = spec(api)["acquireTime"]
+        api.store.merge(AT, {"metadata": {"labels": {"kept": "yes"}}})
+        await asyncio.sleep(0.5)
+        assert api.store.read(AT)["metadata"]["labels"] == {"kept": "yes"}
+        assert spec(api)["acquireTime"] == acquired
+        assert spec(api)["renewTime"] != acquired
+        assert acting.terms == ["a"]
+
+
+async def test_a_term_that_breaks_ends_the_leader_with_its_error() -> None:
+    api = ApiServer()
+    await api.start()
+
+    async def act() -> None:
+        raise ValueError("a bug of ours")
+
+    async with open_session(KubeAccess(api.url)) as session:
+        kube = HttpKube(session, api.url, timeout_s=0.3, fence=None)
+        leader = Leader(kube, namespace="system", name="op", identity="a", times=TIMES, lead=act)
+        with pytest.raises(ExceptionGroup) as caught:
+            await leader.run()
+        assert caught.group_contains(ValueError, match="a bug of ours")
+        assert spec(api)["holderIdentity"] == ""
+    await api.stop()

@@ -1,0 +1,184 @@
+"""Whole replicas on an API server that fails as real ones do: watches, election, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from fakes.api_server import ApiServer, Fault
+from fakes.operator_rig import AT, Replica, pool, running_operator, running_router, settle
+
+pytestmark = pytest.mark.anyio
+
+LEASE = ("leases", "system", "pdcluster-operator")
+
+
+async def until(is_true: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not is_true():
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def running_api() -> AsyncIterator[ApiServer]:
+    """With a controller that brings pods about."""
+    api = ApiServer()
+    await api.start()
+    controller = asyncio.create_task(_control(api))
+    try:
+        yield api
+    finally:
+        controller.cancel()
+        await asyncio.wait({controller})
+        await api.stop()
+
+
+async def _control(api: ApiServer) -> None:
+    while True:
+        await asyncio.sleep(0.05)
+        settle(api.store)
+        api.tell()
+
+
+def create(api: ApiServer, body: dict[str, object]) -> None:
+    api.store.create(AT, body)
+    api.tell()
+
+
+def change(api: ApiServer, **spec: object) -> None:
+    api.store.merge(AT, {"spec": spec})
+    api.tell()
+
+
+def is_ready(api: ApiServer) -> bool:
+    """And for what the spec says now."""
+    body = api.store.objects[AT].body
+    status = body.get("status") or {}
+    conditions = {one["type"]: one["status"] for one in status.get("conditions", ())}
+    return conditions.get("Ready") == "True" and status["observedGeneration"] == body["metadata"]["generation"]
+
+
+async def all_read(replica: Replica) -> None:
+    await until(lambda: not replica.operator.readiness())
+
+
+async def test_an_operator_brings_a_pdcluster_up_and_then_keeps_quiet() -> None:
+    async with running_api() as api, running_router() as router, running_operator(api) as replica:
+        create(api, pool(router))
+        await until(lambda: is_ready(api))
+        await all_read(replica)
+        await asyncio.sleep(0.5)
+        api.asked.clear()
+        await asyncio.sleep(1.0)
+        assert api.writes == []
+
+
+async def test_objects_of_before_the_start_are_seen_and_a_deletion_is_too() -> None:
+    async with running_api() as api, running_router() as router:
+        create(api, pool(router))
+        async with running_operator(api) as replica:
+            await until(lambda: is_ready(api))
+            api.store.delete(AT)
+            api.tell()
+            await until(lambda: not replica.operator.caches.keys())
+
+
+async def test_a_deletion_that_a_watch_missed_is_found_out() -> None:
+    """kopf lists anew after a gap and says nothing of what is gone."""
+    async with running_api() as api, running_router() as router:
+        create(api, pool(router))
+        async with running_operator(api) as replica:
+            await until(lambda: is_ready(api))
+            await all_read(replica)
+            caches, auditor = replica.operator.caches, replica.operator.auditor
+            assert auditor is not None
+            await api.stop()
+            api.store.delete(AT)
+            api.forget_history()
+            await api.start()
+            await asyncio.sleep(2.0)
+            assert caches.keys(), "kopf tells of it by now: the audit has one thing less to do"
+            await auditor.compare()
+            assert not caches.keys()
+
+
+async def test_a_server_that_was_away_for_a_while_is_watched_again() -> None:
+    async with running_api() as api, running_router() as router:
+        create(api, pool(router))
+        async with running_operator(api):
+            await until(lambda: is_ready(api))
+            await api.stop()
+            await asyncio.sleep(0.5)
+            await api.start()
+            change(api, router={"replicas": 3, "service": {"port": router.port}})
+            await until(lambda: is_ready(api))
+            assert api.store.read(("deployments", "default", "pool-router"))["spec"]["replicas"] == 3
+
+
+async def test_a_cut_watch_goes_on() -> None:
+    async with running_api() as api, running_router() as router:
+        create(api, pool(router))
+        async with running_operator(api):
+            await until(lambda: is_ready(api))
+            api.cut_watches()
+            change(api, router={"replicas": 3, "service": {"port": router.port}})
+            await until(lambda: api.store.read(("deployments", "default", "pool-router"))["spec"]["replicas"] == 3)
+
+
+async def test_a_storm_of_errors_passes() -> None:
+    async with running_api() as api, running_router() as router:
+        codes = [429, 500, 409, 503]
+        api.faults += [Fault(lambda asked: asked.is_write and "leases" not in asked.path, code, 2) for code in codes]
+        create(api, pool(router))
+        async with running_operator(api):
+            await until(lambda: is_ready(api), 40)
+
+
+async def test_two_replicas_one_leads_and_when_it_is_killed_the_other_goes_on() -> None:
+    async with running_api() as api, running_router() as router, running_operator(api, "a") as first:
+        await until(lambda: first.operator.leader.is_leading)
+        async with running_operator(api, "b") as second:
+            await all_read(second)
+            assert not second.operator.leader.is_leading
+            create(api, pool(router))
+            await until(lambda: bool(api.store.all_of("deployments")))
+            await first.kill()
+            await until(lambda: is_ready(api))
+            assert second.operator.leader.is_leading
+
+
+async def test_an_operator_that_is_stopped_gives_the_lease_back_and_the_next_one_need_not_wait() -> None:
+    async with running_api() as api, running_operator(api, "a", lease_duration_s=60, lease_renew_s=40) as first:
+        await until(lambda: first.operator.leader.is_leading)
+        async with running_operator(api, "b", lease_duration_s=60, lease_renew_s=40) as second:
+            await all_read(second)
+            await first.stop()
+            assert api.store.read(LEASE)["spec"]["holderIdentity"] in ("", "b")
+            await until(lambda: second.operator.leader.is_leading, 5)
+
+
+async def test_a_leader_that_cannot_renew_writes_no_more() -> None:
+    async with running_api() as api, running_router() as router, running_operator(api) as replica:
+        await until(lambda: replica.operator.leader.is_leading)
+        api.faults.append(Fault(lambda asked: "leases" in asked.path, 0, times=999))
+        await until(lambda: not replica.operator.leader.is_leading)
+        api.asked.clear()
+        create(api, pool(router))
+        await asyncio.sleep(0.5)
+        assert api.writes == []
+        api.faults.clear()
+        await until(lambda: is_ready(api))
+
+
+async def test_without_crds_it_waits_for_them_and_is_not_ready() -> None:
+    async with running_api() as api:
+        crds = {kind for kind in api.served if kind.group == "pdcluster.dev"}
+        api.served -= crds
+        async with running_operator(api) as replica:
+            await until(lambda: bool(api.asked))
+            await asyncio.sleep(0.1)
+            assert "were not found" in replica.operator.readiness()[0]
+            await replica.stop()

@@ -1,0 +1,230 @@
+"""Looks at one PDCluster on an API server: what is made, what is left alone, who is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from fakes.api_server import Fault
+from fakes.operator_rig import AT, KEY, Rig, pool, running_rig, settle
+from pdcluster_operator.errors import ApiUnavailable, Conflict, Forbidden, Refused, Taken
+from pdcluster_protocol import labels
+
+pytestmark = pytest.mark.anyio
+
+
+async def made(rig: Rig, **changes: object) -> None:
+    """A PDCluster is there and has come to rest."""
+    rig.store.create(AT, pool(rig.router, changes))
+    await rig.look_until_still()
+
+
+async def test_a_new_pdcluster_gets_its_children_and_becomes_ready() -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        kinds = sorted({at[0] for at in rig.store.objects} - {"pdclusters", "events", "pods"})
+        assert kinds == [
+            "deployments",
+            "networkpolicies",
+            "poddisruptionbudgets",
+            "rolebindings",
+            "roles",
+            "secrets",
+            "serviceaccounts",
+            "services",
+        ]
+        assert list(rig.deployments().values()) == [1, 1]
+        assert rig.condition("Ready")["status"] == "True"
+        assert rig.condition("TransferVerified")["reason"] == "Verified"
+        assert len(rig.router.orders) == 1
+        assert "Normal Serving" in rig.events()
+
+
+async def test_a_second_look_makes_no_call_at_all() -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        rig.api.asked.clear()
+        wake = await rig.look()
+        assert rig.api.asked == []
+        assert wake is not None
+        assert 540 <= wake <= 660
+
+
+async def test_another_operator_finds_nothing_to_change() -> None:
+    """Nothing lives in the first one's memory: what it knew is in the cluster."""
+    async with running_rig() as rig:
+        await made(rig)
+        before = rig.store.num_writes
+        other = Rig(rig.api, rig.router, rig.sessions, None)
+        other.sync()
+        await other.reconciler.reconcile(KEY)
+        assert rig.store.num_writes == before
+        assert len(rig.router.orders) == 1
+        rig.api.asked.clear()
+        await other.look()
+        assert rig.api.asked == []
+
+
+async def test_what_somebody_deleted_is_made_again() -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        rig.store.delete(("services", "default", "pool-router"))
+        await rig.look_until_still()
+        assert ("services", "default", "pool-router") in rig.store.objects
+
+
+async def test_a_field_that_somebody_else_took_is_not_taken_back_and_the_user_is_told() -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        at = ("services", "default", "pool-router")
+        rig.store.merge(at, {"spec": {"type": "NodePort"}}, "kubectl-edit|Update|")
+        with pytest.raises(Taken):
+            await rig.look()
+        assert rig.store.read(at)["spec"]["type"] == "NodePort"
+        assert rig.condition("Accepted")["reason"] == "Refused"
+        assert 'conflict with "kubectl-edit"' in rig.condition("Accepted")["message"]
+        assert "Warning Refused" in rig.events()
+
+
+async def test_a_strangers_object_in_our_place_is_refused_and_left_alone() -> None:
+    async with running_rig() as rig:
+        at = ("services", "default", "pool-router")
+        theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {}, "spec": {"selector": {"app": "theirs"}}}
+        rig.store.create(at, theirs)
+        rig.store.create(AT, pool(rig.router))
+        with pytest.raises(Refused, match="is nobody's: delete it"):
+            await rig.look()
+        assert rig.store.read(at)["spec"] == theirs["spec"]
+        assert "pool-router is there" in rig.condition("Accepted")["message"]
+
+
+async def test_children_of_an_earlier_pdcluster_of_this_name_are_waited_for() -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        rig.store.delete(AT)
+        rig.store.create(AT, pool(rig.router))
+        with pytest.raises(Conflict, match="earlier PDCluster pool"):
+            await rig.look()
+        for at in [at for at in rig.store.objects if at[0] not in ("pdclusters", "events")]:
+            rig.store.delete(at)  # As the garbage collector does.
+        await rig.look_until_still()
+        assert rig.condition("Ready")["status"] == "True"
+
+
+async def test_a_child_that_the_api_server_does_not_take_is_told_in_its_words() -> None:
+    async with running_rig() as rig:
+        rig.store.create(AT, pool(rig.router))
+        rig.api.faults.append(Fault(lambda asked: asked.is_write and "deployments" in asked.path, 422, times=99))
+        with pytest.raises(Refused):
+            await rig.look()
+        assert "a fault of the test" in rig.condition("Accepted")["message"]
+        rig.api.faults.clear()
+        await rig.look_until_still()
+        assert rig.condition("Accepted")["status"] == "True"
+
+
+async def test_a_right_that_lacks_is_told() -> None:
+    async with running_rig() as rig:
+        rig.store.create(AT, pool(rig.router))
+        rig.api.faults.append(Fault(lambda asked: "networkpolicies" in asked.path, 403, times=99))
+        with pytest.raises(Forbidden):
+            await rig.look()
+        assert "403" in rig.condition("Accepted")["message"]
+
+
+async def test_a_server_that_is_away_for_a_moment_is_asked_again_and_for_longer_is_reported() -> None:
+    async with running_rig() as rig:
+        rig.store.create(AT, pool(rig.router))
+        rig.api.faults.append(Fault(lambda asked: asked.is_write, 503, times=2))
+        await rig.look()
+        rig.api.faults.append(Fault(lambda asked: asked.is_write, 500, times=99))
+        rig.store.merge(AT, {"spec": {"router": {"replicas": 3}}})
+        with pytest.raises(ApiUnavailable):
+            await rig.look()
+
+
+async def test_a_new_engine_argument_rolls_one_role_and_removes_the_old_workload() -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        before = set(rig.deployments())
+        rig.store.merge(AT, {"spec": {"roles": {"decode": {"engineArgs": {"max-num-seqs": "8"}}}}})
+        await rig.look_until_still()
+        after = set(rig.deployments())
+        assert len(after) == 2
+        assert len(before & after) == 1  # Prefill's is as it was.
+        assert rig.condition("Ready")["status"] == "True"
+        assert len(rig.router.orders) == 2
+
+
+async def test_a_move_that_was_decided_on_an_old_picture_is_a_conflict() -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        rig.store.merge(AT, {"spec": {"roles": {"decode": {"replicas": 2}}}})
+        rig.sync()
+        [decode] = [name for name in rig.deployments() if "decode" in name]
+        rig.store.merge(("deployments", "default", decode), {"metadata": {"annotations": {"a": "b"}}})
+        with pytest.raises(Conflict):
+            await rig.reconciler.reconcile(KEY)
+        assert rig.deployments()[decode] == 1
+        await rig.look_until_still()
+        assert rig.deployments()[decode] == 2
+
+
+async def test_replicas_that_somebody_changed_by_hand_are_put_right() -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        [decode] = [name for name in rig.deployments() if "decode" in name]
+        rig.store.merge(("deployments", "default", decode), {"spec": {"replicas": 5}}, "kubectl|Update|scale")
+        await rig.look_until_still()
+        assert rig.deployments()[decode] == 1
+
+
+async def test_a_refused_transfer_is_told_and_proven_again_later() -> None:
+    async with running_rig((409, "engine p1 and d1: KV was not pushed")) as rig:
+        rig.store.create(AT, pool(rig.router))
+        for _ in range(3):
+            await rig.look()
+            await rig.verified()
+            settle(rig.store)
+        assert rig.condition("TransferVerified")["message"] == "engine p1 and d1: KV was not pushed"
+        assert rig.condition("Ready")["status"] == "False"
+        wake = await rig.look()
+        assert wake is not None
+        assert wake < 5
+
+
+async def test_the_order_names_the_pods_of_the_target_and_is_signed_with_the_pools_secret() -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        [order] = rig.router.orders
+        pods = {one["metadata"]["name"] for one in rig.store.all_of("pods")}
+        assert set(order["prefill_pods"]) | set(order["decode_pods"]) == pods
+        revisions = {one["metadata"]["labels"][labels.REVISION] for one in rig.store.all_of("pods")}
+        assert {order["revision"]} == revisions
+        assert rig.router.passes[0].startswith("Bearer ")
+
+
+async def test_a_pdcluster_that_is_being_deleted_is_left_to_the_garbage_collector() -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        rig.store.merge(AT, {"metadata": {"deletionTimestamp": "2026-01-02T00:00:00Z"}})
+        rig.api.asked.clear()
+        assert await rig.look() is None
+        assert rig.api.writes == []
+
+
+async def test_an_object_that_we_do_not_understand_is_told_so() -> None:
+    async with running_rig() as rig:
+        rig.store.create(AT, pool(rig.router, {"spec.fieldOfTheFuture": 1}))
+        assert await rig.look() is None
+        assert "fieldOfTheFuture" in rig.condition("Accepted")["message"]
+        rig.api.asked.clear()
+        assert await rig.look() is None
+        assert rig.api.asked == []
+
+
+async def test_the_number_of_routers_follows_the_spec() -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        rig.store.merge(AT, {"spec": {"router": {"replicas": 3}}})
+        await rig.look_until_still()
+        assert rig.store.read(("deployments", "default", "pool-router"))["spec"]["replicas"] == 3

@@ -1,0 +1,147 @@
+"""The request that proves a target: who is asked, how it is signed, and what each answer means."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from fakes.api_server import ApiServer
+from fakes.operator_rig import KEY, SECRET, FakeRouter, running_router, strangers_session
+from fakes.router import until
+from pdcluster_operator.access import KubeAccess, open_session
+from pdcluster_operator.caches import Key
+from pdcluster_operator.core.observed import VerificationResult
+from pdcluster_operator.core.status import Verification
+from pdcluster_operator.http_kube import HttpKube
+from pdcluster_operator.kinds import SECRET as SECRET_KIND
+from pdcluster_operator.kinds import Ref
+from pdcluster_operator.pool_secrets import PoolSecrets
+from pdcluster_operator.verify import Order, Verifier
+from pdcluster_protocol.secret import make_secret
+
+pytestmark = pytest.mark.anyio
+
+TEXT = "0123456789abcdef0123456789abcdef"
+REF = Ref(SECRET_KIND, SECRET[1], SECRET[2])
+
+
+@dataclass
+class Bench:
+    api: ApiServer
+    router: FakeRouter
+    verifier: Verifier
+    secrets: PoolSecrets
+    told: list[Key]
+
+    def order(self, target: str = "r-p-d", port: int | None = None, key: str = "secret") -> Order:
+        url = f"http://pool-router.default.svc:{port or self.router.port}"
+        return Order(target, "r", ("p0",), ("d0", "d1"), url, REF, key)
+
+    async def ask(self, order: Order | None = None) -> VerificationResult | None:
+        """One request, and what is said after it."""
+        before = len(self.told)
+        order = order or self.order()
+        self.verifier.ask(KEY, order)
+        await until(lambda: len(self.told) > before)
+        return self.verifier.results(KEY).get(order.target)
+
+
+@asynccontextmanager
+async def bench(*answers: tuple[int, str], text: str = TEXT) -> AsyncIterator[Bench]:
+    api, told = ApiServer(), list[Key]()
+    await api.start()
+    data = {"secret": b64encode(text.encode()).decode()}
+    owners = [{"uid": "pool-uid"}]
+    api.store.create(
+        SECRET, {"apiVersion": "v1", "kind": "Secret", "metadata": {"ownerReferences": owners}, "data": data}
+    )
+    async with (
+        running_router(*answers) as router,
+        open_session(KubeAccess(api.url)) as session,
+        strangers_session() as strangers,
+    ):
+        secrets = PoolSecrets(HttpKube(session, api.url, timeout_s=1.0, fence=None), believe_s=60)
+        verifier = Verifier(strangers, secrets, timeout_s=5.0, on_result=told.append)
+        task = asyncio.create_task(verifier.run())
+        await asyncio.sleep(0)
+        yield Bench(api, router, verifier, secrets, told)
+        task.cancel()
+        await asyncio.wait({task})
+    await api.stop()
+
+
+async def test_a_pass_is_told_and_the_order_is_one_that_a_router_takes() -> None:
+    async with bench() as it:
+        assert await it.ask() == VerificationResult(Verification.PASSED)
+        assert it.told == [KEY]
+        [order] = it.router.orders
+        assert order == {"revision": "r", "prefill_pods": ["p0"], "decode_pods": ["d0", "d1"], "timeout_s": 5.0}
+        shown = it.router.passes[0].removeprefix("Bearer ")
+        make_secret(TEXT).check_pass(shown, json.dumps(order).encode(), now_s=time.time())
+
+
+@pytest.mark.parametrize(("status", "message"), [(409, "KV was not pushed"), (401, "the pass is not valid here")])
+async def test_what_the_router_found_is_told_in_its_words(status: int, message: str) -> None:
+    async with bench((status, message)) as it:
+        assert await it.ask() == VerificationResult(Verification.FAILED, message)
+
+
+@pytest.mark.parametrize("status", [429, 503, 500])
+async def test_a_router_that_cannot_do_it_now_says_nothing_of_the_target(status: int) -> None:
+    async with bench((status, "later")) as it:
+        assert await it.ask() is None
+        assert it.verifier.ask(KEY, it.order()) is not None  # Not at once, but soon.
+
+
+async def test_a_router_that_is_not_there_says_nothing_of_the_target() -> None:
+    async with bench() as it:
+        assert await it.ask(it.order(port=1)) is None
+
+
+async def test_a_secret_that_is_too_short_is_told() -> None:
+    async with bench(text="short") as it:
+        found = await it.ask()
+        assert found is not None
+        assert found.outcome is Verification.FAILED
+        assert "Secret default/pool-secret, key secret: PDCLUSTER_SECRET has 5 bytes" in found.error
+        assert it.router.orders == []
+
+
+async def test_a_secret_that_is_not_there_is_waited_for() -> None:
+    async with bench() as it:
+        assert await it.ask(it.order(key="other")) is None
+        assert it.router.orders == []
+
+
+async def test_a_result_of_a_target_that_nobody_wants_any_more_is_dropped() -> None:
+    async with bench((409, "no"), (200, "")) as it:
+        it.verifier.ask(KEY, it.order("old-p-d"))
+        assert await it.ask(it.order("new-p-d")) is not None
+        assert it.verifier.results(KEY).keys() == {"new-p-d"}
+
+
+async def test_one_request_is_under_way_however_often_it_is_asked_for() -> None:
+    async with bench() as it:
+        for _ in range(5):
+            assert it.verifier.ask(KEY, it.order()) in (None, 0.0)
+        await until(lambda: bool(it.told))
+        assert len(it.router.orders) == 1
+
+
+async def test_a_secret_that_was_there_is_believed_to_be_for_a_while() -> None:
+    async with bench() as it:
+        assert not await it.secrets.is_there(REF, "another-owner")
+        assert await it.secrets.is_there(REF, "pool-uid")
+        it.api.asked.clear()
+        assert await it.secrets.is_there(REF, "pool-uid")
+        assert it.api.asked == []
+        it.api.store.delete(SECRET)
+        assert not await it.secrets.is_there(REF, "another-owner")
+        assert not await it.secrets.is_there(REF, "pool-uid")

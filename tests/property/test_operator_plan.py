@@ -1,0 +1,142 @@
+"""Laws of plans, over random histories of a PDCluster in a cluster in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes.operator_cluster import FakeCluster, make_cluster
+from operator_cases.objects import D, P
+from pdcluster_operator.api.cluster import PDCluster
+from pdcluster_operator.core.conditions import Truth, Type
+from pdcluster_operator.core.observed import Observed
+from pdcluster_protocol.labels import Role
+
+Changes = dict[str, Any]
+
+
+def _limits(surge: int, unavailable: int) -> Changes:
+    return {"spec.rollout": {"maxSurge": surge, "maxUnavailable": unavailable if surge else max(unavailable, 1)}}
+
+
+def _roles(prefill: int, decode: int) -> Changes:
+    return {f"{P}.replicas": prefill, f"{D}.replicas": decode}
+
+
+SIZES: Final = st.one_of(
+    st.builds(_roles, st.integers(1, 4), st.integers(1, 4)),
+    st.just(_roles(0, 0)),
+)
+SPECS: Final = st.builds(
+    lambda *parts: {key: value for part in parts for key, value in part.items()},
+    SIZES,
+    st.builds(_limits, st.integers(0, 2), st.integers(0, 2)),
+    st.sampled_from([{"spec.image": f"engine:{number}"} for number in range(3)]),
+    st.sampled_from([{}, {f"{D}.engineArgs": {"max-num-seqs": "8"}}, {f"{P}.parallelism": {"tensor": 2}}]),
+    st.sampled_from([{}, {"spec.scaling.mode": "External"}]),
+)
+"""Specs that can be carried out."""
+BROKEN: Final = {f"{P}.podOverrides": {"spec": {"containers": [{"image": "x"}]}}}
+
+
+class History:
+    """One cluster whose pods do as ``choose`` says."""
+
+    def __init__(self, choose: st.DataObject) -> None:
+        self.world = FakeCluster()
+        self._choose = choose
+
+    def step(self, changes: Mapping[str, Any]) -> None:
+        """A reconcile, after which the same again must write nothing; then some pods follow.
+
+        Only what it has emptied, of workloads that never had a pod, is removed right after it.
+        """
+        cluster = make_cluster(changes)
+        before = self.world.observed()
+        plan = self.world.reconcile(cluster)
+        _require_last_prefill(before, self.world.observed())
+        assert [line for line in self._written_by(cluster) if not line.startswith("delete ")] == []
+        assert self._written_by(cluster) == []
+        if plan.should_verify and self._choose.draw(st.booleans()):
+            self.world.verify(plan)
+        self._let_pods_follow()
+        self.world.now += 1
+
+    def _written_by(self, cluster: PDCluster) -> list[str]:
+        written = len(self.world.writes)
+        self.world.reconcile(cluster)
+        return self.world.writes[written:]
+
+    def _let_pods_follow(self) -> None:
+        for name, pods in self.world.pods.items():
+            asked = self.world.replicas(name)
+            pods.terminating -= self._choose.draw(st.integers(0, pods.terminating))
+            surplus = max(pods.live - asked, 0)
+            pods.live, pods.terminating = pods.live - surplus, pods.terminating + surplus
+            pods.live += self._choose.draw(st.integers(0, max(asked - pods.live, 0)))
+            pods.ready = self._choose.draw(st.integers(min(pods.ready, pods.live), pods.live))
+
+
+def _require_last_prefill(before: Observed, after: Observed) -> None:
+    """No order took a last, ready prefill engine away from decode pods of its revision."""
+    for revision in {seen.revision for seen in before.workloads}:
+        had = [seen for seen in before.workloads if (seen.role, seen.revision) == (Role.PREFILL, revision)]
+        has_decode = any(
+            max(seen.replicas, seen.live) + seen.terminating
+            for seen in before.workloads
+            if (seen.role, seen.revision) == (Role.DECODE, revision)
+        )
+        if has_decode and any(min(seen.ready, seen.replicas) for seen in had):
+            names = {seen.name for seen in had}
+            assert sum(seen.replicas for seen in after.workloads if seen.name in names) > 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.lists(st.tuples(SPECS, st.integers(1, 4)), min_size=1, max_size=4))
+def test_whatever_was_asked_for_before_the_last_spec_is_what_is_there_in_the_end(
+    data: st.DataObject, history: list[tuple[Changes, int]]
+) -> None:
+    told = History(data)
+    for changes, rounds in history:
+        for _ in range(rounds):
+            told.step(changes)
+    last = history[-1][0]
+    world = told.world
+    world.settle(make_cluster(last))
+    _require_all_is_as(last, world)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data(), SPECS, SPECS, st.integers(0, 3))
+def test_a_spec_that_cannot_be_carried_out_changes_nothing_wherever_it_comes(
+    data: st.DataObject, first: Changes, second: Changes, rounds: int
+) -> None:
+    told = History(data)
+    told.step(first)
+    for _ in range(rounds):
+        told.step(second)
+    before = list(told.world.writes)
+    told.world.reconcile(make_cluster({**second, **BROKEN}))
+    assert told.world.writes == before
+    told.world.settle(make_cluster(second))
+    _require_all_is_as(second, told.world)
+
+
+def _require_all_is_as(changes: Changes, world: FakeCluster) -> None:
+    assert world.plan
+    target = world.plan.facts.target
+    is_stopped = not world.plan.facts.prefill.wanted
+    ready = world.plan.status.condition(Type.READY)
+    assert ready
+    assert (ready.truth is Truth.TRUE) is not is_stopped
+    for role in Role:
+        ours = [seen for seen in world.observed().workloads if seen.role is role]
+        assert sum(seen.replicas for seen in ours) == world.plan.facts.of(role).wanted
+        assert len(ours) == 1 or (is_stopped and not ours)
+    revisions = {service.revision for service in world.observed().services}
+    assert revisions == {target.partition("-")[0]}
+    is_external = "spec.scaling.mode" in changes
+    assert len(world.names("PDRoleScaler")) == (2 if is_external else 0)

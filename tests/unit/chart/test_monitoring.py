@@ -1,0 +1,169 @@
+"""Alerts and dashboard ask for what routers and engines really count, and find it where the operator puts it."""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from tools.chart.dashboard import PANELS, expressions
+
+from chart_cases.rendering import CHART, ROOT, named, of_kind
+from pdcluster_connector.failures import Kind as TransferKind
+from pdcluster_operator.http_kube import Call
+from pdcluster_operator.kinds import PDCLUSTER
+from pdcluster_operator.metrics import Metrics as OperatorMetrics
+from pdcluster_operator.work_queue import Outcome as LookOutcome
+from pdcluster_protocol import labels
+from pdcluster_router.failures import Kind as RouterKind
+from pdcluster_router.metrics import EngineSample, Metrics, Outcome, Span
+
+RULES = [
+    rule for group in yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"] for rule in group["rules"]
+]
+EXPRESSIONS = [*expressions(), *(rule["expr"] for rule in RULES)]
+LABELS: dict[tuple[str, str], type[Enum]] = {
+    ("pdcluster_router_failures_total", "kind"): RouterKind,
+    ("pdcluster:failures_total", "kind"): TransferKind,
+    ("pdcluster_router_requests_total", "outcome"): Outcome,
+    ("pdcluster_router_phase_seconds_bucket", "phase"): Span,
+    ("pdcluster_operator_reconcile_seconds_count", "outcome"): LookOutcome,
+}
+"""Labels whose values are decided in the code."""
+KUBERNETES_LABELS = {"namespace", "pod", "pdcluster_dev_cluster"}
+
+
+class Discovery:
+    is_current = True
+
+
+def router_series() -> dict[str, set[str]]:
+    """Name of each series of a router to its labels."""
+    metrics = Metrics()
+    metrics.watch_discovery(Discovery())
+    metrics.watch_engines(lambda: [EngineSample("prefill", "http://p:8000", "r1", "serving", True)])
+    return series_in(metrics.render())
+
+
+def operator_series() -> dict[str, set[str]]:
+    """As ``router_series``."""
+    metrics = OperatorMetrics()
+    metrics.count_call(Call("get", PDCLUSTER, "GET", "/"), 200)
+    metrics.count_run(LookOutcome.DONE, 0.1)
+    source = (ROOT / "operator" / "pdcluster_operator" / "serving.py").read_text()
+    for name in re.findall(r'watch\(\s*"(\w+)"', source):
+        metrics.watch(name, name, float)
+    return series_in(metrics.page())
+
+
+def series_in(page: bytes) -> dict[str, set[str]]:
+    families = text_string_to_metric_families(page.decode())
+    return {sample.name: set(sample.labels) for family in families for sample in family.samples}
+
+
+def all_series() -> dict[str, set[str]]:
+    return router_series() | engine_series() | operator_series()
+
+
+def engine_series() -> dict[str, set[str]]:
+    """As ``router_series``, from the source: to import it is to import vLLM."""
+    source = (ROOT / "connector" / "pdcluster_connector" / "vllm_metrics.py").read_text()
+    names = re.findall(r'"(pdcluster:\w+)"', source)
+    return {f"{name}_total": {"kind"} if name.endswith("failures") else set() for name in names}
+
+
+def test_every_part_counts_something() -> None:
+    assert min(len(router_series()), len(engine_series()), len(operator_series())) >= 4
+    assert "pdcluster_operator_queue_overdue_seconds" in operator_series()
+
+
+def metrics_in(expression: str) -> list[str]:
+    return re.findall(r"\bpdcluster(?:_router_|_operator_|:)\w+", expression)
+
+
+def selections_in(expression: str) -> list[tuple[str, str, str]]:
+    """Metric, label and value of each ``label="value"``; of ``=~`` one for each alternative."""
+    found = []
+    for metric, selector in re.findall(r"(pdcluster(?:_router_|_operator_|:)\w+)\{([^}]*)\}", expression):
+        for label, values in re.findall(r'(\w+)=~?"([^"]*)"', selector):
+            found += [(metric, label, value) for value in values.split("|")]
+    return found
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_an_expression_asks_for_what_is_counted(expression: str) -> None:
+    known = all_series()
+    assert metrics_in(expression)
+    assert set(metrics_in(expression)) <= set(known)
+    for metric, label, value in selections_in(expression):
+        if label not in KUBERNETES_LABELS:
+            assert value in {kind.value for kind in LABELS[metric, label]}
+    grouped = {label for words in re.findall(r"\bby \(([^)]*)\)", expression) for label in re.split(r",\s*", words)}
+    of_metrics = set().union(*(known[metric] for metric in metrics_in(expression)))
+    assert grouped <= of_metrics | KUBERNETES_LABELS | {"le"}
+
+
+def test_the_check_of_expressions_is_not_blind() -> None:
+    expression = 'sum by (a, b) (rate(pdcluster:x_total{kind=~"a|b", namespace="n"}[5m])) / pdcluster_router_y'
+    assert metrics_in(expression) == ["pdcluster:x_total", "pdcluster_router_y"]
+    assert ("pdcluster:x_total", "kind", "b") in selections_in(expression)
+    assert "pdcluster_dev_cluster" not in metrics_in("sum by (pdcluster_dev_cluster) (pdcluster_router_y)")
+
+
+def test_all_that_is_counted_is_on_the_dashboard() -> None:
+    shown = {metric for expression in expressions() for metric in metrics_in(expression)}
+    counted = {name for name in all_series() if not name.endswith(("_created", "_sum", "_count"))}
+    # What the API server said is in the log; of an engine's probe the alert tells, for a graph of ones tells nothing.
+    assert counted - shown == {"pdcluster_router_discovery_failures_total", "pdcluster_router_engine_up"}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_an_alert_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> None:
+    assert rule["alert"].startswith("PDCluster")
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert set(rule["annotations"]) == {"summary", "description"}
+    page = (ROOT / "docs" / "operations.md").read_text()
+    kinds = [value for _, label, value in selections_in(rule["expr"]) if label == "kind"]
+    assert [kind for kind in kinds if f"| `{kind}` |" not in page] == []
+
+
+def test_prometheus_templates_reach_prometheus() -> None:
+    (rule,) = of_kind("everything on", "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+    assert "{{ $labels.namespace }}" in rule["spec"]["groups"][0]["rules"][0]["annotations"]["summary"]
+
+
+def test_the_dashboard_is_what_grafanas_sidecar_takes() -> None:
+    found = named("everything on", "ConfigMap", "pdcluster-dashboard")
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    page = json.loads(found["data"]["pdcluster.json"])
+    assert [panel["title"] for panel in page["panels"]] == [panel.title for panel in PANELS]
+    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in page["panels"]}
+    assert len(places) == len(PANELS)
+    assert page == json.loads(Path(CHART / "files" / "dashboard.json").read_text())
+
+
+def test_monitors_find_services_by_the_labels_that_the_operator_gives() -> None:
+    monitors = {found["metadata"]["name"]: found["spec"] for found in of_kind("everything on", "ServiceMonitor")}
+    for component in ("router", *(role.value for role in labels.Role)):
+        spec = monitors[f"pdcluster-{component}"]
+        selector = {labels.PART_OF: labels.APP_NAME, labels.COMPONENT: component}
+        assert spec["selector"]["matchLabels"] == selector
+        assert spec["namespaceSelector"] == {"any": True}
+        assert spec["targetLabels"] == [labels.CLUSTER, labels.ROLE, labels.REVISION]
+    (service,) = of_kind("everything on", "Service")
+    assert monitors["pdcluster-operator"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert all(
+        found["metadata"]["labels"]["release"] == "prometheus" for found in of_kind("everything on", "ServiceMonitor")
+    )
+
+
+def test_in_namespaced_mode_only_these_namespaces_are_scraped() -> None:
+    for found in of_kind("namespaced", "ServiceMonitor"):
+        expected = ["pdcluster-system"] if found["metadata"]["name"].endswith("operator") else ["team-a", "team-b"]
+        assert found["spec"]["namespaceSelector"] == {"matchNames": expected}

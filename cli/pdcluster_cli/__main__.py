@@ -14,6 +14,8 @@ ROUTER_HELP: Final = "route requests between engines that run already (see: pdcl
 _OWN_WORDS: Final = {
     "router": "pdcluster_router.__main__",
     "operator": "pdcluster_operator.__main__",
+    "explain": "pdcluster_cli.explain",
+    "plan": "pdcluster_cli.plan",
     "drain": "pdcluster_cli.drain",
     "ready": "pdcluster_cli.ready",
 }
@@ -42,7 +44,7 @@ def _run(words: list[str]) -> int:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    from pdcluster_cli import doctor, drain, ready
+    from pdcluster_cli import doctor, drain, explain, plan, ready
     from pdcluster_cli.local import options
 
     parser = argparse.ArgumentParser(prog="pdcluster", description="Prefill and decode on different vLLM engines.")
@@ -51,8 +53,8 @@ def _build_parser() -> argparse.ArgumentParser:
     local = commands.add_parser("local", help=local_help, description=local_help)
     options.add_arguments(local)
     local.set_defaults(run=_run_local)
-    parts = (("router", ROUTER_HELP), ("operator", OPERATOR_HELP), ("drain", drain.HELP), ("ready", ready.HELP))
-    for name, text in parts:
+    kubernetes = (("operator", OPERATOR_HELP), ("explain", explain.HELP), ("plan", plan.HELP))
+    for name, text in (("router", ROUTER_HELP), *kubernetes, ("drain", drain.HELP), ("ready", ready.HELP)):
         commands.add_parser(name, help=text, add_help=False)
     doctor_help = "check that this machine has what a pool needs"
     doctor_parser = commands.add_parser("doctor", help=doctor_help, description=doctor_help)

@@ -14,17 +14,24 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from pdcluster_cli import doctor, drain, ready
+from pdcluster_cli import doctor, drain, explain, plan, ready
 from pdcluster_cli.local import options
 from pdcluster_router.__main__ import parse_settings
 from pdcluster_router.router import OPENAI_PATHS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+ELSEWHERE: Final = ROOT / "docs" / "kubernetes.md"
+"""``test_kubernetes_page.py`` holds its commands for helm, kubectl and docker against what there is."""
 SUBCOMMANDS: Final = ("local", "router", "doctor")
 """What a person types, all of them in README.md."""
-POD_COMMANDS: Final = {"drain": drain.make_parser, "ready": ready.make_parser}
-"""What Kubernetes runs in an engine's pod."""
+CLUSTER_COMMANDS: Final = {
+    "drain": drain.make_parser,
+    "ready": ready.make_parser,
+    "explain": explain.make_parser,
+    "plan": plan.make_parser,
+}
+"""For Kubernetes: what it runs in an engine's pod, and what its users ask."""
 
 
 def commands_in(page: str) -> list[str]:
@@ -39,7 +46,7 @@ def commands_in(page: str) -> list[str]:
     return found
 
 
-COMMANDS: Final = sorted({command for page in PAGES for command in commands_in(page.read_text())})
+COMMANDS: Final = sorted({command for page in PAGES if page != ELSEWHERE for command in commands_in(page.read_text())})
 
 
 def make_targets() -> set[str]:
@@ -49,14 +56,14 @@ def make_targets() -> set[str]:
 def check_pdcluster(words: list[str]) -> None:
     """The subcommand takes these flags. Only parses: nothing starts."""
     subcommand, flags = words[0], words[1:]
-    assert subcommand in (*SUBCOMMANDS, *POD_COMMANDS)
+    assert subcommand in (*SUBCOMMANDS, *CLUSTER_COMMANDS)
     if "--help" in flags:
         return  # carried out below
     if subcommand == "router":
         assert parse_settings(flags).prefill_urls
         return
-    if subcommand in POD_COMMANDS:
-        assert POD_COMMANDS[subcommand]().parse_args(flags)
+    if subcommand in CLUSTER_COMMANDS:
+        assert CLUSTER_COMMANDS[subcommand]().parse_args(flags)
         return
     parser = argparse.ArgumentParser()
     (options if subcommand == "local" else doctor).add_arguments(parser)
@@ -115,7 +122,7 @@ def test_a_block_is_read_as_a_reader_does() -> None:
     assert commands_in(page) == ["make run", "make test"]
 
 
-@pytest.mark.parametrize("words", [[], *([subcommand] for subcommand in (*SUBCOMMANDS, *POD_COMMANDS))])
+@pytest.mark.parametrize("words", [[], *([subcommand] for subcommand in (*SUBCOMMANDS, *CLUSTER_COMMANDS))])
 def test_help_works_everywhere(words: list[str]) -> None:
     command = [sys.executable, "-m", "pdcluster_cli", *words, "--help"]
     help_text = subprocess.run(command, capture_output=True, check=True, text=True).stdout

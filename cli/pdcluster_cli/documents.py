@@ -1,0 +1,79 @@
+"""PDClusters for ``pdcluster explain`` and ``pdcluster plan``: from a file, from standard input, or by kubectl.
+
+kubectl is asked for what is in a cluster, so that the user's own context, credentials and rights count.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import ValidationError
+
+from pdcluster_operator.api.cluster import PDCluster
+
+KIND: Final = "PDCluster"
+_KUBECTL_S: Final = 30.0
+"""Longer than kubectl itself tries to reach an API server that does not answer."""
+
+Document = Mapping[str, Any]
+
+
+class Unreadable(Exception):
+    """There is no PDCluster where it was looked for. The message says why and what to do."""
+
+
+def read_file(path: str) -> Document:
+    """The first PDCluster of a YAML or JSON file; ``-`` is standard input.
+
+    Raises:
+        Unreadable: There is none, or the file is not readable.
+    """
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).read_text()
+        found = [one for one in yaml.safe_load_all(text) if isinstance(one, dict) and one.get("kind") == KIND]
+    except OSError as error:
+        raise Unreadable(f"{path} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise Unreadable(f"{path} is neither YAML nor JSON: {error}") from error
+    if not found:
+        raise Unreadable(f"{path} has no object of kind {KIND}")
+    return dict(found[0])
+
+
+def ask_kubectl(name: str, namespace: str | None) -> Document:
+    """The PDCluster as the API server has it. Waits, at most 30 s.
+
+    Raises:
+        Unreadable: kubectl is missing, or says why it has none.
+    """
+    command = ["kubectl", "get", "pdclusters.pdcluster.dev", name, "--output=json"]
+    command += [f"--namespace={namespace}"] if namespace else []
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_KUBECTL_S)  # noqa: S603  # no shell
+    except FileNotFoundError as error:
+        raise Unreadable("kubectl is not installed: install it, or give what it would print with -f") from error
+    except subprocess.TimeoutExpired as error:
+        raise Unreadable(f"kubectl gave no answer within {_KUBECTL_S:.0f} s: is the API server there?") from error
+    if done.returncode:
+        raise Unreadable(done.stderr.strip() or f"kubectl ended with status {done.returncode}")
+    return dict(json.loads(done.stdout))
+
+
+def parse_cluster(document: Document) -> PDCluster:
+    """What a user wants. Types and bounds are checked here; how fields fit together only the API server checks.
+
+    Raises:
+        Unreadable: A field is unknown, missing or out of bounds; all of them are named.
+    """
+    metadata = {"namespace": "default", **document.get("metadata", {})}
+    try:
+        return PDCluster.from_wire({**document, "metadata": metadata})
+    except ValidationError as error:
+        told = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise Unreadable("; ".join(told)) from error

@@ -1,0 +1,44 @@
+"""``pdcluster explain``: why a PDCluster is not ready, and what to do, from its status."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+HELP: Final = "why a PDCluster is not ready, and what to do"
+NOT_LOOKED_AT: Final = (
+    "The operator has not looked at it yet, or is of another version. Check that `pdcluster operator` runs and watches "
+    "its namespace."
+)
+
+
+def main(words: Sequence[str]) -> int:
+    """Status 0 when it is ready, 1 when it is not, 2 when it could not be looked at."""
+    from pdcluster_cli.documents import Unreadable, ask_kubectl, read_file
+    from pdcluster_operator.core.conditions import Truth, Type
+    from pdcluster_operator.core.explain import explain
+    from pdcluster_operator.core.status_document import read_status
+
+    given = make_parser().parse_args(words)
+    try:
+        document = read_file(given.file) if given.file else ask_kubectl(given.name, given.namespace)
+    except Unreadable as error:
+        print(f"pdcluster explain: {error}", file=sys.stderr)
+        return 2
+    status = read_status(document.get("status"))
+    print("\n".join(explain(status) if status else [NOT_LOOKED_AT]))
+    ready = status.condition(Type.READY) if status else None
+    return 0 if ready and ready.truth is Truth.TRUE else 1
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pdcluster explain", description=HELP)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("name", nargs="?", help="of the PDCluster; kubectl is asked for it")
+    which.add_argument(
+        "-f", "--file", help="what `kubectl get pdcluster NAME -o yaml` has printed; - reads it from stdin"
+    )
+    parser.add_argument("-n", "--namespace", help="where it is (default: as kubectl has it)")
+    return parser

@@ -1,0 +1,39 @@
+"""``pdcluster plan``: what applying a PDCluster would make, and in which steps. Changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+HELP: Final = "what applying a PDCluster would make, and in which steps"
+
+
+def main(words: Sequence[str]) -> int:
+    """Status 0, or 2 when it could not be planned."""
+    from pdcluster_cli.documents import Unreadable, ask_kubectl, parse_cluster, read_file
+    from pdcluster_operator.core.preview import preview
+    from pdcluster_protocol.errors import ConfigError
+
+    given = make_parser().parse_args(words)
+    try:
+        after = parse_cluster(read_file(given.file))
+        name, namespace = after.metadata["name"], after.metadata["namespace"]
+        running = read_file(given.before) if given.before else None
+        running = ask_kubectl(name, namespace) if given.from_cluster else running
+        lines = preview(parse_cluster(running) if running else None, after)
+    except (Unreadable, ConfigError) as error:
+        print(f"pdcluster plan: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pdcluster plan", description=HELP)
+    parser.add_argument("-f", "--file", required=True, help="YAML or JSON with a PDCluster; - reads it from stdin")
+    before = parser.add_mutually_exclusive_group()
+    before.add_argument("--before", help="the file that was applied before (default: nothing runs)")
+    before.add_argument("--from-cluster", action="store_true", help="kubectl is asked for what was applied before")
+    return parser

@@ -1,0 +1,127 @@
+"""``pdcluster explain`` and ``pdcluster plan``: what they print for files and for what kubectl says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from pdcluster_cli.__main__ import main
+from pdcluster_cli.explain import NOT_LOOKED_AT
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+EXAMPLE: Final = ROOT / "examples" / "cpu.yaml"
+
+
+@pytest.fixture
+def example() -> dict[str, Any]:
+    return dict(yaml.safe_load(EXAMPLE.read_text()))
+
+
+def condition(name: str, status: str, reason: str, message: str) -> dict[str, object]:
+    time = "2026-11-21T10:00:00Z"
+    return {"type": name, "status": status, "reason": reason, "message": message, "lastTransitionTime": time}
+
+
+def put(folder: Path, document: object) -> str:
+    path = folder / "object.json"
+    path.write_text(json.dumps(document))
+    return str(path)
+
+
+def install_kubectl(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    kubectl = folder / "kubectl"
+    kubectl.write_text(f"#!/bin/sh\n{script}\n")
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def test_what_is_ready_is_status_0(tmp_path: Path, example: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    status = {"conditions": [condition("Ready", "True", "Serving", "")], "target": "a-b-c"}
+    assert main(["explain", "-f", put(tmp_path, {**example, "status": status})]) == 0
+    assert capsys.readouterr().out == "Ready: 0 prefill and 0 decode instances serve a-b-c.\n"
+
+
+def test_what_is_not_ready_is_told_with_its_cure(
+    tmp_path: Path, example: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = condition("PrefillReady", "False", "InstancesNotReady", "0 of 1 instances are ready")
+    status = {"conditions": [waiting, condition("Ready", "False", "InstancesNotReady", "PrefillReady")]}
+    assert main(["explain", "-f", put(tmp_path, {**example, "status": status})]) == 1
+    told = capsys.readouterr().out
+    assert told.startswith("PrefillReady is False (0 of 1 instances are ready). Engines take minutes")
+    assert "kubectl describe pod" in told
+
+
+def test_an_object_without_status_was_not_looked_at(
+    tmp_path: Path, example: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", "-f", put(tmp_path, example)]) == 1
+    assert capsys.readouterr().out == f"{NOT_LOOKED_AT}\n"
+
+
+def test_kubectl_is_asked_for_a_name_in_its_namespace(
+    tmp_path: Path, example: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = put(tmp_path, example)
+    install_kubectl(tmp_path, monkeypatch, f'echo "$@" > {tmp_path}/asked; cat {document}')
+    assert main(["explain", "tiny", "-n", "team-a"]) == 1
+    assert capsys.readouterr().out == f"{NOT_LOOKED_AT}\n"
+    asked = (tmp_path / "asked").read_text()
+    assert asked == "get pdclusters.pdcluster.dev tiny --output=json --namespace=team-a\n"
+
+
+def test_what_kubectl_refuses_is_said_in_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install_kubectl(tmp_path, monkeypatch, 'echo "Error from server (NotFound): tiny" >&2; exit 1')
+    assert main(["explain", "tiny"]) == 2
+    assert capsys.readouterr().err == "pdcluster explain: Error from server (NotFound): tiny\n"
+
+
+def test_without_kubectl_the_cure_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["explain", "tiny"]) == 2
+    assert "kubectl is not installed: install it, or give" in capsys.readouterr().err
+
+
+def test_a_plan_lists_children_and_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-f", str(EXAMPLE)]) == 0
+    told = capsys.readouterr().out
+    assert "nothing runs yet" in told
+    assert "  Deployment " in told
+    assert "steps:\n  1. " in told
+
+
+def test_a_plan_from_what_runs_says_what_is_replaced(
+    tmp_path: Path, example: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    example["spec"]["roles"]["decode"].setdefault("engineArgs", {})["max-num-seqs"] = "7"
+    assert main(["plan", "-f", put(tmp_path, example), "--before", str(EXAMPLE)]) == 0
+    assert "the same revision, and only decode is replaced" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("kind: Pod", "has no object of kind PDCluster"),
+        ("{", "is neither YAML nor JSON"),
+        ("kind: PDCluster\napiVersion: pdcluster.dev/v1alpha1\nmetadata: {name: a}\nspec: {}", "spec.image: Field req"),
+    ],
+)
+def test_a_file_that_says_no_pdcluster_is_refused(
+    tmp_path: Path, text: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file.yaml").write_text(text)
+    assert main(["plan", "-f", str(tmp_path / "file.yaml")]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-f", "/no/such/file"]) == 2
+    assert capsys.readouterr().err == "pdcluster plan: /no/such/file cannot be read: No such file or directory\n"

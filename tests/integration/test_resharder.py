@@ -34,7 +34,7 @@ ONE_SHORT, THREE = ((1, 100),), ((1, 500), (2, 300), (1, 700))
         pytest.param(Scenario(2, (((4, 600), (8, 40)), ((1, 600), (4, 600)))), id="2 to 4, 8 and 1"),
         pytest.param(Scenario(4, (((1, 700),),), prefill=Pages(16), decode=Pages(64, 2)), id="other blocks"),
         pytest.param(Scenario(2, (((1, 700),),), prefill=Pages(64, 2, 6), decode=Pages(16, 1, 6)), id="padded pages"),
-        pytest.param(Scenario(2, (((1, 700),),), prefill=Pages(64, 1, 1), decode=Pages(64, 1, 3)), id="odd strides"),
+        pytest.param(Scenario(2, (((1, 700),),), prefill=Pages(64, 2, 1), decode=Pages(64, 2, 3)), id="odd strides"),
     ],
 )
 def test_decode_has_the_reference_bytes_after_several_layers_and_steps(scenario: Scenario, tmp_path: Path) -> None:

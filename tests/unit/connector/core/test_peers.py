@@ -67,6 +67,22 @@ def test_thousands_of_lanes_of_one_rank_leave_one_layout() -> None:
     assert num_layouts() == before + 1
 
 
+def test_a_rank_that_says_something_else_is_worked_out_anew_and_one_that_repeats_itself_is_not() -> None:
+    made, said = Peers(), [hello(), hello(), unfit()]
+    asked: list[Hello] = []
+
+    def work_out(news: Hello) -> Incoming:
+        asked.append(news)
+        return Incoming(Link((), (), Fraction(1)), Fraction(1), frozenset({0}))
+
+    for number, words in enumerate(said):
+        made.add(PeerId(b"%d" % number), words, work_out, now=0.0)
+    assert asked == [said[0], said[2]]
+    newest = made.get(PeerId(b"2"))
+    assert newest is not None
+    assert newest.greeting.hello == said[2]
+
+
 def test_engines_that_are_gone_leave_nothing() -> None:
     made, incoming = Peers(), Incoming(Link((), (), Fraction(1)), Fraction(1), frozenset({0}))
     tracemalloc.start()

@@ -187,3 +187,13 @@ def test_a_cut_takes_those_who_wait_for_their_grant_on_that_session_along() -> N
     assert lost_of(receive.cut(SessionId("session of q"), now=2.0)).attempt == SECOND
     receive.fenced(A, fenced(), now=3.0)
     assert receive.fenced(B, fenced(), now=3.0) == ()
+
+
+# Who must not be forgotten.
+
+
+def test_who_asks_while_others_may_still_write_is_awaited_as_they_are() -> None:
+    receive = granted_receive()
+    assert receive.awaited() == {A, B}
+    assert without_loss(receive.open(C, SECOND, sender(0, "q"), now=1.0)) == [revoke(A), revoke(B)]
+    assert receive.awaited() == {A, B, C}

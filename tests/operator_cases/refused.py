@@ -94,6 +94,12 @@ RULES: Final = (
         "engineArgs has tensor-parallel-size = 4, which the operator sets itself: use parallelism.tensor",
     ),
     Refused(
+        "an argument by which drain would never end",
+        {f"{P}.engineArgs": {"disable-log-stats": "true"}},
+        "engineArgs has disable-log-stats = true, which the operator sets itself: leave it out: by these statistics an "
+        "engine that is to go is known to be done",
+    ),
+    Refused(
         "two origins of a variable",
         {f"{P}.env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]},
         "env A has both value and valueFrom: give one of them",

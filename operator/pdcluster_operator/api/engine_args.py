@@ -35,8 +35,9 @@ SET_ELSEWHERE: Final[dict[str, str]] = {
     "host": "leave it out",
     "port": "leave it out",
     "api-key": "leave it out: clients reach the router, not the engines",
+    "disable-log-stats": "leave it out: by these statistics an engine that is to go is known to be done",
 }
-"""Option to cure. The operator sets these itself, and a second value would win silently."""
+"""Option to cure. The operator sets these itself or relies on them, and a second value would win silently."""
 
 
 # Python spells a list or a map of strings as CEL does, as long as there is no quote in them.

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from pdcluster_operator.core.fleet import Fleet, Workload
 from pdcluster_operator.core.rollout import Change
-from pdcluster_protocol.labels import Role
 
 
 def keep_last_prefill(fleet: Fleet, changes: tuple[Change, ...]) -> tuple[Change, ...]:
@@ -29,15 +28,23 @@ def _revisions(fleet: Fleet) -> set[str]:
 
 
 def _last_of(fleet: Fleet, changes: tuple[Change, ...], revision: str) -> list[Workload]:
-    """The workload that keeps one, if these changes take all: the one with most ready. One that is not ready helps
+    """The workload that keeps one, if these changes leave none: the one with most ready. One that is not ready helps
     nobody."""
-    after = {change.workload: change.after for change in changes if change.role is Role.PREFILL}
     ours = [workload for workload in fleet.prefill.workloads if workload.revision == revision]
-    if any(after.get(workload.name, workload.replicas) for workload in ours) or not _has_decode(fleet, revision):
+    if _asked(ours, changes) or not _is_decode_leaving(fleet, changes, revision):
         return []
     ready = [workload for workload in ours if workload.staying]
     return [max(ready, key=lambda workload: workload.staying)] if ready else []
 
 
-def _has_decode(fleet: Fleet, revision: str) -> bool:
-    return any(workload.occupied for workload in fleet.decode.workloads if workload.revision == revision)
+def _is_decode_leaving(fleet: Fleet, changes: tuple[Change, ...], revision: str) -> bool:
+    """All of it was told to go, and some is still there. Decode that stays is no reason: then only a template of
+    prefill is replaced, and without surge the planner has to take the last one first."""
+    theirs = [workload for workload in fleet.decode.workloads if workload.revision == revision]
+    return not _asked(theirs, changes) and any(workload.occupied for workload in theirs)
+
+
+def _asked(workloads: list[Workload], changes: tuple[Change, ...]) -> int:
+    """Replicas after the changes."""
+    after = {change.workload: change.after for change in changes}
+    return sum(after.get(workload.name, workload.replicas) for workload in workloads)

@@ -57,17 +57,17 @@ def test_one_that_is_not_ready_helps_nobody() -> None:
 
 def test_of_several_templates_the_one_with_most_ready_keeps_it() -> None:
     fleet = Fleet(role(serving("old-p1", 2, ready=1), serving("old-p2", 2)), role(serving("old-d", 1)))
-    assert after(fleet, old_p1=0, old_p2=0) == {"old-p1": 0, "old-p2": 1}
+    assert after(fleet, old_p1=0, old_p2=0, old_d=0) == {"old-p1": 0, "old-p2": 1, "old-d": 0}
 
 
 def test_another_template_that_stays_is_enough() -> None:
     fleet = Fleet(role(serving("old-p1", 1), serving("old-p2", 1)), role(serving("old-d", 1)))
-    assert after(fleet, old_p1=0) == {"old-p1": 0}
+    assert after(fleet, old_p1=0, old_d=0) == {"old-p1": 0, "old-d": 0}
 
 
 def test_each_revision_keeps_its_own() -> None:
     fleet = Fleet(role(serving("a-p", 1), serving("b-p", 1)), role(serving("a-d", 1)))
-    assert after(fleet, a_p=0, b_p=0, a_d=0) == {"b-p": 0, "a-d": 0}
+    assert after(fleet, a_p=0, b_p=0, a_d=0) == {"b-p": 0, "a-d": 0}  # b has no decode engines to outlive
 
 
 def test_a_pool_that_stops_keeps_one_as_well() -> None:
@@ -79,3 +79,9 @@ def test_a_pool_that_stops_keeps_one_as_well() -> None:
 def test_orders_that_leave_some_are_not_touched() -> None:
     fleet = Fleet(role(serving("old-p", 3)), role(serving("old-d", 2)))
     assert after(fleet, old_p=1, old_d=1) == {"old-p": 1, "old-d": 1}
+
+
+def test_where_decode_stays_only_a_template_is_replaced_and_nothing_is_kept() -> None:
+    prefill = RoleFleet(Workload("now-p2", "now"), wanted=1, surge=0, unavailable=1, old=(serving("now-p1", 1),))
+    decode = RoleFleet(serving("now-d", 1), wanted=1, surge=0, unavailable=1)
+    assert after(Fleet(prefill, decode), now_p1=0) == {"now-p1": 0}

@@ -226,6 +226,12 @@ class TestTheLastPrefillEngine:
         world.reconcile(cluster)
         assert world.replicas(prefill) == 0
 
+    def test_it_gives_way_to_its_next_template_where_there_is_no_surge(self) -> None:
+        world = running(NO_SURGE)
+        world.settle(make_cluster({**NO_SURGE, f"{P}.engineArgs": {"max-num-seqs": "8"}}))
+        assert truth(world, Type.READY) is Truth.TRUE
+        assert len(workloads(world, Role.PREFILL)) == 1
+
     def test_when_the_pool_is_stopped_too(self) -> None:
         size = {f"{P}.replicas": 2, f"{D}.replicas": 2}
         world, cluster = running(size), make_cluster(both("replicas", 0))

@@ -9,6 +9,7 @@ import pytest
 
 from fakes.operator_cluster import IMAGE, make_cluster
 from operator_cases.objects import both
+from pdcluster_cli import drain, ready
 from pdcluster_connector.settings import parse_settings
 from pdcluster_operator.core.manifests.command import Place, spelled_arg
 from pdcluster_operator.core.manifests.engine_pod import engine_template
@@ -129,6 +130,14 @@ class TestCpu:
         prefill, decode = (engine(pod(CPU, role))["readinessProbe"]["exec"]["command"] for role in Role)
         assert " ".join(prefill) == "pdcluster ready --role prefill --port 8000"
         assert " ".join(decode) == "pdcluster ready --role decode --port 8000 --side-channel-port 20100 --ranks 1"
+
+    @pytest.mark.parametrize("role", Role)
+    def test_the_commands_of_probe_and_drain_are_ones_that_pdcluster_takes(self, role: Role) -> None:
+        container = engine(pod(ASCEND, role))
+        probe = ready.make_parser().parse_args(container["readinessProbe"]["exec"]["command"][2:])
+        hook = drain.make_parser().parse_args(container["lifecycle"]["preStop"]["exec"]["command"][2:])
+        assert (probe.role, probe.port, hook.port, hook.timeout_s) == (role.value, 8000, 8000, 120)
+        assert container["readinessProbe"]["timeoutSeconds"] > probe.timeout_s
 
     def test_a_slow_start_is_not_cut_off_before_the_longest_progress_deadline_by_default(self) -> None:
         probe = engine(pod(CPU, Role.PREFILL))["startupProbe"]

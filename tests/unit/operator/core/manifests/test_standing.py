@@ -19,6 +19,7 @@ from pdcluster_operator.core.manifests.workloads import design_workload, render_
 from pdcluster_operator.core.plan import pool_of
 from pdcluster_protocol.labels import Role
 from pdcluster_router.__main__ import parse_settings
+from pdcluster_router.settings import Discovery
 
 REVISION = "0a1b2c3d"
 GROUPS = {**both("device", {"kind": "cuda"}), **both("parallelism.tensor", 4), **both("nodesPerInstance", 2)}
@@ -78,12 +79,9 @@ class TestRouter:
         changes = {"spec.transfer": {"deadlineSeconds": 120, "onFailure": "fail"}, "spec.drain.timeoutSeconds": 90}
         container = router_deployment(pool(changes))["spec"]["template"]["spec"]["containers"][0]
         words = [word.replace("$(POD_IP)", "10.0.0.7") for word in container["args"]]
-        # Discovery is another branch's: its flags are held by their words until both are one.
-        discovery = {"--discovery=kubernetes", "--cluster=pool"}
-        settings = parse_settings(
-            ["--prefill=http://p:1", "--decode=http://d:1", *(w for w in words if w not in discovery)]
-        )
-        assert discovery <= set(words)
+        # A pod finds its namespace and the API server by itself.
+        settings = parse_settings([*words, "--namespace=default", "--kube-api=https://10.0.0.1"])
+        assert (settings.discovery, settings.cluster) == (Discovery.KUBERNETES, "pool")
         assert settings.metaserver_url == "http://10.0.0.7:8000/v1/metaserver"
         assert (settings.host, settings.port) == ("0.0.0.0", 8000)
         assert (settings.prefill_timeout_s, settings.on_prefill_failure.value) == (120, "fail")

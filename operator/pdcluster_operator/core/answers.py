@@ -56,7 +56,8 @@ def _conflict(message: str, body: Mapping[str, Any]) -> KubeError:
     if not others:
         return OwnConflict(message) if fields else Conflict(message)
     told = ", ".join(f"{cause.get('field')} ({cause.get('message')})" for cause in others)
-    return Taken(f"{message}: {told}" if told not in message else message)
+    is_told = all(str(cause.get("field")) in message for cause in others)
+    return Taken(message if is_told else f"{message}: {told}")
 
 
 def _causes(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -115,6 +115,7 @@ class ApiStore:
             if "uid" in metadata:
                 raise ApiError(409, "Conflict", f"uid mismatch: no existing object {at[2]} was found")
             return self.create(at, manifest, manager)
+        _refuse_another(stored.body, metadata)
         self._check(stored.body, metadata)
         wanted, live = dict(leaves(manifest)), dict(leaves(stored.body))
         self._refuse_taken(at, stored, wanted, live, manager, force)
@@ -198,6 +199,13 @@ def owner(manager: str, operation: str, subresource: str = "") -> str:
 def _conflict_with(name: str) -> str:
     manager, _, subresource = name.split("|")
     return f'conflict with "{manager}"' + (f' with subresource "{subresource}"' if subresource else "")
+
+
+def _refuse_another(body: Object, metadata: Object) -> None:
+    """An apply names the object that it is for; any other way of writing answers 409."""
+    if metadata.get("uid") not in (None, body["metadata"]["uid"]):
+        causes = [{"reason": "FieldValueInvalid", "message": "field is immutable", "field": "metadata.uid"}]
+        raise ApiError(422, "Invalid", f"metadata.uid: Invalid value: {metadata['uid']}", causes)
 
 
 class _Missing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pdcluster_operator.errors import (
@@ -21,6 +21,8 @@ from pdcluster_protocol.labels import MANAGER
 _MAX_QUOTED: Final = 1000
 _FIRST_PAUSE_S: Final = 0.2
 _MAX_PAUSE_S: Final = 5.0
+_UID: Final = "metadata.uid"
+"""An apply to another object than the one that was seen changes a field that never changes (Kubernetes 1.35)."""
 _TRY_AGAIN: Final = frozenset({408, 410, 425, 429})
 """410: the page of a list is too old; the list begins anew."""
 
@@ -33,6 +35,8 @@ def error_of(what: str, status: int, body: Mapping[str, Any] | None, raw: bytes,
         return ApiUnavailable(message, _seconds(retry_after))
     if status == 409:
         return _conflict(message, body or {})
+    if status == 422 and any(cause.get("field") == _UID for cause in _causes(body or {})):
+        return Conflict(message)
     if status == 404:
         return NotFound(message)
     return Forbidden(message) if status in (401, 403) else Refused(message)
@@ -47,13 +51,17 @@ def pause_s(num_tries: int, chance: float, asked_s: float) -> float:
 def _conflict(message: str, body: Mapping[str, Any]) -> KubeError:
     if body.get("reason") == "AlreadyExists":
         return Exists(message)
-    causes = (body.get("details") or {}).get("causes") or ()
-    fields = [cause for cause in causes if cause.get("reason") == "FieldManagerConflict"]
+    fields = [cause for cause in _causes(body) if cause.get("reason") == "FieldManagerConflict"]
     others = [cause for cause in fields if not str(cause.get("message", "")).startswith(f'conflict with "{MANAGER}"')]
     if not others:
         return OwnConflict(message) if fields else Conflict(message)
     told = ", ".join(f"{cause.get('field')} ({cause.get('message')})" for cause in others)
-    return Taken(f"{message}: {told}" if told not in message else message)
+    is_told = all(str(cause.get("field")) in message for cause in others)
+    return Taken(message if is_told else f"{message}: {told}")
+
+
+def _causes(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return (body.get("details") or {}).get("causes") or ()
 
 
 def _seconds(retry_after: str) -> float:

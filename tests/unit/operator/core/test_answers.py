@@ -90,3 +90,11 @@ def test_retry_after_is_heeded_and_nonsense_is_not() -> None:
 def test_pauses_grow_to_a_few_seconds() -> None:
     assert [round(pause_s(tries, 1.0, 0), 3) for tries in (1, 2, 3, 4, 9)] == [0.2, 0.4, 0.8, 1.6, 5.0]
     assert pause_s(1, 0.0, 0) == 0.1
+
+
+def test_an_object_that_is_no_longer_the_one_that_was_seen_is_a_conflict() -> None:
+    """The API server says that its uid cannot change."""
+    causes = [{"reason": "FieldValueInvalid", "message": "field is immutable", "field": "metadata.uid"}]
+    assert type(answer(422, reason="Invalid", message="m", details={"causes": causes})) is Conflict
+    others = [{**causes[0], "field": "spec.selector"}]
+    assert type(answer(422, reason="Invalid", message="m", details={"causes": others})) is Refused

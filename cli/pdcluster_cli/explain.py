@@ -8,10 +8,6 @@ from collections.abc import Sequence
 from typing import Final
 
 HELP: Final = "why a PDCluster is not ready, and what to do"
-NOT_LOOKED_AT: Final = (
-    "The operator has not looked at it yet, or is of another version. Check that `pdcluster operator` runs and watches "
-    "its namespace."
-)
 
 
 def main(words: Sequence[str]) -> int:
@@ -28,7 +24,7 @@ def main(words: Sequence[str]) -> int:
         print(f"pdcluster explain: {error}", file=sys.stderr)
         return 2
     status = read_status(document.get("status"))
-    print("\n".join(explain(status) if status else [NOT_LOOKED_AT]))
+    print("\n".join(explain(status)))
     ready = status.condition(Type.READY) if status else None
     return 0 if ready and ready.truth is Truth.TRUE else 1
 

@@ -121,8 +121,10 @@ async def test_a_server_that_was_away_for_a_while_is_watched_again() -> None:
 async def test_a_cut_watch_goes_on() -> None:
     async with running_api() as api, running_router() as router:
         create(api, pool(router))
-        async with running_operator(api):
+        async with running_operator(api) as replica:
             await until(lambda: is_ready(api))
+            await all_read(replica)
+            assert api.num_watches, "else nothing is cut"
             api.cut_watches()
             change(api, router={"replicas": 3, "service": {"port": router.port}})
             await until(lambda: api.store.read(("deployments", "default", "pool-router"))["spec"]["replicas"] == 3)
@@ -135,6 +137,7 @@ async def test_a_storm_of_errors_passes() -> None:
         create(api, pool(router))
         async with running_operator(api):
             await until(lambda: is_ready(api), 40)
+            assert [fault.times for fault in api.faults] == [0] * len(codes), "the whole storm came"
 
 
 async def test_two_replicas_one_leads_and_when_it_is_killed_the_other_goes_on() -> None:

@@ -35,8 +35,16 @@ CURES: Final[dict[Reason, str]] = {
 """What to do about a reason that keeps a PDCluster from being ready or as it should be."""
 
 
-def explain(status: Status) -> tuple[str, ...]:
-    """Sentences, what to mend first at the front; one sentence when all is well."""
+NOT_LOOKED_AT: Final = (
+    "The operator has not looked at it yet, or is of another version. Check that `pdcluster operator` runs and watches "
+    "its namespace."
+)
+
+
+def explain(status: Status | None) -> tuple[str, ...]:
+    """Sentences, what to mend first at the front; one sentence when all is well. None: there is no status."""
+    if status is None or status.condition(Type.READY) is None:
+        return (NOT_LOOKED_AT,)
     troubles = [condition for condition in status.conditions if _is_trouble(condition)]
     if status.reason(Type.ACCEPTED) is Reason.REFUSED:
         troubles = troubles[:1]  # all else follows from it
@@ -67,6 +75,4 @@ def _sentence(condition: Condition) -> str:
 
 
 def _all_well(status: Status) -> str:
-    if status.condition(Type.READY) is None:
-        return "The operator has not looked at it yet. Check that `pdcluster operator` runs and watches its namespace."
     return f"Ready: {status.prefill.ready} prefill and {status.decode.ready} decode instances serve {status.target}."

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from pdcluster_cli.__main__ import main
-from pdcluster_cli.explain import NOT_LOOKED_AT
+from pdcluster_operator.core.explain import NOT_LOOKED_AT
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 EXAMPLE: Final = ROOT / "examples" / "cpu.yaml"

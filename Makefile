@@ -1,6 +1,6 @@
 # Everything runs in .venv, which the first target that needs it makes. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help install run check test model faults bench crds chart lock clean
+.PHONY: help install run check test model faults bench crds chart kube lock clean
 BIN := .venv/bin
 PORT ?= 8000
 ARGS ?=
@@ -26,7 +26,7 @@ check: install  ## the fast part: format, lint, types, layers, unit and property
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests/unit tests/property
 
-test: install  ## everything: check, then all tests, also those with real engines
+test: kube  ## everything: check, then all tests, also those with real engines
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -49,6 +49,9 @@ crds: install  ## write crds/ from the models of the operator's API
 chart: install  ## write what is made of charts/pdcluster: values, schema, README, dashboard, copies of crds/
 	@$(BIN)/python -m tools.crds
 	@$(BIN)/python -m tools.chart
+
+kube: install  ## the Kubernetes control plane for the operator's tests, from source: five minutes, once for a version
+	@$(BIN)/python -m tests.control_plane
 
 lock: install  ## resolve the dependencies anew
 	$(BIN)/uv pip compile requirements/bootstrap.in --universal --python-version 3.11 --generate-hashes --no-annotate \

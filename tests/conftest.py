@@ -5,8 +5,14 @@ Hypothesis judges what is computed, never how fast: a busy machine is no defect.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+from control_plane.binaries import find_binaries
+from control_plane.plane import ControlPlane
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
@@ -15,3 +21,10 @@ settings.load_profile("patient")
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """One for all tests of a session: each makes a namespace of its own, and none takes a program away for good."""
+    with ControlPlane(find_binaries(os.environ), tmp_path_factory.mktemp("control-plane")) as plane:
+        yield plane

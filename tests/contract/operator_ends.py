@@ -1,15 +1,21 @@
-"""API servers that ``test_operator_kube.py`` is run against: the fake, and whoever is added to ``API_SERVERS``.
+"""API servers that ``test_operator_kube.py`` is run against: the fake and a real kube-apiserver without controllers.
 
-A real kube-apiserver needs an entry that starts one and makes a namespace; the suite needs nothing else of it.
+Without, because the suite counts changes of Deployments, and a controller adds its own whenever it comes to it.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+import pytest
+
+from control_plane.accounts import make_account, make_namespace
+from control_plane.plane import ControlPlane
 from fakes.api_server import ApiServer
 from pdcluster_operator.access import KubeAccess
 
@@ -32,4 +38,25 @@ async def open_fake() -> AsyncIterator[ApiEnd]:
         await api.stop()
 
 
-API_SERVERS: Final[dict[str, Callable[[], AbstractAsyncContextManager[ApiEnd]]]] = {"fake": open_fake}
+@asynccontextmanager
+async def open_real(plane: ControlPlane) -> AsyncIterator[ApiEnd]:
+    """The namespace goes at the end."""
+    namespace = make_namespace(plane.admin, "contract")
+    everything = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}
+    make_account(plane.admin, namespace, "operator", [everything])
+    with tempfile.TemporaryDirectory() as folder:
+        token_file = Path(folder) / "token"
+        token_file.write_text(plane.token_for(namespace, "operator"))
+        try:
+            yield ApiEnd(KubeAccess(plane.url, plane.ca_file, token_file), namespace)
+        finally:
+            plane.admin.delete(f"/api/v1/namespaces/{namespace}")
+
+
+Open = Callable[[pytest.FixtureRequest], AbstractAsyncContextManager[ApiEnd]]
+
+API_SERVERS: Final[dict[str, Open]] = {
+    "fake": lambda _: open_fake(),
+    "kube-apiserver": lambda request: open_real(request.getfixturevalue("still_plane")),
+}
+MARKS: Final = {"kube-apiserver": pytest.mark.control_plane}

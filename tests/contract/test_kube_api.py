@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
 import pytest
 
-from contract.kube_ends import API_SERVERS, KubeApi
+from contract.kube_ends import API_SERVERS, MARKS, KubeApi
 from fakes.kube_api import endpoint, slice_of
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_router.core.watching import SliceCache
@@ -21,9 +22,14 @@ pytestmark = pytest.mark.anyio
 LIMIT_S = 10.0
 
 
-@pytest.fixture(params=sorted(API_SERVERS))
-async def api(request: pytest.FixtureRequest) -> AsyncIterator[KubeApi]:
-    async with API_SERVERS[request.param]() as opened:
+@pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, ())) for name in sorted(API_SERVERS)])
+def opener(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[KubeApi]:
+    return API_SERVERS[request.param](request)
+
+
+@pytest.fixture
+async def api(opener: AbstractAsyncContextManager[KubeApi]) -> AsyncIterator[KubeApi]:
+    async with opener as opened:
         yield opened
 
 
@@ -118,10 +124,13 @@ async def test_a_watch_ends_by_itself_when_its_time_is_over(api: KubeApi) -> Non
 
 async def test_a_version_from_before_its_history_is_a_410(api: KubeApi) -> None:
     cache = await listed(api)
+    path = source_of(api).watch_path(cache.resource_version)
+    await api.put(decode("a", "10.0.0.1"))
+    await api.forget_history()
 
     async def watch() -> None:
         """As an event of a watch that began, or as the status of one that did not."""
-        async with client_of(api).stream(source_of(api).watch_path("1"), limit_s=LIMIT_S) as lines:
+        async with client_of(api).stream(path, limit_s=LIMIT_S) as lines:
             cache.apply(await lines.next() or b"")
 
     with pytest.raises(Unavailable, match="410"):

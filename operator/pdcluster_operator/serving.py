@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import aiohttp
 import kopf
+from kopf._core.engines.peering import Identity
 
 from pdcluster_operator.access import open_session
 from pdcluster_operator.audit import Auditor
@@ -137,6 +138,8 @@ class Operator:
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
             standalone=True,
+            # Else kopf asks for the name of our user, who has none in most images. It is for its peering, which is off.
+            identity=Identity(settings.identity),
             stop_flag=stop,
         )
         self._take_signals()

@@ -11,9 +11,11 @@ from typing import Final
 from control_plane.binaries import BuildError, build_binaries
 from control_plane.recipe import NODE, PLANE
 from e2e.box import BoxError, run_in_box
+from e2e.bytecode import ensure_bytecode
 from e2e.images import make_images
 from e2e.layers import LayerError
-from pdcluster_cli.tiny_model import cache_root, ensure_tiny_model
+from e2e.pool import readable_model
+from pdcluster_cli.tiny_model import cache_root
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -27,7 +29,8 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         build_binaries(environ, _say_on, programs=(*PLANE, *NODE))
         make_images(cache / "layers", _say)
-        ensure_tiny_model()
+        readable_model(cache / "models")
+        ensure_bytecode(_say)
         return run_in_box(cache / "runs", pytest)
     except (BoxError, BuildError, LayerError) as error:
         print(f"pdcluster: {error}", file=sys.stderr)

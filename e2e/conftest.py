@@ -17,9 +17,9 @@ from e2e.box import FOLDER_VARIABLE
 from e2e.cluster import OPERATOR, OPERATOR_NAMESPACE, Cluster
 from e2e.images import PDCLUSTER_REPOSITORY, PDCLUSTER_TAG, make_images
 from e2e.node import Node
-from e2e.pool import NodePaths, cpu_pool, node_paths
+from e2e.pool import NodePaths, cpu_pool, node_paths, readable_model
 from e2e.subject import Object, Subject
-from pdcluster_cli.tiny_model import cache_root, ensure_tiny_model
+from pdcluster_cli.tiny_model import cache_root
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 INSTALL_S: Final = 180
@@ -70,7 +70,7 @@ def release(cluster: Cluster) -> Iterator[helm.Config]:
 
 @pytest.fixture(scope="session")
 def paths() -> NodePaths:
-    return node_paths(ensure_tiny_model())
+    return node_paths(readable_model(cache_root(os.environ) / "e2e" / "models"))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The PDCluster of ``examples/cpu.yaml`` as this machine can run it. Pure but for reading the example.
+"""The PDCluster of ``examples/cpu.yaml`` as this machine can run it.
 
 What is laid over the example, and why; everything else stays as a user has it:
 
@@ -13,6 +13,7 @@ What is laid over the example, and why; everything else stays as a user has it:
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from typing import Any, Final
 import yaml
 
 from e2e.archive import PATH
+from pdcluster_cli.tiny_model import ensure_folder, ensure_tiny_model
 
 Object = dict[str, Any]
 
@@ -54,6 +56,18 @@ class NodePaths:
     code: tuple[Path, ...]
     programs: Path
     model: Path
+
+
+def readable_model(cache: Path) -> Path:
+    """The tiny model, for everybody to read: pods are not its owner, who alone may read the original's weights."""
+    original = ensure_tiny_model()
+
+    def copy(folder: Path) -> None:
+        for file in original.iterdir():
+            shutil.copyfile(file, folder / file.name)
+            (folder / file.name).chmod(0o644)
+
+    return ensure_folder(cache / original.name, copy)
 
 
 def node_paths(model: Path) -> NodePaths:

@@ -1,6 +1,6 @@
 # Everything runs in .venv, which the first target that needs it makes. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help install run check test model faults bench crds chart kube lock clean
+.PHONY: help install run check test model faults bench crds chart kube e2e lock clean
 BIN := .venv/bin
 PORT ?= 8000
 ARGS ?=
@@ -11,7 +11,7 @@ WORKERS ?= 2
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 help:     ## what can be made
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z0-9]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
 install:  ## system libraries, virtual environment, locked packages; nothing when they are there
 	@tools/bootstrap.sh
@@ -52,6 +52,10 @@ chart: install  ## write what is made of charts/pdcluster: values, schema, READM
 
 kube: install  ## the Kubernetes control plane for the operator's tests, from source: five minutes, once for a version
 	@$(BIN)/python -m tests.control_plane
+
+e2e: install  ## stories on a real cluster: a node of our own in a box (root; see e2e/README.md), or that of KUBECONFIG
+	@tools/e2e_packages.sh
+	@$(BIN)/python -m e2e $(ARGS)
 
 lock: install  ## resolve the dependencies anew
 	$(BIN)/uv pip compile requirements/bootstrap.in --universal --python-version 3.11 --generate-hashes --no-annotate \

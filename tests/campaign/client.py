@@ -43,13 +43,13 @@ class Order:
     gap_s: float = 0.0
 
 
-async def ask(port: int, order: Order, request_id: str, *, give_up_s: float) -> Observed:
+async def ask(port: int, order: Order, request_id: str, *, give_up_s: float, host: str = _LOOPBACK) -> Observed:
     """What the client of ``order`` saw; back after ``give_up_s`` seconds at most."""
     observed = Observed()
     leaves_s = order.leave.after_s if order.leave else None
     try:
         async with asyncio.timeout(give_up_s if leaves_s is None else leaves_s):
-            await _converse(port, order, request_id, observed)
+            await _converse((host, port), order, request_id, observed)
     except TimeoutError:
         observed.is_hung, observed.has_left = leaves_s is None, leaves_s is not None
     except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
@@ -69,8 +69,8 @@ def body_of(order: Order) -> bytes:
     return json.dumps(body).encode()
 
 
-async def _converse(port: int, order: Order, request_id: str, observed: Observed) -> None:
-    reader, writer = await asyncio.open_connection(_LOOPBACK, port)
+async def _converse(place: tuple[str, int], order: Order, request_id: str, observed: Observed) -> None:
+    reader, writer = await asyncio.open_connection(*place)
     try:
         headers = {"x-request-id": request_id}
         if order.timeout_s is not None:

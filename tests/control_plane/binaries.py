@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from control_plane.recipe import (
     CONTROLLER_MANAGER,
     ETCD,
     PACKAGES,
+    PLANE,
     Program,
     build_arguments,
     cache_key,
@@ -82,24 +83,40 @@ def find_binaries(env: Mapping[str, str]) -> Binaries:
     Raises:
         NotBuiltError: One is missing.
     """
-    sources = read_sources()
-    places = {program: _place(program, env, sources) for program in PACKAGES}
-    if missing := [program for program, place in places.items() if not place.is_file()]:
-        raise NotBuiltError(f"{', '.join(missing)} not built yet: make kube (about five minutes, once)")
+    places = find_programs(env, PLANE)
     return Binaries(places[ETCD], places[API_SERVER], places[CONTROLLER_MANAGER])
 
 
-def build_binaries(env: Mapping[str, str], say: Callable[[str], object], sources: Sources | None = None) -> None:
-    """All three programs are there. Waits for other builders; minutes, but a moment when nothing is missing.
+def find_programs(env: Mapping[str, str], programs: Iterable[Program]) -> Mapping[Program, Path]:
+    """Where each of ``programs`` is.
+
+    Raises:
+        NotBuiltError: One is missing.
+    """
+    sources = read_sources()
+    places = {program: _place(program, env, sources) for program in programs}
+    if missing := [program for program, place in places.items() if not place.is_file()]:
+        raise NotBuiltError(f"{', '.join(missing)} not built yet: make kube (about five minutes, once)")
+    return places
+
+
+def build_binaries(
+    env: Mapping[str, str],
+    say: Callable[[str], object],
+    sources: Sources | None = None,
+    programs: Iterable[Program] = PLANE,
+) -> None:
+    """All of ``programs`` are there. Waits for other builders; minutes, but a moment when nothing is missing.
 
     Raises:
         BuildError: No Go, no module, or no success.
     """
     sources = sources or read_sources()
-    if not _missing(env, sources):
+    wanted = tuple(programs)
+    if not _missing(env, sources, wanted):
         return
     with _only_builder(cache_folder(env, sources)):
-        if missing := _missing(env, sources):
+        if missing := _missing(env, sources, wanted):
             _build(missing, env, say, sources)
 
 
@@ -126,8 +143,8 @@ def _place(program: Program, env: Mapping[str, str], sources: Sources) -> Path:
     return assets if assets.is_file() else cache_folder(env, sources) / program
 
 
-def _missing(env: Mapping[str, str], sources: Sources) -> list[Program]:
-    return [program for program in PACKAGES if not _place(program, env, sources).is_file()]
+def _missing(env: Mapping[str, str], sources: Sources, programs: Iterable[Program]) -> list[Program]:
+    return [program for program in programs if not _place(program, env, sources).is_file()]
 
 
 @contextmanager

@@ -1,11 +1,13 @@
 """Keys and certificates of one control plane: who the API server is, and what it signs service accounts' tokens with.
 
-Users show tokens, so the authority signs one certificate only, and its key is forgotten.
+Users show tokens, so the authority signs two certificates only, and its key is forgotten: the API server's, and the one
+that it shows to kubelets, when there are any.
 """
 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,6 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LIFE: Final = timedelta(days=2)
 NAMES: Final = ("localhost", "kubernetes.default.svc", "kubernetes.default", "kubernetes")
+_AUTHORITY: Final = "pdcluster-tests"
 _SIGNS_CERTIFICATES: Final = x509.KeyUsage(
     digital_signature=False,
     content_commitment=False,
@@ -38,19 +41,26 @@ class Keys:
     ca: Path
     server_certificate: Path
     server_key: Path
+    client_certificate: Path
+    """Of the API server as a kubelet's client."""
+    client_key: Path
     accounts_private: Path
     accounts_public: Path
 
 
-def write_keys(folder: Path) -> Keys:
-    """All of them, new, in ``folder``. For 127.0.0.1 and the names that pods call the API server by."""
-    keys = Keys(*(folder / name for name in ("ca.crt", "server.crt", "server.key", "accounts.key", "accounts.pub")))
-    authority, server, accounts = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
-    root = _certificate("pdcluster-tests", authority, "pdcluster-tests", authority, is_authority=True)
-    leaf = _certificate("kube-apiserver", server, "pdcluster-tests", authority, is_authority=False)
-    keys.ca.write_bytes(root.public_bytes(serialization.Encoding.PEM))
-    keys.server_certificate.write_bytes(leaf.public_bytes(serialization.Encoding.PEM))
+_FILES: Final = ("ca.crt", "server.crt", "server.key", "client.crt", "client.key", "accounts.key", "accounts.pub")
+
+
+def write_keys(folder: Path, addresses: Sequence[str] = ("127.0.0.1",)) -> Keys:
+    """All of them, new, in ``folder``. For ``addresses`` and the names that pods call the API server by."""
+    keys = Keys(*(folder / name for name in _FILES))
+    authority, server, client, accounts = (ec.generate_private_key(ec.SECP256R1()) for _ in range(4))
+    signing = _Signer(authority)
+    keys.ca.write_bytes(_pem(signing.own()))
+    keys.server_certificate.write_bytes(_pem(signing.of_server(server, addresses)))
+    keys.client_certificate.write_bytes(_pem(signing.of_client(client)))
     _write_private(server, keys.server_key)
+    _write_private(client, keys.client_key)
     _write_private(accounts, keys.accounts_private)
     keys.accounts_public.write_bytes(
         accounts.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -58,40 +68,57 @@ def write_keys(folder: Path) -> Keys:
     return keys
 
 
-def _certificate(
-    subject: str,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: str,
-    signer: ec.EllipticCurvePrivateKey,
-    *,
-    is_authority: bool,
-) -> x509.Certificate:
-    """With the key identifiers that strict checks ask for (Python from 3.13 on)."""
-    now = datetime.now(UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(_name(subject))
-        .issuer_name(_name(issuer))
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + LIFE)
-        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-    )
-    if is_authority:
-        builder = builder.add_extension(_SIGNS_CERTIFICATES, critical=True)
-    else:
-        address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-        names = x509.SubjectAlternativeName([address, *map(x509.DNSName, NAMES)])
-        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-        builder = builder.add_extension(names, critical=False).add_extension(usage, critical=False)
-    return builder.sign(signer, hashes.SHA256())
+class _Signer:
+    """The authority. Certificates have the key identifiers that strict checks ask for (Python from 3.13 on)."""
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey) -> None:
+        self._key = key
+
+    def own(self) -> x509.Certificate:
+        constraints = x509.BasicConstraints(ca=True, path_length=None)
+        builder = self._builder(_name(_AUTHORITY), self._key).add_extension(constraints, critical=True)
+        return builder.add_extension(_SIGNS_CERTIFICATES, critical=True).sign(self._key, hashes.SHA256())
+
+    def of_server(self, key: ec.EllipticCurvePrivateKey, addresses: Sequence[str]) -> x509.Certificate:
+        by_address = [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
+        names = x509.SubjectAlternativeName([*by_address, *map(x509.DNSName, NAMES)])
+        builder = self._builder(_name("kube-apiserver"), key).add_extension(names, critical=False)
+        return self._leaf(builder, ExtendedKeyUsageOID.SERVER_AUTH)
+
+    def of_client(self, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+        """May do everything: kubelets ask the API server itself what it may."""
+        builder = self._builder(_name("kube-apiserver", group="system:masters"), key)
+        return self._leaf(builder, ExtendedKeyUsageOID.CLIENT_AUTH)
+
+    def _leaf(self, builder: x509.CertificateBuilder, usage: x509.ObjectIdentifier) -> x509.Certificate:
+        constraints = x509.BasicConstraints(ca=False, path_length=None)
+        builder = builder.add_extension(constraints, critical=True)
+        return builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False).sign(self._key, hashes.SHA256())
+
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        now = datetime.now(UTC)
+        issuer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(_name(_AUTHORITY))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + LIFE)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(issuer_id, critical=False)
+        )
 
 
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+def _name(text: str, group: str = "") -> x509.Name:
+    """``group``: what Kubernetes reads as the user's group."""
+    groups = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group)] if group else []
+    return x509.Name([*groups, x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def _write_private(key: ec.EllipticCurvePrivateKey, path: Path) -> None:

@@ -31,19 +31,30 @@ TOKEN_LIFE_S: Final = 24 * 3600
 _POLL_S: Final = 0.05
 
 
+SERVICE_RANGE: Final = "10.96.0.0/16"
+SERVICE_ADDRESS: Final = "10.96.0.1"
+"""The first of the range is the API server's own Service."""
+
+
 class ControlPlane:
     """One control plane. One thread owns it; ``url``, ``admin`` and the files may be used from any."""
 
-    def __init__(self, binaries: Binaries, folder: Path) -> None:
-        """Nothing runs yet. ``folder`` is empty; data, keys and logs (``*.log``) go there and stay."""
+    def __init__(self, binaries: Binaries, folder: Path, *, node_address: str = "") -> None:
+        """Nothing runs yet. ``folder`` is empty; data, keys and logs (``*.log``) go there and stay.
+
+        ``node_address``: of this machine, when it is to be a node: then pods reach the API server there, and it reaches
+        the kubelet. Empty: only 127.0.0.1 can call it.
+        """
         self._binaries = binaries
         self._folder = folder
+        self._node_address = node_address
         self._stack = ExitStack()
         self._etcd_port, self._peer_port, self._port = (self._reserve_port() for _ in range(3))
-        self._keys = write_keys(folder)
+        more = (node_address, SERVICE_ADDRESS) if node_address else ()
+        self.keys = write_keys(folder, ("127.0.0.1", *more))
         self._children: dict[str, Child] = {}
         self.url = f"https://127.0.0.1:{self._port}"
-        self.ca_file = self._keys.ca
+        self.ca_file = self.keys.ca
         self.admin = KubeHttp(self.url, self.ca_file, secrets.token_hex(16))
         """May do everything."""
         self.kubeconfig_file = folder / "kubeconfig"
@@ -165,24 +176,35 @@ class ControlPlane:
         ]
 
     def _api_server_command(self) -> list[str]:
-        """No reconciler of its own endpoints: it would refuse 127.0.0.1, and nobody asks for the Service."""
         return [
             str(self._binaries.api_server),
             f"--etcd-servers={self._etcd_url}",
-            "--bind-address=127.0.0.1",
-            "--advertise-address=127.0.0.1",
-            "--endpoint-reconciler-type=none",
+            *self._reach(),
             f"--secure-port={self._port}",
             "--permit-port-sharing=true",
-            f"--tls-cert-file={self._keys.server_certificate}",
-            f"--tls-private-key-file={self._keys.server_key}",
+            f"--tls-cert-file={self.keys.server_certificate}",
+            f"--tls-private-key-file={self.keys.server_key}",
             "--anonymous-auth=false",
             "--authorization-mode=RBAC",
             f"--token-auth-file={self._folder / 'tokens.csv'}",
             "--service-account-issuer=https://kubernetes.default.svc",
-            f"--service-account-key-file={self._keys.accounts_public}",
-            f"--service-account-signing-key-file={self._keys.accounts_private}",
-            "--service-cluster-ip-range=10.96.0.0/16",
+            f"--service-account-key-file={self.keys.accounts_public}",
+            f"--service-account-signing-key-file={self.keys.accounts_private}",
+            f"--service-cluster-ip-range={SERVICE_RANGE}",
+        ]
+
+    def _reach(self) -> list[str]:
+        """Without a node no reconciler of its own endpoints: it would refuse 127.0.0.1, and nobody asks for the
+        Service."""
+        if not self._node_address:
+            loopback = "127.0.0.1"
+            return [f"--bind-address={loopback}", f"--advertise-address={loopback}", "--endpoint-reconciler-type=none"]
+        return [
+            "--bind-address=0.0.0.0",
+            f"--advertise-address={self._node_address}",
+            f"--kubelet-client-certificate={self.keys.client_certificate}",
+            f"--kubelet-client-key={self.keys.client_key}",
+            "--kubelet-preferred-address-types=InternalIP",
         ]
 
     def _controller_manager_command(self) -> list[str]:
@@ -190,8 +212,8 @@ class ControlPlane:
         return [
             str(self._binaries.controller_manager),
             f"--kubeconfig={self.kubeconfig_file}",
-            f"--service-account-private-key-file={self._keys.accounts_private}",
-            f"--root-ca-file={self._keys.ca}",
+            f"--service-account-private-key-file={self.keys.accounts_private}",
+            f"--root-ca-file={self.keys.ca}",
             "--leader-elect=false",
             "--secure-port=0",
         ]

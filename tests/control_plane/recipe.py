@@ -16,11 +16,24 @@ GoVersion = tuple[int, ...]
 ETCD: Final = Program("etcd")
 API_SERVER: Final = Program("kube-apiserver")
 CONTROLLER_MANAGER: Final = Program("kube-controller-manager")
+SCHEDULER: Final = Program("kube-scheduler")
+KUBELET: Final = Program("kubelet")
+KUBE_PROXY: Final = Program("kube-proxy")
+KUBECTL: Final = Program("kubectl")
+
+PLANE: Final = (ETCD, API_SERVER, CONTROLLER_MANAGER)
+"""What most tests need."""
+NODE: Final = (SCHEDULER, KUBELET, KUBE_PROXY, KUBECTL)
+"""What a node needs beside them: ``make e2e``."""
 
 PACKAGES: Final[Mapping[Program, str]] = {
     ETCD: "go.etcd.io/etcd/server/v3",
     API_SERVER: "k8s.io/kubernetes/cmd/kube-apiserver",
     CONTROLLER_MANAGER: "k8s.io/kubernetes/cmd/kube-controller-manager",
+    SCHEDULER: "k8s.io/kubernetes/cmd/kube-scheduler",
+    KUBELET: "k8s.io/kubernetes/cmd/kubelet",
+    KUBE_PROXY: "k8s.io/kubernetes/cmd/kube-proxy",
+    KUBECTL: "k8s.io/kubernetes/cmd/kubectl",
 }
 
 

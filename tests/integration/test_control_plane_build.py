@@ -23,7 +23,7 @@ from control_plane.binaries import (
     find_go,
     read_sources,
 )
-from control_plane.recipe import PACKAGES
+from control_plane.recipe import PACKAGES, PLANE
 
 GO_MOD: Final = "module m\n\ngo 1.25.0\n\nrequire k8s.io/kubernetes v1.35.4\n"
 GO: Final = """#!/bin/sh
@@ -76,8 +76,8 @@ def test_each_program_is_built_once_and_the_second_time_is_silent(
     said = build(env, sources)
     assert (said.count("\n"), said[-6:]) == (1, " done\n")
     assert build(env, sources) == ""
-    assert builds(tmp_path) == [*PACKAGES.values()]
-    for program, package in PACKAGES.items():
+    assert builds(tmp_path) == [PACKAGES[program] for program in PLANE]
+    for program, package in ((one, PACKAGES[one]) for one in PLANE):
         assert (cache_folder(env, sources) / program).read_text() == f"program of {package}\n"
 
 
@@ -86,7 +86,7 @@ def test_builders_that_race_build_once_and_all_wait_for_whole_programs(
 ) -> None:
     with ThreadPoolExecutor(4) as pool:
         said = [*pool.map(lambda _: build(env, sources), range(4))]
-    assert builds(tmp_path) == [*PACKAGES.values()]
+    assert builds(tmp_path) == [PACKAGES[program] for program in PLANE]
     assert sum(1 for text in said if text) == 1
 
 
@@ -105,7 +105,7 @@ def test_a_builder_that_is_killed_leaves_no_half_program_and_no_lock(
         builder.kill()
     assert [file for file in cache_folder(env, sources).glob("[!.]*") if not file.read_text()] == []
     build(env, sources)
-    assert {file.name for file in cache_folder(env, sources).glob("[!.]*")} == {*PACKAGES}
+    assert {file.name for file in cache_folder(env, sources).glob("[!.]*")} == {*PLANE}
 
 
 def test_a_build_that_fails_says_what_go_said_and_leaves_nothing(

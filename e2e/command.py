@@ -1,0 +1,45 @@
+"""The command behind ``make e2e``: the stories, on a node in a box, or on the cluster of ``$KUBECONFIG``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from control_plane.binaries import BuildError, build_binaries
+from control_plane.recipe import NODE, PLANE
+from e2e.box import BoxError, run_in_box
+from e2e.bytecode import ensure_bytecode
+from e2e.images import make_images
+from e2e.layers import LayerError
+from e2e.pool import readable_model
+from pdcluster_cli.tiny_model import cache_root
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+
+def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """pytest's exit status; 2 when there is nothing to run it on."""
+    pytest = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", *(words or ["e2e"])]
+    if environ.get("KUBECONFIG"):
+        return subprocess.run(pytest, cwd=ROOT).returncode
+    cache = cache_root(environ) / "e2e"
+    try:
+        build_binaries(environ, _say_on, programs=(*PLANE, *NODE))
+        make_images(cache / "layers", _say)
+        readable_model(cache / "models")
+        ensure_bytecode(_say)
+        return run_in_box(cache / "runs", pytest)
+    except (BoxError, BuildError, LayerError) as error:
+        print(f"pdcluster: {error}", file=sys.stderr)
+        return 2
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _say_on(text: str) -> None:
+    print(text, end="", flush=True)

@@ -1,0 +1,100 @@
+"""What the stories share: one cluster, one operator, one pool, which is whole again after each story."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import helm_python as helm
+import pytest
+
+from campaign.questions import Answer, Question, make_questions
+from e2e.box import FOLDER_VARIABLE
+from e2e.cluster import OPERATOR, OPERATOR_NAMESPACE, Cluster
+from e2e.images import PDCLUSTER_REPOSITORY, PDCLUSTER_TAG, make_images
+from e2e.node import Node
+from e2e.pool import NodePaths, cpu_pool, node_paths, readable_model
+from e2e.subject import Object, Subject
+from pdcluster_cli.tiny_model import cache_root
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+INSTALL_S: Final = 180
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A story takes minutes on a busy machine; none may take for ever."""
+    for item in items:
+        item.add_marker(pytest.mark.timeout(1800))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Ours, in the box that ``python -m e2e`` made; or the one of KUBECONFIG."""
+    if given := os.environ.get("KUBECONFIG"):
+        yield Cluster(shutil.which("kubectl") or "kubectl", Path(given))
+        return
+    folder = Path(os.environ[FOLDER_VARIABLE]) / "node"
+    folder.mkdir()
+    images = make_images(cache_root(os.environ) / "e2e" / "layers", print)
+    began_at = time.monotonic()
+    with Node(folder, images) as node:
+        print(f"\nnode ready after {time.monotonic() - began_at:.1f} s")
+        yield Cluster(str(node.kubectl), node.kubeconfig, node)
+
+
+@pytest.fixture(scope="session")
+def release(cluster: Cluster) -> Iterator[helm.Config]:
+    """The chart is installed, and both operators are ready."""
+    values = {
+        "image": {
+            "repository": os.environ.get("PDCLUSTER_E2E_REPOSITORY", PDCLUSTER_REPOSITORY),
+            "tag": os.environ.get("PDCLUSTER_E2E_TAG", PDCLUSTER_TAG),
+        },
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+    }
+    began_at = time.monotonic()
+    with helm.Config(kubeconfig_path=cluster.kubeconfig, namespace=OPERATOR_NAMESPACE) as config:
+        config.install(ROOT / "charts" / "pdcluster", "pdcluster", values, timeout=INSTALL_S, create_namespace=True)
+        try:
+            cluster.wait(f"deployment/{OPERATOR}", "condition=Available", OPERATOR_NAMESPACE, INSTALL_S)
+        except Exception as error:
+            raise AssertionError(f"no operator: {cluster.story(OPERATOR_NAMESPACE)}") from error
+        print(f"operator ready after {time.monotonic() - began_at:.1f} s")
+        yield config
+        config.uninstall("pdcluster", timeout=INSTALL_S)
+
+
+@pytest.fixture(scope="session")
+def paths() -> NodePaths:
+    return node_paths(readable_model(cache_root(os.environ) / "e2e" / "models"))
+
+
+@pytest.fixture(scope="session")
+def shared(cluster: Cluster, release: helm.Config, paths: NodePaths) -> Iterator[tuple[Subject, Object]]:
+    """One pool for all stories that do not take it away, and the object that it was made of."""
+    pool = cpu_pool(paths, "shared")
+    subject = Subject(cluster, "shared")
+    subject.apply(pool)
+    subject.wait_ready()
+    yield subject, pool
+    cluster.run("-n", "default", "delete", "pdcluster", "shared", "--ignore-not-found")
+
+
+@pytest.fixture(scope="session")
+def expected(shared: tuple[Subject, Object]) -> Mapping[Question, Answer]:
+    """Every question of the fault campaign with a single engine's answer."""
+    subject, _ = shared
+    return subject.ask_prefill_alone(make_questions())
+
+
+@pytest.fixture
+def pool(shared: tuple[Subject, Object]) -> Subject:
+    """The shared one, whole and as it was made: whatever the story before did to it."""
+    subject, made = shared
+    subject.apply(made)
+    subject.wait_ready()
+    return subject

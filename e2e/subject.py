@@ -1,0 +1,94 @@
+"""A pool under test: where it answers, which pods it has, what its status says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from campaign.questions import Answer, Question, ask_single_engine
+from e2e.cluster import Cluster, eventually
+from e2e.load import Place
+from pdcluster_protocol import labels
+from pdcluster_protocol.labels import Role
+
+Object = dict[str, Any]
+
+READY_S: Final = 600.0
+"""From apply to Ready, and for a whole rollout, on two cores that others use too."""
+PORT: Final = 8000
+_KIND: Final = "pdcluster"
+_LEFTOVERS: Final = (
+    "deployments,replicasets,pods,services,endpointslices,secrets,serviceaccounts,roles,rolebindings,"
+    "poddisruptionbudgets,networkpolicies,pdrolescalers.pdcluster.dev"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One PDCluster that was applied."""
+
+    cluster: Cluster
+    name: str
+    namespace: str = "default"
+
+    def apply(self, pool: Object) -> None:
+        self.cluster.apply(pool)
+
+    def get(self) -> Object:
+        return self.cluster.get(_KIND, self.name, self.namespace)
+
+    def wait_ready(self, limit_s: float = READY_S) -> None:
+        """``Ready`` is true, of the spec as it is now.
+
+        Raises:
+            TimeoutError: With all that a person would look at.
+        """
+        try:
+            eventually(self.is_ready, f"{self.name} is not Ready", limit_s)
+        except TimeoutError as error:
+            found = "\n".join(f"{one['type']}={one['status']} {one['message']}" for one in self.conditions())
+            raise TimeoutError(f"{error}\n{found}\n{self.cluster.story(self.namespace)}") from error
+
+    def is_ready(self) -> bool:
+        """Of the newest generation, and nothing moves any more."""
+        found = self.get()
+        generation = found["metadata"]["generation"]
+        told = {one["type"]: one for one in found.get("status", {}).get("conditions", [])}
+        return (
+            all(one["observedGeneration"] == generation for one in told.values())
+            and told.get("Ready", {}).get("status") == "True"
+            and told.get("Progressing", {}).get("reason") == "RolloutComplete"
+        )
+
+    def conditions(self) -> list[Object]:
+        found: list[Object] = self.get().get("status", {}).get("conditions", [])
+        return found
+
+    def pods(self, role: Role) -> list[Object]:
+        """Those that are not going."""
+        selector = f"{labels.CLUSTER}={self.name},{labels.ROLE}={role.value}"
+        found = self.cluster.items("pods", self.namespace, selector)
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    def routers(self) -> list[Object]:
+        selector = f"{labels.CLUSTER}={self.name},{labels.COMPONENT}=router"
+        return self.cluster.items("pods", self.namespace, selector)
+
+    def place(self) -> Place:
+        """The routers' Service."""
+        spec = self.cluster.get("service", f"{self.name}-router", self.namespace)["spec"]
+        return Place(spec["clusterIP"], spec["ports"][0]["port"])
+
+    def ask_prefill_alone(self, questions: tuple[Question, ...]) -> dict[Question, Answer]:
+        """What one engine says that does all by itself: prefill's, asked past the routers."""
+        address = self.pods(Role.PREFILL)[0]["status"]["podIP"]
+        return ask_single_engine(f"http://{address}:{PORT}", questions)
+
+    def leftovers(self) -> list[str]:
+        """Whatever bears this pool's label."""
+        found = self.cluster.items(_LEFTOVERS, self.namespace, f"{labels.CLUSTER}={self.name}")
+        return [f"{one['kind']} {one['metadata']['name']}" for one in found]
+
+
+def name_of(pod: Object) -> str:
+    return str(pod["metadata"]["name"])

@@ -1,0 +1,26 @@
+#!/bin/sh
+# Debian packages of a node: nothing when they are there, or when KUBECONFIG names a cluster that has nodes.
+set -eu
+[ -z "${KUBECONFIG:-}" ] || exit 0
+
+missing=""
+need() { command -v "$1" >/dev/null || missing="$missing $2"; }
+need containerd containerd
+need runc runc
+need iptables iptables
+need conntrack conntrack
+need socat socat
+need debootstrap debootstrap
+need ip iproute2
+need gcc gcc
+[ -x /usr/lib/cni/bridge ] || missing="$missing containernetworking-plugins"
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    echo "pdcluster: a node of our own needs root and these packages:$missing; or give a cluster: KUBECONFIG=... make e2e" >&2
+    exit 1
+fi
+echo "pdcluster: installing$missing"
+apt-get update -qq
+# shellcheck disable=SC2086  # a list of words
+DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null

@@ -1,0 +1,212 @@
+"""What the operator's metrics, the kernel and the watches say of a run of ``operator_scale``, and its tables. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from benchmarks.figures import format_table, percentile
+
+READS: Final = frozenset({"get", "list", "watch"})
+LEASES: Final = "leases"
+"""The leader says every two seconds that it lives; that is no work on any object."""
+OPERATOR: Final = "operator"
+PROTOTYPE_S: Final = 4.7
+PROTOTYPE_MIB: Final = 84.0 * 1e6 / 2**20
+PROTOTYPE_APPLIES: Final = 1500
+"""500 objects with three applied children each, and nothing else: no status, Event or proof."""
+
+_CALLS: Final = "pdcluster_operator_api_calls_total"
+_RUNS: Final = "pdcluster_operator_reconcile_seconds_count"
+_LINE: Final = re.compile(r"(?P<name>\w+)\{(?P<labels>[^}]*)\} (?P<value>\S+)")
+_LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One kind of call to the API server. ``status``: of the answer; 0: none."""
+
+    verb: str
+    resource: str
+    status: int
+
+    @property
+    def is_write(self) -> bool:
+        """A write of work: not the Lease's."""
+        return self.verb not in READS and self.resource != LEASES
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Since the operator's start, or (``minus``) within a phase. ``runs``: looks at objects, by how they ended."""
+
+    calls: Counter[Call] = field(default_factory=Counter)
+    runs: Counter[str] = field(default_factory=Counter)
+
+    def minus(self, earlier: Counts) -> Counts:
+        """Example: 7 patches now, 5 earlier → 2."""
+        return Counts(self.calls - earlier.calls, self.runs - earlier.runs)
+
+    @property
+    def num_runs(self) -> int:
+        return self.runs.total()
+
+    @property
+    def num_writes(self) -> int:
+        """Answered or not, the Lease's left out."""
+        return sum(number for call, number in self.calls.items() if call.is_write)
+
+    def by_verb(self) -> Counter[str]:
+        """The Lease's left out."""
+        found: Counter[str] = Counter()
+        for call, number in self.calls.items():
+            found[call.verb] += 0 if call.resource == LEASES else number
+        return +found
+
+
+def parse_counts(page: str) -> Counts:
+    """From the operator's ``/metrics``: Prometheus' text format, whole numbers."""
+    counts = Counts()
+    for line in map(_LINE.fullmatch, page.splitlines()):
+        labels = dict(_LABEL.findall(line["labels"])) if line else {}
+        if line and line["name"] == _CALLS:
+            counts.calls[Call(labels["verb"], labels["resource"], int(labels["status"]))] += round(float(line["value"]))
+        elif line and line["name"] == _RUNS:
+            counts.runs[labels["outcome"]] += round(float(line["value"]))
+    return counts
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Of one process. ``cpu_s``: since its start, or within a phase; memory at the moment, and most so far."""
+
+    cpu_s: float
+    resident_mib: float
+    peak_mib: float
+
+    def since(self, earlier: Usage) -> Usage:
+        return Usage(self.cpu_s - earlier.cpu_s, self.resident_mib, self.peak_mib)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """``at``: seconds, steady. ``usages``: by process. ``by_hand``: writes of this program, kubelet and user."""
+
+    at: float
+    usages: Mapping[str, Usage]
+    counts: Counts
+    by_hand: int
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What happened between two snapshots."""
+
+    name: str
+    seconds: float
+    usages: Mapping[str, Usage]
+    counts: Counts
+    by_hand: int
+
+
+def phase_between(name: str, before: Snapshot, after: Snapshot) -> Phase:
+    usages = {who: usage.since(before.usages[who]) for who, usage in after.usages.items()}
+    counts = after.counts.minus(before.counts)
+    return Phase(name, after.at - before.at, usages, counts, after.by_hand - before.by_hand)
+
+
+def num_changed(before: Mapping[str, str], after: Mapping[str, str]) -> int:
+    """Objects that are new, gone or of another version; by uid. Example: a: 1, b: 1 and a: 2, c: 1 → 3."""
+    return len({uid for uid, _ in before.items() ^ after.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Of one pod's change, in seconds from before the write that made it: until a watch of pods showed it, and until a
+    watch of PDClusters showed a status that counts it."""
+
+    pod_s: float
+    status_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bare:
+    """The same children by the same client, in a loop."""
+
+    num_objects: int
+    seconds: float
+    client_cpu_s: float
+
+    @property
+    def per_s(self) -> float:
+        return self.num_objects / self.seconds
+
+
+def format_phases(phases: Sequence[Phase]) -> str:
+    """Seconds, memory and who used the processors."""
+    others = [who for who in phases[0].usages if who != OPERATOR]
+    columns = ["phase", "seconds", "operator CPU s", "memory MiB", "peak MiB", *(f"{who} CPU s" for who in others)]
+    rows = []
+    for phase in phases:
+        own = phase.usages[OPERATOR]
+        cpus = [f"{phase.usages[who].cpu_s:.1f}" for who in others]
+        memory = [f"{own.resident_mib:.0f}", f"{own.peak_mib:.0f}"]
+        rows.append([phase.name, f"{phase.seconds:.1f}", f"{own.cpu_s:.2f}", *memory, *cpus])
+    return format_table(columns, rows)
+
+
+def format_calls(phases: Sequence[Phase]) -> str:
+    """Calls by verb, with how many of them one look makes on average."""
+    verbs = sorted({verb for phase in phases for verb in phase.counts.by_verb()})
+    columns = ["phase", "looks", "out of date or failed", *(f"{verb} (per look)" for verb in verbs), "writes by hand"]
+    rows = []
+    for phase in phases:
+        found, looks = phase.counts.by_verb(), phase.counts.num_runs
+        cells = [f"{found[verb]:,} ({found[verb] / looks:.1f})" if looks else f"{found[verb]:,}" for verb in verbs]
+        other = looks - phase.counts.runs["done"]
+        rows.append([phase.name, f"{looks:,}", f"{other:,}", *cells, f"{phase.by_hand:,}"])
+    return format_table(columns, rows)
+
+
+def format_lags(lags: Iterable[Lag]) -> str:
+    """Milliseconds. At least one lag."""
+    taken = list(lags)
+    told = {
+        "pod's change until a watch of pods shows it": [lag.pod_s for lag in taken],
+        "pod's change until status shows it": [lag.status_s for lag in taken],
+        "between the two": [lag.status_s - lag.pod_s for lag in taken],
+    }
+    shares = (0.5, 0.9, 0.99, 1.0)
+    rows = [[name, *(f"{percentile(values, share) * 1000:,.0f}" for share in shares)] for name, values in told.items()]
+    return format_table(["ms", "median", "90 %", "99 %", "most"], rows)
+
+
+def format_references(bare: Bare, first: Phase) -> str:
+    """The first phase beside the bare loop and the prototype."""
+    own = first.usages[OPERATOR]
+    all_writes = first.counts.num_writes + first.by_hand
+    rows = [
+        [
+            "seconds",
+            f"{first.seconds:.1f}",
+            *_beside(first.seconds, bare.seconds),
+            *_beside(first.seconds, PROTOTYPE_S),
+        ],
+        ["CPU s of the client", f"{own.cpu_s:.1f}", *_beside(own.cpu_s, bare.client_cpu_s), "1.4 to 2.1", ""],
+        [
+            "writes/s, of all who write",
+            f"{all_writes / first.seconds:.0f}",
+            *_beside(all_writes / first.seconds, bare.per_s),
+            *_beside(all_writes / first.seconds, PROTOTYPE_APPLIES / PROTOTYPE_S),
+        ],
+        ["peak MiB", f"{own.peak_mib:.0f}", "", "", *_beside(own.peak_mib, PROTOTYPE_MIB)],
+    ]
+    return format_table(["", "operator", "bare loop", "ratio", "prototype", "ratio"], rows)
+
+
+def _beside(ours: float, theirs: float) -> tuple[str, str]:
+    """Example: 6 beside 4 → "4.0" and "1.50"."""
+    return f"{theirs:.0f}" if theirs >= 100 else f"{theirs:.1f}", f"{ours / theirs:.2f}"

@@ -1,0 +1,229 @@
+"""What the operator takes for hundreds of PDClusters, on a real API server: seconds, memory, CPU, calls, lag.
+
+    .venv/bin/python -m benchmarks.operator_scale --write          500 PDClusters, 5,000 engines; docs/operator_scale.md
+    .venv/bin/python -m benchmarks.operator_scale --quick          10 PDClusters, some seconds
+    .venv/bin/python -m benchmarks.operator_scale --clusters 100   as many as one likes
+
+Real are etcd (without fsync), kube-apiserver and the operator: one process with the flags, the ServiceAccount and the
+rights of the chart's defaults. Played by this program are users, the Deployment controller and the kubelets: there is
+no node, pods are objects whose status it patches, so Ready comes as soon as it can write. Nothing is transferred
+either: `POST /pdcluster/verify` of every pool is answered by a stub with 200 at once, and names of Services lead to
+127.0.0.1. All processes share the machine's cores, so the tables say who used them.
+
+Phases: *create* makes `examples/cpu.yaml` so many times and waits until all are Ready; *at rest* changes nothing, and
+the operator must write nothing but its Lease; *scale* asks for five engines of each role; *churn* changes each engine
+once in a minute on average (readiness that flips; one in ten is deleted and replaced). A lag runs from before the
+pod's write until a watch of PDClusters shows the new count; what a watch of the pod itself takes is beside it, and
+50 ms are the operator's own wait for others of a burst. The bare loop applies the same children by the operator's own
+client, 16 at a time as the operator has workers, on an API server of its own: no reads, no status, no Events, no pods.
+The prototype's figures are of another day: 500 objects with three children each, 4.7 s, 84 MB. One run, no rounds: the
+spread is not known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from benchmarks.kube_user import Object
+from benchmarks.operator_bench import NAMESPACE, Bench, at_once, open_kube, pool_document, running_bench
+from benchmarks.operator_figures import (
+    Bare,
+    Lag,
+    Phase,
+    Snapshot,
+    format_calls,
+    format_lags,
+    format_phases,
+    format_references,
+    num_changed,
+    phase_between,
+)
+from benchmarks.operator_plane import admin_access, make_namespace, read_usage, running_plane
+from benchmarks.pages import format_minutes, write_page
+from benchmarks.pod_churn import Churn
+
+from pdcluster_operator.access import open_session
+from pdcluster_operator.api.cluster import PDCluster
+from pdcluster_operator.core.observed import Child, Observed, Way
+from pdcluster_operator.core.plan import plan_pool
+from pdcluster_operator.http_kube import HttpKube
+
+ENGINES: Final = 5
+"""Of each role, from *scale* on."""
+
+_CLUSTER_S: Final = 0.25
+"""Create, scale and bare loop, for the estimate only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``seconds``: of *at rest* and of *churn*, each. ``pace``: changes of each engine in a minute of *churn*."""
+
+    clusters: int
+    seconds: float
+    pace: float = 1.0
+
+    @property
+    def names(self) -> list[str]:
+        """Example: pool-000."""
+        return [f"pool-{number:03}" for number in range(self.clusters)]
+
+    @property
+    def num_changes(self) -> int:
+        """In *churn*."""
+        return round(self.clusters * 2 * ENGINES * self.pace * self.seconds / 60)
+
+    @property
+    def estimate_s(self) -> float:
+        return 20 + 2 * self.seconds + self.clusters * _CLUSTER_S
+
+
+QUICK: Final = Plan(clusters=10, seconds=4.0, pace=6.0)
+
+
+@dataclass
+class Report:
+    """``num_touched``: objects that were another version after *at rest*. ``num_missed``: changes without a status."""
+
+    plan: Plan
+    bare: Bare
+    start: Snapshot
+    phases: dict[str, Phase] = field(default_factory=dict)
+    num_touched: int = 0
+    lags: list[Lag] = field(default_factory=list)
+    num_missed: int = 0
+
+    def faults(self) -> list[str]:
+        """What must not be."""
+        writes = self.phases["at rest"].counts.num_writes
+        told = {
+            f"{writes} writes at rest": writes,
+            f"{self.num_touched} objects changed at rest": self.num_touched,
+            f"{self.num_missed} changes never got into a status": self.num_missed,
+        }
+        return [fault for fault, number in told.items() if number]
+
+
+def main(plan: Plan, *, write: bool) -> int:
+    """Measure, print, write. Returns 1 when something was written at rest, or a status did not follow."""
+    print(f"takes {format_minutes(plan.estimate_s)}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        report = asyncio.run(measure(plan, Path(folder)))
+    text = format_report(report)
+    print(f"\n{text}")
+    for fault in report.faults():
+        print(f"operator_scale: {fault}", file=sys.stderr)
+    if write:
+        write_page("operator_scale", f"The operator and {plan.clusters:,} PDClusters", f"{_words()}\n\n{text}")
+    return 1 if report.faults() else 0
+
+
+async def measure(plan: Plan, folder: Path) -> Report:
+    """Everything. ``folder``: empty; logs are left there."""
+    for name in ("bare", "whole"):
+        (folder / name).mkdir()
+    bare = await measure_bare(plan, folder / "bare")
+    async with running_bench(folder / "whole") as bench:
+        report = Report(plan, bare, await bench.snapshot())
+        await _measure_phase(bench, report, "create", bench.create_pools(plan.names))
+        await bench.until_quiet()
+        before = await bench.versions()
+        await _measure_phase(bench, report, "at rest", asyncio.sleep(plan.seconds))
+        report.num_touched = num_changed(before, await bench.versions())
+        await _measure_phase(bench, report, "scale", bench.scale_pools(plan.names, ENGINES))
+        await bench.until_quiet()
+        await _churn(bench, report)
+    return report
+
+
+async def measure_bare(plan: Plan, folder: Path) -> Bare:
+    """Every child of every PDCluster, applied or created by the operator's client without an operator."""
+    with running_plane(folder) as plane:
+        make_namespace(plane, NAMESPACE)
+        async with open_session(admin_access(plane, folder)) as session:
+            kube = open_kube(session, plane.url)
+            children = [child for name in plan.names for child in first_children(pool_document(name, 80))]
+            began, cpu_s = time.monotonic(), read_usage(os.getpid()).cpu_s
+            await at_once(_bring_about(kube, child) for child in children)
+            return Bare(len(children), time.monotonic() - began, read_usage(os.getpid()).cpu_s - cpu_s)
+
+
+def first_children(document: Object) -> tuple[Child, ...]:
+    """What the operator makes of a PDCluster that is new."""
+    metadata = {**document["metadata"], "uid": f"uid-of-{document['metadata']['name']}", "generation": 1}
+    cluster = PDCluster.from_wire({**document, "metadata": metadata})
+    plan = plan_pool(cluster, Observed(), router_image="pdcluster:1", secret_text="0" * 64, now=int(time.time()))
+    assert plan is not None
+    return plan.children
+
+
+async def _bring_about(kube: HttpKube, child: Child) -> None:
+    await (kube.create if child.way is Way.CREATE else kube.apply)(child.document)
+
+
+async def _measure_phase(bench: Bench, report: Report, name: str, work: Awaitable[object]) -> None:
+    before = await bench.snapshot()
+    await work
+    report.phases[name] = phase_between(name, before, await bench.snapshot())
+    print(f"{name}: {report.phases[name].seconds:.1f} s", flush=True)
+
+
+async def _churn(bench: Bench, report: Report) -> None:
+    plan, churn = report.plan, Churn(bench.kubelet, bench.pods, bench.clusters, random.Random(1))
+    work = churn.run(plan.names, seconds=plan.seconds, num_changes=plan.num_changes)
+    await _measure_phase(bench, report, "churn", work)
+    report.lags, report.num_missed = churn.lags, churn.num_missed
+
+
+def format_report(report: Report) -> str:
+    """The page's tables."""
+    phases, plan = list(report.phases.values()), report.plan
+    leases = sum(number for call, number in phases[1].counts.calls.items() if call.resource == "leases")
+    return "\n\n".join(
+        [
+            f"{plan.clusters:,} PDClusters, three Deployments and {report.bare.num_objects // plan.clusters} objects"
+            f" each. The operator before the first one: {report.start.usages['operator'].resident_mib:.0f} MiB.",
+            format_phases(phases),
+            "Calls of the operator without its Lease and kopf's watches. A look: one reconcile of one object.",
+            format_calls(phases),
+            f"At rest: {phases[1].counts.num_writes} writes but for {leases} calls about the Lease,"
+            f" {report.num_touched} objects with another resourceVersion.",
+            f"Churn: {len(report.lags):,} of {plan.num_changes:,} planned changes to {plan.clusters * 2 * ENGINES:,}"
+            f" engines in {plan.seconds:g} s; {report.num_missed} missed.",
+            format_lags(report.lags),
+            f"*Create* beside the references; the bare loop wrote {report.bare.num_objects:,} objects:",
+            format_references(report.bare, report.phases["create"]),
+        ]
+    )
+
+
+def _words() -> str:
+    """Of this program, without its command lines."""
+    return (__doc__ or "").split("\n\n", 2)[2].strip()
+
+
+def _parse(argv: Sequence[str]) -> tuple[Plan, bool]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clusters", type=int, default=500)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of rest and of churn, each")
+    parser.add_argument("--pace", type=float, default=1.0, help="changes of each engine in a minute of churn")
+    parser.add_argument("--write", action="store_true", help="write docs/operator_scale.md")
+    parser.add_argument("--quick", action="store_true", help="10 PDClusters, no file")
+    given = parser.parse_args(argv)
+    plan = QUICK if given.quick else Plan(given.clusters, given.seconds, given.pace)
+    return plan, given.write and not given.quick
+
+
+if __name__ == "__main__":
+    chosen, is_written = _parse(sys.argv[1:])
+    sys.exit(main(chosen, write=is_written))

@@ -1,0 +1,141 @@
+"""What the operator's metrics and the clocks of ``operator_scale`` add up to."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from benchmarks.operator_figures import (
+    Bare,
+    Call,
+    Counts,
+    Lag,
+    Phase,
+    Snapshot,
+    Usage,
+    format_calls,
+    format_lags,
+    format_phases,
+    format_references,
+    num_changed,
+    parse_counts,
+    phase_between,
+)
+
+from pdcluster_operator.http_kube import Call as RealCall
+from pdcluster_operator.kinds import LEASE, PDCLUSTER, POD
+from pdcluster_operator.metrics import Metrics
+from pdcluster_operator.work_queue import Outcome
+
+PATCH = Call("patch", "pdclusters/status", 200)
+GET = Call("get", "services", 404)
+RENEWAL = Call("update", "leases", 200)
+
+
+def usage(cpu_s: float, peak_mib: float = 80.0) -> Usage:
+    return Usage(cpu_s, 60.0, peak_mib)
+
+
+def phase(seconds: float, counts: Counts, *, cpu_s: float = 2.0, by_hand: int = 0) -> Phase:
+    return Phase("create", seconds, {"operator": usage(cpu_s), "etcd": usage(1.0)}, counts, by_hand)
+
+
+def rows(table: str) -> list[list[str]]:
+    """Cells of a Markdown table, without its head."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_the_operators_own_page_is_read() -> None:
+    metrics = Metrics()
+    for status in (200, 200, 409):
+        metrics.count_call(RealCall("patch", PDCLUSTER, "PATCH", "/x", subresource="status"), status)
+    metrics.count_call(RealCall("list", POD, "GET", "/x"), 0)
+    metrics.count_call(RealCall("update", LEASE, "PUT", "/x"), 200)
+    metrics.count_run(Outcome.DONE, 0.1)
+    metrics.count_run(Outcome.CONFLICT, 7.0)
+    metrics.watch("leading", "1 while this replica leads", lambda: 1.0)
+    counts = parse_counts(metrics.page().decode())
+    assert counts.calls == {
+        PATCH: 2,
+        Call("patch", "pdclusters/status", 409): 1,
+        Call("list", "pods", 0): 1,
+        RENEWAL: 1,
+    }
+    assert counts.runs == {"done": 1, "conflict": 1}
+    assert (counts.num_runs, counts.num_writes) == (2, 3)
+    assert counts.by_verb() == {"patch": 3, "list": 1}
+
+
+def test_nothing_is_read_from_an_empty_page() -> None:
+    assert parse_counts("") == Counts()
+
+
+@pytest.mark.parametrize(
+    ("call", "is_write"),
+    [
+        (PATCH, True),
+        (Call("create", "events", 201), True),
+        (Call("delete", "services", 200), True),
+        (GET, False),
+        (Call("list", "pods", 200), False),
+        (Call("watch", "pods", 200), False),
+        (RENEWAL, False),
+    ],
+)
+def test_a_write_is_what_changes_an_object_other_than_the_lease(call: Call, is_write: bool) -> None:
+    assert call.is_write is is_write
+
+
+def test_a_phase_is_what_came_between_two_snapshots() -> None:
+    before = Snapshot(100.0, {"operator": Usage(3.0, 50.0, 55.0)}, Counts(Counter({GET: 4, PATCH: 1})), 10)
+    later = Counts(Counter({GET: 4, PATCH: 3}), Counter({"done": 2}))
+    after = Snapshot(107.5, {"operator": Usage(4.5, 60.0, 70.0)}, later, 25)
+    found = phase_between("churn", before, after)
+    assert (found.name, found.seconds, found.by_hand) == ("churn", 7.5, 15)
+    assert found.usages == {"operator": Usage(1.5, 60.0, 70.0)}
+    assert found.counts == Counts(Counter({PATCH: 2}), Counter({"done": 2}))
+
+
+@pytest.mark.parametrize(
+    ("after", "num"),
+    [({"a": "1", "b": "1"}, 0), ({"a": "2", "b": "1"}, 1), ({"a": "2", "c": "1"}, 3), ({}, 2)],
+)
+def test_an_object_has_changed_when_it_is_new_gone_or_another_version(after: dict[str, str], num: int) -> None:
+    assert num_changed({"a": "1", "b": "1"}, after) == num
+
+
+def test_calls_are_shown_for_each_look() -> None:
+    counts = Counts(Counter({PATCH: 6, GET: 3, RENEWAL: 9}), Counter({"done": 3, "conflict": 1}))
+    assert rows(format_calls([phase(1.0, counts, by_hand=1200)])) == [
+        ["create", "4", "1", "3 (0.8)", "6 (1.5)", "1,200"]
+    ]
+
+
+def test_calls_without_a_look_are_no_division_by_zero() -> None:
+    assert rows(format_calls([phase(1.0, Counts(Counter({GET: 3})))])) == [["create", "0", "0", "3", "0"]]
+
+
+def test_a_phase_names_every_process() -> None:
+    table = format_phases([phase(12.34, Counts())])
+    assert "etcd CPU s" in table
+    assert rows(table) == [["create", "12.3", "2.00", "60", "80", "1.0"]]
+
+
+def test_lags_are_shares_of_all_changes_in_milliseconds() -> None:
+    lags = [Lag(0.010 * number, 0.030 * number) for number in range(1, 11)]
+    assert [row[1:] for row in rows(format_lags(lags))] == [
+        ["50", "90", "100", "100"],
+        ["150", "270", "300", "300"],
+        ["100", "180", "200", "200"],
+    ]
+
+
+def test_the_references_are_beside_and_in_ratios() -> None:
+    counts = Counts(Counter({PATCH: 1500, GET: 400, RENEWAL: 5}))
+    found = rows(format_references(Bare(1000, 5.0, 4.0), phase(10.0, counts, cpu_s=6.0, by_hand=500)))
+    assert found == [
+        ["seconds", "10.0", "5.0", "2.00", "4.7", "2.13"],
+        ["CPU s of the client", "6.0", "4.0", "1.50", "1.4 to 2.1", ""],
+        ["writes/s, of all who write", "200", "200", "1.00", "319", "0.63"],
+        ["peak MiB", "80", "", "", "80.1", "1.00"],
+    ]

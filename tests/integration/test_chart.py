@@ -16,13 +16,13 @@ from typing import Any, Final
 import helm_python as helm
 import pytest
 import yaml
+
+from chart_cases.rendering import CHART, NAMESPACE, RELEASE, ROOT, rights
 from control_plane.accounts import make_account, make_namespace
 from control_plane.binaries import find_binaries
 from control_plane.crds import conditions_of
 from control_plane.kube_http import KubeHttp, Object
 from control_plane.plane import ControlPlane
-
-from chart_cases.rendering import CHART, NAMESPACE, RELEASE, ROOT, rights
 
 pytestmark = pytest.mark.control_plane
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from pdcluster_operator.api.scaler import PDRoleScaler
 pytestmark = pytest.mark.control_plane
 
 GROUP: Final = "/apis/pdcluster.dev/v1alpha1/namespaces"
+AUTOSCALERS: Final = "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers"
+AUTOSCALER_S: Final = 90.0
 REMARK: Final = (
     "<nil>: Invalid value: null: some validation rules were not checked because the object was invalid; "
     "correct the existing errors to complete validation"
@@ -64,6 +67,27 @@ def scalers(admin: KubeHttp) -> Iterator[str]:
     """The path of one scaler that exists."""
     with stored(admin, f"{GROUP}/default/pdrolescalers", scaler({})) as one:
         yield f"{GROUP}/default/pdrolescalers/{one['metadata']['name']}"
+
+
+def with_spec(one: Object, **changes: object) -> Object:
+    return {**one, "spec": {**one["spec"], **changes}}
+
+
+def autoscaler_of(scaler: Object, least: int, most: int) -> Object:
+    """By a metric that nobody serves here."""
+    target = {"apiVersion": scaler["apiVersion"], "kind": scaler["kind"], "name": scaler["metadata"]["name"]}
+    metric = {"metric": {"name": "queue_length"}, "target": {"type": "AverageValue", "averageValue": "1"}}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "role"},
+        "spec": {
+            "scaleTargetRef": target,
+            "minReplicas": least,
+            "maxReplicas": most,
+            "metrics": [{"type": "External", "external": metric}],
+        },
+    }
 
 
 @contextmanager
@@ -140,6 +164,32 @@ def test_an_autoscaler_reads_what_the_operator_wrote_into_status(admin: KubeHttp
     assert admin.ask("PATCH", f"{scalers}/status", status, content_type=MERGE_PATCH).complaints == []
     assert admin.get(f"{scalers}/scale")["status"] == status["status"]
     assert admin.get(scalers)["spec"]["replicas"] == 1
+
+
+@pytest.fixture(scope="module")
+def autoscaler(control_plane: ControlPlane, admin: KubeHttp) -> None:
+    """Kubernetes' own knows our kinds: by itself its controller learns of new ones only twice in a minute."""
+    with control_plane.without_controllers():
+        pass
+
+
+@pytest.mark.usefixtures("autoscaler")
+@pytest.mark.parametrize(("bounds", "replicas"), [((2, 4), 2), ((1, 3), 3)])
+def test_kubernetes_own_autoscaler_finds_a_role_and_moves_it_into_its_bounds(
+    admin: KubeHttp, scalers: str, bounds: tuple[int, int], replicas: int
+) -> None:
+    """Without metrics a HorizontalPodAutoscaler still does that much: it finds the scale subresource, and writes it."""
+    admin.replace(scalers, with_spec(admin.get(scalers), replicas=1 if bounds[0] > 1 else 5))
+    shown = {"status": {"replicas": 1 if bounds[0] > 1 else 5, "selector": "pdcluster.dev/cluster=pool"}}
+    assert admin.ask("PATCH", f"{scalers}/status", shown, content_type=MERGE_PATCH).complaints == []
+    with stored(admin, AUTOSCALERS, autoscaler_of(admin.get(scalers), *bounds)) as made:
+        path = f"{AUTOSCALERS}/{made['metadata']['name']}"
+        deadline = time.monotonic() + AUTOSCALER_S
+        while admin.get(scalers)["spec"]["replicas"] != replicas:
+            assert time.monotonic() < deadline, admin.get(path).get("status")
+            time.sleep(0.2)
+        told = {one["type"]: one for one in admin.get(path)["status"]["conditions"]}
+        assert told["AbleToScale"]["status"] == "True"
 
 
 @pytest.mark.parametrize("replicas", [-1, 1001])

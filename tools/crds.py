@@ -1,4 +1,7 @@
-"""Writes ``crds/*.yaml`` from the models of the operator's API: ``make crds``. A test holds that they are fresh."""
+"""Writes ``crds/*.yaml`` and the reference page from the models of the operator's API: ``make crds``.
+
+Tests hold that they are fresh.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ from pathlib import Path
 from typing import Final
 
 import yaml
+from tools.reference.page import page
 
 from pdcluster_operator.api.crd import KINDS, Kind, crd
 
-FOLDER: Final = Path(__file__).resolve().parents[1] / "crds"
+ROOT: Final = Path(__file__).resolve().parents[1]
+FOLDER: Final = ROOT / "crds"
+REFERENCE: Final = ROOT / "docs" / "reference" / "pdcluster.md"
 HEADER: Final = "# Made from operator/pdcluster_operator/api by `make crds`.\n"
 
 
@@ -36,6 +42,8 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for kind in KINDS:
         file_of(kind).write_text(text_of(kind))
+    REFERENCE.parent.mkdir(exist_ok=True)
+    REFERENCE.write_text(page())
 
 
 if __name__ == "__main__":

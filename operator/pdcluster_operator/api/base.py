@@ -105,7 +105,7 @@ class ApiModel(BaseModel):
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 """A name of a Kubernetes object."""
 
-_QUANTITY: Final = (
+QUANTITY: Final = (
     r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
 )
 """As controller-gen writes a ``resource.Quantity``."""
@@ -117,8 +117,8 @@ def _int_or_string(**bounds: object) -> WithJsonSchema:
 
 
 Quantity = Annotated[
-    Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=_QUANTITY, max_length=64)],
-    _int_or_string(pattern=_QUANTITY, maxLength=64),
+    Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=QUANTITY, max_length=64)],
+    _int_or_string(pattern=QUANTITY, maxLength=64),
 ]
 """An amount as Kubernetes writes it: ``8``, ``500m``, ``64Gi``."""
 

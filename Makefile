@@ -50,7 +50,7 @@ chart: install  ## write what is made of charts/pdcluster: values, schema, READM
 	@$(BIN)/python -m tools.crds
 	@$(BIN)/python -m tools.chart
 
-kube: install  ## the Kubernetes control plane for the operator's tests, from source: five minutes, once for a version
+kube: install  ## the Kubernetes control plane for the operator's tests, from source: six minutes, once for a version
 	@$(BIN)/python -m tests.control_plane
 
 e2e: install  ## stories on a real cluster: a node of our own in a box (root; see e2e/README.md), or that of KUBECONFIG

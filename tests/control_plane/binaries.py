@@ -96,7 +96,7 @@ def find_programs(env: Mapping[str, str], programs: Iterable[Program]) -> Mappin
     sources = read_sources()
     places = {program: _place(program, env, sources) for program in programs}
     if missing := [program for program, place in places.items() if not place.is_file()]:
-        raise NotBuiltError(f"{', '.join(missing)} not built yet: make kube (about five minutes, once)")
+        raise NotBuiltError(f"{', '.join(missing)} not built yet: make kube (about six minutes, once)")
     return places
 
 

@@ -24,7 +24,7 @@ KUBECTL: Final = Program("kubectl")
 PLANE: Final = (ETCD, API_SERVER, CONTROLLER_MANAGER)
 """What most tests need."""
 NODE: Final = (SCHEDULER, KUBELET, KUBE_PROXY, KUBECTL)
-"""What a node needs beside them: ``make e2e``."""
+"""What a node needs beside them: ``make e2e``. Tests of what our pages tell a reader to type need kubectl too."""
 
 PACKAGES: Final[Mapping[Program, str]] = {
     ETCD: "go.etcd.io/etcd/server/v3",

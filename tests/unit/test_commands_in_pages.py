@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from chart_cases.pages import OPERATIONS, QUICK_START
 from pdcluster_cli import doctor, drain, explain, plan, ready
 from pdcluster_cli.local import options
 from pdcluster_router.__main__ import parse_settings
@@ -21,8 +22,8 @@ from pdcluster_router.router import OPENAI_PATHS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
-ELSEWHERE: Final = ROOT / "docs" / "kubernetes.md"
-"""``test_kubernetes_page.py`` holds its commands for helm, kubectl and docker against what there is."""
+ELSEWHERE: Final = (QUICK_START, OPERATIONS)
+"""``test_kubernetes_page.py`` holds their commands for helm, kubectl and docker against what there is."""
 SUBCOMMANDS: Final = ("local", "router", "doctor")
 """What a person types, all of them in README.md."""
 CLUSTER_COMMANDS: Final = {
@@ -46,7 +47,9 @@ def commands_in(page: str) -> list[str]:
     return found
 
 
-COMMANDS: Final = sorted({command for page in PAGES if page != ELSEWHERE for command in commands_in(page.read_text())})
+COMMANDS: Final = sorted(
+    {command for page in PAGES if page not in ELSEWHERE for command in commands_in(page.read_text())}
+)
 
 
 def make_targets() -> set[str]:

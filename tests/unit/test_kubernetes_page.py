@@ -1,4 +1,7 @@
-"""``docs/kubernetes.md`` names what there is: every command of it is held against chart, CRDs, examples and recipes."""
+"""``docs/kubernetes.md`` names what there is, and so does the page of operations: charts, recipes, examples, options.
+
+``tests/integration/test_kubernetes_pages.py`` runs what kubectl can do without a node.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,15 @@ import helm_python as helm
 import pytest
 import yaml
 
+from chart_cases.pages import QUICK_START, Words, after, commands_of, of
 from chart_cases.rendering import CHART, chart
+from pdcluster_cli import explain, plan
 from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.api.crd import KINDS, crd
-from pdcluster_operator.core.explain import CURES
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-TEXT: Final = (ROOT / "docs" / "kubernetes.md").read_text()
-COMMANDS: Final = [shlex.split(line) for line in re.findall(r"^\$ (.*)$", TEXT, re.MULTILINE)]
-BUILT_IN: Final = {"service", "crd"}
-
-
-def of(program: str) -> list[list[str]]:
-    return [words for words in COMMANDS if words[0] == program]
-
-
-def after(words: list[str], flag: str) -> list[str]:
-    """The word behind each ``flag``."""
-    return [words[place + 1] for place, word in enumerate(words) if word == flag]
+TEXT: Final = QUICK_START.read_text()
+COMMANDS: Final = commands_of(QUICK_START)
 
 
 def examples() -> dict[str, PDCluster]:
@@ -43,7 +37,7 @@ def test_the_page_has_the_commands_that_matter() -> None:
 
 
 @pytest.mark.parametrize("words", of("helm"), ids=shlex.join)
-def test_helm_is_given_this_chart_and_values_that_it_takes(words: list[str]) -> None:
+def test_helm_is_given_this_chart_and_values_that_it_takes(words: Words) -> None:
     assert {word for word in words if "/" in word and "=" not in word} <= {str(CHART.relative_to(ROOT))}
     values: dict[str, Any] = {}
     for expression in after(words, "--set"):
@@ -52,7 +46,7 @@ def test_helm_is_given_this_chart_and_values_that_it_takes(words: list[str]) -> 
 
 
 @pytest.mark.parametrize("words", of("docker"), ids=lambda words: words[3])
-def test_docker_is_given_recipes_and_arguments_that_exist(words: list[str]) -> None:
+def test_docker_is_given_recipes_and_arguments_that_exist(words: Words) -> None:
     (recipe,) = after(words, "-f")
     arguments = {
         line.partition("=")[0] for line in re.findall(r"^ARG (\S+)", (ROOT / recipe).read_text(), re.MULTILINE)
@@ -65,15 +59,10 @@ def test_docker_is_given_recipes_and_arguments_that_exist(words: list[str]) -> N
     assert tag in used
 
 
-@pytest.mark.parametrize("words", of("kubectl"), ids=shlex.join)
-def test_kubectl_is_given_kinds_and_files_that_exist(words: list[str]) -> None:
-    names = [crd(kind)["spec"]["names"] for kind in KINDS]
-    known = BUILT_IN | {word for found in names for word in (found["plural"], found["singular"], *found["shortNames"])}
-    if words[1] == "apply":
-        assert (ROOT / words[3]).is_file()
-    else:
-        target = next(word for word in words[2:] if not word.startswith("-"))
-        assert target.partition("/")[0] in known
+@pytest.mark.parametrize("words", of("pdcluster"), ids=shlex.join)
+def test_pdcluster_is_given_options_and_files_that_exist(words: Words) -> None:
+    given = {"explain": explain, "plan": plan}[words[1]].make_parser().parse_args(words[2:])
+    assert given.file is None or (ROOT / given.file).is_file()
 
 
 def test_pools_scalers_and_services_are_those_of_the_examples() -> None:
@@ -101,15 +90,6 @@ def test_the_shown_table_has_the_columns_that_kubectl_prints() -> None:
     (header,) = re.findall(r"^NAME +.*$", TEXT, re.MULTILINE)
     columns = [column.name.upper() for column in KINDS[0].columns]
     assert header.split() == ["NAME", *columns]
-
-
-def test_operations_has_every_reason_that_needs_somebody_and_every_alert() -> None:
-    page = (ROOT / "docs" / "operations.md").read_text()
-    rows = "\n".join(line for line in page.splitlines() if line.startswith("| `"))
-    assert [reason.value for reason in CURES if f"`{reason.value}`" not in rows] == []
-    rules = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"][0]["rules"]
-    wanted = {f"| `{rule['alert']}` | {rule['labels']['severity']} |" for rule in rules}
-    assert [row for row in wanted if row not in rows] == []
 
 
 def _merged(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,96 @@
+"""``docs/kubernetes-operations.md`` is complete and true: reasons, alerts, what a change replaces, what is printed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import pytest
+import yaml
+
+from chart_cases.pages import OPERATIONS, commands_of
+from chart_cases.rendering import CHART
+from fakes.operator_cluster import make_cluster
+from operator_cases.objects import D, P
+from pdcluster_operator.core.conditions import Counts, Reason
+from pdcluster_operator.core.explain import explain
+from pdcluster_operator.core.manifests.router import router_deployment
+from pdcluster_operator.core.observed import Observed
+from pdcluster_operator.core.plan import pool_of
+from pdcluster_operator.core.status import Facts, reduce_status
+from pdcluster_operator.core.target import target_of
+
+TEXT: Final = OPERATIONS.read_text()
+ROWS: Final = [line for line in TEXT.splitlines() if line.startswith("| `")]
+
+REPLACES: Final[dict[str, tuple[Mapping[str, object], str]]] = {
+    "model.name": ({"spec.model.name": "other", "spec.model.servedName": "same"}, "both roles"),
+    "image": ({"spec.image": "other:2"}, "both roles"),
+    "transfer.deadlineSeconds": ({"spec.transfer": {"deadlineSeconds": 7}}, "both roles, routers"),
+    "roles.*.engineArgs.block-size": (
+        {f"{role}.engineArgs": {"block-size": "32"} for role in (P, D)},
+        "both roles",
+    ),
+    "transfer.port": ({"spec.transfer": {"port": 20200}}, "both roles"),
+    "roles.decode.engineArgs.max-num-seqs": ({f"{D}.engineArgs": {"max-num-seqs": "7"}}, "decode"),
+    "roles.prefill.parallelism.tensor": ({f"{P}.parallelism": {"tensor": 2}}, "prefill"),
+    "roles.decode.resources.limits": ({f"{D}.resources": {"limits": {"memory": "9Gi"}}}, "decode"),
+    "roles.decode.env": ({f"{D}.env": [{"name": "A", "value": "b"}]}, "decode"),
+    "roles.prefill.podOverrides": ({f"{P}.podOverrides": {"spec": {"nodeSelector": {"a": "b"}}}}, "prefill"),
+    "drain.timeoutSeconds": ({"spec.drain": {"timeoutSeconds": 7}}, "both roles, routers"),
+    "roles.decode.replicas": ({f"{D}.replicas": 3}, "nothing"),
+    "rollout.maxSurge": ({"spec.rollout": {"maxSurge": 2}}, "nothing"),
+    "scaling.mode": ({"spec.scaling": {"mode": "External"}}, "nothing"),
+    "router.replicas": ({"spec.router": {"replicas": 3}}, "nothing"),
+    "router.resources": ({"spec.router": {"resources": {"limits": {"memory": "9Gi"}}}}, "routers"),
+}
+"""Field of the page's table to a change of it and what the page says."""
+
+
+def templates(changes: Mapping[str, object]) -> dict[str, object]:
+    """What decides whether a pod is replaced, by whose pod it is."""
+    pool = pool_of(make_cluster({"spec.model.servedName": "same", **changes}), "router:1")
+    _, prefill, decode = target_of(pool, Observed()).name.split("-")
+    return {"prefill": prefill, "decode": decode, "routers": router_deployment(pool)["spec"]["template"]}
+
+
+@pytest.mark.parametrize("field", REPLACES)
+def test_a_change_replaces_what_the_page_says(field: str) -> None:
+    changes, said = REPLACES[field]
+    before, after = templates({}), templates(changes)
+    replaced = {whose for whose in before if before[whose] != after[whose]}
+    words = {"both roles": {"prefill", "decode"}, "nothing": set[str]()}
+    assert replaced == set[str]().union(*(words.get(part, {part}) for part in said.split(", ")))
+    assert [row for row in ROWS if row.startswith(f"| `{field}`") and row.endswith(f"| {said} |")]
+
+
+def test_the_table_of_changes_has_no_row_that_nobody_checks() -> None:
+    table = TEXT.split("| field | replaces |")[1].split("\n\n")[0]
+    assert set(re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)) == set(REPLACES)
+
+
+def test_every_reason_has_a_row() -> None:
+    assert [reason.value for reason in Reason if not [row for row in ROWS if f"`{reason.value}`" in row]] == []
+
+
+def test_every_alert_has_a_row_with_its_severity() -> None:
+    rules = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"][0]["rules"]
+    wanted = [f"| `{rule['alert']}` | {rule['labels']['severity']} |" for rule in rules]
+    assert [row for row in wanted if not [one for one in ROWS if one.startswith(row)]] == []
+
+
+def test_what_explain_prints_is_what_it_prints() -> None:
+    ready = Counts(wanted=1, least=1, replicas=1, updated=1, ready=1, updated_ready=1)
+    waiting = Counts(wanted=1, least=1, replicas=1, updated=1)
+    problem = "pod tiny-decode-b4c7e7cc-19a2e1bb-6d5f7-x2x8w, container engine: ImagePullBackOff"
+    facts = Facts(1, "b4c7e7cc-6613c525-19a2e1bb", ready, waiting, 1, 1, 600, problem=problem)
+    shown = TEXT.split("```\n")[2]
+    assert shown.splitlines() == list(explain(reduce_status(facts, None, now=0)))
+
+
+def test_the_page_has_the_commands_that_matter() -> None:
+    words = [" ".join(command) for command in commands_of(OPERATIONS)]
+    for begin in ("helm -n pdcluster-system upgrade", "helm -n pdcluster-system rollback", "kubectl drain worker-1"):
+        assert [one for one in words if one.startswith(begin)], begin
+    assert len(words) > 20

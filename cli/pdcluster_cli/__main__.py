@@ -23,10 +23,28 @@ _OWN_WORDS: Final = {
 few seconds."""
 
 
+_EXTRAS: Final = {
+    "router": "router",
+    "operator": "operator",
+    "explain": "operator",
+    "plan": "operator",
+    "local": "router,connector,cpu",
+}
+"""What brings the modules that a command imports. Those without need the standard library only."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status of the subcommand."""
+    """The exit status of the subcommand; 2 when modules of its extra are not installed."""
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        return _run(words)
+    except ModuleNotFoundError as error:
+        if not _is_of_extra(error, words):
+            raise
+        extra = _EXTRAS[words[0]]
+        cure = f"pip install 'pdcluster[{extra}]'"
+        print(f"pdcluster {words[0]}: Python has no module {error.name}: {cure}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         # Before the command itself takes care of signals there is nothing to stop.
         return 130
@@ -41,6 +59,12 @@ def _run(words: list[str]) -> int:
     arguments = _build_parser().parse_args(options.join_args(words))
     status: int = arguments.run(arguments)
     return status
+
+
+def _is_of_extra(error: ModuleNotFoundError, words: Sequence[str]) -> bool:
+    """A module of ours that is missing is our own bug, and stays a traceback."""
+    is_ours = (error.name or "").startswith("pdcluster")
+    return bool(words) and words[0] in _EXTRAS and not is_ours
 
 
 def _build_parser() -> argparse.ArgumentParser:

@@ -91,7 +91,7 @@ def ensure_folder(target: Path, write: Callable[[Path], None]) -> Path:
     making = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
     try:
         write(making)
-        making.chmod(0o755)
+        _let_read(making)
         making.rename(target)
     except OSError:
         if not target.is_dir():
@@ -99,6 +99,21 @@ def ensure_folder(target: Path, write: Callable[[Path], None]) -> Path:
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return target
+
+
+def _let_read(folder: Path) -> None:
+    """Whoever may read other files of ours reads these: an engine in a pod is another user.
+
+    ``mkdtemp`` makes folders for their owner alone, and safetensors does so with the file that it writes.
+    """
+    folder.chmod(0o755)
+    by_umask = folder / ".mode"
+    by_umask.touch()
+    mode = by_umask.stat().st_mode
+    by_umask.unlink()
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.chmod(mode)
 
 
 def model_folder_name(shape: ModelShape) -> str:

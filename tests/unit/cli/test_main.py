@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
+from typing import Final
 
+import msgspec
 import pytest
 
 from pdcluster_cli.__main__ import main
 from pdcluster_cli.waiting import free_port
+
+ROOT: Final = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("words", [[], ["dance"], ["local", "--no-such-flag"], ["doctor", "--port", "x"]])
@@ -82,3 +88,50 @@ print("loaded:", *sys.modules)
     assert help_pages.count("usage: pdcluster") == 3
     assert {"pdcluster_router.__main__", "pdcluster_operator.__main__"} <= loaded
     assert loaded.isdisjoint({"numpy", "torch", "vllm", "zmq", "safetensors"})
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a Python that has pdcluster without any extra: msgspec, and our own packages."""
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "msgspec").symlink_to(Path(msgspec.__file__).parent)
+    parts = ("protocol", "router", "connector", "operator", "cli")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *(str(ROOT / part) for part in parts)])}
+
+
+def typed(words: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """``-S``: nothing else is installed."""
+    command = [sys.executable, "-S", "-m", "pdcluster_cli", *words]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (["router", "--prefill", "http://p:1", "--decode", "http://d:1"], "router"),
+        (["operator"], "operator"),
+        (["explain", "tiny"], "operator"),
+        (["plan", "-f", "examples/cpu.yaml"], "operator"),
+        (["local"], "router,connector,cpu"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_command_without_its_extra_names_it_in_one_line(words: list[str], extra: str, bare: dict[str, str]) -> None:
+    done = typed(words, bare)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"pdcluster {words[0]}: Python has no module ")
+    assert line.endswith(f": pip install 'pdcluster[{extra}]'")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["drain", "--help"], ["ready", "--help"], ["doctor", "--help"]])
+def test_help_and_what_pods_run_need_no_extra(words: list[str], bare: dict[str, str]) -> None:
+    done = typed(words, bare)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_module_of_ours_that_is_missing_is_no_missing_extra(bare: dict[str, str]) -> None:
+    done = typed(["operator"], {**bare, "PYTHONPATH": bare["PYTHONPATH"].replace(str(ROOT / "operator"), "")})
+    assert "Traceback" in done.stderr
+    assert "No module named 'pdcluster_operator'" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,18 @@ def test_a_model_that_is_there_is_not_made_again(model: Path) -> None:
 
 def test_nothing_half_made_is_left(model: Path) -> None:
     assert [folder.name for folder in model.parent.iterdir()] == [model.name]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_who_may_read_it_is_what_the_umask_says(umask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        folder = ensure_tiny_model(SMALL, tmp_path)
+    finally:
+        os.umask(before)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
+    assert set(modes.values()) == {mode}, modes
+    assert folder.stat().st_mode & 0o777 == 0o755
 
 
 def test_the_weights_have_the_shapes_that_the_config_says(model: Path) -> None:

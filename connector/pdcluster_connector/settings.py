@@ -84,6 +84,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.reshard_timeout_s / 2
 
 
+def require_ipv4(host: str) -> None:
+    """Side channels (ZeroMQ without its IPv6 option) and Mooncake 0.3.13 listen on IPv4 here.
+
+    Raises:
+        ConfigError: ``host`` is an IPv6 address.
+    """
+    if ":" in host:
+        raise ConfigError(
+            f"this engine's address is {host}, and engines reach each other by IPv4 only: set VLLM_HOST_IP to an IPv4 "
+            "address of this machine; on Kubernetes give pods IPv4 addresses, or both with IPv4 first"
+        )
+
+
 def parse_settings(extra_config: Mapping[str, object]) -> Settings:
     """Checked settings.
 

@@ -36,7 +36,7 @@ from vllm.v1.kv_cache_interface import (
 
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
-from pdcluster_connector.settings import PushTiming, parse_settings
+from pdcluster_connector.settings import PushTiming, parse_settings, require_ipv4
 from pdcluster_connector.weights import digest_weights
 from pdcluster_connector.worker.regrouping import open_reshard_group, region_bytes
 from pdcluster_connector.worker.resharding import TokenMemory
@@ -94,6 +94,7 @@ def read_engine_facts(config: VllmConfig, cache: KVCacheConfig) -> EngineFacts:
     if role is EngineRole.PREFILL and settings.push is PushTiming.LAYERWISE:
         _require_hooks(config.compilation_config.cudagraph_mode)
     host = settings.host or get_ip()
+    require_ipv4(host)
     return EngineFacts(
         EngineId(transfer.engine_id),
         config.instance_id,

@@ -21,6 +21,12 @@ _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 def _checked_url(url: str) -> str:
     parts = urlsplit(url)
+    if "[" not in parts.netloc and parts.netloc.count(":") > 1:
+        # A pod's own address, where pods have IPv6 first: the engines would refuse it too.
+        raise ValueError(
+            f"{url!r} has an IPv6 address without brackets: write [ADDRESS]; decode engines call IPv4 only, so on "
+            "Kubernetes give pods IPv4 addresses, or both with IPv4 first"
+        )
     if parts.scheme != "http" or not parts.hostname or parts.port == 0:  # .port raises when it is no number
         raise ValueError(f"{url!r} is not a URL like http://HOST:PORT")
     if parts.path.rstrip("/") or parts.query or parts.fragment or parts.username:

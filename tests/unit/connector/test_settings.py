@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_connector.settings import CUT_S, Settings, parse_settings
+from pdcluster_connector.settings import CUT_S, Settings, parse_settings, require_ipv4
 from pdcluster_protocol.errors import ConfigError
 
 
@@ -48,3 +48,8 @@ def test_who_waits_for_staging_room_waits_longer_than_it_takes_to_win_it_back(ex
 
 def test_the_defaults_are_legal() -> None:
     assert parse_settings({}) == Settings()
+
+
+@pytest.mark.parametrize("host", ["10.1.2.3", "node-7.example", "localhost"])
+def test_what_is_no_ipv6_address_is_taken(host: str) -> None:
+    require_ipv4(host)

@@ -80,10 +80,22 @@ def test_graphs_that_leave_prefill_steps_to_python_are_accepted(mode: CUDAGraphM
 def test_only_an_engine_that_pushes_layer_by_layer_is_refused_whole_graphs(
     kv_role: str, push: str, *, is_refused: bool
 ) -> None:
-    config = SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(
-            kv_connector_extra_config={"push": push, "host": "127.0.0.1"}, kv_role=kv_role, engine_id="e"
-        ),
+    config = a_config(kv_role, {"push": push, "host": "127.0.0.1"})
+    with pytest.raises(ConfigError, match="cudagraph_mode is FULL") if is_refused else nullcontext():
+        read_engine_facts(config, SimpleNamespace(kv_cache_groups=[]))
+
+
+@pytest.mark.parametrize("kv_role", ["kv_producer", "kv_consumer"])
+def test_an_engine_whose_own_address_is_ipv6_is_refused_with_the_cure(kv_role: str) -> None:
+    config = a_config(kv_role, {"push": "serial", "host": "fd00::7"})
+    with pytest.raises(ConfigError, match=r"address is fd00::7.*IPv4 only: set VLLM_HOST_IP"):
+        read_engine_facts(config, SimpleNamespace(kv_cache_groups=[]))
+
+
+def a_config(kv_role: str, settings: dict[str, object]) -> SimpleNamespace:
+    """Of vLLM, as far as facts are read from it; its graphs are whole."""
+    return SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=settings, kv_role=kv_role, engine_id="e"),
         parallel_config=SimpleNamespace(
             **WHOLE, tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_index=0
         ),
@@ -93,8 +105,6 @@ def test_only_an_engine_that_pushes_layer_by_layer_is_refused_whole_graphs(
         speculative_config=None,
         instance_id="i",
     )
-    with pytest.raises(ConfigError, match="cudagraph_mode is FULL") if is_refused else nullcontext():
-        read_engine_facts(config, SimpleNamespace(kv_cache_groups=[]))
 
 
 def test_an_engine_that_is_both_is_told_what_to_choose() -> None:

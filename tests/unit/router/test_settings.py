@@ -57,6 +57,7 @@ def test_without_an_advertised_url_it_is_host_and_port() -> None:
         ({"request_timeout_s": 0}, "--request-timeout"),
         ({"port": 70000}, "--port"),
         ({"host": "0.0.0.0"}, "--advertise-url"),
+        ({"advertise_url": "http://fd00::7:8000"}, r"--advertise-url: .*'http://fd00::7:8000'.*IPv4 first"),
         ({"max_prefill_attempts": 0}, "--max-prefill-attempts"),
         ({"on_prefill_failure": "perhaps"}, "--on-prefill-failure"),
         ({"max_queued_requests": -1}, "--max-queued-requests"),
@@ -65,6 +66,10 @@ def test_without_an_advertised_url_it_is_host_and_port() -> None:
 def test_what_cannot_work_is_refused_with_the_flag_and_the_cure(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_settings(**{**URLS, **values})
+
+
+def test_an_ipv6_address_in_brackets_is_one() -> None:
+    assert build_settings(**{**URLS, "advertise_url": "http://[fd00::7]:8000"}).advertise_url == "http://[fd00::7]:8000"
 
 
 FOUND = ["--discovery", "kubernetes", "--cluster", "qwen"]

@@ -18,7 +18,8 @@ from campaign.questions import Answer, Question
 CLIENTS: Final = 4
 GIVE_UP_S: Final = 120.0
 """Far above what the slowest answer takes here: nobody hangs by accident."""
-PAUSE_S: Final = 0.05
+PAUSE_S: Final = 0.25
+"""Clients without rest would take both cores from the engine that starts meanwhile."""
 FINE: Final = (End.OK,)
 
 
@@ -38,6 +39,10 @@ class Place:
 
     host: str
     port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
 
 
 class Load:

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from campaign.outcomes import End
 from campaign.questions import Answer, Question
-from e2e.cluster import OPERATOR, OPERATOR_NAMESPACE, eventually
+from e2e.cluster import OPERATOR, OPERATOR_NAMESPACE, Cluster, eventually
 from e2e.load import Load, lost, summary
-from e2e.pool import ENGINE, ROUTER, with_engine_arg, with_replicas
-from e2e.subject import READY_S, Object, Subject, name_of
+from e2e.pool import ROUTER
+from e2e.subject import READY_S, SharedPool, Subject, name_of
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
 
@@ -20,47 +20,12 @@ ANSWERS_S = 300.0
 ROUTER_NOTICE_S = 15.0
 """Until kube-proxy sends nothing to a router that was killed, or it runs again."""
 
-Shared = tuple[Subject, Object]
 Expected = Mapping[Question, Answer]
 
 
-def test_no_request_is_lost_when_one_of_two_prefill_engines_is_killed(
-    pool: Subject, shared: Shared, expected: Expected
-) -> None:
-    _, made = shared
-    pool.apply(with_replicas(made, prefill=2))
-    pool.wait_ready()
-    with Load(pool.place(), expected) as load:
-        load.wait_for(MORE, ANSWERS_S)
-        pool.cluster.kill(pool.namespace, name_of(pool.pods(Role.PREFILL)[0]), ENGINE)
-        load.wait_for(MORE, ANSWERS_S)
-        pool.wait_ready()
-        told = load.stop()
-    print(f"\nprefill killed: {summary(told)}")
-    assert not lost(told)
-
-
-def test_a_killed_decode_engine_costs_one_clear_error_for_each_answer_that_had_begun(
-    pool: Subject, shared: Shared, expected: Expected
-) -> None:
-    _, made = shared
-    pool.apply(with_replicas(made, decode=2))
-    pool.wait_ready()
-    with Load(pool.place(), expected) as load:
-        load.wait_for(MORE, ANSWERS_S)
-        killed_at = time.monotonic()
-        pool.cluster.kill(pool.namespace, name_of(pool.pods(Role.DECODE)[0]), ENGINE)
-        load.wait_for(MORE, ANSWERS_S)
-        pool.wait_ready()
-        told = load.stop()
-    print(f"\ndecode killed: {summary(told)}")
-    assert not lost(told, End.ERROR)
-    errors = [one for one in told if one.verdict.end is End.ERROR]
-    assert all(one.verdict.code.startswith("200 then") for one in errors), "only after its first byte"
-    assert all(one.began_at < killed_at + 1 for one in errors), "nobody was sent to the dead engine later"
-
-
-def test_a_killed_router_cuts_its_own_requests_and_no_other(pool: Subject, expected: Expected) -> None:
+def test_a_killed_router_cuts_its_own_requests_and_no_other(shared: SharedPool, expected: Expected) -> None:
+    shared.take_on()
+    pool = shared.subject
     with Load(pool.place(), expected) as load:
         load.wait_for(MORE, ANSWERS_S)
         load.forgive_router()
@@ -73,13 +38,51 @@ def test_a_killed_router_cuts_its_own_requests_and_no_other(pool: Subject, expec
     assert not lost(told, End.ROUTER_LOST)
 
 
+def test_a_rollout_goes_on_when_the_leading_operator_is_killed_in_it(shared: SharedPool, expected: Expected) -> None:
+    shared.take_on()
+    pool = shared.subject
+    before = {name_of(pod) for pod in pool.pods(Role.DECODE)}
+    with Load(pool.place(), expected) as load:
+        load.wait_for(MORE, ANSWERS_S)
+        shared.change("max-num-batched-tokens", "512", Role.DECODE)
+        eventually(lambda: len(pool.pods(Role.DECODE)) == 2, "no new decode engine", 120.0)
+        killed = leader(pool.cluster)
+        pool.cluster.kill(OPERATOR_NAMESPACE, killed.rsplit("_", 1)[0], "operator")
+        assert before & {name_of(pod) for pod in pool.pods(Role.DECODE)}, "the rollout was over before the kill"
+        pool.wait_ready()
+        load.wait_for(MORE, ANSWERS_S)
+        told = load.stop()
+    print(f"\noperator killed in a rollout: {summary(told)}")
+    assert leader(pool.cluster) != killed
+    assert not before & {name_of(pod) for pod in pool.pods(Role.DECODE)}
+    assert not lost(told)
+
+
+def test_a_killed_decode_engine_costs_one_clear_error_for_each_answer_that_had_begun(
+    shared: SharedPool, expected: Expected
+) -> None:
+    shared.take_on(decode=2)
+    pool = shared.subject
+    with Load(pool.place(), expected) as load:
+        load.wait_for(MORE, ANSWERS_S)
+        killed_at = time.monotonic()
+        pool.kill_one(Role.DECODE)
+        pool.wait_ready()
+        load.wait_for(MORE, ANSWERS_S)
+        told = load.stop()
+    print(f"\ndecode killed: {summary(told)}")
+    assert not lost(told, End.ERROR)
+    errors = [one for one in told if one.verdict.end is End.ERROR]
+    assert all(one.verdict.code.startswith("200 then") for one in errors), "only after its first byte"
+    assert all(one.began_at < killed_at + 1 for one in errors), "nobody was sent to the dead engine later"
+
+
 def test_no_request_is_lost_when_decode_engines_are_drained_from_their_node(
-    pool: Subject, shared: Shared, expected: Expected
+    shared: SharedPool, expected: Expected
 ) -> None:
     """One node has no other to go to: it takes new pods again as soon as the drain has begun."""
-    _, made = shared
-    pool.apply(with_replicas(made, decode=2))
-    pool.wait_ready()
+    shared.take_on(decode=2)
+    pool = shared.subject
     before = {name_of(pod) for pod in pool.pods(Role.DECODE)}
     with Load(pool.place(), expected) as load:
         load.wait_for(MORE, ANSWERS_S)
@@ -92,22 +95,22 @@ def test_no_request_is_lost_when_decode_engines_are_drained_from_their_node(
     assert not lost(told)
 
 
-def test_a_rollout_goes_on_when_the_leading_operator_is_killed_in_it(
-    pool: Subject, shared: Shared, expected: Expected
-) -> None:
-    _, made = shared
+def test_no_request_is_lost_when_one_of_two_prefill_engines_is_killed(shared: SharedPool, expected: Expected) -> None:
+    shared.take_on(prefill=2)
+    pool = shared.subject
     with Load(pool.place(), expected) as load:
         load.wait_for(MORE, ANSWERS_S)
-        pool.apply(with_engine_arg(made, "max-num-batched-tokens", "512", ("decode",)))
-        eventually(lambda: len(pool.pods(Role.DECODE)) == 2, "no new decode engine", 120.0)
-        lease = pool.cluster.get("lease", OPERATOR, OPERATOR_NAMESPACE)
-        leader = lease["spec"]["holderIdentity"].rsplit("_", 1)[0]
-        pool.cluster.kill(OPERATOR_NAMESPACE, leader, "operator")
+        pool.kill_one(Role.PREFILL)
         pool.wait_ready()
         load.wait_for(MORE, ANSWERS_S)
         told = load.stop()
-    print(f"\noperator killed in a rollout: {summary(told)}")
+    print(f"\nprefill killed: {summary(told)}")
     assert not lost(told)
+
+
+def leader(cluster: Cluster) -> str:
+    """POD_SOMETHING."""
+    return str(cluster.get("lease", OPERATOR, OPERATOR_NAMESPACE)["spec"]["holderIdentity"])
 
 
 def drain_decode(pool: Subject) -> None:

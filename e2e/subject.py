@@ -77,10 +77,13 @@ class Subject:
         return {status["containerID"] for status in told if status["ready"]}
 
     def kill_one(self, role: Role) -> None:
-        """The first engine of this role is killed. Waits until Kubernetes has put another life in its place."""
-        before = self.serving(role)
+        """The first engine of this role is killed."""
         self.cluster.kill(self.namespace, name_of(self.pods(role)[0]), ENGINE)
-        eventually(lambda: len(self.serving(role) - before) == 1, f"no {role.value} engine came after", READY_S)
+
+    def wait_whole(self, role: Role, before: set[str]) -> None:
+        """Another life has come in the place of one of those that served ``before``, and the pool is Ready."""
+        eventually(lambda: len(self.serving(role) - before) == 1, f"no {role.value} engine came", READY_S)
+        self.wait_ready()
 
     def routers(self) -> list[Object]:
         selector = f"{labels.CLUSTER}={self.name},{labels.COMPONENT}=router"

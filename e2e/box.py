@@ -16,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,7 @@ _UNSHARE: Final = (
     *("--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup", "--mount-proc"),
     *("--fork", "--kill-child=SIGKILL"),
 )
+_ELSE: Final = "or give a cluster: KUBECONFIG=... make e2e"
 _HERE: Final = Path(__file__).resolve().parent
 
 
@@ -51,7 +53,7 @@ def run_in_box(runs: Path, command: Sequence[str]) -> int:
     """
     _check_host()
     runs.mkdir(parents=True, exist_ok=True)
-    with _run_folder(runs) as folder:
+    with _ended_in_order(), _run_folder(runs) as folder:
         enter = [sys.executable, "-P", str(_HERE / "box_enter.py"), str(os.getpid()), folder.name]
         init = [sys.executable, "-P", str(_HERE / "box_init.py"), str(folder)]
         process = subprocess.Popen(
@@ -71,6 +73,22 @@ def remove_dead_runs(runs: Path) -> None:
     for name in groups.found_names():
         if not (runs / name).exists():
             groups.remove_groups(name, 0.0)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM and SIGHUP end us as Ctrl-C's second time does: nothing is left for the next run to sweep."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, _leave) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _status_of(process: subprocess.Popen[bytes]) -> int:
@@ -123,9 +141,14 @@ def _remove(folder: Path) -> list[Path]:
 
 
 def _check_host() -> None:
+    """In the order in which a person can mend it; each says what."""
     if os.geteuid() != 0:
-        raise BoxError("a node of our own needs root; as somebody else, give a cluster: KUBECONFIG=... make e2e")
+        raise BoxError(f"a node of our own needs root: sudo make e2e; {_ELSE}")
     if not groups.own_groups(Path("/proc/self/cgroup").read_text()):
         raise BoxError(
-            "this machine has cgroups of version 2 alone, where it is not tried yet: KUBECONFIG=... make e2e"
+            "this machine has cgroups of version 2 alone, and a node of our own knows version 1: start the kernel with "
+            f"systemd.unified_cgroup_hierarchy=0; {_ELSE}"
         )
+    tried = subprocess.run([*_UNSHARE, "true"], capture_output=True, text=True)
+    if tried.returncode != 0:
+        raise BoxError(f"no namespaces here ({tried.stderr.strip()}): a container needs --privileged; {_ELSE}")

@@ -27,8 +27,14 @@ KERNEL_SETTINGS: Final = {
 
 
 def main(folder: Path, command: Sequence[str]) -> int:
-    """The status of ``command``. When this returns, the kernel kills all that is left."""
-    furnish(folder)
+    """The status of ``command``, 2 when the box cannot be furnished. When this returns, the kernel kills all that is
+    left."""
+    try:
+        furnish(folder)
+    except subprocess.CalledProcessError as error:
+        told = f"{' '.join(error.cmd)} ended with {error.returncode}"
+        print(f"pdcluster: this machine cannot hold a node: {told}; KUBECONFIG=... make e2e", file=sys.stderr)
+        return 2
     process = subprocess.Popen(command)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command's to handle
     return reap_until(process.pid)

@@ -106,13 +106,14 @@ class Cluster:
             return str(error)
 
 
-def eventually(holds: Callable[[], object], what: str, limit_s: float) -> None:
-    """
+def eventually(holds: Callable[[], object], what: str | Callable[[], str], limit_s: float) -> None:
+    """``what``: is wrong then; a function's is what is wrong at the end.
+
     Raises:
         TimeoutError: It does not hold within ``limit_s``.
     """
     deadline = time.monotonic() + limit_s
     while not holds():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}, after {limit_s:.0f} s")
+            raise TimeoutError(f"{what if isinstance(what, str) else what()}, after {limit_s:.0f} s")
         time.sleep(_POLL_S)

@@ -11,18 +11,20 @@ from typing import Final
 from control_plane.binaries import BuildError, build_binaries
 from control_plane.recipe import NODE, PLANE
 from e2e.box import BoxError, run_in_box
-from e2e.bytecode import ensure_bytecode
 from e2e.images import make_images
 from e2e.layers import LayerError
 from e2e.pool import readable_model
+from e2e.warm import ensure_warm
 from pdcluster_cli.tiny_model import cache_root
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+_PYTEST: Final = ("-v", "-s", "-p", "no:cacheprovider", "--durations=0", "--durations-min=1")
+"""What stories print is what they measured; every story's seconds are told at the end."""
 
 
 def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
     """pytest's exit status; 2 when there is nothing to run it on."""
-    pytest = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", *(words or ["e2e"])]
+    pytest = [sys.executable, "-m", "pytest", *_PYTEST, *words, *(() if _names_stories(words) else ("e2e",))]
     if environ.get("KUBECONFIG"):
         return subprocess.run(pytest, cwd=ROOT).returncode
     cache = cache_root(environ) / "e2e"
@@ -30,11 +32,16 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
         build_binaries(environ, _say_on, programs=(*PLANE, *NODE))
         make_images(cache / "layers", _say)
         readable_model(cache / "models")
-        ensure_bytecode(_say)
+        ensure_warm(cache, _say)
         return run_in_box(cache / "runs", pytest)
     except (BoxError, BuildError, LayerError) as error:
         print(f"pdcluster: {error}", file=sys.stderr)
         return 2
+
+
+def _names_stories(words: Sequence[str]) -> bool:
+    """``-k engine`` chooses among all stories, ``e2e/test_node.py::test_a`` names one."""
+    return any((ROOT / word.split("::")[0]).exists() for word in words)
 
 
 def _say(line: str) -> None:

@@ -16,9 +16,11 @@ from campaign.outcomes import End, Verdict, judge
 from campaign.questions import Answer, Question
 
 CLIENTS: Final = 4
+CROWD: Final = 8
 GIVE_UP_S: Final = 120.0
 """Far above what the slowest answer takes here: nobody hangs by accident."""
-PAUSE_S: Final = 0.05
+PAUSE_S: Final = 0.25
+"""Clients without rest would take both cores from the engine that starts meanwhile."""
 FINE: Final = (End.OK,)
 
 
@@ -39,14 +41,26 @@ class Place:
     host: str
     port: int
 
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+
+def crowd(place: Place, expected: Mapping[Question, Answer]) -> Load:
+    """Many clients without rest, so that whoever is killed has work in its hands."""
+    return Load(place, expected, clients=CROWD, pause_s=0.0)
+
 
 class Load:
     """``CLIENTS`` clients, each asks the next question when it has its answer. Half of the answers are streams."""
 
-    def __init__(self, place: Place, expected: Mapping[Question, Answer], clients: int = CLIENTS) -> None:
+    def __init__(
+        self, place: Place, expected: Mapping[Question, Answer], clients: int = CLIENTS, pause_s: float = PAUSE_S
+    ) -> None:
         self._place = place
         self._expected = [*expected.items()]
         self._clients = clients
+        self._pause_s = pause_s
         self._told: list[Told] = []
         self._stopped = threading.Event()
         self._router_lost = threading.Event()
@@ -99,7 +113,7 @@ class Load:
         while not self._stopped.is_set():
             await self._ask(f"e2e-{client}-{turn}", turn)
             turn += self._clients
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self._pause_s)
 
     async def _ask(self, request_id: str, turn: int) -> None:
         question, expected = self._expected[turn * 7 % len(self._expected)]

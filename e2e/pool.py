@@ -6,6 +6,7 @@ What is laid over the example, and why; everything else stays as a user has it:
     image             a Debian root folder: there is no registry to have an engine image from
     podOverrides      this checkout, its virtual environment and its interpreter from the node, at their own paths
     env PATH          so that ``python3`` and ``pdcluster`` are the environment's
+    vLLM's cache      what it finds out about a model's class, from the node (``warm.py``): a third of an engine's start
     resources         a tenth of a core is asked for, one may be used: four engines share two cores
     engineArgs        float32, for equal tokens whatever the batch; a small cache
     drain, transfer   shorter limits than an hour's rollout needs
@@ -51,11 +52,18 @@ RESOURCES: Final = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"
 
 @dataclass(frozen=True, slots=True)
 class NodePaths:
-    """What engines take from their node. ``code``: folders that hold the environment and what it points to."""
+    """What engines take from their node. ``code``: folders that hold the environment and what it points to.
+    ``vllm_cache``: as ``warm.py`` makes it."""
 
     code: tuple[Path, ...]
     programs: Path
     model: Path
+    vllm_cache: Path
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Those that a pod has at the same place as the node."""
+        return (*self.code, self.vllm_cache)
 
 
 def readable_model(cache: Path) -> Path:
@@ -70,12 +78,12 @@ def readable_model(cache: Path) -> Path:
     return ensure_folder(cache / original.name, copy)
 
 
-def node_paths(model: Path) -> NodePaths:
+def node_paths(model: Path, vllm_cache: Path) -> NodePaths:
     """Of the environment that runs this. An interpreter below /usr is the root folder's own: the same Debian."""
     wanted = [EXAMPLE.parents[1], Path(sys.prefix), Path(sys.base_prefix)]
     outside = [path for path in wanted if not path.is_relative_to("/usr")]
     code = [path for path in outside if not any(path != other and path.is_relative_to(other) for other in outside)]
-    return NodePaths(tuple(dict.fromkeys(code)), Path(sys.prefix) / "bin", model)
+    return NodePaths(tuple(dict.fromkeys(code)), Path(sys.prefix) / "bin", model, vllm_cache)
 
 
 def cpu_pool(paths: NodePaths, name: str = "tiny", namespace: str = "default") -> Object:
@@ -90,7 +98,7 @@ def cpu_pool(paths: NodePaths, name: str = "tiny", namespace: str = "default") -
         role["resources"] = RESOURCES
         role["engineArgs"] = {**role["engineArgs"], **ENGINE_ARGS}
         role["env"] = [{"name": key, "value": value} for key, value in _env(paths).items()]
-        role["podOverrides"] = {"spec": _code(paths.code)}
+        role["podOverrides"] = {"spec": _from_node(paths.folders)}
     spec["router"] = {**spec["router"], "replicas": 2, "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}}}
     spec["drain"] = {"timeoutSeconds": 60}
     return pool
@@ -113,12 +121,12 @@ def with_engine_arg(pool: Object, name: str, value: str, roles: Sequence[str] = 
 
 
 def _env(paths: NodePaths) -> Mapping[str, str]:
-    return {"PATH": f"{paths.programs}:{PATH}", **ENGINE_ENV}
+    return {"PATH": f"{paths.programs}:{PATH}", "VLLM_CACHE_ROOT": str(paths.vllm_cache), **ENGINE_ENV}
 
 
-def _code(folders: Sequence[Path]) -> Object:
+def _from_node(folders: Sequence[Path]) -> Object:
     """Part of a pod's spec."""
-    named = {f"code-{number}": str(folder) for number, folder in enumerate(folders)}
+    named = {f"node-{number}": str(folder) for number, folder in enumerate(folders)}
     mounts = [{"name": name, "mountPath": folder, "readOnly": True} for name, folder in named.items()]
     volumes = [{"name": name, "hostPath": {"path": folder, "type": "Directory"}} for name, folder in named.items()]
     return {"containers": [{"name": ENGINE, "volumeMounts": mounts}], "volumes": volumes}

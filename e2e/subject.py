@@ -1,4 +1,4 @@
-"""A pool under test: where it answers, which pods it has, what its status says."""
+"""A pool under test: where it answers, which pods it has, what its status says; and the one that stories share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Final
 from campaign.questions import Answer, Question, ask_single_engine
 from e2e.cluster import Cluster, eventually
 from e2e.load import Place
+from e2e.pool import ENGINE, with_engine_arg, with_replicas
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
 
@@ -70,6 +71,20 @@ class Subject:
         found = self.cluster.items("pods", self.namespace, selector)
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
+    def serving(self, role: Role) -> set[str]:
+        """The containers of engines that are ready: a restarted one is another."""
+        told = [status for pod in self.pods(role) for status in pod["status"].get("containerStatuses", [])]
+        return {status["containerID"] for status in told if status["ready"]}
+
+    def kill_one(self, role: Role) -> None:
+        """The first engine of this role is killed."""
+        self.cluster.kill(self.namespace, name_of(self.pods(role)[0]), ENGINE)
+
+    def wait_whole(self, role: Role, before: set[str]) -> None:
+        """Another life has come in the place of one of those that served ``before``, and the pool is Ready."""
+        eventually(lambda: len(self.serving(role) - before) == 1, f"no {role.value} engine came", READY_S)
+        self.wait_ready()
+
     def routers(self) -> list[Object]:
         selector = f"{labels.CLUSTER}={self.name},{labels.COMPONENT}=router"
         return self.cluster.items("pods", self.namespace, selector)
@@ -88,6 +103,33 @@ class Subject:
         """Whatever bears this pool's label."""
         found = self.cluster.items(_LEFTOVERS, self.namespace, f"{labels.CLUSTER}={self.name}")
         return [f"{one['kind']} {one['metadata']['name']}" for one in found]
+
+
+class SharedPool:
+    """One pool that lives through many stories: each takes it on as the one before left it, since an engine's start is
+    what costs. One thread owns it."""
+
+    def __init__(self, subject: Subject, wanted: Object) -> None:
+        """Nothing is applied yet."""
+        self.subject = subject
+        self.wanted = wanted
+
+    def apply(self, wanted: Object) -> None:
+        self.wanted = wanted
+        self.subject.apply(wanted)
+
+    def take_on(self, prefill: int = 1, decode: int = 1) -> None:
+        """It is Ready, with so many engines.
+
+        Raises:
+            TimeoutError: See ``Subject.wait_ready``.
+        """
+        self.apply(with_replicas(self.wanted, prefill=prefill, decode=decode))
+        self.subject.wait_ready()
+
+    def change(self, name: str, value: str, *roles: Role) -> None:
+        """An argument of these roles' engines is asked for."""
+        self.apply(with_engine_arg(self.wanted, name, value, [role.value for role in roles]))
 
 
 def name_of(pod: Object) -> str:

@@ -8,62 +8,34 @@ from concurrent.futures import ThreadPoolExecutor
 
 from campaign.outcomes import End
 from campaign.questions import Answer, Question
-from e2e.cluster import OPERATOR, OPERATOR_NAMESPACE, eventually
-from e2e.load import Load, lost, summary
-from e2e.pool import ENGINE, ROUTER, with_engine_arg, with_replicas
-from e2e.subject import READY_S, Object, Subject, name_of
+from e2e.cluster import OPERATOR, OPERATOR_NAMESPACE, Cluster, eventually
+from e2e.load import Load, Told, crowd, lost, summary
+from e2e.pool import ROUTER
+from e2e.subject import READY_S, SharedPool, Subject, name_of
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
 
 MORE = 40
+FEW = 16
+"""Two for each of a crowd."""
 ANSWERS_S = 300.0
 ROUTER_NOTICE_S = 15.0
 """Until kube-proxy sends nothing to a router that was killed, or it runs again."""
+LONG_ANSWER = 200
+"""Tokens: most of an answer's life is a stream that has begun."""
+KILL_S = 2.0
+"""From the order until the kernel has carried it out."""
 
-Shared = tuple[Subject, Object]
 Expected = Mapping[Question, Answer]
 
 
-def test_no_request_is_lost_when_one_of_two_prefill_engines_is_killed(
-    pool: Subject, shared: Shared, expected: Expected
-) -> None:
-    _, made = shared
-    pool.apply(with_replicas(made, prefill=2))
-    pool.wait_ready()
-    with Load(pool.place(), expected) as load:
-        load.wait_for(MORE, ANSWERS_S)
-        pool.cluster.kill(pool.namespace, name_of(pool.pods(Role.PREFILL)[0]), ENGINE)
-        load.wait_for(MORE, ANSWERS_S)
-        pool.wait_ready()
-        told = load.stop()
-    print(f"\nprefill killed: {summary(told)}")
-    assert not lost(told)
-
-
-def test_a_killed_decode_engine_costs_one_clear_error_for_each_answer_that_had_begun(
-    pool: Subject, shared: Shared, expected: Expected
-) -> None:
-    _, made = shared
-    pool.apply(with_replicas(made, decode=2))
-    pool.wait_ready()
-    with Load(pool.place(), expected) as load:
-        load.wait_for(MORE, ANSWERS_S)
-        killed_at = time.monotonic()
-        pool.cluster.kill(pool.namespace, name_of(pool.pods(Role.DECODE)[0]), ENGINE)
-        load.wait_for(MORE, ANSWERS_S)
-        pool.wait_ready()
-        told = load.stop()
-    print(f"\ndecode killed: {summary(told)}")
-    assert not lost(told, End.ERROR)
-    errors = [one for one in told if one.verdict.end is End.ERROR]
-    assert all(one.verdict.code.startswith("200 then") for one in errors), "only after its first byte"
-    assert all(one.began_at < killed_at + 1 for one in errors), "nobody was sent to the dead engine later"
-
-
-def test_a_killed_router_cuts_its_own_requests_and_no_other(pool: Subject, expected: Expected) -> None:
+def test_a_killed_router_cuts_its_own_requests_and_no_other(shared: SharedPool, expected: Expected) -> None:
+    shared.take_on()
+    pool = shared.subject
     with Load(pool.place(), expected) as load:
         load.wait_for(MORE, ANSWERS_S)
         load.forgive_router()
+        killed_at = time.monotonic()
         pool.cluster.kill(pool.namespace, name_of(pool.routers()[0]), ROUTER)
         time.sleep(ROUTER_NOTICE_S)
         load.resent_router()
@@ -71,15 +43,60 @@ def test_a_killed_router_cuts_its_own_requests_and_no_other(pool: Subject, expec
         told = load.stop()
     print(f"\nrouter killed: {summary(told)}")
     assert not lost(told, End.ROUTER_LOST)
+    cut = [one for one in told if one.verdict.end is End.ROUTER_LOST]
+    late = [one for one in cut if one.began_at > killed_at + KILL_S]
+    assert all("ConnectionRefused" in one.verdict.detail for one in late), "the other router cut one"
+
+
+def test_a_rollout_goes_on_when_the_leading_operator_is_killed_in_it(shared: SharedPool, expected: Expected) -> None:
+    shared.take_on()
+    pool = shared.subject
+    before = {name_of(pod) for pod in pool.pods(Role.DECODE)}
+    with Load(pool.place(), expected) as load:
+        load.wait_for(MORE, ANSWERS_S)
+        shared.change("max-num-batched-tokens", "512", Role.DECODE)
+        eventually(lambda: len(pool.pods(Role.DECODE)) == 2, "no new decode engine", 120.0)
+        killed = leader(pool.cluster)
+        pool.cluster.kill(OPERATOR_NAMESPACE, killed.rsplit("_", 1)[0], "operator")
+        assert before & {name_of(pod) for pod in pool.pods(Role.DECODE)}, "the rollout was over before the kill"
+        pool.wait_ready()
+        load.wait_for(MORE, ANSWERS_S)
+        told = load.stop()
+    print(f"\noperator killed in a rollout: {summary(told)}")
+    assert leader(pool.cluster) != killed
+    assert not before & {name_of(pod) for pod in pool.pods(Role.DECODE)}
+    assert not lost(told)
+
+
+def test_a_killed_decode_engine_costs_one_clear_error_for_each_answer_that_had_begun(
+    shared: SharedPool, expected: Expected
+) -> None:
+    """All ask for long streams, so that nearly every one of the dead engine's had begun."""
+    shared.take_on(decode=2)
+    pool, before = shared.subject, shared.subject.serving(Role.DECODE)
+    long = pool.ask_prefill_alone(tuple(Question(one.prompt, LONG_ANSWER) for one in shorter(expected)))
+    with crowd(pool.place(), long) as load:
+        load.wait_for(FEW, ANSWERS_S)
+        pool.kill_one(Role.DECODE)
+        killed_at = time.monotonic()
+        load.wait_for(FEW, ANSWERS_S)
+        told = load.stop()
+    after = ask_until_whole(pool, Role.DECODE, before, expected)
+    print(f"\ndecode killed: {summary(told)}; until it is back: {summary(after)}")
+    errors = [one for one in told if one.verdict.end is End.ERROR]
+    assert errors, "nothing had begun"
+    assert not lost(told, End.ERROR)
+    assert all(one.verdict.code.startswith("200 then") for one in errors), "only after its first byte"
+    assert all(one.began_at < killed_at for one in errors), "nobody was sent to the dead engine later"
+    assert not lost(after)
 
 
 def test_no_request_is_lost_when_decode_engines_are_drained_from_their_node(
-    pool: Subject, shared: Shared, expected: Expected
+    shared: SharedPool, expected: Expected
 ) -> None:
     """One node has no other to go to: it takes new pods again as soon as the drain has begun."""
-    _, made = shared
-    pool.apply(with_replicas(made, decode=2))
-    pool.wait_ready()
+    shared.take_on(decode=2)
+    pool = shared.subject
     before = {name_of(pod) for pod in pool.pods(Role.DECODE)}
     with Load(pool.place(), expected) as load:
         load.wait_for(MORE, ANSWERS_S)
@@ -92,22 +109,37 @@ def test_no_request_is_lost_when_decode_engines_are_drained_from_their_node(
     assert not lost(told)
 
 
-def test_a_rollout_goes_on_when_the_leading_operator_is_killed_in_it(
-    pool: Subject, shared: Shared, expected: Expected
-) -> None:
-    _, made = shared
-    with Load(pool.place(), expected) as load:
+def test_no_request_is_lost_when_one_of_two_prefill_engines_is_killed(shared: SharedPool, expected: Expected) -> None:
+    """All ask for one token, so that prefill engines always have prompts in their hands."""
+    shared.take_on(prefill=2)
+    pool, before = shared.subject, shared.subject.serving(Role.PREFILL)
+    with crowd(pool.place(), {question: expected[question] for question in shorter(expected)}) as load:
         load.wait_for(MORE, ANSWERS_S)
-        pool.apply(with_engine_arg(made, "max-num-batched-tokens", "512", ("decode",)))
-        eventually(lambda: len(pool.pods(Role.DECODE)) == 2, "no new decode engine", 120.0)
-        lease = pool.cluster.get("lease", OPERATOR, OPERATOR_NAMESPACE)
-        leader = lease["spec"]["holderIdentity"].rsplit("_", 1)[0]
-        pool.cluster.kill(OPERATOR_NAMESPACE, leader, "operator")
-        pool.wait_ready()
+        pool.kill_one(Role.PREFILL)
         load.wait_for(MORE, ANSWERS_S)
         told = load.stop()
-    print(f"\noperator killed in a rollout: {summary(told)}")
+    after = ask_until_whole(pool, Role.PREFILL, before, expected)
+    print(f"\nprefill killed: {summary(told)}; until it is back: {summary(after)}")
     assert not lost(told)
+    assert not lost(after)
+
+
+def ask_until_whole(pool: Subject, role: Role, before: set[str], expected: Expected) -> list[Told]:
+    """What clients were told from the kill on, until the pool is whole and for some answers more."""
+    with Load(pool.place(), expected) as load:
+        pool.wait_whole(role, before)
+        load.wait_for(MORE, ANSWERS_S)
+        return load.stop()
+
+
+def shorter(expected: Expected) -> list[Question]:
+    """Every prompt, with one token wanted."""
+    return [question for question in expected if question.max_tokens == 1]
+
+
+def leader(cluster: Cluster) -> str:
+    """POD_SOMETHING."""
+    return str(cluster.get("lease", OPERATOR, OPERATOR_NAMESPACE)["spec"]["holderIdentity"])
 
 
 def drain_decode(pool: Subject) -> None:

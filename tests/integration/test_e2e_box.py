@@ -22,6 +22,19 @@ from e2e.box import run_in_box
 sys.exit(run_in_box(Path({runs!r}), ["sh", "-c", {script!r}]))
 """
 
+AS_NOBODY = "os.setuid(65534)"
+NOBODY = """
+import os, sys
+sys.path[:0] = [{root!r}, {tests!r}]
+from pathlib import Path
+from e2e.box import BoxError, run_in_box
+os.setuid(65534)
+try:
+    run_in_box(Path({runs!r}), ["true"])
+except BoxError as error:
+    print(error)
+"""
+
 
 def eventually(holds: Callable[[], object], limit_s: float = 10.0) -> None:
     deadline = time.monotonic() + limit_s
@@ -99,6 +112,38 @@ def test_a_killed_run_takes_everything_with_it_and_the_next_one_sweeps(tmp_path:
     assert run(tmp_path, "true") == 0
     assert not runs_of(tmp_path)
     assert not ours(name)
+
+
+def test_a_run_that_is_told_to_end_leaves_nothing_for_the_next_one(tmp_path: Path) -> None:
+    process = start_outside(tmp_path, "(setsid sleep 7557 &); sleep 7558")
+    eventually(lambda: b"sleep\x007558" in b"".join(commands()))
+    (name,) = runs_of(tmp_path)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 128 + signal.SIGTERM
+    assert not runs_of(tmp_path)
+    assert not ours(name)
+    assert b"sleep\x00755" not in b"".join(commands())
+
+
+def test_whoever_is_not_root_is_told_in_one_line_what_helps(tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", NOBODY.format(root=str(ROOT), tests=str(ROOT / "tests"), runs=str(tmp_path))],
+        capture_output=True,
+        text=True,
+    )
+    assert told.stdout == "a node of our own needs root: sudo make e2e; or give a cluster: KUBECONFIG=... make e2e\n"
+
+
+def test_a_machine_that_lets_nobody_make_namespaces_is_told_of_in_one_line(tmp_path: Path) -> None:
+    """As in a container without privileges: root, without the right to it."""
+    program = NOBODY.format(root=str(ROOT), tests=str(ROOT / "tests"), runs=str(tmp_path)).replace(AS_NOBODY, "")
+    told = subprocess.run(
+        ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+    )
+    assert told.stdout.startswith("no namespaces here (unshare: unshare failed: Operation not permitted)")
+    assert told.stdout.endswith("KUBECONFIG=... make e2e\n")
 
 
 def test_a_run_that_lives_is_left_alone_by_the_next_one(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pdcluster_operator.core.manifests.engine_pod import engine_template
 from pdcluster_operator.core.manifests.pool import Pool
 from pdcluster_protocol.labels import Role
 
-PATHS = NodePaths((Path("/code"), Path("/python")), Path("/code/.venv/bin"), Path("/models/tiny"))
+PATHS = NodePaths((Path("/code"), Path("/python")), Path("/code/.venv/bin"), Path("/models/tiny"), Path("/warm"))
 
 
 def template(role: Role) -> str:
@@ -31,10 +31,12 @@ def test_engines_find_the_environment_and_the_model_where_the_node_has_them() ->
         assert '"hostPath": {"path": "/python"' in text
         assert '"hostPath": {"path": "/models/tiny"' in text
         assert '"value": "/code/.venv/bin:' in text
+        assert '"hostPath": {"path": "/warm"' in text
+        assert '"mountPath": "/warm", "name"' in text or '"mountPath": "/warm", "readOnly": true' in text
 
 
 def test_what_lies_in_a_folder_that_is_mounted_is_not_mounted_again() -> None:
-    paths = node_paths(Path("/models/tiny"))
+    paths = node_paths(Path("/models/tiny"), Path("/warm"))
     for path in paths.code:
         assert not any(path != other and path.is_relative_to(other) for other in paths.code)
         assert not path.is_relative_to("/usr")

@@ -119,15 +119,15 @@ class Reconciler:
 
     def _verify(self, key: Key, cluster: PDCluster, plan: Plan, picture: Picture) -> float | None:
         """Have the target proven, if it is time. Returns when to ask again."""
-        if not plan.should_verify:
+        ids = plan.to_verify
+        if ids is None:
             return None
-        revision, prefill, decode = plan.facts.target.split("-")
         ref, secret_key = self._secret_of(cluster)
         order = Order(
-            plan.facts.target,
-            revision,
-            tuple(ready_pods(picture, Role.PREFILL, revision, prefill)),
-            tuple(ready_pods(picture, Role.DECODE, revision, decode)),
+            ids.name,
+            ids.revision,
+            tuple(ready_pods(picture, Role.PREFILL, ids.revision, ids.prefill_template)),
+            tuple(ready_pods(picture, Role.DECODE, ids.revision, ids.decode_template)),
             router_url(pool_of(cluster, self._router_image)),
             ref,
             secret_key,

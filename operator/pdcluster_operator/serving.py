@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import aiohttp
 import kopf
-from kopf._core.engines.peering import Identity
 
 from pdcluster_operator.access import open_session
 from pdcluster_operator.audit import Auditor
@@ -132,14 +131,16 @@ class Operator:
     async def _watches(self, kinds: tuple[Kind, ...]) -> AsyncIterator[asyncio.Task[None]]:
         """kopf runs."""
         settings, stop = self._settings, asyncio.Event()
+        # Else kopf asks for the name of our user, who has none in most images. It is for its peering, which is off. Any:
+        # kopf makes the argument public but not its type, a NewType of str. Its other way, $POD_ID, is a pod's only.
+        own_name: Any = settings.identity
         tasks = await kopf.spawn_tasks(
             registry=make_registry(self._handlers, kinds, settings.access),
             settings=make_kopf_settings(kinds, timeout_s=settings.call_timeout_s),
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
             standalone=True,
-            # Else kopf asks for the name of our user, who has none in most images. It is for its peering, which is off.
-            identity=Identity(settings.identity),
+            identity=own_name,
             stop_flag=stop,
         )
         self._take_signals()

@@ -51,8 +51,12 @@ REPLACES: Final[dict[str, tuple[Mapping[str, object], str]]] = {
 def templates(changes: Mapping[str, object]) -> dict[str, object]:
     """What decides whether a pod is replaced, by whose pod it is."""
     pool = pool_of(make_cluster({"spec.model.servedName": "same", **changes}), "router:1")
-    _, prefill, decode = target_of(pool, Observed()).name.split("-")
-    return {"prefill": prefill, "decode": decode, "routers": router_deployment(pool)["spec"]["template"]}
+    ids = target_of(pool, Observed()).ids
+    return {
+        "prefill": ids.prefill_template,
+        "decode": ids.decode_template,
+        "routers": router_deployment(pool)["spec"]["template"],
+    }
 
 
 @pytest.mark.parametrize("field", REPLACES)

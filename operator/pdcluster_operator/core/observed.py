@@ -160,11 +160,25 @@ class ScalerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetIds:
+    """The hashes that name a target: what both roles share, and each role's pod template."""
+
+    revision: str
+    prefill_template: str
+    decode_template: str
+
+    @property
+    def name(self) -> str:
+        """All three in one word: what is verified, and what status speaks of. 26 characters. Nobody takes it apart."""
+        return f"{self.revision}-{self.prefill_template}-{self.decode_template}"
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What to do, in this order: children, moves, prunes, scalers' statuses, status.
 
-    ``facts``: what ``status`` was reduced from. ``should_verify``: a request through the target can be sent, and none
-    was answered yet. ``wake_after_s``: plan again then, even if nothing happens.
+    ``facts``: what ``status`` was reduced from. ``to_verify``: the target, when a request through it can be sent, and
+    none was answered yet. ``wake_after_s``: plan again then, even if nothing happens.
     """
 
     facts: Facts
@@ -173,5 +187,9 @@ class Plan:
     moves: tuple[Move, ...] = ()
     prunes: tuple[Prune, ...] = ()
     scaler_statuses: tuple[ScalerStatus, ...] = ()
-    should_verify: bool = False
+    to_verify: TargetIds | None = None
     wake_after_s: int | None = None
+
+    @property
+    def should_verify(self) -> bool:
+        return self.to_verify is not None

@@ -71,7 +71,7 @@ def plan_pool(cluster: PDCluster, observed: Observed, *, router_image: str, secr
         _moves(seen, changes),
         _prunes(pool, observed, left, served),
         _scaler_statuses(pool, observed, facts),
-        _should_verify(facts, status),
+        target.ids if _should_verify(facts, status) else None,
         _wake_after_s(pool, status, now),
     )
 

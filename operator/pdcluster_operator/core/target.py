@@ -9,7 +9,7 @@ from pdcluster_operator.core.conditions import Counts, counts_of
 from pdcluster_operator.core.fleet import ROLES, Fleet, RoleFleet, Workload, resolve_limits
 from pdcluster_operator.core.manifests.pool import Pool
 from pdcluster_operator.core.manifests.workloads import WorkloadDesign, WorkloadKind, design_workload, revision_for
-from pdcluster_operator.core.observed import Observed, SeenWorkload
+from pdcluster_operator.core.observed import Observed, SeenWorkload, TargetIds
 from pdcluster_operator.core.wanted import wanted_of
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
@@ -24,9 +24,12 @@ class Target:
     fleets: Mapping[Role, RoleFleet]
 
     @property
+    def ids(self) -> TargetIds:
+        return TargetIds(self.revision, self.designs[Role.PREFILL].template, self.designs[Role.DECODE].template)
+
+    @property
     def name(self) -> str:
-        """Revision and both templates in one word: what is verified, and what status speaks of. 26 characters."""
-        return "-".join((self.revision, *(self.designs[role].template for role in ROLES)))
+        return self.ids.name
 
     @property
     def counts(self) -> Mapping[Role, Counts]:

@@ -90,7 +90,8 @@ class TestANewPool:
         assert not world.reconcile(cluster).should_verify
         world.routers_ready = 1
         plan = world.reconcile(cluster)
-        assert plan.should_verify
+        assert plan.to_verify
+        assert plan.to_verify.name == plan.facts.target == plan.status.target
         world.verify(plan)
         assert not world.reconcile(cluster).should_verify
 

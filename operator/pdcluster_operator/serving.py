@@ -131,8 +131,8 @@ class Operator:
     async def _watches(self, kinds: tuple[Kind, ...]) -> AsyncIterator[asyncio.Task[None]]:
         """kopf runs."""
         settings, stop = self._settings, asyncio.Event()
-        # Else kopf asks for the name of our user, who has none in most images. It is for its peering, which is off. Any:
-        # kopf makes the argument public but not its type, a NewType of str. Its other way, $POD_ID, is a pod's only.
+        # Else kopf asks for the name of our user, who has none in most images. It is for its peering, which is off.
+        # Any: kopf's argument is public but not its type, a NewType of str. Its other way, $POD_ID, is a pod's only.
         own_name: Any = settings.identity
         tasks = await kopf.spawn_tasks(
             registry=make_registry(self._handlers, kinds, settings.access),

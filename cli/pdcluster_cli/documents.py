@@ -6,6 +6,7 @@ kubectl is asked for what is in a cluster, so that the user's own context, crede
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -20,6 +21,9 @@ from pdcluster_operator.api.cluster import PDCluster
 KIND: Final = "PDCluster"
 _KUBECTL_S: Final = 30.0
 """Longer than kubectl itself tries to reach an API server that does not answer."""
+
+_KLOG: Final = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d")
+"""How a line of Kubernetes' log begins: ``E1121 21:18:53.807144   32448 memcache.go:265] ...``."""
 
 Document = Mapping[str, Any]
 
@@ -61,8 +65,14 @@ def ask_kubectl(name: str, namespace: str | None) -> Document:
     except subprocess.TimeoutExpired as error:
         raise Unreadable(f"kubectl gave no answer within {_KUBECTL_S:.0f} s: is the API server there?") from error
     if done.returncode:
-        raise Unreadable(done.stderr.strip() or f"kubectl ended with status {done.returncode}")
+        raise Unreadable(_said_to_people(done.stderr) or f"kubectl ended with status {done.returncode}")
     return dict(json.loads(done.stdout))
+
+
+def _said_to_people(stderr: str) -> str:
+    """Without kubectl's log of its own tries, which is several lines for one API server that is not there."""
+    lines = (line for line in stderr.splitlines() if not _KLOG.match(line))
+    return "\n".join(lines).strip() or stderr.strip()
 
 
 def parse_cluster(document: Document) -> PDCluster:

@@ -82,6 +82,24 @@ def test_what_kubectl_refuses_is_said_in_its_own_words(
     assert capsys.readouterr().err == "pdcluster explain: Error from server (NotFound): tiny\n"
 
 
+def test_kubectls_own_log_is_left_out_of_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = 'E1121 21:18:53.807144   32448 memcache.go:265] "Unhandled Error"'
+    said = "The connection to the server localhost:8080 was refused"
+    install_kubectl(tmp_path, monkeypatch, f"echo '{log}' >&2; echo '{log}' >&2; echo '{said}' >&2; exit 1")
+    assert main(["explain", "tiny"]) == 2
+    assert capsys.readouterr().err == f"pdcluster explain: {said}\n"
+
+
+def test_when_kubectl_only_logs_that_is_what_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install_kubectl(tmp_path, monkeypatch, "echo 'F1121 21:18:53.807144 1 main.go:1] no home' >&2; exit 1")
+    assert main(["explain", "tiny"]) == 2
+    assert capsys.readouterr().err.endswith("no home\n")
+
+
 def test_without_kubectl_the_cure_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,7 @@ _PYTEST: Final = ("-v", "-s", "-p", "no:cacheprovider", "--durations=0", "--dura
 
 def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
     """pytest's exit status; 2 when there is nothing to run it on."""
-    pytest = [sys.executable, "-m", "pytest", *_PYTEST, *words, *(() if _names_stories(words) else ("e2e",))]
+    pytest = pytest_command(words)
     if environ.get("KUBECONFIG"):
         return subprocess.run(pytest, cwd=ROOT).returncode
     cache = cache_root(environ) / "e2e"
@@ -39,9 +39,11 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
         return 2
 
 
-def _names_stories(words: Sequence[str]) -> bool:
-    """``-k engine`` chooses among all stories, ``e2e/test_node.py::test_a`` names one."""
-    return any((ROOT / word.split("::")[0]).exists() for word in words)
+def pytest_command(words: Sequence[str]) -> list[str]:
+    """All stories, unless ``words`` name some: ``e2e/test_node.py::test_a`` does, ``-k engine`` chooses among all."""
+    named = [ROOT / word.split("::")[0] for word in words]
+    names_some = any(path.is_relative_to(ROOT / "e2e") and path.exists() for path in named)
+    return [sys.executable, "-m", "pytest", *_PYTEST, *words, *([] if names_some else ["e2e"])]
 
 
 def _say(line: str) -> None:

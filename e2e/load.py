@@ -47,20 +47,27 @@ class Place:
 
 
 def crowd(place: Place, expected: Mapping[Question, Answer]) -> Load:
-    """Many clients without rest, so that whoever is killed has work in its hands."""
-    return Load(place, expected, clients=CROWD, pause_s=0.0)
+    """Many clients without rest, so that whoever is killed has work in its hands. Three of four answers are streams."""
+    return Load(place, expected, clients=CROWD, pause_s=0.0, whole_every=4)
 
 
 class Load:
-    """``CLIENTS`` clients, each asks the next question when it has its answer. Half of the answers are streams."""
+    """Clients that ask the next question when they have their answer. One answer of ``whole_every`` comes whole, the
+    others are streams."""
 
     def __init__(
-        self, place: Place, expected: Mapping[Question, Answer], clients: int = CLIENTS, pause_s: float = PAUSE_S
+        self,
+        place: Place,
+        expected: Mapping[Question, Answer],
+        clients: int = CLIENTS,
+        pause_s: float = PAUSE_S,
+        whole_every: int = 2,
     ) -> None:
         self._place = place
         self._expected = [*expected.items()]
         self._clients = clients
         self._pause_s = pause_s
+        self._whole_every = whole_every
         self._told: list[Told] = []
         self._stopped = threading.Event()
         self._router_lost = threading.Event()
@@ -117,7 +124,7 @@ class Load:
 
     async def _ask(self, request_id: str, turn: int) -> None:
         question, expected = self._expected[turn * 7 % len(self._expected)]
-        order = Order(turn, question, is_stream=turn % 2 == 0)
+        order = Order(turn, question, is_stream=turn % self._whole_every != 0)
         began_at, was_lost = time.monotonic(), self._router_lost.is_set()
         observed = await ask(self._place.port, order, request_id, give_up_s=GIVE_UP_S, host=self._place.host)
         is_lost = was_lost or self._router_lost.is_set()

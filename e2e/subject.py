@@ -14,8 +14,8 @@ from pdcluster_protocol.labels import Role
 
 Object = dict[str, Any]
 
-READY_S: Final = 600.0
-"""From apply to Ready, and for a whole rollout, on two cores that others use too."""
+READY_S: Final = 300.0
+"""From apply to Ready, and for a whole rollout: half a minute and one, on two cores that others use too."""
 PORT: Final = 8000
 _KIND: Final = "pdcluster"
 _LEFTOVERS: Final = (

@@ -71,7 +71,7 @@ def test_a_rollout_goes_on_when_the_leading_operator_is_killed_in_it(shared: Sha
 def test_a_killed_decode_engine_costs_one_clear_error_for_each_answer_that_had_begun(
     shared: SharedPool, expected: Expected
 ) -> None:
-    """All ask for long streams, so that nearly every one of the dead engine's had begun."""
+    """Answers are long, so that nearly every stream of the dead engine had begun; what had not is asked elsewhere."""
     shared.take_on(decode=2)
     pool, before = shared.subject, shared.subject.serving(Role.DECODE)
     long = pool.ask_prefill_alone(tuple(Question(one.prompt, LONG_ANSWER) for one in shorter(expected)))

@@ -14,6 +14,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -27,8 +28,8 @@ _MODULES: Final = (ENGINE_MODULE, *PRELOAD_CPU, "pdcluster_connector.connector",
 _REGISTRY: Final = "vllm.model_executor.models.registry"
 _ARCHITECTURE: Final = "LlamaForCausalLM"
 """Of the tiny model."""
-_NO_BYTECODE: Final = "PYTHONDONTWRITEBYTECODE"
-"""Where it is set, as machines that run tests like to, every engine would compile all of vLLM and PyTorch again."""
+_NO_BYTECODE: Final = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
+"""Machines that run tests like to set the first; every engine would compile all of vLLM and PyTorch again."""
 _LIMIT_S: Final = 600.0
 
 
@@ -38,6 +39,11 @@ def ensure_warm(cache: Path, say: Say) -> Path:
         say("pdcluster: compiling what engines import (once)")
         _python(f"import {', '.join(_MODULES)}")
     return ensure_folder(cache / f"vllm-{_key()}", _write_model_infos)
+
+
+def compiling_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """In which Python keeps what it compiles, beside the module and nowhere else."""
+    return {name: value for name, value in environ.items() if name not in _NO_BYTECODE}
 
 
 def _write_model_infos(folder: Path) -> None:
@@ -54,9 +60,8 @@ def _key() -> str:
 
 
 def _python(program: str, **env: str) -> None:
-    kept = {name: value for name, value in os.environ.items() if name != _NO_BYTECODE}
     command = [sys.executable, "-c", program]
-    subprocess.run(command, env={**kept, **env}, capture_output=True, check=True, timeout=_LIMIT_S)
+    subprocess.run(command, env={**compiling_env(os.environ), **env}, capture_output=True, check=True, timeout=_LIMIT_S)
 
 
 def _source(module: str) -> Path:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +13,7 @@ from chart_cases.rendering import NAMESPACE, ROOT
 from control_plane.children import Child
 from control_plane.plane import ControlPlane
 from integration.harness import eventually
-from operator_on_server.chart import ACCOUNT, operator_args
+from operator_on_server.chart import ACCOUNT
 
 START_LIMIT_S: Final = 60.0
 QUICK: Final = ("--lease-duration=4", "--lease-renew=3", "--lease-retry=0.5")
@@ -25,10 +25,8 @@ _SERVES: Final = re.compile(r"serving probes and metrics port=(\d+)")
 class OperatorProcess:
     """One replica. Its owner kills it."""
 
-    def __init__(
-        self, plane: ControlPlane, folder: Path, identity: str, *, case: str = "default", url: str = ""
-    ) -> None:
-        """It starts. ``url``: of a proxy in front of the API server."""
+    def __init__(self, plane: ControlPlane, folder: Path, identity: str, args: Sequence[str], *, url: str = "") -> None:
+        """It starts. ``args``: of the chart's container. ``url``: of a proxy in front of the API server."""
         self.identity = identity
         token = folder / f"{identity}.token"
         token.touch(mode=0o600)
@@ -36,7 +34,7 @@ class OperatorProcess:
         where = [f"--kube-api={url or plane.url}", f"--kube-ca-file={plane.ca_file}", f"--kube-token-file={token}"]
         own = [f"--identity={identity}", "--host=127.0.0.1", "--port=0"]  # the last one counts
         program = ROOT / "benchmarks" / "service_names.py"
-        command: list[str | Path] = [sys.executable, "-P", program, *operator_args(case), *QUICK, *where, *own]
+        command: list[str | Path] = [sys.executable, "-P", program, *args, *QUICK, *where, *own]
         self._child = Child(command, folder / f"{identity}.log")
 
     @property
@@ -66,9 +64,14 @@ class OperatorProcess:
         self.wait_ready()
         self.wait_until("metrics", "pdcluster_operator_leading 1")
 
-    def is_alive(self) -> bool:
-        """As the kubelet asks: the liveness probe."""
-        return self._read("healthz") is not None
+    def check_alive(self) -> None:
+        """It runs, and as the kubelet's liveness probe says, there is nothing that only a restart could mend.
+
+        Raises:
+            AssertionError: There is; or no answer in time, three times.
+        """
+        tries = [self._read("healthz") for _ in range(3)]
+        assert any(tries), self.log()[-3000:]
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -81,7 +84,7 @@ class OperatorProcess:
         if not found:
             return None
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/{page}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/{page}", timeout=10) as answer:
                 return str(answer.read().decode())
-        except urllib.error.URLError:
+        except OSError:  # URLError is one, and so is a timeout
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from control_plane.kube_http import MERGE_PATCH, KubeHttp, Object
 from control_plane.plane import ControlPlane
 from integration.harness import eventually
 from operator_cases.objects import pdcluster
-from operator_on_server.chart import ACCOUNT, install_chart
+from operator_on_server.chart import ACCOUNT, install_chart, operator_args
 from operator_on_server.node import PlayedNode
 from operator_on_server.process import OperatorProcess
 from operator_on_server.routers import PlayedRouters
@@ -59,10 +59,11 @@ class Server:
         return self.plane.admin
 
     @contextmanager
-    def operator(self, name: str = "a", *, url: str = "") -> Iterator[OperatorProcess]:
-        """It starts; at the end it is killed, if it was not before."""
+    def operator(self, name: str = "a", *, url: str = "", more: Sequence[str] = ()) -> Iterator[OperatorProcess]:
+        """It starts; at the end it is killed, if it was not before. ``more``: flags."""
         self._num_started += 1
-        process = OperatorProcess(self.plane, self.folder, f"{name}{self._num_started}", case=self.case, url=url)
+        args = [*operator_args(self.case), *more]
+        process = OperatorProcess(self.plane, self.folder, f"{name}{self._num_started}", args, url=url)
         try:
             yield process
         finally:

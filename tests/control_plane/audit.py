@@ -7,6 +7,7 @@ when it begins and one when it ends.
 from __future__ import annotations
 
 import json
+from base64 import urlsafe_b64decode
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ AUDIT_POLICY: Final[dict[str, Any]] = {
 }
 _WRITES: Final = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 _CREATED: Final = 201
+_CREDENTIAL: Final = "authentication.kubernetes.io/credential-id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,11 @@ class Right:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One request. ``user``: ``namespace:name`` of the ServiceAccount. ``code``: 0 for a request that got no answer."""
+    """One request. ``user``: ``namespace:name`` of the ServiceAccount; ``token_id``: of the token that it showed.
+    ``code``: 0 for a request that got no answer."""
 
     user: str
+    token_id: str
     right: Right
     namespace: str
     name: str
@@ -50,6 +54,12 @@ class Record:
         """All that it needed: an apply of what is not there needs ``create`` too."""
         is_made = self.right.verb == "patch" and self.code == _CREATED
         return [self.right, Right(self.right.group, self.right.resource, "create")] if is_made else [self.right]
+
+
+def token_id_of(token: str) -> str:
+    """What the records call a ServiceAccount's token: two of one account are told apart by it."""
+    payload = token.split(".")[1]
+    return str(json.loads(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))["jti"])
 
 
 def read_records(file: Path, user: str, *, since: int = 0) -> list[Record]:
@@ -68,4 +78,7 @@ def _records_in(events: list[dict[str, Any]]) -> Iterator[Record]:
         resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
         right = Right(asked.get("apiGroup", ""), resource, event["verb"])
         code = (event.get("responseStatus") or {}).get("code", 0)
-        yield Record(user, right, asked.get("namespace", ""), asked.get("name", ""), code)
+        [token_id] = event["user"]["extra"][_CREDENTIAL]
+        yield Record(
+            user, token_id.removeprefix("JTI="), right, asked.get("namespace", ""), asked.get("name", ""), code
+        )

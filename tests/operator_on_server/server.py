@@ -96,9 +96,10 @@ class Server:
         """What operators asked for since a mark."""
         return read_records(self.plane.audit_file, USER, since=since)
 
-    def writes(self, since: int) -> list[Record]:
-        """But for the Lease, which is written all the time."""
-        return [one for one in self.records(since) if one.is_write and one.right.resource != "leases"]
+    def writes(self, since: int, by: OperatorProcess | None = None) -> list[Record]:
+        """But for the Lease, which is written all the time. ``by``: one operator's alone."""
+        found = [one for one in self.records(since) if one.is_write and one.right.resource != "leases"]
+        return [one for one in found if by is None or one.token_id == by.token_id]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Compares the caches with the API server: at the start, and every ``resync_s`` after that.
+"""Compares the caches with the API server: at the start, every ``resync_s`` after that, and when a watch began anew.
 
 Drops what a watch did not tell the end of (see ``caches``), and finds out when a watch has gone blind: an object that
 two comparisons in a row found and no event told of. A list that began after a view was there and does not show it
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from pdcluster_operator.caches import Caches, Key
@@ -22,6 +22,10 @@ from pdcluster_operator.kube import Kube, Listed
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S: Final = 0.5
+_GATHER_S: Final = 1.0
+"""After a restart of the API server all watches begin anew, one after the other: not a comparison for each object."""
+_MAX_WAIT_S: Final = 60.0
+"""Between tries that fail."""
 
 
 class Auditor:
@@ -48,14 +52,19 @@ class Auditor:
         """Whether the caches have once shown everything that there is."""
         self.blind_to: frozenset[str] = frozenset()
         """Uids that two comparisons in a row have found and no watch has shown."""
+        self._is_suspicious = asyncio.Event()
+
+    def suspect(self) -> None:
+        """A watch began anew with a list: nobody tells what went before it. What is gone is looked for soon."""
+        self._is_suspicious.set()
 
     async def run(self) -> None:
         """Until it is cancelled. Often until the caches are complete, then now and then."""
         pause_s = _FIRST_PAUSE_S
         while True:
-            await self._try_to_compare()
+            await self._try(self.compare)
             pause_s = self._interval_s if self.is_complete else min(2 * pause_s, self._interval_s)
-            await asyncio.sleep(pause_s * random.uniform(0.9, 1.1))  # noqa: S311 - spreads load
+            await self._watch_out(pause_s * random.uniform(0.9, 1.1))  # noqa: S311 - spreads load
 
     async def compare(self) -> None:
         """Once, all kinds.
@@ -74,11 +83,38 @@ class Auditor:
         if self.blind_to:
             logger.error("watches are blind objects=%d", len(self.blind_to))
 
-    async def _try_to_compare(self) -> None:
+    async def drop_gone(self) -> None:
+        """The caches show nothing that is gone. It says nothing of blindness: watches may just be catching up.
+
+        Raises:
+            KubeError: As ``compare``.
+        """
+        for kind, namespace in self._where:
+            await self._compare(kind, namespace)
+
+    async def _watch_out(self, pause_s: float) -> None:
+        """Pause, and drop what is gone whenever there is a reason to."""
+        wait_s = _GATHER_S
         try:
-            await self.compare()
+            async with asyncio.timeout(pause_s):
+                while True:
+                    await self._is_suspicious.wait()
+                    await asyncio.sleep(wait_s)
+                    self._is_suspicious.clear()
+                    is_done = await self._try(self.drop_gone)
+                    wait_s = _GATHER_S if is_done else min(2 * wait_s, _MAX_WAIT_S)
+        except TimeoutError:
+            return
+
+    async def _try(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Whether it was done. Else it is suspected that something is gone."""
+        try:
+            await work()
         except KubeError as error:
             logger.warning("caches not compared error=%s", error)
+            self.suspect()
+            return False
+        return True
 
     async def _compare(self, kind: Kind, namespace: str | None) -> set[str]:
         """Drops what is gone. Returns uids of what the caches do not show."""

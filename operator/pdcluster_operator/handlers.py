@@ -33,11 +33,13 @@ def selector_of(kind: Kind) -> str:
 
 
 class Handlers:
-    """Event loop only. ``on_news``: told whose PDCluster to look at."""
+    """Event loop only. ``on_news``: told whose PDCluster to look at. ``on_list``: told of each object that a list
+    showed: at the start, and when a watch begins anew because its history is gone."""
 
-    def __init__(self, caches: Caches, on_news: Callable[[Key], None]) -> None:
+    def __init__(self, caches: Caches, on_news: Callable[[Key], None], on_list: Callable[[], None]) -> None:
         self._caches = caches
         self._on_news = on_news
+        self._on_list = on_list
         self._news: dict[str, Key] = {}
         """By uid, what the indexing stage found and the event stage has not told yet."""
         self.is_warm = False
@@ -52,6 +54,8 @@ class Handlers:
     async def tell(self, body: kopf.Body, type: str | None, **_: Any) -> None:  # noqa: A002 - kopf's own name
         """Event stage."""
         self.is_warm = True
+        if type is None:  # kopf's word for "listed"; of deletions that it missed it says nothing.
+            self._on_list()
         uid = str(body["metadata"]["uid"])
         key = self._news.pop(uid, None)
         if type == "DELETED":

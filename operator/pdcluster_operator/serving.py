@@ -63,7 +63,7 @@ class Operator:
         self._has_groups = False
         self._is_known = False
         self.auditor: Auditor | None = None
-        self._handlers = Handlers(self.caches, self._has_news)
+        self._handlers = Handlers(self.caches, self._has_news, self._has_listed)
         times = settings.lease_times
         self.leader = Leader(
             self._client(session, times.renew_s / _LEASE_CALLS, fence=None),
@@ -207,6 +207,10 @@ class Operator:
     def _has_news(self, key: Key) -> None:
         if self._queue is not None:
             self._queue.add(key)
+
+    def _has_listed(self) -> None:
+        if self.auditor is not None:
+            self.auditor.suspect()
 
     def health(self) -> list[str]:
         """What only a restart can mend. That the API server does not answer is nothing of that kind."""

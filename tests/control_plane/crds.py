@@ -43,7 +43,7 @@ def wait_established(admin: KubeHttp) -> None:
 
 def conditions_of(one: dict[str, Any]) -> dict[str, str]:
     """Type to status."""
-    return {condition["type"]: condition["status"] for condition in one.get("status", {}).get("conditions", [])}
+    return {condition["type"]: condition["status"] for condition in one.get("status", {}).get("conditions") or []}
 
 
 def _wait_served(admin: KubeHttp, crd: Object, deadline: float) -> None:

@@ -13,12 +13,14 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from control_plane.audit import AUDIT_POLICY
 from control_plane.binaries import Binaries
 from control_plane.certificates import write_keys
 from control_plane.children import Child, ChildError, ReservedPort
@@ -39,8 +41,12 @@ SERVICE_ADDRESS: Final = "10.96.0.1"
 class ControlPlane:
     """One control plane. One thread owns it; ``url``, ``admin`` and the files may be used from any."""
 
-    def __init__(self, binaries: Binaries, folder: Path, *, node_address: str = "") -> None:
+    def __init__(
+        self, binaries: Binaries, folder: Path, *, node_address: str = "", admission: Sequence[str] = ()
+    ) -> None:
         """Nothing runs yet. ``folder`` is empty; data, keys and logs (``*.log``) go there and stay.
+
+        ``admission``: plugins that are off by default.
 
         ``node_address``: of this machine, when it is to be a node: then pods reach the API server there, and it reaches
         the kubelet. Empty: only 127.0.0.1 can call it.
@@ -48,6 +54,7 @@ class ControlPlane:
         self._binaries = binaries
         self._folder = folder
         self._node_address = node_address
+        self._admission = admission
         self._stack = ExitStack()
         self._etcd_port, self._peer_port, self._port = (self._reserve_port() for _ in range(3))
         more = (node_address, SERVICE_ADDRESS) if node_address else ()
@@ -55,11 +62,14 @@ class ControlPlane:
         self._children: dict[str, Child] = {}
         self.url = f"https://127.0.0.1:{self._port}"
         self.ca_file = self.keys.ca
+        self.audit_file = folder / "audit.jsonl"
+        """What ServiceAccounts asked for, see ``audit.py``."""
         self.admin = KubeHttp(self.url, self.ca_file, secrets.token_hex(16))
         """May do everything."""
         self.kubeconfig_file = folder / "kubeconfig"
         """The administrator's."""
         self._write_private("tokens.csv", f"{self.admin.token},admin,admin,system:masters\n")
+        self._write_private("audit.json", json.dumps(AUDIT_POLICY))
         self._write_private("kubeconfig", json.dumps(_kubeconfig(self.admin)))
 
     def __enter__(self) -> Self:
@@ -123,6 +133,15 @@ class ControlPlane:
     def as_account(self, namespace: str, account: str) -> KubeHttp:
         """Requests of a ServiceAccount."""
         return KubeHttp(self.url, self.ca_file, self.token_for(namespace, account))
+
+    def compact(self) -> None:
+        """History is gone: who goes on from an old resourceVersion is told 410, once the API server has forgotten too.
+
+        Raises:
+            OSError: etcd does not answer, or says no.
+        """
+        now = _post(f"{self._etcd_url}/v3/kv/range", {"key": "AA=="})["header"]["revision"]
+        _post(f"{self._etcd_url}/v3/kv/compaction", {"revision": now, "physical": True})
 
     def pids(self) -> dict[str, int]:
         """Of what runs now."""
@@ -191,6 +210,9 @@ class ControlPlane:
             f"--service-account-key-file={self.keys.accounts_public}",
             f"--service-account-signing-key-file={self.keys.accounts_private}",
             f"--service-cluster-ip-range={SERVICE_RANGE}",
+            f"--audit-policy-file={self._folder / 'audit.json'}",
+            f"--audit-log-path={self.audit_file}",
+            f"--enable-admission-plugins={','.join(self._admission)}",
         ]
 
     def _reach(self) -> list[str]:
@@ -232,6 +254,12 @@ class ControlPlane:
         path = self._folder / name
         path.touch(mode=0o600)
         path.write_text(text)
+
+
+def _post(url: str, body: dict[str, Any]) -> Any:
+    """An answer of etcd's JSON gateway."""
+    with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=10) as answer:
+        return json.load(answer)
 
 
 def _kubeconfig(user: KubeHttp) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
 
-from fakes.api_server import ApiServer
+from fakes.api_server import ApiServer, Fault
+from fakes.router import until
 from operator_cases.objects import pdcluster
 from pdcluster_operator.access import KubeAccess, open_session
 from pdcluster_operator.audit import Auditor
@@ -52,6 +54,41 @@ async def test_what_is_gone_is_dropped_and_told_and_what_is_there_stays() -> Non
         await auditor.compare()
         assert news == [Key("a", "goes")]
         assert set(caches.keys()) == {Key("a", "stays"), Key("b", "goes")}
+
+
+async def test_a_watch_that_began_anew_is_reason_enough_to_look_for_what_is_gone() -> None:
+    async with auditing() as (api, caches, auditor, news):
+        make(api, caches, "a", "goes")
+        running = asyncio.create_task(auditor.run())
+        await until(lambda: auditor.is_complete)
+        api.store.delete(("pdclusters", "a", "goes"))
+        auditor.suspect()
+        await until(lambda: news == [Key("a", "goes")], 5.0)
+        running.cancel()
+        await asyncio.wait({running})
+
+
+async def test_a_list_that_fails_then_is_tried_again() -> None:
+    async with auditing() as (api, caches, auditor, news):
+        make(api, caches, "a", "goes")
+        running = asyncio.create_task(auditor.run())
+        await until(lambda: auditor.is_complete)
+        api.store.delete(("pdclusters", "a", "goes"))
+        api.faults.append(Fault(lambda asked: not asked.is_write, 403))
+        auditor.suspect()
+        await until(lambda: news == [Key("a", "goes")], 8.0)
+        assert api.faults[0].times == 0
+        running.cancel()
+        await asyncio.wait({running})
+
+
+async def test_looking_for_what_is_gone_says_nothing_of_blindness() -> None:
+    async with auditing() as (api, _, auditor, _):
+        await auditor.compare()
+        make(api, None, "a", "new")
+        await auditor.drop_gone()
+        await auditor.drop_gone()
+        assert auditor.blind_to == frozenset()
 
 
 async def test_another_namespaces_objects_are_none_of_its_business() -> None:

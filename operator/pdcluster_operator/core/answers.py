@@ -57,7 +57,8 @@ def _conflict(message: str, body: Mapping[str, Any]) -> KubeError:
         return OwnConflict(message) if fields else Conflict(message)
     told = ", ".join(f"{cause.get('field')} ({cause.get('message')})" for cause in others)
     is_told = all(str(cause.get("field")) in message for cause in others)
-    return Taken(message if is_told else f"{message}: {told}")
+    cure = f"{MANAGER} sets this too: leave it to us, or say what you want in the PDCluster"
+    return Taken(f"{message if is_told else f'{message}: {told}'}; {cure}")
 
 
 def _causes(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -6,7 +6,7 @@ stranger's is found when we try to make ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,10 +31,15 @@ _WORKLOAD_KINDS: Final = {DEPLOYMENT: WorkloadKind.DEPLOYMENT, GROUP_SET: Worklo
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """All that the caches show of one PDCluster. ``pods``: one for each instance, the one that answers HTTP."""
+    """All that the caches show of one PDCluster. ``pods``: of its engines, a group's workers too."""
 
     children: tuple[ChildView, ...]
     pods: tuple[PodView, ...]
+
+    @property
+    def leaders(self) -> Iterator[PodView]:
+        """One pod for each instance: the one that answers HTTP. Workers share its fate."""
+        return (pod for pod in self.pods if pod.leads)
 
     def of(self, kind: Kind) -> list[ChildView]:
         return [child for child in self.children if child.ref.kind == kind]
@@ -80,12 +85,12 @@ def routers_of(picture: Picture) -> Routers:
 def ready_pods(picture: Picture, role: Role, revision: str, template: str) -> list[str]:
     """Names of the pods of one workload that are ready."""
     wanted = (role.value, revision, template)
-    return sorted(pod.ref.name for pod in picture.pods if pod.is_ready and pod.workload == wanted)
+    return sorted(pod.ref.name for pod in picture.leaders if pod.is_ready and pod.workload == wanted)
 
 
 def _workloads(picture: Picture) -> Iterable[SeenWorkload]:
     pods: dict[tuple[str, str, str], list[PodView]] = {}
-    for pod in picture.pods:
+    for pod in picture.leaders:
         pods.setdefault(pod.workload, []).append(pod)
     for child in picture.children:
         kind, key = _WORKLOAD_KINDS.get(child.ref.kind), tuple_of(child.labels)

@@ -76,6 +76,11 @@ class PodView(View):
     problem: str
 
     @property
+    def leads(self) -> bool:
+        """Whether it is the pod of its instance that answers HTTP."""
+        return self.labels.get(labels.LEADER) == "true"
+
+    @property
     def workload(self) -> tuple[str, str, str]:
         """Role, revision and template."""
         return tuple_of(self.labels)

@@ -1,0 +1,124 @@
+"""A pool's life on a real API server: made, looked at again, taken away. The operator is a process with the chart's
+rights; controllers are Kubernetes' own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from control_plane.audit import Right
+from integration.harness import eventually
+from operator_on_server.process import OperatorProcess
+from operator_on_server.server import KINDS, READY_LIMIT_S, Pool, Server, running_server
+
+pytestmark = pytest.mark.control_plane
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running_server(tmp_path_factory.mktemp("life")) as found:
+        yield found
+
+
+@pytest.fixture
+def operator(server: Server) -> Iterator[OperatorProcess]:
+    with server.operator() as process:
+        yield process
+        process.check()
+
+
+def nothing_is_left(pool: Pool) -> bool:
+    return not any(pool.all_of(plural) for plural in KINDS)
+
+
+def test_from_apply_to_ready_with_all_its_children(server: Server, operator: OperatorProcess) -> None:
+    with server.pool() as pool:
+        pool.wait_ready()
+        found = Counter(one.partition("/")[0] for one in pool.wait_still())
+        assert found == {
+            "pdclusters": 1,
+            "deployments": 3,
+            "replicasets": 3,
+            "pods": 3,
+            "services": 3,
+            "endpointslices": 3,
+            "secrets": 1,
+            "serviceaccounts": 2,
+            "roles": 1,
+            "rolebindings": 1,
+            "networkpolicies": 3,
+            "poddisruptionbudgets": 3,
+        }
+        assert pool.condition("TransferVerified")["reason"] == "Verified"
+        assert server.routers.refusals == []
+        assert [event for event in pool.events() if event.startswith("Normal Serving")]
+
+
+def test_a_ready_pool_costs_no_write_and_a_look_at_it_asks_for_nothing(
+    server: Server, operator: OperatorProcess
+) -> None:
+    with server.pool() as pool:
+        pool.wait_ready()
+        pool.wait_still()
+        before, since = pool.versions(), server.mark()
+        # Any change of a pod is news for its PDCluster: this one has nothing to do with the plan.
+        [pod, *_] = [one["metadata"]["name"] for one in pool.all_of("pods") if "decode" in one["metadata"]["name"]]
+        pool.label(f"{pool.list_path('pods')}/{pod}", {"team": "inference"})
+        assert not eventually(lambda: bool(server.writes(since)), timeout_s=3)
+        after = pool.versions()
+        assert {name for name in before if before[name] != after[name]} == {f"pods/{pod}"}
+        asked = {one.right for one in server.records(since)}
+        assert {right for right in asked if right.resource != "leases" and right.verb != "watch"} == set()
+
+
+def test_the_next_operator_finds_nothing_to_change(server: Server) -> None:
+    with server.operator() as first, server.pool() as pool:
+        pool.wait_ready()
+        before = pool.wait_still()
+        num_orders = len(server.routers.orders)
+        first.kill()
+        since = server.mark()
+        with server.operator() as second:
+            second.wait_leading()
+            # It applies each child once, for it cannot know what the first one applied; the server finds it the same.
+            applied = Right("networking.k8s.io", "networkpolicies", "patch")
+            assert eventually(lambda: applied in {one.right for one in server.writes(since)}, timeout_s=READY_LIMIT_S)
+            after = pool.wait_still(quiet_s=2.0)
+            verbs = {one.right.verb for one in server.writes(since)}
+            resources = {one.right.resource for one in server.writes(since)}
+        assert after == before
+        assert verbs == {"patch"}
+        assert not resources & {"events", "pdclusters/status"}
+        assert len(server.routers.orders) == num_orders
+
+
+def test_after_its_deletion_nothing_is_left_of_a_pool(server: Server, operator: OperatorProcess) -> None:
+    with server.pool({"spec.scaling": {"mode": "External"}}) as pool:
+        pool.wait_ready()
+        assert len(pool.all_of("pdrolescalers")) == 2
+        since = server.mark()
+        server.admin.delete(pool.path)
+        assert eventually(lambda: nothing_is_left(pool), timeout_s=READY_LIMIT_S, poll_s=0.2), pool.versions()
+        assert not eventually(lambda: not nothing_is_left(pool), timeout_s=2, poll_s=0.2), "it was made again"
+        assert [one for one in server.records(since) if one.code >= 400] == []
+
+
+def test_a_pool_that_is_made_anew_under_its_old_name_gets_children_of_its_own(
+    server: Server, operator: OperatorProcess
+) -> None:
+    with server.pool() as pool:
+        pool.wait_ready()
+        old = pool.read()["metadata"]["uid"]
+        server.admin.delete(pool.path)
+        with server.pool(namespace=pool.namespace) as again:
+            again.wait_ready()
+            owners = {
+                owner["uid"]
+                for plural in ("deployments", "services", "secrets", "roles")
+                for one in again.all_of(plural)
+                for owner in one["metadata"]["ownerReferences"]
+            }
+            assert owners == {again.read()["metadata"]["uid"]}
+            assert old not in owners

@@ -1,0 +1,158 @@
+"""Others write to our children, or an add-on is missing: the user is told who and what, nobody is fought, it heals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import pytest
+
+from control_plane.children import ChildError
+from control_plane.kube_http import MERGE_PATCH, Object
+from integration.harness import eventually
+from operator_on_server.groups import SETS, PlayedGroups, install_groups
+from operator_on_server.process import OperatorProcess
+from operator_on_server.server import READY_LIMIT_S, Pool, Server, running_server
+
+pytestmark = pytest.mark.control_plane
+
+WATCHED_S: Final = 4.0
+"""Long enough for an operator that fights: its looks are at first a second apart."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running_server(tmp_path_factory.mktemp("strangers")) as found:
+        yield found
+
+
+@pytest.fixture
+def operator(server: Server) -> Iterator[OperatorProcess]:
+    with server.operator() as process:
+        yield process
+        process.check()
+
+
+def is_refused(pool: Pool) -> bool:
+    return pool.condition("Accepted").get("reason") == "Refused"
+
+
+def router_service(pool: Pool) -> str:
+    return f"{pool.list_path('services')}/{pool.name}-router"
+
+
+def apply_as(server: Server, manager: str, path: str, spec: Object) -> None:
+    """Somebody else applies a part of an object, and takes what he finds."""
+    body = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": path.rpartition("/")[2]}, "spec": spec}
+    server.admin.apply(path, body, manager=manager)
+
+
+def edit_as(server: Server, manager: str, path: str, spec: Object) -> None:
+    """As ``kubectl edit`` does."""
+    answer = server.admin.ask("PATCH", path, {"spec": spec}, content_type=MERGE_PATCH, fieldManager=manager)
+    assert not answer.complaints, answer
+
+
+@pytest.mark.parametrize(
+    ("take", "let_go"), [(apply_as, {}), (edit_as, {"type": "ClusterIP"})], ids=["by apply", "by edit"]
+)
+def test_a_field_of_ours_that_somebody_took_is_left_to_him_told_and_healed_when_he_lets_go(
+    server: Server, operator: OperatorProcess, take: Callable[[Server, str, str, Object], None], let_go: Object
+) -> None:
+    with server.pool() as pool:
+        pool.wait_ready()
+        take(server, "gitops", router_service(pool), {"type": "NodePort"})
+        assert eventually(lambda: is_refused(pool), timeout_s=READY_LIMIT_S)
+        told = pool.condition("Accepted")["message"]
+        for word in ("services", "pool-router", "gitops", ".spec.type", "pdcluster-operator"):
+            assert word in told
+        assert [event for event in pool.events() if event.startswith("Warning Refused") and "gitops" in event]
+        before, since = pool.wait_still(), server.mark()
+        assert not eventually(lambda: pool.versions() != before, timeout_s=WATCHED_S), "somebody is fought"
+        assert len(server.writes(since)) <= WATCHED_S, "asked for more than once a second"
+        assert server.admin.get(router_service(pool))["spec"]["type"] == "NodePort"
+        take(server, "gitops", router_service(pool), let_go)
+        pool.wait_ready()
+        assert server.admin.get(router_service(pool))["spec"]["type"] == "ClusterIP"
+
+
+def test_what_others_add_beside_our_fields_is_theirs(server: Server, operator: OperatorProcess) -> None:
+    with server.pool() as pool:
+        pool.wait_ready()
+        apply_as(server, "gitops", router_service(pool), {"sessionAffinity": "ClientIP"})
+        pool.label(router_service(pool), {"team": "inference"})
+        pool.wait_still()
+        pool.merge({"router": {"replicas": 2}})
+        pool.wait_ready()
+        found = server.admin.get(router_service(pool))
+        assert (found["spec"]["sessionAffinity"], found["metadata"]["labels"]["team"]) == ("ClientIP", "inference")
+
+
+def test_replicas_that_somebody_moved_by_hand_are_moved_back_once(server: Server, operator: OperatorProcess) -> None:
+    with server.pool() as pool:
+        pool.wait_ready()
+        [name] = pool.engines("decode")
+        path = f"{pool.list_path('deployments')}/{name}"
+        pool.wait_still()
+        answer = server.admin.ask("PATCH", f"{path}/scale", {"spec": {"replicas": 3}}, content_type=MERGE_PATCH)
+        assert not answer.complaints
+        generation = server.admin.get(path)["metadata"]["generation"]
+        assert eventually(lambda: pool.engines("decode") == {name: 1}, timeout_s=READY_LIMIT_S)
+        pool.wait_ready()
+        pool.wait_still()
+        assert server.admin.get(path)["metadata"]["generation"] == generation + 1
+
+
+def test_what_somebody_deleted_is_made_again(server: Server, operator: OperatorProcess) -> None:
+    with server.pool() as pool:
+        pool.wait_ready()
+        before = pool.wait_still().keys()
+        path = f"{pool.list_path('networkpolicies')}/{pool.name}-decode"
+        uid = server.admin.get(path)["metadata"]["uid"]
+        server.admin.delete(path)
+        assert eventually(lambda: pool.versions().keys() == before, timeout_s=READY_LIMIT_S)
+        assert server.admin.get(path)["metadata"]["uid"] != uid
+
+
+SEVERAL_NODES: Final[Object] = {"roles": {"decode": {"parallelism": {"tensor": 2}, "nodesPerInstance": 2}}}
+
+
+def test_an_instance_over_several_nodes_waits_for_leaderworkerset_and_what_runs_goes_on(server: Server) -> None:
+    with server.pool() as pool:
+        with server.operator(more=("--resync=10",)) as operator:
+            pool.wait_ready()
+            before = pool.wait_still().keys()
+            pool.merge(SEVERAL_NODES)
+            assert eventually(lambda: is_refused(pool), timeout_s=READY_LIMIT_S)
+            told = pool.condition("Accepted")["message"]
+            assert "nodesPerInstance 2" in told
+            assert "LeaderWorkerSet" in told
+            assert pool.wait_still().keys() == before
+            install_groups(server.admin)
+            assert eventually(lambda: has_ended(operator), timeout_s=READY_LIMIT_S)
+            assert "LeaderWorkerSet is installed now: starting anew" in operator.log()
+        groups = PlayedGroups(server.admin)
+        try:
+            with server.operator():  # as the kubelet starts it again
+                pool.wait_ready()
+                check_group(server, pool)
+        finally:
+            groups.close()
+
+
+def check_group(server: Server, pool: Pool) -> None:
+    """One set of one group, of which the server kept every field that was applied; its engines' Deployment is gone."""
+    [found] = server.admin.get(f"{SETS}/namespaces/{pool.namespace}/leaderworkersets")["items"]
+    spec = found["spec"]
+    assert (spec["replicas"], spec["leaderWorkerTemplate"]["size"], spec["startupPolicy"]) == (1, 2, "LeaderCreated")
+    assert spec["leaderWorkerTemplate"]["restartPolicy"] == "RecreateGroupOnPodRestart"
+    assert spec["leaderWorkerTemplate"]["leaderTemplate"] != spec["leaderWorkerTemplate"]["workerTemplate"]
+    assert eventually(lambda: pool.engines("decode") == {}, timeout_s=READY_LIMIT_S)
+
+
+def has_ended(operator: OperatorProcess) -> bool:
+    try:
+        operator.check()
+    except ChildError:
+        return True
+    return False

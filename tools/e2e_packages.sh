@@ -14,6 +14,8 @@ need debootstrap debootstrap
 need ip iproute2
 need gcc gcc
 [ -x /usr/lib/cni/bridge ] || missing="$missing containernetworking-plugins"
+# pip in the root folder for pods trusts whom this machine trusts.
+[ -f /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"
 [ -n "$missing" ] || exit 0
 
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
@@ -21,6 +23,8 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     exit 1
 fi
 echo "pdcluster: installing$missing"
-apt-get update -qq
 # shellcheck disable=SC2086  # a list of words
-DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null; }; then
+    echo "pdcluster: apt-get could not install them; type: sudo apt-get install -y$missing" >&2
+    exit 1
+fi

@@ -38,7 +38,7 @@ def test_no_request_is_lost_when_decode_goes_from_one_to_two_and_back(
 def test_no_request_is_lost_while_a_change_of_both_roles_rolls(
     shared: SharedPool, expected: Mapping[Question, Answer]
 ) -> None:
-    """The block size is part of the revision: all engines are new at the end, and none was paired across."""
+    """The block size is part of the revision: all engines are new at the end."""
     shared.take_on()
     pool = shared.subject
     before = {name_of(pod) for role in Role for pod in pool.pods(role)}

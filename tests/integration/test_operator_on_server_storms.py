@@ -124,7 +124,7 @@ def test_connections_that_are_cut_again_and_again_stop_no_rollout(server: Server
 def test_what_happened_while_nobody_got_through_is_found_when_history_is_gone(
     server: Server, proxy: FaultyProxy
 ) -> None:
-    with behind(server, proxy), server.pool() as pool, server.pool() as doomed:
+    with behind(server, proxy) as operator, server.pool() as pool, server.pool() as doomed:
         pool.wait_ready()
         doomed.wait_ready()
         proxy.is_down = True
@@ -141,6 +141,7 @@ def test_what_happened_while_nobody_got_through_is_found_when_history_is_gone(
             proxy.is_down = False
             check_at_rest(pool, replicas=2)
             check_at_rest(again, replicas=1)
+        assert "watch missed a deletion object=Deployment" in operator.log(), "history was there: nothing was missed"
 
 
 def test_a_restarted_api_server_finds_the_rollout_going_on(server: Server) -> None:

@@ -63,7 +63,7 @@ def check_at_rest(pool: Pool, replicas: int) -> None:
 
 
 def has_seen_all(proxy: FaultyProxy) -> bool:
-    """Every kind of fault has come, and 50 in all. A watch that stands is cut: only one that begins is answered badly."""
+    """Every kind of fault has come, and 50 in all. A watch that stands is cut: only one that begins can be refused."""
     proxy.cut()
     return set(proxy.num_injected) == {*OF_WRITES, *OF_WATCHES} and sum(proxy.num_injected.values()) >= 50
 

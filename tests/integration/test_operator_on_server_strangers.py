@@ -7,7 +7,6 @@ from typing import Final
 
 import pytest
 
-from control_plane.children import ChildError
 from control_plane.kube_http import MERGE_PATCH, Object
 from integration.harness import eventually
 from operator_on_server.groups import SETS, PlayedGroups, install_groups
@@ -129,7 +128,7 @@ def test_an_instance_over_several_nodes_waits_for_leaderworkerset_and_what_runs_
             assert "LeaderWorkerSet" in told
             assert pool.wait_still().keys() == before
             install_groups(server.admin)
-            assert eventually(lambda: has_ended(operator), timeout_s=READY_LIMIT_S)
+            assert eventually(operator.has_ended, timeout_s=READY_LIMIT_S)
             assert "LeaderWorkerSet is installed now: starting anew" in operator.log()
         groups = PlayedGroups(server.admin)
         try:
@@ -148,11 +147,3 @@ def check_group(server: Server, pool: Pool) -> None:
     assert spec["leaderWorkerTemplate"]["restartPolicy"] == "RecreateGroupOnPodRestart"
     assert spec["leaderWorkerTemplate"]["leaderTemplate"] != spec["leaderWorkerTemplate"]["workerTemplate"]
     assert eventually(lambda: pool.engines("decode") == {}, timeout_s=READY_LIMIT_S)
-
-
-def has_ended(operator: OperatorProcess) -> bool:
-    try:
-        operator.check()
-    except ChildError:
-        return True
-    return False

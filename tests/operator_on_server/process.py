@@ -11,7 +11,7 @@ from typing import Final
 
 from chart_cases.rendering import NAMESPACE, ROOT
 from control_plane.audit import token_id_of
-from control_plane.children import Child
+from control_plane.children import Child, ChildError
 from control_plane.plane import ControlPlane
 from integration.harness import eventually
 from operator_on_server.chart import ACCOUNT
@@ -50,6 +50,14 @@ class OperatorProcess:
     def check(self) -> None:
         """Raises ChildError: it has ended."""
         self._child.check()
+
+    def has_ended(self) -> bool:
+        """By itself."""
+        try:
+            self.check()
+        except ChildError:
+            return True
+        return False
 
     def wait_until(self, page: str, line: str = "") -> None:
         """A page of it answers 200 and shows the line.

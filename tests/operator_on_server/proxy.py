@@ -34,12 +34,19 @@ class Fault(Enum):
     ANSWER_LOST = "answer lost"
     HISTORY_GONE = 410
     WATCH_ENDS = "watch ends"
+    WATCH_BREAKS = "watch breaks"
 
 
 _ANY: Final = (Fault.BUSY, Fault.BROKEN, Fault.UNAVAILABLE, Fault.NEVER_ARRIVES)
 OF_WRITES: Final = (*_ANY, Fault.CONFLICT, Fault.ANSWER_LOST)
 OF_WATCHES: Final = (*_ANY, Fault.HISTORY_GONE, Fault.WATCH_ENDS)
-_REASONS: Final = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
+_REASONS: Final = {
+    409: "Conflict",
+    410: "Expired",
+    429: "TooManyRequests",
+    500: "InternalError",
+    503: "ServiceUnavailable",
+}
 _DROPPED: Final = frozenset({"host", "content-length", "transfer-encoding", "connection", "accept-encoding"})
 _START_LIMIT_S: Final = 20.0
 _WATCH_LIMIT_S: Final = 1.0
@@ -56,6 +63,8 @@ class FaultyProxy:
         """Share of the calls that something happens to."""
         self.is_down = False
         """Nobody gets through, and whoever was is cut off."""
+        self.breaks_watches = False
+        """Every watch that begins is told of an error that no new list mends, as when etcd has no leader."""
         self.num_injected: Counter[Fault] = Counter()
         self.num_cut = 0
         """Connections that ``cut`` has ended."""
@@ -95,6 +104,7 @@ class FaultyProxy:
             await self._stop.wait()
             await self._cut()
             await runner.cleanup()
+            await _end_all_others()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         transport = request.transport
@@ -113,8 +123,10 @@ class FaultyProxy:
         fault = self._draw(request)
         if self.is_down or fault is Fault.NEVER_ARRIVES:
             raise ConnectionResetError
+        if fault in (Fault.HISTORY_GONE, Fault.WATCH_BREAKS):
+            return _error_event(410 if fault is Fault.HISTORY_GONE else 500)
         if fault is not None and isinstance(fault.value, int):
-            return _event_gone() if fault is Fault.HISTORY_GONE else _refusal(fault.value)
+            return _refusal(fault.value)
         async with self._ask(request, body) as upstream:
             if fault is Fault.ANSWER_LOST:
                 await upstream.read()
@@ -122,6 +134,9 @@ class FaultyProxy:
             return await self._relay(request, upstream, ends=fault is Fault.WATCH_ENDS)
 
     def _draw(self, request: web.BaseRequest) -> Fault | None:
+        if self.breaks_watches and "watch" in request.query:
+            self.num_injected[Fault.WATCH_BREAKS] += 1
+            return Fault.WATCH_BREAKS
         if self._random.random() >= self.rate:
             return None
         is_watch = "watch" in request.query
@@ -152,14 +167,22 @@ class FaultyProxy:
         return response
 
 
+async def _end_all_others() -> None:
+    """Relays of watches do not notice that both of their ends are gone."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
 def _refusal(code: int) -> web.Response:
     body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": _REASONS[code]}
     headers = {"Retry-After": "1"} if code == 429 else {}
     return web.json_response({**body, "message": "a fault of the test"}, status=code, headers=headers)
 
 
-def _event_gone() -> web.Response:
-    """As the API server says it in a stream: the client has to list anew."""
-    gone = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 410, "reason": "Expired"}
-    event = {"type": "ERROR", "object": {**gone, "message": "too old resource version"}}
+def _error_event(code: int) -> web.Response:
+    """As the API server says it in a stream. After 410 the client has to list anew."""
+    status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": _REASONS[code]}
+    event = {"type": "ERROR", "object": {**status, "message": "a fault of the test"}}
     return web.Response(text=json.dumps(event) + "\n", content_type="application/json")

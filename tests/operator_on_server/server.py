@@ -23,8 +23,8 @@ from operator_on_server.process import OperatorProcess
 from operator_on_server.routers import PlayedRouters
 
 USER: Final = f"{NAMESPACE}:{ACCOUNT}"
-READY_LIMIT_S: Final = 60.0
-"""Each wait ends far below it; two busy cores and a storm may take their time."""
+READY_LIMIT_S: Final = 120.0
+"""Each wait ends far below it; after many failures in a row the operator itself waits for up to a minute."""
 KINDS: Final = {
     "pdclusters": "/apis/pdcluster.dev/v1alpha1",
     "pdrolescalers": "/apis/pdcluster.dev/v1alpha1",

@@ -12,7 +12,7 @@ either: `POST /pdcluster/verify` of every pool is answered by a stub with 200 at
 
 Phases: *create* makes `examples/cpu.yaml` so many times and waits until all are Ready; *at rest* changes nothing, and
 the operator must write nothing but its Lease; *scale* asks for five engines of each role; *churn* changes each engine
-once in a minute on average (readiness that flips; one in ten is deleted and replaced). A lag runs from before the
+`--pace` times in a minute (readiness that flips; one in ten is deleted and replaced). A lag runs from before the
 pod's write until a watch of PDClusters shows the new count; what a watch of the pod itself takes is beside it, and
 50 ms are the operator's own wait for others of a burst. The bare loop applies the same children by the operator's own
 client, 16 at a time as the operator has workers, on an API server of its own: no reads, no status, no Events, no pods.

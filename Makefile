@@ -20,11 +20,26 @@ run: install  ## a prefill engine, a decode engine and the router; one question;
 	@$(BIN)/pdcluster local --port $(PORT) $(ARGS)
 
 check: install  ## the fast part: format, lint, types, layers, unit and property tests
+	@$(MAKE) --no-print-directory --output-sync=target -j $(WORKERS) check-laws check-connector check-parts check-style
+
+# Side by side, the longest first. Only check-connector imports vLLM, 14 s of CPU: pytest's own workers would do so each.
+.PHONY: check-style check-laws check-connector check-parts
+WITH_VLLM = tests/unit/connector tests/unit/benchmarks
+
+check-style:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests/unit tests/property
+
+check-laws:
+	$(BIN)/python -m pytest -q tests/property
+
+check-connector:
+	$(BIN)/python -m pytest -q $(WITH_VLLM)
+
+check-parts:
+	$(BIN)/python -m pytest -q tests/unit $(addprefix --ignore=,$(WITH_VLLM))
 
 test: kube  ## everything: check, then all tests, also those with real engines
 	$(BIN)/ruff format --check .

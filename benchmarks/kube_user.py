@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Final
 
 import aiohttp
@@ -22,6 +22,10 @@ _WATCH_S: Final = 3600
 
 class WriteRefused(Exception):
     """The API server said no. Nothing in a benchmark is meant to be refused."""
+
+
+class WatchLost(Exception):
+    """What changed in between cannot be had any more."""
 
 
 class KubeUser:
@@ -44,9 +48,23 @@ class KubeUser:
         options: Object = {"gracePeriodSeconds": 0} if is_forced else {}
         return await self._write("DELETE", path, options, JSON)
 
-    async def watch(self, path: str, accept: str = JSON) -> AsyncIterator[tuple[str, Object]]:
-        """What there is, then what changes, as (ADDED, MODIFIED or DELETED, object). Ends when the server ends it."""
-        query = {"watch": "1", "timeoutSeconds": str(_WATCH_S)}
+    async def watch(self, path: str, accept: str = JSON) -> AsyncGenerator[tuple[str, Object]]:
+        """What there is, then what changes, as (ADDED, MODIFIED or DELETED, object). Until it is closed.
+
+        The API server ends a watch whose reader cannot keep up; the next one goes on where it ended.
+
+        Raises:
+            WatchLost: It has forgotten what was there when the watch ended.
+        """
+        version = ""
+        while True:
+            async for kind, body in self._watch_once(path, accept, version):
+                version = _version_after(path, kind, body)
+                yield kind, body
+
+    async def _watch_once(self, path: str, accept: str, version: str) -> AsyncIterator[tuple[str, Object]]:
+        """Ends when the server ends it."""
+        query = {"watch": "1", "timeoutSeconds": str(_WATCH_S), **({"resourceVersion": version} if version else {})}
         timeout = aiohttp.ClientTimeout(total=None)
         headers = {"Accept": accept}
         async with self._session.get(self._url + path, params=query, headers=headers, timeout=timeout) as response:
@@ -71,6 +89,17 @@ class KubeUser:
         if response.status >= 300:
             raise WriteRefused(f"{method} {path}: {response.status}: {answer.get('message')}")
         return answer
+
+
+def _version_after(path: str, kind: str, body: Object) -> str:
+    """
+    Raises:
+        WatchLost: See there.
+    """
+    if kind == "ERROR":
+        raise WatchLost(f"{path}: {body.get('message')}")
+    version: str = body["metadata"]["resourceVersion"]
+    return version
 
 
 class Board:

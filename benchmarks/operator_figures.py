@@ -118,6 +118,12 @@ def phase_between(name: str, before: Snapshot, after: Snapshot) -> Phase:
     return Phase(name, after.at - before.at, usages, counts, after.by_hand - before.by_hand)
 
 
+def own_share(phases: Sequence[Phase]) -> float:
+    """Of the CPU seconds of all processes, what the program that plays users and kubelets took: 0 to 1."""
+    own = sum(phase.usages["this program"].cpu_s for phase in phases)
+    return own / sum(usage.cpu_s for phase in phases for usage in phase.usages.values())
+
+
 def num_changed(before: Mapping[str, str], after: Mapping[str, str]) -> int:
     """Objects that are new, gone or of another version; by uid. Example: a: 1, b: 1 and a: 2, c: 1 → 3."""
     return len({uid for uid, _ in before.items() ^ after.items()})

@@ -12,7 +12,7 @@ either: `POST /pdcluster/verify` of every pool is answered by a stub with 200 at
 
 Phases: *create* makes `examples/cpu.yaml` so many times and waits until all are Ready; *at rest* changes nothing, and
 the operator must write nothing but its Lease; *scale* asks for five engines of each role; *churn* changes each engine
-once in a minute on average (readiness that flips; one in ten is deleted and replaced). A lag runs from before the
+`--pace` times in a minute (readiness that flips; one in ten is deleted and replaced). A lag runs from before the
 pod's write until a watch of PDClusters shows the new count; what a watch of the pod itself takes is beside it, and
 50 ms are the operator's own wait for others of a burst. The bare loop applies the same children by the operator's own
 client, 16 at a time as the operator has workers, on an API server of its own: no reads, no status, no Events, no pods.
@@ -46,6 +46,7 @@ from benchmarks.operator_figures import (
     format_phases,
     format_references,
     num_changed,
+    own_share,
     phase_between,
 )
 from benchmarks.operator_plane import admin_access, make_namespace, read_usage, running_plane
@@ -82,6 +83,10 @@ class Plan:
     def num_changes(self) -> int:
         """In *churn*."""
         return round(self.clusters * 2 * ENGINES * self.pace * self.seconds / 60)
+
+    @property
+    def flags(self) -> str:
+        return f"--clusters {self.clusters} --seconds {self.seconds:g} --pace {self.pace:g}"
 
     @property
     def estimate_s(self) -> float:
@@ -124,7 +129,8 @@ def main(plan: Plan, *, write: bool) -> int:
     for fault in report.faults():
         print(f"operator_scale: {fault}", file=sys.stderr)
     if write:
-        write_page("operator_scale", f"The operator and {plan.clusters:,} PDClusters", f"{_words()}\n\n{text}")
+        title = f"The operator and {plan.clusters:,} PDClusters"
+        write_page("operator_scale", title, f"{_words()}\n\nThis run: `{plan.flags}`.\n\n{text}")
     return 1 if report.faults() else 0
 
 
@@ -194,6 +200,7 @@ def format_report(report: Report) -> str:
             f"{plan.clusters:,} PDClusters, three Deployments and {report.bare.num_objects // plan.clusters} objects"
             f" each. The operator before the first one: {report.start.usages['operator'].resident_mib:.0f} MiB.",
             format_phases(phases),
+            f"Of all CPU seconds, {own_share(phases):.0%} are this program's.",
             "Calls of the operator without its Lease and kopf's watches. A look: one reconcile of one object.",
             format_calls(phases),
             f"At rest: {phases[1].counts.num_writes} writes but for {leases} calls about the Lease,"

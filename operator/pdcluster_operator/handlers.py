@@ -85,6 +85,7 @@ def make_kopf_settings(kinds: Iterable[Kind], *, timeout_s: float) -> kopf.Opera
     settings.posting.enabled = False
     settings.scanning.disabled = True  # To watch CRDs and namespaces would need rights on the whole cluster.
     settings.process.ultimate_exiting_timeout = None
+    settings.persistence.diffbase_storage = _NoDiffs()
     settings.networking.error_backoffs = _Pauses()
     settings.networking.connect_timeout = timeout_s
     settings.networking.request_timeout = 6 * timeout_s
@@ -93,6 +94,20 @@ def make_kopf_settings(kinds: Iterable[Kind], *, timeout_s: float) -> kopf.Opera
             settings.watching.label_selectors[kind.group, kind.version, kind.plural] = selector
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     return settings
+
+
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Nothing is remembered of an object. kopf's own storage copies each one that a watch shows, twice, for handlers
+    of changes: we have none, and a quarter of a millisecond for each event is more than our look takes of it."""
+
+    def build(self, **_: object) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: object) -> None:
+        return None
+
+    def store(self, **_: object) -> None:
+        """Only handlers of changes have it done."""
 
 
 class _Pauses:

@@ -64,8 +64,14 @@ def rendered_files(case: str) -> dict[str, str]:
 
 
 def objects(case: str) -> list[Object]:
-    """Every object of the case, those of ``helm test`` too."""
-    return list(_objects_in(rendered_files(case)))
+    """Every object of the case, those of ``helm test`` too. Shared: nobody changes them."""
+    return list(_parsed(case))
+
+
+@cache
+def _parsed(case: str) -> tuple[Object, ...]:
+    """A quarter of a second: the CRDs are large."""
+    return tuple(_objects_in(rendered_files(case)))
 
 
 def of_kind(case: str, kind: str) -> list[Object]:

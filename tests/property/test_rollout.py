@@ -37,10 +37,7 @@ class Moment:
 
     before: Fleet
     step: Step
-
-    @property
-    def after(self) -> Fleet:
-        return fleet_after(self.before, self.step)
+    after: Fleet
 
 
 @dataclass(slots=True)
@@ -64,7 +61,7 @@ class Story:
         fleet = self.cluster.fleet()
         step = next_step(fleet) if self.chance.random() < 0.8 else None
         if step:
-            yield Moment(fleet, step)
+            yield Moment(fleet, step, fleet_after(fleet, step))
             is_killed = self.chance.random() < 0.1
             self.cluster.apply(step, self.chance.randint(0, len(step.changes)) if is_killed else None)
 

@@ -18,6 +18,7 @@ from benchmarks.operator_figures import (
     format_phases,
     format_references,
     num_changed,
+    own_share,
     parse_counts,
     phase_between,
 )
@@ -43,6 +44,11 @@ def phase(seconds: float, counts: Counts, *, cpu_s: float = 2.0, by_hand: int = 
 def rows(table: str) -> list[list[str]]:
     """Cells of a Markdown table, without its head."""
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_what_the_load_itself_takes_is_a_share_of_all_processes() -> None:
+    phases = [Phase("create", 9.0, {"operator": usage(4.0), "this program": usage(1.0)}, Counts(), 0)] * 2
+    assert own_share(phases) == 0.2
 
 
 def test_the_operators_own_page_is_read() -> None:

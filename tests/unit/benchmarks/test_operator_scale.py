@@ -30,6 +30,7 @@ def shown(version: int, ready: str = "False", generation: int = 1) -> Object:
 def test_a_full_plan_changes_each_of_5000_engines_once_a_minute() -> None:
     assert PLAN.num_changes == 5000
     assert Plan(clusters=500, seconds=30.0).num_changes == 2500
+    assert Plan(clusters=500, seconds=45.0, pace=0.4).flags == "--clusters 500 --seconds 45 --pace 0.4"
     assert Plan(clusters=2, seconds=1.0).names == ["pool-000", "pool-001"]
 
 

@@ -59,7 +59,7 @@ def run_in_box(runs: Path, command: Sequence[str]) -> int:
         process = subprocess.Popen(
             [*enter, *_UNSHARE, *init, *command],
             cwd=_HERE.parent,
-            env={**os.environ, FOLDER_VARIABLE: str(folder)},
+            env={**os.environ, FOLDER_VARIABLE: str(folder), "KUBECACHEDIR": str(folder / "kubectl")},
         )
         return _status_of(process)
 

@@ -13,9 +13,8 @@ from control_plane.recipe import NODE, PLANE
 from e2e.box import BoxError, run_in_box
 from e2e.images import make_images
 from e2e.layers import LayerError
-from e2e.pool import readable_model
 from e2e.warm import ensure_warm
-from pdcluster_cli.tiny_model import cache_root
+from pdcluster_cli.tiny_model import cache_root, ensure_tiny_model
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 _PYTEST: Final = ("-v", "-s", "-p", "no:cacheprovider", "--durations=0", "--durations-min=1")
@@ -31,7 +30,7 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         build_binaries(environ, _say_on, programs=(*PLANE, *NODE))
         make_images(cache / "layers", _say)
-        readable_model(cache / "models")
+        ensure_tiny_model()
         ensure_warm(cache, _say)
         return run_in_box(cache / "runs", pytest)
     except (BoxError, BuildError, LayerError) as error:

@@ -14,7 +14,6 @@ What is laid over the example, and why; everything else stays as a user has it:
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from typing import Any, Final
 import yaml
 
 from e2e.archive import PATH
-from pdcluster_cli.tiny_model import ensure_folder, ensure_tiny_model
 
 Object = dict[str, Any]
 
@@ -64,18 +62,6 @@ class NodePaths:
     def folders(self) -> tuple[Path, ...]:
         """Those that a pod has at the same place as the node."""
         return (*self.code, self.vllm_cache)
-
-
-def readable_model(cache: Path) -> Path:
-    """The tiny model, for everybody to read: pods are not its owner, who alone may read the original's weights."""
-    original = ensure_tiny_model()
-
-    def copy(folder: Path) -> None:
-        for file in original.iterdir():
-            shutil.copyfile(file, folder / file.name)
-            (folder / file.name).chmod(0o644)
-
-    return ensure_folder(cache / original.name, copy)
 
 
 def node_paths(model: Path, vllm_cache: Path) -> NodePaths:

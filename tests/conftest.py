@@ -18,6 +18,11 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 
+os.environ["KUBECACHEDIR"] = "/dev/null"
+"""Helm and kubectl keep what they learn of a server: not of ours, in somebody's home. Before Helm's library is loaded:
+it reads the environment once."""
+
+
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     return "asyncio", {"use_uvloop": True}

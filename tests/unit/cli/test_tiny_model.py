@@ -18,6 +18,7 @@ from pdcluster_cli.tiny_model import (
     WIDE_KV,
     ModelShape,
     cache_root,
+    ensure_folder,
     ensure_tiny_model,
     model_folder_name,
 )
@@ -96,6 +97,19 @@ def test_who_may_read_it_is_what_the_umask_says(umask: int, mode: int, tmp_path:
     modes = {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
     assert set(modes.values()) == {mode}, modes
     assert folder.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_folder_that_is_kept_has_the_modes_that_it_was_made_with(tmp_path: Path) -> None:
+    """A root folder for pods has programs, and links that mean other files on this machine than in the pod."""
+    outside = tmp_path / "program"
+    outside.touch(mode=0o700)
+
+    def write(folder: Path) -> None:
+        (folder / "run").touch(mode=0o700)
+        (folder / "link").symlink_to(outside)
+
+    kept = ensure_folder(tmp_path / "kept", write)
+    assert {file.stat().st_mode & 0o777 for file in (kept / "run", outside)} == {0o700}
 
 
 def test_the_weights_have_the_shapes_that_the_config_says(model: Path) -> None:

@@ -24,8 +24,9 @@ def main(words: Sequence[str]) -> int:
         print(f"pdcluster explain: {error}", file=sys.stderr)
         return 2
     status = read_status(document.get("status"))
-    print("\n".join(explain(status)))
-    ready = status.condition(Type.READY) if status else None
+    generation = int(document.get("metadata", {}).get("generation", 0))
+    print("\n".join(explain(status, generation)))
+    ready = status.condition(Type.READY) if status and status.observed_generation >= generation else None
     return 0 if ready and ready.truth is Truth.TRUE else 1
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from fakes.api_server import ApiServer, Asked, Fault
 from pdcluster_operator.access import KubeAccess, open_session
-from pdcluster_operator.errors import ApiUnavailable, Forbidden, NotLeader
+from pdcluster_operator.errors import ApiUnavailable, Conflict, Forbidden, NotLeader
 from pdcluster_operator.http_kube import Call, HttpKube
 from pdcluster_operator.kinds import SERVICE_ACCOUNT, Ref
 
@@ -129,6 +129,14 @@ async def test_a_write_is_not_waited_for_longer_than_we_lead() -> None:
         async with asyncio.timeout(2):
             await kube.apply(MANIFEST)  # The second try is answered.
         assert len(api.asked) == 2
+
+
+async def test_nothing_is_deleted_but_the_object_that_was_seen() -> None:
+    async with client() as (_, kube):
+        await kube.create(MANIFEST)
+        with pytest.raises(Conflict):
+            await kube.delete(REF, uid="of-another-one")
+        assert await kube.get(REF) is not None
 
 
 async def test_a_token_that_kubernetes_renewed_is_shown(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from fakes.api_server import ApiServer, Fault
 from fakes.operator_rig import AT, Replica, pool, running_operator, running_router, settle
+from pdcluster_operator.work_queue import WorkQueue
 
 pytestmark = pytest.mark.anyio
 
@@ -180,3 +181,17 @@ async def test_without_crds_it_waits_for_them_and_is_not_ready() -> None:
             await asyncio.sleep(0.1)
             assert "were not found" in replica.operator.readiness()[0]
             await replica.stop()
+
+
+async def test_only_what_a_restart_mends_fails_the_liveness_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_api() as api, running_router() as router, running_operator(api) as replica:
+        create(api, pool(router))
+        await until(lambda: is_ready(api))
+        operator = replica.operator
+        assert operator.health() == []
+        assert operator.auditor is not None
+        operator.auditor.blind_to = frozenset({"uid"})
+        assert operator.health() == ["1 objects are there that no watch has told of"]
+        operator.auditor.blind_to = frozenset()
+        monkeypatch.setattr(WorkQueue, "overdue_s", lambda _: 301.0)
+        assert operator.health() == ["a PDCluster has been due for 301 s, the limit is 300 s"]

@@ -169,6 +169,33 @@ async def test_a_move_that_was_decided_on_an_old_picture_is_a_conflict() -> None
         assert rig.deployments()[decode] == 2
 
 
+@pytest.mark.parametrize(("plural", "part"), [("deployments", "decode"), ("services", "router")])
+async def test_an_apply_to_another_object_than_the_one_that_was_seen_is_a_conflict(plural: str, part: str) -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        other = Rig(rig.api, rig.router, rig.sessions, None)  # It applies each child once.
+        other.sync()
+        at = next(at for at in rig.store.objects if at[0] == plural and at[2].startswith(f"pool-{part}"))
+        theirs = {name: value for name, value in rig.store.read(at).items() if name != "metadata"}
+        rig.store.delete(at)
+        rig.store.create(at, {**theirs, "metadata": {}})
+        with pytest.raises(Conflict):
+            await other.reconciler.reconcile(KEY)
+        assert "ownerReferences" not in rig.store.read(at)["metadata"]
+
+
+async def test_an_apply_to_a_workload_that_has_changed_since_is_a_conflict() -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        other = Rig(rig.api, rig.router, rig.sessions, None)  # It applies each child once.
+        other.sync()
+        [decode] = [name for name in rig.deployments() if "decode" in name]
+        rig.store.merge(("deployments", "default", decode), {"metadata": {"annotations": {"a": "b"}}})
+        with pytest.raises(Conflict):
+            await other.reconciler.reconcile(KEY)
+        await other.look_until_still()
+
+
 async def test_replicas_that_somebody_changed_by_hand_are_put_right() -> None:
     async with running_rig() as rig:
         await made(rig)

@@ -105,6 +105,17 @@ async def test_a_router_that_is_not_there_says_nothing_of_the_target() -> None:
         assert await it.ask(it.order(port=1)) is None
 
 
+async def test_a_router_that_never_answers_is_not_waited_for_longer_than_told() -> None:
+    silent = await asyncio.start_server(lambda *_: asyncio.Event().wait(), "127.0.0.1", 0)
+    async with silent, bench() as it:
+        it.verifier.ask(KEY, it.order(port=silent.sockets[0].getsockname()[1]))
+        async with asyncio.timeout(15):  # 5 s for the request, 5 s for the way, and room
+            while it.verifier.num_running:
+                await asyncio.sleep(0.1)
+        assert it.told == [KEY]
+        assert it.verifier.results(KEY) == {}
+
+
 async def test_a_secret_that_is_too_short_is_told() -> None:
     async with bench(text="short") as it:
         found = await it.ask()

@@ -91,7 +91,7 @@ def test_every_condition_is_written_once_and_ready_needs_the_others(history: lis
 @given(HISTORIES)
 def test_whatever_keeps_it_from_being_ready_can_be_explained(history: list[tuple[Facts, int]]) -> None:
     _, status, _, _ = last_two(history)
-    sentences = explain(status)
+    sentences = explain(status, status.observed_generation)
     is_ready = status.reason(Type.READY) is Reason.SERVING
     assert sentences
     assert is_ready or not sentences[0].startswith("Ready:")

@@ -90,7 +90,7 @@ def test_what_explain_prints_is_what_it_prints() -> None:
     problem = "pod tiny-decode-b4c7e7cc-19a2e1bb-6d5f7-x2x8w, container engine: ImagePullBackOff"
     facts = Facts(1, "b4c7e7cc-6613c525-19a2e1bb", ready, waiting, 1, 1, 600, problem=problem)
     shown = TEXT.split("```\n")[2]
-    assert shown.splitlines() == list(explain(reduce_status(facts, None, now=0)))
+    assert shown.splitlines() == list(explain(reduce_status(facts, None, now=0), facts.generation))
 
 
 def test_the_page_has_the_commands_that_matter() -> None:

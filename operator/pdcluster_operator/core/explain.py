@@ -36,14 +36,17 @@ CURES: Final[dict[Reason, str]] = {
 
 
 NOT_LOOKED_AT: Final = (
-    "The operator has not looked at it yet, or is of another version. Check that `pdcluster operator` runs and watches "
-    "its namespace."
+    "The operator has not looked at it as it is now, or is of another version. Check that `pdcluster operator` runs "
+    "and watches its namespace."
 )
 
 
-def explain(status: Status | None) -> tuple[str, ...]:
-    """Sentences, what to mend first at the front; one sentence when all is well. None: there is no status."""
-    if status is None or status.condition(Type.READY) is None:
+def explain(status: Status | None, generation: int) -> tuple[str, ...]:
+    """Sentences, what to mend first at the front; one sentence when all is well. None: there is no status.
+
+    ``generation``: of the spec that there is now.
+    """
+    if status is None or status.condition(Type.READY) is None or status.observed_generation < generation:
         return (NOT_LOOKED_AT,)
     troubles = [condition for condition in status.conditions if _is_trouble(condition)]
     if status.reason(Type.ACCEPTED) is Reason.REFUSED:

@@ -36,11 +36,13 @@ def preview(before: PDCluster | None, after: PDCluster) -> tuple[str, ...]:
     if plan.facts.refusal:
         raise ConfigError(plan.facts.refusal)
     fleet = target.fleet(is_verified=False, is_paused=False, is_past_deadline=False)
+    # Scaling, and a first start, are no rollout: nothing holds them (``rollout.py``).
+    waits = after.spec.rollout.paused and any(fleet.old)
     steps = (_step_line(number, step) for number, step in enumerate(preview_steps(fleet), 1))
     return (
         _summary(target, observed),
         *_section("children", _made(plan, target)),
-        *_section("steps, when rollout.paused is false again" if after.spec.rollout.paused else "steps", steps),
+        *_section("steps, when rollout.paused is false again" if waits else "steps", steps),
         *_section("removed in the end", _removed(after, target, observed)),
     )
 

@@ -63,6 +63,15 @@ def test_an_object_without_status_was_not_looked_at(
     assert capsys.readouterr().out == f"{NOT_LOOKED_AT}\n"
 
 
+def test_a_status_of_the_spec_before_says_nothing_of_this_one(
+    tmp_path: Path, example: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = {"conditions": [condition("Ready", "True", "Serving", "")], "target": "a-b-c", "observedGeneration": 1}
+    changed = {**example, "metadata": {**example["metadata"], "generation": 2}, "status": status}
+    assert main(["explain", "-f", put(tmp_path, changed)]) == 1
+    assert capsys.readouterr().out == f"{NOT_LOOKED_AT}\n"
+
+
 def test_kubectl_is_asked_for_a_name_in_its_namespace(
     tmp_path: Path, example: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,7 @@ GOOD: Final = {
 
 
 def told(facts: Facts, now: int = 0, before: Status | None = None) -> tuple[str, ...]:
-    return explain(reduce_status(facts, before, now=now))
+    return explain(reduce_status(facts, before, now=now), facts.generation)
 
 
 def test_there_is_a_cure_for_every_reason_that_is_no_good_news() -> None:
@@ -65,4 +65,4 @@ def test_a_stopped_cluster_has_one_reason() -> None:
 
 
 def test_an_object_that_no_operator_has_seen() -> None:
-    assert "has not looked" in explain(Status(0, "", "", Counts(), Counts()))[0]
+    assert "has not looked" in explain(Status(0, "", "", Counts(), Counts()), 1)[0]

@@ -17,8 +17,9 @@ def metadata(name: str, more: dict[str, str]) -> dict[str, Any]:
     return {"name": name, "namespace": "ns", "uid": name, "resourceVersion": "5", "labels": {**OWN, **more}}
 
 
-def pod(name: str, *, leads: bool, is_ready: bool = True) -> PodView:
-    more = {labels.LEADER: "true"} if leads else {}
+def pod(name: str, *, leads: bool, is_ready: bool = True, template: str = "t", revision: str = "r") -> PodView:
+    own = {labels.TEMPLATE: template, labels.REVISION: revision}
+    more = {**own, labels.LEADER: "true"} if leads else own
     status = {"phase": "Running", "conditions": [{"type": "Ready", "status": str(is_ready)}]}
     view = view_of({"apiVersion": "v1", "kind": "Pod", "metadata": metadata(name, more), "status": status})
     assert isinstance(view, PodView)
@@ -46,6 +47,11 @@ def test_a_group_on_several_nodes_is_one_instance_and_its_leader_says_how_it_is(
     [workload] = observed_of(picture, NOTHING_KNOWN).workloads
     assert (workload.live, workload.ready) == (2, 1)
     assert ready_pods(picture, Role.DECODE, "r", "t") == ["a"], "only a leader can be asked"
+
+
+def test_a_target_is_proven_by_its_own_pods_alone() -> None:
+    pods = (pod("old", leads=True, template="s"), pod("older", leads=True, revision="q"), pod("new", leads=True))
+    assert ready_pods(Picture((), pods), Role.DECODE, "r", "t") == ["new"]
 
 
 def test_a_worker_that_is_not_placed_is_a_problem_too() -> None:

@@ -93,6 +93,12 @@ def test_while_it_is_paused_the_steps_wait() -> None:
     assert len(section("steps, when rollout.paused is false again", found)) == 2
 
 
+@pytest.mark.parametrize("before", [None, SMALL])
+def test_a_pause_holds_neither_a_first_start_nor_more_replicas(before: dict[str, Any] | None) -> None:
+    found = lines(before, {f"{D}.replicas": 2, "spec.rollout.paused": True})
+    assert len(section("steps", found)) == 1
+
+
 def test_what_an_old_revision_had_is_removed_in_the_end() -> None:
     assert section("removed in the end", lines(SMALL, {"spec.image": "engine:2"})) == [
         f"Deployment pool-prefill-{REVISION}-{PREFILL}",

@@ -97,6 +97,12 @@ class TestRouter:
     def test_a_new_one_is_ready_before_an_old_one_goes(self) -> None:
         assert router_deployment(pool())["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
+    def test_one_that_goes_takes_requests_until_nobody_sends_any_and_has_time_for_those_that_it_has(self) -> None:
+        template = router_deployment(pool({"spec.drain.timeoutSeconds": 90}))["spec"]["template"]["spec"]
+        word, seconds = template["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        assert (word, int(seconds) >= 5) == ("sleep", True)
+        assert template["terminationGracePeriodSeconds"] > int(seconds) + 90
+
     def test_ready_means_that_it_can_answer_and_alive_only_that_it_runs(self) -> None:
         container = router_deployment(pool())["spec"]["template"]["spec"]["containers"][0]
         assert container["readinessProbe"]["httpGet"]["path"] == "/health"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from operator_cases.objects import ABSENT, CUDA, By, D, P, Refused, both
+from pdcluster_operator.api.engine_args import MUST_AGREE
 
 RULES: Final = (
     Refused(
@@ -28,7 +29,7 @@ RULES: Final = (
             {f"{D}.engineArgs": {name: "x"}},
             f"prefill has {name} not set, decode has x: give both roles the same engineArgs {name}",
         )
-        for name in ("attention-backend", "block-size", "dtype", "hf-overrides", "kv-cache-dtype", "quantization")
+        for name in MUST_AGREE
     ),
     Refused(
         "too many devices",

@@ -20,9 +20,21 @@ MAX_ARGS: Final = 64
 MAX_ARG_CHARACTERS: Final = 4096
 """Of one value: room for a JSON structure; bounded, or the API server refuses rules over it as too costly."""
 
-MUST_AGREE: Final = ("attention-backend", "block-size", "dtype", "hf-overrides", "kv-cache-dtype", "quantization")
-"""What decides what a KV block's bytes mean, as the handshake's fingerprint does; here it is found out before any
-engine starts. One that a role leaves out is vLLM's own choice, which no rule can know: it differs from any value."""
+MUST_AGREE: Final = (
+    "attention-backend",
+    "block-size",
+    "chat-template",
+    "dtype",
+    "hf-overrides",
+    "kv-cache-dtype",
+    "mamba-cache-dtype",
+    "mamba-ssm-cache-dtype",
+    "quantization",
+    "speculative-config",
+    "tokenizer",
+)
+"""What decides what a KV block's bytes mean, as the handshake's fingerprint does, and which tokens a prompt is; here
+it is found out before any engine starts. One that a role leaves out is vLLM's own choice, which no rule can know: it differs from any value."""
 
 SET_ELSEWHERE: Final[dict[str, str]] = {
     "model": "use spec.model",
@@ -45,7 +57,9 @@ _UNDERSCORED: Final = {name.replace("-", "_"): name for name in (*MUST_AGREE, *S
 _FIRST_UNDERSCORED: Final = f"{list(_UNDERSCORED)}.filter(name, name in self)[0]"
 _FIRST_FORBIDDEN: Final = f"{list(SET_ELSEWHERE)}.filter(name, name in self)[0]"
 _IS_DASHED: Final = "name == '' || name.startsWith('-')"
-_IS_DOTTED: Final = "name.startsWith('hf-overrides.') || name.startsWith('kv-transfer-config.')"
+_IS_DOTTED: Final = " || ".join(
+    f"name.startsWith('{name}.')" for name in ("hf-overrides", "kv-transfer-config", "speculative-config")
+)
 """vLLM's way to give one key of a JSON structure, which would hide it from the rules. Asked by prefix: a search within
 a key, whose length has no bound, is too costly for the API server."""
 

@@ -91,7 +91,7 @@ def ensure_folder(target: Path, write: Callable[[Path], None]) -> Path:
     making = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
     try:
         write(making)
-        _let_read(making)
+        making.chmod(0o755)
         making.rename(target)
     except OSError:
         if not target.is_dir():
@@ -99,21 +99,6 @@ def ensure_folder(target: Path, write: Callable[[Path], None]) -> Path:
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return target
-
-
-def _let_read(folder: Path) -> None:
-    """Whoever may read other files of ours reads these: an engine in a pod is another user.
-
-    ``mkdtemp`` makes folders for their owner alone, and safetensors does so with the file that it writes.
-    """
-    folder.chmod(0o755)
-    by_umask = folder / ".mode"
-    by_umask.touch()
-    mode = by_umask.stat().st_mode
-    by_umask.unlink()
-    for file in folder.rglob("*"):
-        if file.is_file():
-            file.chmod(mode)
 
 
 def model_folder_name(shape: ModelShape) -> str:
@@ -128,7 +113,10 @@ def _write_model(shape: ModelShape, folder: Path) -> None:
     silent_ids = _write_tokenizer(shape, folder)
     _write_json(folder / "config.json", _config(shape))
     _write_json(folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1, "do_sample": False})
-    save_file(dict(_tensors(shape, silent_ids)), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = folder / "model.safetensors"
+    save_file(dict(_tensors(shape, silent_ids)), weights, metadata={"format": "pt"})
+    # safetensors lets its owner alone read it; an engine in a pod is another user. The umask's word counts.
+    weights.chmod((folder / "config.json").stat().st_mode)
 
 
 def _config(shape: ModelShape) -> dict[str, Any]:

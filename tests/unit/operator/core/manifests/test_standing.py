@@ -56,6 +56,7 @@ class TestDiscovery:
         assert found.items() <= engine_labels(role).items()
         assert not found.items() <= engine_labels(role.other).items()
         assert not found.items() <= router_labels().items()
+        assert found["pdcluster.dev/revision"] == REVISION, "else slices of one revision list engines of another"
         assert "pdcluster.dev/template" not in found
 
     def test_of_a_group_it_finds_the_leader_only(self) -> None:
@@ -149,6 +150,8 @@ class TestNetwork:
             for other in Role:
                 assert selects(from_engines["from"][0]["podSelector"], engine_labels(other))
             assert not selects(from_engines["from"][0]["podSelector"], router_labels())
+            another = {**engine_labels(role), "pdcluster.dev/cluster": "another"}
+            assert not selects(from_engines["from"][0]["podSelector"], another)
             assert spec["policyTypes"] == ["Ingress", "Egress"]
 
     def test_decode_may_call_routers_and_prefill_may_not(self) -> None:

@@ -106,7 +106,10 @@ async def test_a_router_that_is_not_there_says_nothing_of_the_target() -> None:
 
 
 async def test_a_router_that_never_answers_is_not_waited_for_longer_than_told() -> None:
-    silent = await asyncio.start_server(lambda *_: asyncio.Event().wait(), "127.0.0.1", 0)
+    async def take(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    silent = await asyncio.start_server(take, "127.0.0.1", 0)
     async with silent, bench() as it:
         it.verifier.ask(KEY, it.order(port=silent.sockets[0].getsockname()[1]))
         async with asyncio.timeout(15):  # 5 s for the request, 5 s for the way, and room

@@ -34,7 +34,8 @@ MUST_AGREE: Final = (
     "tokenizer",
 )
 """What decides what a KV block's bytes mean, as the handshake's fingerprint does, and which tokens a prompt is; here
-it is found out before any engine starts. One that a role leaves out is vLLM's own choice, which no rule can know: it differs from any value."""
+it is found out before any engine starts. One that a role leaves out is vLLM's own choice, which no rule can know: it
+differs from any value."""
 
 SET_ELSEWHERE: Final[dict[str, str]] = {
     "model": "use spec.model",

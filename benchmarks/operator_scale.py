@@ -81,8 +81,8 @@ class Plan:
 
     @property
     def num_changes(self) -> int:
-        """In *churn*."""
-        return round(self.clusters * 2 * ENGINES * self.pace * self.seconds / 60)
+        """In *churn*. Even: each engine that goes comes back."""
+        return 2 * round(self.clusters * ENGINES * self.pace * self.seconds / 60)
 
     @property
     def flags(self) -> str:
@@ -108,6 +108,11 @@ class Report:
     lags: list[Lag] = field(default_factory=list)
     num_missed: int = 0
 
+    @property
+    def num_short(self) -> int:
+        """Planned changes that never began."""
+        return self.plan.num_changes - len(self.lags) - self.num_missed
+
     def faults(self) -> list[str]:
         """What must not be."""
         writes = self.phases["at rest"].counts.num_writes
@@ -115,12 +120,13 @@ class Report:
             f"{writes} writes at rest": writes,
             f"{self.num_touched} objects changed at rest": self.num_touched,
             f"{self.num_missed} changes never got into a status": self.num_missed,
+            f"{self.num_short} of {self.plan.num_changes} planned changes never happened": self.num_short,
         }
         return [fault for fault, number in told.items() if number]
 
 
 def main(plan: Plan, *, write: bool) -> int:
-    """Measure, print, write. Returns 1 when something was written at rest, or a status did not follow."""
+    """Measure, print, write. Returns 1 for a fault: a write at rest, a status that did not follow, too few changes."""
     print(f"takes {format_minutes(plan.estimate_s)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         report = asyncio.run(measure(plan, Path(folder)))
@@ -130,7 +136,7 @@ def main(plan: Plan, *, write: bool) -> int:
         print(f"operator_scale: {fault}", file=sys.stderr)
     if write:
         title = f"The operator and {plan.clusters:,} PDClusters"
-        write_page("operator_scale", title, f"{_words()}\n\nThis run: `{plan.flags}`.\n\n{text}")
+        write_page("operator_scale", title, f"{_words()}\n\n{text}", flags=plan.flags)
     return 1 if report.faults() else 0
 
 

@@ -10,17 +10,18 @@ from typing import Final
 DOCS: Final = Path(__file__).parents[1] / "docs"
 
 
-def write_page(name: str, title: str, body: str, folder: Path = DOCS) -> Path:
-    """``folder/name.md`` holds the title, when and on what it was measured, and the body."""
+def write_page(name: str, title: str, body: str, folder: Path = DOCS, flags: str = "") -> Path:
+    """``folder/name.md`` holds the title, when and on what it was measured, and the body. ``flags``: see below."""
     path = folder / f"{name}.md"
-    path.write_text(f"# {title}\n\n{measured_by(name)}\n{body.strip()}\n")
+    path.write_text(f"# {title}\n\n{measured_by(name, flags)}\n{body.strip()}\n")
     return path
 
 
-def measured_by(name: str) -> str:
-    """When, where and by which program a page's figures came to be."""
+def measured_by(name: str, flags: str = "") -> str:
+    """When, where and by which program a page's figures came to be. ``flags``: those that are not its defaults."""
     today, cores = datetime.datetime.now(datetime.UTC), os.cpu_count()
-    return f"Measured on {today:%Y-%m-%d} with {cores} cores by `python -m benchmarks.{name} --write`."
+    command = " ".join(["python", "-m", f"benchmarks.{name}", *flags.split(), "--write"])
+    return f"Measured on {today:%Y-%m-%d} with {cores} cores by `{command}`."
 
 
 def format_minutes(seconds: float) -> str:

@@ -22,6 +22,8 @@ from pdcluster_protocol.labels import Role
 LIMIT_S: Final = 30.0
 """A change that status does not show by then is missed."""
 DELETED_SHARE: Final = 0.1
+_LATE_S: Final = 2.0
+"""A touch that would begin later than this after the end is left out, and its changes are missing in the report."""
 _REST_S: Final = 0.5
 """Seconds that a pod is down, beside the time until status says so."""
 
@@ -47,7 +49,7 @@ class Churn:
             for number in range(num_changes // 2):
                 await asyncio.sleep(began + number * 2 * seconds / num_changes - loop.time())
                 cluster = await idle.get()
-                if loop.time() > began + seconds:
+                if loop.time() > began + seconds + _LATE_S:
                     return
                 tasks.create_task(self._touch(cluster, idle))
 

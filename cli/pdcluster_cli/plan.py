@@ -8,6 +8,14 @@ from collections.abc import Sequence
 from typing import Final
 
 HELP: Final = "what applying a PDCluster would make, and in which steps"
+NOT_CHECKED: Final = "rules between fields are checked by the API server only: kubectl apply --dry-run=server -f {file}"
+_EPILOG: Final = (
+    "Types and bounds are checked here. Rules between fields (engine arguments that must agree, devices that match the "
+    "split) are checked by the API server only: kubectl apply --dry-run=server -f FILE"
+)
+_FROM_CLUSTER: Final = (
+    "kubectl is asked for what was applied before; its replicas are those of the spec, also where scalers say others"
+)
 
 
 def main(words: Sequence[str]) -> int:
@@ -26,14 +34,14 @@ def main(words: Sequence[str]) -> int:
     except (Unreadable, ConfigError) as error:
         print(f"pdcluster plan: {error}", file=sys.stderr)
         return 2
-    print("\n".join(lines))
+    print("\n".join([*lines, NOT_CHECKED.format(file=given.file)]))
     return 0
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pdcluster plan", description=HELP)
+    parser = argparse.ArgumentParser(prog="pdcluster plan", description=HELP, epilog=_EPILOG)
     parser.add_argument("-f", "--file", required=True, help="YAML or JSON with a PDCluster; - reads it from stdin")
     before = parser.add_mutually_exclusive_group()
     before.add_argument("--before", help="the file that was applied before (default: nothing runs)")
-    before.add_argument("--from-cluster", action="store_true", help="kubectl is asked for what was applied before")
+    before.add_argument("--from-cluster", action="store_true", help=_FROM_CLUSTER)
     return parser

@@ -111,7 +111,7 @@ class Applier:
 
     async def _prune(self, prune: Prune, namespace: str) -> None:
         ref = Ref(KINDS[prune.api_version, prune.kind], namespace, prune.name)
-        await self._kube.delete(ref, uid=prune.version.uid)
+        await self._kube.delete(ref, uid=prune.version.uid, resource_version=prune.version.resource_version)
         self._caches.drop(ref, prune.version.uid)
 
     async def _tell_scaler(self, status: ScalerStatus, namespace: str) -> None:

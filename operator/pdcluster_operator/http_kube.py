@@ -145,9 +145,10 @@ class HttpKube:
         scaled = await self._do(Call("patch", ref.kind, "PATCH", path, query, body, _MERGE, subresource="scale"))
         return str(scaled["metadata"]["resourceVersion"])
 
-    async def delete(self, ref: Ref, *, uid: str) -> None:
+    async def delete(self, ref: Ref, *, uid: str, resource_version: str = "") -> None:
+        preconditions = {"uid": uid} | ({"resourceVersion": resource_version} if resource_version else {})
         # Background: the object goes at once, and its own children with it soon after.
-        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        body = {"preconditions": preconditions, "propagationPolicy": "Background"}
         try:
             await self._do(Call("delete", ref.kind, "DELETE", ref.path(), {}, body))
         except NotFound:

@@ -76,10 +76,12 @@ class Kube(Protocol):
         """
         ...
 
-    async def delete(self, ref: Ref, *, uid: str) -> None:
+    async def delete(self, ref: Ref, *, uid: str, resource_version: str = "") -> None:
         """It is gone, or going, if it is still the one with this uid; nothing to do when there is none.
 
+        ``resource_version``: only in this state; empty: in any.
+
         Raises:
-            Conflict: Another one has its name.
+            Conflict: Another one has its name, or it has changed since.
         """
         ...

@@ -90,6 +90,8 @@ class Reconciler:
         plan = plan_pool(cluster, observed, router_image=self._router_image, secret_text=text, now=self._now())
         if plan is None:
             return None
+        if plan.facts.is_proof_void:
+            self._verifier.forget(key)
         routers = routers_of(picture)
         try:
             await self._applier.apply(plan, key.namespace, view.document)

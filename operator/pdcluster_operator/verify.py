@@ -100,20 +100,19 @@ class Verifier:
             trial = Trial(order.target, now)
         if trial.may_start(now) and self._tasks is not None:
             trial = trial.started()
-            self._tasks.create_task(self._prove(key, order), name=f"verify {key}")
+            self._tasks.create_task(self._prove(key, order, trial), name=f"verify {key}")
         self._trials[key] = trial
         return None if trial.due_at is None else max(0.0, trial.due_at - now)
 
     def forget(self, key: Key) -> None:
-        """This PDCluster is gone."""
+        """This PDCluster is gone, or stopped. What is under way proves nothing for it any more."""
         self._trials.pop(key, None)
 
-    async def _prove(self, key: Key, order: Order) -> None:
+    async def _prove(self, key: Key, order: Order, trial: Trial) -> None:
         async with self._room:
             verdict, error = await self._send(order)
-        trial = self._trials.get(key)
-        if trial is None or trial.target != order.target:
-            return  # Nobody wants to know any more.
+        if self._trials.get(key) is not trial:
+            return  # Nobody wants to know any more, or of later engines only.
         logger.info("verified key=%s target=%s verdict=%s error=%s", key, order.target, verdict.name, error or "-")
         self._trials[key] = trial.ended(verdict, error, self._clock(), random.random())  # noqa: S311 - spreads load
         self._on_result(key)

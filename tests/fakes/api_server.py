@@ -171,7 +171,7 @@ class ApiServer:
         if request.method == "PUT":
             return self._wrote(self.store.update(at, body, owner(manager, "Update")))
         if request.method == "DELETE":
-            return self._wrote(self.store.delete(at, body.get("preconditions", {}).get("uid")))
+            return self._wrote(self.store.delete(at, body.get("preconditions", {})))
         if request.content_type == "application/apply-patch+yaml":
             is_forced = asked.query.get("force") == "true"
             return self._wrote(self.store.apply(at, body, owner(manager, "Apply", subresource), force=is_forced))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 Object = dict[str, Any]
@@ -133,10 +134,9 @@ class ApiStore:
             stored.owners.setdefault(path, set()).add(manager)
         return self._store(at, after)
 
-    def delete(self, at: At, uid: str | None = None) -> Object:
+    def delete(self, at: At, preconditions: Mapping[str, str] = MappingProxyType({})) -> Object:
         body = self.read(at)
-        if uid is not None and body["metadata"]["uid"] != uid:
-            raise ApiError(409, "Conflict", f"the UID in the precondition ({uid}) does not match")
+        self._check(body, preconditions)
         del self.objects[at]
         self.version += 1
         gone = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
@@ -163,7 +163,7 @@ class ApiStore:
             ]
             raise ApiError(409, "Conflict", f"Apply failed with {len(causes)} conflicts on {at[2]}", causes)
 
-    def _check(self, body: Object, metadata: Object) -> None:
+    def _check(self, body: Object, metadata: Mapping[str, Any]) -> None:
         for name in ("uid", "resourceVersion"):
             if metadata.get(name) not in (None, body["metadata"][name]):
                 raise ApiError(409, "Conflict", f"{name} {metadata[name]} is not {body['metadata'][name]}")

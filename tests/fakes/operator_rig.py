@@ -67,9 +67,12 @@ class FakeRouter:
     orders: list[dict[str, Any]] = field(default_factory=list)
     passes: list[str] = field(default_factory=list)
     port: int = 0
+    is_open: asyncio.Event = field(default_factory=asyncio.Event)
+    """While it is not set, nobody is answered."""
 
     async def verify(self, request: web.Request) -> web.Response:
         self.orders.append(json.loads(await request.read()))
+        await self.is_open.wait()
         self.passes.append(request.headers["Authorization"])
         status, message = self.answers.pop(0) if self.answers else (200, "")
         body = {"verified": True} if status == 200 else {"error": {"message": message}}
@@ -79,6 +82,7 @@ class FakeRouter:
 @asynccontextmanager
 async def running_router(*answers: tuple[int, str]) -> AsyncIterator[FakeRouter]:
     router = FakeRouter(list(answers))
+    router.is_open.set()
     app = web.Application()
     app.router.add_post(VERIFY_PATH, router.verify)
     runner = web.AppRunner(app, shutdown_timeout=0.1)

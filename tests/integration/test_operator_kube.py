@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,11 @@ from pdcluster_operator.kinds import SERVICE_ACCOUNT, Ref
 
 pytestmark = pytest.mark.anyio
 
-MANIFEST = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "x", "namespace": "default"}}
+MANIFEST: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "ServiceAccount",
+    "metadata": {"name": "x", "namespace": "default"},
+}
 REF = Ref(SERVICE_ACCOUNT, "default", "x")
 
 
@@ -137,6 +142,19 @@ async def test_nothing_is_deleted_but_the_object_that_was_seen() -> None:
         with pytest.raises(Conflict):
             await kube.delete(REF, uid="of-another-one")
         assert await kube.get(REF) is not None
+
+
+async def test_an_object_that_has_changed_since_it_was_seen_is_not_deleted() -> None:
+    async with client() as (_, kube):
+        seen = (await kube.create(MANIFEST))["metadata"]
+        changed = (await kube.apply({**MANIFEST, "metadata": {**MANIFEST["metadata"], "labels": {"a": "b"}}}))[
+            "metadata"
+        ]
+        with pytest.raises(Conflict):
+            await kube.delete(REF, uid=seen["uid"], resource_version=seen["resourceVersion"])
+        assert await kube.get(REF) is not None
+        await kube.delete(REF, uid=seen["uid"], resource_version=changed["resourceVersion"])
+        assert await kube.get(REF) is None
 
 
 async def test_a_token_that_kubernetes_renewed_is_shown(tmp_path: Path) -> None:

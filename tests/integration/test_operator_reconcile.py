@@ -155,6 +155,20 @@ async def test_a_new_engine_argument_rolls_one_role_and_removes_the_old_workload
         assert len(rig.router.orders) == 2
 
 
+async def test_a_workload_is_deleted_in_the_state_in_which_it_was_seen_and_a_service_by_its_uid() -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        rig.store.merge(AT, {"spec": {"image": "engine:2"}})
+        await rig.look_until_still()
+        deletes = [one for one in rig.api.asked if one.method == "DELETE"]
+        assert sorted((one.path.split("/")[-2], *sorted(one.body["preconditions"])) for one in deletes) == [
+            ("deployments", "resourceVersion", "uid"),
+            ("deployments", "resourceVersion", "uid"),
+            ("services", "uid"),
+            ("services", "uid"),
+        ]
+
+
 async def test_a_move_that_was_decided_on_an_old_picture_is_a_conflict() -> None:
     async with running_rig() as rig:
         await made(rig)
@@ -217,6 +231,16 @@ async def test_a_refused_transfer_is_told_and_proven_again_later() -> None:
         wake = await rig.look()
         assert wake is not None
         assert wake < 5
+
+
+async def test_a_pool_that_was_stopped_and_started_again_is_proven_with_its_new_engines() -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        for replicas in (0, 1):
+            rig.store.merge(AT, {"spec": {"roles": {role: {"replicas": replicas} for role in ("prefill", "decode")}}})
+            await rig.look_until_still()
+            assert rig.condition("Ready")["status"] == str(bool(replicas))
+        assert len(rig.router.orders) == 2
 
 
 async def test_the_order_names_the_pods_of_the_target_and_is_signed_with_the_pools_secret() -> None:

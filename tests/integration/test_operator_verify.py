@@ -141,6 +141,19 @@ async def test_a_result_of_a_target_that_nobody_wants_any_more_is_dropped() -> N
         assert it.verifier.results(KEY).keys() == {"new-p-d"}
 
 
+async def test_what_was_asked_before_a_stop_proves_nothing_after_it() -> None:
+    async with bench((200, ""), (409, "no")) as it:
+        it.router.is_open.clear()
+        for number in (1, 2):
+            it.verifier.forget(KEY)
+            it.verifier.ask(KEY, it.order())
+            await until(lambda number=number: len(it.router.orders) == number)  # type: ignore[misc]
+        it.router.is_open.set()
+        await until(lambda: not [one for one in asyncio.all_tasks() if one.get_name().startswith("verify ")])
+        assert it.told == [KEY]  # Of the second one.
+        assert it.verifier.results(KEY) == {"r-p-d": VerificationResult(Verification.FAILED, "no")}
+
+
 async def test_one_request_is_under_way_however_often_it_is_asked_for() -> None:
     async with bench() as it:
         for _ in range(5):

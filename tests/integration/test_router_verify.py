@@ -173,6 +173,9 @@ async def test_a_decode_that_says_the_kv_was_lost_is_not_asked_to_compute_it() -
         rig.decode.fault, rig.decode.num_losses = Fault.RECOMPUTE, 1
         status, _, message = error_of(await verify(rig))
         assert (status, "a lease has lapsed" in message) == (409, True)
+        (seen,) = rig.decode.seen
+        assert seen.outcome is not None
+        assert (seen.outcome_status, seen.outcome["action"]) == (200, "fail")
         await rig.settled()
 
 

@@ -59,6 +59,12 @@ RULES: Final = (
         "model has name tiny, path /models/tiny and no volume: give exactly one of name, path and volume",
     ),
     Refused(
+        "copies of the model over nodes",
+        {**CUDA, f"{D}.parallelism": {"tensor": 2, "data": 2}, f"{D}.nodesPerInstance": 2},
+        "nodesPerInstance is 2 and parallelism.data 2: an instance over several nodes has one copy of the model, "
+        "so set parallelism.data to 1 and raise replicas",
+    ),
+    Refused(
         "a model that is nowhere",
         {"spec.model": {"servedName": "tiny"}},
         "model has no name, no path and no volume: give exactly one of name, path and volume",

@@ -174,7 +174,9 @@ class Rollout(ApiModel):
     """Seconds without progress after which the rollout stops and says so, in [10, 86400]. Default 1800: large weights
     take minutes to load, and kernels to compile."""
     paused: bool = False
-    """Nothing moves while this is true; what runs goes on serving. Default false."""
+    """No engine is replaced while this is true; what runs goes on serving. Where a rollout is under way replicas and
+    autoscalers wait too; where nothing is to be replaced they act as ever, and 0 of both roles always stops the pool.
+    Default false."""
 
     rules = (
         Rule(

@@ -169,6 +169,14 @@ class Role(ApiModel):
             path=".nodesPerInstance",
         ),
         Rule(
+            holds="self.nodesPerInstance == 1 || self.parallelism.data == 1",
+            says="nodesPerInstance is %s and parallelism.data %s: an instance over several nodes has one copy of the "
+            "model, so set parallelism.data to 1 and raise replicas",
+            values=("string(self.nodesPerInstance)", "string(self.parallelism.data)"),
+            short="an instance over several nodes has one copy of the model: set parallelism.data to 1, raise replicas",
+            path=".parallelism.data",
+        ),
+        Rule(
             holds=f"!has(self.device.count) || self.device.count * self.nodesPerInstance == {_RANKS}",
             says=f"device.count %s on nodesPerInstance %s makes %s devices, {_SPLIT}: "
             "make them equal, or leave device.count out",

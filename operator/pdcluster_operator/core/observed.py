@@ -2,7 +2,8 @@
 
 An *instance* is counted once, also where it is a group of pods: by the pod that answers HTTP (label ``LEADER``).
 Pictures may be old. So everything that is changed or removed carries what it was decided on: the uid, and the
-resourceVersion where a number moves; an old picture then is a conflict at the API server, not a wrong step.
+resourceVersion where a number decides (moves, and workloads that are empty); an old picture then is a conflict at the
+API server, not a wrong step.
 """
 
 from __future__ import annotations
@@ -142,7 +143,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Prune:
-    """Delete an object, if it is still of this version; its dependents go after it (background)."""
+    """Delete an object, if it is still of this version; its dependents go after it (background).
+
+    A workload in the state in which it was seen empty; of anything else only the uid counts, for no number decided.
+    """
 
     api_version: str
     kind: str

@@ -33,6 +33,7 @@ from pdcluster_operator.core.observed import (
     ScalerStatus,
     SeenWorkload,
     VerificationResult,
+    Version,
     Way,
 )
 from pdcluster_operator.core.rollout import Change, next_step
@@ -156,13 +157,14 @@ def _prunes(pool: Pool, observed: Observed, left: tuple[SeenWorkload, ...], serv
         if workload.name not in kept
     ]
     services = [
-        Prune("v1", "Service", service.name, service.version)
+        Prune("v1", "Service", service.name, Version(service.version.uid))
         for service in observed.services
         if (service.role, service.revision) not in served
     ]
     is_scaled = pool.spec.scaling.mode is ScalingMode.EXTERNAL
-    scalers = [Prune(API_VERSION, "PDRoleScaler", scaler.name, scaler.version) for scaler in observed.scalers]
-    return (*workloads, *services, *([] if is_scaled else scalers))
+    unused = () if is_scaled else observed.scalers
+    scalers = [Prune(API_VERSION, "PDRoleScaler", scaler.name, Version(scaler.version.uid)) for scaler in unused]
+    return (*workloads, *services, *scalers)
 
 
 def _scaler_statuses(pool: Pool, observed: Observed, facts: Facts) -> tuple[ScalerStatus, ...]:
@@ -176,6 +178,8 @@ def _scaler_statuses(pool: Pool, observed: Observed, facts: Facts) -> tuple[Scal
 
 def _should_verify(facts: Facts, status: Status) -> bool:
     """A router and an engine of each role are there, and no request was answered through this target yet."""
+    if facts.is_stopped:
+        return False  # Those that are there go.
     has_engines = all(facts.of(role).updated_ready for role in ROLES)
     return has_engines and facts.routers_ready > 0 and status.verified != facts.target
 

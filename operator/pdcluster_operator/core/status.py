@@ -49,6 +49,11 @@ class Facts:
     def is_stopped(self) -> bool:
         return not self.prefill.wanted
 
+    @property
+    def is_proof_void(self) -> bool:
+        """All engines go, and those that come after them have proven nothing. A refused spec stops none."""
+        return self.is_stopped and not self.refusal
+
     def of(self, role: Role) -> Counts:
         return self.prefill if role is Role.PREFILL else self.decode
 
@@ -104,11 +109,16 @@ def reduce_status(facts: Facts, before: Status | None, *, now: int) -> Status:
 
 
 def events_between(before: Status | None, after: Status) -> tuple[Event, ...]:
-    """Events for what changed in truth or reason; numbers in a message are no event, nor is a first "not yet"."""
+    """Events for what changed in truth or reason; numbers in a message are no event, nor is a first "not yet".
+
+    A sum says nothing that a part said in the same look: one fault of a pod is one Event, not one for each condition.
+    """
+    news = [one for one in after.conditions if _is_news(one, before.condition(one.type) if before else None)]
+    told = {one.reason for one in news if one.type not in _SUMS}
     return tuple(
-        Event(_kind(condition), condition.reason.value, f"{condition.type.value}: {condition.message}")
-        for condition in after.conditions
-        if _is_news(condition, before.condition(condition.type) if before else None)
+        Event(_kind(one), one.reason.value, f"{one.type.value}: {one.message}")
+        for one in news
+        if one.type not in _SUMS or one.reason not in told
     )
 
 
@@ -121,7 +131,9 @@ def deadline_at(status: Status, deadline_s: int) -> int | None:
 
 
 def _verified(facts: Facts, before: Status | None) -> str:
-    """A pass is remembered in status, so a new operator need not ask again; a failure takes it back."""
+    """A pass is remembered in status, so a new operator need not ask again; a failure or a stop takes it back."""
+    if facts.is_proof_void:
+        return ""
     if facts.verification is Verification.PASSED:
         return facts.target
     remembered = before.verified if before else ""

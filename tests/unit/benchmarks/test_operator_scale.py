@@ -7,17 +7,18 @@ from collections import Counter
 
 from benchmarks.kube_user import Board, Object
 from benchmarks.operator_bench import is_ready, pool_document
-from benchmarks.operator_figures import Bare, Call, Counts, Phase, Snapshot
+from benchmarks.operator_figures import Bare, Call, Counts, Lag, Phase, Snapshot
 from benchmarks.operator_scale import Plan, Report, first_children
 from benchmarks.service_names import resolve
 
 PLAN = Plan(clusters=500, seconds=60.0)
 
 
-def report(writes: int = 0, touched: int = 0, missed: int = 0) -> Report:
+def report(writes: int = 0, touched: int = 0, missed: int = 0, short: int = 0) -> Report:
     counts = Counts(Counter({Call("patch", "services", 200): writes, Call("update", "leases", 200): 30}))
     found = Report(PLAN, Bare(1, 1.0, 1.0), Snapshot(0.0, {}, Counts(), 0), num_touched=touched, num_missed=missed)
     found.phases["at rest"] = Phase("at rest", 60.0, {}, counts, 0)
+    found.lags = [Lag(0.01, 0.02)] * (PLAN.num_changes - missed - short)
     return found
 
 
@@ -30,6 +31,7 @@ def shown(version: int, ready: str = "False", generation: int = 1) -> Object:
 def test_a_full_plan_changes_each_of_5000_engines_once_a_minute() -> None:
     assert PLAN.num_changes == 5000
     assert Plan(clusters=500, seconds=30.0).num_changes == 2500
+    assert Plan(clusters=1, seconds=1.0, pace=19.0).num_changes == 4  # Whoever goes comes back.
     assert Plan(clusters=500, seconds=45.0, pace=0.4).flags == "--clusters 500 --seconds 45 --pace 0.4"
     assert Plan(clusters=2, seconds=1.0).names == ["pool-000", "pool-001"]
 
@@ -39,10 +41,11 @@ def test_the_lease_is_no_fault_at_rest() -> None:
 
 
 def test_what_must_not_be_is_a_fault_each() -> None:
-    assert report(writes=1, touched=2, missed=3).faults() == [
+    assert report(writes=1, touched=2, missed=3, short=4).faults() == [
         "1 writes at rest",
         "2 objects changed at rest",
         "3 changes never got into a status",
+        "4 of 5000 planned changes never happened",
     ]
 
 

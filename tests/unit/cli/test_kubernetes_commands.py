@@ -125,6 +125,26 @@ def test_a_plan_lists_children_and_steps(capsys: pytest.CaptureFixture[str]) -> 
     assert "steps:\n  1. " in told
 
 
+def test_a_plan_says_which_rules_nobody_has_checked_and_who_does(
+    tmp_path: Path, example: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    example["spec"]["roles"]["decode"].setdefault("engineArgs", {})["dtype"] = "float16"
+    file = put(tmp_path, example)
+    assert main(["plan", "-f", file]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"rules between fields are checked by the API server only: kubectl apply --dry-run=server -f {file}"
+
+
+def test_the_help_of_plan_says_what_it_does_not_check_and_whose_replicas_it_takes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "checked by the API server only: kubectl apply --dry-run=server -f FILE" in told
+    assert "its replicas are those of the spec, also where scalers say others" in told
+
+
 def test_a_plan_from_what_runs_says_what_is_replaced(
     tmp_path: Path, example: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from fakes.operator_cluster import IMAGE, SECRET, Conflict, FakeCluster, make_cluster
 from operator_cases.objects import D, P, both
 from pdcluster_operator.core.conditions import Reason, Status, Truth, Type
-from pdcluster_operator.core.observed import Observed, Plan, VerificationResult, Way
+from pdcluster_operator.core.observed import Observed, Plan, VerificationResult, Version, Way
 from pdcluster_operator.core.plan import plan_pool
 from pdcluster_operator.core.status import Verification
 from pdcluster_protocol.labels import Role
@@ -284,6 +284,17 @@ class TestScaling:
         assert set(workloads(world, Role.PREFILL).values()) == {0}
         assert "pool-router" in world.names("Service") & world.names("Deployment")
 
+    def test_a_pool_that_was_stopped_is_ready_only_after_a_new_proof(self) -> None:
+        world = running()
+        world.settle(make_cluster(both("replicas", 0)))
+        world.reconcile(make_cluster())
+        world.follow()
+        plan = world.reconcile(make_cluster())
+        assert plan.should_verify
+        assert status(world).reason(Type.READY) is Reason.VERIFICATION_PENDING
+        world.settle(make_cluster())
+        assert truth(world, Type.READY) is Truth.TRUE
+
 
 class TestARefusal:
     @pytest.mark.parametrize(
@@ -335,6 +346,18 @@ class TestOldPictures:
         world.reconcile(cluster)
         with pytest.raises(Conflict):
             world.carry_out(late)
+
+    def test_a_workload_is_removed_only_in_the_state_in_which_it_was_seen_empty(self) -> None:
+        world, prunes = running(), dict[str, Version]()
+        for _ in range(20):
+            plan = world.reconcile(make_cluster(NEXT))
+            prunes |= {prune.kind: prune.version for prune in plan.prunes}
+            world.verify(plan)
+            world.follow()
+        assert {kind: bool(version.resource_version) for kind, version in prunes.items()} == {
+            "Deployment": True,
+            "Service": False,
+        }
 
     def test_a_workload_that_an_old_picture_does_not_show_is_left_as_it_is(self) -> None:
         world, cluster = FakeCluster(), make_cluster()

@@ -177,6 +177,11 @@ class TestNetwork:
         assert [port["port"] for port in dns["ports"]] == [53, 53]
         assert all(selects(engines["to"][0]["podSelector"], engine_labels(role)) for role in Role)
         assert [port["port"] for port in api["ports"]] == [443, 6443]
+        assert "to" not in api, "it is no pod: no selector finds it"
+
+    def test_routers_reach_the_api_server_where_the_operator_was_told_that_it_is(self) -> None:
+        *_, api = router_policy(pool_of(make_cluster(), IMAGE, (8443,)))["spec"]["egress"]
+        assert api == {"ports": [{"protocol": "TCP", "port": 8443}]}
 
 
 class TestBudgets:

@@ -99,6 +99,14 @@ def test_a_script_installs_nothing_beside_a_lock_but_wheels_it_was_given(script:
     assert [line for line in installs if not {"--require-hashes", "--no-deps"} & set(line.split())] == []
 
 
+def test_the_operators_image_starts_pdcluster_is_compiled_and_has_no_pip() -> None:
+    assert steps(IMAGES / "pdcluster.Dockerfile", "ENTRYPOINT") == ['["pdcluster"]']
+    lines = (IMAGES / "pdcluster.sh").read_text().splitlines()
+    installed = max(place for place, line in enumerate(lines) if line.startswith("pip install"))
+    compiled = lines.index('"$PREFIX/bin/python" -m compileall -q -j 0 "$PREFIX"')
+    assert installed < compiled < lines.index("pip uninstall --yes pip")
+
+
 def test_the_build_gets_all_that_it_needs_and_no_more() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     given = {line[1:] for line in lines if line.startswith("!")}

@@ -167,7 +167,10 @@ def test_monitors_find_services_by_the_labels_that_the_operator_gives() -> None:
         assert spec["selector"]["matchLabels"] == selector
         assert spec["namespaceSelector"] == {"any": True}
         assert spec["targetLabels"] == [labels.CLUSTER, labels.ROLE, labels.REVISION]
+    for spec in monitors.values():
+        assert spec["endpoints"] == [{"port": "http", "path": "/metrics", "interval": "30s"}]
     (service,) = of_kind("everything on", "Service")
+    assert service["spec"]["ports"][0]["name"] == "http"
     assert monitors["pdcluster-operator"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert all(
         found["metadata"]["labels"]["release"] == "prometheus" for found in of_kind("everything on", "ServiceMonitor")

@@ -53,6 +53,12 @@ class TestRunning:
         assert probe["periodSeconds"] * probe["failureThreshold"] >= 120
 
     @each_case
+    def test_a_slow_moment_is_no_reason_for_a_restart(self, case: str) -> None:
+        probe = operator(case)["template"]["spec"]["containers"][0]["livenessProbe"]
+        assert probe["periodSeconds"] * probe["failureThreshold"] >= 30
+        assert probe["timeoutSeconds"] >= 5
+
+    @each_case
     def test_a_new_one_is_ready_before_an_old_one_goes(self, case: str) -> None:
         rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
         assert operator(case)["strategy"] == rolling

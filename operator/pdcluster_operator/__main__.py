@@ -97,6 +97,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--kube-api", metavar="URL", help="the API server (default: what Kubernetes tells a pod)")
     add("--kube-ca-file", metavar="PATH", help="the API server's authorities (default: a pod's own, else the system's)")
     add("--kube-token-file", metavar="PATH", help="our token (default: a pod's own, else none)")
+    add(
+        "--api-server-port",
+        dest="api_server_ports",
+        metavar="PORT",
+        type=int,
+        action="append",
+        help="let routers' NetworkPolicies reach the API server here; repeat for more (default: 443 and 6443)",
+    )
     add("--lease-namespace", metavar="NAME", help="of the Lease (default: the pod's own)")
     add("--lease-name", metavar="NAME", help=f"of the Lease (default: {fields['lease_name'].default})")
     add("--identity", metavar="NAME", help="who holds the Lease (default: the host's name and a random part)")

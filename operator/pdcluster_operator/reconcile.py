@@ -48,6 +48,7 @@ class Reconciler:
         pool_secrets: PoolSecrets,
         *,
         router_image: str,
+        api_server_ports: tuple[int, ...],
         has_groups: bool,
         resync_s: float,
         identity: str,
@@ -59,6 +60,7 @@ class Reconciler:
         self._verifier = verifier
         self._secrets = pool_secrets
         self._router_image = router_image
+        self._api_server_ports = api_server_ports
         self._has_groups = has_groups
         self._resync_s = resync_s
         self._identity = identity
@@ -87,7 +89,14 @@ class Reconciler:
         picture = self._caches.picture(key, view.uid)
         observed = observed_of(picture, await self._known(key, view, cluster))
         text = secrets.token_hex(32)
-        plan = plan_pool(cluster, observed, router_image=self._router_image, secret_text=text, now=self._now())
+        plan = plan_pool(
+            cluster,
+            observed,
+            router_image=self._router_image,
+            secret_text=text,
+            now=self._now(),
+            api_server_ports=self._api_server_ports,
+        )
         if plan is None:
             return None
         if plan.facts.is_proof_void:

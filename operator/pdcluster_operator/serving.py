@@ -168,6 +168,7 @@ class Operator:
             verifier,
             secrets,
             router_image=settings.router_image,
+            api_server_ports=settings.api_server_ports,
             has_groups=self._has_groups,
             resync_s=settings.resync_s,
             identity=settings.identity,

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from pdcluster_operator.access import KubeAccess
 from pdcluster_operator.core.leasing import LeaseTimes
+from pdcluster_operator.core.manifests.pool import API_SERVER_PORTS
 from pdcluster_protocol.errors import ConfigError
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -28,6 +29,7 @@ def _checked_api(url: str) -> str:
 
 
 ApiUrl = Annotated[str, AfterValidator(_checked_api)]
+Port = Annotated[int, Field(ge=1, le=65535)]
 DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 
 
@@ -47,6 +49,9 @@ class Settings(BaseModel):
     """PEM file with the API server's authorities. None: in a pod the one mounted there, else the system's."""
     kube_token_file: Path | None = None
     """File with our token, read anew when it changes: Kubernetes renews it every hour. None: as ``kube_ca_file``."""
+    api_server_ports: tuple[Port, ...] = Field(default=API_SERVER_PORTS, min_length=1)
+    """Ports on which the NetworkPolicies of routers let them reach the API server: of its Service, and behind it. 443
+    and 6443: where most servers listen."""
     call_timeout_s: float = Field(default=10.0, gt=0, le=60)
     """Seconds for a call to the API server with all its tries. 10: a busy one takes a second or two; after more the
     object is better looked at again than waited for."""

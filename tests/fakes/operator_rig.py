@@ -23,6 +23,7 @@ from fakes.api_store import ApiStore, Object
 from operator_cases.objects import pdcluster
 from pdcluster_operator.access import KubeAccess, open_session
 from pdcluster_operator.caches import Caches, Key
+from pdcluster_operator.core.manifests.pool import API_SERVER_PORTS
 from pdcluster_operator.core.views import view_of
 from pdcluster_operator.http_kube import Fence, HttpKube
 from pdcluster_operator.kinds import DEPLOYMENT, PDCLUSTER, POD, WATCHED_CHILDREN
@@ -148,6 +149,7 @@ class Rig:
             self.verifier,
             secrets,
             router_image=IMAGE,
+            api_server_ports=API_SERVER_PORTS,
             has_groups=False,
             resync_s=600.0,
             identity="me",

@@ -13,6 +13,8 @@ from fakes.vllm_server import VllmPages, serving
 from integration.harness import Harness, complete
 from integration.ports import fresh_port
 from pdcluster_cli.__main__ import main
+from pdcluster_cli.drain import wait_until_idle
+from pdcluster_cli.engine_http import Answer, NoAnswer
 
 IDLE_S = 0.6
 
@@ -83,7 +85,24 @@ def test_an_engine_that_says_nothing_gets_all_the_time(
         status, seconds = drain(pages.port, timeout_s=1.0)
     assert status == 0
     assert 1.0 <= seconds < 4
-    assert why in capsys.readouterr().out
+    line = capsys.readouterr().out
+    assert ": gave up after " in line, "what says nothing may still work"
+    assert why in line
+
+
+def test_an_engine_that_stalls_for_a_question_is_waited_for_when_it_speaks_again() -> None:
+    pages = VllmPages(running=1)
+    asked: list[str] = []
+
+    def ask(path: str, timeout_s: float) -> Answer:
+        asked.append(path)
+        if len(asked) <= 2:
+            raise NoAnswer(f"{path} does not answer in {timeout_s:g} s")
+        pages.running = int(len(asked) <= 4)
+        return Answer(200, "" if path == "/health" else pages.metrics())
+
+    assert wait_until_idle(ask, timeout_s=300, idle_s=0.1).startswith("idle for 0.1 s after ")
+    assert len(asked) > 4
 
 
 @pytest.mark.parametrize("is_late", [False, True])

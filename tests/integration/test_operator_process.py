@@ -77,6 +77,14 @@ async def test_an_operator_brings_a_pdcluster_up_and_then_keeps_quiet() -> None:
         assert api.writes == []
 
 
+async def test_routers_may_reach_the_api_server_where_the_operator_was_told_that_it_is() -> None:
+    async with running_api() as api, running_router() as router, running_operator(api, api_server_ports=(8443,)):
+        create(api, pool(router))
+        await until(lambda: is_ready(api))
+        policies = {one["metadata"]["name"]: one["spec"] for one in api.store.all_of("networkpolicies")}
+        assert policies["pool-router"]["egress"][-1] == {"ports": [{"protocol": "TCP", "port": 8443}]}
+
+
 async def test_objects_of_before_the_start_are_seen_and_a_deletion_is_too() -> None:
     async with running_api() as api, running_router() as router:
         create(api, pool(router))

@@ -80,6 +80,33 @@ def test_a_script_is_whole_and_stops_at_the_first_error(script: Path) -> None:
     assert lines[0] == "set -eu"
 
 
+@pytest.mark.parametrize(("script", "lock"), [("pdcluster.sh", "control.lock"), ("wheel.sh", "build.lock")])
+def test_what_comes_from_elsewhere_has_the_bytes_that_were_locked(script: str, lock: str) -> None:
+    lines = (IMAGES / script).read_text().replace("\\\n", " ").splitlines()
+    (install,) = [line for line in lines if "requirements/" in line]
+    assert {"--require-hashes", f'"$SOURCE/requirements/{lock}"'} <= set(install.split())
+    text = (ROOT / "requirements" / lock).read_text().replace("\\\n", " ")
+    pinned = re.findall(r"^[\w.-]+==.*$", text, re.MULTILINE)
+    assert pinned
+    assert [one for one in pinned if "--hash=sha256:" not in one] == []
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_a_script_installs_nothing_beside_a_lock_but_wheels_it_was_given(script: Path) -> None:
+    lines = script.read_text().replace("\\\n", " ").splitlines()
+    installs = [line for line in lines if re.search(r"pip (install|wheel)\b", line)]
+    assert installs
+    assert [line for line in installs if not {"--require-hashes", "--no-deps"} & set(line.split())] == []
+
+
+def test_the_operators_image_starts_pdcluster_is_compiled_and_has_no_pip() -> None:
+    assert steps(IMAGES / "pdcluster.Dockerfile", "ENTRYPOINT") == ['["pdcluster"]']
+    lines = (IMAGES / "pdcluster.sh").read_text().splitlines()
+    installed = max(place for place, line in enumerate(lines) if line.startswith("pip install"))
+    compiled = lines.index('"$PREFIX/bin/python" -m compileall -q -j 0 "$PREFIX"')
+    assert installed < compiled < lines.index("pip uninstall --yes pip")
+
+
 def test_the_build_gets_all_that_it_needs_and_no_more() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     given = {line[1:] for line in lines if line.startswith("!")}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 from pathlib import Path
@@ -20,6 +21,18 @@ from pdcluster_cli import explain, plan
 from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.api.crd import KINDS, crd
 
+SETTING: Final = ("--set", "--values", "--version")
+HELM: Final[dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]]] = {
+    "install": (2, ("--create-namespace", "--wait", "--atomic"), (*SETTING, "--timeout")),
+    "upgrade": (2, ("--install", "--reset-then-reuse-values", "--wait", "--atomic"), (*SETTING, "--timeout")),
+    "test": (1, ("--logs",), ("--timeout",)),
+    "rollback": (1, ("--wait",), ("--timeout",)),
+    "uninstall": (1, ("--keep-history", "--wait"), ("--timeout",)),
+    "history": (1, (), ("--max", "--output")),
+    "get values": (1, ("--all",), ("--output", "--revision")),
+}
+"""Helm 3.14's command to its number of plain words, its switches and its flags with a value: what a page may need.
+Written down here, since helm-python has Helm's library but not its command line."""
 ROOT: Final = Path(__file__).resolve().parents[2]
 TEXT: Final = QUICK_START.read_text()
 COMMANDS: Final = commands_of(QUICK_START)
@@ -29,6 +42,26 @@ def examples() -> dict[str, PDCluster]:
     """By name of the PDCluster."""
     files = [yaml.safe_load(file.read_text()) for file in (ROOT / "examples").iterdir()]
     return {found["metadata"]["name"]: PDCluster.from_wire(found) for found in files}
+
+
+def check_helm(words: Words) -> None:
+    """Helm takes these words. Only parses; as Helm does, but an abbreviation is refused.
+
+    Raises:
+        SystemExit: It does not.
+    """
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--namespace", "-n")
+    commands = parser.add_subparsers(required=True)
+    for name, (count, switches, valued) in HELM.items():
+        command = commands.add_parser(name.replace(" ", "-"), allow_abbrev=False)
+        command.add_argument("plain", nargs=count)
+        command.add_argument("--namespace", "-n")
+        for switch in switches:
+            command.add_argument(switch, action="store_true")
+        for flag in valued:
+            command.add_argument(flag, action="append")
+    parser.parse_args(shlex.split(shlex.join(words).replace(" get values ", " get-values "))[1:])
 
 
 def test_the_page_has_the_commands_that_matter() -> None:
@@ -43,6 +76,27 @@ def test_helm_is_given_this_chart_and_values_that_it_takes(words: Words) -> None
     for expression in after(words, "--set"):
         values = _merged(values, helm.parse_set_string(expression))
     chart().validate_schema(values)
+
+
+@pytest.mark.parametrize("words", of("helm"), ids=shlex.join)
+def test_helm_is_given_commands_and_flags_that_it_has(words: Words) -> None:
+    check_helm(words)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "helm instal pdcluster charts/pdcluster",
+        "helm upgrade pdcluster charts/pdcluster --reset-then-reuse-value",
+        "helm install pdcluster charts/pdcluster --reset-then-reuse-values",
+        "helm test pdcluster --create-namespace",
+        "helm install charts/pdcluster",
+        "helm get value pdcluster",
+    ],
+)
+def test_the_check_of_helms_words_is_not_blind(wrong: str) -> None:
+    with pytest.raises(SystemExit):
+        check_helm(shlex.split(wrong))
 
 
 @pytest.mark.parametrize("words", of("docker"), ids=lambda words: words[3])

@@ -109,8 +109,9 @@ class NetworkPolicy(ChartModel):
     enabled: bool = False
     """Let in only probes and metrics, and out only DNS, the API server and routers. Default false: what the API server
     looks like from a pod differs from one network plugin to another."""
-    api_server_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = (443, 6443)
-    """Ports of the API server. Default: that of its Service, and the one that most servers have behind it."""
+    api_server_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = Field(default=(443, 6443), min_length=1)
+    """Ports of the API server, here and in the policies of routers, which the operator makes even if this one is off.
+    Default: that of its Service, and the one that most servers have behind it."""
     metrics_from: tuple[OpenObject, ...] = ()
     """NetworkPolicyPeers that may read the operator's metrics. Default: all pods of the cluster. Probes come from the
     pod's own node, which no policy keeps out."""

@@ -22,7 +22,7 @@ from pdcluster_operator.core.conditions import Counts, Reason, Status, Type
 from pdcluster_operator.core.fleet import ROLES
 from pdcluster_operator.core.last_prefill import keep_last_prefill
 from pdcluster_operator.core.manifests.access import scaler_selector
-from pdcluster_operator.core.manifests.pool import Pool
+from pdcluster_operator.core.manifests.pool import API_SERVER_PORTS, Pool
 from pdcluster_operator.core.manifests.workloads import API_VERSIONS, render_workload, revision_for
 from pdcluster_operator.core.observed import (
     Child,
@@ -45,14 +45,22 @@ from pdcluster_protocol.labels import Role
 _NOT_ASKED: Final = VerificationResult(Verification.NOT_ASKED)
 
 
-def plan_pool(cluster: PDCluster, observed: Observed, *, router_image: str, secret_text: str, now: int) -> Plan | None:
+def plan_pool(
+    cluster: PDCluster,
+    observed: Observed,
+    *,
+    router_image: str,
+    secret_text: str,
+    now: int,
+    api_server_ports: tuple[int, ...] = API_SERVER_PORTS,
+) -> Plan | None:
     """What to do now; None for a PDCluster that is being deleted.
 
     ``secret_text``: fresh random text, taken only if the pool has no secret yet. ``now``: whole Unix seconds.
     """
     if cluster.metadata.get("deletionTimestamp"):
         return None
-    pool = pool_of(cluster, router_image)
+    pool = pool_of(cluster, router_image, api_server_ports)
     generation = int(cluster.metadata.get("generation", 0))
     try:
         target = target_of(pool, observed)
@@ -77,11 +85,11 @@ def plan_pool(cluster: PDCluster, observed: Observed, *, router_image: str, secr
     )
 
 
-def pool_of(cluster: PDCluster, router_image: str) -> Pool:
+def pool_of(cluster: PDCluster, router_image: str, api_server_ports: tuple[int, ...] = API_SERVER_PORTS) -> Pool:
     """A file may leave the namespace out, as kubectl allows; what the API server has always says it."""
     found: Mapping[str, Any] = cluster.metadata
     namespace = found.get("namespace", "default")
-    return Pool(found["name"], namespace, str(found.get("uid", "")), cluster.spec, router_image)
+    return Pool(found["name"], namespace, str(found.get("uid", "")), cluster.spec, router_image, api_server_ports)
 
 
 def _refused_plan(pool: Pool, observed: Observed, generation: int, refusal: str, now: int) -> Plan:

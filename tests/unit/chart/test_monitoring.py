@@ -35,6 +35,7 @@ LABELS: dict[tuple[str, str], type[Enum]] = {
     ("pdcluster_operator_reconcile_seconds_count", "outcome"): LookOutcome,
 }
 """Labels whose values are decided in the code."""
+LEADING = "pdcluster_operator_leading"
 KUBERNETES_LABELS = {"namespace", "pod", "pdcluster_dev_cluster"}
 
 
@@ -132,6 +133,16 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> Non
     assert [kind for kind in kinds if f"| `{kind}` |" not in page] == []
 
 
+def test_nobody_leads_is_told_when_no_operator_is_left_to_say_so() -> None:
+    (rule,) = [rule for rule in RULES if rule["alert"] == "PDClusterNobodyLeads"]
+    said, unsaid = rule["expr"].split(" or ")
+    assert (said, unsaid) == (f"max by (namespace) ({LEADING}) == 0", f"absent({LEADING})")
+    # What absent() makes has no labels, so no sentence may need one.
+    texts = [re.sub(r"\{\{ with .*?\{\{ end \}\}", "", text) for text in rule["annotations"].values()]
+    assert [text for text in texts if "$labels" in text] == []
+    assert rule["for"] == "5m", "operators are replaced one after the other in less"
+
+
 def test_prometheus_templates_reach_prometheus() -> None:
     (rule,) = of_kind("everything on", "PrometheusRule")
     assert rule["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
@@ -156,7 +167,10 @@ def test_monitors_find_services_by_the_labels_that_the_operator_gives() -> None:
         assert spec["selector"]["matchLabels"] == selector
         assert spec["namespaceSelector"] == {"any": True}
         assert spec["targetLabels"] == [labels.CLUSTER, labels.ROLE, labels.REVISION]
+    for spec in monitors.values():
+        assert spec["endpoints"] == [{"port": "http", "path": "/metrics", "interval": "30s"}]
     (service,) = of_kind("everything on", "Service")
+    assert service["spec"]["ports"][0]["name"] == "http"
     assert monitors["pdcluster-operator"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert all(
         found["metadata"]["labels"]["release"] == "prometheus" for found in of_kind("everything on", "ServiceMonitor")

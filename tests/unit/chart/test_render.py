@@ -97,6 +97,8 @@ def test_the_operator_is_told_all_that_it_needs() -> None:
         "--lease-name=pdcluster-operator",
         f"--lease-namespace={NAMESPACE}",
         "--router-image=pdcluster/pdcluster:0.1.0",
+        "--api-server-port=443",
+        "--api-server-port=6443",
         "--port=8080",
     ]
     assert container["image"] == "pdcluster/pdcluster:0.1.0"

@@ -22,6 +22,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("a tag with a digest in it", {"image": {"tag": "1@sha256:abc"}}, "/image/tag"),
     ("an unknown pull policy", {"image": {"pullPolicy": "Sometimes"}}, "/image/pullPolicy"),
     ("an interval without a unit", {"serviceMonitor": {"interval": "30"}}, "/serviceMonitor/interval"),
+    ("no port, which would be all", {"networkPolicy": {"apiServerPorts": []}}, "/networkPolicy/apiServerPorts"),
     ("a port that is none", {"networkPolicy": {"apiServerPorts": [0]}}, "/networkPolicy/apiServerPorts/0"),
 ]
 

@@ -23,6 +23,8 @@ def test_flags_become_settings() -> None:
     assert settings.namespaces == ("a", "b")
     assert settings.watched_namespaces == ("a", "b")
     assert (settings.resync_s, settings.workers, settings.port) == (60.0, 3, 0)
+    assert settings_of("--api-server-port", "443", "--api-server-port", "16443").api_server_ports == (443, 16443)
+    assert settings_of().api_server_ports == (443, 6443)
     assert settings.access.url == "https://api:6443"
 
 
@@ -63,6 +65,7 @@ def test_another_api_server_never_gets_the_pods_own_token(tmp_path: Path) -> Non
         (["--lease-renew", "20"], "give a duration above the renewal"),
         (["--lease-retry", "9"], "a renewal of two retries"),
         (["--workers", "0"], "--workers"),
+        (["--api-server-port", "0"], "--api-server-ports"),
         (["--namespace", "Not_A_Name"], "--namespaces"),
         (["--verify-timeout", "500"], "--verify-timeout"),
     ],

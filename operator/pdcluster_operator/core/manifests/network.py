@@ -30,9 +30,6 @@ from pdcluster_operator.core.manifests.pool import (
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
 
-API_SERVER_PORTS: Final = (443, 6443)
-"""Of its Service, and behind it: which one a policy sees depends on the network plugin. It is no pod, so it can only be
-named by its port."""
 _DNS: Final = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 
 
@@ -58,7 +55,7 @@ def router_policy(pool: Pool) -> Document:
         "podSelector": {"matchLabels": router_selector(pool)},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [_tcp(PORT)],
-        "egress": [_DNS, {"to": [engines], **_tcp(PORT)}, _tcp(*API_SERVER_PORTS)],
+        "egress": [_DNS, {"to": [engines], **_tcp(PORT)}, _tcp(*pool.api_server_ports)],
     }
     return _policy(metadata_of(pool, names.child_name(pool.name, ROUTER), ROUTER), spec)
 

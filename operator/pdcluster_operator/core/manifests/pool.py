@@ -29,19 +29,24 @@ ROUTER: Final = "router"
 ENGINE: Final = "engine"
 """Name of an engine's container."""
 SECRET_KEY: Final = "secret"  # noqa: S105  # the name of a key
+API_SERVER_PORTS: Final = (443, 6443)
+"""Of its Service, and of most servers behind it: which one a policy sees depends on the network plugin. It is no pod,
+so policies can only name it by its port."""
 USER_ID: Final = 10001
 """No user of any node; above 10,000, as scanners of manifests want it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """One PDCluster as its children need it. ``router_image``: the operator's own, which holds the router too."""
+    """One PDCluster as its children need it. ``router_image``: the operator's own, which holds the router too.
+    ``api_server_ports``: where its routers may reach the API server; never empty, for that would be all ports."""
 
     name: str
     namespace: str
     uid: str
     spec: PDClusterSpec
     router_image: str
+    api_server_ports: tuple[int, ...] = API_SERVER_PORTS
 
     def role(self, role: Role) -> RoleSpec:
         return self.spec.roles.prefill if role is Role.PREFILL else self.spec.roles.decode

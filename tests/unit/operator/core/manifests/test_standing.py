@@ -22,6 +22,7 @@ from pdcluster_router.__main__ import parse_settings
 from pdcluster_router.settings import Discovery
 
 REVISION = "0a1b2c3d"
+DNS = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 GROUPS = {**both("device", {"kind": "cuda"}), **both("parallelism.tensor", 4), **both("nodesPerInstance", 2)}
 
 
@@ -154,6 +155,13 @@ class TestNetwork:
             assert not selects(from_engines["from"][0]["podSelector"], another)
             assert spec["policyTypes"] == ["Ingress", "Egress"]
 
+    def test_engines_may_ask_for_names_and_call_each_other_on_all_ports(self) -> None:
+        for role in Role:
+            dns, to_engines, *_ = role_policy(pool(), role)["spec"]["egress"]
+            assert dns == DNS
+            assert "ports" not in to_engines
+            assert all(selects(to_engines["to"][0]["podSelector"], engine_labels(other)) for other in Role)
+
     def test_decode_may_call_routers_and_prefill_may_not(self) -> None:
         def calls_routers(role: Role) -> bool:
             targets = [term for rule in role_policy(pool(), role)["spec"]["egress"] for term in rule.get("to", [])]
@@ -174,9 +182,16 @@ class TestNetwork:
         dns, engines, api = spec["egress"]
         assert selects(spec["podSelector"], router_labels())
         assert spec["ingress"] == [{"ports": [{"protocol": "TCP", "port": 8000}]}]
-        assert [port["port"] for port in dns["ports"]] == [53, 53]
+        assert spec["policyTypes"] == ["Ingress", "Egress"]
+        assert dns == DNS
         assert all(selects(engines["to"][0]["podSelector"], engine_labels(role)) for role in Role)
+        assert engines["ports"] == [{"protocol": "TCP", "port": 8000}]
         assert [port["port"] for port in api["ports"]] == [443, 6443]
+        assert "to" not in api, "it is no pod: no selector finds it"
+
+    def test_routers_reach_the_api_server_where_the_operator_was_told_that_it_is(self) -> None:
+        *_, api = router_policy(pool_of(make_cluster(), IMAGE, (8443,)))["spec"]["egress"]
+        assert api == {"ports": [{"protocol": "TCP", "port": 8443}]}
 
 
 class TestBudgets:

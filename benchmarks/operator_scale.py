@@ -212,7 +212,7 @@ def format_report(report: Report) -> str:
             f"At rest: {phases[1].counts.num_writes} writes but for {leases} calls about the Lease,"
             f" {report.num_touched} objects with another resourceVersion.",
             f"Churn: {len(report.lags):,} of {plan.num_changes:,} planned changes to {plan.clusters * 2 * ENGINES:,}"
-            f" engines in {plan.seconds:g} s; {report.num_missed} missed.",
+            f" engines in {report.phases['churn'].seconds:.1f} s; {report.num_missed} missed.",
             format_lags(report.lags),
             f"*Create* beside the references; the bare loop wrote {report.bare.num_objects:,} objects:",
             format_references(report.bare, report.phases["create"]),

@@ -22,8 +22,9 @@ from pdcluster_protocol.labels import Role
 LIMIT_S: Final = 30.0
 """A change that status does not show by then is missed."""
 DELETED_SHARE: Final = 0.1
-_LATE_S: Final = 2.0
-"""A touch that would begin later than this after the end is left out, and its changes are missing in the report."""
+_LATE_S: Final = LIMIT_S
+"""A touch that would begin later than this after the end is left out, and its changes are missing in the report. One
+that is only late is made: the phase then takes longer than planned, which its seconds say."""
 _REST_S: Final = 0.5
 """Seconds that a pod is down, beside the time until status says so."""
 

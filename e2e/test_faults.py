@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from campaign.outcomes import End
 from campaign.questions import Answer, Question
 from e2e.cluster import OPERATOR, OPERATOR_NAMESPACE, Cluster, eventually
+from e2e.leaving import Departure, hasty, late, spans, watch_leaving
 from e2e.load import Load, Told, crowd, lost, summary
 from e2e.pool import ROUTER
 from e2e.subject import READY_S, SharedPool, Subject, name_of
@@ -21,8 +22,6 @@ FEW = 16
 ANSWERS_S = 300.0
 ROUTER_NOTICE_S = 15.0
 """Until kube-proxy sends nothing to a router that was killed, or it runs again."""
-LONG_ANSWER = 200
-"""Tokens: most of an answer's life is a stream that has begun."""
 KILL_S = 2.0
 """From the order until the kernel has carried it out."""
 
@@ -74,8 +73,7 @@ def test_a_killed_decode_engine_costs_one_clear_error_for_each_answer_that_had_b
     """Answers are long, so that nearly every stream of the dead engine had begun; what had not is asked elsewhere."""
     shared.take_on(decode=2)
     pool, before = shared.subject, shared.subject.serving(Role.DECODE)
-    long = pool.ask_prefill_alone(tuple(Question(one.prompt, LONG_ANSWER) for one in shorter(expected)))
-    with crowd(pool.place(), long) as load:
+    with crowd(pool.place(), pool.expect_long(expected)) as load:
         load.wait_for(FEW, ANSWERS_S)
         pool.kill_one(Role.DECODE)
         killed_at = time.monotonic()
@@ -98,15 +96,17 @@ def test_no_request_is_lost_when_decode_engines_are_drained_from_their_node(
     shared.take_on(decode=2)
     pool = shared.subject
     before = {name_of(pod) for pod in pool.pods(Role.DECODE)}
-    with Load(pool.place(), expected) as load:
-        load.wait_for(MORE, ANSWERS_S)
-        drain_decode(pool)
+    with crowd(pool.place(), pool.expect_long(expected)) as load:
+        load.wait_for(FEW, ANSWERS_S)
+        left = drain_decode(pool)
         pool.wait_ready()
-        load.wait_for(MORE, ANSWERS_S)
+        load.wait_for(FEW, ANSWERS_S)
         told = load.stop()
-    print(f"\nnode drained: {summary(told)}")
-    assert not before & {name_of(pod) for pod in pool.pods(Role.DECODE)}
+    print(f"\nnode drained: {summary(told)}; {spans(left)}")
+    assert {one.pod for one in left} == before
     assert not lost(told)
+    assert not late(left)
+    assert not hasty(left)
 
 
 def test_no_request_is_lost_when_one_of_two_prefill_engines_is_killed(shared: SharedPool, expected: Expected) -> None:
@@ -142,8 +142,8 @@ def leader(cluster: Cluster) -> str:
     return str(cluster.get("lease", OPERATOR, OPERATOR_NAMESPACE)["spec"]["holderIdentity"])
 
 
-def drain_decode(pool: Subject) -> None:
-    """``kubectl drain`` of the node for all of the pool's decode engines, until they are gone."""
+def drain_decode(pool: Subject) -> list[Departure]:
+    """``kubectl drain`` of the node for both of the pool's decode engines, until they are gone."""
     run, node = pool.cluster.run, pool.pods(Role.DECODE)[0]["spec"]["nodeName"]
     selector = f"{labels.CLUSTER}={pool.name},{labels.ROLE}={Role.DECODE.value}"
     words = ("drain", node, f"--pod-selector={selector}", "--delete-emptydir-data", f"--timeout={READY_S:.0f}s")
@@ -151,4 +151,6 @@ def drain_decode(pool: Subject) -> None:
         draining = threads.submit(run, *words, limit_s=READY_S + 60)
         eventually(lambda: "true" in run("get", "node", node, "-o", "jsonpath={.spec.unschedulable}"), "no drain", 60.0)
         run("uncordon", node)
+        left = watch_leaving(pool, 2, READY_S)
         draining.result()
+    return left

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import http.client
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from e2e.subject import PORT, Subject, name_of
 from integration.harness import get_text
@@ -32,48 +34,61 @@ class Departure:
     idle_s: float
 
 
-def watch_leaving(pool: Subject, number: int, limit_s: float) -> list[Departure]:
-    """Waits until so many engines have begun to go and are gone.
+class Leaving:
+    """Looks at all engines that there are when it begins, for some of them will go. One thread owns it."""
 
-    Raises:
-        TimeoutError: They are not within ``limit_s``.
-    """
-    seen: dict[str, tuple[float, Future[float]]] = {}
-    gone: dict[str, Departure] = {}
-    deadline = time.monotonic() + limit_s
-    with ThreadPoolExecutor(number, thread_name_prefix="leaving") as threads:
+    def __init__(self, pool: Subject) -> None:
+        self._pool = pool
+        self._stopped = threading.Event()
+        engines = {name_of(pod): f"http://{pod['status']['podIP']}:{PORT}" for pod in pool.engines()}
+        self._threads = ThreadPoolExecutor(len(engines), thread_name_prefix="leaving")
+        self._idle = {name: self._threads.submit(watch_idle, url, self._stopped) for name, url in engines.items()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._stopped.set()
+        self._threads.shutdown()
+
+    def wait_gone(self, number: int, limit_s: float) -> list[Departure]:
+        """So many of them have begun to go and are gone.
+
+        Raises:
+            TimeoutError: They are not within ``limit_s``.
+        """
+        going_at: dict[str, float] = {}
+        gone: dict[str, Departure] = {}
+        deadline = time.monotonic() + limit_s
         while len(gone) < number:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{len(gone)} of {number} engines are gone after {limit_s:.0f} s")
-            there = {name_of(pod): pod for pod in pool.engines()}
-            for name, pod in there.items():
-                if "deletionTimestamp" in pod["metadata"] and name not in seen:
-                    url = f"http://{pod['status']['podIP']}:{PORT}"
-                    seen[name] = time.monotonic(), threads.submit(watch_idle, url, deadline)
-            for name, (began_at, idle) in seen.items():
+            there = {name_of(pod): "deletionTimestamp" in pod["metadata"] for pod in self._pool.engines()}
+            now = time.monotonic()
+            for name, idle in self._idle.items():
+                if there.get(name, True):
+                    going_at.setdefault(name, now)
                 if name not in there and name not in gone:
-                    gone[name] = Departure(name, time.monotonic() - began_at, idle.result())
+                    gone[name] = Departure(name, now - going_at[name], idle.result())
             time.sleep(_LOOK_S)
-    return [*gone.values()]
+        return [*gone.values()]
 
 
-def watch_idle(url: str, deadline: float) -> float:
+def watch_idle(url: str, stopped: threading.Event) -> float:
     """For how many seconds the engine had nothing to do when it answered last. Waits until it answers no more, or for
-    ``deadline`` of the monotonic clock."""
-    began_at = busy_at = idle_at = time.monotonic()
+    ``stopped``."""
+    busy_at = idle_at = time.monotonic()
     num_ended = -1
-    while time.monotonic() < deadline:
+    while not stopped.wait(_LOOK_S):
         try:
             work = parse_work(get_text(f"{url}/metrics", timeout_s=_ASK_S))
         except (OSError, http.client.HTTPException):
             break
-        now = time.monotonic()
         assert work is not None, "an engine's metrics say nothing of requests"
+        idle_at = time.monotonic()
         if work.num_running or work.num_waiting or work.num_ended != num_ended:
-            busy_at, num_ended = now, work.num_ended
-        idle_at = now
-        time.sleep(_LOOK_S)
-    return idle_at - max(began_at, busy_at)
+            busy_at, num_ended = idle_at, work.num_ended
+    return idle_at - busy_at
 
 
 def hasty(departures: list[Departure]) -> list[Departure]:

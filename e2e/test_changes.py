@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from campaign.questions import Answer, Question
 from e2e.cluster import eventually
-from e2e.leaving import hasty, late, spans, watch_leaving
+from e2e.leaving import Leaving, hasty, late, spans
 from e2e.load import Load, crowd, lost, summary
 from e2e.subject import READY_S, SharedPool, name_of
 from pdcluster_protocol.labels import Role
@@ -32,8 +32,9 @@ def test_no_request_is_lost_when_decode_goes_from_one_to_two_and_back(
         shared.take_on(decode=2)
         assert len(pool.pods(Role.DECODE)) == 2
         load.wait_for(FEW, ANSWERS_S)
-        shared.ask_for(decode=1)
-        left = watch_leaving(pool, 1, GONE_S)
+        with Leaving(pool) as leaving:
+            shared.ask_for(decode=1)
+            left = leaving.wait_gone(1, GONE_S)
         load.wait_for(FEW, ANSWERS_S)
         told = load.stop()
     print(f"\nscale 1 -> 2 -> 1 under load: {summary(told)}; {spans(left)}")

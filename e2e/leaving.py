@@ -14,6 +14,7 @@ from e2e.subject import PORT, Subject, name_of
 from integration.harness import get_text
 from pdcluster_cli.drain import DEFAULT_IDLE_S
 from pdcluster_cli.idleness import parse_work
+from pdcluster_protocol.labels import Role
 
 SOON_S: Final = 45.0
 """Well below the pool's ``drain.timeoutSeconds``: 5 to 20 s are usual, and an engine that still gets work never goes
@@ -35,12 +36,13 @@ class Departure:
 
 
 class Leaving:
-    """Looks at all engines that there are when it begins, for some of them will go. One thread owns it."""
+    """Looks at all engines that are not going when it begins, for some of them will. One thread owns it."""
 
     def __init__(self, pool: Subject) -> None:
         self._pool = pool
         self._stopped = threading.Event()
-        engines = {name_of(pod): f"http://{pod['status']['podIP']}:{PORT}" for pod in pool.engines()}
+        staying = [pod for role in Role for pod in pool.pods(role)]
+        engines = {name_of(pod): f"http://{pod['status']['podIP']}:{PORT}" for pod in staying}
         self._threads = ThreadPoolExecutor(len(engines), thread_name_prefix="leaving")
         self._idle = {name: self._threads.submit(watch_idle, url, self._stopped) for name, url in engines.items()}
 

@@ -95,7 +95,7 @@ def test_no_request_is_lost_when_a_node_is_drained_of_the_whole_pool(shared: Sha
     has begun."""
     shared.take_on(prefill=2, decode=2)
     pool = shared.subject
-    engines, routers = names(pool.engines()), names(pool.routers())
+    engines, routers = names([pod for role in Role for pod in pool.pods(role)]), names(pool.routers())
     with Load(pool.place(), pool.expect_long(expected)) as load:
         load.wait_for(FEW, ANSWERS_S)
         left = drain_node(pool, len(engines))

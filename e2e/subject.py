@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ Object = dict[str, Any]
 READY_S: Final = 300.0
 """From apply to Ready, and for a whole rollout: half a minute and one, on two cores that others use too."""
 PORT: Final = 8000
+LONG_ANSWER: Final = 200
+"""Tokens."""
 _KIND: Final = "pdcluster"
 _LEFTOVERS: Final = (
     "deployments,replicasets,pods,services,endpointslices,secrets,serviceaccounts,roles,rolebindings,"
@@ -71,6 +74,10 @@ class Subject:
         found = self.cluster.items("pods", self.namespace, selector)
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
+    def engines(self) -> list[Object]:
+        """All of both roles, also those that are going."""
+        return self.cluster.items("pods", self.namespace, f"{labels.CLUSTER}={self.name},{labels.ROLE}")
+
     def serving(self, role: Role) -> set[str]:
         """The containers of engines that are ready: a restarted one is another."""
         told = [status for pod in self.pods(role) for status in pod["status"].get("containerStatuses", [])]
@@ -93,6 +100,11 @@ class Subject:
         """The routers' Service."""
         spec = self.cluster.get("service", f"{self.name}-router", self.namespace)["spec"]
         return Place(spec["clusterIP"], spec["ports"][0]["port"])
+
+    def expect_long(self, questions: Mapping[Question, Answer]) -> dict[Question, Answer]:
+        """Every prompt of these, with an answer so long that most of its life is a stream that has begun."""
+        prompts = dict.fromkeys(question.prompt for question in questions)
+        return self.ask_prefill_alone(tuple(Question(prompt, LONG_ANSWER) for prompt in prompts))
 
     def ask_prefill_alone(self, questions: tuple[Question, ...]) -> dict[Question, Answer]:
         """What one engine says that does all by itself: prefill's, asked past the routers."""
@@ -124,8 +136,12 @@ class SharedPool:
         Raises:
             TimeoutError: See ``Subject.wait_ready``.
         """
-        self.apply(with_replicas(self.wanted, prefill=prefill, decode=decode))
+        self.ask_for(prefill, decode)
         self.subject.wait_ready()
+
+    def ask_for(self, prefill: int = 1, decode: int = 1) -> None:
+        """So many engines are wanted. Does not wait for them."""
+        self.apply(with_replicas(self.wanted, prefill=prefill, decode=decode))
 
     def change(self, name: str, value: str, *roles: Role) -> None:
         """An argument of these roles' engines is asked for."""

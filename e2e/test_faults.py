@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from campaign.outcomes import End
 from campaign.questions import Answer, Question
 from e2e.cluster import OPERATOR, OPERATOR_NAMESPACE, Cluster, eventually
+from e2e.leaving import Departure, Leaving, hasty, late, spans
 from e2e.load import Load, Told, crowd, lost, summary
 from e2e.pool import ROUTER
 from e2e.subject import READY_S, SharedPool, Subject, name_of
@@ -21,8 +23,6 @@ FEW = 16
 ANSWERS_S = 300.0
 ROUTER_NOTICE_S = 15.0
 """Until kube-proxy sends nothing to a router that was killed, or it runs again."""
-LONG_ANSWER = 200
-"""Tokens: most of an answer's life is a stream that has begun."""
 KILL_S = 2.0
 """From the order until the kernel has carried it out."""
 
@@ -74,8 +74,7 @@ def test_a_killed_decode_engine_costs_one_clear_error_for_each_answer_that_had_b
     """Answers are long, so that nearly every stream of the dead engine had begun; what had not is asked elsewhere."""
     shared.take_on(decode=2)
     pool, before = shared.subject, shared.subject.serving(Role.DECODE)
-    long = pool.ask_prefill_alone(tuple(Question(one.prompt, LONG_ANSWER) for one in shorter(expected)))
-    with crowd(pool.place(), long) as load:
+    with crowd(pool.place(), pool.expect_long(expected)) as load:
         load.wait_for(FEW, ANSWERS_S)
         pool.kill_one(Role.DECODE)
         killed_at = time.monotonic()
@@ -91,22 +90,24 @@ def test_a_killed_decode_engine_costs_one_clear_error_for_each_answer_that_had_b
     assert not lost(after)
 
 
-def test_no_request_is_lost_when_decode_engines_are_drained_from_their_node(
-    shared: SharedPool, expected: Expected
-) -> None:
-    """One node has no other to go to: it takes new pods again as soon as the drain has begun."""
-    shared.take_on(decode=2)
+def test_no_request_is_lost_when_a_node_is_drained_of_the_whole_pool(shared: SharedPool, expected: Expected) -> None:
+    """Engines of both roles and routers. One node has no other to go to: it takes new pods again as soon as the drain
+    has begun."""
+    shared.take_on(prefill=2, decode=2)
     pool = shared.subject
-    before = {name_of(pod) for pod in pool.pods(Role.DECODE)}
-    with Load(pool.place(), expected) as load:
-        load.wait_for(MORE, ANSWERS_S)
-        drain_decode(pool)
+    engines, routers = names([pod for role in Role for pod in pool.pods(role)]), names(pool.routers())
+    with Load(pool.place(), pool.expect_long(expected)) as load:
+        load.wait_for(FEW, ANSWERS_S)
+        left = drain_node(pool, len(engines))
         pool.wait_ready()
-        load.wait_for(MORE, ANSWERS_S)
+        load.wait_for(FEW, ANSWERS_S)
         told = load.stop()
-    print(f"\nnode drained: {summary(told)}")
-    assert not before & {name_of(pod) for pod in pool.pods(Role.DECODE)}
+    print(f"\nnode drained: {summary(told)}; {spans(left)}")
+    assert {one.pod for one in left} == engines
+    assert not routers & names(pool.routers())
     assert not lost(told)
+    assert not late(left)
+    assert not hasty(left)
 
 
 def test_no_request_is_lost_when_one_of_two_prefill_engines_is_killed(shared: SharedPool, expected: Expected) -> None:
@@ -142,13 +143,18 @@ def leader(cluster: Cluster) -> str:
     return str(cluster.get("lease", OPERATOR, OPERATOR_NAMESPACE)["spec"]["holderIdentity"])
 
 
-def drain_decode(pool: Subject) -> None:
-    """``kubectl drain`` of the node for all of the pool's decode engines, until they are gone."""
+def names(pods: list[dict[str, Any]]) -> set[str]:
+    return {name_of(pod) for pod in pods}
+
+
+def drain_node(pool: Subject, num_engines: int) -> list[Departure]:
+    """``kubectl drain`` of the node for all of the pool, which has so many engines, until they are gone."""
     run, node = pool.cluster.run, pool.pods(Role.DECODE)[0]["spec"]["nodeName"]
-    selector = f"{labels.CLUSTER}={pool.name},{labels.ROLE}={Role.DECODE.value}"
-    words = ("drain", node, f"--pod-selector={selector}", "--delete-emptydir-data", f"--timeout={READY_S:.0f}s")
-    with ThreadPoolExecutor(1, thread_name_prefix="drain") as threads:
-        draining = threads.submit(run, *words, limit_s=READY_S + 60)
+    words = ("--ignore-daemonsets", "--delete-emptydir-data", f"--pod-selector={labels.CLUSTER}={pool.name}")
+    with Leaving(pool) as leaving, ThreadPoolExecutor(1, thread_name_prefix="drain") as threads:
+        draining = threads.submit(run, "drain", node, *words, f"--timeout={READY_S:.0f}s", limit_s=READY_S + 60)
         eventually(lambda: "true" in run("get", "node", node, "-o", "jsonpath={.spec.unschedulable}"), "no drain", 60.0)
         run("uncordon", node)
+        left = leaving.wait_gone(num_engines, READY_S)
         draining.result()
+    return left

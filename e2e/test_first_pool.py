@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import helm_python as helm
 import openai
 
 from campaign.questions import make_questions
+from e2e.cluster import eventually
 from e2e.pool import SERVED_NAME
-from e2e.subject import SharedPool
-from integration.harness import complete
+from e2e.subject import PORT, SharedPool, Subject, name_of
+from integration.harness import complete, metric
+from pdcluster_protocol.labels import Role
 
 NUM_QUESTIONS = 24
+VERIFIED = "pdcluster_router.verifier verified revision="
+KV_BYTES = 4096
+"""Of one token of the tiny model, in float32 (``tiny_model.ModelShape``)."""
+COUNTED_S = 30.0
+"""Far above what an engine takes from a step to its metrics."""
 
 
 def test_helm_test_passes_after_the_installation(release: helm.Config) -> None:
@@ -18,11 +28,27 @@ def test_helm_test_passes_after_the_installation(release: helm.Config) -> None:
     assert "the operator is ready" in str(done)
 
 
-def test_a_new_pool_answers_as_a_single_engine(shared: SharedPool) -> None:
-    url = shared.subject.place().url
+def test_a_new_pool_is_ready_because_a_router_has_verified_it(shared: SharedPool) -> None:
+    """A router logs what it has proven; any of them may have been asked."""
+    pool = shared.subject
+    pool.wait_ready()
+    said = [pool.cluster.run("-n", pool.namespace, "logs", name_of(pod)) for pod in pool.routers()]
+    assert VERIFIED in "".join(said)
+
+
+def test_a_new_pool_answers_as_a_single_engine_with_kv_that_prefill_has_pushed(shared: SharedPool) -> None:
+    """Each prompt's first asking needs all of its KV, but for the last token's, which decode computes itself. Nothing
+    failed on any side, so nothing was computed twice."""
+    pool = shared.subject
     questions = make_questions()[:NUM_QUESTIONS]
-    for question, answer in shared.subject.ask_prefill_alone(questions).items():
-        assert complete(url, question.prompt, question.max_tokens).token_ids == answer.token_ids
+    answers, before = pool.ask_prefill_alone(questions), read_flow(pool)
+    for question, answer in answers.items():
+        assert complete(pool.place().url, question.prompt, question.max_tokens).token_ids == answer.token_ids
+    owed = [len(prompt) - 1 for prompt in {question.prompt for question in questions} if len(prompt) > 1]
+    pushed, received = before.pushed_bytes + KV_BYTES * sum(owed), before.receives + len(owed)
+    eventually(lambda: read_flow(pool).pushed_bytes >= pushed, "too little was pushed", COUNTED_S)
+    eventually(lambda: read_flow(pool).receives >= received, "too little was received", COUNTED_S)
+    assert read_flow(pool).failures == before.failures
 
 
 def test_openais_own_client_is_answered(shared: SharedPool) -> None:
@@ -33,3 +59,36 @@ def test_openais_own_client_is_answered(shared: SharedPool) -> None:
     )
     assert chat.usage is not None
     assert chat.usage.completion_tokens == 8
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What engines and routers have counted since they started."""
+
+    pushed_bytes: float
+    receives: float
+    failures: float
+
+
+def read_flow(pool: Subject) -> Flow:
+    """Of all of this pool's pods."""
+    prefill, decode = ([url_of(pod) for pod in pool.pods(role)] for role in (Role.PREFILL, Role.DECODE))
+    failed = [metric(url, "pdcluster:failures_total") for url in (*prefill, *decode)]
+    failed += [metric(url_of(pod), "pdcluster_router_failures_total") for pod in pool.routers()]
+    return Flow(
+        sum(counted(url, "pdcluster:pushed_bytes_total") for url in prefill),
+        sum(counted(url, "pdcluster:receives_done_total") for url in decode),
+        sum(failed),
+    )
+
+
+def counted(url: str, name: str) -> float:
+    """An engine has no such line before its first."""
+    try:
+        return metric(url, name)
+    except KeyError:
+        return 0.0
+
+
+def url_of(pod: dict[str, Any]) -> str:
+    return f"http://{pod['status']['podIP']}:{PORT}"

@@ -59,9 +59,9 @@ class User:
         seen = self.plane.admin.get(f"{POOLS}/{name}")["metadata"]["generation"]
         ready = {"type": "Ready", "status": "True", "reason": "Serving", "message": "", "observedGeneration": seen}
         conditions = [{**ready, "lastTransitionTime": TIME}]
-        status = {"status": {"conditions": conditions, "model": "Qwen/Qwen3-0.6B", "target": "a-b-c"}}
+        status = {"conditions": conditions, "model": "Qwen/Qwen3-0.6B", "target": "a-b-c", "observedGeneration": seen}
         path = f"{POOLS}/{name}/status"
-        assert self.plane.admin.ask("PATCH", path, status, content_type=MERGE_PATCH).status == 200
+        assert self.plane.admin.ask("PATCH", path, {"status": status}, content_type=MERGE_PATCH).status == 200
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,8 @@ def _write_model_infos(folder: Path) -> None:
     look = f"from {_REGISTRY} import ModelRegistry; ModelRegistry.models[{_ARCHITECTURE!r}].inspect_model_cls()"
     _python(look, VLLM_CACHE_ROOT=str(folder))
     for path in folder.rglob("*"):  # Pods are not root.
-        path.chmod(0o755 if path.is_dir() else 0o644)
+        if not path.is_symlink():  # Else what it leads to would change.
+            path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _key() -> str:

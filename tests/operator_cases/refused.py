@@ -5,7 +5,21 @@ from __future__ import annotations
 from typing import Final
 
 from operator_cases.objects import ABSENT, CUDA, By, D, P, Refused, both
-from pdcluster_operator.api.engine_args import MUST_AGREE
+
+ALIKE: Final = (
+    "attention-backend",
+    "block-size",
+    "chat-template",
+    "dtype",
+    "hf-overrides",
+    "kv-cache-dtype",
+    "mamba-cache-dtype",
+    "mamba-ssm-cache-dtype",
+    "quantization",
+    "speculative-config",
+    "tokenizer",
+)
+"""Written out: a name that the product forgets is to be missed here."""
 
 RULES: Final = (
     Refused(
@@ -29,7 +43,7 @@ RULES: Final = (
             {f"{D}.engineArgs": {name: "x"}},
             f"prefill has {name} not set, decode has x: give both roles the same engineArgs {name}",
         )
-        for name in MUST_AGREE
+        for name in ALIKE
     ),
     Refused(
         "too many devices",

@@ -36,8 +36,8 @@ def preview(before: PDCluster | None, after: PDCluster) -> tuple[str, ...]:
     if plan.facts.refusal:
         raise ConfigError(plan.facts.refusal)
     fleet = target.fleet(is_verified=False, is_paused=False, is_past_deadline=False)
-    # Scaling, and a first start, are no rollout: nothing holds them (``rollout.py``).
-    waits = after.spec.rollout.paused and any(fleet.old)
+    # Scaling, a first start and a stop are no rollout: nothing holds them (``rollout.py``).
+    waits = after.spec.rollout.paused and any(fleet.old) and not plan.facts.is_stopped
     steps = (_step_line(number, step) for number, step in enumerate(preview_steps(fleet), 1))
     return (
         _summary(target, observed),

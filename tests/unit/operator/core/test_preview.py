@@ -99,6 +99,11 @@ def test_a_pause_holds_neither_a_first_start_nor_more_replicas(before: dict[str,
     assert len(section("steps", found)) == 1
 
 
+def test_a_pause_holds_no_stop_either_whatever_else_changes() -> None:
+    stop = {f"{P}.replicas": 0, f"{D}.replicas": 0, "spec.image": "engine:2", "spec.rollout.paused": True}
+    assert section("steps", lines(SMALL, stop))
+
+
 def test_what_an_old_revision_had_is_removed_in_the_end() -> None:
     assert section("removed in the end", lines(SMALL, {"spec.image": "engine:2"})) == [
         f"Deployment pool-prefill-{REVISION}-{PREFILL}",

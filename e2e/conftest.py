@@ -14,7 +14,7 @@ import pytest
 
 from campaign.questions import Answer, Question, make_questions
 from e2e.box import FOLDER_VARIABLE
-from e2e.cluster import OPERATOR, OPERATOR_NAMESPACE, Cluster
+from e2e.cluster import OPERATOR, OPERATOR_NAMESPACE, Cluster, KubectlError
 from e2e.images import PDCLUSTER_REPOSITORY, PDCLUSTER_TAG, make_images
 from e2e.node import Node
 from e2e.pool import NodePaths, cpu_pool, node_paths
@@ -65,7 +65,7 @@ def release(cluster: Cluster) -> Iterator[helm.Config]:
         config.install(ROOT / "charts" / "pdcluster", "pdcluster", values, timeout=INSTALL_S, create_namespace=True)
         try:
             cluster.wait(f"deployment/{OPERATOR}", "condition=Available", OPERATOR_NAMESPACE, INSTALL_S)
-        except Exception as error:
+        except KubectlError as error:
             raise AssertionError(f"no operator: {cluster.story(OPERATOR_NAMESPACE)}") from error
         print(f"operator ready after {time.monotonic() - began_at:.1f} s")
         yield config

@@ -5,7 +5,6 @@ Source of truth: sigs.k8s.io/lws v0.7.0. Pods are ``{set}-{group}`` and ``{set}-
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from control_plane.crds import PATH, conditions_of
 from control_plane.kube_http import MERGE_PATCH, KubeHttp, Object
 from integration.harness import eventually
 from operator_on_server.node import is_ready
+from operator_on_server.rounds import Rounds
 
 API: Final = "leaderworkerset.x-k8s.io/v1"
 SETS: Final = f"/apis/{API}"
@@ -37,29 +37,15 @@ class PlayedGroups:
     def __init__(self, admin: KubeHttp) -> None:
         """``install_groups`` was called. It works."""
         self._admin = admin
-        self._is_closed = threading.Event()
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="played groups", daemon=True)
-        self._thread.start()
+        self._rounds = Rounds("played groups", self._look, _POLL_S)
 
     def close(self) -> None:
-        """It has stopped.
+        """It has stopped. Raises what it died of."""
+        self._rounds.close()
 
-        Raises:
-            Exception: What it died of.
-        """
-        self._is_closed.set()
-        self._thread.join(60)
-        if self._error:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            while not self._is_closed.wait(_POLL_S):
-                for one in self._admin.get(f"{SETS}/leaderworkersets")["items"]:
-                    self._settle(one)
-        except Exception as error:  # noqa: BLE001 - the top of a thread; close() raises it
-            self._error = error
+    def _look(self) -> None:
+        for one in self._admin.get(f"{SETS}/leaderworkersets")["items"]:
+            self._settle(one)
 
     def _settle(self, one: Object) -> None:
         path = f"/api/v1/namespaces/{one['metadata']['namespace']}/pods"

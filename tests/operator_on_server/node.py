@@ -6,13 +6,13 @@ What it says of a pod is what a kubelet says, as far as controllers and the oper
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from control_plane.kube_http import MERGE_PATCH, KubeHttp, Object
+from operator_on_server.rounds import Rounds
 
 NODE: Final = "node"
 _POLL_S: Final = 0.1
@@ -34,28 +34,11 @@ class PlayedNode:
         """When a pod was first seen in this state."""
         self._num_addresses = 0
         self._beat_at = 0.0
-        self._is_closed = threading.Event()
-        self.error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="played node", daemon=True)
-        self._thread.start()
+        self._rounds = Rounds("played node", self._look, _POLL_S)
 
     def close(self) -> None:
-        """It has stopped.
-
-        Raises:
-            Exception: What it died of.
-        """
-        self._is_closed.set()
-        self._thread.join(60)
-        if self.error:
-            raise self.error
-
-    def _run(self) -> None:
-        try:
-            while not self._is_closed.wait(_POLL_S):
-                self._look()
-        except Exception as error:  # noqa: BLE001 - the top of a thread; close() raises it
-            self.error = error
+        """It has stopped. Raises what it died of."""
+        self._rounds.close()
 
     def _look(self) -> None:
         try:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import os
 import threading
+import uuid
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import zmq
 
@@ -30,6 +31,12 @@ from pdcluster_protocol.side_channel import (
     parse_to_prefill,
     seal_connection,
 )
+
+SILENT_S: Final = 15.0
+"""After which time a connection to a decode rank that answers no heartbeat is lost: far beyond a busy machine's delays,
+far below a request's deadline."""
+_HEARTBEATS: Final = 3
+"""In that time."""
 
 
 class Wakeup:
@@ -112,13 +119,46 @@ class Received:
 
 
 class PrefillChannel(_Channel):
-    """One prefill rank's connection to one decode rank. Lane thread only."""
+    """One prefill rank's connection to one decode rank. Lane thread only.
 
-    def __init__(self, address: SideChannelAddress, identity: bytes, secret: Secret, wakeup: Wakeup) -> None:
+    ZeroMQ connects again by itself and says nothing of frames that were lost with a connection, so its loss is watched
+    for: by the kernel when decode's process ends, by ZMTP's own heartbeats when its machine does. Decode's ZeroMQ
+    thread answers them however busy the engine is, until 1,000 frames of a connection lie unread.
+    """
+
+    def __init__(
+        self,
+        address: SideChannelAddress,
+        identity: bytes,
+        secret: Secret,
+        wakeup: Wakeup,
+        *,
+        silent_s: float = SILENT_S,
+    ) -> None:
+        """``silent_s``: how long the other end may leave heartbeats unanswered, at least a millisecond."""
         super().__init__(zmq.DEALER, wakeup)
         self._seal = seal_connection(secret, address.boot_id, identity)
         self._socket.setsockopt(zmq.IDENTITY, identity)
+        interval_s = silent_s / _HEARTBEATS
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(interval_s * 1000)))
+        # It counts from the next heartbeat on.
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, int((silent_s - interval_s) * 1000)))
+        self._losses = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED, f"inproc://losses-{uuid.uuid4().hex}")
+        self._poller.register(self._losses, zmq.POLLIN)
         self._socket.connect(f"tcp://{address.host}:{address.port}")
+
+    def take_loss(self) -> bool:
+        """Whether a connection that stood was lost since the last call: what was said last may not have arrived."""
+        is_lost = False
+        while self._losses.poll(0):
+            self._losses.recv_multipart(zmq.NOBLOCK)
+            is_lost = True
+        return is_lost
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._losses.close(0)
+        super().close()
 
     def send(self, message: ToDecode) -> None:
         """Queue one message."""

@@ -65,6 +65,14 @@ def slice_for(address: SideChannelAddress) -> PushSlice:
 @contextmanager
 def granted_push(wrap: Callable[[Transport], Transport]) -> Iterator[tuple[PrefillWorker, DecodeByHand]]:
     """A push of one request that may write, by sessions that are wrapped."""
+    with welcomed_push(wrap) as (worker, decode):
+        decode.channel.send(decode.peer, Grant(T, FIRST, 5000))
+        yield worker, decode
+
+
+@contextmanager
+def welcomed_push(wrap: Callable[[Transport], Transport]) -> Iterator[tuple[PrefillWorker, DecodeByHand]]:
+    """A push that waits for its grant."""
     shape = Shape()
     decode = DecodeByHand(shape)
     facts = engine_facts(EngineRole.PREFILL, shape, Settings(hold_s=0.3))
@@ -80,7 +88,6 @@ def granted_push(wrap: Callable[[Transport], Transport]) -> Iterator[tuple[Prefi
         decode.hear(Hello)
         decode.channel.send(decode.peer, Welcome(EngineId("decode"), BOOT, target.session, memory.layout))
         decode.hear(Open)
-        decode.channel.send(decode.peer, Grant(T, FIRST, 5000))
         yield worker, decode
     finally:
         rank.close()
@@ -95,6 +102,51 @@ def test_a_lane_that_was_cut_does_not_call_what_it_has_forgotten_clean() -> None
         for _ in range(2):
             decode.channel.send(decode.peer, Revoke(T, FIRST))
             assert not decode.hear(Fenced).is_clean
+
+
+def test_blocks_come_back_at_once_when_decode_dies_before_it_grants() -> None:
+    """Nobody will answer the open. The request's deadline, which may be minutes away, is not waited for."""
+    with welcomed_push(lambda inner: inner) as (worker, decode):
+        worker.finished([RequestId("r")])
+        decode.channel.close()
+        assert until_freed(worker) == {"r"}
+
+
+class _NeverAcknowledged(broken._Wrapped):
+    def __init__(self, inner: Transport) -> None:
+        super().__init__(inner)
+        self.has_written, self.is_closed = threading.Event(), False
+
+    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
+        self.has_written.set()
+        return super().submit_write(session, source, target, num_bytes)
+
+    def write_status(self, write: WriteId) -> WriteStatus:
+        return WriteStatus.PENDING
+
+    def close(self) -> None:
+        super().close()
+        self.is_closed = True
+
+
+def test_a_write_in_flight_when_decode_is_lost_is_cut_off_before_its_blocks_come_back() -> None:
+    """Writes have a connection of their own: what is in flight may still be read here."""
+    made: list[_NeverAcknowledged] = []
+
+    def wrap(inner: Transport) -> Transport:
+        made.append(_NeverAcknowledged(inner))
+        return made[-1]
+
+    with granted_push(wrap) as (worker, decode):
+        worker.finished([RequestId("r")])
+        opened_by = time.monotonic() + 5
+        while not made and time.monotonic() < opened_by:
+            time.sleep(0.01)
+        assert made[0].has_written.wait(5)
+        decode.channel.close()
+        freed = until_freed(worker)
+        assert made[0].is_closed, "the session comes first"
+        assert freed == {"r"}
 
 
 class _ClosesSlowly(broken._Failing):

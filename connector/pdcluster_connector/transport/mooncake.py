@@ -20,6 +20,7 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -189,25 +190,26 @@ def start_on_new_ports(start: Callable[[], E], free: Callable[[E], None]) -> E:
 
 
 def listening_ports() -> set[int]:
-    """The TCP ports on which this process listens now."""
+    """The TCP ports on which this process listens now. Other threads may open and close files meanwhile."""
     ports = set()
     for entry in Path("/proc/self/fd").iterdir():
-        try:
-            is_socket = stat.S_ISSOCK(entry.stat().st_mode)
-        except OSError:
-            continue  # closed meanwhile
-        if is_socket:
-            with socket.socket(fileno=os.dup(int(entry.name))) as probe:
-                ports |= _listening_port(probe)
+        with suppress(OSError):  # closed meanwhile, or something else by now
+            ports |= _listening_port(int(entry.name))
     return ports
 
 
-def _listening_port(probe: socket.socket) -> set[int]:
-    try:
-        is_listening = probe.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        return {probe.getsockname()[1]} if is_listening and probe.family in _INTERNET else set()
-    except OSError:
+def _listening_port(number: int) -> set[int]:
+    if not stat.S_ISSOCK(os.fstat(number).st_mode):
         return set()
+    own = os.dup(number)
+    try:
+        probe = socket.socket(fileno=own)
+    except OSError:
+        os.close(own)
+        raise
+    with probe:
+        is_listening = probe.family in _INTERNET and probe.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        return {probe.getsockname()[1]} if is_listening else set()
 
 
 def free_engine(engine: Any) -> None:

@@ -284,6 +284,9 @@ class Lane:
                 self._heed(message, now)
         except ProtocolError as error:
             self._fail(str(error))
+        if channel.take_loss():
+            which = f"decode rank {self.decode_rank}, boot id {self.address.boot_id},"
+            self._fail(f"the connection to {which} was lost: has its engine ended?")
 
     def _heed(self, message: ToPrefill, now: float) -> None:
         match message:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +53,26 @@ def test_a_start_that_finds_no_new_port_ends_with_the_cure() -> None:
     with pytest.raises(ConfigError, match="MC_MIN_RPC_PORT"):
         start_on_new_ports(lambda: listener(used), close)
     assert used not in listening_ports()
+
+
+def test_files_that_other_threads_open_and_close_meanwhile_do_not_matter() -> None:
+    """In an engine they do so all the time: HTTP connections, side channels, other lanes."""
+    made, is_over = listener(), threading.Event()
+
+    def churn() -> None:
+        while not is_over.is_set():
+            for sock in [socket.socket() for _ in range(8)]:
+                sock.close()
+            Path(os.devnull).open().close()
+
+    threads = [threading.Thread(target=churn) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        seen = [listening_ports() for _ in range(400)]
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    assert all(port_of(made) in ports for ports in seen)
+    made.close()

@@ -207,7 +207,8 @@ def format_report(report: Report) -> str:
             f" each. The operator before the first one: {report.start.usages['operator'].resident_mib:.0f} MiB.",
             format_phases(phases),
             f"Of all CPU seconds, {own_share(phases):.0%} are this program's.",
-            "Calls of the operator without its Lease and kopf's watches. A look: one reconcile of one object.",
+            "Calls of the operator without its Lease and kopf's watches, dry runs among them (four for a new pool, they"
+            " store nothing). A look: one reconcile of one object.",
             format_calls(phases),
             f"At rest: {phases[1].counts.num_writes} writes but for {leases} calls about the Lease,"
             f" {report.num_touched} objects with another resourceVersion.",

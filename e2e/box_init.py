@@ -58,10 +58,15 @@ def reap_until(pid: int) -> int:
 
 
 def _show_own_groups(mounts: str) -> None:
-    """Mounted anew, a hierarchy shows our cgroup as its root: runc and the kubelet find themselves at ``/``."""
+    """Mounted anew, a hierarchy shows our cgroup as its root: runc and the kubelet find themselves at ``/``. Version 2
+    beside version 1 has no cgroup of ours to be the root, and what runc makes there nobody would remove: not shown."""
     for line in mounts.splitlines():
         _, place, kind, options, *_ = line.split()
-        if kind == "cgroup" and Path(place).parent == CGROUPS:
+        if Path(place).parent != CGROUPS:
+            continue
+        if kind == "cgroup2":
+            _run("umount", place)
+        if kind == "cgroup":
             name = Path(place).name
             controllers = [option for option in options.split(",") if option == name or option.startswith("name=")]
             chosen = controllers or name.split(",")

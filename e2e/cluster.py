@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -49,6 +50,24 @@ class Cluster:
         if done.returncode != 0:
             raise KubectlError(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
         return done.stdout
+
+    @contextmanager
+    def forwarding(self, namespace: str, *words: str) -> Iterator[None]:
+        """``kubectl port-forward``, from when it forwards to the end of the ``with``.
+
+        Raises:
+            KubectlError: It ended before it forwarded anything.
+        """
+        command = [self.kubectl, f"--kubeconfig={self.kubeconfig}", "-n", namespace, *words]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as started:
+            assert started.stdout is not None
+            try:
+                said = started.stdout.readline()
+                if not said.startswith("Forwarding"):
+                    raise KubectlError(f"kubectl {' '.join(words)}: {said}")
+                yield
+            finally:
+                started.kill()
 
     def apply(self, one: Object) -> None:
         """As ``kubectl apply -f`` of a file with it; JSON is YAML."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,9 @@ from control_plane.recipe import NODE, PLANE
 from e2e.box import BoxError, run_in_box
 from e2e.images import make_images
 from e2e.layers import LayerError
+from e2e.readable import UMASK, ensure_readable_model
 from e2e.warm import ensure_warm
-from pdcluster_cli.tiny_model import cache_root, ensure_tiny_model
+from pdcluster_cli.tiny_model import cache_root
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 _PYTEST: Final = ("-v", "-s", "-p", "no:cacheprovider", "--durations=0", "--durations-min=1")
@@ -23,6 +25,7 @@ _PYTEST: Final = ("-v", "-s", "-p", "no:cacheprovider", "--durations=0", "--dura
 
 def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
     """pytest's exit status; 2 when there is nothing to run it on."""
+    os.umask(UMASK)
     pytest = pytest_command(words)
     if environ.get("KUBECONFIG"):
         return subprocess.run(pytest, cwd=ROOT).returncode
@@ -30,7 +33,7 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         build_binaries(environ, _say_on, programs=(*PLANE, *NODE))
         make_images(cache / "layers", _say)
-        ensure_tiny_model()
+        ensure_readable_model(cache)
         ensure_warm(cache, _say)
         return run_in_box(cache / "runs", pytest)
     except (BoxError, BuildError, LayerError) as error:

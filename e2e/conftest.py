@@ -18,9 +18,10 @@ from e2e.cluster import OPERATOR, OPERATOR_NAMESPACE, Cluster, KubectlError
 from e2e.images import PDCLUSTER_REPOSITORY, PDCLUSTER_TAG, make_images
 from e2e.node import Node
 from e2e.pool import NodePaths, cpu_pool, node_paths
+from e2e.readable import ensure_readable_model
 from e2e.subject import SharedPool, Subject
 from e2e.warm import ensure_warm
-from pdcluster_cli.tiny_model import cache_root, ensure_tiny_model
+from pdcluster_cli.tiny_model import cache_root
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 INSTALL_S: Final = 180
@@ -75,7 +76,7 @@ def release(cluster: Cluster) -> Iterator[helm.Config]:
 @pytest.fixture(scope="session")
 def paths() -> NodePaths:
     cache = cache_root(os.environ) / "e2e"
-    return node_paths(ensure_tiny_model(), ensure_warm(cache, print))
+    return node_paths(ensure_readable_model(cache), ensure_warm(cache, print))
 
 
 @pytest.fixture(scope="session")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import http.client
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from e2e.subject import PORT, Subject, name_of
-from integration.harness import get_text
+from e2e.cluster import eventually
+from e2e.subject import PORT, Object, Subject, name_of
+from integration.harness import HttpError, get_text
 from pdcluster_cli.drain import DEFAULT_IDLE_S
-from pdcluster_cli.idleness import parse_work
+from pdcluster_cli.idleness import Work, parse_work
 from pdcluster_protocol.labels import Role
 
 SOON_S: Final = 45.0
@@ -21,8 +23,12 @@ SOON_S: Final = 45.0
 before that timeout."""
 IDLE_S: Final = DEFAULT_IDLE_S - 1.5
 """What is left of the drain's own idle time when it is seen from outside, every half second on a busy machine."""
+GIVEN_BACK_S: Final = 15.0
+"""A lease, a quarantine and a hold, one after the other, take 11."""
 _LOOK_S: Final = 0.5
 _ASK_S: Final = 5.0
+_LAST_LOOK_S: Final = 30.0
+"""A look that is under way when the pod is gone: to connect, to hear the head, to hear the rest, 5 s each at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +46,18 @@ class Leaving:
 
     def __init__(self, pool: Subject) -> None:
         self._pool = pool
-        self._stopped = threading.Event()
         staying = [pod for role in Role for pod in pool.pods(role)]
         engines = {name_of(pod): f"http://{pod['status']['podIP']}:{PORT}" for pod in staying}
         self._threads = ThreadPoolExecutor(len(engines), thread_name_prefix="leaving")
-        self._idle = {name: self._threads.submit(watch_idle, url, self._stopped) for name, url in engines.items()}
+        self._gone = {name: threading.Event() for name in engines}
+        self._idle = {name: self._threads.submit(watch_idle, url, self._gone[name]) for name, url in engines.items()}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._stopped.set()
+        for gone in self._gone.values():
+            gone.set()
         self._threads.shutdown()
 
     def wait_gone(self, number: int, limit_s: float) -> list[Departure]:
@@ -71,26 +78,53 @@ class Leaving:
                 if there.get(name, True):
                     going_at.setdefault(name, now)
                 if name not in there and name not in gone:
-                    gone[name] = Departure(name, now - going_at[name], idle.result())
+                    self._gone[name].set()
+                    gone[name] = Departure(name, now - going_at[name], idle.result(_LAST_LOOK_S))
             time.sleep(_LOOK_S)
         return [*gone.values()]
 
 
-def watch_idle(url: str, stopped: threading.Event) -> float:
-    """For how many seconds the engine had nothing to do when it answered last. Waits until it answers no more, or for
-    ``stopped``."""
+def watch_idle(url: str, gone: threading.Event) -> float:
+    """For how many seconds the engine had nothing to do when it answered last. Waits for ``gone``; an engine that does
+    not answer is slow, or on its way: only its pod's end tells."""
     busy_at = idle_at = time.monotonic()
     num_ended = -1
-    while not stopped.wait(_LOOK_S):
-        try:
-            work = parse_work(get_text(f"{url}/metrics", timeout_s=_ASK_S))
-        except (OSError, http.client.HTTPException):
-            break
-        assert work is not None, "an engine's metrics say nothing of requests"
-        idle_at = time.monotonic()
-        if work.num_running or work.num_waiting or work.num_ended != num_ended:
-            busy_at, num_ended = idle_at, work.num_ended
+    while not gone.wait(_LOOK_S):
+        if work := look(url):
+            idle_at = time.monotonic()
+            if not work.is_none or work.num_ended != num_ended:
+                busy_at, num_ended = idle_at, work.num_ended
     return idle_at - busy_at
+
+
+def look(url: str) -> Work | None:
+    """What the engine has to do; None: it does not answer."""
+    try:
+        work = parse_work(get_text(f"{url}/metrics", timeout_s=_ASK_S))
+    except (OSError, http.client.HTTPException, HttpError):
+        return None
+    assert work is not None, "an engine's metrics say nothing of requests"
+    return work
+
+
+def wait_idle(pool: Subject) -> None:
+    """Every engine that is ready says that it has nothing left to do: every block came back.
+
+    Raises:
+        TimeoutError: Some hold blocks for longer than what is under way when the last client has its answer.
+    """
+    eventually(lambda: not busy(pool), lambda: f"engines that nobody asks hold blocks: {busy(pool)}", GIVEN_BACK_S)
+
+
+def busy(pool: Subject, ask: Callable[[str], Work | None] = look) -> dict[str, str]:
+    """What ready engines have to do, by name. One that does not answer may have. ``ask``: by URL."""
+    ready = [pod for role in Role for pod in pool.pods(role) if is_ready(pod)]
+    told = {name_of(pod): ask(f"http://{pod['status']['podIP']}:{PORT}") for pod in ready}
+    return {name: str(work or "no answer") for name, work in told.items() if work is None or not work.is_none}
+
+
+def is_ready(pod: Object) -> bool:
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", []))
 
 
 def hasty(departures: list[Departure]) -> list[Departure]:

@@ -10,7 +10,7 @@ from typing import Any
 from campaign.outcomes import End
 from campaign.questions import Answer, Question
 from e2e.cluster import OPERATOR, OPERATOR_NAMESPACE, Cluster, eventually
-from e2e.leaving import Departure, Leaving, hasty, late, spans
+from e2e.leaving import Departure, Leaving, hasty, late, spans, wait_idle
 from e2e.load import Load, Told, crowd, lost, summary
 from e2e.pool import ROUTER
 from e2e.subject import READY_S, SharedPool, Subject, name_of
@@ -41,6 +41,7 @@ def test_a_killed_router_cuts_its_own_requests_and_no_other(shared: SharedPool, 
         load.resent_router()
         load.wait_for(MORE, ANSWERS_S)
         told = load.stop()
+    wait_idle(pool)
     print(f"\nrouter killed: {summary(told)}")
     assert not lost(told, End.ROUTER_LOST)
     cut = [one for one in told if one.verdict.end is End.ROUTER_LOST]
@@ -80,6 +81,7 @@ def test_a_killed_decode_engine_costs_one_clear_error_for_each_answer_that_had_b
         killed_at = time.monotonic()
         load.wait_for(FEW, ANSWERS_S)
         told = load.stop()
+    wait_idle(pool)
     after = ask_until_whole(pool, Role.DECODE, before, expected)
     print(f"\ndecode killed: {summary(told)}; until it is back: {summary(after)}")
     errors = [one for one in told if one.verdict.end is End.ERROR]
@@ -119,6 +121,7 @@ def test_no_request_is_lost_when_one_of_two_prefill_engines_is_killed(shared: Sh
         pool.kill_one(Role.PREFILL)
         load.wait_for(MORE, ANSWERS_S)
         told = load.stop()
+    wait_idle(pool)
     after = ask_until_whole(pool, Role.PREFILL, before, expected)
     print(f"\nprefill killed: {summary(told)}; until it is back: {summary(after)}")
     assert not lost(told)
@@ -130,7 +133,9 @@ def ask_until_whole(pool: Subject, role: Role, before: set[str], expected: Expec
     with Load(pool.place(), expected) as load:
         pool.wait_whole(role, before)
         load.wait_for(MORE, ANSWERS_S)
-        return load.stop()
+        told = load.stop()
+    wait_idle(pool)
+    return told
 
 
 def shorter(expected: Expected) -> list[Question]:

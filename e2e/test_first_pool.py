@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import helm_python as helm
 import openai
 
 from campaign.questions import make_questions
+from chart_cases.pages import QUICK_START, of
 from e2e.cluster import eventually
 from e2e.pool import SERVED_NAME
 from e2e.subject import PORT, SharedPool, Subject, name_of
 from integration.harness import complete, metric
+from integration.ports import fresh_port
 from pdcluster_protocol.labels import Role
 
 NUM_QUESTIONS = 24
@@ -59,6 +65,27 @@ def test_openais_own_client_is_answered(shared: SharedPool) -> None:
     )
     assert chat.usage is not None
     assert chat.usage.completion_tokens == 8
+
+
+def test_the_quick_starts_two_lines_ask_the_pool_from_outside(shared: SharedPool) -> None:
+    """As they stand on the page, but for the names of this pool and its model, and for a port that is free."""
+    pool = shared.subject
+    [forward] = [words for words in of("kubectl", QUICK_START) if "port-forward" in words]
+    [curl] = of("curl", QUICK_START)
+    port = fresh_port()
+    names = {"tiny-router": f"{pool.name}-router", "8000:80": f"{port}:80", ":8000/": f":{port}/"}
+    fitted = partial(fit, {**names, "Qwen/Qwen3-0.6B": SERVED_NAME})
+    with pool.cluster.forwarding(pool.namespace, *map(fitted, forward[1:])):
+        done = subprocess.run([*map(fitted, curl), "--silent", "--fail"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"]
+
+
+def fit(names: Mapping[str, str], word: str) -> str:
+    """``word`` with these names in place of the page's."""
+    for old, new in names.items():
+        word = word.replace(old, new)
+    return word
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from e2e.layers import Say
+from e2e.readable import let_others_read
 from pdcluster_cli.engines import ENGINE_MODULE, PRELOAD_CPU
 from pdcluster_cli.tiny_model import ensure_folder
 
@@ -49,9 +50,7 @@ def compiling_env(environ: Mapping[str, str]) -> dict[str, str]:
 def _write_model_infos(folder: Path) -> None:
     look = f"from {_REGISTRY} import ModelRegistry; ModelRegistry.models[{_ARCHITECTURE!r}].inspect_model_cls()"
     _python(look, VLLM_CACHE_ROOT=str(folder))
-    for path in folder.rglob("*"):  # Pods are not root.
-        if not path.is_symlink():  # Else what it leads to would change.
-            path.chmod(0o755 if path.is_dir() else 0o644)
+    let_others_read(folder)
 
 
 def _key() -> str:

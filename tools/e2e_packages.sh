@@ -12,6 +12,7 @@ need conntrack conntrack
 need socat socat
 need debootstrap debootstrap
 need ip iproute2
+need curl curl
 need gcc gcc
 [ -x /usr/lib/cni/bridge ] || missing="$missing containernetworking-plugins"
 # pip in the root folder for pods trusts whom this machine trusts.

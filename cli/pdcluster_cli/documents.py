@@ -33,10 +33,10 @@ class Unreadable(Exception):
 
 
 def read_file(path: str) -> Document:
-    """The first PDCluster of a YAML or JSON file; ``-`` is standard input.
+    """The one PDCluster of a YAML or JSON file, whatever else is in it; ``-`` is standard input.
 
     Raises:
-        Unreadable: There is none, or the file is not readable.
+        Unreadable: There is none, or several, or it has no name, or the file is not readable.
     """
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
@@ -47,7 +47,17 @@ def read_file(path: str) -> Document:
         raise Unreadable(f"{path} is neither YAML nor JSON: {error}") from error
     if not found:
         raise Unreadable(f"{path} has no object of kind {KIND}")
+    if len(found) > 1:
+        raise Unreadable(f"{path} has {len(found)} objects of kind {KIND}: give them one at a time")
+    _require_name(path, found[0])
     return dict(found[0])
+
+
+def _require_name(path: str, document: Document) -> None:
+    metadata = document.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if not isinstance(name, str) or not name:
+        raise Unreadable(f"{path} has a {KIND} without a name: give it metadata.name")
 
 
 def ask_kubectl(name: str, namespace: str | None) -> Document:
@@ -56,7 +66,17 @@ def ask_kubectl(name: str, namespace: str | None) -> Document:
     Raises:
         Unreadable: kubectl is missing, or says why it has none.
     """
-    command = ["kubectl", "get", "pdclusters.pdcluster.dev", name, "--output=json"]
+    return dict(json.loads(_get(name, namespace)))
+
+
+def find_with_kubectl(name: str, namespace: str | None) -> Document | None:
+    """As ``ask_kubectl``; None when the API server has none of this name."""
+    told = _get(name, namespace, "--ignore-not-found")
+    return dict(json.loads(told)) if told.strip() else None
+
+
+def _get(name: str, namespace: str | None, *more: str) -> str:
+    command = ["kubectl", "get", "pdclusters.pdcluster.dev", name, "--output=json", *more]
     command += [f"--namespace={namespace}"] if namespace else []
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_KUBECTL_S)  # noqa: S603  # no shell
@@ -66,7 +86,7 @@ def ask_kubectl(name: str, namespace: str | None) -> Document:
         raise Unreadable(f"kubectl gave no answer within {_KUBECTL_S:.0f} s: is the API server there?") from error
     if done.returncode:
         raise Unreadable(_said_to_people(done.stderr) or f"kubectl ended with status {done.returncode}")
-    return dict(json.loads(done.stdout))
+    return done.stdout
 
 
 def _said_to_people(stderr: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +19,7 @@ _HOST_VARIABLES: Final = ("VLLM_HOST_IP", "POD_IP")
 
 
 class NotThere(Exception):
-    """Nobody listens on the engine's port."""
+    """Nobody listens on the engine's port, or nobody has its name: a pod's name goes with the pod."""
 
 
 class NoAnswer(Exception):
@@ -46,7 +47,7 @@ def ask(host: str, port: int, path: str, *, timeout_s: float) -> Answer:
     """The answer to one GET. ``timeout_s``: for each step of it.
 
     Raises:
-        NotThere: The connection was refused.
+        NotThere: The connection was refused, or nobody has this name any more.
         NoAnswer: There is no whole answer.
     """
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
@@ -56,7 +57,16 @@ def ask(host: str, port: int, path: str, *, timeout_s: float) -> Answer:
         return Answer(response.status, response.read().decode("utf-8", "replace"))
     except ConnectionRefusedError as error:
         raise NotThere(f"nobody listens on port {port}") from error
+    except socket.gaierror as error:
+        raise nameless(host, error) from error
     except (OSError, http.client.HTTPException) as error:
         raise NoAnswer(f"{path} does not answer: {str(error) or type(error).__name__}") from error
     finally:
         connection.close()
+
+
+def nameless(host: str, error: socket.gaierror) -> NotThere | NoAnswer:
+    """What it means that a name has no address: a name server that is away says nothing of the engine."""
+    if error.errno == socket.EAI_NONAME:
+        return NotThere(f"nobody is called {host}")
+    return NoAnswer(f"the address of {host} is not known: {error.strerror}")

@@ -20,17 +20,17 @@ _FROM_CLUSTER: Final = (
 
 def main(words: Sequence[str]) -> int:
     """Status 0, or 2 when it could not be planned."""
-    from pdcluster_cli.documents import Unreadable, ask_kubectl, parse_cluster, read_file
+    from pdcluster_cli.documents import Unreadable, find_with_kubectl, parse_cluster, read_file
     from pdcluster_operator.core.preview import preview
     from pdcluster_protocol.errors import ConfigError
 
     given = make_parser().parse_args(words)
     try:
-        after = parse_cluster(read_file(given.file))
-        name, namespace = after.metadata["name"], after.metadata["namespace"]
+        wanted = read_file(given.file)
         running = read_file(given.before) if given.before else None
-        running = ask_kubectl(name, namespace) if given.from_cluster else running
-        lines = preview(parse_cluster(running) if running else None, after)
+        if given.from_cluster:  # A file without a namespace means that of kubectl's context, as for `kubectl apply`.
+            running = find_with_kubectl(wanted["metadata"]["name"], wanted["metadata"].get("namespace"))
+        lines = preview(parse_cluster(running) if running else None, parse_cluster(wanted))
     except (Unreadable, ConfigError) as error:
         print(f"pdcluster plan: {error}", file=sys.stderr)
         return 2

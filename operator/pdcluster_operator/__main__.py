@@ -21,6 +21,7 @@ SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where Kubernetes tells a pod who it is."""
 LIMITS: Final = (
     "call_timeout_s",
+    "watch_silence_s",
     "lease_duration_s",
     "lease_renew_s",
     "lease_retry_s",

@@ -38,16 +38,21 @@ class Applier:
         self._caches = caches
         self._applied: dict[tuple[str, str], dict[Ref, _Applied]] = {}
         """By namespace and name of the PDCluster, so that all of one can be forgotten."""
+        self._taken: dict[tuple[str, str], dict[Ref, str]] = {}
+        """Digests of what the API server would create: a workload whose turn comes late is asked for once."""
 
     async def apply(self, plan: Plan, namespace: str, owner: Object) -> None:
         """Everything is as the plan says, in its order. Stops at the first thing that cannot be done.
 
-        ``owner``: the PDCluster.
+        What the plan wants asked is asked first: if the API server refuses that, nothing is changed. ``owner``: the
+        PDCluster.
 
         Raises:
             Refused: A child cannot be ours, or the API server does not take it.
             KubeError: Something else (``kube.py``); what was done stays done, the next plan goes on from there.
         """
+        for child in plan.asked:
+            await self._ask(child, owner)
         for child in plan.children:
             await self._bring_about(child, owner)
         for move in plan.moves:
@@ -60,18 +65,52 @@ class Applier:
     def forget(self, namespace: str, name: str) -> None:
         """This PDCluster is gone."""
         self._applied.pop((namespace, name), None)
+        self._taken.pop((namespace, name), None)
 
-    async def _bring_about(self, child: Child, owner: Object) -> None:
+    async def _ask(self, child: Child, owner: Object) -> None:
+        """The API server would take it, or has."""
         ref = ref_of(child.document)
+        if child.way is Way.CREATE:
+            await self._ask_create(ref, child.document, owner)
+            return
+        seen = await self._seen(ref, owner)
+        if not self._is_applied(ref, child, seen, owner):
+            await self._kube.ask_apply(await self._checked(ref, child, seen, owner))
+
+    async def _ask_create(self, ref: Ref, document: Object, owner: Object) -> None:
+        taken = self._taken.setdefault(_key_of(ref, owner), {})
+        if taken.get(ref) == digest_of(document):
+            return
+        try:
+            await self._kube.ask_create(document)
+        except Exists:
+            # Our picture is old, or it is a stranger's.
+            await self._require_ours_there(ref, owner)
+            return
+        taken[ref] = digest_of(document)
+
+    async def _seen(self, ref: Ref, owner: Object) -> ChildView | None:
+        """What the caches show of it, if that is ours."""
         seen = self._caches.child(ref)
         if seen is not None and seen.owner_uid != owner["metadata"]["uid"]:
             await self._require_ours_there(ref, owner)
-            seen = None
-        applied = self._applied.setdefault((ref.namespace, owner["metadata"]["name"]), {})
+            return None
+        return seen
+
+    def _is_applied(self, ref: Ref, child: Child, seen: ChildView | None, owner: Object) -> bool:
+        if seen is None:
+            return False
+        applied = self._applied.get(_key_of(ref, owner), {})
+        return applied.get(ref) == _Applied(seen.uid, digest_of(child.document), seen.digest)
+
+    async def _bring_about(self, child: Child, owner: Object) -> None:
+        ref = ref_of(child.document)
+        seen = await self._seen(ref, owner)
+        applied = self._applied.setdefault(_key_of(ref, owner), {})
         if child.way is Way.CREATE:
             stored = await self._create(ref, child.document, owner)
-        elif seen is None or applied.get(ref) != _Applied(seen.uid, digest_of(child.document), seen.digest):
-            stored = await self._apply(ref, child, seen, owner)
+        elif not self._is_applied(ref, child, seen, owner):
+            stored = await self._kube.apply(await self._checked(ref, child, seen, owner))
         else:
             return
         if stored is not None:
@@ -86,10 +125,11 @@ class Applier:
             await self._require_ours_there(ref, owner)
             return None
 
-    async def _apply(self, ref: Ref, child: Child, seen: ChildView | None, owner: Object) -> Object:
+    async def _checked(self, ref: Ref, child: Child, seen: ChildView | None, owner: Object) -> Object:
+        """What may be applied: where nothing of ours was seen, no stranger's object has the name."""
         if seen is None:
             await self._require_ours_there(ref, owner)
-        return await self._kube.apply(_with_preconditions(child, seen))
+        return _with_preconditions(child, seen)
 
     async def _require_ours_there(self, ref: Ref, owner: Object) -> None:
         """Nothing of this name is there, or it is ours: an apply would make a stranger's object look like ours."""
@@ -120,6 +160,10 @@ class Applier:
         wanted: dict[str, Any] = {"replicas": status.replicas, "selector": status.selector}
         if seen is not None and dict(seen.status) != wanted:
             await self._kube.apply_status(ref, seen.uid, wanted)
+
+
+def _key_of(ref: Ref, owner: Object) -> tuple[str, str]:
+    return ref.namespace, owner["metadata"]["name"]
 
 
 def _with_preconditions(child: Child, seen: ChildView | None) -> Object:

@@ -40,12 +40,15 @@ class Auditor:
         *,
         interval_s: float,
         on_news: Callable[[Key], None],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """``sleep``: for so many seconds; before it looks for what is gone, never while it pauses."""
         self._kube = kube
         self._caches = caches
         self._where: Final = [(kind, namespace) for kind in kinds for namespace in namespaces]
         self._interval_s = interval_s
         self._on_news = on_news
+        self._sleep = sleep
         self._unseen: frozenset[str] | None = None
         """Of the comparison before. None: there was none."""
         self.is_complete = False
@@ -99,7 +102,7 @@ class Auditor:
             async with asyncio.timeout(pause_s):
                 while True:
                     await self._is_suspicious.wait()
-                    await asyncio.sleep(wait_s)
+                    await self._sleep(wait_s)
                     self._is_suspicious.clear()
                     is_done = await self._try(self.drop_gone)
                     wait_s = _GATHER_S if is_done else min(2 * wait_s, _MAX_WAIT_S)

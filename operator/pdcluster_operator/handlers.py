@@ -79,8 +79,8 @@ def make_registry(handlers: Handlers, kinds: Iterable[Kind], access: KubeAccess)
     return registry
 
 
-def make_kopf_settings(kinds: Iterable[Kind], *, timeout_s: float) -> kopf.OperatorSettings:
-    """``timeout_s``: seconds for a list, and to connect for a watch."""
+def make_kopf_settings(kinds: Iterable[Kind], *, timeout_s: float, silence_s: float) -> kopf.OperatorSettings:
+    """``timeout_s``: seconds for a list, and to connect for a watch. ``silence_s``: after which a watch begins anew."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True  # To watch CRDs and namespaces would need rights on the whole cluster.
@@ -89,6 +89,7 @@ def make_kopf_settings(kinds: Iterable[Kind], *, timeout_s: float) -> kopf.Opera
     settings.networking.error_backoffs = _Pauses()
     settings.networking.connect_timeout = timeout_s
     settings.networking.request_timeout = 6 * timeout_s
+    settings.watching.inactivity_timeout = silence_s
     for kind in kinds:
         if selector := selector_of(kind):
             settings.watching.label_selectors[kind.group, kind.version, kind.plural] = selector

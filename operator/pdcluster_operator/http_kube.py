@@ -32,6 +32,7 @@ _MERGE: Final = "application/merge-patch+json"
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _STRICT: Final = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
 """Unknown fields are errors: a misspelled pod override is refused and not ignored."""
+_DRY: Final = {**_STRICT, "dryRun": "All"}
 
 
 class Fence(Protocol):
@@ -113,13 +114,16 @@ class HttpKube:
         return any(one.get("name") == kind.plural for one in known.get("resources") or ())
 
     async def create(self, manifest: Object) -> Object:
-        ref = ref_of(manifest)
-        path = ref.kind.path(ref.namespace)
-        return await self._do(Call("create", ref.kind, "POST", path, _STRICT, manifest))
+        return await self._do(_create_call(manifest, _STRICT))
+
+    async def ask_create(self, manifest: Object) -> None:
+        await self._do(_create_call(manifest, _DRY))
+
+    async def ask_apply(self, manifest: Object) -> None:
+        await self._do(_apply_call(manifest, _DRY))
 
     async def apply(self, manifest: Object) -> Object:
-        ref = ref_of(manifest)
-        call = Call("patch", ref.kind, "PATCH", ref.path(), _STRICT, manifest, _APPLY)
+        call = _apply_call(manifest, _STRICT)
         try:
             return await self._do(call)
         except OwnConflict:
@@ -200,6 +204,16 @@ class HttpKube:
             call.method, self._url + path, data=data, headers=headers, allow_redirects=False,
             timeout=aiohttp.ClientTimeout(),
         )  # fmt: skip
+
+
+def _create_call(manifest: Object, query: Mapping[str, str]) -> Call:
+    ref = ref_of(manifest)
+    return Call("create", ref.kind, "POST", ref.kind.path(ref.namespace), query, manifest)
+
+
+def _apply_call(manifest: Object, query: Mapping[str, str]) -> Call:
+    ref = ref_of(manifest)
+    return Call("patch", ref.kind, "PATCH", ref.path(), query, manifest, _APPLY)
 
 
 def _read_answer(call: Call, status: int, raw: bytes, headers: Mapping[str, str]) -> dict[str, Any]:

@@ -56,6 +56,23 @@ class Kube(Protocol):
         """
         ...
 
+    async def ask_create(self, manifest: Object) -> None:
+        """``create`` would do it now. Nothing is stored (a dry run, with admission and all checks).
+
+        Raises:
+            Exists: There is one of this name.
+        """
+        ...
+
+    async def ask_apply(self, manifest: Object) -> None:
+        """``apply`` would do it now. Nothing is stored.
+
+        Raises:
+            Conflict: The preconditions do not hold.
+            Taken: A field that differs is somebody else's.
+        """
+        ...
+
     async def apply_status(self, ref: Ref, uid: str, status: Object) -> Object:
         """Its status is this, and nothing else of ours. Forced: status has one writer. Returns the whole object."""
         ...

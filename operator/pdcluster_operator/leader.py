@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pdcluster_operator.clock import Clock, micro_time, steady_s
 from pdcluster_operator.core.leasing import Candidate, LeaseTimes, Record
-from pdcluster_operator.errors import Exists, KubeError
+from pdcluster_operator.errors import Conflict, Exists, KubeError
 from pdcluster_operator.kinds import LEASE, Object, Ref
 from pdcluster_operator.kube import Kube
 
@@ -38,6 +38,7 @@ class Leader:
         times: LeaseTimes,
         lead: Callable[[], Awaitable[None]],
         clock: Clock = steady_s,
+        parting_s: float = _PARTING_S,
     ) -> None:
         """``kube``: not fenced, and with a deadline well below ``renew_s``. ``lead``: a term; cancelled at its end."""
         self._kube = kube
@@ -45,6 +46,7 @@ class Leader:
         self._candidate = Candidate(identity, times)
         self._lead = lead
         self._clock = clock
+        self._parting_s = parting_s
         self._lease: Object | None = None
         """As stored last, by us or by another one. None: not known, or there is none."""
         self._won = asyncio.Event()
@@ -160,15 +162,32 @@ class Leader:
         """The term is over: say so."""
         self._candidate = self._candidate.resigned()
         record = self._candidate.parting(micro_time())
-        if record is None or self._lease is None:
+        if record is None:
             return
         try:
-            async with asyncio.timeout(_PARTING_S):
-                await self._kube.replace(self._manifest(record))
+            async with asyncio.timeout(self._parting_s):
+                is_given_back = await self._give_back(record)
         except (KubeError, TimeoutError) as error:
             logger.warning("lease not given back lease=%s error=%s", self._ref, error)
         else:
-            logger.info("lease given back lease=%s", self._ref)
+            told = "lease given back" if is_given_back else "lease is not ours any more"
+            logger.info("%s lease=%s", told, self._ref)
+
+    async def _give_back(self, record: Record) -> bool:
+        """Whether it was ours to give. The Lease is read first, for a renewal that was cut off may have been heard all
+        the same; and once more if it is heard only now."""
+        for is_last in (False, True):
+            self._lease = await self._kube.get(self._ref)
+            if self._lease is None or _record_of(self._lease).holder != self._candidate.identity:
+                return False
+            try:
+                await self._kube.replace(self._manifest(record))
+            except Conflict:
+                if is_last:
+                    raise
+            else:
+                return True
+        raise AssertionError("unreachable")
 
 
 def _record_of(lease: Object) -> Record:

@@ -136,7 +136,7 @@ class Operator:
         own_name: Any = settings.identity
         tasks = await kopf.spawn_tasks(
             registry=make_registry(self._handlers, kinds, settings.access),
-            settings=make_kopf_settings(kinds, timeout_s=settings.call_timeout_s),
+            settings=make_kopf_settings(kinds, timeout_s=settings.call_timeout_s, silence_s=settings.watch_silence_s),
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
             standalone=True,

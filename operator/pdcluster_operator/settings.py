@@ -55,6 +55,9 @@ class Settings(BaseModel):
     call_timeout_s: float = Field(default=10.0, gt=0, le=60)
     """Seconds for a call to the API server with all its tries. 10: a busy one takes a second or two; after more the
     object is better looked at again than waited for."""
+    watch_silence_s: float = Field(default=70.0, gt=0, le=3600)
+    """Seconds without a word after which a watch counts as dead, and begins anew where it was. 70: the API server sends
+    a bookmark each minute, and remembers events for 75 s, so nothing is listed anew."""
     lease_namespace: DnsName
     """Namespace of the Lease. Default in a pod: the pod's own."""
     lease_name: DnsName = "pdcluster-operator"

@@ -1,8 +1,8 @@
 """Sends the request that proves a target: ``POST /pdcluster/verify`` of one of the pool's routers.
 
 Beside the work queue, for it may take a minute: a reconcile asks for it and goes on, and is told of the result by
-another look at its object. Results live as long as the term; a pass is kept in status, so a new leader asks only for
-what was not proven yet.
+another look at its object. Results live as long as the term; status keeps them, so a new leader asks only for what was
+not proven yet, and until then says what failed before it.
 """
 
 from __future__ import annotations

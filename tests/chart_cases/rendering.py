@@ -95,6 +95,11 @@ def rights() -> dict[str, list[Object]]:
     return found
 
 
+def objects_of(values: Object, *, name: str, namespace: str) -> list[Object]:
+    """Every object of a release of this name, in this namespace."""
+    return list(_objects_in(chart().render(values, name=name, namespace=namespace)))
+
+
 def _objects_in(files: dict[str, str]) -> Iterator[Object]:
     for name, text in files.items():
         if name.endswith(".yaml"):

@@ -102,7 +102,18 @@ class ProcessReceiver:
         assert self._answer() == "unregistered"
 
     def pause(self) -> None:
+        """Every thread of it stands still when this returns: one on another core would answer for a moment more."""
         self._process.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 10
+        while not self._stands_still():
+            assert time.monotonic() < deadline, "SIGSTOP was not obeyed"
+            time.sleep(0.001)
+
+    def _stands_still(self) -> bool:
+        states = (
+            path.read_text().rpartition(") ")[2][0] for path in Path(f"/proc/{self._process.pid}/task").glob("*/stat")
+        )
+        return all(state == "T" for state in states)
 
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)

@@ -15,11 +15,13 @@ from contract.operator_ends import API_SERVERS, MARKS, ApiEnd
 from control_plane.plane import ControlPlane
 from pdcluster_operator.access import open_session
 from pdcluster_operator.clock import micro_time
-from pdcluster_operator.errors import Conflict, Exists, NotFound, OwnConflict, Taken
+from pdcluster_operator.errors import Conflict, Exists, NotFound, OwnConflict, Refused, Taken
 from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import DEPLOYMENT, GROUP_SET, LEASE, SERVICE, SERVICE_ACCOUNT, Kind, Object, Ref, ref_of
 
 pytestmark = pytest.mark.anyio
+
+REAL = "kube-apiserver"
 
 
 @dataclass
@@ -121,6 +123,40 @@ async def test_an_apply_to_an_old_picture_is_a_conflict(end: End) -> None:
     await end.edit(ref_of(made), {"metadata": {"annotations": {"a": "b"}}})
     with pytest.raises(Conflict):
         await end.kube.apply(end.deployment(deadline_s=9, resourceVersion=made["metadata"]["resourceVersion"]))
+
+
+async def test_what_is_only_asked_is_not_stored(end: End) -> None:
+    await end.kube.ask_create(end.deployment())
+    await end.kube.ask_apply(end.service())
+    assert await end.kube.get(ref_of(end.deployment())) is None
+    made = await end.kube.apply(end.service())
+    await end.kube.ask_apply(end.service(port=81))
+    assert await end.there(end.service()) == made
+
+
+async def test_what_is_only_asked_is_refused_as_if_it_were_to_be_stored(end: End) -> None:
+    await end.kube.create(end.service())
+    with pytest.raises(Exists):
+        await end.kube.ask_create(end.service())
+    made = await end.there(end.service())
+    await end.edit(ref_of(made), {"spec": {"selector": {"app": "theirs"}}})
+    with pytest.raises(Taken, match="kubectl-edit"):
+        await end.kube.ask_apply(end.service())
+    deployed = await end.kube.apply(end.deployment())
+    with pytest.raises(Conflict):
+        await end.kube.ask_apply(end.deployment(deadline_s=9, uid="00000000-0000-0000-0000-000000000000"))
+    assert await end.there(deployed) == deployed
+
+
+@pytest.mark.parametrize("opener", [pytest.param(REAL, marks=MARKS[REAL])], indirect=True)
+async def test_a_field_that_nobody_knows_is_refused_and_not_dropped(end: End) -> None:
+    """As in a misspelled ``podOverrides``. The fake takes any field."""
+    misspelled = end.deployment()
+    misspelled["spec"]["template"]["spec"]["containers"][0]["imag"] = "x"
+    for write in (end.kube.ask_create, end.kube.create):
+        with pytest.raises(Refused, match=r'unknown field "spec\.template\.spec\.containers\[0\]\.imag"'):
+            await write(misspelled)
+    assert await end.kube.get(ref_of(misspelled)) is None
 
 
 async def test_what_we_created_or_scaled_ourselves_does_not_stand_in_the_way_of_an_apply(end: End) -> None:

@@ -62,6 +62,11 @@ def token_id_of(token: str) -> str:
     return str(json.loads(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))["jti"])
 
 
+def end_of_records(file: Path) -> int:
+    """Bytes to the end of the last record that is whole: the server may be in the middle of the next one."""
+    return file.read_bytes().rfind(b"\n") + 1
+
+
 def read_records(file: Path, user: str, *, since: int = 0) -> list[Record]:
     """The user's requests of objects, in the order of their answers. ``since``: bytes of the file that are not read."""
     with file.open("rb") as lines:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from fakes.api_store import ApiError, ApiStore, At, Change, Object, owner
+from integration.ports import fresh_port
 from pdcluster_operator.kinds import GROUP_SET, KINDS, Kind
 
 _MORE: Final = (
@@ -33,8 +34,12 @@ class Asked:
     authorization: str = ""
 
     @property
+    def is_dry(self) -> bool:
+        return "dryRun" in self.query
+
+    @property
     def is_write(self) -> bool:
-        return self.method != "GET"
+        return self.method != "GET" and not self.is_dry
 
 
 def is_parting(asked: Asked) -> bool:
@@ -78,7 +83,7 @@ class ApiServer:
         self._watches: set[Watch] = set()
         self._oldest = 0
         self._runner: web.AppRunner | None = None
-        self._port = 0
+        self._port = fresh_port()
 
     async def start(self) -> None:
         """Also after ``stop``: the same port, and what was stored."""
@@ -87,7 +92,6 @@ class ApiServer:
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
-        self._port = self._runner.addresses[0][1]
         self.url = f"http://127.0.0.1:{self._port}"
 
     async def stop(self) -> None:
@@ -157,7 +161,7 @@ class ApiServer:
                 assert isinstance(asked.body, dict)
                 at = (kind.plural, namespace or "", asked.body["metadata"]["name"])
                 manager = owner(asked.query.get("fieldManager", "test"), "Update")
-                return self._wrote(self.store.create(at, asked.body, manager), 201)
+                return self._wrote(self._store_for(at, asked).create(at, asked.body, manager), 201)
             if asked.query.get("watch") == "true":
                 return await self._watch(request, kind, namespace)
             return web.json_response(self._list(kind, namespace, asked.query.get("labelSelector", "")))
@@ -166,17 +170,22 @@ class ApiServer:
     def _serve_one(self, at: At, subresource: str, request: web.Request, asked: Asked) -> web.StreamResponse:
         manager = asked.query.get("fieldManager", "test")
         body = asked.body or {}
+        store = self._store_for(at, asked)
         if request.method == "GET":
-            return web.json_response(self.store.read(at))
+            return web.json_response(store.read(at))
         if request.method == "PUT":
-            return self._wrote(self.store.update(at, body, owner(manager, "Update")))
+            return self._wrote(store.update(at, body, owner(manager, "Update")))
         if request.method == "DELETE":
-            return self._wrote(self.store.delete(at, body.get("preconditions", {})))
+            return self._wrote(store.delete(at, body.get("preconditions", {})))
         if request.content_type == "application/apply-patch+yaml":
             is_forced = asked.query.get("force") == "true"
-            return self._wrote(self.store.apply(at, body, owner(manager, "Apply", subresource), force=is_forced))
+            return self._wrote(store.apply(at, body, owner(manager, "Apply", subresource), force=is_forced))
         assert request.content_type == "application/merge-patch+json"
-        return self._wrote(self.store.merge(at, body, owner(manager, "Update", subresource)))
+        return self._wrote(store.merge(at, body, owner(manager, "Update", subresource)))
+
+    def _store_for(self, at: At, asked: Asked) -> ApiStore:
+        """A dry run is done to a copy."""
+        return self.store.copy_of(at) if asked.is_dry else self.store
 
     def _wrote(self, body: Object, status: int = 200) -> web.Response:
         self.tell()

@@ -68,6 +68,13 @@ class ApiStore:
         self.num_writes = 0
         self._uids = itertools.count(1)
 
+    def copy_of(self, at: At) -> ApiStore:
+        """A store with this one object, if it is there, to try something on."""
+        copied = ApiStore()
+        copied.version = self.version
+        copied.objects = {at: copy.deepcopy(self.objects[at])} if at in self.objects else {}
+        return copied
+
     def read(self, at: At) -> Object:
         if at not in self.objects:
             raise ApiError(404, "NotFound", f'{at[0]} "{at[2]}" not found')

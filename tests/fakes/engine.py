@@ -18,6 +18,7 @@ from typing import Any
 
 from fakes.answers import END, STREAM_HEAD, answer, chunk, error_body, get_answer, json_answer
 from fakes.http import Message, RawClient, read_body, read_head, request_bytes
+from integration.ports import fresh_port
 from pdcluster_protocol.ids import BootId, EngineId
 from pdcluster_protocol.params import Reservation, SideChannelAddress, to_wire
 
@@ -124,7 +125,9 @@ class FakeEngine:
         self.url = ""
 
     async def start(self, port: int = 0) -> None:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", port, limit=1 << 24, backlog=1024)
+        self._server = await asyncio.start_server(
+            self._connected, "127.0.0.1", port or fresh_port(), limit=1 << 24, backlog=1024
+        )
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
@@ -149,7 +152,7 @@ class FakeEngine:
         self._gates[gate].set()
 
     async def next_request(self) -> Seen:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(20):
             return await self.arrivals.get()
 
     async def _pass(self, gate: Gate) -> None:

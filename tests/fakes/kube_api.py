@@ -17,6 +17,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from fakes.http import read_head
+from integration.ports import fresh_port
 from pdcluster_protocol import labels
 
 Object = dict[str, Any]
@@ -44,11 +45,12 @@ class Fault(Enum):
 
 @dataclass
 class Asked:
-    """One request. ``kind``: list or watch."""
+    """One request. ``kind``: list or watch. ``at``: seconds of the event loop's clock."""
 
     kind: str
     query: dict[str, str]
     headers: dict[str, str]
+    at: float
 
 
 @dataclass
@@ -91,7 +93,7 @@ class FakeKubeApi:
         self._server: asyncio.Server | None = None
 
     async def start(self, port: int = 0, context: ssl.SSLContext | None = None) -> None:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", port, ssl=context)
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", port or fresh_port(), ssl=context)
         scheme = "https" if context else "http"
         self.url = f"{scheme}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
@@ -181,7 +183,7 @@ class FakeKubeApi:
         parts = urlsplit(message.path)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         kind = "watch" if query.get("watch") == "true" else "list"
-        self.asked.append(Asked(kind, query, message.headers))
+        self.asked.append(Asked(kind, query, message.headers, asyncio.get_running_loop().time()))
         faults = self.watch_faults if kind == "watch" else self.list_faults
         if parts.path != f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices":
             writer.write(_answer(404, _status(404, "not found")))

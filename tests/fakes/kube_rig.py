@@ -69,18 +69,18 @@ class KubeRig(Rig):
         known = self.known(engine)
         return known.state.value if known is not None else ""
 
-    async def usable(self, *engines: FakeEngine, timeout_s: float = 1.0) -> None:
-        """Within a second all of these can be given work."""
+    async def usable(self, *engines: FakeEngine) -> None:
+        """All of these can be given work, and no timer of the rig would have done it: those are at 60 s."""
 
         def is_usable(engine: FakeEngine) -> bool:
             known = self.known(engine)
             return known is not None and known.is_healthy and known.state.value == "serving"
 
-        await until(lambda: all(is_usable(engine) for engine in engines), timeout_s)
+        await until(lambda: all(is_usable(engine) for engine in engines))
 
-    async def becomes(self, engine: FakeEngine, state: str, timeout_s: float = 1.0) -> None:
-        """Within a second that is what the router thinks of it."""
-        await until(lambda: self.state(engine) == state, timeout_s)
+    async def becomes(self, engine: FakeEngine, state: str) -> None:
+        """That is what the router thinks of it; no timer, as with ``usable``."""
+        await until(lambda: self.state(engine) == state)
 
 
 @asynccontextmanager
@@ -94,7 +94,7 @@ async def running_kube_rig(*, pairs: int = 1, **settings: Any) -> AsyncIterator[
         async with running_server(**{**found, **settings}) as (server, url):
             rig = KubeRig(server, url, [], [], api=api)
             first = [await rig.start(role) for _ in range(pairs) for role in ("prefill", "decode")]
-            await rig.usable(*first, timeout_s=5.0)
+            await rig.usable(*first)
             yield rig
     finally:
         for engine in (*rig.prefills, *rig.decodes) if rig is not None else ():

@@ -8,7 +8,7 @@ was decided on an old one, and drops children with their PDCluster. It knows not
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from operator_cases.objects import pdcluster
@@ -38,6 +38,10 @@ IMAGE = "pdcluster:1"
 
 class Conflict(Exception):
     """What was decided on has changed meanwhile."""
+
+
+class Died(Exception):
+    """No write gets through any more: the API server refuses it, or the operator is dead."""
 
 
 def make_cluster(changes: Mapping[str, object] | None = None) -> PDCluster:
@@ -73,15 +77,26 @@ class FakeCluster:
     pods: dict[str, Pods] = field(default_factory=dict)
     verifications: dict[str, VerificationResult] = field(default_factory=dict)
     plan: Plan | None = None
+    """The last one whose status was written."""
     version: int = 0
+    writes_left: int | None = None
+    """So many more get through; the status is the last one of a plan. None: all."""
 
     def reconcile(self, cluster: PDCluster) -> Plan:
         """One plan, carried out; gives the plan."""
         plan = self.plan_for(cluster)
+        self.act_on(plan)
+        return plan
+
+    def act_on(self, plan: Plan) -> None:
+        """As a reconcile does with its plan.
+
+        Raises:
+            Died: No more writes get through.
+        """
         if plan.facts.is_proof_void:
             self.verifications.clear()  # As the verifier forgets.
         self.carry_out(plan)
-        return plan
 
     def plan_for(self, cluster: PDCluster, observed: Observed | None = None) -> Plan:
         plan = plan_pool(cluster, observed or self.observed(), router_image=IMAGE, secret_text=SECRET, now=self.now)
@@ -98,7 +113,8 @@ class FakeCluster:
                 self.verify(plan)
             self.follow()
             self.now += 1
-            if before == (len(self.writes), self.picture()) and not plan.should_verify:
+            is_due = plan.should_verify or plan.wake_after_s == 0
+            if before == (len(self.writes), self.picture()) and not is_due:
                 return self.writes[begin:]
         raise AssertionError(f"still moving after {rounds} rounds: {self.writes[-5:]}")
 
@@ -142,9 +158,12 @@ class FakeCluster:
             self._move(move)
         for prune in plan.prunes:
             self._require_version((prune.kind, prune.name), prune.version)
+            self._spend()
             del self.objects[prune.kind, prune.name]
             self.pods.pop(prune.name, None)
             self.writes.append(f"delete {prune.kind} {prune.name}")
+        if self.plan is None or self.plan.status != plan.status:
+            self._spend()
         self.plan = plan
 
     def observed(self) -> Observed:
@@ -168,6 +187,7 @@ class FakeCluster:
         there = self.objects.get(key)
         if there and (child.way is Way.CREATE or there.document == child.document):
             return
+        self._spend()
         self.objects[key] = Stored(child.document, self._next_version())
         self.writes.append(f"{'apply' if there else 'make'} {child.kind} {child.name}")
         if labels.TEMPLATE in child.document["metadata"]["labels"]:
@@ -178,9 +198,17 @@ class FakeCluster:
         self._require_version(key, move.version)
         stored = self.objects[key]
         assert stored.document["spec"]["replicas"] == move.change.before
+        self._spend()
         stored.document = _with_replicas(stored.document, move.change.after)
         stored.resource_version = self._next_version()
         self.writes.append(f"{move.change.workload} {move.change.before} -> {move.change.after}")
+
+    def _spend(self) -> None:
+        """One write gets through, or none does any more."""
+        if self.writes_left == 0:
+            raise Died
+        if self.writes_left is not None:
+            self.writes_left -= 1
 
     def _require_version(self, key: tuple[str, str], version: Version) -> None:
         there = self.objects.get(key)
@@ -215,12 +243,6 @@ class FakeCluster:
     def _next_version(self) -> int:
         self.version += 1
         return self.version
-
-
-def aged(observed: Observed, **created_s: int) -> Observed:
-    """The same picture with other ages of some workloads."""
-    workloads = tuple(replace(seen, created_s=created_s.get(seen.name, seen.created_s)) for seen in observed.workloads)
-    return replace(observed, workloads=workloads)
 
 
 def _uid(key: tuple[str, str]) -> str:

@@ -18,13 +18,14 @@ import aiohttp
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from fakes.api_server import ApiServer, Fault, is_parting
+from fakes.api_server import ApiServer, Fault, is_parting, selects
 from fakes.api_store import ApiStore, Object
 from operator_cases.objects import pdcluster
 from pdcluster_operator.access import KubeAccess, open_session
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.core.manifests.pool import API_SERVER_PORTS
 from pdcluster_operator.core.views import view_of
+from pdcluster_operator.handlers import selector_of
 from pdcluster_operator.http_kube import Fence, HttpKube
 from pdcluster_operator.kinds import DEPLOYMENT, PDCLUSTER, POD, WATCHED_CHILDREN
 from pdcluster_operator.pool_secrets import PoolSecrets
@@ -160,9 +161,10 @@ class Rig:
         return self.api.store
 
     def sync(self) -> None:
-        """The caches show what is there."""
-        kinds = {kind.plural for kind in (PDCLUSTER, POD, *WATCHED_CHILDREN)}
-        there = [stored.body for at, stored in self.store.objects.items() if at[0] in kinds]
+        """The caches show what watches show: what is there, but of children only ours."""
+        kinds = {kind.plural: selector_of(kind) for kind in (PDCLUSTER, POD, *WATCHED_CHILDREN)}
+        found = [(at[0], stored.body) for at, stored in self.store.objects.items() if at[0] in kinds]
+        there = [body for plural, body in found if selects(kinds[plural], body)]
         uids = {body["metadata"]["uid"] for body in there}
         for kind in (PDCLUSTER, POD, *WATCHED_CHILDREN):
             for view in self.caches.of_kind(kind):

@@ -14,7 +14,9 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 MAX_TOKENS = 12
 NO_CACHE = ("--no-enable-prefix-caching",)
-COMPILED = ("--no-enforce-eager",)
+ROOM = ("--kv-cache-memory-bytes", str(256 << 20))
+"""65,536 tokens: 16 requests of 3,000 tokens fit without preemption."""
+COMPILED = (*ROOM, "--no-enforce-eager")
 ROOMY = ("--kv-cache-memory-bytes", str(1 << 30))
 """262,144 tokens: all prompts stay cached."""
 
@@ -30,7 +32,7 @@ class Reference:
 @pytest.fixture(scope="module")
 def reference(harness: Harness) -> Reference:
     prompts = make_prompts()
-    with harness.single_engine() as engine:
+    with harness.single_engine(ROOM) as engine:
         answers = complete_all(engine.url, prompts, MAX_TOKENS)
     return Reference(prompts, [answer.token_ids for answer in answers])
 
@@ -62,7 +64,7 @@ def require_no_block_in_use(pool: Pool) -> None:
 def test_200_prompts_at_concurrency_16_answer_like_a_single_engine(
     harness: Harness, reference: Reference, prefill_args: tuple[str, ...], decode_args: tuple[str, ...]
 ) -> None:
-    with harness.start_pool(prefill_args=prefill_args, decode_args=decode_args) as pool:
+    with harness.start_pool(prefill_args=(*ROOM, *prefill_args), decode_args=(*ROOM, *decode_args)) as pool:
         assert answers_of(pool, reference.prompts) == reference.answers
         # Prompts that are repeated while decode still has them, and those of one token, need no push.
         require_pushed(pool, at_least=150)
@@ -92,7 +94,7 @@ def test_compiled_engines_answer_like_a_single_compiled_engine(harness: Harness,
 
 
 def test_two_prefill_and_two_decode_engines_answer_like_one(harness: Harness, reference: Reference) -> None:
-    with harness.start_pool(prefill=2, decode=2) as pool:
+    with harness.start_pool(prefill=2, decode=2, prefill_args=ROOM, decode_args=ROOM) as pool:
         assert answers_of(pool, reference.prompts[:60]) == reference.answers[:60]
         assert all(engine.read_trace("push") for engine in pool.prefill)
         assert all(engine.read_trace("receive") for engine in pool.decode)

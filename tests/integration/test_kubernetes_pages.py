@@ -1,8 +1,8 @@
 """Real kubectl on a real API server: what the pages on Kubernetes tell a reader to type, in their order.
 
 There are no nodes and no operator. So a Node without a machine stands in for one to be drained, tests write the status
-that ``kubectl wait`` looks for, and a port is not forwarded; the stories of ``e2e`` have all of that. The chart is
-there because Helm put it there. Helm's command line is held by ``tests/unit/test_kubernetes_page.py``.
+that ``kubectl wait`` looks for; the stories of ``e2e`` have both in earnest, and the forwarded port with its curl. The
+chart is there because Helm put it there. Helm's command line is held by ``tests/unit/test_kubernetes_page.py``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Final
 
 import helm_python as helm
 import pytest
+import yaml
 
 from chart_cases.pages import OPERATIONS, QUICK_START, ROOT, Words, of
 from chart_cases.rendering import CHART, NAMESPACE, RELEASE
@@ -25,6 +26,7 @@ from control_plane.crds import wait_established
 from control_plane.kube_http import MERGE_PATCH, Object
 from control_plane.plane import ControlPlane
 from control_plane.recipe import KUBECTL
+from integration.harness import eventually
 from pdcluster_operator.core.explain import NOT_LOOKED_AT
 
 pytestmark = pytest.mark.control_plane
@@ -97,6 +99,17 @@ def test_every_kubectl_command_of_operations_is_taken(user: User) -> None:
         user.types(words)
 
 
+def test_the_refusal_that_the_quick_start_shows_is_what_kubectl_prints(user: User, tmp_path: Path) -> None:
+    """``examples/cpu.yaml``, whose decode has lost its dtype."""
+    pool = yaml.safe_load((ROOT / "examples" / "cpu.yaml").read_text())
+    del pool["spec"]["roles"]["decode"]["engineArgs"]["dtype"]
+    file = tmp_path / "pool.yaml"
+    file.write_text(yaml.safe_dump(pool))
+    printed = user.types(["kubectl", "apply", "-f", str(file)], status=1)
+    [shown] = [line for line in QUICK_START.read_text().splitlines() if line.startswith("The PDCluster ")]
+    assert printed.splitlines() == [shown]
+
+
 def test_what_applied_a_pool_is_printed_ready_to_be_applied_again(user: User) -> None:
     (words,) = [words for words in of("kubectl", OPERATIONS) if "view-last-applied" in words]
     printed = user.types(words)
@@ -127,4 +140,5 @@ def test_the_quick_start_is_taken_to_its_end(user: User) -> None:
     assert len(skipped) == 1
     for words in (words for words in commands if words not in skipped):
         user.types(words)
-    assert user.plane.admin.ask("GET", POOLS).status == 404
+    # kubectl waits for the CRD to go; the API server goes on answering for its kind a moment longer.
+    assert eventually(lambda: user.plane.admin.ask("GET", POOLS).status == 404)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
 
-from fakes.api_server import ApiServer, Fault
+from fakes.api_server import ApiServer, Asked, Fault
 from fakes.router import until
 from operator_cases.objects import pdcluster
 from pdcluster_operator.access import KubeAccess, open_session
@@ -23,14 +23,53 @@ from pdcluster_operator.probes import serve_probes
 pytestmark = pytest.mark.anyio
 
 
+class HeldSleep:
+    """The auditor's sleep: each notes how long it is to be, and ends when the test lets it."""
+
+    def __init__(self) -> None:
+        self.lengths_s: list[float] = []
+        self._ended = asyncio.Semaphore(0)
+
+    async def __call__(self, seconds: float) -> None:
+        self.lengths_s.append(seconds)
+        await self._ended.acquire()
+
+    def end(self, times: int = 1) -> None:
+        """So many of them, those to come too."""
+        for _ in range(times):
+            self._ended.release()
+
+
 @asynccontextmanager
-async def auditing() -> AsyncIterator[tuple[ApiServer, Caches, Auditor, list[Key]]]:
+async def auditing(
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> AsyncIterator[tuple[ApiServer, Caches, Auditor, list[Key]]]:
     api, caches, news = ApiServer(), Caches(), list[Key]()
     await api.start()
     async with open_session(KubeAccess(api.url)) as session:
         kube = HttpKube(session, api.url, timeout_s=5.0, fence=None)
-        yield api, caches, Auditor(kube, caches, [PDCLUSTER], ["a", "b"], interval_s=60, on_news=news.append), news
+        where = [PDCLUSTER], ["a", "b"]
+        yield api, caches, Auditor(kube, caches, *where, interval_s=60, on_news=news.append, sleep=sleep), news
     await api.stop()
+
+
+@asynccontextmanager
+async def with_a_ghost(
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> AsyncIterator[tuple[ApiServer, Auditor, list[Key]]]:
+    """It runs and its caches are complete. Then something goes, in the namespace that is listed last, and no watch has
+    told: so once there is news, a comparison is at its end."""
+    async with auditing(sleep) as (api, caches, auditor, news):
+        make(api, caches, "b", "goes")
+        running = asyncio.create_task(auditor.run())
+        await until(lambda: auditor.is_complete)
+        api.store.delete(("pdclusters", "b", "goes"))
+        api.asked.clear()
+        try:
+            yield api, auditor, news
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
 
 
 def make(api: ApiServer, caches: Caches | None, namespace: str, name: str) -> None:
@@ -57,29 +96,59 @@ async def test_what_is_gone_is_dropped_and_told_and_what_is_there_stays() -> Non
 
 
 async def test_a_watch_that_began_anew_is_reason_enough_to_look_for_what_is_gone() -> None:
-    async with auditing() as (api, caches, auditor, news):
-        make(api, caches, "a", "goes")
-        running = asyncio.create_task(auditor.run())
-        await until(lambda: auditor.is_complete)
-        api.store.delete(("pdclusters", "a", "goes"))
+    async with with_a_ghost() as (_, auditor, news):
         auditor.suspect()
-        await until(lambda: news == [Key("a", "goes")], 5.0)
-        running.cancel()
-        await asyncio.wait({running})
+        await until(lambda: news == [Key("b", "goes")], 5.0)
 
 
 async def test_a_list_that_fails_then_is_tried_again() -> None:
-    async with auditing() as (api, caches, auditor, news):
-        make(api, caches, "a", "goes")
-        running = asyncio.create_task(auditor.run())
-        await until(lambda: auditor.is_complete)
-        api.store.delete(("pdclusters", "a", "goes"))
+    async with with_a_ghost() as (api, auditor, news):
         api.faults.append(Fault(lambda asked: not asked.is_write, 403))
         auditor.suspect()
-        await until(lambda: news == [Key("a", "goes")], 8.0)
+        await until(lambda: news == [Key("b", "goes")], 8.0)
         assert api.faults[0].times == 0
-        running.cancel()
-        await asyncio.wait({running})
+
+
+async def test_many_reasons_in_one_moment_make_one_comparison() -> None:
+    sleep = HeldSleep()
+    async with with_a_ghost(sleep) as (api, auditor, news):
+        auditor.suspect()
+        await until(lambda: bool(sleep.lengths_s))
+        for _ in range(5):
+            auditor.suspect()
+            await asyncio.sleep(0)
+        assert api.asked == []
+        sleep.end(times=9)
+        await until(lambda: bool(news))
+        assert sleep.lengths_s == [1.0], "of those reasons none is left"
+        assert len(api.asked) == 2, "one list for each namespace"
+
+
+async def test_a_reason_that_comes_while_it_compares_is_one_to_compare_again() -> None:
+    sleep = HeldSleep()
+    async with with_a_ghost(sleep) as (api, auditor, _):
+
+        def begins_anew(_: Asked) -> bool:
+            auditor.suspect()
+            return False
+
+        auditor.suspect()
+        api.faults.append(Fault(begins_anew, 0))
+        sleep.end()
+        await until(lambda: sleep.lengths_s == [1.0, 1.0])
+
+
+async def test_while_lists_fail_it_waits_twice_as_long_each_time_up_to_a_minute_and_then_begins_anew() -> None:
+    sleep = HeldSleep()
+    async with with_a_ghost(sleep) as (api, auditor, news):
+        api.faults.append(Fault(lambda asked: not asked.is_write, 403, times=7))
+        auditor.suspect()
+        sleep.end(times=8)
+        await until(lambda: bool(news))
+        assert sleep.lengths_s == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+        auditor.suspect()
+        await until(lambda: len(sleep.lengths_s) == 9)
+        assert sleep.lengths_s[-1] == 1.0
 
 
 async def test_looking_for_what_is_gone_says_nothing_of_blindness() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ class Acting:
 
     now: list[str] = field(default_factory=list)
     terms: list[str] = field(default_factory=list)
+    ending: list[str] = field(default_factory=list)
+    """Whoever was told to end its work."""
     most: int = 0
 
 
@@ -39,6 +42,9 @@ class Candidate:
         self.name = name
         self._api = api
         self._acting = acting
+        self.may_end = asyncio.Event()
+        """Its work ends, when it is told to, not before this is set."""
+        self.may_end.set()
         kube = HttpKube(session, api.url, timeout_s=0.3, fence=None)
         self.leader = Leader(kube, namespace="system", name="op", identity=name, times=TIMES, lead=self._act)
         self.task = asyncio.create_task(self.leader.run())
@@ -51,6 +57,8 @@ class Candidate:
         try:
             await asyncio.Event().wait()
         finally:
+            acting.ending.append(self.name)
+            await self.may_end.wait()
             acting.now.remove(self.name)
 
     async def stop(self) -> None:
@@ -100,6 +108,89 @@ async def test_a_leader_that_leaves_is_followed_at_once() -> None:
         assert acting.now == []
         async with asyncio.timeout(0.5):
             await until(lambda: len(acting.now) == 1)
+
+
+@pytest.mark.parametrize(
+    ("holder", "told"),
+    [("a", "lease given back"), ("b", "lease is not ours any more"), (None, "lease is not ours any more")],
+    ids=["ours", "another one's", "gone"],
+)
+async def test_who_leaves_says_whether_it_gave_the_lease_back(
+    holder: str | None, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with candidates("a") as (api, found, acting):
+        await until(lambda: acting.now == ["a"])
+        if holder is None:
+            api.store.delete(AT)
+        else:
+            api.store.merge(AT, {"spec": {"holderIdentity": holder}})
+        with caplog.at_level(logging.INFO, "pdcluster_operator.leader"):
+            await found["a"].stop()
+        said = [one.getMessage() for one in caplog.records if one.getMessage().startswith("lease ")]
+        assert said == [f"{told} lease=Lease system/op"]
+
+
+async def test_a_lease_whose_last_renewal_was_cut_off_but_heard_is_given_back() -> None:
+    """Whoever renews when it is told to stop does not learn the version that it has made."""
+    async with candidates("a") as (api, found, acting):
+        await until(lambda: acting.now == ["a"])
+        api.store.merge(AT, {"metadata": {"labels": {"renewed": "unheard"}}})
+        await found["a"].stop()
+        assert spec(api)["holderIdentity"] == ""
+        assert api.store.read(AT)["metadata"]["labels"] == {"renewed": "unheard"}
+
+
+async def test_a_renewal_that_is_heard_between_the_look_and_the_word_costs_another_look() -> None:
+    async with candidates("a") as (api, found, acting):
+        await until(lambda: acting.now == ["a"])
+        api.faults.append(Fault(is_parting, 409))
+        await found["a"].stop()
+        assert spec(api)["holderIdentity"] == ""
+
+
+async def test_a_lease_is_given_back_when_the_work_has_ended_and_not_before() -> None:
+    async with candidates("a") as (api, found, acting):
+        await until(lambda: acting.now == ["a"])
+        found["a"].may_end.clear()
+        stopping = asyncio.create_task(found["a"].stop())
+        await until(lambda: acting.ending == ["a"])
+        try:
+            await asyncio.sleep(0.2)  # Time enough to give it back, if it were not waited for.
+            assert (acting.now, spec(api)["holderIdentity"]) == (["a"], "a")
+        finally:
+            found["a"].may_end.set()
+            await stopping
+        assert (acting.now, spec(api)["holderIdentity"]) == ([], "")
+
+
+async def test_a_parting_word_that_nobody_answers_is_not_waited_for_beyond_its_deadline() -> None:
+    """Whatever time a call may take: Kubernetes kills who takes too long to go."""
+    api = ApiServer()
+    await api.start()
+
+    async def lead() -> None:
+        await asyncio.Event().wait()
+
+    async with open_session(KubeAccess(api.url)) as session:
+        kube = HttpKube(session, api.url, timeout_s=60.0, fence=None)
+        leader = Leader(kube, namespace="system", name="op", identity="a", times=TIMES, lead=lead, parting_s=0.2)
+        task = asyncio.create_task(leader.run())
+        await until(lambda: leader.is_leading)
+        unheard = Fault(is_parting, 0)
+        api.faults.append(unheard)
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=5)
+        task.cancel()
+        assert (bool(done), unheard.times) == (True, 0)
+    await api.stop()
+
+
+async def test_a_lease_that_another_one_has_meanwhile_is_left_alone() -> None:
+    async with candidates("a") as (api, found, acting):
+        await until(lambda: acting.now == ["a"])
+        api.store.merge(AT, {"spec": {"holderIdentity": "b"}})
+        await found["a"].stop()
+        assert spec(api)["holderIdentity"] == "b"
 
 
 async def test_a_leader_that_dies_is_followed_after_the_duration() -> None:
@@ -163,6 +254,16 @@ async def test_labels_of_a_lease_and_its_acquire_time_stay() -> None:
         assert spec(api)["acquireTime"] == acquired
         assert spec(api)["renewTime"] != acquired
         assert acting.terms == ["a"]
+
+
+async def test_an_acquire_time_is_its_holders_own() -> None:
+    async with candidates("a", "b") as (api, found, acting):
+        await until(lambda: len(acting.now) == 1)
+        [first], acquired = acting.now, str(spec(api)["acquireTime"])
+        await found[first].stop()
+        await until(lambda: len(acting.now) == 1)
+        assert acting.now != [first]
+        assert str(spec(api)["acquireTime"]) > acquired
 
 
 async def test_a_term_that_breaks_ends_the_leader_with_its_error() -> None:

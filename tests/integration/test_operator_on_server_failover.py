@@ -15,6 +15,7 @@ from typing import Final
 import pytest
 
 from chart_cases.rendering import NAMESPACE
+from control_plane.kube_http import MERGE_PATCH
 from integration.harness import eventually
 from operator_cases.objects import both
 from operator_on_server.history import Moment, PodHistory
@@ -140,3 +141,34 @@ def test_the_standby_is_ready_and_asks_for_no_change_while_another_one_leads(ser
             assert server.writes(0, by=first), "else nothing is shown"
             assert holder(server) == first.identity
             stays_alive(first, standby)
+
+
+def test_engines_that_an_operator_stopped_before_it_died_leave_no_proof_to_those_that_come(server: Server) -> None:
+    """Its moves were done, its status was never written, and by now the user wants the engines again."""
+    with server.pool() as pool:
+        with server.operator("a") as first:
+            pool.wait_ready()
+            first.kill()
+        gone, num_orders = pods_of(pool), len(server.routers.orders)
+        stop_engines(pool)
+        assert pool.condition("TransferVerified")["status"] == "True", "else there is nothing to fall"
+        with server.operator("b") as second:
+            assert eventually(lambda: len(server.routers.orders) > num_orders, timeout_s=READY_LIMIT_S)
+            pool.wait_ready()
+            second.check()
+        [order] = server.routers.orders[num_orders:]
+        assert not gone & {*(order.prefill_pods or ()), *(order.decode_pods or ())}
+
+
+def pods_of(pool: Pool) -> set[str]:
+    return {one["metadata"]["name"] for one in pool.all_of("pods") if labels.ROLE in one["metadata"]["labels"]}
+
+
+def stop_engines(pool: Pool) -> None:
+    """As an operator does for 0 replicas of both roles."""
+    for role in ("prefill", "decode"):
+        [name] = pool.engines(role)
+        path = f"{pool.list_path('deployments')}/{name}"
+        answer = pool.admin.ask("PATCH", path, {"spec": {"replicas": 0}}, content_type=MERGE_PATCH)
+        assert not answer.complaints, answer
+    assert eventually(lambda: not pods_of(pool), timeout_s=READY_LIMIT_S)

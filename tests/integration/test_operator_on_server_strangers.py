@@ -113,6 +113,26 @@ def test_what_somebody_deleted_is_made_again(server: Server, operator: OperatorP
         assert server.admin.get(path)["metadata"]["uid"] != uid
 
 
+def test_what_the_api_server_refuses_is_told_in_its_words_and_what_runs_stays_as_it_is(
+    server: Server, operator: OperatorProcess
+) -> None:
+    misspelled = {"spec": {"containers": [{"name": "engine", "imag": "x"}]}}
+    with server.pool() as pool:
+        pool.merge({"rollout": {"maxSurge": 0, "maxUnavailable": 1}})
+        pool.wait_ready()
+        before = children(pool)
+        routers = {"resources": {"limits": {"memory": "1Gi"}}}
+        pool.merge({"roles": {"prefill": {"podOverrides": misspelled}}, "router": routers})
+        assert eventually(lambda: is_refused(pool), timeout_s=READY_LIMIT_S)
+        assert 'unknown field "spec.template.spec.containers[0].imag"' in pool.condition("Accepted")["message"]
+        assert children(pool) == before
+
+
+def children(pool: Pool) -> dict[str, str]:
+    """The version of each, when nothing is written any more."""
+    return {path: version for path, version in pool.wait_still().items() if not path.startswith("pdclusters/")}
+
+
 SEVERAL_NODES: Final[Object] = {"roles": {"decode": {"parallelism": {"tensor": 2}, "nodesPerInstance": 2}}}
 
 

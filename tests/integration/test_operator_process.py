@@ -134,6 +134,18 @@ async def test_a_cut_watch_goes_on() -> None:
             await until(lambda: api.store.read(("deployments", "default", "pool-router"))["spec"]["replicas"] == 3)
 
 
+async def test_a_watch_that_falls_silent_begins_anew() -> None:
+    """Its connection stands: nothing but time tells that nobody is there."""
+    async with running_api() as api, running_router() as router:
+        silent = Fault(lambda asked: "watch" in asked.query and asked.path.endswith("/pdclusters"), 0)
+        api.faults.append(silent)
+        async with running_operator(api, watch_silence_s=0.3) as replica:
+            await all_read(replica)
+            await until(lambda: silent.times == 0)
+            create(api, pool(router))
+            await until(lambda: is_ready(api))
+
+
 async def test_a_storm_of_errors_passes() -> None:
     async with running_api() as api, running_router() as router:
         codes = [429, 500, 409, 503]

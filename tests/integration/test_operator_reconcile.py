@@ -7,6 +7,7 @@ import pytest
 from fakes.api_server import Fault
 from fakes.operator_rig import AT, KEY, Rig, pool, running_rig, settle
 from pdcluster_operator.errors import ApiUnavailable, Conflict, Forbidden, Refused, Taken
+from pdcluster_operator.kinds import NETWORK_POLICY, SERVICE, Kind
 from pdcluster_protocol import labels
 
 pytestmark = pytest.mark.anyio
@@ -39,9 +40,11 @@ async def test_a_new_pdcluster_gets_its_children_and_becomes_ready() -> None:
         assert "Normal Serving" in rig.events()
 
 
-async def test_a_second_look_makes_no_call_at_all() -> None:
+@pytest.mark.parametrize("mode", ["Fixed", "External"])
+async def test_a_second_look_makes_no_call_at_all(mode: str) -> None:
     async with running_rig() as rig:
-        await made(rig)
+        await made(rig, **{"spec.scaling.mode": mode})
+        assert len(rig.store.all_of("pdrolescalers")) == 2 * (mode == "External")
         rig.api.asked.clear()
         wake = await rig.look()
         assert rig.api.asked == []
@@ -85,16 +88,29 @@ async def test_a_field_that_somebody_else_took_is_not_taken_back_and_the_user_is
         assert "Warning Refused" in rig.events()
 
 
-async def test_a_strangers_object_in_our_place_is_refused_and_left_alone() -> None:
+@pytest.mark.parametrize(("kind", "name"), [(SERVICE, "pool-router"), (NETWORK_POLICY, "pool-decode")])
+async def test_a_strangers_object_in_our_place_is_refused_and_left_alone(kind: Kind, name: str) -> None:
     async with running_rig() as rig:
-        at = ("services", "default", "pool-router")
-        theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {}, "spec": {"selector": {"app": "theirs"}}}
+        at = (kind.plural, "default", name)
+        theirs = {"apiVersion": kind.api_version, "kind": kind.name, "metadata": {}, "spec": {"theirs": True}}
         rig.store.create(at, theirs)
         rig.store.create(AT, pool(rig.router))
         with pytest.raises(Refused, match="is nobody's: delete it"):
             await rig.look()
         assert rig.store.read(at)["spec"] == theirs["spec"]
-        assert "pool-router is there" in rig.condition("Accepted")["message"]
+        assert f"{name} is there" in rig.condition("Accepted")["message"]
+
+
+async def test_a_strangers_service_in_the_routers_place_is_found_before_anything_is_made() -> None:
+    async with running_rig() as rig:
+        at = ("services", "default", "pool-router")
+        rig.store.create(
+            at, {"apiVersion": "v1", "kind": "Service", "metadata": {}, "spec": {"selector": {"app": "x"}}}
+        )
+        rig.store.create(AT, pool(rig.router))
+        with pytest.raises(Refused, match="is nobody's: delete it"):
+            await rig.look()
+        assert {one for one in rig.store.objects if one[0] != "events"} == {AT, at}
 
 
 async def test_children_of_an_earlier_pdcluster_of_this_name_are_waited_for() -> None:
@@ -129,6 +145,16 @@ async def test_a_right_that_lacks_is_told() -> None:
         with pytest.raises(Forbidden):
             await rig.look()
         assert "403" in rig.condition("Accepted")["message"]
+
+
+async def test_an_event_that_may_not_be_sent_costs_no_look() -> None:
+    """What it tells is in status too."""
+    async with running_rig() as rig:
+        rig.api.faults.append(Fault(lambda asked: asked.is_write and asked.path.endswith("/events"), 403, times=99))
+        await made(rig)
+        assert rig.condition("Ready")["status"] == "True"
+        assert rig.api.faults[0].times < 99, "else none was sent"
+        assert rig.events() == []
 
 
 async def test_a_server_that_is_away_for_a_moment_is_asked_again_and_for_longer_is_reported() -> None:
@@ -231,6 +257,19 @@ async def test_a_refused_transfer_is_told_and_proven_again_later() -> None:
         wake = await rig.look()
         assert wake is not None
         assert wake < 5
+
+
+async def test_the_next_leader_says_what_failed_before_it_until_it_has_asked() -> None:
+    async with running_rig((409, "KV was not pushed")) as rig:
+        rig.store.create(AT, pool(rig.router))
+        while not rig.router.orders or rig.condition("TransferVerified")["reason"] == "VerificationPending":
+            await rig.look()
+            await rig.verified()
+            settle(rig.store)
+        before = rig.store.read(AT)["status"]
+        await Rig(rig.api, rig.router, rig.sessions, None).look()  # Its verifier does not run yet.
+        assert rig.store.read(AT)["status"] == before
+        assert rig.condition("Degraded")["message"] == "KV was not pushed"
 
 
 async def test_a_pool_that_was_stopped_and_started_again_is_proven_with_its_new_engines() -> None:

@@ -19,7 +19,7 @@ ONE = {"max_prefill_backlog_tokens": 1}
 
 
 async def answer_of(client: RawClient) -> Message:
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(20):
         return await client.receive()
 
 

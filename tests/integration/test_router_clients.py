@@ -28,7 +28,7 @@ def raw(body: object) -> bytes:
 
 
 async def assert_aborted(seen: Seen) -> None:
-    await asyncio.wait_for(seen.ended.wait(), 3)
+    await asyncio.wait_for(seen.ended.wait(), 20)
     assert seen.is_disconnected
 
 
@@ -144,7 +144,7 @@ async def test_a_slow_client_stops_the_reading_from_decode_and_gets_every_byte()
         await until(lambda: connection._is_paused)
         assert not rig.decode.seen[0].ended.is_set()
         client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # as above
-        rest = await asyncio.wait_for(client.reader.readuntil(b"0\r\n\r\n"), 4)
+        rest = await asyncio.wait_for(client.reader.readuntil(b"0\r\n\r\n"), 20)
         assert rest.count(b"data: ") == 400 + 1
         await rig.settled()
 
@@ -159,7 +159,7 @@ async def test_500_streams_at_once() -> None:
             assert answer.is_whole
             return answer.body
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             bodies = await asyncio.gather(*(one() for _ in range(500)))
         assert set(bodies) == {b"".join(rig.decode.events(rig.decode.seen[0]))}
         await rig.settled()

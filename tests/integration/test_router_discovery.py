@@ -20,7 +20,7 @@ STREAM = {**PROMPT, "stream": True}
 
 
 async def post(rig: KubeRig, body: object = PROMPT) -> Message:
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(20):
         return await (await rig.client()).post(COMPLETIONS, body)
 
 
@@ -36,7 +36,7 @@ def num_seen(*engines: FakeEngine) -> list[int]:
 # They come.
 
 
-async def test_an_engine_that_is_added_gets_work_within_a_second() -> None:
+async def test_an_engine_that_is_added_gets_work_at_once() -> None:
     async with running_kube_rig() as rig:
         prefill, decode = await rig.start("prefill"), await rig.start("decode")
         await rig.usable(prefill, decode)
@@ -205,7 +205,7 @@ async def test_the_loss_of_the_api_server_changes_nothing_and_is_told() -> None:
         assert [(await client.receive()).is_whole for client in clients] == [True, True]
         rig.unlist(rig.decode)
         await rig.api.start(rig.api.port)
-        await rig.becomes(rig.decode, "", timeout_s=12.0)
+        await rig.becomes(rig.decode, "")
         await rig.settled()
 
 

@@ -19,7 +19,7 @@ BOTH = pytest.mark.parametrize("body", [PROMPT, STREAM], ids=["plain", "stream"]
 
 
 async def post(rig: Rig, body: object, headers: dict[str, str] | None = None) -> Message:
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(20):
         return await (await rig.client()).post(COMPLETIONS, body, headers)
 
 

@@ -29,7 +29,7 @@ def code_of(answer: Message) -> object:
 
 
 async def is_closed(client: RawClient) -> bool:
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(20):
         return await client.reader.read() == b""
 
 
@@ -170,7 +170,7 @@ async def test_a_pipelined_client_that_leaves_aborts_the_request_that_runs() -> 
         await client.send(raw() + raw())
         seen = await rig.decode.next_request()
         client.leave()
-        await asyncio.wait_for(seen.ended.wait(), 3)
+        await asyncio.wait_for(seen.ended.wait(), 20)
         assert len(rig.decode.seen) == 1
         await rig.settled()
 
@@ -219,7 +219,7 @@ async def test_an_http_1_0_client_gets_a_stream_without_chunks() -> None:
     async with running_rig() as rig:
         client = await rig.client()
         await client.send(raw({**PROMPT, "stream": True}).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
-        head, _, body = (await asyncio.wait_for(client.reader.read(), 3)).partition(b"\r\n\r\n")
+        head, _, body = (await asyncio.wait_for(client.reader.read(), 20)).partition(b"\r\n\r\n")
         assert b"transfer-encoding" not in head
         assert body == b"".join(rig.decode.events(rig.decode.seen[0]))
 

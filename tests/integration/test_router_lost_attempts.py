@@ -35,7 +35,7 @@ async def test_a_running_attempt_that_decode_gives_up_is_stopped_and_both_calls_
         await until(lambda: len(orders(rig)) == 1)
         first = orders(rig)[0]
         call = await lose(rig, rig.decode.seen[0], 1)
-        await asyncio.wait_for(first.ended.wait(), 3)
+        await asyncio.wait_for(first.ended.wait(), 20)
         assert first.is_disconnected
         await until(lambda: len(orders(rig)) == 2)
         for engine in rig.prefills:
@@ -126,7 +126,7 @@ async def test_a_decode_that_cuts_its_call_may_still_ask_for_the_next_attempt() 
         call = await lose(rig, seen, 0)
         await until(lambda: len(orders(rig)) == 1)
         call.leave()
-        await asyncio.wait_for(orders(rig)[0].ended.wait(), 3)
+        await asyncio.wait_for(orders(rig)[0].ended.wait(), 20)
         assert orders(rig)[0].is_disconnected
         again = await lose(rig, seen, 1)
         await until(lambda: len(orders(rig)) == 2)

@@ -51,7 +51,7 @@ BOTH = pytest.mark.parametrize("body", [PROMPT, STREAM], ids=["plain", "stream"]
 
 
 async def post(rig: Rig, body: object = PROMPT) -> Message:
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(20):
         return await (await rig.client()).post(COMPLETIONS, body)
 
 
@@ -73,7 +73,7 @@ def error_of(answer: Message) -> dict[str, object]:
 
 async def all_released(engines: list[FakeEngine]) -> None:
     """No engine works on anything any more."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         for engine in engines:
             for seen in engine.seen:
                 await seen.ended.wait()
@@ -199,7 +199,7 @@ async def test_an_abort_storm_releases_decode_and_prefill_at_once() -> None:
             client.leave()
         await all_released([*rig.prefills, *rig.decodes])
         await rig.settled()
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20  # All deadlines that could have ended it are at 30 s and more.
         assert all(seen.is_disconnected for engine in rig.prefills for seen in engine.seen)
         assert await rig.failures() == {"client_gone": 200}
         for engine in rig.prefills:
@@ -218,7 +218,7 @@ async def test_a_storm_of_failed_prefills_pins_no_decode() -> None:
         assert {answer.status for answer in answers} == {502}
         await all_released(rig.decodes)
         await rig.settled()
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 20  # All deadlines that could have ended it are at 30 s and more.
         assert (len(rig.decode.seen), num_asked(rig.prefills)) == (200, 400)
 
 

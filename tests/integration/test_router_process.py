@@ -60,7 +60,7 @@ async def test_sigterm_lets_a_running_stream_end_and_then_stops_with_status_0(tm
             pass
         decode.open_gate(Gate.SECOND_TOKEN)
         assert (await client.reader.readuntil(b"0\r\n\r\n")).count(b"data: ") == 4
-        assert await asyncio.wait_for(router.wait(), 4) == 0
+        assert await asyncio.wait_for(router.wait(), 20) == 0
         assert json.loads(trace.read_text())["status"] == 200
 
 
@@ -78,7 +78,7 @@ async def test_ctrl_c_twice_does_not_wait_for_what_runs() -> None:
         answer = await client.receive()
         assert (answer.status, answer.json()["error"]["code"]) == (503, "stopped")
         await order.ended.wait()
-        await asyncio.wait_for(router.wait(), 4)
+        await asyncio.wait_for(router.wait(), 20)
 
 
 @pytest.mark.parametrize("what", ["port", "trace", "url", "secret"])

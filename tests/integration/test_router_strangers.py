@@ -30,7 +30,7 @@ async def running_request(rig: Rig) -> tuple[RawClient, dict[str, Any]]:
 
 
 async def call(rig: Rig, params: dict[str, Any], **changes: Any) -> Message:
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(20):
         return await (await rig.client()).post("/v1/metaserver", reservation_of(params, **changes))
 
 

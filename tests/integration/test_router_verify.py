@@ -34,7 +34,7 @@ async def start(rig: Rig, **order: Any) -> RawClient:
 
 async def verify(rig: Rig, **order: Any) -> Message:
     client = await start(rig, **order)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         return await client.receive()
 
 

@@ -31,11 +31,11 @@ def moves(system: System, state: State) -> list[Move]:
     step = Step(system, state)
     world: World = step.part(system.layout.world)
     found = list(_steps(system, step, world))
-    timers = list(_timers(system, step))
     if found:
         if world.faults[_FAULT["early"]]:
-            found += [_spent("early", move) for move in timers]
+            found += [_spent("early", move) for move in _timers(system, step)]
     else:
+        timers = list(_timers(system, step))
         found = [move for move in timers if "deadline" not in move[0]]
         found = found if found or system.plan.is_prompt else timers
     for name, left in zip(FAULT_NAMES, world.faults, strict=True):

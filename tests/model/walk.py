@@ -6,7 +6,6 @@ import itertools
 import time
 from array import array
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
@@ -14,8 +13,6 @@ from model.checks import Checks, require_terminal
 from model.moves import Label, moves
 from model.plan import Broken, Plan
 from model.state import State, Step, System
-
-_PLACE_BYTES: Final = 4
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,28 @@ ACCEPTED: Final = (
     Accepted(
         "engine arguments", both("engineArgs", {"block-size": "32", "enforce-eager": "true", "dtype": "bfloat16"})
     ),
+    Accepted("an executor on one node", {f"{P}.engineArgs": {"distributed-executor-backend": "uni"}}),
     Accepted("arguments of one role only", {f"{P}.engineArgs": {"max-num-batched-tokens": "8192"}}),
+    Accepted(
+        "structures, and one name that another one begins with",
+        both(
+            "engineArgs",
+            {
+                "hf-overrides": '{"a_b.c": 1}',
+                "tokenizer": "t",
+                "tokenizer-mode": "hf",
+                "kv-cache-dtype": "fp8",
+                "kv-cache-dtype-skip-layers": "0",
+                "quantization": "fp8",
+                "speculative-config": '{"method": "ngram"}',
+            },
+        ),
+    ),
+    Accepted(
+        "switches of one role only",
+        {f"{P}.engineArgs": {"enable-prefix-caching": "false", "kv-sharing-fast-prefill": "true"}},
+    ),
+    Accepted("an option that vLLM may have one day", {f"{P}.engineArgs": {"x" * 64: "1", "nova2": "1"}}),
     Accepted(
         "environment of both kinds",
         both(
@@ -48,6 +69,20 @@ ACCEPTED: Final = (
     Accepted("no surge", {"spec.rollout": {"maxSurge": 0, "maxUnavailable": 1}}),
     Accepted("a surge in percent", {"spec.rollout": {"maxSurge": "25%", "maxUnavailable": "0%"}}),
     Accepted("replicas within the ratio", {"spec.scaling.ratio": {"min": 0.5, "max": 2}, f"{D}.replicas": 2}),
+    Accepted(
+        "replicas exactly at a least ratio that no double is",
+        {"spec.scaling.ratio": {"min": 0.07, "max": 2}, f"{P}.replicas": 7, f"{D}.replicas": 100},
+    ),
+    Accepted(
+        "replicas exactly at a most ratio that no double is",
+        {"spec.scaling.ratio": {"min": 0.01, "max": 0.29}, f"{P}.replicas": 29, f"{D}.replicas": 100},
+    ),
+    Accepted("side channels up to where engines answer", {"spec.transfer.port": 7998, f"{D}.parallelism.tensor": 2}),
+    Accepted("side channels after where engines answer", {"spec.transfer.port": 8001, f"{P}.parallelism.tensor": 2}),
+    Accepted(
+        "a side channel before where engines answer, whatever prefill has",
+        {"spec.transfer.port": 7999, f"{P}.parallelism.tensor": 2},
+    ),
     Accepted(
         "replicas outside a ratio that others keep",
         {"spec.scaling": {"mode": "External", "ratio": {"min": 2, "max": 4}}},

@@ -7,19 +7,85 @@ from typing import Final
 from operator_cases.objects import ABSENT, CUDA, By, D, P, Refused, both
 
 ALIKE: Final = (
-    "attention-backend",
-    "block-size",
-    "chat-template",
-    "dtype",
-    "hf-overrides",
-    "kv-cache-dtype",
-    "mamba-cache-dtype",
-    "mamba-ssm-cache-dtype",
-    "quantization",
-    "speculative-config",
-    "tokenizer",
-)
+    # The shape of KV and its bytes.
+    "attention-backend", "attention-config", "block-size", "disable-hybrid-kv-cache-manager", "dtype", "kv-cache-dtype",
+    "kv-cache-dtype-skip-layers", "mamba-block-size", "mamba-cache-dtype", "mamba-cache-mode", "mamba-ssm-cache-dtype",
+    # The weights.
+    "code-revision", "config-format", "default-mm-loras", "hf-config-path", "hf-overrides", "ignore-patterns",
+    "load-format", "lora-dtype", "lora-modules", "lora-target-modules", "model-class-overrides", "model-impl",
+    "model-loader-extra-config", "quantization", "quantization-config", "spec-method", "spec-model", "spec-tokens",
+    "speculative-config", "trust-remote-code",
+    # The tokens.
+    "anthropic-disabled-thinking-effort", "chat-template", "chat-template-content-format", "cohere-format",
+    "default-chat-template-kwargs", "exclude-tools-when-tool-choice-none", "tokenizer", "tokenizer-mode",
+    "tokenizer-revision", "trust-request-chat-template",
+    # What an image or a video becomes: its tokens are placeholders, alike whatever they stand for.
+    "enable-tower-connector-lora", "interleave-mm-strings", "media-io-kwargs", "mm-device-do-normalize",
+    "mm-encoder-attn-dtype", "mm-encoder-fp8-scale-path", "mm-processor-kwargs", "trust-request-mm-kwargs",
+    "video-pruning-method", "video-pruning-rate",
+)  # fmt: skip
 """Written out: a name that the product forgets is to be missed here."""
+
+_NO_OFFLOADING: Final = "leave it out: it puts vLLM's own connector in the place of the one that hands KV over"
+_TLS: Final = (
+    "ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-cert-reqs", "ssl-ciphers", "enable-ssl-refresh",
+)  # fmt: skip
+NOT_YOURS: Final = (
+    # The operator writes these itself.
+    ("tensor-parallel-size", "4", "use parallelism.tensor"),
+    ("nnodes", "2", "use nodesPerInstance"),
+    ("node-rank", "1", "leave it out: each pod of an instance gets its own"),
+    ("master-addr", "x", "leave it out: it is the first pod of an instance"),
+    ("master-port", "1", "leave it out: each pod has an address of its own, so no two instances meet on one"),
+    ("headless", "true", "leave it out: each pod of an instance but the first gets it"),
+    # KV would not be handed over.
+    ("kv-offloading-size", "4", _NO_OFFLOADING),
+    ("kv-offloading-backend", "native", _NO_OFFLOADING),
+    # Routers and probes would not reach the engine.
+    ("uds", "/tmp/x", "leave it out: routers and probes reach engines by TCP"),
+    ("api-server-count", "2", "leave it out: an engine has one API server"),
+    ("grpc", "true", "leave it out: routers and probes speak HTTP with engines"),
+    ("tokens-only", "true", "leave it out: clients send and get text"),
+    ("data-parallel-multi-port-external-lb", "true", "leave it out: an engine answers on one port"),
+    ("root-path", "/x", "leave it out: routers and probes ask for paths without a prefix"),
+    *((name, "x", "leave it out: routers and probes speak plain HTTP with engines") for name in _TLS),
+    # An engine that is to go would never be done.
+    ("disable-log-stats", "true", "leave it out: by these statistics an engine that is to go is known to be done"),
+)
+"""An option, a value, and who sets it or what to do instead. Written out, as above."""
+
+_SPELL: Final = ": write an option in small letters and dashes, like block-size, and a structure whole, as JSON"
+_SHORT: Final = ", the beginning of a longer one: write the whole name"
+_NEGATED: Final = ": write the option without no-, and the value false"
+_DASHED: Final = ": write the option without its leading dashes, like block-size"
+SPELLINGS: Final = (
+    ("underscores", "block_size", _SPELL),
+    ("some underscores", "kv-cache_dtype", _SPELL),
+    ("underscores in the operator's own", "kv_transfer_config", _SPELL),
+    ("underscores in one that no rule names", "max_num_seqs", _SPELL),
+    ("a key of a structure", "hf-overrides.a", _SPELL),
+    ("a key of a structure with underscores", "speculative_config.model", _SPELL),
+    ("a key of a shortened structure", "hf-over.a", _SPELL),
+    ("an item of a structure's list", "speculative-config.a+", _SPELL),
+    ("a key of the operator's own", "kv-transfer-config.kv_role", _SPELL),
+    ("the value in the name", "block-size=32", _SPELL),
+    ("a variable in the name", "$(NAME)", _SPELL),
+    ("a space", "dtype ", _SPELL),
+    ("capitals", "dTYPE", _SPELL),
+    ("letters of elsewhere", "dtypé", _SPELL),
+    ("65 characters", "a" * 65, _SPELL),
+    ("the last of 64 characters", "a" * 63 + "_", _SPELL),
+    ("a name cut short", "block-s", _SHORT),
+    ("a name cut to one letter", "d", _SHORT),
+    ("the operator's own cut short", "tensor-par", _SHORT),
+    ("a switch that may differ, cut short", "enable-prefix", _SHORT),
+    ("the last of the operator's own", "disable-log-stat", _SHORT),
+    ("a switch turned off by its name", "no-disable-hybrid-kv-cache-manager", _NEGATED),
+    ("the same, cut short", "no-disable-hyb", _NEGATED),
+    ("dashes", "--enforce-eager", _DASHED),
+    ("nothing", "", _DASHED),
+)
+"""What of a name is unusual, the name, and the cure. vLLM reads most of them as an option that a rule asks for."""
 
 RULES: Final = (
     Refused(
@@ -79,6 +145,17 @@ RULES: Final = (
         "so set parallelism.data to 1 and raise replicas",
     ),
     Refused(
+        "another executor over nodes",
+        {
+            **CUDA,
+            f"{D}.parallelism.tensor": 2,
+            f"{D}.nodesPerInstance": 2,
+            f"{D}.engineArgs": {"distributed-executor-backend": "ray"},
+        },
+        "engineArgs has distributed-executor-backend = ray and nodesPerInstance is 2: "
+        "leave it out, over nodes it is mp",
+    ),
+    Refused(
         "a model that is nowhere",
         {"spec.model": {"servedName": "tiny"}},
         "model has no name, no path and no volume: give exactly one of name, path and volume",
@@ -94,31 +171,17 @@ RULES: Final = (
         "model.revision v1 names a revision on the model hub, and model.name is not set: "
         "leave revision out, or set name",
     ),
-    Refused(
-        "dashes before an argument",
-        {f"{P}.engineArgs": {"--enforce-eager": "true"}},
-        "engineArgs has --enforce-eager: write the option without its leading dashes, like block-size",
+    *(
+        Refused(f"{what} as an argument", {f"{P}.engineArgs": {name: "1"}}, f"engineArgs has {name}{cure}")
+        for what, name, cure in SPELLINGS
     ),
-    Refused(
-        "underscores that would hide an argument",
-        {f"{P}.engineArgs": {"block_size": "32"}},
-        "engineArgs has block_size: write it as block-size",
-    ),
-    Refused(
-        "a key of a structure that would hide it",
-        {f"{P}.engineArgs": {"kv-transfer-config.kv_role": "kv_both"}},
-        "engineArgs has kv-transfer-config.kv_role: write the whole structure as JSON",
-    ),
-    Refused(
-        "an argument that is a field",
-        {f"{P}.engineArgs": {"tensor-parallel-size": "4"}},
-        "engineArgs has tensor-parallel-size = 4, which the operator sets itself: use parallelism.tensor",
-    ),
-    Refused(
-        "an argument by which drain would never end",
-        {f"{P}.engineArgs": {"disable-log-stats": "true"}},
-        "engineArgs has disable-log-stats = true, which the operator sets itself: leave it out: by these statistics an "
-        "engine that is to go is known to be done",
+    *(
+        Refused(
+            f"{name} as an argument",
+            {f"{P}.engineArgs": {name: value}},
+            f"engineArgs has {name} = {value}, which the operator sets itself or relies on: {cure}",
+        )
+        for name, value, cure in NOT_YOURS
     ),
     Refused(
         "two origins of a variable",
@@ -144,6 +207,23 @@ RULES: Final = (
         "replicas outside the ratio",
         {"spec.scaling.ratio": {"min": 0.5, "max": 2}, f"{D}.replicas": 4},
         "prefill 1 to decode 4 replicas is outside scaling.ratio 0.5 to 2: change the replicas or the ratio",
+    ),
+    Refused(
+        "replicas a hair outside the ratio",
+        {"spec.scaling.ratio": {"min": 0.0700001, "max": 2}, f"{P}.replicas": 7, f"{D}.replicas": 100},
+        "prefill 7 to decode 100 replicas is outside scaling.ratio 0.0700001 to 2: change the replicas or the ratio",
+    ),
+    Refused(
+        "a side channel where engines answer",
+        {"spec.transfer.port": 8000},
+        "decode listens on ports 8000 to 8000 (transfer.port 8000, 1 ranks), and on 8000 engines answer: "
+        "leave transfer.port out, or take one above 8000",
+    ),
+    Refused(
+        "the last rank's side channel where engines answer",
+        {"spec.transfer.port": 7993, f"{D}.parallelism": {"tensor": 2, "pipeline": 2, "data": 2}},
+        "decode listens on ports 7993 to 8000 (transfer.port 7993, 8 ranks), and on 8000 engines answer: "
+        "leave transfer.port out, or take one above 8000",
     ),
     Refused(
         "ascend's protocol elsewhere",
@@ -228,6 +308,12 @@ SCHEMA: Final = (
         "an argument that is a number",
         {f"{P}.engineArgs": {"block-size": 32}},
         'spec.roles.prefill.engineArgs.block-size in body must be of type string: "integer"',
+        By.SCHEMA,
+    ),
+    Refused(
+        "an argument without a value",
+        {f"{P}.engineArgs": {"chat-template": ""}},
+        "spec.roles.prefill.engineArgs.chat-template in body should be at least 1 chars long",
         By.SCHEMA,
     ),
     Refused(

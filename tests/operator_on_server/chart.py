@@ -6,7 +6,7 @@ from typing import Final
 
 from chart_cases.rendering import NAMESPACE, objects
 from control_plane.crds import apply_crds, wait_established
-from control_plane.kube_http import KubeHttp, Object
+from control_plane.kube_http import Object
 from control_plane.plane import ControlPlane
 
 ACCOUNT: Final = "pdcluster-operator"
@@ -40,10 +40,3 @@ def path_of(one: Object) -> str:
     version, namespace = one["apiVersion"], one["metadata"].get("namespace")
     root = f"/apis/{version}" if "/" in version else f"/api/{version}"
     return f"{root}{f'/namespaces/{namespace}' if namespace else ''}/{one['kind'].lower()}s"
-
-
-def remove_rights(admin: KubeHttp, case: str) -> None:
-    """Nobody has the chart's rights any more."""
-    for one in objects(case):
-        if one["kind"].endswith("Binding"):
-            admin.delete(f"{path_of(one)}/{one['metadata']['name']}")

@@ -11,7 +11,7 @@ from typing import Final
 
 from chart_cases.rendering import NAMESPACE
 from control_plane.accounts import make_namespace
-from control_plane.audit import Record, read_records
+from control_plane.audit import Record, end_of_records, read_records
 from control_plane.binaries import find_binaries
 from control_plane.kube_http import MERGE_PATCH, KubeHttp, Object
 from control_plane.plane import ControlPlane
@@ -90,7 +90,7 @@ class Server:
 
     def mark(self) -> int:
         """Where the audit log ends now."""
-        return self.plane.audit_file.stat().st_size
+        return end_of_records(self.plane.audit_file)
 
     def records(self, since: int = 0) -> list[Record]:
         """What operators asked for since a mark."""

@@ -21,7 +21,6 @@ PARAMS = DecodeParams(metaserver="http://r", transfer_id=TransferId("t"), deadli
 RESERVATION = parse_reservation(reservation_of(to_wire(PARAMS)))
 OURS = {"kv_transfer_params", "stream", "stream_options", "max_tokens", "min_tokens", "max_completion_tokens"}
 
-FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
     st.none()
     | st.booleans()

@@ -39,8 +39,6 @@ TIMEOUTS = st.builds(
     Timeouts, st.just(REQUEST_S), st.sampled_from([2.0, 4.0, 20.0]), st.sampled_from([None, 1.5, 20.0])
 )
 RETRIES = st.builds(Retries, st.integers(1, 3), st.integers(1, 2), st.booleans())
-ANSWERS = {Command.ANSWER_ERROR, Command.ANSWER_TIMEOUT}
-REPLIES = {Command.REPLY_OK, Command.REPLY_FAILED}
 
 
 class History(RuleBasedStateMachine):

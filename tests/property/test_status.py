@@ -35,6 +35,7 @@ def facts(draw: st.DrawFn) -> Facts:
         verification=draw(st.sampled_from(Verification)),
         verification_error="timeout",
         is_paused=draw(st.booleans()),
+        is_target_empty=draw(st.booleans()),
     )
 
 

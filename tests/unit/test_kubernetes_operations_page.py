@@ -18,6 +18,7 @@ from pdcluster_operator.core.explain import explain
 from pdcluster_operator.core.manifests.router import router_deployment
 from pdcluster_operator.core.observed import Observed
 from pdcluster_operator.core.plan import pool_of
+from pdcluster_operator.core.preview import preview
 from pdcluster_operator.core.status import Facts, reduce_status
 from pdcluster_operator.core.target import target_of
 
@@ -59,6 +60,15 @@ def templates(changes: Mapping[str, object]) -> dict[str, object]:
     }
 
 
+def planned(changes: Mapping[str, object]) -> set[str]:
+    """Who is replaced, as ``pdcluster plan`` tells people."""
+    same = {"spec.model.servedName": "same"}
+    summary, second, *_ = preview(make_cluster(same), make_cluster({**same, **changes}))
+    named = {role for role in ("prefill", "decode") if re.search(rf"\bonly\b.*\b{role}\b.* replaced", summary)}
+    engines = {"prefill", "decode"} if "both roles are replaced" in summary else named
+    return engines | ({"routers"} if second.startswith("routers are replaced") else set())
+
+
 @pytest.mark.parametrize("field", REPLACES)
 def test_a_change_replaces_what_the_page_says(field: str) -> None:
     changes, said = REPLACES[field]
@@ -66,6 +76,7 @@ def test_a_change_replaces_what_the_page_says(field: str) -> None:
     replaced = {whose for whose in before if before[whose] != after[whose]}
     words = {"both roles": {"prefill", "decode"}, "nothing": set[str]()}
     assert replaced == set[str]().union(*(words.get(part, {part}) for part in said.split(", ")))
+    assert planned(changes) == replaced
     assert [row for row in ROWS if row.startswith(f"| `{field}`") and row.endswith(f"| {said} |")]
 
 

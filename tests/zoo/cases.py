@@ -13,7 +13,6 @@ from zoo.weights import ensure_model
 _NO_CACHE: Final = ("--no-enable-prefix-caching",)
 _BF16: Final = ("--dtype", "bfloat16")
 TP2: Final = Shape(tp=2)
-TP4: Final = Shape(tp=4)
 
 
 def speculative(**config: object) -> tuple[str, ...]:

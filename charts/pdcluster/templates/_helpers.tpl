@@ -18,17 +18,18 @@
 {{- include "pdcluster.fullname" . }}-operator
 {{- end -}}
 
-{{/* Never changes in an upgrade: a Deployment's selector cannot. */}}
+{{/* Never changes in an upgrade: a Deployment's selector cannot. Names are quoted everywhere: `123`,
+     `true` and `null` are names too. */}}
 {{- define "pdcluster.selector" -}}
-app.kubernetes.io/name: {{ include "pdcluster.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "pdcluster.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
 {{/* The pod of `helm test`. */}}
 {{- define "pdcluster.checkSelector" -}}
-app.kubernetes.io/name: {{ include "pdcluster.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "pdcluster.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: check
 {{- end -}}
 

@@ -16,11 +16,13 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from pdcluster_operator.api.base import MAX_NAME, MAX_REPLICAS, ApiModel, Fault, Name, OpenObject, Rule, Share
-from pdcluster_operator.api.role import DeviceKind, Resources, Roles
+from pdcluster_operator.api.role import DeviceKind, Resources, Roles, ranks_of
 from pdcluster_operator.api.status import PDClusterStatus
 from pdcluster_protocol.metaserver import Action
 
 _DAY_S: Final = 86400
+HTTP_PORT: Final = 8000
+"""Where engines and routers answer, in every pod: vLLM's own default."""
 
 
 class Volume(ApiModel):
@@ -109,8 +111,9 @@ class Transfer(ApiModel):
     protocol: TransferProtocol | None = None
     """tcp, rdma or ascend. Default: ascend on ascend devices, else tcp, which works everywhere."""
     port: int = Field(default=20100, ge=1024, le=31000)
-    """First port of decode's side channels: rank r listens on port + r, in [1024, 31000]. Default 20100: below the
-    ports that Linux gives to outgoing connections (from 32768), whatever the rank, and none of vLLM's own."""
+    """First port of decode's side channels: rank r listens on port + r, in [1024, 31000]; none may be 8000, where
+    engines answer. Default 20100: below the ports that Linux gives to outgoing connections (from 32768), whatever the
+    rank, and none of vLLM's own."""
     deadline_seconds: int = Field(default=300, ge=1, le=_DAY_S)
     """Seconds that one attempt at a prompt's prefill and hand-over may take, in [1, 86400]; then another prefill engine
     is asked. Default 300: a long prompt on a busy engine; half of a request's 600, so that a second one has time."""
@@ -265,8 +268,15 @@ class Auth(ApiModel):
     )
 
 
-_BELOW: Final = "double(self.roles.prefill.replicas) < self.scaling.ratio.min * double(self.roles.decode.replicas)"
-_ABOVE: Final = "double(self.roles.prefill.replicas) > self.scaling.ratio.max * double(self.roles.decode.replicas)"
+_NEARLY: Final = "1e-9"
+"""Of an instance: 0.07 x 100 is a little above 7 in doubles, and what users wrote is exact (``core/scaling.py``)."""
+_PREFILL: Final = "double(self.roles.prefill.replicas)"
+_DECODE: Final = "double(self.roles.decode.replicas)"
+_BELOW: Final = f"{_PREFILL} < self.scaling.ratio.min * {_DECODE} - {_NEARLY}"
+_ABOVE: Final = f"{_PREFILL} > self.scaling.ratio.max * {_DECODE} + {_NEARLY}"
+
+_DECODE_RANKS: Final = ranks_of("self.roles.decode")
+_LAST_PORT: Final = f"self.transfer.port + {_DECODE_RANKS} - 1"
 
 
 class PDClusterSpec(ApiModel):
@@ -299,6 +309,19 @@ class PDClusterSpec(ApiModel):
             values=("self.roles.prefill.device.kind",),
             short="transfer.protocol ascend needs device.kind ascend: leave protocol out",
             path=".transfer.protocol",
+        ),
+        Rule(
+            holds=f"self.transfer.port > {HTTP_PORT} || {_LAST_PORT} < {HTTP_PORT}",
+            says="decode listens on ports %s to %s (transfer.port %s, %s ranks), and on "
+            f"{HTTP_PORT} engines answer: leave transfer.port out, or take one above {HTTP_PORT}",
+            values=(
+                "string(self.transfer.port)",
+                f"string({_LAST_PORT})",
+                "string(self.transfer.port)",
+                f"string({_DECODE_RANKS})",
+            ),
+            short=f"decode listens on port {HTTP_PORT}, where engines answer: take a transfer.port above it",
+            path=".transfer.port",
         ),
         Rule(
             holds=f"!has(self.scaling.ratio) || self.scaling.mode != 'Fixed' || !({_BELOW} || {_ABOVE})",

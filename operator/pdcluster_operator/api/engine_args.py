@@ -6,6 +6,10 @@ server-side apply, and no option can be given twice. Values are strings, as in `
 holds: ``"true"`` gives ``--name``, ``"false"`` gives ``--no-name`` (vLLM 0.32 makes both for each switch), anything
 else ``--name=value``. Structures are JSON in a string.
 
+vLLM 0.32 takes more than one spelling (``utils/argparse_utils.py``, and argparse below it): ``block_size``,
+``hf-overrides.key``, ``no-name``, ``block-s``. Each would hide an option from rules that ask for it by name, so that
+the roles' difference is found at the handshake, minutes later: the rules take one spelling only.
+
 Block sizes that differ are refused here although the connector can push between some of them (0003): one revision is
 one shape of KV, and the revision is what both roles share (0004).
 """
@@ -17,25 +21,76 @@ from typing import Final
 from pdcluster_operator.api.base import Rule
 
 MAX_ARGS: Final = 64
+MAX_NAME_CHARACTERS: Final = 64
+"""Of an option; vLLM's longest has 41. A key's length cannot be bounded by the schema."""
 MAX_ARG_CHARACTERS: Final = 4096
 """Of one value: room for a JSON structure; bounded, or the API server refuses rules over it as too costly."""
 
 MUST_AGREE: Final = (
+    "anthropic-disabled-thinking-effort",
     "attention-backend",
+    "attention-config",
     "block-size",
     "chat-template",
+    "chat-template-content-format",
+    "code-revision",
+    "cohere-format",
+    "config-format",
+    "default-chat-template-kwargs",
+    "default-mm-loras",
+    "disable-hybrid-kv-cache-manager",
     "dtype",
+    "enable-tower-connector-lora",
+    "exclude-tools-when-tool-choice-none",
+    "hf-config-path",
     "hf-overrides",
+    "ignore-patterns",
+    "interleave-mm-strings",
     "kv-cache-dtype",
+    "kv-cache-dtype-skip-layers",
+    "load-format",
+    "lora-dtype",
+    "lora-modules",
+    "lora-target-modules",
+    "mamba-block-size",
     "mamba-cache-dtype",
+    "mamba-cache-mode",
     "mamba-ssm-cache-dtype",
+    "media-io-kwargs",
+    "mm-device-do-normalize",
+    "mm-encoder-attn-dtype",
+    "mm-encoder-fp8-scale-path",
+    "mm-processor-kwargs",
+    "model-class-overrides",
+    "model-impl",
+    "model-loader-extra-config",
     "quantization",
+    "quantization-config",
+    "spec-method",
+    "spec-model",
+    "spec-tokens",
     "speculative-config",
     "tokenizer",
+    "tokenizer-mode",
+    "tokenizer-revision",
+    "trust-remote-code",
+    "trust-request-chat-template",
+    "trust-request-mm-kwargs",
+    "video-pruning-method",
+    "video-pruning-rate",
 )
 """What decides what a KV block's bytes mean, as the handshake's fingerprint does, and which tokens a prompt is; here
 it is found out before any engine starts. One that a role leaves out is vLLM's own choice, which no rule can know: it
-differs from any value."""
+differs from any value. Two names of one thing (``spec-model`` is a key of ``speculative-config``) are both asked for.
+
+These, ``MAY_DIFFER`` and the model's revision make a revision of the pool (``core/revision.py``)."""
+
+MAY_DIFFER: Final = ("enable-prefix-caching", "kv-sharing-fast-prefill")
+"""Switches that belong to a revision, but leave most models' KV as it is and may be of use to one role. Where they do
+not, the handshake says so. With prefix caching vLLM 0.32 chooses another block size for recurrent state."""
+
+_NO_OFFLOADING: Final = "leave it out: it puts vLLM's own connector in the place of the one that hands KV over"
+_NO_TLS: Final = "leave it out: routers and probes speak plain HTTP with engines"
 
 SET_ELSEWHERE: Final[dict[str, str]] = {
     "model": "use spec.model",
@@ -45,24 +100,57 @@ SET_ELSEWHERE: Final[dict[str, str]] = {
     "pipeline-parallel-size": "use parallelism.pipeline",
     "data-parallel-size": "use parallelism.data",
     "kv-transfer-config": "use spec.transfer",
+    "kv-offloading-size": _NO_OFFLOADING,
+    "kv-offloading-backend": _NO_OFFLOADING,
+    "nnodes": "use nodesPerInstance",
+    "node-rank": "leave it out: each pod of an instance gets its own",
+    "master-addr": "leave it out: it is the first pod of an instance",
+    "master-port": "leave it out: each pod has an address of its own, so no two instances meet on one",
+    "headless": "leave it out: each pod of an instance but the first gets it",
+    "config": "write the file's options here",
     "host": "leave it out",
     "port": "leave it out",
+    "uds": "leave it out: routers and probes reach engines by TCP",
+    "api-server-count": "leave it out: an engine has one API server",
+    "grpc": "leave it out: routers and probes speak HTTP with engines",
+    "tokens-only": "leave it out: clients send and get text",
+    "data-parallel-multi-port-external-lb": "leave it out: an engine answers on one port",
+    "root-path": "leave it out: routers and probes ask for paths without a prefix",
+    "ssl-keyfile": _NO_TLS,
+    "ssl-certfile": _NO_TLS,
+    "ssl-ca-certs": _NO_TLS,
+    "ssl-cert-reqs": _NO_TLS,
+    "ssl-ciphers": _NO_TLS,
+    "enable-ssl-refresh": _NO_TLS,
     "api-key": "leave it out: clients reach the router, not the engines",
     "disable-log-stats": "leave it out: by these statistics an engine that is to go is known to be done",
 }
-"""Option to cure. The operator sets these itself or relies on them, and a second value would win silently."""
+"""Option to cure. The operator sets these itself or relies on them, and a second value would win silently.
+
+``kv-offloading-size`` replaces the connector (vLLM 0.32 ``config/vllm.py``, ``_post_init_kv_transfer_config``)."""
 
 
-# Python spells a list or a map of strings as CEL does, as long as there is no quote in them.
-_UNDERSCORED: Final = {name.replace("-", "_"): name for name in (*MUST_AGREE, *SET_ELSEWHERE) if "-" in name}
-_FIRST_UNDERSCORED: Final = f"{list(_UNDERSCORED)}.filter(name, name in self)[0]"
+ON_ONE_NODE: Final = "distributed-executor-backend"
+"""Over several nodes the operator sets it; on one it is the user's choice."""
+
+# Python spells a list or a map of strings, and a list of numbers, as CEL does, as long as no string has both quotes.
 _FIRST_FORBIDDEN: Final = f"{list(SET_ELSEWHERE)}.filter(name, name in self)[0]"
 _IS_DASHED: Final = "name == '' || name.startsWith('-')"
-_IS_DOTTED: Final = " || ".join(
-    f"name.startsWith('{name}.')" for name in ("hf-overrides", "kv-transfer-config", "speculative-config")
+_IS_NEGATED: Final = "name.startsWith('no-')"
+_IS_OUR_LETTER: Final = "(c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-'"
+_IS_MISSPELLED: Final = (
+    f"name.size() > {MAX_NAME_CHARACTERS} || "
+    f"{list(range(MAX_NAME_CHARACTERS))}.exists(i, i < name.size() && ![name.charAt(i)].all(c, {_IS_OUR_LETTER}))"
 )
-"""vLLM's way to give one key of a JSON structure, which would hide it from the rules. Asked by prefix: a search within
-a key, whose length has no bound, is too costly for the API server."""
+"""Asked letter by letter: a search within a key, whose length has no bound, is too costly for the API server."""
+_NAMES: Final = (*MUST_AGREE, *MAY_DIFFER, *SET_ELSEWHERE, ON_ONE_NODE)
+_BEGINS_ONE: Final = " || ".join(
+    f"(name.size() < {len(whole)} && '{whole}'.substring(0, name.size()) == name)" for whole in _NAMES
+)
+"""A constant's part, not ``startsWith`` and not a list's items: what has no bound is charged as endless."""
+_BOTH: Final = [name for name in _NAMES if any(whole.startswith(f"{name}-") for whole in _NAMES)]
+"""Options that another one begins with, like tokenizer."""
+_IS_SHORT: Final = f"name != '' && !(name in {_BOTH}) && ({_BEGINS_ONE})"
 
 ARGS_RULES: Final = (
     Rule(
@@ -72,22 +160,29 @@ ARGS_RULES: Final = (
         short="engineArgs names an option with leading dashes: write it without them, like block-size",
     ),
     Rule(
-        holds=f"!self.exists(name, {_IS_DOTTED})",
-        says="engineArgs has %s: write the whole structure as JSON",
-        values=(f"self.filter(name, {_IS_DOTTED})[0]",),
-        short="engineArgs gives one key of a structure: write the whole structure as JSON",
+        holds=f"!self.exists(name, {_IS_NEGATED})",
+        says="engineArgs has %s: write the option without no-, and the value false",
+        values=(f"self.filter(name, {_IS_NEGATED})[0]",),
+        short="engineArgs turns an option off by its name: write it without no-, and the value false",
     ),
     Rule(
-        holds=f"!{list(_UNDERSCORED)}.exists(name, name in self)",
-        says="engineArgs has %s: write it as %s",
-        values=(_FIRST_UNDERSCORED, f"{_UNDERSCORED}[{_FIRST_UNDERSCORED}]"),
-        short="engineArgs spells an option with underscores: write it with dashes",
+        holds=f"!self.exists(name, {_IS_MISSPELLED})",
+        says="engineArgs has %s: write an option in small letters and dashes, like block-size, and a structure whole, "
+        "as JSON",
+        values=(f"self.filter(name, {_IS_MISSPELLED})[0]",),
+        short="engineArgs misspells an option: write it in small letters and dashes, and a structure whole, as JSON",
+    ),
+    Rule(
+        holds=f"!self.exists(name, {_IS_SHORT})",
+        says="engineArgs has %s, the beginning of a longer one: write the whole name",
+        values=(f"self.filter(name, {_IS_SHORT})[0]",),
+        short="engineArgs shortens the name of an option: write the whole name",
     ),
     Rule(
         holds=f"!{list(SET_ELSEWHERE)}.exists(name, name in self)",
-        says="engineArgs has %s = %s, which the operator sets itself: %s",
+        says="engineArgs has %s = %s, which the operator sets itself or relies on: %s",
         values=(_FIRST_FORBIDDEN, f"self[{_FIRST_FORBIDDEN}]", f"{SET_ELSEWHERE}[{_FIRST_FORBIDDEN}]"),
-        short="engineArgs has an option that the operator sets itself: leave it out",
+        short="engineArgs has an option that the operator sets itself or relies on: leave it out",
     ),
 )
 """Over one role's ``engineArgs``."""

@@ -18,7 +18,14 @@ from pdcluster_operator.api.base import (
     checked_by,
     map_by,
 )
-from pdcluster_operator.api.engine_args import ARGS_RULES, MAX_ARG_CHARACTERS, MAX_ARGS, MUST_AGREE, agreement_rule
+from pdcluster_operator.api.engine_args import (
+    ARGS_RULES,
+    MAX_ARG_CHARACTERS,
+    MAX_ARGS,
+    MUST_AGREE,
+    ON_ONE_NODE,
+    agreement_rule,
+)
 from pdcluster_protocol.secret import SECRET_VARIABLE
 
 MAX_ENV: Final = 64
@@ -122,11 +129,19 @@ class EnvVar(ApiModel):
 
 
 EngineArgs = Annotated[
-    dict[str, Annotated[str, Field(max_length=MAX_ARG_CHARACTERS)]],
+    # An option without a value would be taken for one that is left out.
+    dict[str, Annotated[str, Field(min_length=1, max_length=MAX_ARG_CHARACTERS)]],
     Field(max_length=MAX_ARGS, json_schema_extra=checked_by(ARGS_RULES)),
 ]
 
-_RANKS: Final = "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data"
+
+def ranks_of(role: str) -> str:
+    """A CEL expression: how many ranks one instance has."""
+    split = f"{role}.parallelism"
+    return f"{split}.tensor * {split}.pipeline * {split}.data"
+
+
+_RANKS: Final = ranks_of("self")
 _SPLIT: Final = "tensor %s x pipeline %s x data %s is %s ranks"
 _SPLIT_VALUES: Final = (
     "string(self.parallelism.tensor)",
@@ -151,7 +166,7 @@ class Role(ApiModel):
     resources: Resources = Resources()
     """Resources of the engine's container beside its devices."""
     engine_args: EngineArgs = Field(default={})
-    """vLLM's options by name without dashes, values in quotes, at most 64 of 4096 characters: block-size: "32".
+    """vLLM's options by name without dashes, values in quotes, at most 64 of 1 to 4096 characters: block-size: "32".
     "true" gives --name, "false" gives --no-name, anything else --name=value; structures are JSON. Options that decide
     what KV looks like must be alike in both roles. Default: vLLM's own choices."""
     env: Annotated[tuple[EnvVar, ...], Field(max_length=MAX_ENV), map_by("name")] = ()
@@ -175,6 +190,14 @@ class Role(ApiModel):
             values=("string(self.nodesPerInstance)", "string(self.parallelism.data)"),
             short="an instance over several nodes has one copy of the model: set parallelism.data to 1, raise replicas",
             path=".parallelism.data",
+        ),
+        Rule(
+            holds=f"self.nodesPerInstance == 1 || !('{ON_ONE_NODE}' in self.engineArgs)",
+            says=f"engineArgs has {ON_ONE_NODE} = %s and nodesPerInstance is %s: leave it out, over nodes it is mp",
+            values=(f"self.engineArgs['{ON_ONE_NODE}']", "string(self.nodesPerInstance)"),
+            short=f"engineArgs has {ON_ONE_NODE} over several nodes: leave it out, it is mp",
+            path=".engineArgs",
+            fault=Fault.FORBIDDEN,
         ),
         Rule(
             holds=f"!has(self.device.count) || self.device.count * self.nodesPerInstance == {_RANKS}",

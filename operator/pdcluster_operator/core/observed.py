@@ -181,8 +181,10 @@ class TargetIds:
 class Plan:
     """What to do, in this order: children, moves, prunes, scalers' statuses, status.
 
-    ``facts``: what ``status`` was reduced from. ``to_verify``: the target, when a request through it can be sent, and
-    none was answered yet. ``wake_after_s``: plan again then, even if nothing happens.
+    ``asked``: what the user has a say in. The API server is asked for each whether it would take it, before anything is
+    done, so that a spec which it refuses changes nothing of what runs; for a stop only of the routers. ``facts``: what
+    ``status`` was reduced from. ``to_verify``: the target, when a request through it can be sent, and none was answered
+    yet. ``wake_after_s``: plan again then, even if nothing happens.
     """
 
     facts: Facts
@@ -193,6 +195,7 @@ class Plan:
     scaler_statuses: tuple[ScalerStatus, ...] = ()
     to_verify: TargetIds | None = None
     wake_after_s: int | None = None
+    asked: tuple[Child, ...] = ()
 
     @property
     def should_verify(self) -> bool:

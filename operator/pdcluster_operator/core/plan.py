@@ -3,8 +3,13 @@
     spec -> target -> facts -> status -> next step -> children, moves, prunes
 
 A spec that cannot be carried out changes nothing: no child, no move, no prune, only the status that says why; what runs
-goes on as it is. Old workloads keep the template that they have: only their replicas move, and they are pruned when
-they are empty. A PDCluster that is being deleted is planned no more: Kubernetes removes its children, by their owner.
+goes on as it is. Where it is the API server that refuses, it is asked before anything is done: a workload that comes
+only after an old engine has gone is refused while that one still runs. Old workloads keep the template that they have:
+only their replicas move, and they are pruned when they are empty. A PDCluster that is being deleted is planned no more:
+Kubernetes removes its children, by their owner.
+
+A proof belongs to engines. While the status that was read proves a target that has none, no engine of it is made: the
+status has to be written first, so that whatever write fails nobody takes an old proof for one of the new engines.
 
 Replicas of a workload that is there are moved, never applied: an apply says what they are. A new one is created with
 what it shall have, so an old picture that does not show it yet changes nothing.
@@ -12,7 +17,7 @@ what it shall have, so an old picture that does not show it yet changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from pdcluster_operator.api.base import API_VERSION
@@ -23,7 +28,13 @@ from pdcluster_operator.core.fleet import ROLES
 from pdcluster_operator.core.last_prefill import keep_last_prefill
 from pdcluster_operator.core.manifests.access import scaler_selector
 from pdcluster_operator.core.manifests.pool import API_SERVER_PORTS, Pool
-from pdcluster_operator.core.manifests.workloads import API_VERSIONS, render_workload, revision_for
+from pdcluster_operator.core.manifests.router import router_name
+from pdcluster_operator.core.manifests.workloads import (
+    API_VERSIONS,
+    WorkloadDesign,
+    render_workload,
+    revision_for,
+)
 from pdcluster_operator.core.observed import (
     Child,
     Move,
@@ -69,9 +80,10 @@ def plan_pool(
         children = standing_children(pool, target, observed, served, secret_text)
     except ConfigError as error:
         return _refused_plan(pool, observed, generation, str(error), now)
-    facts = _facts(pool, observed, generation, target.name, target.counts)
+    facts = _facts(pool, observed, generation, target.name, target.counts, is_target_empty=target.is_empty)
     status = reduce_status(facts, observed.status, now=now)
-    changes = _changes(pool, target, status)
+    waits = _is_proven_by_others(facts, observed.status)
+    changes = () if waits else _changes(pool, target, status)
     seen = {workload.name: workload for workload in left}
     return Plan(
         facts,
@@ -81,7 +93,8 @@ def plan_pool(
         _prunes(pool, observed, left, served),
         _scaler_statuses(pool, observed, facts),
         target.ids if _should_verify(facts, status) else None,
-        _wake_after_s(pool, status, now),
+        0 if waits else _wake_after_s(pool, status, now),
+        _asked(pool, () if facts.is_stopped else target.designs.values(), seen, children),
     )
 
 
@@ -98,7 +111,14 @@ def _refused_plan(pool: Pool, observed: Observed, generation: int, refusal: str,
 
 
 def _facts(
-    pool: Pool, observed: Observed, generation: int, target: str, counts: Mapping[Role, Counts], refusal: str = ""
+    pool: Pool,
+    observed: Observed,
+    generation: int,
+    target: str,
+    counts: Mapping[Role, Counts],
+    refusal: str = "",
+    *,
+    is_target_empty: bool = False,
 ) -> Facts:
     result = observed.verifications.get(target, _NOT_ASKED)
     return Facts(
@@ -114,7 +134,13 @@ def _facts(
         verification_error=result.error,
         is_paused=pool.spec.rollout.paused,
         problem=observed.problem,
+        is_target_empty=is_target_empty,
     )
+
+
+def _is_proven_by_others(facts: Facts, before: Status | None) -> bool:
+    """The status that was read speaks of engines that are gone, and others are wanted. A stop waits for nothing."""
+    return not facts.is_stopped and facts.is_target_empty and before is not None and before.verified == facts.target
 
 
 def _changes(pool: Pool, target: Target, status: Status) -> tuple[Change, ...]:
@@ -152,6 +178,17 @@ def _workloads(
     return children
 
 
+def _asked(
+    pool: Pool, wanted: Iterable[WorkloadDesign], seen: Mapping[str, SeenWorkload], children: Iterable[Child]
+) -> tuple[Child, ...]:
+    """What the user's words are in: workloads that are wanted and not there yet, also those whose first replica comes
+    in a later step, and the routers' Deployment and Service."""
+    missing = [design for design in wanted if design.name not in seen]
+    workloads = [Child(render_workload(pool, design, 0), Way.CREATE) for design in missing]
+    name = router_name(pool)
+    return (*workloads, *(it for it in children if it.name == name and it.kind in ("Deployment", "Service")))
+
+
 def _moves(seen: Mapping[str, SeenWorkload], changes: tuple[Change, ...]) -> tuple[Move, ...]:
     there = [(change, seen[change.workload]) for change in changes if change.workload in seen]
     return tuple(Move(change, workload.kind, workload.version) for change, workload in there)
@@ -186,7 +223,7 @@ def _scaler_statuses(pool: Pool, observed: Observed, facts: Facts) -> tuple[Scal
 
 def _should_verify(facts: Facts, status: Status) -> bool:
     """A router and an engine of each role are there, and no request was answered through this target yet."""
-    if facts.is_stopped:
+    if facts.is_proof_void:
         return False  # Those that are there go.
     has_engines = all(facts.of(role).updated_ready for role in ROLES)
     return has_engines and facts.routers_ready > 0 and status.verified != facts.target

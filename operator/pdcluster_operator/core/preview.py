@@ -12,6 +12,8 @@ from typing import Final
 
 from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.core.fleet import ROLES
+from pdcluster_operator.core.manifests.router import router_deployment
+from pdcluster_operator.core.manifests.workloads import WorkloadKind
 from pdcluster_operator.core.names import discovery_service_name
 from pdcluster_operator.core.observed import Observed, Plan, SeenWorkload, Version
 from pdcluster_operator.core.plan import plan_pool, pool_of
@@ -41,9 +43,11 @@ def preview(before: PDCluster | None, after: PDCluster) -> tuple[str, ...]:
     steps = (_step_line(number, step) for number, step in enumerate(preview_steps(fleet), 1))
     return (
         _summary(target, observed),
+        *_routers(before, after),
         *_section("children", _made(plan, target)),
         *_section("steps, when rollout.paused is false again" if waits else "steps", steps),
         *_section("removed in the end", _removed(after, target, observed)),
+        *_taken_for_granted(target),
     )
 
 
@@ -70,6 +74,14 @@ def _summary(target: Target, observed: Observed) -> str:
     return f"target {target.name}: {what}"
 
 
+def _routers(before: PDCluster | None, after: PDCluster) -> tuple[str, ...]:
+    """Kubernetes itself replaces them when their template changes."""
+    if before is None:
+        return ()
+    old, new = (router_deployment(pool_of(cluster, _IMAGE))["spec"]["template"] for cluster in (before, after))
+    return () if old == new else ("routers are replaced, one at a time",)
+
+
 def _replaced(target: Target, observed: Observed) -> list[SeenWorkload]:
     return [workload for workload in observed.workloads if workload.name != target.designs[workload.role].name]
 
@@ -87,6 +99,12 @@ def _removed(after: PDCluster, target: Target, observed: Observed) -> Iterator[s
         if workload.revision != target.revision:
             name = pool_of(after, _IMAGE).name
             yield f"Service {discovery_service_name(name, workload.role, workload.revision)}"
+
+
+def _taken_for_granted(target: Target) -> tuple[str, ...]:
+    if all(design.kind is not WorkloadKind.LEADER_WORKER_SET for design in target.designs.values()):
+        return ()
+    return ("LeaderWorkerSet (leaderworkerset.x-k8s.io/v1) is taken for installed: without it the spec is refused",)
 
 
 def _step_line(number: int, step: Step) -> str:

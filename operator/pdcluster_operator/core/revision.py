@@ -15,25 +15,12 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
+from pdcluster_operator.api.engine_args import MAY_DIFFER, MUST_AGREE
 from pdcluster_protocol.labels import Role
 
 Json = None | bool | int | float | str | list["Json"] | Mapping[str, "Json"]
 
-SHARED_ARGS: Final = frozenset(
-    {
-        # The bytes of KV and where they lie (`KvFingerprint`, and the groups of a layout). Prefix caching too: with it
-        # vLLM 0.32 chooses another block size for recurrent state.
-        "attention-backend", "attention-config", "block-size", "disable-hybrid-kv-cache-manager", "dtype",
-        "enable-prefix-caching", "kv-cache-dtype", "kv-cache-dtype-skip-layers", "kv-sharing-fast-prefill",
-        "mamba-block-size", "mamba-cache-dtype", "mamba-cache-mode", "mamba-ssm-cache-dtype",
-        # The weights that make them: KV of other weights has the right size and the wrong content.
-        "code-revision", "config-format", "default-mm-loras", "hf-config-path", "hf-overrides", "load-format",
-        "lora-modules", "model-impl", "quantization", "quantization-config", "revision", "spec-method", "spec-model",
-        "spec-tokens", "speculative-config",
-        # The tokens: both engines turn the client's text into a prompt.
-        "chat-template", "chat-template-content-format", "tokenizer", "tokenizer-mode", "tokenizer-revision",
-    }
-)  # fmt: skip
+SHARED_ARGS: Final = frozenset({*MUST_AGREE, *MAY_DIFFER, "revision"})
 """vLLM 0.32 engine arguments, as on its command line without dashes in front, that both roles must share."""
 
 _DIGITS: Final = 8

@@ -30,6 +30,7 @@ class Facts:
 
     ``target``: names revision and templates; ``verification`` and ``verification_error`` are about this target.
     ``problem``: what the cluster says of pods that do not get ready, such as ``ImagePullBackOff``; may be empty.
+    ``is_target_empty``: the target's workload of a role asks for no instance, or is not there.
     """
 
     generation: int
@@ -44,6 +45,7 @@ class Facts:
     verification_error: str = ""
     is_paused: bool = False
     problem: str = ""
+    is_target_empty: bool = False
 
     @property
     def is_stopped(self) -> bool:
@@ -51,8 +53,9 @@ class Facts:
 
     @property
     def is_proof_void(self) -> bool:
-        """All engines go, and those that come after them have proven nothing. A refused spec stops none."""
-        return self.is_stopped and not self.refusal
+        """Engines of the target go or have gone, and those that come after them have proven nothing. A refused spec
+        stops none, but whom a stop before it took is gone."""
+        return self.is_target_empty or (self.is_stopped and not self.refusal)
 
     def of(self, role: Role) -> Counts:
         return self.prefill if role is Role.PREFILL else self.decode
@@ -98,7 +101,7 @@ def reduce_status(facts: Facts, before: Status | None, *, now: int) -> Status:
         Type.ACCEPTED: _accepted(facts),
         **{condition: _role_ready(facts, role) for role, condition in ROLE_CONDITIONS.items()},
         Type.ROUTER_READY: _router_ready(facts),
-        Type.TRANSFER_VERIFIED: _transfer_verified(facts, status.verified),
+        Type.TRANSFER_VERIFIED: _transfer_verified(facts, status.verified, before),
     }
     findings[Type.PROGRESSING] = _progressing(facts, status, before, now)
     findings[Type.DEGRADED] = _degraded(facts, findings)
@@ -131,13 +134,15 @@ def deadline_at(status: Status, deadline_s: int) -> int | None:
 
 
 def _verified(facts: Facts, before: Status | None) -> str:
-    """A pass is remembered in status, so a new operator need not ask again; a failure or a stop takes it back."""
-    if facts.is_proof_void:
-        return ""
-    if facts.verification is Verification.PASSED:
+    """A pass is remembered in status, so a new operator need not ask again; a failure or a stop takes it back.
+
+    Of another target than this one it is kept, for a rollback to engines that are still there.
+    """
+    if facts.verification is Verification.PASSED and not facts.is_proof_void:
         return facts.target
     remembered = before.verified if before else ""
-    return "" if facts.verification is Verification.FAILED and remembered == facts.target else remembered
+    is_lost = facts.is_proof_void or facts.verification is Verification.FAILED
+    return "" if is_lost and remembered == facts.target else remembered
 
 
 def _accepted(facts: Facts) -> _Finding:
@@ -165,14 +170,27 @@ def _router_ready(facts: Facts) -> _Finding:
     return _Finding(Truth.FALSE, Reason.ROUTERS_NOT_READY, message)
 
 
-def _transfer_verified(facts: Facts, verified: str) -> _Finding:
+def _transfer_verified(facts: Facts, verified: str, before: Status | None) -> _Finding:
     if facts.is_stopped:
         return _Finding(Truth.UNKNOWN, Reason.SCALED_TO_ZERO, "no instance is wanted that could be asked")
     if verified == facts.target:
         return _Finding(Truth.TRUE, Reason.VERIFIED, f"a request was answered with pushed KV through {facts.target}")
     if facts.verification is Verification.FAILED:
         return _Finding(Truth.FALSE, Reason.VERIFICATION_FAILED, facts.verification_error)
+    if (error := _remembered_failure(facts, before)) is not None:
+        return _Finding(Truth.FALSE, Reason.VERIFICATION_FAILED, error)
     return _Finding(Truth.UNKNOWN, Reason.VERIFICATION_PENDING, f"no request was sent through {facts.target} yet")
+
+
+def _remembered_failure(facts: Facts, before: Status | None) -> str | None:
+    """Why a request through these engines failed that an operator before this one sent; None: none did.
+
+    A new leader knows no results, and must not calm a pager before it has asked itself.
+    """
+    if before is None or before.target != facts.target or facts.is_proof_void:
+        return None
+    was = before.condition(Type.TRANSFER_VERIFIED)
+    return was.message if was and was.reason is Reason.VERIFICATION_FAILED else None
 
 
 def _progressing(facts: Facts, status: Status, before: Status | None, now: int) -> _Finding:

@@ -26,7 +26,8 @@ from pdcluster_operator.kinds import Object
 
 
 def status_document(status: Status, spec: PDClusterSpec, routers: Routers, url: str) -> dict[str, Any]:
-    """``url``: where clients find the OpenAI API."""
+    """``url``: where clients find the OpenAI API. A proof that fell is written as an empty one: left out of an apply,
+    the field would stay for whoever else owns it (a backup's restore), and with it the proof."""
     return PDClusterStatus(
         observed_generation=status.observed_generation,
         conditions=tuple(map(_to_wire, status.conditions)),
@@ -38,7 +39,7 @@ def status_document(status: Status, spec: PDClusterSpec, routers: Routers, url: 
         model=spec.model.public_name,
         url=url,
         target=status.target,
-        verified_target=status.verified or None,
+        verified_target=status.verified,
     ).to_wire()
 
 

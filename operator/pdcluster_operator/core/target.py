@@ -32,6 +32,11 @@ class Target:
         return self.ids.name
 
     @property
+    def is_empty(self) -> bool:
+        """A role asks for no instance of it: whoever comes is another engine than those that were there."""
+        return not all(self.fleets[role].target.replicas for role in ROLES)
+
+    @property
     def counts(self) -> Mapping[Role, Counts]:
         return {role: counts_of(self.fleets[role]) for role in ROLES}
 

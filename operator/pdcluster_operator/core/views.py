@@ -161,7 +161,8 @@ def _pod_problem(ref: Ref, status: Object) -> str:
     placed = _condition(status, "PodScheduled")
     if placed.get("status") == "False":
         return f"pod {ref.name} is not placed: {placed.get('message') or placed.get('reason', '')}"
-    for container in status.get("containerStatuses") or ():
+    # Those of podOverrides that run before the engine first: while one of them fails, the engine merely waits.
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = waiting.get("reason", "")
         if reason and reason not in ("ContainerCreating", "PodInitializing"):

@@ -133,6 +133,29 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> Non
     assert [kind for kind in kinds if f"| `{kind}` |" not in page] == []
 
 
+BOUNDS = {
+    "PDClusterNoDecode": ("> 0", None),
+    "PDClusterPrefillExhausted": ("> 0", "2m"),
+    "PDClusterRequestsFail": ("> 0.01", "5m"),
+    "PDClusterOverloaded": ("> 0", "5m"),
+    "PDClusterEngineDown": ("== 0", "5m"),
+    "PDClusterDiscoveryDown": ("== 0", "5m"),
+    "PDClusterTransfersFail": ("> 0.1", "5m"),
+    "PDClusterSecretsDiffer": ("> 0 > 0", None),
+    "PDClusterNobodyLeads": ("== 0", "5m"),
+    "PDClusterLooksFail": ("> 10", "15m"),
+}
+"""Alert to what its expression is compared with, and for how long it has to be so."""
+
+
+def test_an_alert_comes_at_its_bound_and_after_its_time() -> None:
+    found = {
+        rule["alert"]: (" ".join(re.findall(r"(?:[<>]=?|[=!]=) [\d.]+", rule["expr"])), rule.get("for"))
+        for rule in RULES
+    }
+    assert found == BOUNDS
+
+
 def test_nobody_leads_is_told_when_no_operator_is_left_to_say_so() -> None:
     (rule,) = [rule for rule in RULES if rule["alert"] == "PDClusterNobodyLeads"]
     said, unsaid = rule["expr"].split(" or ")

@@ -12,7 +12,19 @@ import pytest
 import yaml
 from tools.crds import FOLDER as CRDS
 
-from chart_cases.rendering import CASES, CHART, NAMESPACE, RELEASE, chart, named, objects, of_kind, pod_specs
+from chart_cases.rendering import (
+    CASES,
+    CHART,
+    EVERYTHING,
+    NAMESPACE,
+    RELEASE,
+    chart,
+    named,
+    objects,
+    objects_of,
+    of_kind,
+    pod_specs,
+)
 from chart_cases.rendering import rendered_files as files
 from pdcluster_operator.__main__ import parse_settings
 
@@ -21,6 +33,7 @@ KUBERNETES = "1.35"
 CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
 OF_OTHERS = {"ServiceMonitor", "PrometheusRule"}
 """Kinds whose schema is not Kubernetes' own."""
+NEVER_CHANGING = {f"app.kubernetes.io/{label}" for label in ("name", "instance", "component")}
 
 
 @each_case
@@ -73,6 +86,7 @@ def test_a_selector_finds_the_operator_and_not_the_test(case: str) -> None:
     selectors += [found["spec"]["selector"]["matchLabels"] for found in of_kind(case, "PodDisruptionBudget")]
     selectors += [found["spec"]["podSelector"]["matchLabels"] for found in of_kind(case, "NetworkPolicy")]
     for selector in selectors:
+        assert selector.keys() == NEVER_CHANGING, "an upgrade cannot change a Deployment's selector"
         assert selector.items() <= labels.items()
         assert not selector.items() <= check["metadata"]["labels"].items()
 
@@ -204,9 +218,30 @@ def test_the_notes_say_what_was_turned_off() -> None:
 @pytest.mark.parametrize("release", ["a", "pdcluster", "r" * 53], ids=len)
 def test_no_name_is_too_long_whatever_the_release_is_called(release: str) -> None:
     for text in chart().render({}, name=release, namespace=NAMESPACE).values():
-        for name in re.findall(r"^  name: (\S+)$", text, re.MULTILINE):
+        for name in re.findall(r'^  name: "?([^\s"]+)"?$', text, re.MULTILINE):
             assert len(name) <= 63, name
             assert re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", name)
+
+
+@pytest.mark.parametrize("name", ["123", "true", "null", "1e3", "0x1f", "2026-11-22"])
+def test_a_name_that_looks_like_something_else_stays_a_name(name: str) -> None:
+    values = {
+        **EVERYTHING,
+        "crds": {"enabled": False},
+        "nameOverride": name,
+        "fullnameOverride": name,
+        "namespaces": [name],
+        "image": {"pullSecrets": [name]},
+        "routerImage": name,
+        "serviceAccount": {"name": name},
+        "priorityClassName": name,
+    }
+    for found in objects_of(values, name=name, namespace=name):
+        metadata = found["metadata"]
+        assert metadata.get("namespace", name) == name
+        assert {type(text) for text in (metadata["name"], *metadata["labels"].values())} == {str}
+        if found["kind"] not in OF_OTHERS:
+            kubernetes_validate.validate(found, KUBERNETES, strict=True)
 
 
 def test_the_chart_and_the_package_have_one_version() -> None:

@@ -126,3 +126,17 @@ def test_who_may_look_may_look_at_pools_and_who_may_edit_may_edit_them() -> None
 def test_a_release_that_gets_no_rights_makes_no_role_but_that_of_its_test() -> None:
     kinds = [o["kind"] for o in objects("a second release") if o["metadata"]["name"] != "pdcluster-second-check"]
     assert {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"}.isdisjoint(kinds)
+
+
+def test_people_get_these_rights_and_no_other() -> None:
+    """Kubernetes adds them to the roles that everybody with ``view`` or ``edit`` has."""
+    view, edit = (triples(named("default", "ClusterRole", f"pdcluster-{role}")["rules"]) for role in ("view", "edit"))
+    group, pool, scaler = "pdcluster.dev", "pdclusters", "pdrolescalers"
+    assert view == {
+        *((group, kind, verb) for kind in (pool, scaler) for verb in ("get", "list", "watch")),
+        *((group, part, "get") for part in (f"{pool}/status", f"{scaler}/status", f"{scaler}/scale")),
+    }
+    assert edit == {
+        *((group, pool, verb) for verb in ("create", "update", "patch", "delete", "deletecollection")),
+        *((group, part, verb) for part in (scaler, f"{scaler}/scale") for verb in ("update", "patch")),
+    }

@@ -83,6 +83,33 @@ def test_kubectl_is_asked_for_a_name_in_its_namespace(
     assert asked == "get pdclusters.pdcluster.dev tiny --output=json --namespace=team-a\n"
 
 
+@pytest.mark.parametrize("namespace", [None, "team-a"])
+def test_a_plan_from_the_cluster_asks_where_kubectl_apply_would_put_it(
+    namespace: str | None,
+    tmp_path: Path,
+    example: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if namespace:
+        example["metadata"]["namespace"] = namespace
+    document = put(tmp_path, example)
+    install_kubectl(tmp_path, monkeypatch, f'echo "$@" > {tmp_path}/asked; cat {document}')
+    assert main(["plan", "-f", document, "--from-cluster"]) == 0
+    assert "no engine is replaced" in capsys.readouterr().out
+    where = f" --namespace={namespace}" if namespace else ""
+    asked = (tmp_path / "asked").read_text()
+    assert asked == f"get pdclusters.pdcluster.dev tiny --output=json --ignore-not-found{where}\n"
+
+
+def test_before_the_first_apply_nothing_runs_yet_in_the_cluster_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install_kubectl(tmp_path, monkeypatch, "true")  # What it prints with --ignore-not-found.
+    assert main(["plan", "-f", str(EXAMPLE), "--from-cluster"]) == 0
+    assert "nothing runs yet" in capsys.readouterr().out
+
+
 def test_what_kubectl_refuses_is_said_in_its_own_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +185,10 @@ def test_a_plan_from_what_runs_says_what_is_replaced(
     [
         ("kind: Pod", "has no object of kind PDCluster"),
         ("{", "is neither YAML nor JSON"),
+        (
+            "kind: PDCluster\n---\nkind: Pod\n---\nkind: PDCluster",
+            "has 2 objects of kind PDCluster: give them one at a time",
+        ),
         ("kind: PDCluster\napiVersion: pdcluster.dev/v1alpha1\nmetadata: {name: a}\nspec: {}", "spec.image: Field req"),
     ],
 )
@@ -167,6 +198,21 @@ def test_a_file_that_says_no_pdcluster_is_refused(
     (tmp_path / "file.yaml").write_text(text)
     assert main(["plan", "-f", str(tmp_path / "file.yaml")]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["plan", "explain"])
+@pytest.mark.parametrize(
+    "metadata",
+    ["", "metadata:", "metadata: tiny", "metadata: [tiny]", "metadata: {namespace: a}", "metadata: {name: 1}"],
+)
+def test_an_object_without_a_name_is_refused_in_one_line(
+    tmp_path: Path, command: str, metadata: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text(f"kind: PDCluster\napiVersion: pdcluster.dev/v1alpha1\n{metadata}\nspec: {{}}\n")
+    assert main([command, "-f", str(file)]) == 2
+    said = f"pdcluster {command}: {file} has a PDCluster without a name: give it metadata.name\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ class NeverCopied(dict[str, Any]):
 
 
 def test_kopf_copies_no_object_to_find_what_changed_in_it() -> None:
-    storage = make_kopf_settings([], timeout_s=1.0).persistence.diffbase_storage
+    storage = make_kopf_settings([], timeout_s=1.0, silence_s=1.0).persistence.diffbase_storage
     body = kopf.Body({"metadata": {"name": "one"}, "spec": NeverCopied(replicas=1)})
     assert storage.build(body=body, extra_fields=set()) == {}
     assert storage.fetch(body=body) is None

@@ -79,8 +79,8 @@ def _pod_spec(pool: Pool, role: Role, place: Place) -> Document:
 
 def _container(pool: Pool, role: Role, place: Place) -> Document:
     spec = pool.role(role)
-    # A worker has no API server to ask: the leader's probes and drain are those of the whole instance.
-    answers = place is not Place.WORKER
+    # A worker has no API server to ask: the leader's probes are those of the whole instance.
+    probes = {} if place is Place.WORKER else engine_probes(pool, role)
     return {
         "name": ENGINE,
         "image": pool.spec.image,
@@ -91,7 +91,8 @@ def _container(pool: Pool, role: Role, place: Place) -> Document:
         "resources": _resources(spec),
         "securityContext": container_security(),
         "volumeMounts": _mounts(pool),
-        **({**engine_probes(pool, role), "lifecycle": drain_hook(pool.spec.drain.timeout_seconds)} if answers else {}),
+        **probes,
+        "lifecycle": drain_hook(pool.spec.drain.timeout_seconds, place),
     }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pdcluster_operator.api.base import API_VERSION
-from pdcluster_operator.api.cluster import PDClusterSpec
+from pdcluster_operator.api.cluster import HTTP_PORT, PDClusterSpec
 from pdcluster_operator.api.role import Resources
 from pdcluster_operator.api.role import Role as RoleSpec
 from pdcluster_operator.core import names
@@ -22,8 +22,8 @@ Document = dict[str, Any]
 
 HTTP: Final = "http"
 """Name of the port on which engines and routers answer; the router looks for it in EndpointSlices."""
-PORT: Final = 8000
-"""Its number in every pod: vLLM's own default. No two pods share an address, so it never conflicts."""
+PORT: Final = HTTP_PORT
+"""Its number in every pod. No two pods share an address, and no side channel may have it: so it never conflicts."""
 ROUTER: Final = "router"
 """Component, and name of the router's container."""
 ENGINE: Final = "engine"

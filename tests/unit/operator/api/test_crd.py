@@ -10,7 +10,7 @@ import yaml
 from tools.crds import FOLDER, file_of, text_of
 
 from operator_cases.objects import By
-from operator_cases.refused import REFUSED, SCALER_REFUSED
+from operator_cases.refused import NOT_YOURS, REFUSED, SCALER_REFUSED
 from pdcluster_operator.api.base import RULES_KEY
 from pdcluster_operator.api.crd import CLUSTER, KINDS, MAX_CRD_BYTES, SCALER, Kind, crd, rules_in, structural
 from pdcluster_operator.api.engine_args import MUST_AGREE, SET_ELSEWHERE
@@ -121,6 +121,10 @@ def test_one_rule_for_each_option_that_both_roles_share() -> None:
 
 def test_no_option_is_both_shared_and_the_operators() -> None:
     assert not set(MUST_AGREE) & set(SET_ELSEWHERE)
+
+
+def test_each_option_that_is_not_the_users_says_what_to_do_instead() -> None:
+    assert {name: cure for name, _, cure in NOT_YOURS}.items() <= SET_ELSEWHERE.items()
 
 
 def test_nested_defaults_are_filled_in_from_an_empty_object() -> None:

@@ -133,3 +133,9 @@ def test_a_file_needs_no_namespace() -> None:
     cluster = make_cluster()
     bare = cluster.model_copy(update={"metadata": {"name": "pool"}})
     assert preview(None, bare) == preview(None, cluster)
+
+
+def test_that_leaderworkersets_are_taken_for_installed_is_said_where_it_matters() -> None:
+    nodes = {**both("device", {"kind": "cuda"}), **both("parallelism.tensor", 4), f"{P}.nodesPerInstance": 2}
+    assert "is taken for installed: without it the spec is refused" in lines(None, nodes)[-1]
+    assert "taken for installed" not in "".join(lines(None, SMALL))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_operator.api.engine_args import MUST_AGREE
+from operator_cases.refused import ALIKE
 from pdcluster_operator.core.revision import SHARED_ARGS, Json, revision_of, shared_args, template_of
 from pdcluster_protocol.labels import Role
 
@@ -19,17 +19,7 @@ MODEL: Final[dict[str, Json]] = {"name": "Qwen/Qwen3-8B", "servedName": "qwen", 
 TRANSFER: Final[dict[str, Json]] = {"protocol": "tcp", "port": 15000, "onFailure": "recompute"}
 ARGS: Final[dict[str, Json]] = {"block-size": "32", "max-num-seqs": "64"}
 
-DANGEROUS: Final = (
-    # The shape of KV, or its bytes: a push would end in the wrong place, or be read as something else.
-    "attention-backend", "attention-config", "block-size", "disable-hybrid-kv-cache-manager", "dtype",
-    "enable-prefix-caching", "kv-cache-dtype", "kv-cache-dtype-skip-layers", "kv-sharing-fast-prefill",
-    "mamba-block-size", "mamba-cache-dtype", "mamba-cache-mode", "mamba-ssm-cache-dtype",
-    # Other weights: KV of the right size and the wrong content, which no handshake sees.
-    "hf-config-path", "hf-overrides", "load-format", "lora-modules", "quantization", "revision", "spec-method",
-    "spec-model", "spec-tokens", "speculative-config",
-    # Other tokens for the same text.
-    "chat-template", "tokenizer", "tokenizer-mode", "tokenizer-revision",
-)  # fmt: skip
+DANGEROUS: Final = (*ALIKE, "enable-prefix-caching", "kv-sharing-fast-prefill", "revision")
 """By name, not from the product's own list: one that were taken out of it would be missed by nobody."""
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
@@ -140,7 +130,3 @@ def test_hashes_are_the_same_in_another_process_and_in_every_release() -> None:
 def test_a_number_that_json_cannot_write_is_refused() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         template_of({"a": float("nan")})
-
-
-def test_what_the_api_server_compares_is_part_of_the_revision() -> None:
-    assert set(MUST_AGREE) <= SHARED_ARGS

@@ -192,6 +192,20 @@ def test_an_operator_killed_between_the_two_halves_of_leaving_leaves_an_orphan_t
     assert told(cluster) == ["0+0 0+0", "0+1 0+1"]
 
 
+def test_within_a_step_the_role_that_shrinks_comes_before_the_one_that_grows() -> None:
+    cluster = running(Ask("A", 1, 2))
+    cluster.want(Ask("A", 2, 1))
+    shrinks, grows = Change(Role.DECODE, "decode-A-t", 2, 1), Change(Role.PREFILL, "prefill-A-t", 1, 2)
+    assert next_step(cluster.fleet()) == Step((shrinks, grows))
+
+
+def test_within_a_step_old_engines_go_before_new_ones_come_so_that_places_get_free_early() -> None:
+    old, new = Workload("A", "A", 2, 2, 2), Workload("B", "B", 1, 1, 1)
+    role = RoleFleet(new, 2, 2, 0, (old,))
+    goes, comes = ([Change(role, *rest) for role in ROLES] for rest in (("A", 2, 1), ("B", 1, 2)))
+    assert next_step(Fleet(role, role, is_verified=True)) == Step((*goes, *comes))
+
+
 def test_a_blip_of_the_last_decode_engine_takes_no_prefill_engine_that_the_spec_asks_for() -> None:
     """Found by the laws: prefill of the spec's revision was taken for useless while decode restarted."""
     old = (Workload("p-t", "A", 2, 2, 2), Workload("p-x", "X", 2, 2, 0))

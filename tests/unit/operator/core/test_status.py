@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -39,6 +39,9 @@ NEXT: Final = replace(
 )
 
 WELL_STATUS: Final = reduce_status(WELL, None, now=1000)
+FAILED_STATUS: Final = reduce_status(
+    replace(WELL, verification=Verification.FAILED, verification_error="no route"), None, now=1000
+)
 
 
 def said(facts: Facts, before: Status | None = None, now: int = 1000) -> dict[str, str]:
@@ -85,6 +88,35 @@ STORIES: Final[dict[str, tuple[Facts, Status | None, dict[str, str]]]] = {
         WELL_STATUS,
         {},
     ),
+    "what failed for an operator before this one has failed until it is asked again": (
+        replace(WELL, verification=Verification.NOT_ASKED),
+        FAILED_STATUS,
+        {
+            "TransferVerified": "False VerificationFailed",
+            "Progressing": "True RollingOut",
+            "Degraded": "True VerificationFailed",
+            "Ready": "False VerificationFailed",
+        },
+    ),
+    "what failed for engines that are gone says nothing of those to come": (
+        replace(WELL, verification=Verification.NOT_ASKED, is_target_empty=True),
+        FAILED_STATUS,
+        {
+            "TransferVerified": "Unknown VerificationPending",
+            "Progressing": "True RollingOut",
+            "Ready": "False VerificationPending",
+        },
+    ),
+    "what failed for another target says nothing of this one": (
+        replace(WELL, target="ffff.2c3d.4e5f", verification=Verification.NOT_ASKED),
+        FAILED_STATUS,
+        {
+            "TransferVerified": "Unknown VerificationPending",
+            "Progressing": "True RollingOut",
+            "Ready": "False VerificationPending",
+        },
+    ),
+    "what failed once and passes now is well": (WELL, FAILED_STATUS, {}),
     "a transfer fails that worked once": (
         replace(WELL, verification=Verification.FAILED, verification_error="timeout"),
         WELL_STATUS,
@@ -287,6 +319,27 @@ def test_a_stop_takes_the_proof_back_for_other_engines_come_after_it() -> None:
     assert reduce_status(stopped, WELL_STATUS, now=2000).verified == ""
     refused = replace(stopped, refusal="overrides do not merge")
     assert reduce_status(refused, WELL_STATUS, now=2000).verified == WELL.target
+
+
+@pytest.mark.parametrize(
+    ("facts", "remembered", "verified"),
+    [
+        pytest.param({}, "", WELL.target, id="a pass"),
+        pytest.param({}, "another", WELL.target, id="a pass after one of another target"),
+        pytest.param({"verification": Verification.NOT_ASKED}, WELL.target, WELL.target, id="it is remembered"),
+        pytest.param({"verification": Verification.NOT_ASKED}, "another", "another", id="of another target too"),
+        pytest.param({"is_target_empty": True}, WELL.target, "", id="a pass of engines that are gone"),
+        pytest.param({"is_target_empty": True}, "", "", id="a pass of engines that are gone, never written"),
+        pytest.param({"is_target_empty": True}, "another", "another", id="engines of the other target may be there"),
+        pytest.param({"is_target_empty": True, "refusal": "no"}, WELL.target, "", id="a refusal brings none back"),
+        pytest.param({"prefill": Counts(), "decode": Counts()}, WELL.target, "", id="a stop"),
+        pytest.param({"verification": Verification.FAILED}, WELL.target, "", id="a failure"),
+        pytest.param({"verification": Verification.FAILED}, "another", "another", id="a failure of this target alone"),
+    ],
+)
+def test_what_is_verified(facts: dict[str, Any], remembered: str, verified: str) -> None:
+    before = replace(WELL_STATUS, verified=remembered)
+    assert reduce_status(replace(WELL, **facts), before, now=2000).verified == verified
 
 
 def test_events_are_sent_for_changes_only() -> None:

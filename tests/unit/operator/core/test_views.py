@@ -54,6 +54,13 @@ def test_a_pod_is_ready_live_or_going() -> None:
             "pod x, container engine: ImagePullBackOff",
         ),
         ({"containerStatuses": [{"name": "engine", "state": {"waiting": {"reason": "ContainerCreating"}}}]}, ""),
+        (
+            {
+                "initContainerStatuses": [{"name": "fetch", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}],
+                "containerStatuses": [{"name": "engine", "state": {"waiting": {"reason": "PodInitializing"}}}],
+            },
+            "pod x, container fetch: CrashLoopBackOff",
+        ),
         ({"conditions": READY, "containerStatuses": [{"name": "e", "state": {"waiting": {"reason": "X"}}}]}, ""),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from fakes.operator_cluster import IMAGE, make_cluster
 from operator_cases.objects import both
 from pdcluster_cli import drain, ready
 from pdcluster_connector.settings import parse_settings
+from pdcluster_operator.api.engine_args import ON_ONE_NODE, SET_ELSEWHERE
 from pdcluster_operator.core.manifests.command import Place, spelled_arg
 from pdcluster_operator.core.manifests.engine_pod import engine_template
 from pdcluster_operator.core.manifests.pool import Pool
@@ -36,6 +38,12 @@ ASCEND = {
 }
 
 NODES = {**both("device", {"kind": "cuda"}), **both("parallelism.tensor", 16), **both("nodesPerInstance", 2)}
+
+SPLIT = both("parallelism", {"tensor": 2, "pipeline": 2, "data": 2})
+WRITTEN = [
+    *((SPLIT, role, Place.ALONE) for role in Role),
+    *((NODES, role, place) for role in Role for place in (Place.LEADER, Place.WORKER)),
+]
 
 
 def pool(changes: dict[str, Any]) -> Pool:
@@ -63,6 +71,15 @@ def argument(template: dict[str, Any], name: str) -> str | None:
 def transfer(template: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(argument(template, "kv-transfer-config") or "")
     return found
+
+
+def test_what_the_operator_writes_nobody_else_may_give() -> None:
+    """vLLM takes an option that is given twice as it comes last: the user's."""
+    pods = [pod({**changes, "spec.model.revision": "v1"}, role, place) for changes, role, place in WRITTEN]
+    words = [word for template in pods for word in engine(template)["args"] if word.startswith("--")]
+    written = {word.removeprefix("--").partition("=")[0] for word in words}
+    assert {"port", "node-rank", "headless", "data-parallel-size"} <= written
+    assert written <= {*SET_ELSEWHERE, ON_ONE_NODE}
 
 
 class TestCpu:
@@ -253,7 +270,23 @@ class TestOverNodes:
         assert "--headless" in engine(worker)["args"]
         assert argument(worker, "port") is None
         assert "readinessProbe" in engine(leader)
-        assert not {"readinessProbe", "livenessProbe", "startupProbe", "lifecycle"} & engine(worker).keys()
+        assert not {"readinessProbe", "livenessProbe", "startupProbe"} & engine(worker).keys()
+
+    @pytest.mark.parametrize("role", Role)
+    def test_a_worker_that_is_to_go_waits_until_its_leader_has_nothing_to_do(self, role: Role) -> None:
+        template = pod({**NODES, "spec.drain.timeoutSeconds": 77}, role, Place.WORKER)
+        shell, flag, script = engine(template)["lifecycle"]["preStop"]["exec"]["command"]
+        assert (shell, flag) == ("sh", "-c")
+        env = {"PATH": "", "LWS_LEADER_ADDRESS": "pool-0.pool.default"}
+        told = script.replace("exec pdcluster drain", "printf '%s\\n'")
+        done = subprocess.run(["/bin/sh", "-c", told], env=env, capture_output=True, text=True, check=True)
+        hook = drain.make_parser().parse_args(done.stdout.split())
+        assert (hook.host, hook.port, hook.timeout_s) == ("pool-0.pool.default", 8000, 77)
+        assert template["spec"]["terminationGracePeriodSeconds"] == 107
+
+    def test_a_leader_asks_itself(self) -> None:
+        leader = pod(NODES, Role.DECODE, Place.LEADER)
+        assert engine(leader)["lifecycle"] == engine(pod(CPU, Role.DECODE))["lifecycle"]
 
     def test_only_the_leader_has_the_label_by_which_it_is_found(self) -> None:
         leader, worker = (pod(NODES, Role.DECODE, place) for place in (Place.LEADER, Place.WORKER))

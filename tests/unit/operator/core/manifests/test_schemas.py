@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import kubernetes_validate
 import pytest
+import yaml
 
 from fakes.operator_cluster import FakeCluster, make_cluster
 from operator_cases.accepted import ACCEPTED
@@ -18,7 +20,8 @@ from operator_cases.objects import Accepted, both
 from pdcluster_operator.core.manifests.pool import Document
 from pdcluster_operator.core.observed import Observed
 
-OLDEST, NEWEST = "1.29", "1.35"
+ROOT: Final = Path(__file__).resolve().parents[5]
+OLDEST, NEWEST = "1.30", "1.35"
 """Of the clusters that the chart supports."""
 OVER_NODES: Final = {**both("device", {"kind": "cuda"}), **both("parallelism.tensor", 4), **both("nodesPerInstance", 2)}
 CUSTOM: Final = {"LeaderWorkerSet", "PDRoleScaler"}
@@ -42,6 +45,13 @@ def check(document: Document, version: str) -> None:
 def _check_once(document: str, version: str) -> None:
     """Most children of two pools are the same, and each look takes 16 ms."""
     kubernetes_validate.validate(json.loads(document), version, strict=True)
+
+
+def test_the_chart_asks_for_the_oldest_version_whose_api_server_takes_our_rules() -> None:
+    """Kubernetes' own validation was asked: that of 1.29.0 knows no ``format`` in a new one, 1.30.0 takes all."""
+    chart = yaml.safe_load((ROOT / "charts" / "pdcluster" / "Chart.yaml").read_text())
+    assert chart["kubeVersion"] == f">={OLDEST}.0-0"
+    assert f"Kubernetes {OLDEST} or later" in (ROOT / "docs" / "kubernetes.md").read_text()
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])

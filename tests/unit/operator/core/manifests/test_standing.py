@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode
+from itertools import product
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from pdcluster_router.__main__ import parse_settings
 from pdcluster_router.settings import Discovery
 
 REVISION = "0a1b2c3d"
+CLUSTER = "pdcluster.dev/cluster"
 DNS = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 GROUPS = {**both("device", {"kind": "cuda"}), **both("parallelism.tensor", 4), **both("nodesPerInstance", 2)}
 
@@ -37,8 +39,8 @@ def engine_labels(role: Role, changes: dict[str, Any] | None = None, part: str =
     return found
 
 
-def router_labels() -> dict[str, str]:
-    found: dict[str, str] = router_deployment(pool())["spec"]["template"]["metadata"]["labels"]
+def router_labels(changes: dict[str, Any] | None = None) -> dict[str, str]:
+    found: dict[str, str] = router_deployment(pool(changes))["spec"]["template"]["metadata"]["labels"]
     return found
 
 
@@ -48,6 +50,48 @@ def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
     assert all(term["operator"] == "In" for term in terms)
     is_listed = all(labels.get(term["key"]) in term["values"] for term in terms)
     return is_listed and selector.get("matchLabels", {}).items() <= labels.items()
+
+
+OURS: dict[str, dict[str, str]] = {
+    "prefill": engine_labels(Role.PREFILL),
+    "decode": engine_labels(Role.DECODE),
+    "router": router_labels(),
+}
+ANOTHER = {"metadata.name": "another"}
+STRANGE: dict[str, dict[str, str]] = {
+    "another pool's prefill engine": engine_labels(Role.PREFILL, ANOTHER),
+    "another pool's decode engine": engine_labels(Role.DECODE, ANOTHER),
+    "another pool's router": router_labels(ANOTHER),
+    "a pod of nobody's": {"app": "theirs"},
+    "a pod that only says whose it is": {CLUSTER: "pool"},
+}
+"""Labels of pods that have no business with the pool's engines and routers."""
+
+
+Ports = list[list[int] | None]
+"""Of each rule one list; None: all ports."""
+
+
+def policies() -> dict[str, dict[str, Any]]:
+    """The spec of each policy, by whom it is for."""
+    found = {role.value: role_policy(pool(), role) for role in Role} | {"router": router_policy(pool())}
+    return {name: policy["spec"] for name, policy in found.items()}
+
+
+def ports_for(rules: list[dict[str, Any]], side: str, labels: dict[str, str] | None) -> Ports:
+    """Of each rule that names the pod; of those that name nobody, and so mean anybody, for None.
+
+    ``side``: from or to. A pod of ours is named by its labels alone, which means in our own namespace.
+    """
+    found: Ports = []
+    for rule in rules:
+        peers = rule.get(side, [])
+        assert all(peer.keys() == {"podSelector"} for peer in peers)
+        if any(labels is not None and selects(peer["podSelector"], labels) for peer in peers) or (
+            labels is None and not peers
+        ):
+            found.append([port["port"] for port in rule["ports"]] if "ports" in rule else None)
+    return found
 
 
 class TestDiscovery:
@@ -154,6 +198,34 @@ class TestNetwork:
             another = {**engine_labels(role), "pdcluster.dev/cluster": "another"}
             assert not selects(from_engines["from"][0]["podSelector"], another)
             assert spec["policyTypes"] == ["Ingress", "Egress"]
+
+    @pytest.mark.parametrize("labels", STRANGE.values(), ids=list(STRANGE))
+    def test_a_strange_pod_is_governed_by_none_of_the_policies_and_named_in_none(self, labels: dict[str, str]) -> None:
+        for spec in policies().values():
+            assert not selects(spec["podSelector"], labels)
+            assert ports_for(spec["ingress"], "from", labels) == []
+            assert ports_for(spec["egress"], "to", labels) == []
+
+    def test_each_pod_of_ours_is_governed_by_its_own_policy_alone(self) -> None:
+        for (name, spec), pod in product(policies().items(), OURS):
+            assert selects(spec["podSelector"], OURS[pod]) is (name == pod)
+
+    @pytest.mark.parametrize(
+        ("policy", "side", "expected"),
+        [
+            ("prefill", "from", ([None], [None], [[8000]], [])),
+            ("prefill", "to", ([None], [None], [], [[53, 53], [443]])),
+            ("decode", "from", ([None], [None], [[8000]], [])),
+            ("decode", "to", ([None], [None], [[8000]], [[53, 53], [443]])),
+            ("router", "from", ([], [], [], [[8000]])),
+            ("router", "to", ([[8000]], [[8000]], [], [[53, 53], [443, 6443]])),
+        ],
+    )
+    def test_who_reaches_whom_on_which_ports(self, policy: str, side: str, expected: tuple[Ports, ...]) -> None:
+        """Of the pool: prefill, decode, the router; and anybody."""
+        rules = policies()[policy]["ingress" if side == "from" else "egress"]
+        pods = (*OURS.values(), None)
+        assert tuple(ports_for(rules, side, labels) for labels in pods) == expected
 
     def test_engines_may_ask_for_names_and_call_each_other_on_all_ports(self) -> None:
         for role in Role:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from integration import broken
+from integration.ports import fresh_port
 from integration.ranks import Cache, Pair, Shape, engine_facts, fingerprint_of, make_pair
 from pdcluster_connector.assembly import DecodeRank, make_decode_rank, make_prefill_rank
 from pdcluster_connector.engine_facts import EngineRole
@@ -206,9 +207,9 @@ def test_lanes_to_earlier_lives_of_decode_end_and_leave_no_thread_behind() -> No
         return [thread.name for thread in threading.enumerate() if thread.name.startswith("pdcluster-lane")]
 
     with make_pair() as pair:
-        port = pair.decode.address.port
+        port = fresh_port()
         for life in range(3):
-            with make_pair(settings=Settings(side_channel_port=port + 1)) as other:
+            with make_pair(settings=Settings(side_channel_port=port)) as other:
                 late = dataclasses.replace(pair, decode=other.decode, ended={})
                 other.expect(f"life {life}", 1)
                 pair.prefill.worker.begin_step(_step_to(pair, other.decode, f"life {life}"))
@@ -258,11 +259,13 @@ def test_closing_ends_every_thread() -> None:
 
 
 def test_a_decode_engine_that_restarts_on_the_same_port_gets_nothing_of_the_old_requests() -> None:
-    with make_pair(settings=Settings(handshake_timeout_s=1.0, quarantine_s=1.0)) as pair:
+    port = fresh_port()
+    settings = Settings(handshake_timeout_s=1.0, quarantine_s=1.0, side_channel_port=port)
+    with make_pair(settings=settings) as pair:
         pair.expect("a", 1)
         pair.forward(pair.slice_of("a", [1], [5]))
         assert pair.step_until(lambda: "a" in pair.ended)
-        old, port = pair.decode, pair.decode.address.port
+        old = pair.decode
         old.close()
         with make_pair(settings=Settings(side_channel_port=port)) as other:
             late = dataclasses.replace(pair, decode=other.decode)

@@ -6,20 +6,15 @@ file but the facade imports vllm.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import torch
 import torch.distributed as dist
-from vllm import __version__ as vllm_version
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
-from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
 from vllm.utils.network_utils import get_ip
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
@@ -37,18 +32,15 @@ from vllm.v1.kv_cache_interface import (
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
 from pdcluster_connector.settings import PushTiming, parse_settings, require_ipv4
-from pdcluster_connector.weights import digest_weights
+from pdcluster_connector.vllm_fingerprint import HEAD_MAJOR, models_of, read_fingerprint
 from pdcluster_connector.worker.regrouping import open_reshard_group, region_bytes
 from pdcluster_connector.worker.resharding import TokenMemory
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import EngineId
 from pdcluster_protocol.secret import load_secret
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 LayerKv: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
-
-CONNECTOR_VERSION: Final = "0.1.0"
 
 _PUSHED: Final = frozenset(
     {
@@ -68,8 +60,6 @@ _WINDOWED: Final = frozenset({ChunkedLocalAttentionSpec, SlidingWindowMLASpec, S
 _DRAFT_PREFIX: Final = "draft_model."
 """Of the layers of a draft model (vLLM 0.32 ``v1/spec_decode``); an MTP's are named like the model's own."""
 
-HEAD_MAJOR: Final = "LBHNC"
-"""The layout in which a rank's heads are one slice of a block (vLLM 0.32 ``v1/kv_cache_layout.py``)."""
 _TOKEN_MAJOR: Final = frozenset({"LBNHC", "BLNHC"})
 """The layouts in which all heads of a token lie side by side. Ascend's kernels want one of them."""
 
@@ -129,8 +119,10 @@ def read_memory(facts: EngineFacts, config: VllmConfig, cache: KVCacheConfig, te
     )
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _flat(tensors.values())}
     stage = get_pp_group().rank_in_group
+    kept = (spec for group in cache.kv_cache_groups for spec in _specs_of(group))
+    fingerprint = read_fingerprint(facts.kv_heads, config, cache.kv_cache_layout, kept, tensors)
     layout = RankLayout(get_tp_group().rank_in_group, facts.tp_size, regions, stage, facts.num_stages)
-    return Memory(layout, tuple(storages.items()), _fingerprint(facts, config, cache, tensors))
+    return Memory(layout, tuple(storages.items()), fingerprint)
 
 
 def read_token_memory(
@@ -202,17 +194,9 @@ def _kv_heads(config: VllmConfig) -> tuple[int, ...]:
 
     A model of state only has none.
     """
-    models = (model for model in _models(config) if not model.is_attention_free)
+    models = (model for model in models_of(config) if not model.is_attention_free)
     heads = {1 if model.use_mla else model.get_total_num_kv_heads() for model in models}
     return tuple(sorted(heads))
-
-
-def _models(config: VllmConfig) -> list[Any]:
-    """The model, and the draft model that keeps KV of its own. Prompt lookup (ngram) has none."""
-    speculative, models = config.speculative_config, [config.model_config]
-    if speculative and speculative.draft_model_config and not speculative.use_ngram():
-        models.append(speculative.draft_model_config)
-    return models
 
 
 def _group(group: KVCacheGroupSpec) -> KvGroup:
@@ -334,7 +318,7 @@ def page_tokens_of(layout: RankLayout, groups: Sequence[KvGroup]) -> tuple[int, 
 
 def _total_heads(name: str, local: int, facts: EngineFacts, config: VllmConfig) -> int:
     """KV heads of a layer in the whole model, of which this rank holds ``local``."""
-    target, *drafts = (1 if model.use_mla else model.get_total_num_kv_heads() for model in _models(config))
+    target, *drafts = (1 if model.use_mla else model.get_total_num_kv_heads() for model in models_of(config))
     possible = {target, *drafts}
     if drafts and config.speculative_config.method == "draft_model":
         possible = {drafts[0] if name.startswith(_DRAFT_PREFIX) else target}
@@ -356,42 +340,3 @@ def _is_linear(config: VllmConfig, name: str) -> bool:
 def _flat(held: Iterable[LayerKv]) -> Iterator[torch.Tensor]:
     for tensors in held:
         yield from [tensors] if isinstance(tensors, torch.Tensor) else tensors
-
-
-def _fingerprint(
-    facts: EngineFacts, config: VllmConfig, cache: KVCacheConfig, tensors: Mapping[str, LayerKv]
-) -> KvFingerprint:
-    return KvFingerprint(
-        model_digest="+".join(map(_model_digest, _models(config))),
-        kv_dtype=f"{config.model_config.dtype}/{config.cache_config.cache_dtype}",
-        layout=f"{cache.kv_cache_layout or HEAD_MAJOR}",
-        kv_heads=facts.kv_heads,
-        attention_backend=_attention_backends(config, tensors),
-        vllm_version=vllm_version,
-        connector_version=CONNECTOR_VERSION,
-        state=_state(spec for group in cache.kv_cache_groups for spec in _specs_of(group)),
-    )
-
-
-def _state(specs: Iterable[KVCacheSpec]) -> str:
-    """How recurrent state is kept: bytes of one length may mean different things."""
-    dtypes = {",".join(map(str, spec.dtypes)) for spec in specs if isinstance(spec, MambaSpec)}
-    return f"{' '.join(sorted(dtypes))}/{get_conv_state_layout()}" if dtypes else ""
-
-
-def _model_digest(model_config: Any) -> str:
-    """Digest of the model's configuration and weights: equal for copies of one model at different paths."""
-    facts = model_config.hf_text_config.to_dict()
-    for volatile in ("_name_or_path", "transformers_version"):
-        facts.pop(volatile, None)
-    facts["quantization"] = model_config.quantization
-    facts["weights"] = digest_weights(Path(model_config.model)) or [model_config.model, str(model_config.revision)]
-    return hashlib.blake2b(json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
-
-
-def _attention_backends(config: VllmConfig, layer_names: Iterable[str]) -> str:
-    """Backends by name, with the instruction set that CPU kernels pack their pages for."""
-    layers = config.compilation_config.static_forward_context
-    known = [layers[name] for name in layer_names if hasattr(layers.get(name), "get_attn_backend")]
-    names = {f"{layer.get_attn_backend().get_name()}/{getattr(layer, 'isa', '')}".rstrip("/") for layer in known}
-    return ",".join(sorted(names))

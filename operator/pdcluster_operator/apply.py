@@ -38,8 +38,9 @@ class Applier:
         self._caches = caches
         self._applied: dict[tuple[str, str], dict[Ref, _Applied]] = {}
         """By namespace and name of the PDCluster, so that all of one can be forgotten."""
-        self._taken: dict[tuple[str, str], dict[Ref, str]] = {}
-        """Digests of what the API server would create: a workload whose turn comes late is asked for once."""
+        self._creatable: dict[tuple[str, str], dict[Ref, str]] = {}
+        """Digests of what the API server would create: a workload whose turn comes late is not asked for at each look
+        while nothing moves."""
 
     async def apply(self, plan: Plan, namespace: str, owner: Object) -> None:
         """Everything is as the plan says, in its order. Stops at the first thing that cannot be done.
@@ -51,6 +52,9 @@ class Applier:
             Refused: A child cannot be ours, or the API server does not take it.
             KubeError: Something else (``kube.py``); what was done stays done, the next plan goes on from there.
         """
+        if plan.moves:
+            # An engine may go for the sake of one that comes later, and what was creatable then may not be now.
+            self._creatable.pop((namespace, owner["metadata"]["name"]), None)
         for child in plan.asked:
             await self._ask(child, owner)
         for child in plan.children:
@@ -65,7 +69,7 @@ class Applier:
     def forget(self, namespace: str, name: str) -> None:
         """This PDCluster is gone."""
         self._applied.pop((namespace, name), None)
-        self._taken.pop((namespace, name), None)
+        self._creatable.pop((namespace, name), None)
 
     async def _ask(self, child: Child, owner: Object) -> None:
         """The API server would take it, or has."""
@@ -78,8 +82,8 @@ class Applier:
             await self._kube.ask_apply(await self._checked(ref, child, seen, owner))
 
     async def _ask_create(self, ref: Ref, document: Object, owner: Object) -> None:
-        taken = self._taken.setdefault(_key_of(ref, owner), {})
-        if taken.get(ref) == digest_of(document):
+        creatable = self._creatable.setdefault(_key_of(ref, owner), {})
+        if creatable.get(ref) == digest_of(document):
             return
         try:
             await self._kube.ask_create(document)
@@ -87,7 +91,7 @@ class Applier:
             # Our picture is old, or it is a stranger's.
             await self._require_ours_there(ref, owner)
             return
-        taken[ref] = digest_of(document)
+        creatable[ref] = digest_of(document)
 
     async def _seen(self, ref: Ref, owner: Object) -> ChildView | None:
         """What the caches show of it, if that is ours."""

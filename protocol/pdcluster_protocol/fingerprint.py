@@ -13,14 +13,17 @@ import msgspec
 from pdcluster_protocol.errors import ProtocolError
 
 CURES: Final[dict[str, str]] = {
-    "model_digest": "serve the same model and revision, with the same --speculative-config, on both",
+    "model_digest": "serve the same model and revision, with the same --speculative-config, --hf-overrides and "
+    "--disable-sliding-window, on both",
     "kv_dtype": "start both with the same --dtype and --kv-cache-dtype",
     "layout": "use the same attention backend and KV layout on both",
     "kv_heads": "serve the same model, and the same draft model, on both",
     "attention_backend": "start both with the same attention backend",
     "vllm_version": "install the same vLLM on both",
     "connector_version": "install the same pdcluster on both",
-    "state": "start both with the same --mamba-cache-dtype, --mamba-ssm-cache-dtype and VLLM_SSM_CONV_STATE_LAYOUT",
+    "state": "start both with the same --mamba-cache-dtype, --mamba-ssm-cache-dtype, --use-replayssm and "
+    "VLLM_SSM_CONV_STATE_LAYOUT",
+    "positions": "start both with the same --max-model-len",
 }
 
 
@@ -40,6 +43,8 @@ class KvFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     connector_version: str
     state: str = ""
     """Types and layout of recurrent state; empty for a model without."""
+    positions: str = ""
+    """How tokens' positions are told, where engines of one model may do it in more than one way; else empty."""
 
 
 def require_equal(*, prefill: KvFingerprint, decode: KvFingerprint, prefill_id: str, decode_id: str) -> None:

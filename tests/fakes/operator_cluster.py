@@ -109,11 +109,11 @@ class FakeCluster:
         for _ in range(rounds):
             before = len(self.writes), self.picture()
             plan = self.reconcile(cluster)
-            if plan.should_verify:
+            if plan.to_verify:
                 self.verify(plan)
             self.follow()
             self.now += 1
-            is_due = plan.should_verify or plan.wake_after_s == 0
+            is_due = plan.to_verify or plan.wake_after_s == 0
             if before == (len(self.writes), self.picture()) and not is_due:
                 return self.writes[begin:]
         raise AssertionError(f"still moving after {rounds} rounds: {self.writes[-5:]}")

@@ -11,13 +11,15 @@ from fakes.operator_rig import AT, IMAGE, Rig, pool, running_rig
 from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.core.manifests.workloads import design_workload, revision_for
 from pdcluster_operator.core.plan import pool_of
-from pdcluster_operator.errors import Forbidden, Refused
+from pdcluster_operator.errors import Forbidden, Refused, Taken
+from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
 
 pytestmark = pytest.mark.anyio
 
 MISSPELLED = {"spec": {"containers": [{"name": "engine", "imag": "x"}]}}
 ROUTERS = {"spec": {"router": {"resources": {"limits": {"memory": "1Gi"}}}}}
+ANNOTATED = {"example.com/from": "later"}
 NO_SURGE = {"spec.rollout": {"maxSurge": 0, "maxUnavailable": 1}}
 
 
@@ -140,6 +142,50 @@ async def test_a_workload_whose_turn_comes_late_is_asked_once() -> None:
         asked = [one for one in rig.api.asked if one.is_dry and "engine:2" in str(one.body)]
         assert len(asked) == 2, "one of each role"
         assert "engine:2" not in str(rig.store.all_of("deployments"))
+
+
+async def test_before_an_engine_goes_for_a_workload_it_is_asked_for_anew() -> None:
+    """What the API server would have created a while ago a new policy may forbid."""
+    async with running_rig() as rig:
+        await made(rig, **NO_SURGE)
+        merge(
+            rig, {"spec": {"rollout": {"paused": True}}}, overrides("decode", {"metadata": {"annotations": ANNOTATED}})
+        )
+        await rig.look()
+        assert "later" not in str(rig.store.all_of("deployments"))
+        before = children(rig)
+        rig.api.faults.append(Fault(lambda asked: asked.is_dry and "later" in str(asked.body), 403, times=99))
+        merge(rig, {"spec": {"rollout": {"paused": False}}})
+        with pytest.raises(Forbidden):
+            await rig.look()
+        assert children(rig) == before
+
+
+async def test_engines_that_somebody_changed_by_hand_keep_the_routers_as_they_are_too() -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        [decode] = [one for one in engines(rig) if one["metadata"]["labels"][labels.ROLE] == "decode"]
+        by_hand = {"spec": {"template": {"spec": {"containers": [{"name": "engine", "image": "by hand"}]}}}}
+        rig.store.merge(("deployments", "default", decode["metadata"]["name"]), by_hand, "kubectl-set|Update|")
+        before = children(rig)
+        merge(rig, ROUTERS)
+        with pytest.raises(Taken):
+            await rig.look()
+        assert children(rig) == before
+
+
+@pytest.mark.parametrize("content", [{"metadata": "x"}, {"metadata": {"labels": ["x"]}}, {"spec": 1}])
+@pytest.mark.parametrize("part", ["prefill", "router"])
+async def test_overrides_of_any_shape_are_told_and_change_nothing(part: str, content: object) -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        before = children(rig)
+        of_router = {"spec": {"router": {"podOverrides": content}}}
+        merge(rig, of_router if part == "router" else overrides(part, content))
+        await rig.look()
+        assert rig.condition("Accepted")["reason"] == "Refused"
+        assert "give a map" in rig.condition("Accepted")["message"]
+        assert children(rig) == before
 
 
 async def test_a_stop_is_not_refused_for_engines_that_it_would_not_make() -> None:

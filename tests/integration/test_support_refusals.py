@@ -11,7 +11,7 @@ from pdcluster_cli.engines import Role
 from pdcluster_cli.waiting import EngineDied
 from zoo import pools
 from zoo.cases import TP2, draft_model
-from zoo.models import MAMBA2, QWEN3_NEXT, llama
+from zoo.models import LONG_ROPE, MAMBA2, QWEN3_NEXT, llama
 from zoo.pools import ONE, Case, Shape
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
@@ -89,6 +89,16 @@ def test_recurrent_state_of_another_type_is_refused_before_any_byte(harness: Har
         assert "state: prefill 'torch.float16,torch.float32/SD', decode 'torch.bfloat16,torch.float32/SD'" in told
         assert "start both with the same --mamba-cache-dtype" in told
         require_nothing_written(prefill)
+
+
+def test_keys_with_other_positions_are_refused_before_any_byte(harness: Harness) -> None:
+    """One model, one shape of KV: only the longest request differs, and by it vLLM chooses LongRoPE's factors."""
+    cases = {Role.PREFILL: Case(LONG_ROPE), Role.DECODE: Case(LONG_ROPE, ("--max-model-len", "1024"))}
+    with harness.start(*(pools.plan_engine(harness, role, case, ONE) for role, case in cases.items())) as servers:
+        told = refusal(harness, *servers)
+        assert "differ in positions: prefill 'of at most 8192 tokens', decode 'of at most 1024 tokens'" in told
+        assert "start both with the same --max-model-len" in told
+        require_nothing_written(servers[0])
 
 
 @pytest.mark.parametrize(

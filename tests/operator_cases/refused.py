@@ -8,7 +8,8 @@ from operator_cases.objects import ABSENT, CUDA, By, D, P, Refused, both
 
 ALIKE: Final = (
     # The shape of KV and its bytes.
-    "attention-backend", "attention-config", "block-size", "disable-hybrid-kv-cache-manager", "dtype", "kv-cache-dtype",
+    "attention-backend", "attention-config", "block-size", "disable-hybrid-kv-cache-manager",
+    "disable-sliding-window", "dtype", "kv-cache-dtype", "max-model-len", "replayssm-buffer-len", "use-replayssm",
     "kv-cache-dtype-skip-layers", "mamba-block-size", "mamba-cache-dtype", "mamba-cache-mode", "mamba-ssm-cache-dtype",
     # The weights.
     "code-revision", "config-format", "default-mm-loras", "hf-config-path", "hf-overrides", "ignore-patterns",
@@ -46,6 +47,7 @@ NOT_YOURS: Final = (
     ("api-server-count", "2", "leave it out: an engine has one API server"),
     ("grpc", "true", "leave it out: routers and probes speak HTTP with engines"),
     ("tokens-only", "true", "leave it out: clients send and get text"),
+    ("skip-tokenizer-init", "true", "leave it out: clients send and get text"),
     ("data-parallel-multi-port-external-lb", "true", "leave it out: an engine answers on one port"),
     ("root-path", "/x", "leave it out: routers and probes ask for paths without a prefix"),
     *((name, "x", "leave it out: routers and probes speak plain HTTP with engines") for name in _TLS),
@@ -54,7 +56,9 @@ NOT_YOURS: Final = (
 )
 """An option, a value, and who sets it or what to do instead. Written out, as above."""
 
-_SPELL: Final = ": write an option in small letters and dashes, like block-size, and a structure whole, as JSON"
+_SPELL: Final = (
+    ": write an option in at most 64 small letters, digits and dashes, like block-size, and a structure whole, as JSON"
+)
 _SHORT: Final = ", the beginning of a longer one: write the whole name"
 _NEGATED: Final = ": write the option without no-, and the value false"
 _DASHED: Final = ": write the option without its leading dashes, like block-size"

@@ -64,7 +64,7 @@ class History:
         while self.written:
             assert len(self.written) < MAX_WRITING_PLANS, self.written
             plan = self._reconcile(cluster)
-        if plan.should_verify and self._choose.draw(st.booleans()):
+        if plan.to_verify and self._choose.draw(st.booleans()):
             self.world.verify(plan)
         self._let_pods_follow()
         self.world.now += 1

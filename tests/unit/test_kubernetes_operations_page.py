@@ -37,6 +37,10 @@ REPLACES: Final[dict[str, tuple[Mapping[str, object], str]]] = {
     "roles.decode.engineArgs.max-num-seqs": ({f"{D}.engineArgs": {"max-num-seqs": "7"}}, "decode"),
     "roles.prefill.parallelism.tensor": ({f"{P}.parallelism": {"tensor": 2}}, "prefill"),
     "roles.decode.resources.limits": ({f"{D}.resources": {"limits": {"memory": "9Gi"}}}, "decode"),
+    "roles.decode.env.VLLM_KV_CACHE_LAYOUT": (
+        {f"{D}.env": [{"name": "VLLM_KV_CACHE_LAYOUT", "value": "LBHNC"}]},
+        "both roles",
+    ),
     "roles.decode.env": ({f"{D}.env": [{"name": "A", "value": "b"}]}, "decode"),
     "roles.prefill.podOverrides": ({f"{P}.podOverrides": {"spec": {"nodeSelector": {"a": "b"}}}}, "prefill"),
     "drain.timeoutSeconds": ({"spec.drain": {"timeoutSeconds": 7}}, "both roles, routers"),

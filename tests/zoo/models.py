@@ -48,6 +48,22 @@ LLAMA_6KV: Final = Recipe(
     },
 )
 """Divides by 3: TP 3 against TP 2."""
+LONG_ROPE: Final = Recipe(
+    "llama-longrope",
+    "LlamaConfig",
+    {
+        **_SIZES,
+        **_HEADS,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "original_max_position_embeddings": 1024,
+            "short_factor": [1.0] * 16,
+            "long_factor": [float(2 + half) for half in range(16)],
+        },
+    },
+)
+"""Keys of engines that take requests of more than 1,024 tokens are others, also for short prompts."""
 DRAFT: Final = Recipe("draft", "LlamaConfig", {**_SIZES, **_HEADS, "num_hidden_layers": 2, "num_key_value_heads": 2})
 """A draft model beside ``llama(4)``: other KV heads, other layers, the same words."""
 MIXTRAL: Final = Recipe(

@@ -178,8 +178,8 @@ class Rollout(ApiModel):
     take minutes to load, and kernels to compile."""
     paused: bool = False
     """No engine is replaced while this is true; what runs goes on serving. Where a rollout is under way replicas and
-    autoscalers wait too; where nothing is to be replaced they act as ever, and 0 of both roles always stops the pool.
-    Default false."""
+    autoscalers wait too; where nothing is to be replaced they act as ever, and 0 of both roles stops the pool,
+    unless the spec is refused. Default false."""
 
     rules = (
         Rule(

@@ -39,6 +39,7 @@ MUST_AGREE: Final = (
     "default-chat-template-kwargs",
     "default-mm-loras",
     "disable-hybrid-kv-cache-manager",
+    "disable-sliding-window",
     "dtype",
     "enable-tower-connector-lora",
     "exclude-tools-when-tool-choice-none",
@@ -56,6 +57,7 @@ MUST_AGREE: Final = (
     "mamba-cache-dtype",
     "mamba-cache-mode",
     "mamba-ssm-cache-dtype",
+    "max-model-len",
     "media-io-kwargs",
     "mm-device-do-normalize",
     "mm-encoder-attn-dtype",
@@ -66,6 +68,7 @@ MUST_AGREE: Final = (
     "model-loader-extra-config",
     "quantization",
     "quantization-config",
+    "replayssm-buffer-len",
     "spec-method",
     "spec-model",
     "spec-tokens",
@@ -76,12 +79,14 @@ MUST_AGREE: Final = (
     "trust-remote-code",
     "trust-request-chat-template",
     "trust-request-mm-kwargs",
+    "use-replayssm",
     "video-pruning-method",
     "video-pruning-rate",
 )
 """What decides what a KV block's bytes mean, as the handshake's fingerprint does, and which tokens a prompt is; here
 it is found out before any engine starts. One that a role leaves out is vLLM's own choice, which no rule can know: it
 differs from any value. Two names of one thing (``spec-model`` is a key of ``speculative-config``) are both asked for.
+By ``max-model-len`` vLLM chooses LongRoPE's factors, and with them what a key is.
 
 These, ``MAY_DIFFER`` and the model's revision make a revision of the pool (``core/revision.py``)."""
 
@@ -90,6 +95,7 @@ MAY_DIFFER: Final = ("enable-prefix-caching", "kv-sharing-fast-prefill")
 not, the handshake says so. With prefix caching vLLM 0.32 chooses another block size for recurrent state."""
 
 _NO_OFFLOADING: Final = "leave it out: it puts vLLM's own connector in the place of the one that hands KV over"
+_TEXT: Final = "leave it out: clients send and get text"
 _NO_TLS: Final = "leave it out: routers and probes speak plain HTTP with engines"
 
 SET_ELSEWHERE: Final[dict[str, str]] = {
@@ -113,7 +119,8 @@ SET_ELSEWHERE: Final[dict[str, str]] = {
     "uds": "leave it out: routers and probes reach engines by TCP",
     "api-server-count": "leave it out: an engine has one API server",
     "grpc": "leave it out: routers and probes speak HTTP with engines",
-    "tokens-only": "leave it out: clients send and get text",
+    "tokens-only": _TEXT,
+    "skip-tokenizer-init": _TEXT,
     "data-parallel-multi-port-external-lb": "leave it out: an engine answers on one port",
     "root-path": "leave it out: routers and probes ask for paths without a prefix",
     "ssl-keyfile": _NO_TLS,
@@ -148,9 +155,9 @@ _BEGINS_ONE: Final = " || ".join(
     f"(name.size() < {len(whole)} && '{whole}'.substring(0, name.size()) == name)" for whole in _NAMES
 )
 """A constant's part, not ``startsWith`` and not a list's items: what has no bound is charged as endless."""
-_BOTH: Final = [name for name in _NAMES if any(whole.startswith(f"{name}-") for whole in _NAMES)]
+_ALSO_BEGINNINGS: Final = [name for name in _NAMES if any(whole.startswith(f"{name}-") for whole in _NAMES)]
 """Options that another one begins with, like tokenizer."""
-_IS_SHORT: Final = f"name != '' && !(name in {_BOTH}) && ({_BEGINS_ONE})"
+_IS_SHORT: Final = f"name != '' && !(name in {_ALSO_BEGINNINGS}) && ({_BEGINS_ONE})"
 
 ARGS_RULES: Final = (
     Rule(
@@ -167,8 +174,8 @@ ARGS_RULES: Final = (
     ),
     Rule(
         holds=f"!self.exists(name, {_IS_MISSPELLED})",
-        says="engineArgs has %s: write an option in small letters and dashes, like block-size, and a structure whole, "
-        "as JSON",
+        says=f"engineArgs has %s: write an option in at most {MAX_NAME_CHARACTERS} small letters, digits and dashes, "
+        "like block-size, and a structure whole, as JSON",
         values=(f"self.filter(name, {_IS_MISSPELLED})[0]",),
         short="engineArgs misspells an option: write it in small letters and dashes, and a structure whole, as JSON",
     ),

@@ -196,7 +196,3 @@ class Plan:
     to_verify: TargetIds | None = None
     wake_after_s: int | None = None
     asked: tuple[Child, ...] = ()
-
-    @property
-    def should_verify(self) -> bool:
-        return self.to_verify is not None

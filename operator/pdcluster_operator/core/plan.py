@@ -85,16 +85,17 @@ def plan_pool(
     waits = _is_proven_by_others(facts, observed.status)
     changes = () if waits else _changes(pool, target, status)
     seen = {workload.name: workload for workload in left}
+    there, new = _workloads(pool, target, seen, changes)
     return Plan(
         facts,
         status,
-        (*children, *_workloads(pool, target, seen, changes)),
-        _moves(seen, changes),
-        _prunes(pool, observed, left, served),
-        _scaler_statuses(pool, observed, facts),
-        target.ids if _should_verify(facts, status) else None,
-        0 if waits else _wake_after_s(pool, status, now),
-        _asked(pool, () if facts.is_stopped else target.designs.values(), seen, children),
+        children=(*there, *children, *new),
+        moves=_moves(seen, changes),
+        prunes=_prunes(pool, observed, left, served),
+        scaler_statuses=_scaler_statuses(pool, observed, facts),
+        to_verify=target.ids if _should_verify(facts, status) else None,
+        wake_after_s=0 if waits else _wake_after_s(pool, status, now),
+        asked=_asked(pool, () if facts.is_stopped else target.designs.values(), seen, children),
     )
 
 
@@ -166,16 +167,19 @@ def _served(target: Target, left: tuple[SeenWorkload, ...]) -> Served:
 
 def _workloads(
     pool: Pool, target: Target, seen: Mapping[str, SeenWorkload], changes: tuple[Change, ...]
-) -> list[Child]:
-    """The target's two. One that is not there is made when it gets its first replica."""
+) -> tuple[list[Child], list[Child]]:
+    """The target's two: those that are there, and those that get their first replica now.
+
+    The former come before all other children: where somebody has taken a field of one, nothing else is done either.
+    """
     after = {change.workload: change.after for change in changes}
-    children: list[Child] = []
+    there, new = [], []
     for design in target.designs.values():
         if found := seen.get(design.name):
-            children.append(Child(render_workload(pool, design, found.replicas), Way.APPLY, found.version))
+            there.append(Child(render_workload(pool, design, found.replicas), Way.APPLY, found.version))
         elif replicas := after.get(design.name):
-            children.append(Child(render_workload(pool, design, replicas), Way.CREATE))
-    return children
+            new.append(Child(render_workload(pool, design, replicas), Way.CREATE))
+    return there, new
 
 
 def _asked(

@@ -55,7 +55,13 @@ def _observed_of(before: PDCluster | None) -> Observed:
     """A cluster in which ``before`` is what runs."""
     if before is None:
         return Observed(has_groups=True)
-    target = target_of(pool_of(before, _IMAGE), Observed(has_groups=True))
+    try:
+        target = target_of(pool_of(before, _IMAGE), Observed(has_groups=True))
+    except ConfigError as error:
+        raise ConfigError(
+            f"what was applied before cannot be carried out, so it is not what runs ({error}): "
+            "plan without --before and --from-cluster"
+        ) from error
     seen = []
     for role in ROLES:
         design, wanted = target.designs[role], target.fleets[role].wanted
@@ -87,9 +93,11 @@ def _replaced(target: Target, observed: Observed) -> list[SeenWorkload]:
 
 
 def _made(plan: Plan, target: Target) -> Iterator[str]:
-    """Also the target's workloads that get their first replica only in a later step."""
+    """Also the target's workloads that get their first replica only in a later step; a stop has none."""
     yield from (f"{child.kind} {child.name}" for child in plan.children)
     there = {child.name for child in plan.children}
+    if plan.facts.is_stopped:
+        return
     yield from (f"{it.kind.value} {it.name}" for it in target.designs.values() if it.name not in there)
 
 

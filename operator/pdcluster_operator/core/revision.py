@@ -20,8 +20,18 @@ from pdcluster_protocol.labels import Role
 
 Json = None | bool | int | float | str | list["Json"] | Mapping[str, "Json"]
 
-SHARED_ARGS: Final = frozenset({*MUST_AGREE, *MAY_DIFFER, "revision"})
-"""vLLM 0.32 engine arguments, as on its command line without dashes in front, that both roles must share."""
+SHARED_ARGS: Final = frozenset({*MUST_AGREE, *MAY_DIFFER})
+"""vLLM 0.32 engine arguments, as on its command line without dashes in front."""
+SHARED_ENV: Final = frozenset(
+    {
+        "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE",
+        "VLLM_KV_CACHE_LAYOUT",
+        "VLLM_MLA_DISABLE",
+        "VLLM_SSM_CONV_STATE_LAYOUT",
+    }
+)
+"""Variables by which vLLM 0.32 (``envs.py``) keeps KV another way. Whether two ways fit the handshake decides: one role
+may need a layout that is the other one's own choice."""
 
 _DIGITS: Final = 8
 """32 bits: a cluster has a handful of revisions at a time."""
@@ -33,10 +43,13 @@ def revision_of(
     image: str,
     transfer: Mapping[str, Json],
     engine_args: Mapping[Role, Mapping[str, Json]],
+    env: Mapping[Role, Mapping[str, Json]],
 ) -> str:
-    """8 lower-case hex digits over what prefill and decode must share."""
-    shared: dict[str, Json] = {role.value: shared_args(args) for role, args in engine_args.items()}
-    return _digest({"model": model, "image": image, "transfer": transfer, "engineArgs": shared})
+    """8 lower-case hex digits over what prefill and decode must share. ``env``: variables by name."""
+    args: Json = {role.value: _those_of(SHARED_ARGS, given) for role, given in engine_args.items()}
+    # Absent where there are none.
+    found = {role.value: shared for role, given in env.items() if (shared := _those_of(SHARED_ENV, given))}
+    return _digest({"model": model, "image": image, "transfer": transfer, "engineArgs": args, "env": found or None})
 
 
 def template_of(pod_template: Mapping[str, Json]) -> str:
@@ -44,15 +57,9 @@ def template_of(pod_template: Mapping[str, Json]) -> str:
     return _digest(pod_template)
 
 
-def shared_args(engine_args: Mapping[str, Json]) -> dict[str, Json]:
-    """Those of ``SHARED_ARGS``, in any spelling: ``--block-size``, ``block_size``, ``no-enable-prefix-caching``."""
-    spelled = {name.removeprefix("--").replace("_", "-"): value for name, value in engine_args.items()}
-    return {name: value for name, value in spelled.items() if _is_shared(name)}
-
-
-def _is_shared(name: str) -> bool:
-    # vLLM takes nested arguments as `--speculative-config.method`, and turns switches off with `--no-`.
-    return name.removeprefix("no-").partition(".")[0] in SHARED_ARGS
+def _those_of(names: frozenset[str], given: Mapping[str, Json]) -> dict[str, Json]:
+    """The API takes one spelling of a name only (``api/engine_args.py``)."""
+    return {name: value for name, value in given.items() if name in names}
 
 
 def _digest(value: Json) -> str:

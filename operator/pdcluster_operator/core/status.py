@@ -279,13 +279,17 @@ def _is_better(now: Counts, before: Counts) -> bool:
 
 
 def _is_complete(status: Status, before: Status | None) -> bool:
-    """Reached now, or reached before and nothing old came back: then what gets lost is no rollout's fault."""
+    """Reached now, or reached before and nothing old came back: then what gets lost is no rollout's fault.
+
+    That a stop was reached is not that what is wanted now ever ran.
+    """
     is_proven = status.verified == status.target or not status.prefill.wanted
     if is_proven and all(status.of(role).is_updated for role in Role):
         return True
     was_complete = before is not None and before.reason(Type.PROGRESSING) is Reason.ROLLOUT_COMPLETE
     is_same = before is not None and before.target == status.target
-    return was_complete and is_same and not any(_num_old(status.of(role)) for role in Role)
+    was_stopped = before is not None and not before.prefill.wanted
+    return was_complete and is_same and not was_stopped and not any(_num_old(status.of(role)) for role in Role)
 
 
 def _num_old(counts: Counts) -> int:

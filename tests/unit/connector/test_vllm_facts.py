@@ -31,13 +31,13 @@ from pdcluster_connector.vllm_facts import (
     _require_whole_steps,
     _role,
     _specs_of,
-    _state,
     own_layers,
     page_tokens_of,
     read_engine_facts,
     read_regions,
     read_token_memory,
 )
+from pdcluster_connector.vllm_fingerprint import _positions, _state
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
@@ -241,6 +241,28 @@ def test_state_of_another_layout_is_another_fingerprint(monkeypatch: pytest.Monk
         assert _state([spec]) == "torch.float32/DS"
     finally:
         get_conv_state_layout.cache_clear()
+
+
+def model(**changed: Any) -> SimpleNamespace:
+    text_config = SimpleNamespace(**{"model_type": "phi3", "rope_parameters": {"rope_type": "default"}, **changed})
+    return SimpleNamespace(hf_text_config=text_config, max_model_len=8192)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"rope_parameters": {"rope_type": "longrope"}}, id="LongRoPE"),
+        pytest.param({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, id="LongRoPE in some layers"),
+        pytest.param({"model_type": "llama4_text"}, id="Llama 4"),
+    ],
+)
+def test_a_longest_request_by_which_vllm_tells_positions_is_part_of_the_fingerprint(changed: dict[str, Any]) -> None:
+    assert _positions(model(**changed)) == "of at most 8192 tokens"
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "default"}, {"rope_type": "yarn", "factor": 4.0}, {}, None])
+def test_another_longest_request_alone_makes_no_other_fingerprint(rope: dict[str, Any] | None) -> None:
+    assert _positions(model(rope_parameters=rope)) == ""
 
 
 @pytest.mark.parametrize("is_uniform", [False, True])

@@ -5,6 +5,7 @@ Selectors never name more than what is on a pod for its whole life: cluster, rol
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +16,7 @@ from pdcluster_operator.api.role import Resources
 from pdcluster_operator.api.role import Role as RoleSpec
 from pdcluster_operator.core import names
 from pdcluster_protocol import labels
+from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
 Document = dict[str, Any]
@@ -139,10 +141,20 @@ def container_security() -> Document:
 
 
 def labelled(template: Mapping[str, Any], extra: Mapping[str, str]) -> Document:
-    """The template with more labels."""
-    metadata = template.get("metadata") or {}
-    found = {**(metadata.get("labels") or {}), **extra}
-    return {**template, "metadata": {**metadata, "labels": found}}
+    """The template with more labels.
+
+    Raises:
+        ConfigError: Overrides that replace maps have something else where its metadata or their labels are.
+    """
+    metadata = _map_in(template, "metadata")
+    return {**template, "metadata": {**metadata, "labels": {**_map_in(metadata, "labels"), **extra}}}
+
+
+def _map_in(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = document.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"podOverrides makes {name} {json.dumps(found)}: give a map")
+    return found
 
 
 def resources_of(resources: Resources) -> Document:

@@ -151,7 +151,7 @@ def _container(pool: Pool) -> Document:
         "securityContext": container_security(),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108  # a folder in the container
         **_probes(),
-        # Every image with a shell has it; Kubernetes' own sleep is not there before 1.30.
+        # Every image with a shell has it; Kubernetes' own sleep can be switched off (gate PodLifecycleSleepAction).
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(NOTICE_S)]}}},
     }
 

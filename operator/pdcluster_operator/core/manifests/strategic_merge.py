@@ -16,6 +16,7 @@ item of ``volumes`` takes the place of ours whole (``patchStrategy: merge,retain
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -65,8 +66,8 @@ def merge_template(template: Mapping[str, Any], patch: Mapping[str, Any] | None)
     """The pod template with ``patch`` laid over it.
 
     Raises:
-        ConfigError: ``patch`` cannot be merged: an item lacks the key by which its list merges, or a directive is
-            unknown.
+        ConfigError: ``patch`` cannot be merged: an item lacks the key by which its list merges, a directive is
+            unknown, or there is something else where a map or a list is.
     """
     return _merge_map(template, patch or {}, ())
 
@@ -83,6 +84,9 @@ def _merge_map(base: Mapping[str, Any], patch: Mapping[str, Any], path: tuple[st
 
 
 def _merge_value(base: object, patch: object, path: tuple[str, ...]) -> object:
+    for kind, shape in ((Mapping, "map"), (list, "list")):
+        if isinstance(base, kind) and not isinstance(patch, kind):
+            raise ConfigError(f"podOverrides.{'.'.join(path)} is {json.dumps(patch)}: give a {shape}")
     if isinstance(patch, Mapping):
         return _merge_map(base if isinstance(base, Mapping) else {}, patch, path)
     if not isinstance(patch, list):

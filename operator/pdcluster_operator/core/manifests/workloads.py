@@ -1,8 +1,8 @@
 """What runs the engines of one (role, revision, template): a Deployment, or a LeaderWorkerSet over several nodes.
 
 A workload's template never changes, for its hash is part of the workload's name: Kubernetes never rolls it, the planner
-moves replicas from one workload to the next. Should somebody change one by hand, it is put back, and Kubernetes rolls
-that within the devices there are: no surge, one at a time.
+moves replicas from one workload to the next. What somebody else sets in one by hand is refused and told, what he takes
+away is put back. Kubernetes rolls either within the devices there are: no surge, one at a time.
 
 Source of truth for groups: ``leaderworkerset.x-k8s.io/v1`` (LWS 0.6 to 1.0), ``api/leaderworkerset/v1``.
 """
@@ -67,7 +67,8 @@ def revision_for(pool: Pool) -> str:
     spec = pool.spec
     transfer = {**spec.transfer.to_wire(), "protocol": spec.transfer_protocol.value}
     args = {role: pool.role(role).engine_args for role in Role}
-    return revision_of(model=spec.model.to_wire(), image=spec.image, transfer=transfer, engine_args=args)
+    env = {role: {one.name: one.to_wire() for one in pool.role(role).env} for role in Role}
+    return revision_of(model=spec.model.to_wire(), image=spec.image, transfer=transfer, engine_args=args, env=env)
 
 
 def design_workload(pool: Pool, role: Role, revision: str) -> WorkloadDesign:

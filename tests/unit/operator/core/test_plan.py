@@ -87,13 +87,13 @@ class TestANewPool:
         world, cluster = FakeCluster(routers_ready=0), make_cluster()
         world.reconcile(cluster)
         world.follow()
-        assert not world.reconcile(cluster).should_verify
+        assert not world.reconcile(cluster).to_verify
         world.routers_ready = 1
         plan = world.reconcile(cluster)
         assert plan.to_verify
         assert plan.to_verify.name == plan.facts.target == plan.status.target
         world.verify(plan)
-        assert not world.reconcile(cluster).should_verify
+        assert not world.reconcile(cluster).to_verify
 
     def test_a_user_who_brings_a_secret_gets_none(self) -> None:
         assert running({"spec.auth.secretRef": {"name": "mine"}}).names("Secret") == set()
@@ -203,7 +203,7 @@ class TestARollout:
     def test_a_proof_in_status_is_enough_for_the_next_operator(self) -> None:
         world = running()
         world.verifications.clear()
-        assert not world.reconcile(make_cluster()).should_verify
+        assert not world.reconcile(make_cluster()).to_verify
         assert truth(world, Type.TRANSFER_VERIFIED) is Truth.TRUE
 
     def test_from_one_node_to_several_the_deployment_gives_way_to_the_group(self) -> None:
@@ -290,7 +290,7 @@ class TestScaling:
         world.reconcile(make_cluster())
         world.follow()
         plan = world.reconcile(make_cluster())
-        assert plan.should_verify
+        assert plan.to_verify
         assert status(world).reason(Type.READY) is Reason.VERIFICATION_PENDING
         world.settle(make_cluster())
         assert truth(world, Type.READY) is Truth.TRUE

@@ -119,6 +119,18 @@ def test_a_pool_that_stops_ends_at_nothing() -> None:
     ]
 
 
+def test_a_pool_that_is_stopped_makes_no_engines() -> None:
+    for before in (None, SMALL):
+        children = section("children", lines(before, {**both("replicas", 0), "spec.image": "engine:2"}))
+        assert [line for line in children if line.startswith("Deployment")] == ["Deployment pool-router"]
+
+
+def test_what_was_applied_before_and_cannot_be_carried_out_is_not_blamed_on_the_file() -> None:
+    broken = {f"{P}.podOverrides": {"spec": {"containers": [{"image": "x"}]}}}
+    with pytest.raises(ConfigError, match=r"what was applied before .* an item without name.*: plan without --before"):
+        lines(broken, SMALL)
+
+
 def test_it_goes_over_nodes_without_asking_for_groups() -> None:
     nodes = {**both("device", {"kind": "cuda"}), **both("parallelism.tensor", 4), **both("nodesPerInstance", 2)}
     assert [line for line in section("children", lines(None, nodes)) if line.startswith("LeaderWorkerSet")]

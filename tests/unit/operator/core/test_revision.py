@@ -12,15 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operator_cases.refused import ALIKE
-from pdcluster_operator.core.revision import SHARED_ARGS, Json, revision_of, shared_args, template_of
+from pdcluster_operator.core.revision import Json, revision_of, template_of
 from pdcluster_protocol.labels import Role
 
 MODEL: Final[dict[str, Json]] = {"name": "Qwen/Qwen3-8B", "servedName": "qwen", "revision": None}
 TRANSFER: Final[dict[str, Json]] = {"protocol": "tcp", "port": 15000, "onFailure": "recompute"}
 ARGS: Final[dict[str, Json]] = {"block-size": "32", "max-num-seqs": "64"}
 
-DANGEROUS: Final = (*ALIKE, "enable-prefix-caching", "kv-sharing-fast-prefill", "revision")
+DANGEROUS: Final = (*ALIKE, "enable-prefix-caching", "kv-sharing-fast-prefill")
 """By name, not from the product's own list: one that were taken out of it would be missed by nobody."""
+LAYOUT: Final = "VLLM_SSM_CONV_STATE_LAYOUT"
+VARIABLES: Final = (
+    LAYOUT, "VLLM_KV_CACHE_LAYOUT", "VLLM_MLA_DISABLE", "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE",
+)  # fmt: skip
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
 TREES = st.dictionaries(
@@ -36,6 +40,8 @@ def revision(
     transfer: dict[str, Json] | None = None,
     prefill: dict[str, Json] | None = None,
     decode: dict[str, Json] | None = None,
+    prefill_env: dict[str, Json] | None = None,
+    decode_env: dict[str, Json] | None = None,
 ) -> str:
     """Of a plain cluster with these changes."""
     return revision_of(
@@ -43,6 +49,7 @@ def revision(
         image=image,
         transfer={**TRANSFER, **(transfer or {})},
         engine_args={Role.PREFILL: {**ARGS, **(prefill or {})}, Role.DECODE: {**ARGS, **(decode or {})}},
+        env={Role.PREFILL: prefill_env or {}, Role.DECODE: decode_env or {}},
     )
 
 
@@ -55,10 +62,8 @@ def revision(
         pytest.param(revision(transfer={"port": 15001}), id="transfer"),
         pytest.param(revision(prefill={"block-size": "16"}, decode={"block-size": "16"}), id="block size of both"),
         pytest.param(revision(decode={"block-size": "16"}), id="block size of one"),
-        pytest.param(revision(decode={"--kv-cache-dtype": "fp8"}), id="KV dtype, with dashes in front"),
-        pytest.param(revision(prefill={"hf_overrides": "{}"}), id="with underscores"),
-        pytest.param(revision(prefill={"hf-overrides.rope_theta": "1"}), id="one key of a structure"),
-        pytest.param(revision(prefill={"no-enable-prefix-caching": "true"}), id="a switch turned off"),
+        pytest.param(revision(prefill_env={LAYOUT: "SD"}, decode_env={LAYOUT: "SD"}), id="a layout of both"),
+        pytest.param(revision(decode_env={LAYOUT: "SD"}), id="a layout of one"),
     ],
 )
 def test_what_both_roles_share_moves_the_revision(changed: str) -> None:
@@ -70,7 +75,8 @@ def test_what_both_roles_share_moves_the_revision(changed: str) -> None:
     [
         pytest.param(revision(decode={"max-num-seqs": "256"}), id="how many requests at a time"),
         pytest.param(revision(decode={"tensor-parallel-size": "8"}), id="TP: any pairs with any"),
-        pytest.param(revision(prefill={"--gpu-memory-utilization": "0.9"}), id="memory"),
+        pytest.param(revision(prefill={"gpu-memory-utilization": "0.9"}), id="memory"),
+        pytest.param(revision(decode_env={"VLLM_LOGGING_LEVEL": "DEBUG"}), id="a variable that shapes no KV"),
         pytest.param(revision(model={"path": None}), id="a field that is absent"),
         pytest.param(revision(decode={"block-size-like": "1"}), id="a name that only begins alike"),
     ],
@@ -88,10 +94,13 @@ def test_what_would_make_kv_or_prompts_mean_something_else_moves_the_revision(na
     assert revision(decode={name: "x"}) != revision()
 
 
-def test_every_shared_argument_counts_in_every_spelling() -> None:
-    for name in SHARED_ARGS:
-        for spelling in (name, f"--{name}", name.replace("-", "_"), f"no-{name}", f"{name}.key"):
-            assert len(shared_args({spelling: "1", "seed": "1"})) == 1, spelling
+def test_exchanging_the_roles_variables_moves_the_revision() -> None:
+    assert revision(prefill_env={LAYOUT: "SD"}) != revision(decode_env={LAYOUT: "SD"})
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_variable_that_keeps_kv_another_way_moves_the_revision(name: str) -> None:
+    assert len({revision(decode_env={name: "1"}), revision(decode_env={name: "0"}), revision()}) == 3
 
 
 def test_any_change_of_a_pod_template_moves_the_template() -> None:

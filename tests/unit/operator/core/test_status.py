@@ -307,6 +307,16 @@ def test_old_ones_that_come_back_long_after_a_rollout_begin_a_new_one() -> None:
     assert progressing(reduce_status(stray, WELL_STATUS, now=99_000)) == (Reason.ROLLING_OUT, 99_000)
 
 
+def test_a_pool_that_is_started_again_has_a_deadline_and_wakes_nobody() -> None:
+    stopped = replace(WELL, prefill=Counts(), decode=Counts(), is_target_empty=True)
+    none = Counts(wanted=2, least=1)
+    starts = replace(stopped, prefill=none, decode=none, verification=Verification.NOT_ASKED)
+    status = reduce_status(starts, reduce_status(stopped, WELL_STATUS, now=2000), now=9000)
+    assert progressing(status) == (Reason.ROLLING_OUT, 9000)
+    assert status.reason(Type.DEGRADED) is Reason.AS_WANTED
+    assert progressing(reduce_status(starts, status, now=9600))[0] is Reason.PROGRESS_DEADLINE_EXCEEDED
+
+
 def test_a_failed_verification_of_another_target_does_not_forget_the_verified_one() -> None:
     failed = replace(NEXT, verification=Verification.FAILED, verification_error="timeout")
     assert reduce_status(failed, WELL_STATUS, now=2000).verified == WELL.target

@@ -152,6 +152,11 @@ def test_deleting_a_map_takes_it_away() -> None:
         (with_engine(volumeMounts=[{"name": "x"}]), "spec.containers.volumeMounts has an item without mountPath"),
         ({"spec": {"volumes": ["cache"]}}, "podOverrides.spec.volumes has an item without name"),
         ({"spec": {"$patch": "remove"}}, "podOverrides.spec says $patch: remove"),
+        ({"metadata": "x"}, 'podOverrides.metadata is "x": give a map'),
+        ({"metadata": {"labels": ["x"]}}, 'podOverrides.metadata.labels is ["x"]: give a map'),
+        ({"spec": {"tolerations": "all"}}, 'podOverrides.spec.tolerations is "all": give a list'),
+        ({"spec": {"containers": {"name": "engine"}}}, 'spec.containers is {"name": "engine"}: give a list'),
+        (with_engine(env={"A": "1"}), 'podOverrides.spec.containers.env is {"A": "1"}: give a list'),
     ],
 )
 def test_what_cannot_be_merged_is_refused_with_its_place(patch: dict[str, Any], message: str) -> None:

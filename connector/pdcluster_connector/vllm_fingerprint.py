@@ -1,0 +1,93 @@
+"""What an engine's KV means, in the terms that two engines compare before a byte is written.
+
+Source of truth: vLLM 0.32 ``config/``, ``v1/kv_cache_interface.py``, ``v1/attention/backends``, and others named below.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from vllm import __version__ as vllm_version
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
+from vllm.v1.kv_cache_interface import KVCacheSpec, MambaSpec
+
+from pdcluster_connector.weights import digest_weights
+from pdcluster_protocol.fingerprint import KvFingerprint
+
+CONNECTOR_VERSION: Final = "0.1.0"
+HEAD_MAJOR: Final = "LBHNC"
+"""The layout in which a rank's heads are one slice of a block (vLLM 0.32 ``v1/kv_cache_layout.py``)."""
+
+
+def read_fingerprint(
+    kv_heads: tuple[int, ...],
+    config: VllmConfig,
+    kv_cache_layout: str | None,
+    specs: Iterable[KVCacheSpec],
+    layer_names: Iterable[str],
+) -> KvFingerprint:
+    """Of an engine whose model is loaded. Worker processes only; reads the weights' headers.
+
+    ``kv_heads``: the distinct numbers in the whole model; ``specs``: of all layers of all groups; ``layer_names``: of
+    this rank.
+    """
+    return KvFingerprint(
+        model_digest="+".join(map(_model_digest, models_of(config))),
+        kv_dtype=f"{config.model_config.dtype}/{config.cache_config.cache_dtype}",
+        layout=f"{kv_cache_layout or HEAD_MAJOR}",
+        kv_heads=kv_heads,
+        attention_backend=_attention_backends(config, layer_names),
+        vllm_version=vllm_version,
+        connector_version=CONNECTOR_VERSION,
+        state=_state(specs),
+        positions="+".join(filter(None, map(_positions, models_of(config)))),
+    )
+
+
+def models_of(config: VllmConfig) -> list[Any]:
+    """The model, and the draft model that keeps KV of its own. Prompt lookup (ngram) has none."""
+    speculative, models = config.speculative_config, [config.model_config]
+    if speculative and speculative.draft_model_config and not speculative.use_ngram():
+        models.append(speculative.draft_model_config)
+    return models
+
+
+def _state(specs: Iterable[KVCacheSpec]) -> str:
+    """How recurrent state is kept: bytes of one length may mean different things."""
+    dtypes = {",".join(map(str, spec.dtypes)) for spec in specs if isinstance(spec, MambaSpec)}
+    return f"{' '.join(sorted(dtypes))}/{get_conv_state_layout()}" if dtypes else ""
+
+
+def _positions(model_config: Any) -> str:
+    """The longest request that the engine takes, where vLLM 0.32 chooses by it and not by the model alone: LongRoPE's
+    factors (``rotary_embedding/phi3_long_rope_scaled_rope.py``), Llama 4's attention temperature
+    (``models/llama4.py``). Else empty."""
+    text_config = model_config.hf_text_config
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    # One for all layers, or one for each kind of layer.
+    kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, Mapping)}
+    is_chosen = "longrope" in kinds or str(text_config.model_type).startswith("llama4")
+    return f"of at most {model_config.max_model_len} tokens" if is_chosen else ""
+
+
+def _model_digest(model_config: Any) -> str:
+    """Digest of the model's configuration and weights: equal for copies of one model at different paths."""
+    facts = model_config.hf_text_config.to_dict()
+    for volatile in ("_name_or_path", "transformers_version"):
+        facts.pop(volatile, None)
+    facts["quantization"] = model_config.quantization
+    facts["weights"] = digest_weights(Path(model_config.model)) or [model_config.model, str(model_config.revision)]
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
+
+
+def _attention_backends(config: VllmConfig, layer_names: Iterable[str]) -> str:
+    """Backends by name, with the instruction set that CPU kernels pack their pages for."""
+    layers = config.compilation_config.static_forward_context
+    known = [layers[name] for name in layer_names if hasattr(layers.get(name), "get_attn_backend")]
+    names = {f"{layer.get_attn_backend().get_name()}/{getattr(layer, 'isa', '')}".rstrip("/") for layer in known}
+    return ",".join(sorted(names))

@@ -9,6 +9,8 @@ import pytest
 from integration.harness import Harness, Pool, complete_all, eventually, metric, post_json
 from integration.kv_probe import PROBE_ARGS, PROBE_ENV
 from integration.prompts import make_prompts
+from zoo.models import llama
+from zoo.weights import ensure_model
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
@@ -85,10 +87,11 @@ def test_a_warm_decode_cache_receives_only_what_it_lacks_and_answers_the_same(
 
 
 def test_compiled_engines_answer_like_a_single_compiled_engine(harness: Harness, reference: Reference) -> None:
-    prompts = reference.prompts
-    with harness.single_engine(COMPILED) as engine:
+    # Each engine compiles its own: half a minute for eight layers, half of that for four.
+    prompts, model = reference.prompts, ensure_model(llama(4))
+    with harness.single_engine(COMPILED, model=model) as engine:
         expected = [answer.token_ids for answer in complete_all(engine.url, prompts, MAX_TOKENS)]
-    with harness.start_pool(prefill_args=COMPILED, decode_args=COMPILED) as pool:
+    with harness.start_pool(prefill_args=COMPILED, decode_args=COMPILED, model=model) as pool:
         assert answers_of(pool, prompts) == expected
         require_pushed(pool, at_least=150)
 

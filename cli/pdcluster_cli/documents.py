@@ -26,6 +26,16 @@ _KLOG: Final = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d")
 """How a line of Kubernetes' log begins: ``E1121 21:18:53.807144   32448 memcache.go:265] ...``."""
 
 Document = Mapping[str, Any]
+_TIMESTAMP: Final = "tag:yaml.org,2002:timestamp"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as kubectl takes it, which makes JSON of it: a date is text."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  # as the class above has it
+        first: [(tag, pattern) for tag, pattern in known if tag != _TIMESTAMP]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 class Unreadable(Exception):
@@ -40,7 +50,7 @@ def read_file(path: str) -> Document:
     """
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
-        found = [one for one in yaml.safe_load_all(text) if isinstance(one, dict) and one.get("kind") == KIND]
+        found = [one for one in _documents(text) if isinstance(one, dict) and one.get("kind") == KIND]
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror}") from error
     except yaml.YAMLError as error:
@@ -51,6 +61,19 @@ def read_file(path: str) -> Document:
         raise Unreadable(f"{path} has {len(found)} objects of kind {KIND}: give them one at a time")
     _require_name(path, found[0])
     return dict(found[0])
+
+
+def _documents(text: str) -> list[Any]:
+    """
+    Raises:
+        yaml.YAMLError: It is no YAML, or says what JSON cannot.
+    """
+    found = list(yaml.load_all(text, _Loader))
+    try:
+        # Keys become text.
+        return [json.loads(json.dumps(one)) for one in found]
+    except (TypeError, ValueError) as error:
+        raise yaml.YAMLError(f"it has what JSON cannot say: {error}") from error
 
 
 def _require_name(path: str, document: Document) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,11 @@ from pdcluster_protocol.fingerprint import KvFingerprint
 CONNECTOR_VERSION: Final = "0.1.0"
 HEAD_MAJOR: Final = "LBHNC"
 """The layout in which a rank's heads are one slice of a block (vLLM 0.32 ``v1/kv_cache_layout.py``)."""
+_LLAMA4_LONG_TOKENS: Final = 32_768
+_AUTO: Final = -1
+"""What ``--max-model-len auto`` is to vLLM."""
+_VOLATILE: Final = ("_name_or_path", "transformers_version", "max_model_len")
+"""Of a model's configuration, what is of an engine: the last is written there by ``models/minimax_m2.py``."""
 
 
 def read_fingerprint(
@@ -64,21 +69,40 @@ def _state(specs: Iterable[KVCacheSpec]) -> str:
 
 
 def _positions(model_config: Any) -> str:
-    """The longest request that the engine takes, where vLLM 0.32 chooses by it and not by the model alone: LongRoPE's
-    factors (``rotary_embedding/phi3_long_rope_scaled_rope.py``), Llama 4's attention temperature
-    (``models/llama4.py``). Else empty."""
-    text_config = model_config.hf_text_config
-    rope = getattr(text_config, "rope_parameters", None) or {}
+    """What vLLM 0.32 chooses by how an engine is started, and not by the model alone. Else empty."""
+    chosen = (*_rope_factors(model_config), *_attention_temperature(model_config))
+    return ", ".join(sorted(set(chosen)))
+
+
+def _rope_factors(model_config: Any) -> Iterator[str]:
+    """LongRoPE's (``model_executor/layers/rotary_embedding/phi3_long_rope_scaled_rope.py``)."""
+    rope = getattr(model_config.hf_text_config, "rope_parameters", None) or {}
     # One for all layers, or one for each kind of layer.
-    kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, Mapping)}
-    is_chosen = "longrope" in kinds or str(text_config.model_type).startswith("llama4")
-    return f"of at most {model_config.max_model_len} tokens" if is_chosen else ""
+    for one in (rope, *rope.values()):
+        if isinstance(one, Mapping) and one.get("rope_type") == "longrope":
+            is_long = _longest_request(model_config) > one["original_max_position_embeddings"]
+            yield f"{'long' if is_long else 'short'} factors of LongRoPE"
+
+
+def _attention_temperature(model_config: Any) -> Iterator[str]:
+    """Llama 4's (``model_executor/models/llama4.py``). It decides no key of its own layer, but those of later ones."""
+    if str(model_config.hf_text_config.model_type).startswith("llama4"):
+        generation = {**model_config.try_get_generation_config(), **model_config.override_generation_config}
+        is_tuned = generation.get("attn_temperature_tuning", _longest_request(model_config) > _LLAMA4_LONG_TOKENS)
+        yield f"attention temperature {'tuned' if is_tuned else 'not tuned'}"
+
+
+def _longest_request(model_config: Any) -> int:
+    """Tokens, as layers were made for: what ``--max-model-len auto`` fits to the memory afterwards changes none."""
+    if model_config.original_max_model_len == _AUTO:
+        return int(model_config.get_and_verify_max_len(_AUTO))
+    return int(model_config.max_model_len)
 
 
 def _model_digest(model_config: Any) -> str:
     """Digest of the model's configuration and weights: equal for copies of one model at different paths."""
     facts = model_config.hf_text_config.to_dict()
-    for volatile in ("_name_or_path", "transformers_version"):
+    for volatile in _VOLATILE:
         facts.pop(volatile, None)
     facts["quantization"] = model_config.quantization
     facts["weights"] = digest_weights(Path(model_config.model)) or [model_config.model, str(model_config.revision)]

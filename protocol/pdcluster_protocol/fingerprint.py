@@ -21,9 +21,8 @@ CURES: Final[dict[str, str]] = {
     "attention_backend": "start both with the same attention backend",
     "vllm_version": "install the same vLLM on both",
     "connector_version": "install the same pdcluster on both",
-    "state": "start both with the same --mamba-cache-dtype, --mamba-ssm-cache-dtype, --use-replayssm and "
-    "VLLM_SSM_CONV_STATE_LAYOUT",
-    "positions": "start both with the same --max-model-len",
+    "state": "start both with the same --mamba-cache-dtype, --mamba-ssm-cache-dtype and VLLM_SSM_CONV_STATE_LAYOUT",
+    "positions": "start both with the same --max-model-len and the same generation configuration",
 }
 
 
@@ -44,7 +43,7 @@ class KvFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: str = ""
     """Types and layout of recurrent state; empty for a model without."""
     positions: str = ""
-    """How tokens' positions are told, where engines of one model may do it in more than one way; else empty."""
+    """What an engine does about tokens' positions, where engines of one model may do one thing or another; or empty."""
 
 
 def require_equal(*, prefill: KvFingerprint, decode: KvFingerprint, prefill_id: str, decode_id: str) -> None:

@@ -96,7 +96,7 @@ def test_keys_with_other_positions_are_refused_before_any_byte(harness: Harness)
     cases = {Role.PREFILL: Case(LONG_ROPE), Role.DECODE: Case(LONG_ROPE, ("--max-model-len", "1024"))}
     with harness.start(*(pools.plan_engine(harness, role, case, ONE) for role, case in cases.items())) as servers:
         told = refusal(harness, *servers)
-        assert "differ in positions: prefill 'of at most 8192 tokens', decode 'of at most 1024 tokens'" in told
+        assert "positions: prefill 'long factors of LongRoPE', decode 'short factors of LongRoPE'" in told
         assert "start both with the same --max-model-len" in told
         require_nothing_written(servers[0])
 

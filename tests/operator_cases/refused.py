@@ -9,7 +9,8 @@ from operator_cases.objects import ABSENT, CUDA, By, D, P, Refused, both
 ALIKE: Final = (
     # The shape of KV and its bytes.
     "attention-backend", "attention-config", "block-size", "disable-hybrid-kv-cache-manager",
-    "disable-sliding-window", "dtype", "kv-cache-dtype", "max-model-len", "replayssm-buffer-len", "use-replayssm",
+    "disable-sliding-window", "dtype", "kv-cache-dtype", "generation-config", "max-model-len",
+    "override-generation-config",
     "kv-cache-dtype-skip-layers", "mamba-block-size", "mamba-cache-dtype", "mamba-cache-mode", "mamba-ssm-cache-dtype",
     # The weights.
     "code-revision", "config-format", "default-mm-loras", "hf-config-path", "hf-overrides", "ignore-patterns",
@@ -40,6 +41,7 @@ NOT_YOURS: Final = (
     ("master-port", "1", "leave it out: each pod has an address of its own, so no two instances meet on one"),
     ("headless", "true", "leave it out: each pod of an instance but the first gets it"),
     # KV would not be handed over.
+    ("use-replayssm", "true", "leave it out: vLLM refuses it in engines that hand KV over"),
     ("kv-offloading-size", "4", _NO_OFFLOADING),
     ("kv-offloading-backend", "native", _NO_OFFLOADING),
     # Routers and probes would not reach the engine.

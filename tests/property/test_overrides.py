@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from typing import Any, Final
 
 import pytest
-from hypothesis import event, given
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from fakes.operator_cluster import FakeCluster, make_cluster
@@ -36,6 +36,8 @@ POD: Final = st.fixed_dictionaries(
 )
 
 
+@example(P, {"metadata": {"$patch": "replace", "labels": "x"}})
+@example("spec.router", {"metadata": {"$patch": "replace", "labels": ["x"]}})
 @given(st.sampled_from([P, D, "spec.router"]), POD)
 def test_overrides_of_any_shape_make_a_plan_or_a_refusal(part: str, overrides: dict[str, Any]) -> None:
     cluster = make_cluster({f"{part}.podOverrides": overrides})

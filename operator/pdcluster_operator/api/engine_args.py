@@ -43,6 +43,7 @@ MUST_AGREE: Final = (
     "dtype",
     "enable-tower-connector-lora",
     "exclude-tools-when-tool-choice-none",
+    "generation-config",
     "hf-config-path",
     "hf-overrides",
     "ignore-patterns",
@@ -66,9 +67,9 @@ MUST_AGREE: Final = (
     "model-class-overrides",
     "model-impl",
     "model-loader-extra-config",
+    "override-generation-config",
     "quantization",
     "quantization-config",
-    "replayssm-buffer-len",
     "spec-method",
     "spec-model",
     "spec-tokens",
@@ -79,14 +80,14 @@ MUST_AGREE: Final = (
     "trust-remote-code",
     "trust-request-chat-template",
     "trust-request-mm-kwargs",
-    "use-replayssm",
     "video-pruning-method",
     "video-pruning-rate",
 )
 """What decides what a KV block's bytes mean, as the handshake's fingerprint does, and which tokens a prompt is; here
 it is found out before any engine starts. One that a role leaves out is vLLM's own choice, which no rule can know: it
 differs from any value. Two names of one thing (``spec-model`` is a key of ``speculative-config``) are both asked for.
-By ``max-model-len`` vLLM chooses LongRoPE's factors, and with them what a key is.
+By ``max-model-len`` and the generation configuration vLLM chooses LongRoPE's factors and Llama 4's attention
+temperature, and with them what a key is.
 
 These, ``MAY_DIFFER`` and the model's revision make a revision of the pool (``core/revision.py``)."""
 
@@ -130,6 +131,7 @@ SET_ELSEWHERE: Final[dict[str, str]] = {
     "ssl-ciphers": _NO_TLS,
     "enable-ssl-refresh": _NO_TLS,
     "api-key": "leave it out: clients reach the router, not the engines",
+    "use-replayssm": "leave it out: vLLM refuses it in engines that hand KV over",
     "disable-log-stats": "leave it out: by these statistics an engine that is to go is known to be done",
 }
 """Option to cure. The operator sets these itself or relies on them, and a second value would win silently.

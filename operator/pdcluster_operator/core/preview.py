@@ -57,6 +57,7 @@ def _observed_of(before: PDCluster | None) -> Observed:
         return Observed(has_groups=True)
     try:
         target = target_of(pool_of(before, _IMAGE), Observed(has_groups=True))
+        router_deployment(pool_of(before, _IMAGE))
     except ConfigError as error:
         raise ConfigError(
             f"what was applied before cannot be carried out, so it is not what runs ({error}): "

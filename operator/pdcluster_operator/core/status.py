@@ -288,8 +288,8 @@ def _is_complete(status: Status, before: Status | None) -> bool:
         return True
     was_complete = before is not None and before.reason(Type.PROGRESSING) is Reason.ROLLOUT_COMPLETE
     is_same = before is not None and before.target == status.target
-    was_stopped = before is not None and not before.prefill.wanted
-    return was_complete and is_same and not was_stopped and not any(_num_old(status.of(role)) for role in Role)
+    starts_again = before is not None and not before.prefill.wanted and status.prefill.wanted > 0
+    return was_complete and is_same and not starts_again and not any(_num_old(status.of(role)) for role in Role)
 
 
 def _num_old(counts: Counts) -> int:

@@ -215,6 +215,24 @@ def test_an_object_without_a_name_is_refused_in_one_line(
     assert capsys.readouterr().err == said
 
 
+def test_a_plan_takes_dates_and_numbers_as_keys_for_text_as_kubectl_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head, roles = EXAMPLE.read_text().split("    prefill:\n", 1)
+    overrides = "podOverrides: {metadata: {annotations: {built: 2026-11-22}, labels: {1: x}}}"
+    path = tmp_path / "pool.yaml"
+    path.write_text(f"{head}    prefill:\n      {overrides}\n{roles}")
+    assert main(["plan", "-f", str(path)]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_what_json_cannot_say_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(f"{EXAMPLE.read_text()}\nmore: !!binary aGk=\n")
+    assert main(["plan", "-f", str(path)]) == 2
+    assert "it has what JSON cannot say" in capsys.readouterr().err
+
+
 def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "-f", "/no/such/file"]) == 2
     assert capsys.readouterr().err == "pdcluster plan: /no/such/file cannot be read: No such file or directory\n"

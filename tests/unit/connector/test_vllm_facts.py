@@ -243,26 +243,67 @@ def test_state_of_another_layout_is_another_fingerprint(monkeypatch: pytest.Monk
         get_conv_state_layout.cache_clear()
 
 
-def model(**changed: Any) -> SimpleNamespace:
-    text_config = SimpleNamespace(**{"model_type": "phi3", "rope_parameters": {"rope_type": "default"}, **changed})
-    return SimpleNamespace(hf_text_config=text_config, max_model_len=8192)
+LONG_ROPE = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
+
+
+def model(rope: dict[str, Any] | None = None, *, kind: str = "phi3", **changed: Any) -> Any:
+    """A model's configuration, as much of it as counts. ``get_and_verify_max_len``: what ``auto`` is at load."""
+    found = {
+        "hf_text_config": SimpleNamespace(model_type=kind, rope_parameters=rope),
+        "original_max_model_len": 8192,
+        "max_model_len": 8192,
+        "get_and_verify_max_len": lambda _: 131_072,
+        "try_get_generation_config": dict,
+        "override_generation_config": {},
+    }
+    return SimpleNamespace(**{**found, **changed})
 
 
 @pytest.mark.parametrize(
-    "changed",
+    "rope", [LONG_ROPE, {"full_attention": LONG_ROPE, "sliding_attention": {"rope_type": "default"}}]
+)
+@pytest.mark.parametrize(
+    ("length", "factors"),
     [
-        pytest.param({"rope_parameters": {"rope_type": "longrope"}}, id="LongRoPE"),
-        pytest.param({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, id="LongRoPE in some layers"),
-        pytest.param({"model_type": "llama4_text"}, id="Llama 4"),
+        pytest.param({"max_model_len": 4096}, "short", id="as long as the original"),
+        pytest.param({"max_model_len": 4097}, "long", id="longer"),
+        pytest.param({"max_model_len": 70_000}, "long", id="much longer, and yet the same"),
+        pytest.param({"max_model_len": 900, "original_max_model_len": -1}, "long", id="fitted after layers were made"),
     ],
 )
-def test_a_longest_request_by_which_vllm_tells_positions_is_part_of_the_fingerprint(changed: dict[str, Any]) -> None:
-    assert _positions(model(**changed)) == "of at most 8192 tokens"
+def test_which_factors_longrope_takes_is_part_of_the_fingerprint(
+    rope: dict[str, Any], length: dict[str, Any], factors: str
+) -> None:
+    assert _positions(model(rope, **length)) == f"{factors} factors of LongRoPE"
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_tuned"),
+    [
+        pytest.param({"max_model_len": 32_768}, False, id="short"),
+        pytest.param({"max_model_len": 32_769}, True, id="long"),
+        pytest.param({"try_get_generation_config": lambda: {"attn_temperature_tuning": True}}, True, id="by its file"),
+        pytest.param(
+            {
+                "max_model_len": 40_000,
+                "try_get_generation_config": lambda: {"attn_temperature_tuning": True},
+                "override_generation_config": {"attn_temperature_tuning": False},
+            },
+            False,
+            id="by an option",
+        ),
+    ],
+)
+def test_whether_llama_4_tunes_its_temperature_is_part_of_the_fingerprint(
+    changed: dict[str, Any], *, is_tuned: bool
+) -> None:
+    told = _positions(model(kind="llama4_text", **changed))
+    assert told == f"attention temperature {'tuned' if is_tuned else 'not tuned'}"
 
 
 @pytest.mark.parametrize("rope", [{"rope_type": "default"}, {"rope_type": "yarn", "factor": 4.0}, {}, None])
 def test_another_longest_request_alone_makes_no_other_fingerprint(rope: dict[str, Any] | None) -> None:
-    assert _positions(model(rope_parameters=rope)) == ""
+    assert _positions(model(rope)) == ""
 
 
 @pytest.mark.parametrize("is_uniform", [False, True])

@@ -267,10 +267,7 @@ def test_an_open_for_an_earlier_life_of_decode_is_denied() -> None:
         ({"layout": "LBNHC"}, ["layout: prefill 'LBNHC', decode 'LBHNC'", "same attention backend"]),
         ({"kv_dtype": "bf16"}, ["kv_dtype: prefill 'bf16', decode 'f32'", "--dtype"]),
         ({"model_digest": "x"}, ["same model"]),
-        (
-            {"positions": "of at most 9 tokens"},
-            ["positions: prefill 'of at most 9 tokens', decode ''", "--max-model-len"],
-        ),
+        ({"positions": "long"}, ["positions: prefill 'long', decode ''", "the same --max-model-len"]),
         ({"vllm_version": "0.33"}, ["prefill '0.33', decode '0.32'", "same vLLM"]),
     ],
 )

@@ -126,9 +126,10 @@ def test_a_pool_that_is_stopped_makes_no_engines() -> None:
 
 
 def test_what_was_applied_before_and_cannot_be_carried_out_is_not_blamed_on_the_file() -> None:
-    broken = {f"{P}.podOverrides": {"spec": {"containers": [{"image": "x"}]}}}
-    with pytest.raises(ConfigError, match=r"what was applied before .* an item without name.*: plan without --before"):
-        lines(broken, SMALL)
+    for part in (P, "spec.router"):
+        broken = {f"{part}.podOverrides": {"spec": {"containers": [{"image": "x"}]}}}
+        with pytest.raises(ConfigError, match=r"what was applied before .* without name.*: plan without --before"):
+            lines(broken, SMALL)
 
 
 def test_it_goes_over_nodes_without_asking_for_groups() -> None:

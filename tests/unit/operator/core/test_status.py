@@ -7,40 +7,16 @@ from typing import Any, Final
 
 import pytest
 
-from pdcluster_operator.core.conditions import Counts, Reason, Status, Truth, Type, counts_of
+from operator_cases.statuses import ALL_READY, FAILED_STATUS, FIRST, HALF_WAY, NEXT, WELL, WELL_STATUS
+from pdcluster_operator.core.conditions import Counts, Status, Truth, Type, counts_of
 from pdcluster_operator.core.fleet import RoleFleet, Workload
 from pdcluster_operator.core.status import (
     Event,
     EventKind,
     Facts,
     Verification,
-    deadline_at,
     events_between,
     reduce_status,
-)
-
-ALL_READY: Final = Counts(wanted=2, least=1, replicas=2, updated=2, ready=2, updated_ready=2)
-STARTING: Final = Counts(wanted=2, least=1, replicas=2, updated=2)
-HALF_WAY: Final = Counts(wanted=2, least=1, replicas=3, updated=1, ready=2)
-
-WELL: Final = Facts(
-    generation=3,
-    target="0a1b.2c3d.4e5f",
-    prefill=ALL_READY,
-    decode=ALL_READY,
-    routers_wanted=2,
-    routers_ready=2,
-    deadline_s=600,
-    verification=Verification.PASSED,
-)
-FIRST: Final = replace(WELL, prefill=STARTING, decode=STARTING, routers_ready=0, verification=Verification.NOT_ASKED)
-NEXT: Final = replace(
-    WELL, generation=4, target="ffff.2c3d.4e5f", prefill=HALF_WAY, decode=HALF_WAY, verification=Verification.NOT_ASKED
-)
-
-WELL_STATUS: Final = reduce_status(WELL, None, now=1000)
-FAILED_STATUS: Final = reduce_status(
-    replace(WELL, verification=Verification.FAILED, verification_error="no route"), None, now=1000
 )
 
 
@@ -252,69 +228,6 @@ def test_a_message_names_the_numbers_and_what_the_cluster_says() -> None:
     assert found.message == (
         "0 of 2 prefill instances are up to date and ready: pod p-0: 0/3 nodes have cuda.example/gpu"
     )
-
-
-def progressing(status: Status) -> tuple[Reason, int | None]:
-    found = status.condition(Type.PROGRESSING)
-    assert found is not None
-    return found.reason, found.update_s
-
-
-def test_a_rollout_without_progress_misses_its_deadline_and_progress_brings_it_back() -> None:
-    status = reduce_status(NEXT, WELL_STATUS, now=2000)
-    assert progressing(status) == (Reason.ROLLING_OUT, 2000)
-    assert deadline_at(status, 600) == 2600
-    status = reduce_status(NEXT, status, now=2599)
-    assert progressing(status) == (Reason.ROLLING_OUT, 2000)
-    status = reduce_status(NEXT, status, now=2600)
-    assert progressing(status) == (Reason.PROGRESS_DEADLINE_EXCEEDED, 2000)
-    assert deadline_at(status, 600) is None
-    better = replace(NEXT, prefill=replace(HALF_WAY, ready=3, updated_ready=1))
-    assert progressing(reduce_status(better, status, now=9000)) == (Reason.ROLLING_OUT, 9000)
-
-
-@pytest.mark.parametrize(
-    "better",
-    [
-        pytest.param(replace(NEXT, decode=replace(HALF_WAY, replicas=4, updated=2)), id="one more of the target"),
-        pytest.param(replace(NEXT, decode=replace(HALF_WAY, replicas=2)), id="one old one less"),
-        pytest.param(replace(NEXT, decode=replace(HALF_WAY, ready=3)), id="one more ready"),
-        pytest.param(replace(NEXT, decode=replace(HALF_WAY, updated_ready=1)), id="a ready one of the target"),
-        pytest.param(replace(NEXT, verification=Verification.PASSED), id="verified"),
-        pytest.param(replace(NEXT, target="another"), id="another target"),
-    ],
-)
-def test_what_counts_as_progress(better: Facts) -> None:
-    status = reduce_status(NEXT, WELL_STATUS, now=2000)
-    assert progressing(reduce_status(better, status, now=2500))[1] == 2500
-
-
-def test_losses_are_no_progress() -> None:
-    status = reduce_status(NEXT, WELL_STATUS, now=2000)
-    worse = replace(NEXT, decode=replace(HALF_WAY, ready=1, terminating=1))
-    assert progressing(reduce_status(worse, status, now=2500))[1] == 2000
-
-
-@pytest.mark.parametrize("held", [replace(NEXT, is_paused=True), replace(NEXT, refusal="no")])
-def test_time_that_a_rollout_is_held_does_not_count(held: Facts) -> None:
-    status = reduce_status(held, reduce_status(NEXT, WELL_STATUS, now=2000), now=2100)
-    assert deadline_at(status, 600) is None
-    assert progressing(reduce_status(NEXT, status, now=99_000)) == (Reason.ROLLING_OUT, 99_000)
-
-
-def test_old_ones_that_come_back_long_after_a_rollout_begin_a_new_one() -> None:
-    stray = replace(WELL, decode=replace(ALL_READY, replicas=3))
-    assert progressing(reduce_status(stray, WELL_STATUS, now=99_000)) == (Reason.ROLLING_OUT, 99_000)
-
-
-def test_a_pool_that_is_started_again_has_a_deadline_and_wakes_nobody() -> None:
-    stopped = replace(WELL, prefill=Counts(), decode=Counts(), is_target_empty=True)
-    none = Counts(wanted=2, least=1)
-    starts = replace(stopped, prefill=none, decode=none, verification=Verification.NOT_ASKED)
-    status = reduce_status(starts, reduce_status(stopped, WELL_STATUS, now=2000), now=9000)
-    assert progressing(status) == (Reason.ROLLING_OUT, 9000)
-    assert status.reason(Type.DEGRADED) is Reason.AS_WANTED
-    assert progressing(reduce_status(starts, status, now=9600))[0] is Reason.PROGRESS_DEADLINE_EXCEEDED
 
 
 def test_a_failed_verification_of_another_target_does_not_forget_the_verified_one() -> None:

@@ -160,3 +160,11 @@ def test_the_order_of_a_users_file_moves_no_hash() -> None:
 def test_an_upgrade_of_the_operator_restarts_no_engine() -> None:
     # If this fails, each pool's engines restart when the operator is upgraded: say so in CHANGELOG, then change it.
     assert hashes(None) == ("f6c6615b", "3c2f00b3", "51b95d3c")
+
+
+def test_from_where_a_variable_comes_by_which_kv_is_kept_another_way_is_part_of_the_revision() -> None:
+    def revision(key: str) -> str:
+        source = {"configMapKeyRef": {"name": "settings", "key": key}}
+        return hashes({f"{D}.env": [{"name": "VLLM_KV_CACHE_LAYOUT", "valueFrom": source}]})[0]
+
+    assert len({revision("a"), revision("b"), hashes(None)[0]}) == 3

@@ -18,13 +18,14 @@ from pdcluster_cli.drain import DEFAULT_IDLE_S
 from pdcluster_cli.idleness import Work, parse_work
 from pdcluster_protocol.labels import Role
 
-SOON_S: Final = 45.0
+SOON_S: Final = 135.0
 """Well below the pool's ``drain.timeoutSeconds``: 5 to 20 s are usual, and an engine that still gets work never goes
 before that timeout."""
-IDLE_S: Final = DEFAULT_IDLE_S - 1.5
-"""What is left of the drain's own idle time when it is seen from outside, every half second on a busy machine."""
-GIVEN_BACK_S: Final = 15.0
-"""A lease, a quarantine and a hold, one after the other, take 11."""
+IDLE_S: Final = DEFAULT_IDLE_S - 0.5
+"""The drain's own idle time, or nearly: who looks from outside sees no less of it, however slow the machine."""
+GIVEN_BACK_S: Final = 45.0
+"""A lease, a quarantine and a hold, one after the other, take 11; what only a request's deadline gives back takes
+minutes."""
 _LOOK_S: Final = 0.5
 _ASK_S: Final = 5.0
 _LAST_LOOK_S: Final = 30.0
@@ -34,7 +35,7 @@ _LAST_LOOK_S: Final = 30.0
 @dataclass(frozen=True, slots=True)
 class Departure:
     """One engine's. ``took_s``: from its deletion until no pod is left, as far as a look a second can tell.
-    ``idle_s``: for how long at its end it answered and had nothing to do."""
+    ``idle_s``: for how long at its end it had nothing to do, at most."""
 
     pod: str
     took_s: float
@@ -84,17 +85,39 @@ class Leaving:
         return [*gone.values()]
 
 
+@dataclass(slots=True)
+class LastIdleness:
+    """For how long an engine had nothing to do when it went, seen from outside: an upper bound, for a late answer must
+    not make a patient engine hasty. Pure. One owner."""
+
+    busy_at: float
+    """Not later than when it last had something to do."""
+    silent_at: float | None = None
+    """Since when it has not answered; it had gone by then, or is so slow that it counts as patient."""
+    num_ended: int = -1
+
+    def hear(self, work: Work | None, *, asked_at: float, now: float) -> None:
+        """``work``: what it answered to a question of ``asked_at``; None: nothing."""
+        if work is None:
+            self.silent_at = self.silent_at or now
+            return
+        self.silent_at = None
+        if not work.is_none or work.num_ended != self.num_ended:
+            self.busy_at, self.num_ended = asked_at, work.num_ended
+
+    def seconds(self, *, now: float) -> float:
+        """``now``: it is gone."""
+        return (self.silent_at or now) - self.busy_at
+
+
 def watch_idle(url: str, gone: threading.Event) -> float:
-    """For how many seconds the engine had nothing to do when it answered last. Waits for ``gone``; an engine that does
+    """For how many seconds, at most, the engine had nothing to do when it went. Waits for ``gone``; an engine that does
     not answer is slow, or on its way: only its pod's end tells."""
-    busy_at = idle_at = time.monotonic()
-    num_ended = -1
+    idleness = LastIdleness(time.monotonic())
     while not gone.wait(_LOOK_S):
-        if work := look(url):
-            idle_at = time.monotonic()
-            if not work.is_none or work.num_ended != num_ended:
-                busy_at, num_ended = idle_at, work.num_ended
-    return idle_at - busy_at
+        asked_at = time.monotonic()
+        idleness.hear(look(url), asked_at=asked_at, now=time.monotonic())
+    return idleness.seconds(now=time.monotonic())
 
 
 def look(url: str) -> Work | None:

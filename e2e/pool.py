@@ -86,7 +86,7 @@ def cpu_pool(paths: NodePaths, name: str = "tiny", namespace: str = "default") -
         role["env"] = [{"name": key, "value": value} for key, value in _env(paths).items()]
         role["podOverrides"] = {"spec": _from_node(paths.folders)}
     spec["router"] = {**spec["router"], "replicas": 2, "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}}}
-    spec["drain"] = {"timeoutSeconds": 60}
+    spec["drain"] = {"timeoutSeconds": 180}
     return pool
 
 

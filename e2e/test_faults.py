@@ -24,7 +24,7 @@ ANSWERS_S = 300.0
 ROUTER_NOTICE_S = 15.0
 """Until kube-proxy sends nothing to a router that was killed, or it runs again."""
 KILL_S = 2.0
-"""From the order until the kernel has carried it out."""
+"""From when the order was given until the kernel has carried it out."""
 
 Expected = Mapping[Question, Answer]
 
@@ -35,8 +35,8 @@ def test_a_killed_router_cuts_its_own_requests_and_no_other(shared: SharedPool, 
     with Load(pool.place(), expected) as load:
         load.wait_for(MORE, ANSWERS_S)
         load.forgive_router()
-        killed_at = time.monotonic()
         pool.cluster.kill(pool.namespace, name_of(pool.routers()[0]), ROUTER)
+        killed_at = time.monotonic()
         time.sleep(ROUTER_NOTICE_S)
         load.resent_router()
         load.wait_for(MORE, ANSWERS_S)

@@ -30,8 +30,9 @@ from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
 START_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.1
 _EXIT_S: Final = 10.0
-_STABLE_PORTS: Final = range(20000, 32000)
-"""Below the ports that the kernel gives to outgoing connections: a port stays ours while its member is down."""
+_STABLE_PORTS: Final = range(30000, 32000)
+"""Above Mooncake's, below those that the kernel gives to outgoing connections: a port stays ours while its member is
+down."""
 
 
 class CannotStart(Exception):

@@ -14,8 +14,10 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TypeAlias
 
 from campaign.build import CONNECTOR, Setup
 from campaign.cluster import started_at
@@ -27,14 +29,22 @@ from pdcluster_cli.engines import SCRATCH, Device, preload_modules
 from pdcluster_cli.tiny_model import ensure_tiny_model
 from pdcluster_cli.zygote import Zygote
 
+Start: TypeAlias = Callable[[Path], AbstractContextManager[Zygote]]
+"""Gives a zygote that logs to the file. What was started from it has ended when the ``with`` is over."""
 
-def main(arguments: Sequence[str]) -> int:
+
+def own_zygote(log_path: Path) -> Zygote:
+    """It imports vLLM first."""
+    return Zygote(preload_modules(Device.CPU), env=harness_env(), log_path=log_path, scratch=SCRATCH)
+
+
+def main(arguments: Sequence[str], start: Start = own_zygote) -> int:
     """Run a campaign. Returns the exit status."""
     given = _parser().parse_args(arguments)
     options = Options(given.requests, given.seed, given.concurrency, given.rate, given.every)
     command = "python -m tests.campaign " + " ".join(arguments)
     folder: Path = given.logs or Path(tempfile.mkdtemp(prefix="pdcluster-campaign-"))
-    record = _run_in(folder, options, given.connector)
+    record = _run_in(folder, options, given.connector, start)
     report = markdown(record, command, time.monotonic() - record.began_at)
     print(report)
     if given.report is not None:
@@ -48,12 +58,10 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if record.findings.is_good else 1
 
 
-def _run_in(folder: Path, options: Options, connector: str) -> Record:
+def _run_in(folder: Path, options: Options, connector: str, start: Start) -> Record:
     """The record, with what was left when every process should have gone."""
     setup = Setup(ensure_tiny_model(), folder, options.seed, connector)
-    with Zygote(
-        preload_modules(Device.CPU), env=harness_env(), log_path=folder / "zygote.log", scratch=SCRATCH
-    ) as zygote:
+    with start(folder / "zygote.log") as zygote:
         record = asyncio.run(run(options, setup, zygote))
     record.findings.orphans = orphans(record.pids)
     record.findings.ports_left = [port for port in record.ports if not is_port_free(port)]

@@ -16,11 +16,18 @@ from pdcluster_protocol.errors import TransferError
 BLOCK_BYTES = 4096
 NUM_BLOCKS = MEMORY_BYTES // BLOCK_BYTES
 CLOSE_LIMIT_S = 2.0
+TRIES = 3
+"""Whoever is slow is slow each time; a machine that others use too is not."""
 
 
 @pytest.fixture(params=["fake", "mooncake"])
-def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
-    with open_ends(request.param) as pair:
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def ends(kind: str) -> Iterator[Ends]:
+    with open_ends(kind) as pair:
         yield pair
 
 
@@ -125,14 +132,19 @@ def test_a_write_to_a_peer_that_never_was_ends_badly(ends: Ends) -> None:
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_stopped_peer_delays_neither_submission_nor_the_writes_to_others(ends: Ends, *, is_known: bool) -> None:
-    stopped, healthy = ends.new_receiver(), ends.new_receiver()
+    stopped = ends.new_receiver()
     if is_known:
         assert outcome(ends.sender, submit(ends, stopped, 0, 0, 16)) is WriteStatus.DONE
     stopped.pause()
-    begun = time.monotonic()
-    waiting = [submit(ends, stopped, 0, 0, 1 << 20) for _ in range(30)]
-    assert outcome(ends.sender, submit(ends, healthy, 0, 0, 1 << 20)) is WriteStatus.DONE
-    assert time.monotonic() - begun < 1.0
+    waiting: list[WriteId] = []
+
+    def is_delayed() -> bool:
+        healthy, begun = ends.new_receiver(), time.monotonic()
+        waiting.extend(submit(ends, stopped, 0, 0, 1 << 20) for _ in range(30))
+        assert outcome(ends.sender, submit(ends, healthy, 0, 0, 1 << 20)) is WriteStatus.DONE
+        return time.monotonic() - begun >= 1.0
+
+    assert not all(is_delayed() for _ in range(TRIES))
     assert ends.sender.write_status(waiting[-1]) is WriteStatus.PENDING
     stopped.resume()
     assert {outcome(ends.sender, write) for write in waiting} == {WriteStatus.DONE}
@@ -140,7 +152,16 @@ def test_a_stopped_peer_delays_neither_submission_nor_the_writes_to_others(ends:
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_closing_is_quick_while_writes_are_pending_and_ends_them(ends: Ends, *, is_known: bool) -> None:
+def test_closing_is_quick_while_writes_are_pending_and_ends_them(kind: str, *, is_known: bool) -> None:
+    def is_slow() -> bool:
+        with open_ends(kind) as ends:
+            return seconds_to_close(ends, is_known=is_known) >= CLOSE_LIMIT_S
+
+    assert not all(is_slow() for _ in range(TRIES))
+
+
+def seconds_to_close(ends: Ends, *, is_known: bool) -> float:
+    """While writes to a stopped peer are pending, which end by it."""
     stopped = ends.new_receiver()
     if is_known:
         assert outcome(ends.sender, submit(ends, stopped, 0, 0, 16)) is WriteStatus.DONE
@@ -148,11 +169,12 @@ def test_closing_is_quick_while_writes_are_pending_and_ends_them(ends: Ends, *, 
     waiting = [submit(ends, stopped, 0, 0, 1 << 20) for _ in range(30)]
     begun = time.monotonic()
     ends.sender.close()
-    assert time.monotonic() - begun < CLOSE_LIMIT_S
+    seconds = time.monotonic() - begun
     assert {outcome(ends.sender, write) for write in waiting} == {WriteStatus.FAILED}
     with pytest.raises(TransferError, match="closed"):
         submit(ends, stopped, 0, 0, 16)
     ends.sender.close()
+    return seconds
 
 
 def _block(ends: Ends, block: int) -> bytes:

@@ -62,7 +62,7 @@ class Scenario:
     write_s: float = 0.0
     """How long the lane takes for each part."""
     pause_s: dict[int, float] = field(default_factory=dict)
-    """Rank to how long its forward pass stops before the second step."""
+    """Rank to how long its forward pass stops before the second step, and after the first was exchanged."""
     dies: int = -1
     """Rank that dies before the second step."""
     stuck: int = -1
@@ -264,7 +264,7 @@ class _Rank:
             lane.join(END_S)
         fence_waited_s = time.monotonic() - begin
         close_begin = time.monotonic()
-        has_closed = self.resharder.close(0.3)
+        has_closed = self.resharder.close(10.0)
         close_s = time.monotonic() - close_begin
         lane.join(END_S)
         return RankResult(
@@ -302,7 +302,7 @@ class _Rank:
         if self.rank == self.scenario.dies:
             assert self.resharder.fence().wait(END_S)
             os._exit(9)
-        if self.rank == self.scenario.closes:
+        if self.rank == self.scenario.closes or self.rank in self.scenario.pause_s:
             assert self.resharder.fence().wait(END_S)
         time.sleep(self.scenario.pause_s.get(self.rank, 0))
 

@@ -42,7 +42,7 @@ def test_an_engine_has_no_blocks_in_use_after_its_answer(harness: Harness) -> No
 
 def test_a_stopped_engine_leaves_its_port(harness: Harness) -> None:
     with harness.single_engine() as engine:
-        assert is_healthy(engine.port)
+        assert eventually(lambda: is_healthy(engine.port))
     # With any status: when an engine is stopped vLLM 0.32 looks at its own children, and may meet one that is a zombie.
     assert engine.handle.wait(0) is not None
     assert not is_healthy(engine.port)

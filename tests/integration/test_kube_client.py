@@ -61,10 +61,10 @@ async def api_behind(context: ssl.SSLContext) -> AsyncIterator[FakeKubeApi]:
 async def test_an_api_server_of_the_given_authority_is_read_and_watched(tmp_path: Path) -> None:
     ca_file, context = make_authority(tmp_path, "ours")
     async with api_behind(context) as api:
-        client = KubeClient(KubeAccess(api.url, ca_file, None), timeout_s=3)
+        client = KubeClient(KubeAccess(api.url, ca_file, None), timeout_s=30)
         cache = SliceCache()
         cache.replace(await client.read(SOURCE.list_path))
-        async with client.stream(SOURCE.watch_path(cache.resource_version), limit_s=3) as lines:
+        async with client.stream(SOURCE.watch_path(cache.resource_version), limit_s=30) as lines:
             api.put(slice_of("s", "decode", endpoint("10.0.0.2")))
             assert cache.apply(await lines.next() or b"")
         assert [member.url for member in cache.picture.members] == ["http://10.0.0.2:8000"]
@@ -78,7 +78,7 @@ async def test_an_api_server_of_another_authority_hears_nothing_from_us(tmp_path
     token_file.write_text("secret")
     async with api_behind(context) as api:
         with pytest.raises(Unavailable, match="verif"):
-            await KubeClient(KubeAccess(api.url, theirs, token_file), timeout_s=3).read(SOURCE.list_path)
+            await KubeClient(KubeAccess(api.url, theirs, token_file), timeout_s=30).read(SOURCE.list_path)
         assert api.asked == []
 
 
@@ -88,7 +88,7 @@ async def test_an_authority_file_that_is_renewed_counts_for_the_next_request(tmp
     theirs, _ = make_authority(tmp_path, "theirs")
     ca_file.write_bytes(theirs.read_bytes())
     async with api_behind(context) as api:
-        client = KubeClient(KubeAccess(api.url, ca_file, None), timeout_s=3)
+        client = KubeClient(KubeAccess(api.url, ca_file, None), timeout_s=30)
         with pytest.raises(Unavailable):
             await client.read(SOURCE.list_path)
         ca_file.write_bytes(right)

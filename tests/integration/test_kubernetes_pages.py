@@ -50,11 +50,19 @@ class User:
 
     def types(self, words: Words, status: int = 0) -> str:
         """What the command prints; it ends with ``status``."""
-        done = subprocess.run(
-            words, cwd=ROOT, env=self._env, capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
+        done = self._runs(words)
         assert done.returncode == status, f"{shlex.join(words)}: {done.stdout}{done.stderr}"
         return done.stdout + done.stderr
+
+    def knows_pools(self) -> bool:
+        """Discovery may tell of the kinds a moment after they are served, and kubectl takes none that it does not."""
+        listed = self._runs(["kubectl", "api-resources", "--api-group=pdcluster.dev", "--output=name"])
+        return {"pdclusters.pdcluster.dev", "pdrolescalers.pdcluster.dev"} <= {*listed.stdout.split()}
+
+    def _runs(self, words: Words) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words, cwd=ROOT, env=self._env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
 
     def get_ready(self, name: str) -> None:
         """The operator's part: the status says Ready, of the spec as it is now (``kubectl wait`` looks at that)."""
@@ -78,6 +86,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
         lease = kind_of("coordination.k8s.io/v1", "Lease", "pdcluster-operator")
         plane.admin.create(f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases", lease)
         found = User(plane, tmp_path_factory.mktemp("bin"))
+        assert eventually(found.knows_pools, timeout_s=LIMIT_S)
         for file in ("cpu.yaml", "nvidia.yaml"):
             found.types(["kubectl", "apply", "-f", f"examples/{file}"])
         spec = {"clusterRef": {"name": "llama-70b"}, "role": "decode", "replicas": 1}

@@ -33,6 +33,15 @@ def path_over(link: Link) -> Path:
     return Path(End.B.value, lambda: link.inside(End.A), lambda: link.inside(End.B))
 
 
+def require_rate(link: Link, bits_per_s: float, num_bytes: int) -> None:
+    """No stream is faster, and the best is as fast: what holds one up may be the machine."""
+    shares: list[float] = []
+    while len(shares) < 5 and max(shares, default=0) < 0.75:
+        shares.append(measure_bandwidth(path_over(link), num_bytes) * 8 / bits_per_s)
+        assert shares[-1] <= 1.25
+    assert max(shares) >= 0.75
+
+
 def namespaces_of(pid: int) -> list[File]:
     return list(File("/run/netns").glob(f"{PREFIX}-{pid}-*"))
 
@@ -40,9 +49,9 @@ def namespaces_of(pid: int) -> list[File]:
 @needs_links
 def test_a_stream_over_the_link_has_the_rate_that_was_asked_for() -> None:
     with open_link("200mbit") as link:
-        assert measure_bandwidth(path_over(link), 10 << 20) * 8 == pytest.approx(200e6, rel=0.25)
+        require_rate(link, 200e6, 10 << 20)
         link.set_rate("800mbit")
-        assert measure_bandwidth(path_over(link), 40 << 20) * 8 == pytest.approx(800e6, rel=0.25)
+        require_rate(link, 800e6, 40 << 20)
 
 
 def test_a_stream_is_spread_over_the_time_that_was_asked_for() -> None:

@@ -48,7 +48,7 @@ class Local:
         return next(pid for pid in self.everything() if process_name(pid) == name)
 
     def end(self) -> int:
-        return self.process.wait(60)
+        return self.process.wait(START_TIMEOUT_S)
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ async def test_a_server_that_says_nothing_is_not_waited_for_beyond_the_deadline(
 
 
 async def test_a_server_that_is_not_there_is_unavailable() -> None:
-    async with client(timeout_s=0.3) as (api, kube):
+    async with client(timeout_s=5.0) as (api, kube):
         await api.stop()
         with pytest.raises(ApiUnavailable, match="Cannot connect"):
             await kube.get(REF)
@@ -129,10 +129,16 @@ async def test_who_does_not_lead_sends_no_write_and_may_read() -> None:
 
 
 async def test_a_write_is_not_waited_for_longer_than_we_lead() -> None:
-    async with client(fence=Leave(0.1)) as (api, kube):
-        api.faults.append(Fault(every, 0, times=1))
+    leave = Leave(0.1)
+
+    def extends(_: Asked) -> bool:
+        leave.seconds = 5.0  # The second try has all the time.
+        return True
+
+    async with client(fence=leave) as (api, kube):
+        api.faults.append(Fault(extends, 0, times=1))
         async with asyncio.timeout(20):
-            await kube.apply(MANIFEST)  # The second try is answered.
+            await kube.apply(MANIFEST)
         assert len(api.asked) == 2
 
 

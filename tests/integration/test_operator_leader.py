@@ -25,6 +25,16 @@ TIMES = LeaseTimes(1.0, 0.6, 0.1)
 
 
 @dataclass
+class Clock:
+    """Of all candidates of a test, and moved by it alone: a machine that stands still ends no term."""
+
+    seconds: float = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@dataclass
 class Acting:
     """Who acts now, and every term that there was."""
 
@@ -38,15 +48,17 @@ class Acting:
 class Candidate:
     """A leader whose work is to note that it acts."""
 
-    def __init__(self, api: ApiServer, session: aiohttp.ClientSession, name: str, acting: Acting) -> None:
+    def __init__(self, api: ApiServer, session: aiohttp.ClientSession, name: str, acting: Acting, clock: Clock) -> None:
         self.name = name
         self._api = api
         self._acting = acting
         self.may_end = asyncio.Event()
         """Its work ends, when it is told to, not before this is set."""
         self.may_end.set()
-        kube = HttpKube(session, api.url, timeout_s=0.3, fence=None)
-        self.leader = Leader(kube, namespace="system", name="op", identity=name, times=TIMES, lead=self._act)
+        kube = HttpKube(session, api.url, timeout_s=5.0, fence=None)
+        self.leader = Leader(
+            kube, namespace="system", name="op", identity=name, times=TIMES, lead=self._act, clock=clock
+        )
         self.task = asyncio.create_task(self.leader.run())
 
     async def _act(self) -> None:
@@ -72,11 +84,14 @@ class Candidate:
 
 
 @asynccontextmanager
-async def candidates(*names: str) -> AsyncIterator[tuple[ApiServer, dict[str, Candidate], Acting]]:
-    api, acting = ApiServer(), Acting()
+async def candidates(
+    *names: str, clock: Clock | None = None
+) -> AsyncIterator[tuple[ApiServer, dict[str, Candidate], Acting]]:
+    """Time stands still but where the test moves its ``clock``."""
+    api, acting, clock = ApiServer(), Acting(), clock or Clock()
     await api.start()
     async with open_session(KubeAccess(api.url)) as session:
-        found = {name: Candidate(api, session, name, acting) for name in names}
+        found = {name: Candidate(api, session, name, acting, clock) for name in names}
         try:
             yield api, found, acting
         finally:
@@ -90,10 +105,25 @@ def spec(api: ApiServer) -> dict[str, object]:
     return found
 
 
+async def looks(api: ApiServer, num: int = 2) -> None:
+    """The only candidate that lives has seen the Lease so often from now on."""
+    api.asked.clear()
+    await until(lambda: len([one for one in api.asked if one.method == "GET"]) > num)
+
+
+async def renewed(api: ApiServer) -> None:
+    before = spec(api)["renewTime"]
+    await until(lambda: spec(api)["renewTime"] != before)
+
+
 async def test_one_of_many_leads_and_goes_on_leading() -> None:
-    async with candidates("a", "b", "c") as (api, _, acting):
+    clock = Clock()
+    async with candidates("a", "b", "c", clock=clock) as (api, found, acting):
         await until(lambda: len(acting.now) == 1)
-        await asyncio.sleep(1.5)
+        leader = found[acting.now[0]].leader
+        for _ in range(5):  # More than the duration, in steps of half a term.
+            clock.seconds += TIMES.renew_s / 2
+            await until(lambda: leader.left_s() > 0.9 * TIMES.renew_s)
         assert acting.terms == acting.now
         assert acting.most == 1
         assert spec(api)["holderIdentity"] == acting.now[0]
@@ -106,8 +136,7 @@ async def test_a_leader_that_leaves_is_followed_at_once() -> None:
         [first] = acting.now
         await found[first].stop()
         assert acting.now == []
-        async with asyncio.timeout(0.5):
-            await until(lambda: len(acting.now) == 1)
+        await until(lambda: len(acting.now) == 1)  # On a clock that stands still: the duration is not waited for.
 
 
 @pytest.mark.parametrize(
@@ -179,7 +208,7 @@ async def test_a_parting_word_that_nobody_answers_is_not_waited_for_beyond_its_d
         unheard = Fault(is_parting, 0)
         api.faults.append(unheard)
         task.cancel()
-        done, _ = await asyncio.wait({task}, timeout=5)
+        done, _ = await asyncio.wait({task}, timeout=20)
         task.cancel()
         assert (bool(done), unheard.times) == (True, 0)
     await api.stop()
@@ -194,40 +223,48 @@ async def test_a_lease_that_another_one_has_meanwhile_is_left_alone() -> None:
 
 
 async def test_a_leader_that_dies_is_followed_after_the_duration() -> None:
-    async with candidates("a", "b") as (api, found, acting):
+    clock = Clock()
+    async with candidates("a", "b", clock=clock) as (api, found, acting):
         await until(lambda: len(acting.now) == 1)
         [first] = acting.now
-        await asyncio.sleep(0.3)
         await found[first].die()
-        await asyncio.sleep(0.5)
+        await looks(api)  # What the dead one wrote last is seen.
+        clock.seconds += TIMES.duration_s - 0.01
+        await looks(api)
         assert acting.now == []
+        clock.seconds += 0.02
         await until(lambda: len(acting.now) == 1)
         assert spec(api)["leaseTransitions"] == 1
 
 
 async def test_a_leader_that_cannot_renew_stops_before_another_may_begin() -> None:
     """The API server still answers the other one's requests."""
-    async with candidates("a", "b") as (api, found, acting):
+    clock = Clock()
+    async with candidates("a", "b", clock=clock) as (api, found, acting):
         await until(lambda: len(acting.now) == 1)
         [first] = acting.now
-        await asyncio.sleep(0.2)
+        await until(lambda: all(one.leader.holder == first for one in found.values()))
 
         def is_the_firsts(asked: object) -> bool:
             body = getattr(asked, "body", None) or {}
             return bool(body.get("spec", {}).get("holderIdentity") == first)
 
         api.faults.append(Fault(is_the_firsts, 500, times=999))
+        clock.seconds += TIMES.renew_s
         await until(lambda: acting.now == [])
         assert not found[first].leader.is_leading
+        clock.seconds += TIMES.duration_s - TIMES.renew_s
         await until(lambda: len(acting.now) == 1)
         assert acting.now != [first]
         assert acting.most == 1
 
 
 async def test_a_lost_lease_is_won_again_when_the_api_server_is_back() -> None:
-    async with candidates("a") as (api, _, acting):
+    clock = Clock()
+    async with candidates("a", clock=clock) as (api, _, acting):
         await until(lambda: acting.now == ["a"])
         await api.stop()
+        clock.seconds += TIMES.renew_s
         await until(lambda: acting.now == [])
         await api.start()
         await until(lambda: acting.now == ["a"])
@@ -249,7 +286,8 @@ async def test_labels_of_a_lease_and_its_acquire_time_stay() -> None:
         await until(lambda: acting.now == ["a"])
         acquired = spec(api)["acquireTime"]
         api.store.merge(AT, {"metadata": {"labels": {"kept": "yes"}}})
-        await asyncio.sleep(0.5)
+        for _ in range(2):
+            await renewed(api)
         assert api.store.read(AT)["metadata"]["labels"] == {"kept": "yes"}
         assert spec(api)["acquireTime"] == acquired
         assert spec(api)["renewTime"] != acquired

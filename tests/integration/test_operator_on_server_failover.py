@@ -27,6 +27,8 @@ pytestmark = pytest.mark.control_plane
 
 WANTED: Final = 3
 LEASE: Final = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/pdcluster-operator"
+LONG_LEASE: Final = ("--lease-duration=60", "--lease-renew=40")
+"""A machine that stands still ends no term."""
 START_S: Final = 0.5
 """Of an engine: so a rollout takes some seconds, and there is a middle to die in."""
 
@@ -130,9 +132,10 @@ def stays_alive(*operators: OperatorProcess) -> None:
 
 
 def test_the_standby_is_ready_and_asks_for_no_change_while_another_one_leads(server: Server) -> None:
-    with server.operator("a") as first:
+    server.admin.ask("DELETE", LEASE)  # Of the test before, whose leader was killed.
+    with server.operator("a", more=LONG_LEASE) as first:
         first.wait_leading()
-        with server.operator("b") as standby, server.pool() as pool:
+        with server.operator("b", more=LONG_LEASE) as standby, server.pool() as pool:
             standby.wait_ready()
             pool.wait_ready()
             pool.merge({"roles": {"decode": {"replicas": 2}}})
@@ -141,6 +144,7 @@ def test_the_standby_is_ready_and_asks_for_no_change_while_another_one_leads(ser
             assert server.writes(0, by=first), "else nothing is shown"
             assert holder(server) == first.identity
             stays_alive(first, standby)
+    server.admin.delete(LEASE)  # Nobody need wait for it.
 
 
 def test_engines_that_an_operator_stopped_before_it_died_leave_no_proof_to_those_that_come(server: Server) -> None:

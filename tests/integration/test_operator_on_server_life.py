@@ -11,7 +11,7 @@ import pytest
 from control_plane.audit import Right
 from integration.harness import eventually
 from operator_on_server.process import OperatorProcess
-from operator_on_server.server import KINDS, READY_LIMIT_S, Pool, Server, running_server
+from operator_on_server.server import KINDS, READY_LIMIT_S, STILL_S, Pool, Server, running_server
 
 pytestmark = pytest.mark.control_plane
 
@@ -61,8 +61,7 @@ def test_a_ready_pool_costs_no_write_and_a_look_at_it_asks_for_nothing(
 ) -> None:
     with server.pool() as pool:
         pool.wait_ready()
-        pool.wait_still()
-        before, since = pool.versions(), server.mark()
+        before, since = pool.wait_still(quiet_s=STILL_S), server.mark()
         # Any change of a pod is news for its PDCluster: this one has nothing to do with the plan.
         [pod, *_] = [one["metadata"]["name"] for one in pool.all_of("pods") if "decode" in one["metadata"]["name"]]
         pool.label(f"{pool.list_path('pods')}/{pod}", {"team": "inference"})
@@ -76,7 +75,7 @@ def test_a_ready_pool_costs_no_write_and_a_look_at_it_asks_for_nothing(
 def test_the_next_operator_finds_nothing_to_change(server: Server) -> None:
     with server.operator() as first, server.pool() as pool:
         pool.wait_ready()
-        before = pool.wait_still()
+        before = pool.wait_still(quiet_s=STILL_S)
         num_orders = len(server.routers.orders)
         first.kill()
         since = server.mark()
@@ -85,7 +84,7 @@ def test_the_next_operator_finds_nothing_to_change(server: Server) -> None:
             # It applies each child once, for it cannot know what the first one applied; the server finds it the same.
             applied = Right("networking.k8s.io", "networkpolicies", "patch")
             assert eventually(lambda: applied in {one.right for one in server.writes(since)}, timeout_s=READY_LIMIT_S)
-            after = pool.wait_still(quiet_s=2.0)
+            after = pool.wait_still(quiet_s=STILL_S)
             verbs = {one.right.verb for one in server.writes(since)}
             resources = {one.right.resource for one in server.writes(since)}
         assert after == before

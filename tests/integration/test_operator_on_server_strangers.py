@@ -11,7 +11,7 @@ from control_plane.kube_http import MERGE_PATCH, Object
 from integration.harness import eventually
 from operator_on_server.groups import SETS, PlayedGroups, install_groups
 from operator_on_server.process import OperatorProcess
-from operator_on_server.server import READY_LIMIT_S, Pool, Server, running_server
+from operator_on_server.server import READY_LIMIT_S, STILL_S, Pool, Server, running_server
 
 pytestmark = pytest.mark.control_plane
 
@@ -66,7 +66,7 @@ def test_a_field_of_ours_that_somebody_took_is_left_to_him_told_and_healed_when_
         for word in ("services", "pool-router", "gitops", ".spec.type", "pdcluster-operator"):
             assert word in told
         assert [event for event in pool.events() if event.startswith("Warning Refused") and "gitops" in event]
-        before, since = pool.wait_still(), server.mark()
+        before, since = pool.wait_still(quiet_s=STILL_S), server.mark()
         assert not eventually(lambda: pool.versions() != before, timeout_s=WATCHED_S), "somebody is fought"
         assert len(server.writes(since)) <= WATCHED_S, "asked for more than once a second"
         assert server.admin.get(router_service(pool))["spec"]["type"] == "NodePort"
@@ -93,13 +93,13 @@ def test_replicas_that_somebody_moved_by_hand_are_moved_back_once(server: Server
         [name] = pool.engines("decode")
         path = f"{pool.list_path('deployments')}/{name}"
         pool.wait_still()
+        generation = server.admin.get(path)["metadata"]["generation"]
         answer = server.admin.ask("PATCH", f"{path}/scale", {"spec": {"replicas": 3}}, content_type=MERGE_PATCH)
         assert not answer.complaints
-        generation = server.admin.get(path)["metadata"]["generation"]
         assert eventually(lambda: pool.engines("decode") == {name: 1}, timeout_s=READY_LIMIT_S)
         pool.wait_ready()
         pool.wait_still()
-        assert server.admin.get(path)["metadata"]["generation"] == generation + 1
+        assert server.admin.get(path)["metadata"]["generation"] == generation + 2, "once there, once back"
 
 
 def test_what_somebody_deleted_is_made_again(server: Server, operator: OperatorProcess) -> None:
@@ -130,7 +130,11 @@ def test_what_the_api_server_refuses_is_told_in_its_words_and_what_runs_stays_as
 
 def children(pool: Pool) -> dict[str, str]:
     """The version of each, when nothing is written any more."""
-    return {path: version for path, version in pool.wait_still().items() if not path.startswith("pdclusters/")}
+    return {
+        path: version
+        for path, version in pool.wait_still(quiet_s=STILL_S).items()
+        if not path.startswith("pdclusters/")
+    }
 
 
 SEVERAL_NODES: Final[Object] = {"roles": {"decode": {"parallelism": {"tensor": 2}, "nodesPerInstance": 2}}}

@@ -67,7 +67,7 @@ async def bench(*answers: tuple[int, str], text: str = TEXT) -> AsyncIterator[Be
         open_session(KubeAccess(api.url)) as session,
         strangers_session() as strangers,
     ):
-        secrets = PoolSecrets(HttpKube(session, api.url, timeout_s=1.0, fence=None), believe_s=60)
+        secrets = PoolSecrets(HttpKube(session, api.url, timeout_s=20.0, fence=None), believe_s=60)
         verifier = Verifier(strangers, secrets, timeout_s=5.0, on_result=told.append)
         task = asyncio.create_task(verifier.run())
         await asyncio.sleep(0)

@@ -156,16 +156,16 @@ def test_blocks_are_held_until_the_other_ranks_have_read_them(tmp_path: Path, *,
         (one,) = group.decodes
         short = group.add(job("short", one, 100, 1))
         owner, supplier = group.ranks
+        begin = time.monotonic()
         owner.pipe.send(("pause", 1.0))
         group.forward({"short": 100})
-        begin = time.monotonic()
         if is_cancelled:
             one.cancel("short")
         free = supplier.ask("finished", ("short",))
-        while not free and time.monotonic() - begin < 5:
+        while not free and time.monotonic() - begin < 15:
             free = supplier.ask("finished", ())
         assert free == {"short"}
-        assert time.monotonic() - begin > 0.5, "its blocks were free before the owner had read them"
+        assert time.monotonic() - begin >= 1.0, "its blocks were free before the owner had read them"
         assert group.step_until(lambda: one.outcomes("short") == {not is_cancelled})
         if not is_cancelled:
             short.require_exact()

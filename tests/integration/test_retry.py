@@ -25,7 +25,7 @@ def expected(harness: Harness) -> dict[int, tuple[int, ...]]:
 
 
 @contextmanager
-def pool_of(harness: Harness, prefill: int, decode: int, *, chunk: int = 128, **more: object) -> Iterator[Pool]:
+def pool_of(harness: Harness, prefill: int, decode: int, *, chunk: int = 32, **more: object) -> Iterator[Pool]:
     """``chunk``: tokens per step of prefill: with few, a long prompt takes long enough to break something in it."""
     chunks = ("--max-num-batched-tokens", str(chunk), "--no-enable-prefix-caching", "--max-num-seqs", "16")
     with harness.start_pool(
@@ -46,15 +46,15 @@ def require_discreet_logs(pool: Pool) -> None:
                 assert str(PROMPT[:3])[1:-1] not in line, line
 
 
-def busy_one(engines: tuple[Server, ...]) -> Server:
-    """The engine that computes the request; waits for it."""
+def busy_one(engines: tuple[Server, ...], gauge: str = "vllm:num_requests_running") -> Server:
+    """The engine that computes the request, or has it by another gauge; waits for it."""
     busy: list[Server] = []
 
     def is_there() -> bool:
-        busy[:] = [engine for engine in engines if metric(engine.url, "vllm:num_requests_running") > 0]
+        busy[:] = [engine for engine in engines if metric(engine.url, gauge) > 0]
         return bool(busy)
 
-    assert eventually(is_there)
+    assert eventually(is_there, timeout_s=30)
     return busy[0]
 
 
@@ -76,7 +76,9 @@ def test_a_prefill_engine_killed_in_the_middle_is_replaced_by_another_with_the_s
         assert asking.answer == expected[len(LONG)], asking.error
         (received,) = pool.decode[0].read_trace("receive")
         assert received["outcome"] == "received"
-        (pushed,) = next(engine for engine in pool.prefill if engine is not victim).read_trace("push")
+        other = next(engine for engine in pool.prefill if engine is not victim)
+        assert eventually(lambda: bool(other.read_trace("push")))
+        (pushed,) = other.read_trace("push")
         assert (pushed["attempt"], pushed["outcome"]) == (2, "done")
         assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
 
@@ -128,7 +130,7 @@ def test_a_decode_engine_killed_before_its_first_byte_is_replaced_by_another(
     with pool_of(harness, 1, 2) as pool:
         asking = Asking(pool, LONG)
         busy_one(pool.prefill)
-        victim = next(d for d in pool.decode if metric(d.url, "vllm:num_requests_waiting") > 0)
+        victim = busy_one(pool.decode, "vllm:num_requests_waiting")
         victim.handle.signal(signal.SIGKILL)
         asking.join(60)
         assert asking.answer == expected[len(LONG)], asking.error

@@ -150,7 +150,7 @@ async def test_a_pod_at_the_address_of_another_one_is_a_new_engine() -> None:
         rig.listed[rig.decode.url].name = "reborn"
         rig.mark(rig.decode)
         rig.api.delete("s1")
-        await until(lambda: rig.known(rig.decode) not in (before, None), 1.0)
+        await until(lambda: rig.known(rig.decode) not in (before, None))
         await rig.usable(rig.decode)
         await serve(rig, 1)
         assert await rig.metric(f'pdcluster_router_engine_up{{engine="{rig.decode.url}",role="decode"}}') == 1

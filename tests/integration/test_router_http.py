@@ -117,7 +117,7 @@ async def test_a_request_with_both_length_and_chunks_is_refused() -> None:
 
 
 async def test_a_request_that_does_not_arrive_whole_in_time_is_a_408() -> None:
-    async with running_rig(client_read_timeout_s=0.1) as rig:
+    async with running_rig(client_read_timeout_s=1.0) as rig:
         client = await rig.client()
         await client.send(raw()[:-3])
         answer = await client.receive()

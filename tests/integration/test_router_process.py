@@ -37,7 +37,7 @@ async def process(*flags: str) -> AsyncIterator[tuple[Process, str, FakeEngine, 
     router = await start_router("--prefill", prefill.url, "--decode", decode.url, "--port", "0", *flags)
     try:
         assert router.stdout is not None
-        line = await asyncio.wait_for(router.stdout.readline(), 10)
+        line = await asyncio.wait_for(router.stdout.readline(), 60)
         yield router, line.decode().split()[-1], prefill, decode
     finally:
         if router.returncode is None:
@@ -91,7 +91,7 @@ async def test_what_cannot_work_is_one_line_with_the_cure_and_status_2(what: str
             "secret": ["--port", "0", "--host", "0.0.0.0", "--advertise-url", "http://10.0.0.1:8000"],
         }[what]
         router = await start_router("--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:1", *flags)
-        _, error = await asyncio.wait_for(router.communicate(), 10)
+        _, error = await asyncio.wait_for(router.communicate(), 60)
     assert router.returncode == 2
     (line,) = error.decode().splitlines()
     cure = {"port": "--port", "trace": "name a file", "url": "--advertise-url", "secret": "PDCLUSTER_SECRET"}[what]

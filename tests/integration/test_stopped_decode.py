@@ -75,6 +75,9 @@ def test_source_blocks_come_back_while_decode_is_stopped_and_no_torn_prompt_is_r
 def test_a_decode_that_stops_for_longer_than_the_lease_does_not_lose_its_attempts() -> None:
     cache, blocks = Cache(BIG), list(range(1, 64))
     with far_decode(BIG, QUICK) as far, prefill_rank(cache) as rank:
+        far.expect("warm", 1)
+        push(rank, far, "warm", [200])
+        assert until(lambda: far.ended() == {"warm": True}, 10)
         far.expect("a", 2 * len(blocks))
         push(rank, far, "a", blocks, is_last=False)
         time.sleep(0.3)
@@ -82,4 +85,4 @@ def test_a_decode_that_stops_for_longer_than_the_lease_does_not_lose_its_attempt
         time.sleep(3 * QUICK.lease_s)
         far.signal(signal.SIGCONT)
         push(rank, far, "a", [64 + block for block in blocks])
-        assert until(lambda: far.ended() == {"a": True}, 10)
+        assert until(lambda: far.ended() == {"warm": True, "a": True}, 10)

@@ -37,7 +37,7 @@ class OperatorProcess:
         where = [f"--kube-api={url or plane.url}", f"--kube-ca-file={plane.ca_file}", f"--kube-token-file={token}"]
         own = [f"--identity={identity}", "--host=127.0.0.1", "--port=0"]  # the last one counts
         program = ROOT / "benchmarks" / "service_names.py"
-        command: list[str | Path] = [sys.executable, "-P", program, *args, *QUICK, *where, *own]
+        command: list[str | Path] = [sys.executable, "-P", program, *QUICK, *args, *where, *own]
         self._child = Child(command, folder / f"{identity}.log")
 
     @property

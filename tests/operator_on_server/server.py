@@ -25,6 +25,8 @@ from operator_on_server.routers import PlayedRouters
 USER: Final = f"{NAMESPACE}:{ACCOUNT}"
 READY_LIMIT_S: Final = 120.0
 """Each wait ends far below it; after many failures in a row the operator itself waits for up to a minute."""
+STILL_S: Final = 3.0
+"""Before versions are compared: controllers write some statuses late."""
 KINDS: Final = {
     "pdclusters": "/apis/pdcluster.dev/v1alpha1",
     "pdrolescalers": "/apis/pdcluster.dev/v1alpha1",

@@ -12,7 +12,7 @@ import pytest
 from campaign.proxy import FaultProxy
 from campaign.schedule import Deed
 from fakes.http import read_body, read_head, request_bytes
-from pdcluster_cli.waiting import free_port
+from integration.ports import fresh_port
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +36,7 @@ async def proxied(gate: asyncio.Event | None = None, arrived: asyncio.Event | No
             writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    proxy = FaultProxy(free_port(), server.sockets[0].getsockname()[1], random.Random(1))
+    proxy = FaultProxy(fresh_port(), server.sockets[0].getsockname()[1], random.Random(1))
     await proxy.listen()
     try:
         yield proxy
@@ -115,7 +115,7 @@ async def test_a_proxy_that_cuts_ends_what_runs_and_what_comes() -> None:
 
 
 async def test_a_proxy_before_a_dead_server_cuts_and_a_closed_one_leaves_no_port() -> None:
-    proxy = FaultProxy(free_port(), free_port(), random.Random(1))
+    proxy = FaultProxy(fresh_port(), fresh_port(), random.Random(1))
     await proxy.listen()
     with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
         await post(proxy)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from e2e.cluster import Cluster
-from e2e.leaving import IDLE_S, SOON_S, Departure, busy, hasty, late
+from e2e.leaving import IDLE_S, SOON_S, Departure, LastIdleness, busy, hasty, late
 from e2e.subject import Subject
 
 from pdcluster_cli.idleness import Work
 from pdcluster_protocol.labels import Role
 
-IDLE = Work(0, 0, 0.0, 7)
+IDLE, BUSY = Work(0, 0, 0.0, 7), Work(1, 0, 0.25, 7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,41 @@ def test_who_goes_with_something_to_do_is_hasty_and_who_is_not_left_alone_is_lat
     )
     assert hasty([well, early, slow]) == [early]
     assert late([well, early, slow]) == [slow]
+
+
+Look = tuple[float, Work | None, float]
+"""When the engine was asked, what it answered (None: nothing), when that was heard."""
+
+
+def idle_s_after(*looks: Look, gone_at: float) -> float:
+    """Of an engine that was looked at from second 0 on."""
+    idleness = LastIdleness(0.0)
+    for asked_at, work, heard_at in looks:
+        idleness.hear(work, asked_at=asked_at, now=heard_at)
+    return idleness.seconds(now=gone_at)
+
+
+@pytest.mark.parametrize(
+    ("looks", "expected"),
+    [
+        (((1.0, BUSY, 1.1), (1.5, IDLE, 1.6), (4.5, None, 4.6), (5.0, None, 5.1)), 3.6),
+        (((1.0, BUSY, 1.1), (1.5, None, 1.6), (2.0, None, 2.1)), 0.6),
+        (((1.0, IDLE, 1.1), (2.0, Work(0, 0, 0.0, 8), 2.1), (3.0, None, 3.1)), 1.1),
+        (((1.0, BUSY, 3.0), (3.5, IDLE, 4.2), (4.7, None, 4.8)), 3.8),
+        (((1.0, BUSY, 1.1), (1.6, None, 6.6), (7.1, IDLE, 7.2), (7.7, None, 7.8)), 6.8),
+        (((1.0, BUSY, 1.1), (1.5, IDLE, 1.6)), 19.0),
+    ],
+    ids=[
+        "until it answered no more",
+        "it went with work in its hands",
+        "a request came and ended between two looks",
+        "a late answer takes nothing away",
+        "once silent, then there again",
+        "it answered until its pod was gone",
+    ],
+)
+def test_an_engine_was_idle_from_its_last_work_until_it_fell_silent(looks: tuple[Look, ...], expected: float) -> None:
+    assert idle_s_after(*looks, gone_at=20.0) == pytest.approx(expected)
 
 
 def test_an_engine_that_is_not_ready_is_not_asked() -> None:

@@ -26,16 +26,25 @@ _KLOG: Final = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d")
 """How a line of Kubernetes' log begins: ``E1121 21:18:53.807144   32448 memcache.go:265] ...``."""
 
 Document = Mapping[str, Any]
-_TIMESTAMP: Final = "tag:yaml.org,2002:timestamp"
+_NUMBERS: Final = {
+    "tag:yaml.org,2002:int": r"[-+]?(?:0b[01]+|0x[0-9a-fA-F]+|0o[0-7]+|0[0-7]*|[1-9][0-9]*)$",
+    "tag:yaml.org,2002:float": r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$",
+}
+"""The first that matches counts."""
+_NOT_JSON: Final = {*_NUMBERS, "tag:yaml.org,2002:timestamp"}
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as kubectl takes it, which makes JSON of it: a date is text."""
+    """Scalars as kubectl takes them, which makes JSON of YAML: dates, and numbers to base 60 like 22:30, are text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  # as the class above has it
-        first: [(tag, pattern) for tag, pattern in known if tag != _TIMESTAMP]
+        first: [(tag, pattern) for tag, pattern in known if tag not in _NOT_JSON]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+
+for _tag, _pattern in _NUMBERS.items():
+    _Loader.add_implicit_resolver(_tag, re.compile(_pattern), list("-+0123456789."))
 
 
 class Unreadable(Exception):
@@ -50,7 +59,8 @@ def read_file(path: str) -> Document:
     """
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
-        found = [one for one in _documents(text) if isinstance(one, dict) and one.get("kind") == KIND]
+        documents = yaml.load_all(text, _Loader)
+        found = [one for one in documents if isinstance(one, dict) and one.get("kind") == KIND]
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror}") from error
     except yaml.YAMLError as error:
@@ -60,20 +70,15 @@ def read_file(path: str) -> Document:
     if len(found) > 1:
         raise Unreadable(f"{path} has {len(found)} objects of kind {KIND}: give them one at a time")
     _require_name(path, found[0])
-    return dict(found[0])
+    return _as_json(path, found[0])
 
 
-def _documents(text: str) -> list[Any]:
-    """
-    Raises:
-        yaml.YAMLError: It is no YAML, or says what JSON cannot.
-    """
-    found = list(yaml.load_all(text, _Loader))
+def _as_json(path: str, document: Document) -> Document:
+    """Its keys are text."""
     try:
-        # Keys become text.
-        return [json.loads(json.dumps(one)) for one in found]
+        return dict(json.loads(json.dumps(document, allow_nan=False)))
     except (TypeError, ValueError) as error:
-        raise yaml.YAMLError(f"it has what JSON cannot say: {error}") from error
+        raise Unreadable(f"{path} has what JSON cannot say: {error}") from error
 
 
 def _require_name(path: str, document: Document) -> None:

@@ -25,8 +25,9 @@ HEAD_MAJOR: Final = "LBHNC"
 _LLAMA4_LONG_TOKENS: Final = 32_768
 _AUTO: Final = -1
 """What ``--max-model-len auto`` is to vLLM."""
-_VOLATILE: Final = ("_name_or_path", "transformers_version", "max_model_len")
-"""Of a model's configuration, what is of an engine: the last is written there by ``models/minimax_m2.py``."""
+_VOLATILE: Final = ("_name_or_path", "transformers_version", "max_model_len", "attn_temperature_tuning")
+"""Of a model's configuration, what is of an engine: vLLM itself writes the last two (``models/minimax_m2.py``,
+``models/llama4.py``)."""
 
 
 def read_fingerprint(

@@ -138,7 +138,7 @@ def test_a_client_that_leaves_during_prefill_frees_both_engines(
     pool: Pool, expected: dict[int, tuple[int, ...]]
 ) -> None:
     body = {"prompt": LONG, "max_tokens": 16, "temperature": 0, "stream": True}
-    with closing(HTTPConnection("127.0.0.1", pool.router.port)) as client:
+    with closing(HTTPConnection("127.0.0.1", pool.router.port, timeout=60)) as client:
         client.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
         wait_for_prefill(pool)
     require_still_serving(pool, expected)

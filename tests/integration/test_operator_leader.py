@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -34,6 +35,18 @@ class Clock:
         return self.seconds
 
 
+class Unhurried:
+    """The real clock, but for stalls of the machine: each is a fifth of a second to it at most."""
+
+    def __init__(self) -> None:
+        self._seconds, self._seen = 0.0, time.monotonic()
+
+    def __call__(self) -> float:
+        now = time.monotonic()
+        self._seconds, self._seen = self._seconds + min(now - self._seen, 0.2), now
+        return self._seconds
+
+
 @dataclass
 class Acting:
     """Who acts now, and every term that there was."""
@@ -48,7 +61,9 @@ class Acting:
 class Candidate:
     """A leader whose work is to note that it acts."""
 
-    def __init__(self, api: ApiServer, session: aiohttp.ClientSession, name: str, acting: Acting, clock: Clock) -> None:
+    def __init__(
+        self, api: ApiServer, session: aiohttp.ClientSession, name: str, acting: Acting, clock: Callable[[], float]
+    ) -> None:
         self.name = name
         self._api = api
         self._acting = acting
@@ -85,7 +100,7 @@ class Candidate:
 
 @asynccontextmanager
 async def candidates(
-    *names: str, clock: Clock | None = None
+    *names: str, clock: Callable[[], float] | None = None
 ) -> AsyncIterator[tuple[ApiServer, dict[str, Candidate], Acting]]:
     """Time stands still but where the test moves its ``clock``."""
     api, acting, clock = ApiServer(), Acting(), clock or Clock()
@@ -239,8 +254,7 @@ async def test_a_leader_that_dies_is_followed_after_the_duration() -> None:
 
 async def test_a_leader_that_cannot_renew_stops_before_another_may_begin() -> None:
     """The API server still answers the other one's requests."""
-    clock = Clock()
-    async with candidates("a", "b", clock=clock) as (api, found, acting):
+    async with candidates("a", "b", clock=Unhurried()) as (api, found, acting):
         await until(lambda: len(acting.now) == 1)
         [first] = acting.now
         await until(lambda: all(one.leader.holder == first for one in found.values()))
@@ -250,12 +264,9 @@ async def test_a_leader_that_cannot_renew_stops_before_another_may_begin() -> No
             return bool(body.get("spec", {}).get("holderIdentity") == first)
 
         api.faults.append(Fault(is_the_firsts, 500, times=999))
-        clock.seconds += TIMES.renew_s
-        await until(lambda: acting.now == [])
+        await until(lambda: len(acting.terms) == 2)
+        assert acting.terms[1] != first
         assert not found[first].leader.is_leading
-        clock.seconds += TIMES.duration_s - TIMES.renew_s
-        await until(lambda: len(acting.now) == 1)
-        assert acting.now != [first]
         assert acting.most == 1
 
 

@@ -158,7 +158,7 @@ def test_engines_that_differ_are_refused_before_any_byte_and_decode_hears_it() -
 
 
 def test_a_decode_rank_that_does_not_answer_costs_the_handshake_timeout_and_no_more() -> None:
-    with make_pair(settings=Settings(handshake_timeout_s=0.5)) as pair:
+    with make_pair(settings=msgspec.structs.replace(PATIENT, handshake_timeout_s=0.5)) as pair:
         part = pair.slice_of("a", [1], [5])
         pair.decode.close()
         pair.forward(part)
@@ -167,7 +167,7 @@ def test_a_decode_rank_that_does_not_answer_costs_the_handshake_timeout_and_no_m
 
 
 def test_the_deadline_ends_a_push_that_gets_no_grant_and_a_wait_that_gets_no_push() -> None:
-    with make_pair() as pair:
+    with make_pair(settings=PATIENT) as pair:
         pair.forward(pair.slice_of("nobody expects it", [1], [5], deadline_ms=300))
         pair.expect("nobody sends it", 1, deadline_ms=300)
         pair.step(finished=["nobody expects it"])

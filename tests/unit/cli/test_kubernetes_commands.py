@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from pdcluster_cli.__main__ import main
+from pdcluster_cli.documents import read_file
 from pdcluster_operator.core.explain import NOT_LOOKED_AT
 
 ROOT: Final = Path(__file__).resolve().parents[3]
@@ -215,22 +216,29 @@ def test_an_object_without_a_name_is_refused_in_one_line(
     assert capsys.readouterr().err == said
 
 
-def test_a_plan_takes_dates_and_numbers_as_keys_for_text_as_kubectl_does(
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("2026-11-22", "2026-11-22"), ("22:30", "22:30"), ("1:30.5", "1:30.5"), ("12", 12), ("-7", -7), ("010", 8),
+        ("0x1F", 31), ("1e3", 1000.0), ("1.5", 1.5), (".5", 0.5), ("0o", "0o"), ("0x", "0x"),
+        ("true", True), ("'1'", "1"), ("{2: x, true: y}", {"2": "x", "true": "y"}), ("~", None),
+    ],
+)  # fmt: skip
+def test_a_file_is_read_as_kubectl_reads_it(tmp_path: Path, written: str, read: object) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(f"kind: PDCluster\nmetadata: {{name: a}}\nvalue: {written}\n")
+    assert read_file(str(path))["value"] == read
+
+
+def test_what_json_cannot_say_is_refused_in_one_line_but_in_other_objects(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    head, roles = EXAMPLE.read_text().split("    prefill:\n", 1)
-    overrides = "podOverrides: {metadata: {annotations: {built: 2026-11-22}, labels: {1: x}}}"
     path = tmp_path / "pool.yaml"
-    path.write_text(f"{head}    prefill:\n      {overrides}\n{roles}")
+    path.write_text(f"{EXAMPLE.read_text()}\n---\nkind: ConfigMap\nmore: !!binary aGk=\n")
     assert main(["plan", "-f", str(path)]) == 0
-    assert capsys.readouterr().err == ""
-
-
-def test_what_json_cannot_say_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "pool.yaml"
     path.write_text(f"{EXAMPLE.read_text()}\nmore: !!binary aGk=\n")
     assert main(["plan", "-f", str(path)]) == 2
-    assert "it has what JSON cannot say" in capsys.readouterr().err
+    assert "pool.yaml has what JSON cannot say" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,10 +27,12 @@ _KLOG: Final = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d")
 
 Document = Mapping[str, Any]
 _NUMBERS: Final = {
-    "tag:yaml.org,2002:int": r"[-+]?(?:0b[01]+|0x[0-9a-fA-F]+|0o[0-7]+|0[0-7]*|[1-9][0-9]*)$",
-    "tag:yaml.org,2002:float": r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$",
+    "tag:yaml.org,2002:int": r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0o[0-7_]+|0[0-7_]*|[1-9][0-9_]*)$",
+    "tag:yaml.org,2002:float": r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?$",
 }
 """The first that matches counts."""
+_NOT_YAML: Final = (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError)
+"""What PyYAML raises: the latter for bytes that are no text, tags whose values do not fit, nesting without end."""
 _NOT_JSON: Final = {*_NUMBERS, "tag:yaml.org,2002:timestamp"}
 
 
@@ -63,7 +65,7 @@ def read_file(path: str) -> Document:
         found = [one for one in documents if isinstance(one, dict) and one.get("kind") == KIND]
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except _NOT_YAML as error:
         raise Unreadable(f"{path} is neither YAML nor JSON: {error}") from error
     if not found:
         raise Unreadable(f"{path} has no object of kind {KIND}")
@@ -74,11 +76,16 @@ def read_file(path: str) -> Document:
 
 
 def _as_json(path: str, document: Document) -> Document:
-    """Its keys are text."""
+    """Its keys are text, and 1.0 is 1."""
     try:
-        return dict(json.loads(json.dumps(document, allow_nan=False)))
+        return dict(json.loads(json.dumps(document, allow_nan=False), parse_float=_number))
     except (TypeError, ValueError) as error:
         raise Unreadable(f"{path} has what JSON cannot say: {error}") from error
+
+
+def _number(text: str) -> int | float:
+    found = float(text)
+    return int(found) if found.is_integer() else found
 
 
 def _require_name(path: str, document: Document) -> None:

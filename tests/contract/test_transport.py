@@ -132,7 +132,7 @@ def test_a_write_to_a_peer_that_never_was_ends_badly(ends: Ends) -> None:
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_stopped_peer_delays_neither_submission_nor_the_writes_to_others(ends: Ends, *, is_known: bool) -> None:
-    assert min(seconds_beside_a_stopped_peer(ends, is_known=is_known) for _ in range(TRIES)) < 1.0
+    assert any(seconds_beside_a_stopped_peer(ends, is_known=is_known) < 1.0 for _ in range(TRIES))
 
 
 def seconds_beside_a_stopped_peer(ends: Ends, *, is_known: bool) -> float:

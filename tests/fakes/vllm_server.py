@@ -44,7 +44,7 @@ def serving(pages: VllmPages) -> Iterator[VllmPages]:
         def do_GET(self) -> None:
             pages.asked.append(self.path)
             if pages.is_stopped:
-                pages.resumed.wait(10)
+                pages.resumed.wait(60)
                 return
             self.send_response(pages.health if self.path == "/health" else 200)
             body = b"" if self.path == "/health" else pages.metrics().encode()

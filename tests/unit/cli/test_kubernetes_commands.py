@@ -220,14 +220,25 @@ def test_an_object_without_a_name_is_refused_in_one_line(
     ("written", "read"),
     [
         ("2026-11-22", "2026-11-22"), ("22:30", "22:30"), ("1:30.5", "1:30.5"), ("12", 12), ("-7", -7), ("010", 8),
-        ("0x1F", 31), ("1e3", 1000.0), ("1.5", 1.5), (".5", 0.5), ("0o", "0o"), ("0x", "0x"),
-        ("true", True), ("'1'", "1"), ("{2: x, true: y}", {"2": "x", "true": "y"}), ("~", None),
+        ("0x1F", 31), ("1e3", 1000), ("1.5", 1.5), (".5", 0.5), ("1.0", 1), ("32_768", 32768), ("0o", "0o"),
+        ("0x", "0x"), ("true", True), ("'1'", "1"), ("{2: x, true: y}", {"2": "x", "true": "y"}), ("~", None),
     ],
 )  # fmt: skip
 def test_a_file_is_read_as_kubectl_reads_it(tmp_path: Path, written: str, read: object) -> None:
     path = tmp_path / "pool.yaml"
     path.write_text(f"kind: PDCluster\nmetadata: {{name: a}}\nvalue: {written}\n")
-    assert read_file(str(path))["value"] == read
+    value = read_file(str(path))["value"]
+    assert (value, type(value)) == (read, type(read))
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe\x00", b"a: !!int x", b"a: !!bool maybe", b"a: !!timestamp x", b"[" * 9000])
+def test_what_is_no_yaml_is_refused_in_one_line(
+    tmp_path: Path, text: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_bytes(text)
+    assert main(["plan", "-f", str(path)]) == 2
+    assert f"{path} is neither YAML nor JSON: " in capsys.readouterr().err
 
 
 def test_what_json_cannot_say_is_refused_in_one_line_but_in_other_objects(

@@ -12,6 +12,7 @@ import pytest
 from campaign.proxy import FaultProxy
 from campaign.schedule import Deed
 from fakes.http import read_body, read_head, request_bytes
+from fakes.router import until
 from integration.ports import fresh_port
 
 pytestmark = pytest.mark.anyio
@@ -87,6 +88,7 @@ async def test_a_proxy_that_hangs_answers_nobody_and_cuts_in_the_end(method: str
     async with proxied() as proxy:
         async with proxy.doing(Deed.HANG):
             asking = asyncio.create_task(post(proxy, method))
+            await until(lambda: proxy.num_met == 1)
             done, _ = await asyncio.wait([asking], timeout=0.05)
             assert not done
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):

@@ -218,14 +218,23 @@ async def running_rig(*answers: tuple[int, str], fence: Fence | None = None) -> 
         strangers_session() as strangers,
     ):
         rig = Rig(api, router, (session, strangers), fence)
-        verifying = asyncio.create_task(rig.verifier.run())
-        await asyncio.sleep(0)
         try:
-            yield rig
+            async with verifying(rig):
+                yield rig
         finally:
-            verifying.cancel()
-            await asyncio.wait({verifying})
             await api.stop()
+
+
+@asynccontextmanager
+async def verifying(rig: Rig) -> AsyncIterator[None]:
+    """Its verifier runs."""
+    task = asyncio.create_task(rig.verifier.run())
+    await asyncio.sleep(0)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 @dataclass

@@ -5,14 +5,13 @@ The laws behind it, over any failures in any order, are in ``tests/property/test
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 
 from fakes.api_server import Asked, Fault
-from fakes.operator_rig import AT, Rig, pool, running_rig, settle
+from fakes.operator_rig import AT, Rig, pool, running_rig, settle, verifying
 from pdcluster_operator.errors import ApiUnavailable, Forbidden, KubeError
 
 pytestmark = pytest.mark.anyio
@@ -31,13 +30,8 @@ async def proven_pool() -> AsyncIterator[Rig]:
 async def next_operator(rig: Rig) -> AsyncIterator[Rig]:
     """It knows only what is in the cluster."""
     other = Rig(rig.api, rig.router, rig.sessions, None)
-    verifying = asyncio.create_task(other.verifier.run())
-    await asyncio.sleep(0)
-    try:
+    async with verifying(other):
         yield other
-    finally:
-        verifying.cancel()
-        await asyncio.wait({verifying})
 
 
 def resize(rig: Rig, replicas: int) -> None:

@@ -27,12 +27,14 @@ _KLOG: Final = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d")
 
 Document = Mapping[str, Any]
 _NUMBERS: Final = {
-    "tag:yaml.org,2002:int": r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0o[0-7_]+|0[0-7_]*|[1-9][0-9_]*)$",
+    "tag:yaml.org,2002:int": (
+        r"[-+]?(?:0b_*[01][01_]*|0x_*[0-9a-fA-F][0-9a-fA-F_]*|0o_*[0-7][0-7_]*|0[0-7_]*|[1-9][0-9_]*)$"
+    ),
     "tag:yaml.org,2002:float": r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?$",
 }
 """The first that matches counts."""
-_NOT_YAML: Final = (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError)
-"""What PyYAML raises: the latter for bytes that are no text, tags whose values do not fit, nesting without end."""
+_NOT_YAML: Final = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
+"""What PyYAML raises. The others: for bytes that are no text, tags whose values do not fit, nesting without end."""
 _NOT_JSON: Final = {*_NUMBERS, "tag:yaml.org,2002:timestamp"}
 
 
@@ -66,7 +68,7 @@ def read_file(path: str) -> Document:
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror}") from error
     except _NOT_YAML as error:
-        raise Unreadable(f"{path} is neither YAML nor JSON: {error}") from error
+        raise Unreadable(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
     if not found:
         raise Unreadable(f"{path} has no object of kind {KIND}")
     if len(found) > 1:
@@ -79,7 +81,7 @@ def _as_json(path: str, document: Document) -> Document:
     """Its keys are text, and 1.0 is 1."""
     try:
         return dict(json.loads(json.dumps(document, allow_nan=False), parse_float=_number))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise Unreadable(f"{path} has what JSON cannot say: {error}") from error
 
 

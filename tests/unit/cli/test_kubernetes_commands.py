@@ -221,7 +221,8 @@ def test_an_object_without_a_name_is_refused_in_one_line(
     [
         ("2026-11-22", "2026-11-22"), ("22:30", "22:30"), ("1:30.5", "1:30.5"), ("12", 12), ("-7", -7), ("010", 8),
         ("0x1F", 31), ("1e3", 1000), ("1.5", 1.5), (".5", 0.5), ("1.0", 1), ("32_768", 32768), ("0o", "0o"),
-        ("0x", "0x"), ("true", True), ("'1'", "1"), ("{2: x, true: y}", {"2": "x", "true": "y"}), ("~", None),
+        ("1_0.5", 10.5), ("0x_", "0x_"), ("true", True), ("'1'", "1"), ("{2: x, true: y}", {"2": "x", "true": "y"}),
+        ("~", None),
     ],
 )  # fmt: skip
 def test_a_file_is_read_as_kubectl_reads_it(tmp_path: Path, written: str, read: object) -> None:
@@ -231,14 +232,26 @@ def test_a_file_is_read_as_kubectl_reads_it(tmp_path: Path, written: str, read: 
     assert (value, type(value)) == (read, type(read))
 
 
-@pytest.mark.parametrize("text", [b"\xff\xfe\x00", b"a: !!int x", b"a: !!bool maybe", b"a: !!timestamp x", b"[" * 9000])
+@pytest.mark.parametrize(
+    "text", [b"\xff\xfe\x00", b"a: !!int x", b"a: !!bool maybe", b"a: !!timestamp x", b"a: !!int ''", b"[" * 9000]
+)
 def test_what_is_no_yaml_is_refused_in_one_line(
     tmp_path: Path, text: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "pool.yaml"
     path.write_bytes(text)
     assert main(["plan", "-f", str(path)]) == 2
-    assert f"{path} is neither YAML nor JSON: " in capsys.readouterr().err
+    [told] = capsys.readouterr().err.splitlines()
+    assert f"{path} is neither YAML nor JSON: " in told
+
+
+def test_aliases_without_end_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "pool.yaml"
+    nested = "\n".join(f"a{n}: &a{n} {'[' * 40}*a{n - 1}{']' * 40}" for n in range(1, 60))
+    path.write_text(f"{EXAMPLE.read_text()}\na0: &a0 x\n{nested}\n")
+    assert main(["plan", "-f", str(path)]) == 2
+    [told] = capsys.readouterr().err.splitlines()
+    assert "has what JSON cannot say" in told
 
 
 def test_what_json_cannot_say_is_refused_in_one_line_but_in_other_objects(

@@ -135,7 +135,7 @@ async def running_bench(folder: Path) -> AsyncIterator[Bench]:
         session = await stack.enter_async_context(open_session(admin_access(plane, folder)))
         own = await stack.enter_async_context(aiohttp.ClientSession())
         port = await stack.enter_async_context(_running_stub())
-        operator = OperatorProcess(plane, folder)
+        operator = OperatorProcess(plane, folder, port)
         stack.callback(operator.kill)
         await operator.wait_until_leading(own)
         pids = {"operator": operator.pid, **plane.pids(), "this program": os.getpid()}

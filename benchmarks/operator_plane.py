@@ -71,8 +71,8 @@ def install_chart(plane: ControlPlane) -> None:
 class OperatorProcess:
     """The operator, from the chart's Deployment. Its owner kills it."""
 
-    def __init__(self, plane: ControlPlane, folder: Path) -> None:
-        """It starts. ``install_chart`` was called."""
+    def __init__(self, plane: ControlPlane, folder: Path, router_port: int) -> None:
+        """It starts. ``install_chart`` was called. ``router_port``: where routers are asked to verify."""
         pod = next(one for one in objects("default") if one["kind"] == "Deployment")["spec"]["template"]["spec"]
         token = plane.token_for(NAMESPACE, pod["serviceAccountName"])
         where = [
@@ -84,7 +84,7 @@ class OperatorProcess:
         ]
         program = str(Path(__file__).with_name("service_names.py"))
         # -P: this folder is no place to look for modules.
-        command = [sys.executable, "-P", program, *pod["containers"][0]["args"], *where]
+        command = [sys.executable, "-P", program, f"--router-port={router_port}", *pod["containers"][0]["args"], *where]
         self._child = Child(command, folder / "operator.log")
 
     @property

@@ -24,7 +24,7 @@ from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import DecodeStep, Expect, PrefillStep, PushSlice, Target
 from pdcluster_connector.worker.device import CpuDevice, DeviceEvent
 from pdcluster_protocol.fingerprint import KvFingerprint
-from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
+from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.params import SideChannelAddress
 from pdcluster_protocol.secret import SECRET_VARIABLE, load_secret
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
@@ -33,6 +33,8 @@ DEADLINE_MS: Final = 30_000
 """Decode remembers an ended transfer until then: far above any transfer, far below a soak."""
 _PAGE_BYTES: Final = 4096
 _DECODE: Final = EngineId("decode")
+_LIFE: Final = BootId("one life")
+"""Of the prefill engine."""
 _SECRET: Final = load_secret({SECRET_VARIABLE: "the secret of the benchmarks"}, host="0.0.0.0")
 
 
@@ -109,7 +111,7 @@ class PrefillEnd:
     def forward(self, requests: Sequence[Request], decode: tuple[SideChannelAddress, ...]) -> None:
         """One forward pass that completes ``requests``, without any computing. Waits for no network."""
         worker = self.rank.worker
-        worker.begin_step(PrefillStep(tuple(_slice_of(request, self.shape, decode) for request in requests)))
+        worker.begin_step(PrefillStep(_LIFE, tuple(_slice_of(request, self.shape, decode) for request in requests)))
         for name in self.shape.layer_names():
             worker.layer_saved(name)
         worker.end_step()
@@ -172,7 +174,6 @@ def _facts(role: EngineRole, cache: Cache, host: str, trace_file: str) -> Engine
     shape = cache.shape
     return EngineFacts(
         engine_id=EngineId(role.name.lower()),
-        instance_id="one life",
         role=role,
         host=host,
         tp_size=cache.tp_size,

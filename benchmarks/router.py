@@ -25,8 +25,11 @@ import httptools
 import uvloop
 
 from pdcluster_protocol.ids import BootId, EngineId, TransferId
+from pdcluster_protocol.metaserver import METASERVER_PATH, SEAL_HEADER
 from pdcluster_protocol.params import Reservation, SideChannelAddress, to_wire
+from pdcluster_protocol.secret import load_secret
 
+SECRET = load_secret(os.environ, host="127.0.0.1")
 PATH = "/v1/completions"
 PAIR = json.dumps({"model": "m", "prompt": "x" * 1000, "max_tokens": 16}).encode()
 LOCAL = json.dumps({"model": "m", "prompt": "x" * 1000, "max_tokens": 16, "n": 2}).encode()
@@ -88,7 +91,7 @@ class FakeEngines:
     def _reserve(self, caller: Peer, peer: Peer, params: dict[str, object]) -> None:
         self._waiting[caller] = peer
         body = json.dumps(to_wire(_reservation(params))).encode()
-        caller.transport.write(_request("/v1/metaserver", body))
+        caller.transport.write(_request(METASERVER_PATH, body, f"{SEAL_HEADER}: {SECRET.seal_call(body)}\r\n"))
 
     def _outcome(self, caller: Peer, body: bytes) -> None:
         assert b'"ok"' in body, body
@@ -118,9 +121,10 @@ def _reservation(params: dict[str, object]) -> Reservation:
     )
 
 
-def _request(path: str, body: bytes) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+def _request(path: str, body: bytes, lines: str = "") -> bytes:
+    """A POST. ``lines``: more headers, each with its end."""
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    return f"{head}{lines}\r\n".encode() + body
 
 
 @dataclass

@@ -24,6 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from integration.ranks import (  # after the path is set
+    LIFE,
     SECRET,
     Cache,
     Shape,
@@ -119,7 +120,7 @@ def measure(rank: PrefillRank, pipe: Connection, address: SideChannelAddress, nu
         slices = slices_of(step, num_requests, address)
         pipe.send([part.request_id for part in slices])
         pipe.recv()
-        one_step(rank, PrefillStep(slices), begins, layers)
+        one_step(rank, PrefillStep(LIFE, slices), begins, layers)
         pipe.recv()
         rank.worker.finished(part.request_id for part in slices)
         python_per_block(slices, reference)
@@ -135,11 +136,12 @@ def main() -> None:
     here, there = multiprocessing.Pipe()
     child = multiprocessing.get_context("fork").Process(target=serve_decode, args=(there,), daemon=True)
     child.start()
+    there.close()  # Only the child holds that end now: should it die, ``recv`` says so and does not wait for ever.
     address = here.recv()
     source = Cache(SHAPE)
     rank = make_prefill_rank(engine_facts(EngineRole.PREFILL, SHAPE, Settings()), source.memory(fingerprint_of(SHAPE)))
     print(f"{SHAPE.num_layers} layers, {BLOCKS_PER_REQUEST} blocks per request, {STEPS} steps; microseconds")
-    print("requests | per step  | per layer: median, p99 | Python per block | ratio")
+    print("requests | per step  | per layer: median, p99 | Python per block | ratio", flush=True)
     for num_requests in (1, 8, 32):
         print(measure(rank, here, address, num_requests), flush=True)
     here.send(None)

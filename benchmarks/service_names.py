@@ -1,7 +1,7 @@
-"""``python service_names.py FLAGS...`` is ``pdcluster operator FLAGS...`` where every Service's name is this machine.
+"""``python service_names.py [--router-port=N] FLAGS...`` is ``pdcluster operator FLAGS...`` without cluster DNS.
 
-There is no cluster DNS beside a bare API server, and the operator asks routers by their Services' names. Nothing else
-of the operator's process differs.
+Every Service's name is this machine, and the routers' internal port is N of it: there is none beside a bare API server,
+and the operator asks routers by their Services' names. Nothing else of the operator's process differs.
 """
 
 from __future__ import annotations
@@ -11,18 +11,26 @@ import sys
 from typing import Any, Final
 
 from pdcluster_operator.__main__ import main
+from pdcluster_operator.core.manifests.pool import INTERNAL_PORT
 
 SUFFIX: Final = ".svc"
+FLAG: Final = "--router-port="
 
 _resolve: Final = socket.getaddrinfo
 
 
-def resolve(host: Any, *rest: Any, **hints: Any) -> Any:
+def resolver(router_port: int) -> Any:
     """As ``socket.getaddrinfo``; names of Services are 127.0.0.1."""
-    is_service = isinstance(host, str) and host.endswith(SUFFIX)
-    return _resolve("127.0.0.1" if is_service else host, *rest, **hints)
+
+    def resolve(host: Any, port: Any, *rest: Any, **hints: Any) -> Any:
+        if not (isinstance(host, str) and host.endswith(SUFFIX)):
+            return _resolve(host, port, *rest, **hints)
+        return _resolve("127.0.0.1", router_port if port == INTERNAL_PORT else port, *rest, **hints)
+
+    return resolve
 
 
 if __name__ == "__main__":
-    socket.getaddrinfo = resolve
-    sys.exit(main(sys.argv[1:]))
+    ports = [int(word.removeprefix(FLAG)) for word in sys.argv if word.startswith(FLAG)]
+    socket.getaddrinfo = resolver(*ports or [INTERNAL_PORT])
+    sys.exit(main([word for word in sys.argv[1:] if not word.startswith(FLAG)]))

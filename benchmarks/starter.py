@@ -14,6 +14,7 @@ from benchmarks.places import Place
 
 from pdcluster_cli.engines import (
     LOOPBACK,
+    OFFLINE,
     ROUTER_MODULE,
     SCRATCH,
     Device,
@@ -32,7 +33,7 @@ MAX_TOKENS: Final = 8192
 KV_CACHE_BYTES: Final = 640 << 20
 """10,240 tokens of 64 KiB: the longest prompt and room for its answer. More at once wait, as in a full engine."""
 ENGINE_ARGS: Final = (
-    *("--dtype", "bfloat16", "--enforce-eager", "--no-enable-prefix-caching", "--no-enable-log-requests"),
+    *("--dtype", "bfloat16", "--no-enable-prefix-caching", "--no-enable-log-requests"),
     *("--max-model-len", str(MAX_TOKENS), "--max-num-batched-tokens", str(MAX_TOKENS), "--max-num-seqs", "16"),
     *("--kv-cache-memory-bytes", str(KV_CACHE_BYTES)),
 )
@@ -54,7 +55,7 @@ class Starter:
         with place.starting():  # the engines are its children, so they live there too
             self._zygote = Zygote(
                 preload_modules(Device.CPU),
-                env=zygote_env(Device.CPU),
+                env={**zygote_env(Device.CPU), **OFFLINE},
                 log_path=folder / "zygote.log",
                 scratch=SCRATCH,
             )

@@ -18,6 +18,8 @@ Object = dict[str, Any]
 READY_S: Final = 300.0
 """From apply to Ready, and for a whole rollout: half a minute and one, on two cores that others use too."""
 PORT: Final = 8000
+INTERNAL_PORT: Final = 8001
+"""Of a router's pod: its metrics are there."""
 LONG_ANSWER: Final = 200
 """Tokens."""
 _KIND: Final = "pdcluster"

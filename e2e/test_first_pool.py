@@ -16,7 +16,7 @@ from campaign.questions import make_questions
 from chart_cases.pages import QUICK_START, of
 from e2e.cluster import eventually
 from e2e.pool import SERVED_NAME
-from e2e.subject import PORT, SharedPool, Subject, name_of
+from e2e.subject import INTERNAL_PORT, PORT, SharedPool, Subject, name_of
 from integration.harness import complete, metric
 from integration.ports import fresh_port
 from pdcluster_protocol.labels import Role
@@ -101,7 +101,7 @@ def read_flow(pool: Subject) -> Flow:
     """Of all of this pool's pods."""
     prefill, decode = ([url_of(pod) for pod in pool.pods(role)] for role in (Role.PREFILL, Role.DECODE))
     failed = [metric(url, "pdcluster:failures_total") for url in (*prefill, *decode)]
-    failed += [metric(url_of(pod), "pdcluster_router_failures_total") for pod in pool.routers()]
+    failed += [metric(url_of(pod, INTERNAL_PORT), "pdcluster_router_failures_total") for pod in pool.routers()]
     return Flow(
         sum(counted(url, "pdcluster:pushed_bytes_total") for url in prefill),
         sum(counted(url, "pdcluster:receives_done_total") for url in decode),
@@ -117,5 +117,5 @@ def counted(url: str, name: str) -> float:
         return 0.0
 
 
-def url_of(pod: dict[str, Any]) -> str:
-    return f"http://{pod['status']['podIP']}:{PORT}"
+def url_of(pod: dict[str, Any], port: int = PORT) -> str:
+    return f"http://{pod['status']['podIP']}:{port}"

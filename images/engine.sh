@@ -1,46 +1,34 @@
 #!/bin/sh
-# Adds the connector to an image that has vLLM for its device, and changes nothing that is there: no package is upgraded.
-# TRANSFER: Mooncake's wheel for this device with its version, such as mooncake-transfer-engine==0.3.13.post1; empty
-# where the image brings Mooncake (vLLM-Ascend's does).
+# Adds the connector to an image that has vLLM for its device. Nothing that is there is changed, but for a Mooncake that
+# is too old or cannot be loaded.
+# TRANSFER: Mooncake's wheel for this device with its version, such as mooncake-transfer-engine-cuda13==0.3.14; a Mooncake
+# of the image that is new enough is kept, and then nothing has to be given.
 set -eu
 WHEELS=${WHEELS:-/wheels}
 TRANSFER=${TRANSFER:-}
 PYTHON=${PYTHON:-python3}
+PASSWD=${PASSWD:-/etc/passwd}
+export TRANSFER
 
 fail() { printf '%s\n' "pdcluster: $*" >&2; exit 1; }
 
-has_modules() {
-    "$PYTHON" - "$@" <<'PROGRAM'
-import importlib.util, sys
+# Without bytecode: what is compiled by time here would be left as it is at the end, where it is compiled by hash.
+checks() { PYTHONDONTWRITEBYTECODE=1 "$PYTHON" "$WHEELS/engine_checks.py" "$@"; }
 
-missing = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
-if missing:
-    sys.exit("missing: " + ", ".join(missing))
-PROGRAM
-}
+pip() { "$PYTHON" -m pip "$@" -q --disable-pip-version-check; }
 
-# Debian packages of the libraries that Mooncake loads and that are not here.
-missing_packages() {
-    "$PYTHON" - <<'PROGRAM'
-import ctypes
-
-LIBRARIES = {"libibverbs.so.1": "libibverbs1", "librdmacm.so.1": "librdmacm1", "libnuma.so.1": "libnuma1",
-             "libcurl.so.4": "libcurl4"}
-for library, package in LIBRARIES.items():
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        print(package)
-PROGRAM
-}
-
-# Folders of modules of this Python, not those of one that it was made from.
+# Folders of modules of this Python, not those of one that it was made from; and vLLM's own, which images of vLLM-Ascend
+# have outside of them (an editable install).
 module_folders() {
     "$PYTHON" - <<'PROGRAM'
-import os, site, sys, sysconfig
+import importlib.util, os, site, sys, sysconfig
 
 folders = {*site.getsitepackages(), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))}
-print(*sorted(folder for folder in folders if os.path.isdir(folder) and folder.startswith(sys.prefix + os.sep)))
+folders = {folder for folder in folders if os.path.isdir(folder) and folder.startswith(sys.prefix + os.sep)}
+for name in ("vllm", "vllm_ascend"):
+    spec = importlib.util.find_spec(name)
+    folders |= {os.path.dirname(spec.origin)} if spec and spec.origin else set()
+print(*sorted(folders))
 PROGRAM
 }
 
@@ -55,23 +43,39 @@ if missing:
 PROGRAM
 }
 
-# vLLM needs all that the connector needs beside it.
-has_modules vllm msgspec aiohttp numpy zmq ||
-    fail "BASE is no image of vLLM for this python3 ($PYTHON): give one, such as --build-arg BASE=vllm/vllm-openai:TAG"
+checks base
+wheel=
+plan=$(checks mooncake)
+case $plan in
+keep) echo "pdcluster: this image's own Mooncake is kept" ;;
+install) wheel=$TRANSFER ;;
+replace*)
+    wheel=$TRANSFER
+    # shellcheck disable=SC2086  # a list of names
+    pip uninstall --yes ${plan#replace }
+    ;;
+esac
+# shellcheck disable=SC2086  # one word, or none
+pip install --no-cache-dir --no-deps "$WHEELS"/pdcluster-*.whl $wheel
 
-packages=$(missing_packages)
+packages=$(checks packages)
 if [ -n "$packages" ]; then
+    # shellcheck disable=SC2086  # a list of words
     command -v apt-get >/dev/null || fail "install these, or what this system calls them, in an image of your own first:" $packages
     apt-get update -qq
     # shellcheck disable=SC2086  # a list of words
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages
     rm -rf /var/lib/apt/lists/*
 fi
+# As an engine does: a build that ends well and an engine that cannot start would be the worst of both.
+checks load
+PYTHONDONTWRITEBYTECODE=1 pdcluster --help >/dev/null
 
-# shellcheck disable=SC2086  # one word, or none
-"$PYTHON" -m pip install -q --no-cache-dir --disable-pip-version-check --no-deps "$WHEELS"/pdcluster-*.whl $TRANSFER
-has_modules mooncake || fail "there is no Mooncake in this image: name its wheel with --build-arg TRANSFER=..."
-pdcluster --help >/dev/null
+# Engines run as this user, whom no image knows: HCCL and getpwuid() fail for a number without a name.
+if ! grep -q '^[^:]*:[^:]*:10001:' "$PASSWD"; then
+    echo 'pdcluster:x:10001:10001:pdcluster engine:/cache:/usr/sbin/nologin' >>"$PASSWD"
+fi
+
 # The root file system is read-only where this runs: bytecode that is not there now is compiled at every start of an
 # engine, and by every readiness probe. What is there and valid stays. By the hash of the source: builders change times,
 # and users mount a module of their own over one. Some packages carry templates that are no Python; they do not count.

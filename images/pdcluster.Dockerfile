@@ -1,4 +1,4 @@
-# Router and operator: docker build -f images/pdcluster.Dockerfile -t pdcluster/pdcluster:0.1.0 .
+# Router and operator: docker build -f images/pdcluster.Dockerfile -t localhost/pdcluster/pdcluster:0.1.0 .
 # BASE: any image with Python 3.11 or later and its venv module; pin it by digest for a release.
 ARG BASE=python:3.12-slim
 

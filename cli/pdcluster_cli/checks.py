@@ -10,6 +10,7 @@ import importlib.util
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,12 +79,16 @@ def check_port(port: int, host: str = LOOPBACK) -> Finding:
         return Finding(f"port {port}", problem)
 
 
-def check_model(model: Path) -> Finding:
-    """The folder looks like a model that vLLM can load."""
-    if (model / "config.json").is_file():
-        return Finding(f"model {model}")
-    found = "has no config.json" if model.is_dir() else "does not exist" if not model.exists() else "is no folder"
-    return Finding("model", f"model {model} {found}: --model wants a folder with config.json, weights and a tokenizer")
+def check_cache(folder: Path) -> Finding:
+    """What is made once can be kept in ``folder``, which is made if it is not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return Finding(f"cache {folder}")
+    except OSError as error:
+        why = os.strerror(error.errno or 0)  # the error's own text repeats the folder
+        cure = "set PDCLUSTER_CACHE to a folder that can"
+        return Finding(f"cache {folder}", f"{folder} cannot be written ({why}): {cure}")
 
 
 def problems_of(findings: Iterable[Finding]) -> list[str]:
@@ -104,6 +109,30 @@ def count_accelerators(device: Device) -> int:
     """Device files of this kind; 0 on the CPU."""
     pattern = {Device.CPU: "", Device.CUDA: "nvidia[0-9]*", Device.NPU: "davinci[0-9]*"}[device]
     return sum(1 for _ in Path("/dev").glob(pattern)) if pattern else 0
+
+
+def free_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Memory that processes can still take here: the machine's, or this container's where that is less."""
+    free = [found for found in (_machine_free(meminfo), _cgroup_free(cgroup)) if found is not None]
+    return min(free, default=None)
+
+
+def _machine_free(meminfo: Path) -> int | None:
+    try:
+        line = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
+    return int(line.split()[1]) << 10
+
+
+def _cgroup_free(folder: Path) -> int | None:
+    """Page cache counts as taken there, and the kernel gives it back: it is free for us."""
+    try:
+        limit, taken = (folder / "memory.max").read_text().strip(), int((folder / "memory.current").read_text())
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else int(limit) - taken + int(stat.get("file", 0))
 
 
 def _is_cpu_build() -> bool:

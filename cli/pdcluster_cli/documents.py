@@ -132,15 +132,18 @@ def _said_to_people(stderr: str) -> str:
     return "\n".join(lines).strip() or stderr.strip()
 
 
-def parse_cluster(document: Document) -> PDCluster:
+def parse_cluster(document: Document, *, is_stored: bool = False) -> PDCluster:
     """What a user wants. Types and bounds are checked here; how fields fit together only the API server checks.
 
+    ``is_stored``: it comes from the API server, whose CRD may be newer than we are; what only that knows is left out.
+
     Raises:
-        Unreadable: A field is unknown, missing or out of bounds; all of them are named.
+        Unreadable: A field is missing or out of bounds, or in a file unknown; all of them are named.
     """
     metadata = {"namespace": "default", **document.get("metadata", {})}
+    whole = {**document, "metadata": metadata}
     try:
-        return PDCluster.from_wire({**document, "metadata": metadata})
+        return PDCluster.from_server(whole)[0] if is_stored else PDCluster.from_wire(whole)
     except ValidationError as error:
         told = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise Unreadable("; ".join(told)) from error

@@ -7,6 +7,7 @@ settings are those of ``docs/decisions/0001-main-job.md``. vLLM is named, never 
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from pdcluster_cli.parallelism import ONE_RANK, Parallelism
 from pdcluster_cli.zygote import EngineSpec
 from pdcluster_protocol.secret import SECRET_VARIABLE
 
@@ -65,8 +67,17 @@ _CPU_OVERRIDES: Final = {"vllm.envs.VLLM_WORKER_MULTIPROC_METHOD": "fork"}
 """vLLM's CPU platform sets the environment variable to ``spawn``, which imports everything again: 10 s an engine. The
 reason is binding OpenMP threads, which several engines on few cores cannot use anyway."""
 
+CORE_TIMEOUT_VARIABLE: Final = "VLLM_ENGINE_READY_TIMEOUT_S"
+
 SCRATCH: Final = ("VLLM_RPC_BASE_PATH",)
 """vLLM makes its sockets there, in the system's folder for temporary files by default; a killed engine leaves them."""
+
+CPU_ARGS: Final = ("--enforce-eager", "--kv-cache-memory-bytes", str(512 << 20))
+"""Compiling takes 25 s that a try-out does not need. vLLM's default KV cache is a share of all memory, per engine."""
+
+CPU_STAGE_ARGS: Final = ("--no-enforce-eager", "--compilation-config", '{"mode": 2, "backend": "eager"}')
+"""For pipeline stages: without a mode of compilation vLLM 0.32's CPU worker skips the warm-up, and a later stage has
+nothing to receive into."""
 
 _TRANSFER_PROTOCOL: Final = {Device.CPU: "tcp", Device.CUDA: "tcp", Device.NPU: "ascend"}
 
@@ -77,12 +88,14 @@ class EnginePlan:
 
     name: str
     role: Role
-    model: Path
+    model: Path | str
+    """What vLLM's ``--model`` takes: a folder, or a model's name on a hub."""
     port: int
     log_path: Path
     device: Device = Device.CPU
+    parallelism: Parallelism = ONE_RANK
     num_threads: int = 1
-    """Compute threads, CPU only."""
+    """Compute threads of each rank, CPU only."""
     args: tuple[str, ...] = ()
     """Appended to vLLM's command line, so they win over ours."""
     trace_file: Path | None = None
@@ -98,14 +111,18 @@ def preload_modules(device: Device) -> tuple[str, ...]:
     return PRELOAD_CPU if device is Device.CPU else PRELOAD
 
 
+OFFLINE: Final = {"HF_HUB_OFFLINE": "1"}
+"""For models of our own making. A user's may need a hub, and so may its tokenizer or its draft model."""
+
+
 def zygote_env(device: Device) -> dict[str, str | None]:
-    """What must be in the environment before the first import, in the zygote and in every engine."""
+    """What must be in the environment before the first import, in the zygote and in every engine, its forks."""
     env: dict[str, str | None] = {
-        "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": LOOPBACK,
         "VLLM_CPU_KVCACHE_SPACE": None,  # would override --kv-cache-memory-bytes
         "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",  # Mooncake refuses over 2,048 in flight otherwise
+        "OPENBLAS_NUM_THREADS": "1",  # NumPy and SciPy start a thread for each further core at import: no fork is safe
         "PYTHONWARNINGS": "ignore",
     }
     if device is Device.CPU:
@@ -113,6 +130,12 @@ def zygote_env(device: Device) -> dict[str, str | None]:
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # or the CPU platform turns the executor "uni" into "mp"
         env["OMP_NUM_THREADS"] = "1"  # read by OpenMP at its first use, after the fork: engines set their own
     return env
+
+
+def patience_env(environ: Mapping[str, str], start_timeout_s: float) -> dict[str, str]:
+    """vLLM waits for its engine cores as long as we wait for vLLM, unless the user has said how long."""
+    asked = environ.get(CORE_TIMEOUT_VARIABLE)
+    return {CORE_TIMEOUT_VARIABLE: asked or str(math.ceil(start_timeout_s))}
 
 
 def secret_env(environ: Mapping[str, str]) -> dict[str, str]:
@@ -125,9 +148,7 @@ def secret_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 def engine_spec(plan: EnginePlan) -> EngineSpec:
     """The process that carries out ``plan``."""
-    env = zygote_env(plan.device)
-    if plan.device is Device.CPU:
-        env["OMP_NUM_THREADS"] = str(plan.num_threads)
+    env: dict[str, str | None] = {"OMP_NUM_THREADS": str(plan.num_threads)} if plan.device is Device.CPU else {}
     return EngineSpec(
         name=plan.name,
         module=ENGINE_MODULE,
@@ -142,7 +163,8 @@ def engine_argv(plan: EnginePlan) -> tuple[str, ...]:
     """vLLM's command line, without the interpreter and the module."""
     argv = ["--model", str(plan.model), "--host", LOOPBACK, "--port", str(plan.port)]
     if plan.device is Device.CPU:
-        argv += ["--distributed-executor-backend", "uni"]
+        argv += [*CPU_ARGS, *(CPU_STAGE_ARGS if plan.parallelism.pipeline > 1 else ())]
+    argv += plan.parallelism.argv()
     if plan.role is not Role.SINGLE:
         argv += ["--kv-transfer-config", json.dumps(kv_transfer_config(plan))]
     return (*argv, *plan.args)
@@ -167,12 +189,18 @@ def kv_transfer_config(plan: EnginePlan) -> dict[str, object]:
 
 
 def router_argv(
-    *, prefill: list[str], decode: list[str], port: int, trace_file: Path | None, args: tuple[str, ...]
+    *,
+    prefill: list[str],
+    decode: list[str],
+    port: int,
+    internal_port: int = 0,
+    trace_file: Path | None,
+    args: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """The router's command line, without the interpreter and the module."""
+    """The router's command line, without the interpreter and the module. ``internal_port`` 0: any free one."""
     argv = [word for url in prefill for word in ("--prefill", url)]
     argv += [word for url in decode for word in ("--decode", url)]
-    argv += ["--port", str(port)]
+    argv += ["--port", str(port), "--internal-port", str(internal_port)]
     if trace_file:
         argv += ["--trace-file", str(trace_file)]
     return (*argv, *args)

@@ -30,7 +30,9 @@ def main(words: Sequence[str]) -> int:
         running = read_file(given.before) if given.before else None
         if given.from_cluster:  # A file without a namespace means that of kubectl's context, as for `kubectl apply`.
             running = find_with_kubectl(wanted["metadata"]["name"], wanted["metadata"].get("namespace"))
-        lines = preview(parse_cluster(running) if running else None, parse_cluster(wanted))
+        lines = preview(
+            parse_cluster(running, is_stored=given.from_cluster) if running else None, parse_cluster(wanted)
+        )
     except (Unreadable, ConfigError) as error:
         print(f"pdcluster plan: {error}", file=sys.stderr)
         return 2

@@ -19,11 +19,11 @@ from pdcluster_protocol.labels import Role
 
 HELP: Final = "whether the engine in this pod can serve: the readiness probe of an engine's container"
 DEFAULT_TIMEOUT_S: Final = 2.0
-DEFAULT_SIDE_CHANNEL_PORT: Final = 20100
+DEFAULT_SIDE_CHANNEL_PORT: Final = 12100
 """As ``transfer.port`` of a PDCluster."""
 QUESTION: Final = b"\0ready?"
 """A frame of version 0, which there never was: refused by every version, and changes nothing."""
-ANSWER_VERSION: Final = 1
+ANSWER_VERSION: Final = 2
 """First byte of a side channel's frame (``pdcluster_protocol.side_channel``, which costs too much to import here)."""
 
 

@@ -19,7 +19,7 @@ from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.worker.decode import DecodeWorker
 from pdcluster_connector.worker.device import Device, select_device
 from pdcluster_connector.worker.inbound import InboundSessions
-from pdcluster_connector.worker.lane import LaneParts
+from pdcluster_connector.worker.lane_parts import LaneParts
 from pdcluster_connector.worker.prefill import PrefillWorker
 from pdcluster_connector.worker.receiver import Receiver
 from pdcluster_connector.worker.resharding import GroupResharding, NoResharding, Resharding, TokenMemory
@@ -41,7 +41,7 @@ class SchedulerDecode:
     ) -> None:
         """``page_tokens``: of each KV group; empty: as in its blocks."""
         outcomes: deque[tuple[RequestId, Outcome]] = deque()
-        self._client = MetaserverClient(outcomes)
+        self._client = MetaserverClient(outcomes, facts.secret)
         engine = DecodeEngine(
             facts.engine_id,
             facts.tp_size,
@@ -51,6 +51,7 @@ class SchedulerDecode:
             facts.num_stages,
             facts.dp_rank,
             page_tokens,
+            facts.settings.transfer_protocol,
         )
         self.requests = DecodeScheduler(engine, self._client, outcomes)
 
@@ -80,8 +81,13 @@ class DecodeRank:
     address: SideChannelAddress
 
     def close(self) -> None:
-        """Stop answering and receiving. Waits up to 7 s."""
+        """Stop answering and receiving. Waits up to 9 s."""
         self.worker.close()
+
+
+def new_boot_id() -> BootId:
+    """Another one at each call: of a decode rank, or of a prefill engine, whose scheduler half asks once."""
+    return BootId(uuid.uuid4().hex)
 
 
 def make_prefill_rank(
@@ -101,11 +107,9 @@ def make_prefill_rank(
         resharding = GroupResharding(memory.layout, tokens, staging, device, facts.settings)
         memory = replace(memory, spans=(*memory.spans, (staging.address, staging.num_bytes)))
     sessions = Sessions(lambda: _start_transport(facts, memory, device))
-    # The same for all ranks: decode grants an attempt to the ranks of one engine life.
-    boot_id = BootId(f"{facts.engine_id}:{facts.instance_id}")
-    hello = Hello(facts.engine_id, boot_id, memory.layout, memory.fingerprint)
+    hello = Hello(facts.engine_id, BootId(""), memory.layout, memory.fingerprint, facts.settings.transfer_protocol)
     trace = Trace(facts.settings.trace_file)
-    parts = LaneParts(hello, sessions, device, facts.settings, facts.secret, trace, staging)
+    parts = LaneParts(hello, sessions, device, facts.settings, facts.secret, trace, staging, memory.reader)
     return PrefillRank(PrefillWorker(parts, resharding), sessions)
 
 
@@ -117,15 +121,15 @@ def make_decode_rank(facts: EngineFacts, memory: Memory, *, device: Device | Non
     """
     device = device or select_device(facts.device_type)
     sessions, settings = Sessions(lambda: _start_transport(facts, memory, device)), facts.settings
-    wakeup, boot_id = Wakeup(), _new_boot_id()
+    wakeup, boot_id = Wakeup(), new_boot_id()
     num_ranks = facts.tp_size * facts.num_stages
     port = settings.side_channel_port and settings.side_channel_port + facts.dp_rank * num_ranks + memory.layout.rank
     channel = DecodeChannel(facts.host, port, boot_id, facts.secret, wakeup)
-    welcome = Welcome(facts.engine_id, boot_id, "", memory.layout)
+    welcome = Welcome(facts.engine_id, boot_id, "", memory.layout, settings.transfer_protocol)
     times = ReceiveTimes(settings.lease_s, settings.quarantine_s)
     reception = Reception(welcome, memory.fingerprint, times, facts.secret)
     inbound = InboundSessions(sessions, wakeup.set)
-    receiver = Receiver(channel, wakeup, reception, inbound, Trace(settings.trace_file))
+    receiver = Receiver(channel, wakeup, reception, inbound, Trace(settings.trace_file), memory.reader)
     return DecodeRank(DecodeWorker(receiver), SideChannelAddress(facts.host, channel.port, boot_id))
 
 
@@ -139,7 +143,3 @@ def _start_transport(facts: EngineFacts, memory: Memory, device: Device) -> Tran
     for address, num_bytes in memory.aligned_spans(device.registration_alignment_bytes):
         transport.register(address, num_bytes)
     return transport
-
-
-def _new_boot_id() -> BootId:
-    return BootId(uuid.uuid4().hex)

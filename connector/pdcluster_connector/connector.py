@@ -27,7 +27,14 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 
-from pdcluster_connector.assembly import DecodeRank, PrefillRank, SchedulerDecode, make_decode_rank, make_prefill_rank
+from pdcluster_connector.assembly import (
+    DecodeRank,
+    PrefillRank,
+    SchedulerDecode,
+    make_decode_rank,
+    make_prefill_rank,
+    new_boot_id,
+)
 from pdcluster_connector.core.reception import Lost
 from pdcluster_connector.counts import take_counts
 from pdcluster_connector.engine_facts import EngineRole
@@ -85,7 +92,9 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._listening: Listening | None = None
         if role is KVConnectorRole.SCHEDULER and self._facts.role is EngineRole.PREFILL:
             engine = PrefillEngine(self._facts.tp_size, self._facts.kv_heads, self._facts.groups)
-            self._prefill_scheduler = PrefillScheduler(engine, self._facts.settings.push, self._facts.secret)
+            self._prefill_scheduler = PrefillScheduler(
+                engine, self._facts.settings.push, self._facts.secret, new_boot_id()
+            )
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
@@ -121,12 +130,25 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if not params:
             return
         request_id = RequestId(request.request_id)
+        if not isinstance(params, dict):
+            self._refuse(request, params, now)
+            return
         if self._prefill_scheduler and params.get("do_remote_decode") and self._facts.keeps_last_token:
             leave_out_last_token(request)
         tokens = request.prompt_token_ids or ()
         if self._prefill_scheduler and params.get("do_remote_decode"):
             self._prefill_scheduler.add(request_id, params, tokens, now=now)
         if self._decode_scheduler and params.get("do_remote_prefill"):
+            self._decode_scheduler.requests.add(request_id, params, tokens, now=now)
+
+    def _refuse(self, request: Any, params: object, now: float) -> None:
+        """Transfer parameters that are no object: the request ends with the reason, and vLLM, which would look a key up
+        in them next and end the engine, finds none."""
+        request.kv_transfer_params = {}
+        request_id, tokens = RequestId(request.request_id), request.prompt_token_ids or ()
+        if self._prefill_scheduler:
+            self._prefill_scheduler.add(request_id, params, tokens, now=now)
+        if self._decode_scheduler:
             self._decode_scheduler.requests.add(request_id, params, tokens, now=now)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -153,6 +175,8 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return StepMetadata(step)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        if self._prefill_scheduler is not None:
+            self._prefill_scheduler.freed(map(RequestId, connector_output.finished_sending or ()))
         if self._decode_scheduler is not None:
             requests = self._decode_scheduler.requests
             requests.received(connector_output.finished_recving or (), connector_output.failed_recving or ())

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+import torch
+
 from pdcluster_connector.core.watermark import KvGroup, num_kept_back
 from pdcluster_connector.settings import Settings
+from pdcluster_connector.worker.content import KvReader
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import EngineId
@@ -26,8 +29,7 @@ class EngineFacts:
     """One engine as its connector sees it. ``kv_heads``: distinct numbers of KV heads of the whole model's layers."""
 
     engine_id: EngineId
-    instance_id: str
-    """One life of the engine, the same in all of its workers (vLLM's ``instance_id``)."""
+    """Its name in messages. Of this process: vllm-ascend gives each process of an engine another one."""
     role: EngineRole
     host: str
     tp_size: int
@@ -53,6 +55,13 @@ class Memory:
     layout: RankLayout
     spans: tuple[tuple[int, int], ...]
     fingerprint: KvFingerprint
+    views: tuple[torch.Tensor, ...] = ()
+    """Of each region ``[pages, KV heads, tokens, bytes]``, uint8, on the engine's device, borrowed for its life."""
+
+    @property
+    def reader(self) -> KvReader | None:
+        """Reads the KV by its logical places; None where no tensor was handed over."""
+        return KvReader(self.layout, self.views) if self.views else None
 
     def aligned_spans(self, alignment_bytes: int) -> tuple[tuple[int, int], ...]:
         """What a transport that wants spans to begin on a multiple of ``alignment_bytes`` registers.

@@ -32,6 +32,8 @@ class Kind(Enum):
     """A request's KV did not come; vLLM recomputes it or fails the request, as configured."""
     SESSION_CUT = "session_cut"
     """A decode rank has closed the session of one prefill engine: it could not say that it had stopped writing."""
+    SESSION_REFUSED = "session_refused"
+    """A decode rank could not open a session for a prefill engine, or not in time."""
     TRANSFER_REFUSED = "transfer_refused"
     """The router's parameters cannot be served by this decode engine."""
     PREFILL_FAILED = "prefill_failed"

@@ -1,7 +1,8 @@
 """Posts reservations and waits for their outcomes: one asyncio thread for thousands of open calls.
 
 Every way in which a call can end becomes one ``Outcome``: a 200 with an outcome is taken as it is; any
-other status, a cut connection and the deadline are failures.
+other status, a cut connection and the deadline are failures. Each call is sealed for the router, and the reservation in
+it for prefill: they believe no other where KV shall go.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import msgspec
 
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import RequestId
-from pdcluster_protocol.metaserver import Outcome, decode_outcome, failed
-from pdcluster_protocol.params import Reservation
+from pdcluster_protocol.metaserver import SEAL_HEADER, Outcome, decode_outcome, failed
+from pdcluster_protocol.params import Reservation, sealed
+from pdcluster_protocol.secret import Secret
 
 _MAX_REPLY_BYTES: Final = 64 << 10
 _CONNECT_S: Final = 5.0
@@ -29,8 +31,10 @@ _CLOSE_S: Final = 2.0
 class MetaserverClient:
     """``post``, ``cancel`` and ``close`` may be called by any one thread; only ``close`` waits."""
 
-    def __init__(self, outcomes: deque[tuple[RequestId, Outcome]]) -> None:
+    def __init__(self, outcomes: deque[tuple[RequestId, Outcome]], secret: Secret) -> None:
+        """``secret``: the cluster's, by which the router knows that a call is an engine's."""
         self._outcomes = outcomes
+        self._secret = secret
         self._calls: dict[RequestId, set[asyncio.Task[None]]] = {}
         self._loop = asyncio.new_event_loop()
         self._session: aiohttp.ClientSession | None = None
@@ -98,8 +102,8 @@ class MetaserverClient:
         self._outcomes.append((request_id, outcome))
 
     async def _exchange(self, url: str, reservation: Reservation) -> Outcome:
-        body = msgspec.json.encode(reservation)
-        headers = {"Content-Type": "application/json"}
+        body = msgspec.json.encode(sealed(reservation, self._secret))
+        headers = {"Content-Type": "application/json", SEAL_HEADER: self._secret.seal_call(body)}
         async with self._own_session().post(url, data=body, headers=headers) as reply:
             content = await reply.content.read(_MAX_REPLY_BYTES)
             if reply.status != 200:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from pdcluster_connector.core.ranges import GroupSlice, Spans
-from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
+from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.params import SideChannelAddress
 
 
@@ -31,6 +31,17 @@ class Target(msgspec.Struct, frozen=True):
         return len(self.side_channels) // self.tp_size
 
 
+class ContentOrder(msgspec.Struct, frozen=True):
+    """What to digest of a request whose content is compared. Per KV group.
+
+    ``spans``: positions that decode wants, worked out alike on both engines. ``tables``: this engine's own blocks from
+    the prompt's first position on, straight from vLLM; of state the one block.
+    """
+
+    spans: Spans
+    tables: tuple[tuple[int, ...], ...]
+
+
 class PushSlice(msgspec.Struct, frozen=True):
     """What becomes complete of one request in this step, for each KV group.
 
@@ -47,11 +58,15 @@ class PushSlice(msgspec.Struct, frozen=True):
     groups: tuple[GroupSlice, ...]
     num_prompt_tokens: int
     is_last: bool
+    content: ContentOrder | None = None
+    """In the last slice of a request whose content is compared."""
 
 
 class PrefillStep(msgspec.Struct, frozen=True, tag="prefill"):
     """``preempted``: vLLM has taken these requests' blocks away and overwrites them in this step."""
 
+    life: BootId
+    """Of the engine, the same in each of its steps: what all of its ranks say to decode."""
     slices: tuple[PushSlice, ...] = ()
     preempted: tuple[RequestId, ...] = ()
 
@@ -63,6 +78,8 @@ class Expect(msgspec.Struct, frozen=True):
     transfer_id: TransferId
     deadline_ms: int
     spans: Spans
+    content: ContentOrder | None = None
+    """Of a request whose content is compared."""
 
 
 class Cancel(msgspec.Struct, frozen=True):

@@ -18,7 +18,6 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.utils.network_utils import get_ip
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
-    FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
@@ -33,6 +32,7 @@ from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
 from pdcluster_connector.settings import PushTiming, parse_settings, require_ipv4
 from pdcluster_connector.vllm_fingerprint import HEAD_MAJOR, models_of, read_fingerprint
+from pdcluster_connector.vllm_specs import TOKEN_MAJOR, meaning_of, require_axes
 from pdcluster_connector.worker.regrouping import open_reshard_group, region_bytes
 from pdcluster_connector.worker.resharding import TokenMemory
 from pdcluster_protocol.errors import ConfigError
@@ -42,26 +42,11 @@ from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 LayerKv: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 
-_PUSHED: Final = frozenset(
-    {
-        ChunkedLocalAttentionSpec,
-        FullAttentionSpec,
-        MambaSpec,
-        MLAAttentionSpec,
-        SlidingWindowMLASpec,
-        SlidingWindowSpec,
-    }
-)
-"""What a push can move; anything else is refused at start."""
-
 _WINDOWED: Final = frozenset({ChunkedLocalAttentionSpec, SlidingWindowMLASpec, SlidingWindowSpec})
 """Kinds of which vLLM gives blocks back while a request runs."""
 
 _DRAFT_PREFIX: Final = "draft_model."
 """Of the layers of a draft model (vLLM 0.32 ``v1/spec_decode``); an MTP's are named like the model's own."""
-
-_TOKEN_MAJOR: Final = frozenset({"LBNHC", "BLNHC"})
-"""The layouts in which all heads of a token lie side by side. Ascend's kernels want one of them."""
 
 
 def register_connector(name: str, module: str) -> None:
@@ -87,7 +72,6 @@ def read_engine_facts(config: VllmConfig, cache: KVCacheConfig) -> EngineFacts:
     require_ipv4(host)
     return EngineFacts(
         EngineId(transfer.engine_id),
-        config.instance_id,
         role,
         host,
         parallel.tensor_parallel_size,
@@ -115,14 +99,22 @@ def read_memory(facts: EngineFacts, config: VllmConfig, cache: KVCacheConfig, te
     regions = tuple(
         region
         for name, held in tensors.items()
-        for region in read_regions(name, *specs[name], held, cache.num_blocks, facts, config)
+        for region in read_regions(name, *specs[name], held, cache, facts, config)
     )
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _flat(tensors.values())}
     stage = get_pp_group().rank_in_group
     kept = (spec for group in cache.kv_cache_groups for spec in _specs_of(group))
     fingerprint = read_fingerprint(facts.kv_heads, config, cache.kv_cache_layout, kept, tensors)
     layout = RankLayout(get_tp_group().rank_in_group, facts.tp_size, regions, stage, facts.num_stages)
-    return Memory(layout, tuple(storages.items()), fingerprint)
+    return Memory(layout, tuple(storages.items()), fingerprint, tuple(map(_view_of, _flat(tensors.values()))))
+
+
+def _view_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a region by its logical places, ``[pages, KV heads, tokens, bytes]``; of state ``[blocks, 1, 1, bytes]``.
+
+    The axes are those that ``require_axes`` has found to be the spec's.
+    """
+    return (tensor if tensor.dim() == 4 else tensor.flatten(1)[:, None, None]).view(torch.uint8)
 
 
 def read_token_memory(
@@ -139,7 +131,7 @@ def read_token_memory(
         if region.kind is RegionKind.TOKENS
     }
     # By the layout's name: a stage without attention must not let the others wait for its part in the group.
-    if not (mine if cache.kv_cache_layout is None else cache.kv_cache_layout in _TOKEN_MAJOR):
+    if not (mine if cache.kv_cache_layout is None else cache.kv_cache_layout in TOKEN_MAJOR):
         return None
     group = _open_tp_group(facts.tp_size, facts.settings.reshard_timeout_s)
     return TokenMemory(group, mine) if mine else None
@@ -201,13 +193,7 @@ def _kv_heads(config: VllmConfig) -> tuple[int, ...]:
 
 def _group(group: KVCacheGroupSpec) -> KvGroup:
     specs = _specs_of(group)
-    kinds = {type(spec) for spec in specs}
-    if unknown := {kind.__name__ for kind in kinds - _PUSHED}:
-        known = sorted(kind.__name__ for kind in _PUSHED)
-        raise ConfigError(
-            f"the model keeps KV as {', '.join(sorted(unknown))}, which PDClusterConnector 0.1 cannot push (it knows "
-            f"{', '.join(known)}): serve it without prefill/decode separation"
-        )
+    kinds = {meaning_of(spec) for spec in specs}
     if kinds != {MambaSpec}:
         return KvGroup(group.kv_cache_spec.block_size, is_windowed=not kinds.isdisjoint(_WINDOWED))
     (mode,) = {spec.mamba_cache_mode for spec in specs}
@@ -256,16 +242,19 @@ def read_regions(
     group: int,
     spec: KVCacheSpec,
     held: LayerKv,
-    num_blocks: int,
+    cache: KVCacheConfig,
     facts: EngineFacts,
     config: VllmConfig,
 ) -> Iterator[RegionLayout]:
     """The regions of one layer.
 
     Raises:
-        ConfigError: A block of it is not one run of bytes, or its heads are not known.
+        ConfigError: Its tensors do not have the axes of its spec, a block of it is not one run of bytes, or its heads
+            are not known.
     """
-    for tensor in [held] if isinstance(held, torch.Tensor) else held:
+    tensors, num_blocks = list(_flat([held])), cache.num_blocks
+    require_axes(name, spec, tensors, num_blocks, cache.kv_cache_layout)
+    for tensor in tensors:
         is_token_major = is_by_token(tensor) and not isinstance(spec, MambaSpec)
         page = tensor[0].transpose(0, 1) if is_token_major else tensor[0]
         if tensor.shape[0] % num_blocks or not page.is_contiguous():

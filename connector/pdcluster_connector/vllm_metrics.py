@@ -14,12 +14,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from pdcluster_connector.counts import PUSHED_BYTES, PUSHES_DONE, RECEIVES_DONE
 from pdcluster_connector.failures import Kind
+from pdcluster_connector.settings import parse_settings
 
 _COUNTERS: Final = {
     PUSHED_BYTES: ("pdcluster:pushed_bytes", "KV bytes that decode has acknowledged"),
     PUSHES_DONE: ("pdcluster:pushes_done", "Pushes to one decode rank that ended well"),
     RECEIVES_DONE: ("pdcluster:receives_done", "Requests whose KV one decode rank has received whole"),
 }
+_PROTOCOL: Final = ("pdcluster:transfer_protocol_info", "1 for the protocol by which this engine moves KV")
 _FAILURES: Final = ("pdcluster:failures", "Failures by kind: see docs/operations.md for what to do about each")
 
 
@@ -51,11 +53,21 @@ class CountMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vllm is not
             name: counter(name=metric, documentation=text, labelnames=labelnames)
             for name, (metric, text) in _COUNTERS.items()
         }
+        self._show_protocol(vllm_config, metric_types[prometheus_client.Gauge], labelnames, values)
         metric, text = _FAILURES
         self._failures = counter(name=metric, documentation=text, labelnames=[*labelnames, "kind"])
         for labels in values.values():
             for kind in Kind:  # shown as 0 before the first, so that a rate exists
                 self._failures.labels(*labels, kind.value)
+
+    def _show_protocol(
+        self, vllm_config: Any, gauge: Any, labelnames: list[str], values: dict[int, list[object]]
+    ) -> None:
+        metric, text = _PROTOCOL
+        settings = parse_settings(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        protocols = gauge(name=metric, documentation=text, labelnames=[*labelnames, "protocol"])
+        for labels in values.values():
+            protocols.labels(*labels, settings.transfer_protocol).set(1)
 
     def observe(self, transfer_stats_data: dict[str, int], engine_idx: int = 0) -> None:
         labels = self.per_engine_labelvalues[engine_idx]

@@ -3,22 +3,29 @@
 Whether a child differs is told by digests: of what we want, and of what the API server made of it when we applied it
 last. A plain comparison would not do, for the server fills in defaults and rewrites amounts. The digests are a saving
 and no memory: without them, as after a restart, a child is applied once more, and the server finds nothing to change.
+
+A child that is ours, by its owner's uid, is as we say: what somebody else set in it is set back, and told. An object
+that is not ours is never written to.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from pdcluster_operator.caches import Caches
 from pdcluster_operator.core.manifests.workloads import API_VERSIONS
 from pdcluster_operator.core.observed import Child, Move, Plan, Prune, ScalerStatus, Way
+from pdcluster_operator.core.taken_back import TakenBack
 from pdcluster_operator.core.views import ChildView, digest_of, view_of
-from pdcluster_operator.errors import Conflict, Exists, Refused
+from pdcluster_operator.errors import Conflict, Exists, Refused, Taken
 from pdcluster_operator.kinds import KINDS, PDCLUSTER, SCALER, SECRET, Object, Ref, ref_of
 from pdcluster_operator.kube import Kube
+
+OnTakenBack = Callable[[Object, TakenBack], Awaitable[None]]
+"""Told of each field of a child that somebody else had set and that was set back; first the PDCluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +40,9 @@ class _Applied:
 class Applier:
     """For all PDClusters. One term owns it; one task at a time for each PDCluster."""
 
-    def __init__(self, kube: Kube, caches: Caches) -> None:
+    def __init__(self, kube: Kube, caches: Caches, on_taken_back: OnTakenBack) -> None:
         self._kube = kube
+        self._on_taken_back = on_taken_back
         self._caches = caches
         self._applied: dict[tuple[str, str], dict[Ref, _Applied]] = {}
         """By namespace and name of the PDCluster, so that all of one can be forgotten."""
@@ -114,12 +122,23 @@ class Applier:
         if child.way is Way.CREATE:
             stored = await self._create(ref, child.document, owner)
         elif not self._is_applied(ref, child, seen, owner):
-            stored = await self._kube.apply(await self._checked(ref, child, seen, owner))
+            stored = await self._apply(ref, await self._checked(ref, child, seen, owner), owner)
         else:
             return
         if stored is not None:
             applied[ref] = _Applied(stored["metadata"]["uid"], digest_of(child.document), digest_of(stored))
             self._keep(stored)
+
+    async def _apply(self, ref: Ref, document: Object, owner: Object) -> Object:
+        """Forced where somebody has a field of a child that was seen to be ours; never without its uid."""
+        try:
+            return await self._kube.apply(document)
+        except Taken as taken:
+            if "uid" not in document["metadata"]:
+                raise
+            stored = await self._kube.apply(document, is_forced=True)
+            await self._on_taken_back(owner, TakenBack(str(ref), taken.fields, taken.by))
+            return stored
 
     async def _create(self, ref: Ref, document: Object, owner: Object) -> Object | None:
         try:
@@ -131,15 +150,17 @@ class Applier:
 
     async def _checked(self, ref: Ref, child: Child, seen: ChildView | None, owner: Object) -> Object:
         """What may be applied: where nothing of ours was seen, no stranger's object has the name."""
-        if seen is None:
-            await self._require_ours_there(ref, owner)
-        return _with_preconditions(child, seen)
+        uid = seen.uid if seen else await self._require_ours_there(ref, owner)
+        return _with_preconditions(child, uid)
 
-    async def _require_ours_there(self, ref: Ref, owner: Object) -> None:
-        """Nothing of this name is there, or it is ours: an apply would make a stranger's object look like ours."""
+    async def _require_ours_there(self, ref: Ref, owner: Object) -> str:
+        """Nothing of this name is there, or it is ours: an apply would make a stranger's object look like ours. Its
+        uid; empty when there is none."""
         there = await self._kube.get(ref)
-        if there is not None:
-            _require_ours(ref, there["metadata"].get("ownerReferences") or (), owner)
+        if there is None:
+            return ""
+        _require_ours(ref, there["metadata"].get("ownerReferences") or (), owner)
+        return str(there["metadata"]["uid"])
 
     def _keep(self, stored: Object) -> None:
         """The next look shall not be at what was before. Secrets are not watched: nobody would ever drop one."""
@@ -170,12 +191,12 @@ def _key_of(ref: Ref, owner: Object) -> tuple[str, str]:
     return ref.namespace, owner["metadata"]["name"]
 
 
-def _with_preconditions(child: Child, seen: ChildView | None) -> Object:
+def _with_preconditions(child: Child, uid: str) -> Object:
     """The document, good only for the object that was seen; where a number moves, only for that state of it."""
-    if seen is None:
+    if not uid:
         return child.document
     version = {"resourceVersion": child.version.resource_version} if child.version else {}
-    return {**child.document, "metadata": {**child.document["metadata"], "uid": seen.uid, **version}}
+    return {**child.document, "metadata": {**child.document["metadata"], "uid": uid, **version}}
 
 
 def _require_ours(ref: Ref, owners: Iterable[Object], owner: Object) -> None:

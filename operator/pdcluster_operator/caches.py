@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pdcluster_operator.core.observing import Picture
-from pdcluster_operator.core.views import ChildView, ClusterView, PodView, View
-from pdcluster_operator.kinds import PDCLUSTER, Kind, Ref
+from pdcluster_operator.core.views import ChildView, ClusterView, PodView, View, tuple_of
+from pdcluster_operator.kinds import GROUP_SET, PDCLUSTER, Kind, Ref
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -33,6 +33,8 @@ class _Shelf:
     cluster: ClusterView | None = None
     children: dict[Ref, ChildView] = field(default_factory=dict)
     pods: dict[Ref, PodView] = field(default_factory=dict)
+    ancestors: dict[Ref, PodView] = field(default_factory=dict)
+    """Pods that are gone, whose containers died, and whose names come again. They go with their LeaderWorkerSet."""
 
     @property
     def is_empty(self) -> bool:
@@ -53,8 +55,10 @@ class Caches:
             return None
         if before is not None and key_of(before) != key_of(view):
             self._take_out(before)
+        shelf = self._shelves.setdefault(key_of(view), _Shelf())
+        view = _remembering(shelf, view, before)
         self._views[view.ref] = view
-        _place(self._shelves.setdefault(key_of(view), _Shelf()), view)
+        _place(shelf, view)
         return None if before is not None and view.says_the_same(before) else key_of(view)
 
     def drop(self, ref: Ref, uid: str) -> Key | None:
@@ -96,6 +100,7 @@ class Caches:
         else:
             shelf.children.pop(view.ref, None)
             shelf.pods.pop(view.ref, None)
+            _remember(shelf, view)
         if shelf.is_empty:
             del self._shelves[key]
 
@@ -103,6 +108,23 @@ class Caches:
 def key_of(view: View) -> Key:
     """Whose it is. The label is the name: a PDCluster's is never longer than a label may be."""
     return Key(view.ref.namespace, view.ref.name if view.ref.kind == PDCLUSTER else view.cluster)
+
+
+def _remembering(shelf: _Shelf, view: View, before: View | None) -> View:
+    """A pod knows of the deaths before it."""
+    if not isinstance(view, PodView):
+        return view
+    known = before if isinstance(before, PodView) else shelf.ancestors.pop(view.ref, None)
+    return view.after(known) if known is not None else view
+
+
+def _remember(shelf: _Shelf, gone: View) -> None:
+    match gone:
+        case PodView(has_heirs=True) if gone.deaths:
+            shelf.ancestors[gone.ref] = gone
+        case ChildView() if gone.ref.kind == GROUP_SET:
+            theirs = tuple_of(gone.labels)
+            shelf.ancestors = {ref: pod for ref, pod in shelf.ancestors.items() if pod.workload != theirs}
 
 
 def _place(shelf: _Shelf, view: View) -> None:

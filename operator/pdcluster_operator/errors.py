@@ -7,8 +7,9 @@ KubeError
   NotFound       there is none, or no longer
   Forbidden      we lack the right: the chart's roles have to be mended
   Refused        the server refuses what we wrote: our user, or we, wrote something wrong
-    Taken        a field has another owner: it is not ours to take
+    Taken        a field has another owner: to be forced only where the object is ours
   ApiUnavailable nobody answered, or not now: try again later
+  Contested    somebody sets a field of ours again and again: it is set back, later and later
   NotLeader      we may no longer act; nothing was sent
 """
 
@@ -46,7 +47,17 @@ class Refused(KubeError):
 
 
 class Taken(Refused):
-    """Somebody else owns a field that we would change."""
+    """Somebody else owns a field that we would change. ``fields`` as the API server spells them; ``by``: the managers
+    that have them."""
+
+    def __init__(self, message: str, fields: tuple[str, ...] = (), by: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.fields = fields
+        self.by = by
+
+
+class Contested(KubeError):
+    """A field of ours was taken back, and a moment ago too: all is done, and the next look comes later and later."""
 
 
 class ApiUnavailable(KubeError, Unavailable):

@@ -33,6 +33,7 @@ _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8
 _STRICT: Final = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
 """Unknown fields are errors: a misspelled pod override is refused and not ignored."""
 _DRY: Final = {**_STRICT, "dryRun": "All"}
+_FORCE: Final = {"force": "true"}
 
 
 class Fence(Protocol):
@@ -120,9 +121,11 @@ class HttpKube:
         await self._do(_create_call(manifest, _DRY))
 
     async def ask_apply(self, manifest: Object) -> None:
-        await self._do(_apply_call(manifest, _DRY))
+        await self._do(_apply_call(manifest, {**_DRY, **_FORCE}))
 
-    async def apply(self, manifest: Object) -> Object:
+    async def apply(self, manifest: Object, *, is_forced: bool = False) -> Object:
+        if is_forced:
+            return await self._do(_apply_call(manifest, {**_STRICT, **_FORCE}))
         call = _apply_call(manifest, _STRICT)
         try:
             return await self._do(call)
@@ -130,12 +133,12 @@ class HttpKube:
             # Only what we ourselves wrote another way (create, scale) is in the way, and the picture is not old.
             if "resourceVersion" not in manifest["metadata"]:
                 raise
-            return await self._do(dataclasses.replace(call, query={**_STRICT, "force": "true"}))
+            return await self._do(dataclasses.replace(call, query={**_STRICT, **_FORCE}))
 
     async def apply_status(self, ref: Ref, uid: str, status: Object) -> Object:
         named = {"name": ref.name, "namespace": ref.namespace, "uid": uid}
         manifest = {"apiVersion": ref.kind.api_version, "kind": ref.kind.name, "metadata": named, "status": status}
-        query = {**_STRICT, "force": "true"}
+        query = {**_STRICT, **_FORCE}
         path = ref.path("status")
         return await self._do(Call("patch", ref.kind, "PATCH", path, query, manifest, _APPLY, subresource="status"))
 

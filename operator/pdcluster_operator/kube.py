@@ -45,14 +45,15 @@ class Kube(Protocol):
         """
         ...
 
-    async def apply(self, manifest: Object) -> Object:
-        """The object is as the manifest says, as far as it says anything (server-side apply, never forced).
+    async def apply(self, manifest: Object, *, is_forced: bool = False) -> Object:
+        """The object is as the manifest says, as far as it says anything (server-side apply).
 
         ``metadata.uid`` and ``metadata.resourceVersion``, where the manifest has them, are preconditions.
+        ``is_forced``: fields that are somebody else's too; only with a uid that was seen to be ours.
 
         Raises:
             Conflict: They do not hold.
-            Taken: A field that differs is somebody else's.
+            Taken: A field that differs is somebody else's, and it is not forced.
         """
         ...
 
@@ -65,11 +66,10 @@ class Kube(Protocol):
         ...
 
     async def ask_apply(self, manifest: Object) -> None:
-        """``apply`` would do it now. Nothing is stored.
+        """``apply`` would do it now, by force if need be. Nothing is stored.
 
         Raises:
             Conflict: The preconditions do not hold.
-            Taken: A field that differs is somebody else's.
         """
         ...
 

@@ -1,12 +1,16 @@
-"""All of the operator's metrics: names, units and labels. No label names an object: there may be thousands."""
+"""All of the operator's metrics: names, units and labels. A PDCluster has ten series, told by the leading replica alone
+and gone with the object; no other label names an object, for there may be thousands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
+from pdcluster_operator.core.gauges import PoolSample
 from pdcluster_operator.http_kube import Call
 from pdcluster_operator.work_queue import Outcome
 
@@ -43,5 +47,38 @@ class Metrics:
         """A gauge that is read when somebody asks."""
         Gauge(f"pdcluster_operator_{name}", what, registry=self._registry).set_function(read)
 
+    def watch_pools(self, read: Callable[[], Iterable[PoolSample]]) -> None:
+        """Each PDCluster's own gauges, read when somebody asks."""
+        self._registry.register(_Pools(read))
+
     def page(self) -> bytes:
         return generate_latest(self._registry)
+
+
+class _Pools(Collector):
+    """Made anew for each page: what is not read any more is not told any more."""
+
+    def __init__(self, read: Callable[[], Iterable[PoolSample]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        own = ["namespace", "name"]
+        conditions = GaugeMetricFamily(
+            "pdcluster_operator_condition",
+            "1 for the status (True, False, Unknown) that each condition of a PDCluster has",
+            labels=[*own, "condition", "status"],
+        )
+        late = GaugeMetricFamily(
+            "pdcluster_operator_not_ready_seconds",
+            "Seconds without being ready since the last progress; 0 while ready, stopped, paused or refused",
+            labels=own,
+        )
+        deadline = GaugeMetricFamily(
+            "pdcluster_operator_progress_deadline_seconds", "rollout.progressDeadlineSeconds", labels=own
+        )
+        for pool in self._read():
+            for condition, truth in pool.conditions:
+                conditions.add_metric([pool.namespace, pool.name, condition, truth], 1)
+            late.add_metric([pool.namespace, pool.name], pool.not_ready_s)
+            deadline.add_metric([pool.namespace, pool.name], pool.deadline_s)
+        return iter((conditions, late, deadline))

@@ -28,6 +28,7 @@ class PoolSecrets:
         self._believe_s = believe_s
         self._clock = clock
         self._seen: dict[Ref, _Sight] = {}
+        self._had: dict[tuple[Ref, str], float] = {}
 
     async def is_there(self, ref: Ref, owner_uid: str) -> bool:
         """Whether there is this Secret of this owner."""
@@ -42,6 +43,18 @@ class PoolSecrets:
         self._seen[ref] = _Sight(owner_uid, self._clock())
         return True
 
+    async def lacks(self, ref: Ref, key: str) -> str:
+        """What a user's Secret lacks, for people; empty: it has this key."""
+        if self._clock() < self._had.get((ref, key), -self._believe_s) + self._believe_s:
+            return ""
+        try:
+            await self.read(ref, key)
+        except NotFound as error:
+            self._had.pop((ref, key), None)
+            return str(error)
+        self._had[ref, key] = self._clock()
+        return ""
+
     async def read(self, ref: Ref, key: str) -> str:
         """What the Secret says under ``key``.
 
@@ -52,4 +65,4 @@ class PoolSecrets:
         data = (found or {}).get("data") or {}
         if key not in data:
             raise NotFound(f"{ref} has no key {key}" if found else f"there is no {ref}")
-        return b64decode(data[key]).decode("utf-8", "replace")
+        return b64decode(data[key]).decode("utf-8", "surrogateescape")

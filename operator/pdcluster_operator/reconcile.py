@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from pydantic import ValidationError
@@ -20,14 +20,16 @@ from pdcluster_operator.clock import unix_s
 from pdcluster_operator.core.conditions import Counts, Status
 from pdcluster_operator.core.event_document import event_document
 from pdcluster_operator.core.manifests.pool import secret_ref
-from pdcluster_operator.core.manifests.router import router_url
+from pdcluster_operator.core.manifests.router import internal_url, router_url
 from pdcluster_operator.core.observed import Plan
 from pdcluster_operator.core.observing import Known, Picture, Routers, observed_of, ready_pods, routers_of
 from pdcluster_operator.core.plan import plan_pool, pool_of
-from pdcluster_operator.core.status import Facts, events_between, reduce_status
+from pdcluster_operator.core.status import Event, Facts, events_between, reduce_status
 from pdcluster_operator.core.status_document import bare_document, read_status, status_document
-from pdcluster_operator.core.views import ClusterView, view_of
-from pdcluster_operator.errors import Forbidden, KubeError, Refused
+from pdcluster_operator.core.taken_back import TakenBack, TakenBackLog, event_of
+from pdcluster_operator.core.unknown_fields import UnknownFields
+from pdcluster_operator.core.views import ClusterView, View, view_of
+from pdcluster_operator.errors import Contested, Forbidden, KubeError, Refused
 from pdcluster_operator.kinds import SECRET, Object, Ref
 from pdcluster_operator.kube import Kube
 from pdcluster_operator.pool_secrets import PoolSecrets
@@ -52,9 +54,11 @@ class Reconciler:
         has_groups: bool,
         resync_s: float,
         identity: str,
+        operator_namespace: str = "",
         now: Callable[[], int] = unix_s,
     ) -> None:
-        """``has_groups``: the API server knows LeaderWorkerSets, and we watch them."""
+        """``operator_namespace``: of those that routers let in; empty: any. ``has_groups``: the API server knows
+        LeaderWorkerSets, and we watch them."""
         self._kube = kube
         self._caches = caches
         self._verifier = verifier
@@ -64,8 +68,11 @@ class Reconciler:
         self._has_groups = has_groups
         self._resync_s = resync_s
         self._identity = identity
+        self._operator_namespace = operator_namespace
         self._now = now
-        self._applier = Applier(kube, caches)
+        self._applier = Applier(kube, caches, self._tell_taken_back)
+        self._taken_back: dict[Key, TakenBackLog] = {}
+        self._unknown: dict[Key, UnknownFields] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """The PDCluster is as it should be, as far as that can be done now. Returns when to look again.
@@ -77,17 +84,22 @@ class Reconciler:
         if view is None or view.document["metadata"].get("deletionTimestamp"):
             self._verifier.forget(key)
             self._applier.forget(key.namespace, key.name)
+            self._taken_back.pop(key, None)
+            self._unknown.pop(key, None)
             return None
         try:
-            cluster = PDCluster.from_wire(view.document)
+            # Status is ours, and read by itself.
+            cluster, unknown = PDCluster.from_server({**view.document, "status": None})
         except ValidationError as error:
             await self._tell_unreadable(view, error)
             return None
-        return await self._carry_out(key, view, cluster)
+        return await self._carry_out(key, view, cluster, self._unknown_of(key).told(unknown, self._now()))
 
-    async def _carry_out(self, key: Key, view: ClusterView, cluster: PDCluster) -> float | None:
+    async def _carry_out(
+        self, key: Key, view: ClusterView, cluster: PDCluster, unknown: tuple[str, ...]
+    ) -> float | None:
         picture = self._caches.picture(key, view.uid)
-        observed = observed_of(picture, await self._known(key, view, cluster))
+        observed = observed_of(picture, await self._known(key, view, cluster, unknown))
         text = secrets.token_hex(32)
         plan = plan_pool(
             cluster,
@@ -96,6 +108,7 @@ class Reconciler:
             secret_text=text,
             now=self._now(),
             api_server_ports=self._api_server_ports,
+            operator_namespace=self._operator_namespace,
         )
         if plan is None:
             return None
@@ -109,17 +122,23 @@ class Reconciler:
             await self._tell(view, cluster, observed.status, refused, routers)
             raise
         await self._tell(view, cluster, observed.status, plan.status, routers)
-        wakes = [plan.wake_after_s, self._verify(key, cluster, plan, picture), self._resync_after_s()]
+        forgets_after_s = self._unknown_of(key).forgets_after_s(self._now())
+        wakes = [plan.wake_after_s, self._verify(key, cluster, plan, picture), self._resync_after_s(), forgets_after_s]
+        if contested := self._log_of(key).pop_contested():
+            raise Contested(f"{contested}, again and again: it is set back, later and later")
         return min(wake for wake in wakes if wake is not None)
 
-    async def _known(self, key: Key, view: ClusterView, cluster: PDCluster) -> Known:
+    async def _known(self, key: Key, view: ClusterView, cluster: PDCluster, unknown: tuple[str, ...]) -> Known:
         ref = self._secret_of(cluster)[0]
         is_ours = cluster.spec.auth.secret_ref is None
+        keys = cluster.spec.router.api_keys_secret_ref
         return Known(
             has_secret=is_ours and await self._secrets.is_there(ref, view.uid),
             has_groups=self._has_groups,
             verifications=self._verifier.results(key),
             status=read_status(view.document.get("status")),
+            unknown_fields=unknown,
+            missing_keys=await self._secrets.lacks(Ref(SECRET, ref.namespace, keys.name), keys.key) if keys else "",
         )
 
     def _secret_of(self, cluster: PDCluster) -> tuple[Ref, str]:
@@ -139,7 +158,7 @@ class Reconciler:
             ids.revision,
             tuple(ready_pods(picture, Role.PREFILL, ids.revision, ids.prefill_template)),
             tuple(ready_pods(picture, Role.DECODE, ids.revision, ids.decode_template)),
-            router_url(pool_of(cluster, self._router_image)),
+            internal_url(pool_of(cluster, self._router_image)),
             ref,
             secret_key,
         )
@@ -166,7 +185,25 @@ class Reconciler:
             return
         stored = await self._kube.apply_status(view.ref, view.uid, document)
         self._caches.put(view_of(stored))
-        for event in events_between(before, status):
+        # What an old watch hides, answers show. The watch tells of this write too, so another look comes.
+        unknown = PDCluster.unknown_fields_of({**stored, "status": None})
+        self._unknown_of(Key(view.ref.namespace, view.ref.name)).told(unknown, self._now())
+        await self._send(events_between(before, status), view)
+
+    def _unknown_of(self, key: Key) -> UnknownFields:
+        return self._unknown.setdefault(key, UnknownFields())
+
+    def _log_of(self, key: Key) -> TakenBackLog:
+        return self._taken_back.setdefault(key, TakenBackLog())
+
+    async def _tell_taken_back(self, owner: Object, taken: TakenBack) -> None:
+        view = view_of(owner)
+        if self._log_of(Key(view.ref.namespace, view.ref.name)).note(taken, self._now()):
+            logger.warning("field taken back cluster=%s child=%s fields=%s by=%s", view.ref, *taken.words)
+            await self._send((event_of(taken),), view)
+
+    async def _send(self, events: Iterable[Event], view: View) -> None:
+        for event in events:
             manifest = event_document(event, view, self._identity, self._now(), secrets.token_hex(8))
             try:
                 await self._kube.create(manifest)

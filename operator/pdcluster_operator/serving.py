@@ -18,8 +18,13 @@ import aiohttp
 import kopf
 
 from pdcluster_operator.access import open_session
+from pdcluster_operator.api.cluster import Rollout
 from pdcluster_operator.audit import Auditor
 from pdcluster_operator.caches import Caches, Key
+from pdcluster_operator.clock import unix_s
+from pdcluster_operator.core.gauges import PoolSample, sample_of
+from pdcluster_operator.core.status_document import read_status
+from pdcluster_operator.core.views import ClusterView
 from pdcluster_operator.handlers import Handlers, make_kopf_settings, make_registry
 from pdcluster_operator.http_kube import Fence, HttpKube
 from pdcluster_operator.kinds import GROUP_SET, PDCLUSTER, POD, SCALER, WATCHED_CHILDREN, Kind
@@ -172,6 +177,7 @@ class Operator:
             has_groups=self._has_groups,
             resync_s=settings.resync_s,
             identity=settings.identity,
+            operator_namespace=settings.lease_namespace,
         )
         queue: WorkQueue[Key] = WorkQueue(
             reconciler.reconcile,
@@ -241,6 +247,13 @@ class Operator:
             lambda: self._queue.overdue_s() if self._queue else 0.0,
         )
 
+        self._metrics.watch_pools(self._pool_samples)
+
+    def _pool_samples(self) -> list[PoolSample]:
+        """Of the leading replica: two that tell of one object would be two truths."""
+        views = [view for view in self.caches.of_kind(PDCLUSTER) if isinstance(view, ClusterView)]
+        return [sample for view in views if (sample := _sample_of(view))] if self.leader.is_leading else []
+
     def _client(self, session: aiohttp.ClientSession, timeout_s: float, fence: Fence | None) -> HttpKube:
         url = self._settings.kube_api
         return HttpKube(session, url, timeout_s=timeout_s, fence=fence, on_answer=self._metrics.count_call)
@@ -262,6 +275,16 @@ async def serve(settings: Settings) -> None:
     take_signals()
     async with open_session(settings.access) as session, aiohttp.ClientSession() as strangers:
         await Operator(settings, session, strangers, take_signals).run(stopped)
+
+
+def _sample_of(view: ClusterView) -> PoolSample | None:
+    """None: nothing was said of it yet. What no schema checked has the default deadline."""
+    status = read_status(view.document.get("status"))
+    if status is None:
+        return None
+    rollout = (view.document.get("spec") or {}).get("rollout") or {}
+    deadline_s = int(rollout.get("progressDeadlineSeconds", Rollout().progress_deadline_seconds))
+    return sample_of(view.ref.namespace, view.ref.name, status, deadline_s, unix_s())
 
 
 async def _unless(stopped: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -44,7 +44,8 @@ _NO_VERDICT: Final = frozenset({408, 429})
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be proven. ``url``: of the routers' Service. ``secret``, ``secret_key``: where the pool's own is."""
+    """What is to be proven. ``url``: of the Service of the routers' internal port. ``secret``,
+    ``secret_key``: where the pool's own is."""
 
     target: str
     revision: str

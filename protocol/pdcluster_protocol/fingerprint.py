@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from pdcluster_protocol.bounds import Count
 from pdcluster_protocol.errors import ProtocolError
 
 CURES: Final[dict[str, str]] = {
@@ -36,7 +37,7 @@ class KvFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_digest: str
     kv_dtype: str
     layout: str
-    kv_heads: tuple[int, ...]
+    kv_heads: tuple[Count, ...]
     attention_backend: str
     vllm_version: str
     connector_version: str

@@ -12,6 +12,8 @@ from typing import Final
 class Role(Enum):
     """What an engine does; the value of ``ROLE`` on engines and the key under ``spec.roles``."""
 
+    __hash__ = object.__hash__  # Enum's own is written in Python, and the router looks up roles for each request.
+
     PREFILL = "prefill"
     DECODE = "decode"
 

@@ -11,10 +11,13 @@ from typing import Final
 
 import msgspec
 
+from pdcluster_protocol.bounds import CountOrNone
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt
 
 METASERVER_PATH: Final = "/v1/metaserver"
+SEAL_HEADER: Final = "x-pdcluster-seal"
+"""Of decode's call: ``Secret.seal_call`` of its body, byte for byte."""
 
 
 class Action(Enum):
@@ -30,7 +33,7 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     status: str
     reason: str = ""
     action: Action = Action.FAIL
-    attempt: int = 0
+    attempt: CountOrNone = 0
     """Which attempt ended well; 0: not said. Its ranks have asked for their grants by now, or never will."""
 
     @property

@@ -20,18 +20,32 @@ from __future__ import annotations
 import hmac
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar, get_args
 
 import msgspec
+from msgspec import Meta
 
+from pdcluster_protocol.bounds import (
+    MAX_BYTES,
+    AttemptNumber,
+    Count,
+    CountOrNone,
+    Index,
+    Milliseconds,
+    NumBytes,
+    Side,
+    odd_number,
+)
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.fingerprint import KvFingerprint
-from pdcluster_protocol.ids import Attempt, BootId, EngineId, TransferId
+from pdcluster_protocol.ids import BootId, EngineId, TransferId
 from pdcluster_protocol.secret import SEAL_BYTES, SECRET_VARIABLE, Secret
 
-SIDE_CHANNEL_VERSION: Final = 1
+SIDE_CHANNEL_VERSION: Final = 2
 MAX_FRAME_BYTES: Final = 4 << 20
 """A Welcome names each region of each layer: about 100 bytes a region, so this holds 40,000 of them."""
+MAX_HEADS: Final = 1 << 16
+"""KV heads of a layer: far above any model."""
 
 
 class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
@@ -55,23 +69,23 @@ class RegionLayout(msgspec.Struct, frozen=True, array_like=True):
     """One layer's KV in one rank's memory, in bytes: block ``b`` starts at ``base + b * block_stride``."""
 
     layer_name: str
-    group: int
+    group: Index
     """Index of the KV cache group whose block table addresses this region."""
-    base: int
-    num_blocks: int
-    page_stride: int
+    base: NumBytes
+    num_blocks: Count
+    page_stride: NumBytes
     """From page to page; a block's pages lie side by side. More than ``page_bytes`` where pages are padded."""
-    page_bytes: int
+    page_bytes: Annotated[int, Meta(ge=1, le=MAX_BYTES)]
     kind: RegionKind = RegionKind.HEADS
-    heads: int = 1
+    heads: Annotated[int, Meta(ge=1, le=MAX_HEADS)] = 1
     """KV heads of this layer in the whole model; 1 for a latent and for state."""
-    page_tokens: int = 16
+    page_tokens: Count = 16
     """Tokens in a page (vLLM's kernel block size)."""
-    pages_per_block: int = 1
+    pages_per_block: Count = 1
     is_linear: bool = True
     """Whether token t of a row is its t-th cell, so that a page may be cut. Not so in vLLM's CPU kernels: they keep K
     transposed over the whole page."""
-    window_step: int = 0
+    window_step: CountOrNone = 0
     """Prefill may lack what lies before a window, and a window begins at multiples of so many tokens: 1 for a sliding
     window. 0: it has no window."""
 
@@ -94,11 +108,11 @@ class RegionLayout(msgspec.Struct, frozen=True, array_like=True):
 class RankLayout(msgspec.Struct, frozen=True, array_like=True):
     """One rank of an engine, and its KV memory. ``stage``: its pipeline rank."""
 
-    tp_rank: int
-    tp_size: int
+    tp_rank: Index
+    tp_size: Side
     regions: tuple[RegionLayout, ...]
-    stage: int = 0
-    num_stages: int = 1
+    stage: Index = 0
+    num_stages: Side = 1
 
     @property
     def rank(self) -> int:
@@ -113,6 +127,8 @@ class Hello(_Message, frozen=True, tag="hello"):
     boot_id: BootId
     layout: RankLayout
     fingerprint: KvFingerprint
+    transfer_protocol: str = ""
+    """By which its bytes travel: ``tcp``, ``rdma`` or ``ascend``. Must be decode's."""
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
@@ -122,6 +138,7 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     boot_id: BootId
     session: str
     layout: RankLayout
+    transfer_protocol: str = ""
 
 
 class Refusal(_Message, frozen=True, tag="refusal"):
@@ -134,9 +151,9 @@ class Open(_Message, frozen=True, tag="open"):
     """May this prefill rank write for this attempt? ``deadline_ms`` is the request's remaining time."""
 
     transfer_id: TransferId
-    attempt: Attempt
+    attempt: AttemptNumber
     decode_boot_id: BootId
-    deadline_ms: int
+    deadline_ms: Milliseconds
     token: str
     """The router's token for this attempt."""
 
@@ -145,22 +162,22 @@ class Grant(_Message, frozen=True, tag="grant"):
     """Yes: until done, failed or revoked. Lost when decode hears nothing of this attempt for ``lease_ms``."""
 
     transfer_id: TransferId
-    attempt: Attempt
-    lease_ms: int
+    attempt: AttemptNumber
+    lease_ms: Milliseconds
 
 
 class Unneeded(_Message, frozen=True, tag="unneeded"):
     """Write nothing: an earlier attempt has filled this rank. Nothing has failed."""
 
     transfer_id: TransferId
-    attempt: Attempt
+    attempt: AttemptNumber
 
 
 class Denial(_Message, frozen=True, tag="denial"):
     """No, and why. The attempt has failed for this rank."""
 
     transfer_id: TransferId
-    attempt: Attempt
+    attempt: AttemptNumber
     reason: str
 
 
@@ -168,24 +185,28 @@ class Progress(_Message, frozen=True, tag="progress"):
     """This rank is alive and holds its grant; ``num_bytes`` are acknowledged so far. Renews the lease."""
 
     transfer_id: TransferId
-    attempt: Attempt
-    num_bytes: int
+    attempt: AttemptNumber
+    num_bytes: NumBytes
 
 
 class Done(_Message, frozen=True, tag="done"):
-    """All that this rank had to write is acknowledged by the transport: ``num_bytes`` in ``num_layers`` layers."""
+    """All that this rank had to write is acknowledged by the transport: ``num_bytes`` in ``num_layers`` layers.
+
+    ``digest``: of what it wrote, modulo 2^64, as its own memory has it; None unless the reservation wants it.
+    """
 
     transfer_id: TransferId
-    attempt: Attempt
-    num_bytes: int
-    num_layers: int
+    attempt: AttemptNumber
+    num_bytes: NumBytes
+    num_layers: CountOrNone
+    digest: Annotated[int, Meta(ge=0)] | None = None
 
 
 class Failed(_Message, frozen=True, tag="failed"):
     """This rank has given up. ``is_fenced``: clean as in ``Fenced``, which otherwise follows."""
 
     transfer_id: TransferId
-    attempt: Attempt
+    attempt: AttemptNumber
     reason: str
     is_fenced: bool
 
@@ -194,7 +215,7 @@ class Revoke(_Message, frozen=True, tag="revoke"):
     """Stop writing for this attempt and answer ``Fenced``."""
 
     transfer_id: TransferId
-    attempt: Attempt
+    attempt: AttemptNumber
 
 
 class Fenced(_Message, frozen=True, tag="fenced"):
@@ -205,18 +226,19 @@ class Fenced(_Message, frozen=True, tag="fenced"):
     """
 
     transfer_id: TransferId
-    attempt: Attempt
+    attempt: AttemptNumber
     is_clean: bool
 
 
 ToDecode = Hello | Open | Progress | Done | Failed | Fenced
 ToPrefill = Welcome | Refusal | Grant | Unneeded | Denial | Revoke
 
-_M = TypeVar("_M")
+_M = TypeVar("_M", bound=msgspec.Struct)
 
 _VERSION_BYTE: Final = bytes([SIDE_CHANNEL_VERSION])
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _TO_DECODE: Final[msgspec.msgpack.Decoder[ToDecode]] = msgspec.msgpack.Decoder(ToDecode)
+_KINDS: Final = {kind.__struct_config__.tag: kind for kind in (*get_args(ToDecode), *get_args(ToPrefill))}
 _TO_PREFILL: Final[msgspec.msgpack.Decoder[ToPrefill]] = msgspec.msgpack.Decoder(ToPrefill)
 
 
@@ -282,7 +304,18 @@ def _parse(payload: memoryview, decoder: msgspec.msgpack.Decoder[_M]) -> _M:
     try:
         return decoder.decode(payload)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"side-channel frame is not a known message: {error}") from error
+        raise ProtocolError(f"side-channel frame is not a known message: {_odd_number(payload) or error}") from error
+
+
+def _odd_number(payload: memoryview) -> str:
+    """Whose number is out of its bounds, and which; empty when that is not what is wrong."""
+    try:
+        said = msgspec.msgpack.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError):
+        return ""  # TypeError: a key that Python cannot hash.
+    kind = _KINDS.get(str(said.get("type"))) if isinstance(said, dict) else None
+    reason = odd_number(said, kind) if kind else ""
+    return f"{said['type']} of engine {said['engine_id']}: {reason}" if reason and "engine_id" in said else reason
 
 
 def _other_version(frame: bytes) -> str:

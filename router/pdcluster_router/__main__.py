@@ -16,14 +16,19 @@ from pdcluster_protocol.metaserver import Action
 from pdcluster_protocol.secret import load_secret
 from pdcluster_router.pod import SERVICE_ACCOUNT, api_server_of
 from pdcluster_router.server import run
-from pdcluster_router.settings import Discovery, Settings, build_settings
+from pdcluster_router.settings import ENGINE_KEY_VARIABLE, Discovery, Settings, build_settings
 
 LIMITS: Final = (
+    "first_byte_timeout_s",
+    "whole_answer_timeout_s",
+    "idle_timeout_s",
     "reservation_timeout_s",
     "connect_timeout_s",
     "max_engine_connections",
     "engine_idle_s",
     "max_body_bytes",
+    "max_buffered_bytes",
+    "max_connections",
     "max_reservation_bytes",
     "max_header_bytes",
     "client_read_timeout_s",
@@ -32,6 +37,7 @@ LIMITS: Final = (
     "probe_interval_s",
     "probe_timeout_s",
     "drain_timeout_s",
+    "api_key_interval_s",
     "kube_timeout_s",
     "watch_timeout_s",
 )
@@ -68,7 +74,10 @@ def parse_settings(
         decode_urls=tuple(given.decode),
         host=given.host,
         port=given.port,
+        internal_port=given.internal_port,
         advertise_url=given.advertise_url,
+        api_key_file=given.api_key_file,
+        engine_api_key=environ.get(ENGINE_KEY_VARIABLE) or None,
         request_timeout_s=given.request_timeout,
         prefill_timeout_s=given.prefill_timeout,
         max_prefill_attempts=given.max_prefill_attempts,
@@ -106,17 +115,24 @@ def _parser() -> argparse.ArgumentParser:
     add("--prefill", metavar="URL", action="append", default=[], help="a prefill engine; repeat for more")
     add("--decode", metavar="URL", action="append", default=[], help="a decode engine; repeat for more")
     add("--host", help=f"address to listen on (default: {fields['host'].default})")
-    add("--port", type=int, help=f"port to listen on, 0 for any (default: {fields['port'].default})")
+    add("--port", type=int, help=f"port for clients, 0 for any (default: {fields['port'].default})")
+    add(
+        "--internal-port",
+        metavar="PORT",
+        type=int,
+        help="port for engines, metrics, the pool's pages and the operator, 0 for any (default: the one after --port)",
+    )
     add(
         "--advertise-url",
         metavar="URL",
-        help="where decode engines reach this very process (default: http://HOST:PORT of the two above)",
+        help="where decode engines reach the internal port of this very process (default: http://HOST:INTERNAL_PORT)",
     )
+    add("--api-key-file", metavar="PATH", help="the SHA-256 of each key that clients may show (default: none is asked)")
     add(
         "--request-timeout",
         metavar="SECONDS",
         type=float,
-        help=f"for a whole request (default: {fields['request_timeout_s'].default:g})",
+        help="for a whole request (default: none, as long as its answer flows)",
     )
     _add_failure_flags(parser)
     _add_discovery_flags(parser)

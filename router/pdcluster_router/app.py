@@ -1,24 +1,28 @@
-"""Everything that is not hot: FastAPI behind the same port. Models, health, metrics, docs, errors in OpenAI's shape.
+"""Everything that is not hot: one FastAPI application behind each port, errors in OpenAI's shape.
 
-The hot paths never reach this application (``protocol.RouterProtocol`` answers them); they appear here only
+    client port     /v1/...  /health  /docs  /openapi.json                        keys, where there are any, for /v1/...
+    internal port   /v1/metaserver  /metrics  /pdcluster/...  /  /health  /docs   engines, operator, monitoring
+
+The hot paths never reach these applications (``protocol.RouterProtocol`` answers them); they appear here only
 for the methods that they do not take.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anyio
 from anyio.abc import TaskGroup
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from pdcluster_protocol.errors import Unavailable
+from pdcluster_protocol.metaserver import METASERVER_PATH
 from pdcluster_protocol.secret import Secret
 from pdcluster_router.core.openai_errors import (
-    NO_DECODE,
     ApiError,
     RefusedRequest,
     bad_request,
@@ -26,12 +30,11 @@ from pdcluster_router.core.openai_errors import (
     no_engine,
     not_found,
 )
-from pdcluster_router.engine import Engine
 from pdcluster_router.health import Probes, health_of
 from pdcluster_router.metrics import CONTENT_TYPE
 from pdcluster_router.pool_page import POOL_PATH, describe_pool
 from pdcluster_router.protocol import ROUTER_STATE
-from pdcluster_router.router import HOT_PATHS, Router
+from pdcluster_router.router import OPENAI_PATHS, Router
 from pdcluster_router.services import Services
 from pdcluster_router.settings import Settings
 from pdcluster_router.verify_page import RESPONSES, SCHEMA, VERIFY_PATH, carry_out
@@ -40,29 +43,72 @@ logger = logging.getLogger(__name__)
 
 _JSON = "application/json"
 _NOT_POST = ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"]
-_MODELS_TIMEOUT_S = 10.0
 
 
-def build_app(settings: Settings, secret: Secret) -> FastAPI:
-    """The application. Its lifespan makes the router and hands it to the protocol."""
-    app = FastAPI(title="pdcluster router", description=_DESCRIPTION, lifespan=_lifespan(settings, secret))
+class TwoPorts:
+    """The ASGI application of both: each connection is served by that of the port it came to."""
+
+    def __init__(self, client: FastAPI, internal: FastAPI, internal_port: int | None) -> None:
+        """``client``'s lifespan is that of both."""
+        self._client = client
+        self._internal = internal
+        self._internal_port = internal_port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_internal = scope["type"] == "http" and scope["server"][1] == self._internal_port
+        await (self._internal if is_internal else self._client)(scope, receive, send)
+
+
+def build_app(settings: Settings, secret: Secret) -> TwoPorts:
+    """The application of both ports, bound by now. Its lifespan makes the router and hands it to the protocol."""
+    return TwoPorts(_client_app(settings, secret), _internal_app(), settings.internal_port)
+
+
+def _client_app(settings: Settings, secret: Secret) -> FastAPI:
+    app = FastAPI(title="pdcluster router", description=_FOR_CLIENTS, lifespan=_lifespan(settings, secret))
     app.add_exception_handler(HTTPException, _http_error)
-    for path, endpoint in (("/", read_overview), ("/health", read_health)):
-        app.get(path, tags=["router"])(endpoint)
-        app.head(path, include_in_schema=False)(endpoint)
-    app.get("/metrics", tags=["router"])(read_metrics)
-    app.get(POOL_PATH, tags=["router"])(read_pool)
-    app.post(VERIFY_PATH, tags=["router"], openapi_extra=SCHEMA, responses=RESPONSES)(verify_pair)
+    app.middleware("http")(_require_key)
+    _add_health(app)
     app.get("/v1/models", tags=["OpenAI"])(read_models)
-    for hot_path in sorted(HOT_PATHS):
-        app.api_route(hot_path.decode(), methods=_NOT_POST, include_in_schema=False)(refuse_method)
+    app.head("/v1/models", include_in_schema=False)(read_models)
+    for path in sorted(OPENAI_PATHS):
+        app.api_route(path.decode(), methods=_NOT_POST, include_in_schema=False)(refuse_method)
     return app
 
 
-_DESCRIPTION = (
+def _internal_app() -> FastAPI:
+    app = FastAPI(title="pdcluster router, internal port", description=_FOR_THE_CLUSTER)
+    app.add_exception_handler(HTTPException, _http_error)
+    _add_health(app)
+    app.get("/", tags=["router"])(read_overview)
+    app.head("/", include_in_schema=False)(read_overview)
+    app.get("/metrics", tags=["router"])(read_metrics)
+    app.get(POOL_PATH, tags=["router"])(read_pool)
+    app.post(VERIFY_PATH, tags=["router"], openapi_extra=SCHEMA, responses=RESPONSES)(verify_pair)
+    app.api_route(METASERVER_PATH, methods=_NOT_POST, include_in_schema=False)(refuse_method)
+    return app
+
+
+def _add_health(app: FastAPI) -> None:
+    app.get("/health", tags=["router"])(read_health)
+    app.head("/health", include_in_schema=False)(read_health)
+
+
+_FOR_CLIENTS = (
     "One OpenAI endpoint in front of prefill and decode engines: "
     "`POST /v1/chat/completions` and `POST /v1/completions` as with vLLM."
 )
+_FOR_THE_CLUSTER = "For engines, the operator and monitoring. Clients have a port of their own."
+_WITHOUT_KEY = frozenset({"/health", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
+"""What a probe or a browser asks for: it says nothing of the pool but whether it is well."""
+
+
+async def _require_key(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+    if request.scope["path"] not in _WITHOUT_KEY:
+        refusal = _router(request).access.refusal_of(request.headers.raw)
+        if refusal is not None:
+            return _error(refusal)
+    return await call_next(request)
 
 
 async def read_overview(request: Request) -> dict[str, object]:
@@ -106,20 +152,12 @@ async def verify_pair(request: Request) -> Response:
 
 async def read_models(request: Request) -> Response:
     """A decode engine's own list."""
-    services = _router(request).services
-    authorization = request.headers.get("authorization")
-    headers = [("authorization", authorization)] if authorization else []
-    tried: list[Engine] = []
-    reason = NO_DECODE
-    while (engine := services.roster.place_decode(tried)) is not None:
-        tried.append(engine)
-        try:
-            answer = await engine.fetch("/v1/models", timeout_s=_MODELS_TIMEOUT_S, headers=headers)
-        except Unavailable as error:
-            reason = str(error)
-        else:
-            return Response(answer.body, answer.head.status, media_type=answer.head.content_type.decode("latin-1"))
-    return _error(no_engine("decode", reason))
+    line = _router(request).access.line_for_engines(request.headers.raw)
+    try:
+        answer = await _router(request).models.read(line)
+    except Unavailable as error:
+        return _error(no_engine("decode", str(error)))
+    return Response(answer.body, answer.head.status, media_type=answer.head.content_type.decode("latin-1"))
 
 
 async def refuse_method(request: Request) -> Response:
@@ -138,6 +176,7 @@ def _lifespan(
         try:
             async with anyio.create_task_group() as tasks:
                 _start_watching(tasks, router.services)
+                tasks.start_soon(router.access.watch)
                 yield {ROUTER_STATE: router}
                 tasks.cancel_scope.cancel()
         finally:
@@ -169,7 +208,4 @@ def _router(request: Request) -> Router:
 
 
 def _error(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
-    extra = dict(headers or {})
-    if error.retry_after_s is not None:
-        extra["retry-after"] = str(error.retry_after_s)
-    return Response(error.body(), error.status, headers=extra, media_type=_JSON)
+    return Response(error.body(), error.status, headers={**(headers or {}), **error.headers}, media_type=_JSON)

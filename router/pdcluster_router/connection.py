@@ -14,21 +14,32 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import httptools
+import msgspec
+
+from pdcluster_router.core.request_head import without_hop
 
 MAX_HEADER_BYTES: Final = 64 << 10
 """An engine that sends more header bytes than this is broken."""
+
+JOINED_BYTES: Final = 64 << 10
+"""A request up to here is written as one piece; the parts of a longer one are not copied."""
+
+Request: TypeAlias = Sequence[bytes | memoryview]
+"""The parts of a request as it goes over the wire. Nobody changes what they show."""
+
+_LINE_BYTES: Final = 4
+"""Of a header line beside its name and value."""
 
 _BYTES_ACKED: Final = struct.Struct("=120xQ")
 """``tcpi_bytes_acked`` in Linux' ``struct tcp_info``: bytes that the peer's kernel took, and one for the SYN."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHead:
+class ResponseHead(msgspec.Struct, frozen=True):
     """Status and headers of an engine's response. ``content_length``: bytes, None when chunked."""
 
     status: int
@@ -46,6 +57,8 @@ class Lost:
     """No byte of the request can have reached the engine."""
     is_stale: bool = False
     """An idle connection was found closed: the engine had hung up before the request could reach it."""
+    is_ours: bool = False
+    """A limit of this router was reached: it says nothing of the engine."""
 
 
 class ResponseSink(Protocol):
@@ -137,16 +150,20 @@ class Connection(asyncio.Protocol):
         """Whether it is open, as far as this side knows."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, request: bytes, call: Call) -> None:
+    def send(self, request: Request, call: Call) -> None:
         """The request is on its way; the response goes to ``call``. Only while idle."""
         assert self._call is None
         if self._transport is None or self._transport.is_closing():
             self._loop.call_soon(call.fail, Lost("the engine closed the new connection", is_unsent=True))
             return
         self._call, call.connection = call, self
-        self._num_sent_bytes += len(request)
+        num_bytes = sum(map(len, request))
+        self._num_sent_bytes += num_bytes
         self._incoming = _Incoming()
-        self._transport.write(request)
+        if num_bytes <= JOINED_BYTES:
+            self._transport.write(b"".join(request))
+        else:
+            self._transport.writelines(request)  # As they are: uvloop keeps what the socket does not take yet.
 
     def abort(self) -> None:
         """Closed at once, whatever is unsent or unread."""
@@ -172,13 +189,19 @@ class Connection(asyncio.Protocol):
         if self._call is None:
             self.abort()  # Nobody asked: this connection cannot be trusted with the next request.
             return
-        self._incoming.has_bytes = True
+        self._incoming.num_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._lose(f"not an HTTP response: {error.__context__ or error}")
-        else:
-            self._deliver()
+            if not self._incoming.is_complete:
+                self._lose(f"not an HTTP response: {error.__context__ or error}")
+                return
+            self._incoming.can_keep = False  # The response is whole; what follows it was not asked for.
+        incoming = self._incoming
+        if incoming.parts or incoming.head is not None or incoming.is_complete:
+            self._deliver(incoming)
+        elif incoming.is_silent(len(data)):
+            self._lose(f"not an HTTP response: more than {MAX_HEADER_BYTES} bytes without an answer")
 
     def eof_received(self) -> None:
         self._is_unread = self._transport is not None and _is_unread(self._transport, self._num_sent_bytes)
@@ -194,11 +217,15 @@ class Connection(asyncio.Protocol):
         self._incoming.num_messages += 1
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._incoming.num_messages == 1:
-            self._incoming.add_header(name.lower(), value)
+        if self._incoming.has_whole_head:
+            self._incoming.drop_trailer(name, value)
+        else:
+            self._incoming.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        if status < 100:
+            raise ValueError(f"status {status}")
         if status >= 200 and self._incoming.num_messages == 1:
             self._incoming.head = self._incoming.finish_head(status)
 
@@ -208,16 +235,19 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() < 200:
-            self._incoming = _Incoming(has_bytes=True)
+            self._incoming = _Incoming(self._incoming.num_bytes)
         elif not self._incoming.is_complete:
             self._incoming.is_complete = True
             self._incoming.can_keep = self._parser.should_keep_alive()
 
-    def _deliver(self) -> None:
+    def _deliver(self, incoming: _Incoming) -> None:
         """Hand on what one read brought: head, body, end. The sink may close the call at any of them."""
         call = self._call
         assert call is not None
-        head, parts, is_complete = self._incoming.take()
+        head, incoming.head = incoming.head, None
+        parts, incoming.parts = incoming.parts, []
+        is_complete = incoming.is_complete
+        incoming.num_silent_bytes = 0
         if is_complete:
             self._release()
         if head is not None and not call.is_closed:
@@ -233,7 +263,8 @@ class Connection(asyncio.Protocol):
         call, self._call = self._call, None
         if call is not None:
             call.connection = None
-        self.resume()
+        if self._is_paused:
+            self.resume()
         if self._incoming.can_keep and self._incoming.num_messages == 1:
             self._owner.released(self)
         else:
@@ -245,7 +276,7 @@ class Connection(asyncio.Protocol):
         if call is None:
             return
         call.connection = None
-        call.fail(Lost(reason, is_stale=self._is_unread and not self._incoming.has_bytes))
+        call.fail(Lost(reason, is_stale=self._is_unread and not self._incoming.num_bytes))
 
 
 def _is_unread(transport: asyncio.Transport, num_sent_bytes: int) -> bool:
@@ -268,61 +299,73 @@ class _Incoming:
 
     __slots__ = (
         "can_keep",
-        "content_length",
-        "content_type",
-        "has_bytes",
+        "has_whole_head",
         "head",
         "headers",
-        "is_chunked",
         "is_complete",
+        "num_bytes",
         "num_header_bytes",
         "num_messages",
+        "num_silent_bytes",
         "parts",
     )
 
-    def __init__(self, *, has_bytes: bool = False) -> None:
-        self.has_bytes = has_bytes
+    def __init__(self, num_bytes: int = 0) -> None:
+        self.num_bytes = num_bytes
+        """Of all that has come, from the first interim response on."""
         self.num_messages = 0
         """Responses that have begun: more than one is one that nobody asked for."""
         self.num_header_bytes = 0
+        """Of trailers too; 0 before the first of these."""
+        self.num_silent_bytes = 0
+        """That came without a head, a byte of the body or the end."""
+        self.has_whole_head = False
         self.headers: list[tuple[bytes, bytes]] = []
-        self.content_length: int | None = None
-        self.content_type = b""
-        self.is_chunked = False
         self.head: ResponseHead | None = None
         self.parts: list[bytes] = []
         self.is_complete = False
         self.can_keep = False
 
-    def add_header(self, name: bytes, value: bytes) -> None:
-        """Keep one header.
-
-        Raises:
-            ValueError: They are too large.
-        """
-        self.num_header_bytes += len(name) + len(value)
-        if self.num_header_bytes > MAX_HEADER_BYTES:
-            raise ValueError(f"more than {MAX_HEADER_BYTES} bytes of headers")
-        if name == b"content-length":
-            self.content_length = int(value)
-        elif name == b"content-type":
-            self.content_type = value
-        elif name == b"transfer-encoding":
-            self.is_chunked = True
-        self.headers.append((name, value))
-
     def finish_head(self, status: int) -> ResponseHead:
         """Status and headers.
 
         Raises:
-            ValueError: They do not say where the body ends, so an end could not be told from a cut.
+            ValueError: They are too large, or do not say where the body ends, so an end could not be told from a cut.
         """
-        if not self.is_chunked and self.content_length is None and status not in (204, 304):
+        # The last read may have brought body as well: counted exactly only where all of it together is too much.
+        if self.num_bytes > MAX_HEADER_BYTES and _size_of(self.headers) > MAX_HEADER_BYTES:
+            raise ValueError(_TOO_LARGE)
+        fields = dict(self.headers)
+        length = fields.get(b"content-length")
+        if length is None and b"transfer-encoding" not in fields and status not in (204, 304):
             raise ValueError("neither Content-Length nor chunked")
-        return ResponseHead(status, self.headers, self.content_length, self.content_type)
+        self.has_whole_head = True
+        return ResponseHead(
+            status,
+            without_hop(self.headers) if b"connection" in fields else self.headers,
+            None if length is None else int(length),
+            fields.get(b"content-type", b""),
+        )
 
-    def take(self) -> tuple[ResponseHead | None, list[bytes], bool]:
-        """Head and body parts since the last call, and whether that is all."""
-        head, self.head = self.head, None
-        parts, self.parts = self.parts, []
-        return head, parts, self.is_complete
+    def drop_trailer(self, name: bytes, value: bytes) -> None:
+        """A trailer is no header (RFC 9110, 6.5.1), and counts like one.
+
+        Raises:
+            ValueError: They are too large.
+        """
+        before = self.num_header_bytes or _size_of(self.headers)
+        self.num_header_bytes = before + len(name) + len(value) + _LINE_BYTES
+        if self.num_header_bytes > MAX_HEADER_BYTES:
+            raise ValueError(_TOO_LARGE)
+
+    def is_silent(self, num_bytes: int) -> bool:
+        """``num_bytes`` more say nothing, as of a trailer without end: whether that is too many."""
+        self.num_silent_bytes += num_bytes
+        return self.num_silent_bytes > MAX_HEADER_BYTES
+
+
+def _size_of(headers: list[tuple[bytes, bytes]]) -> int:
+    return sum(len(name) + len(value) + _LINE_BYTES for name, value in headers)
+
+
+_TOO_LARGE: Final = f"more than {MAX_HEADER_BYTES} bytes of headers"

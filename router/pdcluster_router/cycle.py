@@ -12,13 +12,21 @@ Takes the place of uvicorn's ``RequestResponseCycle`` in ``HttpToolsProtocol`` (
 from __future__ import annotations
 
 from collections.abc import Callable
+from email.utils import formatdate
 from typing import Final, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from pdcluster_router.core.openai_errors import ApiError
+from pdcluster_router.core.api_keys import ApiKeys
+from pdcluster_router.core.openai_errors import ApiError, body_too_large, no_room
+from pdcluster_router.core.request_head import RequestHead
+from pdcluster_router.core.room import SMALL_BYTES, Room, Share
 
 JSON: Final = b"content-type: application/json\r\n"
+_ENGINES: Final = Share.ENGINES
+_CLIENTS: Final = Share.CLIENTS
+_CLIENTS_LARGE: Final = Share.CLIENTS_LARGE
+"""Each request asks for them, and to find a member in its Enum takes Python 3.11 ten times as long."""
 
 
 class CycleOwner(Protocol):
@@ -44,8 +52,11 @@ class ClientConnection(Protocol):
         """The answer is whole: the next request may be answered."""
         ...
 
-    def close(self) -> None:
-        """Closed once everything written is sent, or the client takes it too slowly."""
+    def close(self, *, with_reset: bool = False) -> None:
+        """Closed once everything written is sent, or the client takes it too slowly.
+
+        ``with_reset``: the client sees that it was no clean end.
+        """
         ...
 
 
@@ -56,23 +67,35 @@ class _NobodyWaits:
         pass
 
 
+NO_HEAD: Final = RequestHead([], {}, 0, expects_continue=False, request_id=b"")
+"""Of what could not be read."""
+
+
 class HotCycle:
     """One request, read and then answered. Event loop only."""
 
     __slots__ = (
+        "_body",
         "_connection",
         "_is_chunked",
-        "_num_body_bytes",
-        "_parts",
+        "_is_framed",
+        "_num_kept_bytes",
+        "_on_whole",
+        "_room",
+        "client",
         "disconnected",
         "has_started",
-        "headers",
+        "head",
+        "holder",
+        "is_for_engines",
         "is_whole",
         "keep_alive",
-        "on_whole",
+        "keys",
+        "num_body_bytes",
         "owner",
         "path",
         "refusal",
+        "request_id",
         "response_complete",
         "takes_chunks",
     )
@@ -83,12 +106,18 @@ class HotCycle:
         self,
         connection: ClientConnection,
         path: bytes,
-        headers: list[tuple[bytes, bytes]],
+        head: RequestHead,
         on_whole: Callable[[HotCycle], None],
+        room: Room,
+        *,
+        is_for_engines: bool = False,
     ) -> None:
+        """``room``: where its bytes count. ``is_for_engines``: no client has a reason to ask for ``path``."""
         self.path = path
-        self.headers = headers
-        self.on_whole = on_whole
+        self.head = head
+        self.is_for_engines = is_for_engines
+        self.request_id = head.request_id
+        """What the answer names; empty for an answer without."""
         self.keep_alive = True
         self.takes_chunks = True
         self.disconnected = False
@@ -97,26 +126,74 @@ class HotCycle:
         self.is_whole = False
         self.owner: CycleOwner | None = None
         self.refusal: ApiError | None = None
+        self.client = ""
+        """Name of the key that was shown; empty where none is asked for."""
+        self.keys: ApiKeys | None = None
+        """Those that it is one of."""
+        self.holder = ""
+        """Whose part of the room this takes; empty: nobody's."""
+        self.num_body_bytes = 0
+        """That have come, kept or not."""
         self._connection = connection
+        self._room = room
+        self._on_whole = on_whole
         self._is_chunked = False
-        self._parts: list[bytes] = []
-        self._num_body_bytes = 0
+        self._is_framed = True
+        self._body: bytes | bytearray = b""
+        self._num_kept_bytes = 0
 
     # Reading.
 
-    def add_body(self, part: bytes, max_body_bytes: int) -> bool:
-        """Whether the body is still within its limit; what is above it is not kept."""
-        self._num_body_bytes += len(part)
-        if self._num_body_bytes > max_body_bytes:
-            self._parts = []
-            return False
-        self._parts.append(part)
-        return True
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Names in lower case; none that are for this hop only."""
+        return self.head.headers
 
-    def take_body(self) -> bytes:
-        """The whole body, once."""
-        parts, self._parts = self._parts, []
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+    def add_head(self, num_bytes: int) -> ApiError | None:
+        """The head takes ``num_bytes`` of the room until ``forget``; why not, if there is none."""
+        if not self._room.take(num_bytes, _ENGINES if self.is_for_engines else _CLIENTS, self.holder):
+            return no_room(self._room.max_bytes)
+        self._num_kept_bytes = num_bytes
+        return None
+
+    def add_body(self, part: bytes, max_body_bytes: int) -> ApiError | None:
+        """More of the body; why it is not taken, if it is not. Then nothing of it is kept."""
+        self.num_body_bytes += len(part)
+        if self.num_body_bytes > max_body_bytes:
+            self.forget()
+            return body_too_large(max_body_bytes)
+        clients_share = _CLIENTS if self.num_body_bytes <= SMALL_BYTES else _CLIENTS_LARGE
+        if not self._room.take(len(part), _ENGINES if self.is_for_engines else clients_share, self.holder):
+            self.forget()
+            return no_room(self._room.max_bytes)
+        self._num_kept_bytes += len(part)
+        if not self._body:
+            self._body = part
+        elif isinstance(self._body, bytearray):
+            self._body += part
+        else:
+            self._body = bytearray(self._body)
+            self._body += part
+        return None
+
+    def take_body(self) -> bytes | bytearray:
+        """The whole body, once. Its room stays taken until ``forget``; an engine's call is small afterwards."""
+        body, self._body = self._body, b""
+        if self.is_for_engines:
+            self.forget()
+        return body
+
+    def hand_over(self) -> None:
+        """It is whole and it is its turn: whoever answers has it. Once: both may come true in one turn of the loop."""
+        on_whole, self._on_whole = self._on_whole, _is_handed_over
+        on_whole(self)
+
+    def forget(self) -> None:
+        """Nobody needs head and body any more: they take no room from now on."""
+        if self._num_kept_bytes:
+            self.head, self._body = NO_HEAD, b""
+            self._room.give_back(self._num_kept_bytes, self.holder)
+            self._num_kept_bytes = 0
 
     # Answering.
 
@@ -129,14 +206,15 @@ class HotCycle:
         elif self._is_chunked:
             framing = b"transfer-encoding: chunked\r\n"
         else:
-            framing, self.keep_alive = b"", False
+            framing, self.keep_alive, self._is_framed = b"", False, False
         closing = b"" if self.keep_alive else b"connection: close\r\n"
-        head = b"%b%b%b%b\r\n" % (_status_line(status), headers, framing, closing)
+        named = b"x-request-id: %b\r\n" % self.request_id if self.request_id else b""
+        head = b"%b%b%b%b%b\r\n" % (_status_line(status), headers, named, framing, closing)
         self._connection.write(head + self._framed(first))
 
     def write(self, body: bytes) -> None:
         """More of the answer. Not empty."""
-        self._connection.write(self._framed(body))
+        self._connection.write(b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body)
 
     def end(self) -> None:
         """The answer is whole, and says so."""
@@ -149,7 +227,8 @@ class HotCycle:
         if last:
             self.write(last)
         self.keep_alive = False
-        self._finish()
+        # Without any framing (HTTP/1.0) an orderly end would be the end of the answer.
+        self._finish(with_reset=not self._is_framed)
 
     def answer(self, status: int, body: bytes, headers: bytes = JSON) -> None:
         """One whole answer."""
@@ -157,13 +236,15 @@ class HotCycle:
         self._finish()
 
     def answer_error(self, error: ApiError, headers: bytes = b"") -> None:
-        retry = b"" if error.retry_after_s is None else b"retry-after: %d\r\n" % error.retry_after_s
-        self.answer(error.status, error.body(), JSON + retry + headers)
+        date = b"date: %b\r\n" % formatdate(usegmt=True).encode()
+        lines = "".join(f"{name}: {value}\r\n" for name, value in error.headers.items()).encode()
+        self.answer(error.status, error.body(), JSON + date + lines + headers)
 
     # What the connection says.
 
     def gone(self) -> None:
-        """The connection is lost."""
+        """The connection is lost. Nothing of the request is kept."""
+        self.forget()
         if self.response_complete:
             return
         self.disconnected = True
@@ -175,12 +256,17 @@ class HotCycle:
     def _framed(self, body: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked and body else body
 
-    def _finish(self) -> None:
+    def _finish(self, *, with_reset: bool = False) -> None:
         self.response_complete = True
         self.owner = None
+        self.forget()
         if not self.keep_alive:
-            self._connection.close()
+            self._connection.close(with_reset=with_reset)
         self._connection.answered()
+
+
+def _is_handed_over(_: HotCycle) -> None:
+    """What a second hand-over does."""
 
 
 def _status_line(status: int) -> bytes:

@@ -6,14 +6,17 @@ Knows no request and no policy.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_router.connection import Call, Lost, ResponseHead, ResponseSink
+from pdcluster_router.core.breaker import CLOSED, Breaker, Era
+from pdcluster_router.core.load import Load
 from pdcluster_router.core.membership import Member, State
-from pdcluster_router.core.placement import Load
+from pdcluster_router.core.rewrite import Parts
 from pdcluster_router.core.scrub import scrub
 from pdcluster_router.pool import Pool, PoolLimits
 
@@ -28,11 +31,25 @@ class Fetched:
     body: bytes
 
 
+class EngineOwner(Protocol):
+    """The roster that an engine belongs to."""
+
+    def became_idle(self) -> None:
+        """An engine's last request has ended, while it gets nothing new."""
+        ...
+
+    def breaker_changed(self, engine: Engine) -> None:
+        """The engine is ejected, tried, or back."""
+        ...
+
+
 class Engine:
     """One engine. One event loop owns it; ``close`` closes its connections."""
 
-    def __init__(self, name: str, member: Member, limits: PoolLimits, on_idle: Callable[[], None]) -> None:
-        """``on_idle``: its last request has ended, while it gets nothing new."""
+    def __init__(
+        self, name: str, member: Member, limits: PoolLimits, owner: EngineOwner, now: Callable[[], float]
+    ) -> None:
+        """``now``: monotonic seconds."""
         parts = urlsplit(member.url)
         self.name = name
         """What logs and errors call it: an address is nobody else's business."""
@@ -45,17 +62,14 @@ class Engine:
         self.is_healthy = False
         self.num_running = 0
         """Requests that are there now."""
-        self._on_idle = on_idle
+        self.load = Load()
+        self.breaker = Breaker()
+        self._owner = owner
+        self._now = now
         self._host = parts.netloc.encode()
-        self._outstanding_tokens = 0
-        self._num_placed = 0
         self.pool = Pool(parts.hostname or "", parts.port or 80, limits)
         if member.state is not State.SERVING:
             self.drain(member.state)
-
-    @property
-    def load(self) -> Load:
-        return Load(self._outstanding_tokens, self._num_placed)
 
     @property
     def is_busy(self) -> bool:
@@ -71,33 +85,63 @@ class Engine:
         self.state = State.SERVING
         self.pool.keep(True)
 
-    def take(self, num_tokens: int) -> None:
-        """A request of about ``num_tokens`` is placed here. ``give_back`` the same when it has ended."""
-        self._outstanding_tokens += num_tokens
-        self._num_placed += 1
+    def take(self, num_tokens: int) -> Era:
+        """A request of about ``num_tokens`` is placed here. ``give_back`` the same when it has ended.
+
+        Returns what ``began``, ``succeeded`` and ``failed`` must be told with.
+        """
+        self.load.outstanding_tokens += num_tokens
+        self.load.num_placed += 1
         self.num_running += 1
+        breaker = self.breaker
+        if breaker.circuit is not CLOSED and breaker.take(now=self._now()):
+            self._owner.breaker_changed(self)
+        return breaker.era
+
+    def recount(self, num_tokens: int) -> None:
+        """A request that is placed here is so many tokens more than was thought, or fewer."""
+        self.load.outstanding_tokens += num_tokens
 
     def give_back(self, num_tokens: int) -> None:
-        self._outstanding_tokens -= num_tokens
+        self.load.outstanding_tokens -= num_tokens
         self.num_running -= 1
         if not self.num_running and self.state is not State.SERVING:
-            self._on_idle()
+            self._owner.became_idle()
 
-    def post(self, path: bytes, headers: bytes, body: bytes, sink: ResponseSink, *, fresh: bool = False) -> Call:
+    def began(self, era: Era) -> None:
+        """A request of ``era`` gets its answer's first bytes, or the engine has done its part of it."""
+        if self.breaker.began(era):
+            self._owner.breaker_changed(self)
+
+    def succeeded(self, era: Era) -> None:
+        """A request of ``era`` has ended well."""
+        self.breaker.succeeded(era)
+
+    def weigh_down(self, num_tokens: int) -> None:
+        """A request of ``num_tokens`` has failed here: for some seconds it counts as if it ran on."""
+        self.load.add_failed(num_tokens, now=self._now())
+
+    def failed(self, era: Era) -> None:
+        """A request of ``era`` has failed, and this engine is to blame."""
+        if self.breaker.failed(era, now=self._now()):
+            self._owner.breaker_changed(self)
+
+    def post(self, path: bytes, headers: bytes, body: Parts, sink: ResponseSink, *, fresh: bool = False) -> Call:
         """Start one POST. ``headers``: whole lines, without Host and Content-Length."""
-        head = b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b\r\n" % (path, self._host, len(body), headers)
-        return self.pool.send(head + body, sink, fresh=fresh)
+        length = sum(map(len, body))
+        head = b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b\r\n" % (path, self._host, length, headers)
+        return self.pool.send((head, *body), sink, fresh=fresh)
 
-    async def fetch(self, path: str, *, timeout_s: float, headers: Sequence[tuple[str, str]] = ()) -> Fetched:
-        """The whole answer to one GET.
+    async def fetch(self, path: str, *, timeout_s: float, headers: bytes = b"", is_probe: bool = False) -> Fetched:
+        """The whole answer to one GET. ``headers``: whole lines. ``is_probe``: also when all connections are in use, so
+        at most one at a time.
 
         Raises:
             Unavailable: No complete answer within ``timeout_s`` seconds.
         """
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
-        request = b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path.encode(), self._host, lines.encode("latin-1"))
+        request = b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path.encode(), self._host, headers)
         collector = _Collector()
-        call = self.pool.send(request, collector, is_exempt=True)
+        call = self.pool.send((request,), collector, is_exempt=is_probe)
         try:
             async with asyncio.timeout(timeout_s):
                 return await collector.done

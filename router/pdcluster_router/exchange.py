@@ -13,55 +13,42 @@ of them back when the pairing is over. Decides nothing that ``core/pairing.py`` 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from pdcluster_protocol.metaserver import Outcome, failed, succeeded
 from pdcluster_protocol.params import DecodeParams, Reservation
 from pdcluster_router import metrics
 from pdcluster_router.attempts import PrefillAttempts
+from pdcluster_router.blame import blame_for
 from pdcluster_router.connection import Lost
+from pdcluster_router.core.breaker import Blame
 from pdcluster_router.core.openai_errors import (
-    NO_DECODE,
     ApiError,
-    bad_request,
     deadline_passed,
     decode_lost,
     no_engine,
     prefill_failed,
+    stalled,
 )
 from pdcluster_router.core.pairing import RETRIED_STATUSES, Command, Event, Pairing, Phase
-from pdcluster_router.core.rewrite import BadBody
 from pdcluster_router.core.scrub import scrub
 from pdcluster_router.cycle import HotCycle
 from pdcluster_router.decode import DecodeLeg
 from pdcluster_router.failures import Kind
 from pdcluster_router.record import Record
 from pdcluster_router.relay import Refusal, Relay
-from pdcluster_router.request import ClientRequest
+from pdcluster_router.request import LARGE_BODY_BYTES, ClientRequest
 from pdcluster_router.reservation import ReservationCalls, refusal_of
 from pdcluster_router.services import Services
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How the request ends, should it end now: what decode, the client and the metrics are told."""
-
-    outcome: Outcome
-    error: ApiError | Refusal
-    result: metrics.Outcome
-
-
-_UNDECIDED: Final = Verdict(
-    failed("the request has ended"), no_engine("decode", NO_DECODE), metrics.Outcome.UNAVAILABLE
-)
+from pdcluster_router.share import Share
+from pdcluster_router.verdict import DOING, NOT_DECODES_FAULT, UNDECIDED, Verdict, is_overloaded
 
 
 class Exchange:
     """One request. Event loop only."""
 
     def __init__(self, services: Services, cycle: HotCycle, request: ClientRequest) -> None:
-        """The request has been admitted: it holds its share of the backlog, if prefill is to have it at all."""
+        """The request has been admitted: it holds its share of the backlog of the engines that will prefill it."""
         self._services = services
         self._request = request
         self._pairing = Pairing(
@@ -75,11 +62,14 @@ class Exchange:
         self._record = Record(services, request, self._pairing.transfer_id)
         self._cycle = cycle
         self._relay = Relay(self, cycle)
-        self._decode = DecodeLeg(request)
+        self._decode = DecodeLeg(request, services.answers.expected(request.body.max_answer_tokens))
         self._calls = ReservationCalls(self)
         self._attempts = PrefillAttempts(services, request, self)
-        self._has_share = request.has_transfer
-        self._verdict = _UNDECIDED
+        self._num_heard_bytes = 0
+        self._share = Share(services, request.prefill_role, request.body.estimated_prompt_tokens)
+        self._verdict = UNDECIDED
+        self._prefill_reason = "no prefill engine is there to ask"
+        """Why there is no KV, should no prefill engine be left: what the last one said, whichever decode asked."""
         self._prefill_failure = ""
         """Why decode was told for good that there is no KV; empty while it was not."""
         self._set_timer()
@@ -111,7 +101,7 @@ class Exchange:
     # What the router and the metaserver say (Running).
 
     def stop(self, error: ApiError) -> None:
-        self._record.failed(Kind.STOPPED, _DOING[self._pairing.phase])
+        self._record.failed(Kind.STOPPED, DOING[self._pairing.phase])
         self._verdict = Verdict(failed(error.message), error, metrics.Outcome.LOST)
         self._handle(Event.GIVEN_UP)
 
@@ -127,9 +117,11 @@ class Exchange:
         outcome = self._calls.join(reservation, cycle)
         if is_first:
             self._record.reserved(reservation)
+            self._decode.recount(reservation.num_prompt_tokens)
+            self._share.recount(reservation.num_prompt_tokens - reservation.remote_cached_tokens)
             self._handle(Event.RESERVED)
         elif is_lost:
-            self._attempt_failed(Event.ATTEMPT_LOST, Kind.ATTEMPT_LOST, reservation.lost_reason)
+            self._attempt_failed(Event.ATTEMPT_LOST, Kind.ATTEMPT_LOST, reservation.lost_reason, Blame.PERHAPS)
         return outcome
 
     def reservation_lost(self) -> None:
@@ -139,7 +131,7 @@ class Exchange:
     # What the client's connection says (CycleOwner).
 
     def client_gone(self) -> None:
-        self._record.failed(Kind.CLIENT_GONE, _DOING[self._pairing.phase])
+        self._record.failed(Kind.CLIENT_GONE, DOING[self._pairing.phase])
         self._record.answered(None, metrics.Outcome.CLIENT_GONE)
         self._verdict = Verdict(failed("the client has left"), self._verdict.error, metrics.Outcome.CLIENT_GONE)
         self._relay.stop()
@@ -157,9 +149,14 @@ class Exchange:
         self._record.first_byte()
 
     def begins(self) -> None:
+        self._decode.began()
+        if self._has_pushed_kv():
+            self._attempts.succeeded()
         self._handle(Event.FIRST_BYTE)
 
     def answered(self, status: int) -> None:
+        self._decode.succeeded()
+        self._services.answers.saw(self._relay.num_bytes, is_stream=self._request.body.is_stream)
         self._record.answered(status, metrics.Outcome.OK)
         self._handle(Event.DECODE_DONE)
 
@@ -169,14 +166,18 @@ class Exchange:
         error = prefill_failed(self._prefill_failure) if is_prefills_fault else refusal
         self._verdict = Verdict(failed("decode answered an error"), error, metrics.Outcome.ENGINE_ERROR)
         if is_prefills_fault or refusal.status not in RETRIED_STATUSES:
+            self._decode.refused(refusal.status)
             self._handle(Event.DECODE_REFUSED)
         else:
+            self._decode.failed(Blame.NOBODY if is_overloaded(refusal) else Blame.PERHAPS)
             self._record.failed(Kind.DECODE_ERROR, f"it answered {refusal.status}", self._decode.name)
             self._handle(Event.DECODE_FAILED)
 
     def decode_lost(self, lost: Lost) -> None:
         name, reason = self._decode.name, scrub(lost.reason)
         error = decode_lost(name, reason)
+        if not lost.is_stale:
+            self._decode.failed(blame_for(lost))
         if self._calls.reservation is None and self._decode.may_send_again(lost):
             self._record.failed(Kind.DECODE_UNREACHED, reason, name)
             error = no_engine("decode", f"{name}: {reason}")
@@ -190,53 +191,75 @@ class Exchange:
 
     # What prefill's answer says (PrefillOwner).
 
-    def prefill_ended(self, failure: str | None) -> None:
+    def prefill_ended(self, failure: str | None, blame: Blame) -> None:
         self._record.prefill_replied()
         self._attempts.abort()
         if failure is None:
+            self._attempts.replied()
             self._handle(Event.PREFILL_DONE)
         else:
-            self._attempt_failed(Event.PREFILL_FAILED, Kind.PREFILL_FAILED, failure)
+            self._attempt_failed(Event.PREFILL_FAILED, Kind.PREFILL_FAILED, failure, blame)
+
+    def _has_pushed_kv(self) -> bool:
+        """Whether an answer that begins now has its KV from the newest attempt."""
+        if self._calls.reservation is None:
+            return False
+        phase, outcome = self._pairing.phase, self._calls.outcome
+        is_told = outcome is not None and outcome.is_ok
+        return phase is Phase.PREFILLING or (phase is Phase.AWAITING_ANSWER and is_told)
 
     def _handle(self, event: Event) -> None:
-        for command in self._pairing.handle(event, now=self._services.now()):
+        pairing = self._pairing
+        for command in pairing.handle(event, now=self._services.now()):
             _CARRY_OUT[command](self)
-        if self._has_share is not self._pairing.awaits_prefill:
-            self._move_share()
-        if self._pairing.is_over:
+        work = pairing.work
+        if work is not self._share.role:
+            self._share.move(work)
+        if pairing.phase is _DECODING:
+            self._forget_body()  # Decode answers and prefill is over: nothing is sent again.
+        if pairing.is_over:
             self._close()
-
-    def _move_share(self) -> None:
-        """The backlog counts this request exactly while it is work for prefill."""
-        self._has_share = not self._has_share
-        num_tokens = self._request.body.estimated_prompt_tokens
-        if self._has_share:
-            self._services.admission.take_again(num_tokens)
-        else:
-            self._services.give_back(num_tokens)
 
     # Time.
 
     def _set_timer(self) -> None:
-        # Never later than a prefill that starts now may last: no later step can need an earlier wake-up.
-        prefill_deadline = self._services.now() + self._request.timeouts.prefill_s
-        wakes_at = min(self._pairing.deadline, prefill_deadline)
-        self._timer = self._services.call_at(wakes_at, self._check_deadline)
+        # Never later than a prefill that starts now may last, and four times while an answer is silent: no step that
+        # follows needs an earlier wake-up, and no byte has to look at the clock.
+        timeouts = self._request.timeouts
+        left_s = self._pairing.deadline - self._services.now()
+        delay_s = min(left_s, timeouts.prefill_s, timeouts.idle_s / 4)
+        self._timer = self._services.call_later(delay_s, self._check_deadline)
 
     def _check_deadline(self) -> None:
-        """The timer has fired: the deadline has passed, or has moved on since it was set."""
+        """The timer has fired: a deadline has passed, or has moved on since it was set."""
         now = self._services.now()
+        if self._num_heard_bytes != self._relay.num_bytes:
+            self._num_heard_bytes = self._relay.num_bytes
+            self._pairing.heard(now=now)
         event = self._pairing.late_event(now=now)
         if event is Event.PREFILL_TIMED_OUT:
             reason = f"{self._attempts.engine_name} did not answer in time"
-            self._attempt_failed(event, Kind.PREFILL_TIMEOUT, reason)
+            self._attempt_failed(event, Kind.PREFILL_TIMEOUT, reason, Blame.ENGINE)
+        elif event is Event.STALLED:
+            self._stalled()
         elif event is not None:
             self._time_is_over(now - self._request.received_at)
         if not self._pairing.is_over:
             self._set_timer()
 
+    def _stalled(self) -> None:
+        """No byte of the answer has moved for too long: decode sends none, or the client takes none."""
+        is_client = self._relay.is_paused
+        error = stalled(self._decode.name, self._request.timeouts.idle_s, is_client=is_client)
+        self._record.failed(Kind.CLIENT_STALLED if is_client else Kind.DECODE_STALLED, error.message, self._decode.name)
+        self._decode.failed(Blame.NOBODY if is_client else Blame.ENGINE)
+        self._verdict = Verdict(failed(error.message), error, metrics.Outcome.TIMEOUT)
+        self._handle(Event.STALLED)
+
     def _time_is_over(self, seconds: float) -> None:
-        doing = _DOING[self._pairing.phase]
+        doing = DOING[self._pairing.phase]
+        if seconds >= self._request.timeouts.first_byte_s and self._pairing.phase not in NOT_DECODES_FAULT:
+            self._decode.failed(Blame.ENGINE)
         error = deadline_passed(seconds, doing)
         self._record.failed(Kind.DEADLINE, doing)
         self._verdict = Verdict(failed(error.message), error, metrics.Outcome.TIMEOUT)
@@ -260,14 +283,7 @@ class Exchange:
             self._record.failed(Kind.NO_DECODE, "every decode engine that may be asked was tried")
             self._handle(Event.GIVEN_UP)  # With the last verdict: the client learns of the last failure.
             return
-        try:
-            call = self._decode.send(self._decode_params(), self._relay)
-        except BadBody as error:
-            told = bad_request(str(error))
-            self._verdict = Verdict(failed(told.message), told, metrics.Outcome.REJECTED)
-            self._handle(Event.GIVEN_UP)
-        else:
-            self._relay.begin(call)
+        self._relay.begin(self._decode.send(self._decode_params(), self._relay))
 
     def _decode_params(self) -> DecodeParams | None:
         if not self._request.has_transfer:
@@ -276,7 +292,7 @@ class Exchange:
         return self._services.decode_params(
             pairing.transfer_id,
             pairing.attempt,
-            pairing.request_deadline,
+            pairing.transfer_deadline,
             wants_receipt=self._request.terms.wants_receipt,
         )
 
@@ -292,15 +308,20 @@ class Exchange:
 
     # Prefill.
 
-    def _attempt_failed(self, event: Event, kind: Kind, reason: str) -> None:
+    def _attempt_failed(self, event: Event, kind: Kind, reason: str, blame: Blame) -> None:
         """One attempt is over without KV: the next one, or the end of prefill."""
-        reason = scrub(reason) or "no reason was given"
-        self._record.failed(kind, reason, self._attempts.engine_name)
-        self._attempts.exclude()
+        self._prefill_reason = scrub(reason) or "no reason was given"
+        self._record.failed(kind, self._prefill_reason, self._attempts.engine_name)
+        self._attempts.failed(blame)
+        self._no_kv(event)
+
+    def _no_kv(self, event: Event) -> None:
+        """Whoever hears of ``event`` is told why there is no KV; this decode engine perhaps for good."""
+        reason = self._prefill_reason
         outcome = failed(reason, self._request.terms.on_prefill_failure)
         self._verdict = Verdict(outcome, prefill_failed(reason), metrics.Outcome.PREFILL_FAILED)
         self._handle(event)
-        if self._pairing.phase in (Phase.LOCAL_PREFILL, Phase.FAILED):
+        if self._pairing.phase in (Phase.LOCAL_PREFILL, Phase.FAILED) and not self._prefill_failure:
             self._prefill_failure = reason
             self._record.failed(Kind.PREFILL_EXHAUSTED, reason)
 
@@ -308,10 +329,10 @@ class Exchange:
         reservation = self._calls.reservation
         assert reservation is not None
         attempt = self._pairing.attempt
-        if self._attempts.start(reservation, attempt, self._pairing.request_deadline, self._decode.revision):
+        if self._attempts.start(reservation, attempt, self._pairing.transfer_deadline, self._decode.revision):
             self._record.prefill_sent(attempt)
         else:
-            self._handle(Event.NO_PREFILL_LEFT)
+            self._no_kv(Event.NO_PREFILL_LEFT)  # Perhaps all have failed while another decode engine had the request.
 
     def _leave_prefill(self) -> None:
         self._attempts.abort()
@@ -340,11 +361,23 @@ class Exchange:
         self._services.running.discard(self)
         self._services.transfers.pop(self._pairing.transfer_id, None)
         self._timer.cancel()
-        self._attempts.abort()
+        self._attempts.close()
         self._decode.close()
         self._record.write()
+        self._forget_body()
+
+    def _forget_body(self) -> None:
+        """Its memory is free now. Legs, calls and relay know each other in circles, which Python looks for rarely."""
+        self._cycle.forget()
+        if self._request.body.num_bytes <= LARGE_BODY_BYTES:
+            return
+        request = self._request = self._request.without_body()
+        self._decode.request = request
+        self._attempts.request = request
 
 
+_DECODING: Final = Phase.DECODING
+"""Each event asks for it: see ``relay.py``."""
 _CARRY_OUT: Final[dict[Command, Callable[[Exchange], None]]] = {
     Command.START_PREFILL: Exchange._start_prefill,
     Command.ABORT_PREFILL: Exchange._leave_prefill,
@@ -354,14 +387,4 @@ _CARRY_OUT: Final[dict[Command, Callable[[Exchange], None]]] = {
     Command.REPLY_FAILED: Exchange._reply_failed,
     Command.ANSWER_ERROR: Exchange._answer_error,
     Command.ANSWER_TIMEOUT: Exchange._answer_error,
-}
-
-_DOING: Final = {
-    Phase.AWAITING_RESERVATION: "waiting for the decode engine",
-    Phase.PREFILLING: "waiting for the prefill engine",
-    Phase.AWAITING_ANSWER: "waiting for decode's answer",
-    Phase.LOCAL_PREFILL: "waiting for decode's own prefill",
-    Phase.ANSWERING: "decoding",
-    Phase.DECODING: "decoding",
-    Phase.TRAILING: "waiting for prefill's reply",
 }

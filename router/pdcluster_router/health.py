@@ -90,7 +90,7 @@ async def watch_engine(engine: Engine, *, interval_s: float, timeout_s: float, o
 
 async def _probe(engine: Engine, timeout_s: float) -> bool:
     try:
-        answer = await engine.fetch("/health", timeout_s=timeout_s)
+        answer = await engine.fetch("/health", timeout_s=timeout_s, is_probe=True)
     except Unavailable:
         return False
     return answer.head.status == 200

@@ -7,9 +7,14 @@ Above the limit a call fails at once: waiting belongs to admission, not here.
 from __future__ import annotations
 
 import asyncio
+import errno
 from dataclasses import dataclass
+from typing import Final
 
-from pdcluster_router.connection import Call, Connection, Lost, ResponseSink
+from pdcluster_router.connection import Call, Connection, Lost, Request, ResponseSink
+
+_OUR_LIMITS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
+"""Nothing of these reached the engine: this process, or this machine, has no more to give."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class Pool:
     def num_idle(self) -> int:
         return len(self._idle)
 
-    def send(self, request: bytes, sink: ResponseSink, *, fresh: bool = False, is_exempt: bool = False) -> Call:
+    def send(self, request: Request, sink: ResponseSink, *, fresh: bool = False, is_exempt: bool = False) -> Call:
         """Start one call. Its sink hears the rest, never before this returns.
 
         ``fresh``: on a new connection, because an idle one was found closed. ``is_exempt``: the limit does not
@@ -54,7 +59,7 @@ class Pool:
         if idle is not None:
             idle.send(request, call)
         elif self.num_busy >= self._limits.max_connections and not is_exempt:
-            lost = Lost(f"all {self._limits.max_connections} connections are in use", is_unsent=True)
+            lost = Lost(f"all {self._limits.max_connections} connections are in use", is_unsent=True, is_ours=True)
             self._loop.call_soon(call.fail, lost)
         else:
             self._connect(request, call)
@@ -98,20 +103,23 @@ class Pool:
             connection.abort()
         return None
 
-    def _connect(self, request: bytes, call: Call) -> None:
+    def _connect(self, request: Request, call: Call) -> None:
         task = self._loop.create_task(self._connect_and_send(request, call))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
         call.connecting(task.cancel)
 
-    async def _connect_and_send(self, request: bytes, call: Call) -> None:
+    async def _connect_and_send(self, request: Request, call: Call) -> None:
         try:
             async with asyncio.timeout(self._limits.connect_timeout_s):
                 connection = await self._open()
         except TimeoutError:
             call.fail(Lost(f"no connection within {self._limits.connect_timeout_s:g} s", is_unsent=True))
         except OSError as error:
-            call.fail(Lost(f"cannot connect: {error.strerror or error}", is_unsent=True))
+            is_ours = error.errno in _OUR_LIMITS
+            call.fail(Lost(f"cannot connect: {error.strerror or error}", is_unsent=True, is_ours=is_ours))
+        except UnicodeError as error:  # Of a name that DNS cannot have.
+            call.fail(Lost(f"cannot connect: {error}", is_unsent=True))
         else:
             connection.send(request, call)
 

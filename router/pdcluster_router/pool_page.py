@@ -20,7 +20,7 @@ def describe_pool(services: Services) -> dict[str, object]:
     return {
         "discovery": _discovery(services),
         "revisions": [_revision(revision, engines) for revision in revisions],
-        "engines": [_engine(engine) for engine in engines],
+        "engines": [_engine(engine, services.now()) for engine in engines],
     }
 
 
@@ -44,7 +44,9 @@ def _revision(revision: str, engines: list[Engine]) -> dict[str, object]:
     return {"revision": revision, "serving": counts, "serves": revision in serving_revisions(serving)}
 
 
-def _engine(engine: Engine) -> dict[str, object]:
+def _engine(engine: Engine, now: float) -> dict[str, object]:
+    """``ejected_s``: seconds until it may be asked again, 0 when it may."""
+    breaker = engine.breaker
     return {
         "name": engine.name,
         "role": engine.role.value,
@@ -53,6 +55,8 @@ def _engine(engine: Engine) -> dict[str, object]:
         "revision": engine.revision,
         "state": engine.state.value,
         "healthy": engine.is_healthy,
+        "circuit": breaker.circuit.value,
+        "ejected_s": round(max(0.0, breaker.until - now), 1) if breaker.is_ejected else 0.0,
         "running": engine.num_running,
         "outstanding_tokens": engine.load.outstanding_tokens,
     }

@@ -23,7 +23,7 @@ class Record:
         self._services = services
         self._request_id = request.request_id
         self._attempt = 0
-        self._times = Times(transfer_id, request.request_id, received_at=request.received_at)
+        self._times = Times(transfer_id, request.request_id, received_at=request.received_at, client=request.client)
 
     def renewed(self, transfer_id: TransferId) -> None:
         """The request has a new transfer id."""

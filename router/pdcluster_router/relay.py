@@ -16,7 +16,15 @@ from typing import Final, Protocol
 
 from pdcluster_router.connection import Call, Lost, ResponseHead
 from pdcluster_router.core.openai_errors import ApiError, from_engine
-from pdcluster_router.core.sse import MAX_FIRST_EVENT_BYTES, ErrorWatch, error_event, error_of, first_event_end
+from pdcluster_router.core.sse import (
+    GAVE_UP,
+    MAX_FIRST_EVENT_BYTES,
+    ErrorWatch,
+    error_event,
+    error_of,
+    first_event_end,
+    is_given_up,
+)
 from pdcluster_router.cycle import JSON, HotCycle
 
 MAX_ERROR_BYTES: Final = 1 << 20
@@ -33,9 +41,10 @@ _OURS: Final = frozenset(
         b"trailer",
         b"transfer-encoding",
         b"upgrade",
+        b"x-request-id",
     )
 )
-"""Headers that are about one connection, not about the answer (RFC 9110, 7.6.1)."""
+"""Headers that are about one connection, not about the answer (RFC 9110, 7.6.1), and the id, which is ours to tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +86,37 @@ class _State(Enum):
     OVER = auto()
 
 
+_RELAYING: Final = _State.RELAYING
+"""Each event of a stream asks for it, and to find a member in its Enum takes Python 3.11 ten times as long."""
+
+
 class Relay:
     """What one decode engine answers to one client. Event loop only; owned by its exchange."""
 
-    __slots__ = ("_call", "_cycle", "_has_bytes", "_head", "_held", "_owner", "_state", "_watch")
+    __slots__ = (
+        "_call",
+        "_cycle",
+        "_head",
+        "_held",
+        "_is_event_stream",
+        "_owner",
+        "_state",
+        "_watch",
+        "is_paused",
+        "num_bytes",
+    )
 
     def __init__(self, owner: RelayOwner, cycle: HotCycle) -> None:
         self._owner = owner
         self._cycle = cycle
         self._call: Call | None = None
         self._head: ResponseHead | None = None
+        self._is_event_stream = False
         self._held = b""
-        self._has_bytes = False
+        self.num_bytes = 0
+        """Body bytes that decode has sent."""
+        self.is_paused = False
+        """Whether the client is slower than decode: no byte comes because none is read."""
         self._state = _State.HOLDING
         self._watch: ErrorWatch | None = None
 
@@ -100,7 +128,7 @@ class Relay:
         """The client learns of ``error``: as the answer, or, when that has begun, as its last event and a cut."""
         if self._state is _State.OVER or self._cycle.response_complete:
             return
-        is_stream = self._state is _State.RELAYING and self._is_event_stream()
+        is_stream = self._state is _RELAYING and self._is_event_stream
         has_started = self._cycle.has_started
         self._state = _State.OVER
         if not has_started:
@@ -120,10 +148,12 @@ class Relay:
 
     def pause(self) -> None:
         """The client is slower than decode: read no more from decode."""
+        self.is_paused = True
         if self._call is not None:
             self._call.pause()
 
     def resume(self) -> None:
+        self.is_paused = False
         if self._call is not None:
             self._call.resume()
 
@@ -131,16 +161,18 @@ class Relay:
 
     def on_head(self, head: ResponseHead) -> None:
         self._head = head
+        self._is_event_stream = head.content_type.lower().startswith(b"text/event-stream")
 
     def on_body(self, body: bytes) -> None:
-        if self._state is _State.RELAYING:
+        num_before = self.num_bytes
+        self.num_bytes = num_before + len(body)
+        if self._state is _RELAYING:
             if self._watch is None:
                 self._cycle.write(body)
             else:
                 self._write_watched(self._watch, body)
             return
-        if not self._has_bytes:
-            self._has_bytes = True
+        if not num_before:
             self._owner.first_byte()
         self._held = self._held + body if self._held else body
         self._look_at_the_beginning()
@@ -149,12 +181,14 @@ class Relay:
         head = self._known_head()
         if self._watch is not None and self._watch.has_error:
             self._break_off("an error that it did not finish")
-        elif self._state is _State.RELAYING:
+        elif self._state is _RELAYING:
             self._finish(head)
         elif head.status >= 400:
             self._refuse(head.status, from_engine(head.status, self._held), head)
         elif self._held:
             self._release(head)
+            if self._watch is not None and self._watch.has_error:
+                self._break_off("an error that it did not finish")
             self._finish(head)
         else:
             self._owner.decode_lost(Lost(f"it answered {head.status} with an empty body"))
@@ -164,9 +198,11 @@ class Relay:
 
     def _write_watched(self, watch: ErrorWatch, body: bytes) -> None:
         """Pass on what is no error: its engine would end the stream after one as if all was well."""
-        if passed := watch.feed(body):
+        passed = watch.feed(body)
+        if passed:
             self._cycle.write(passed)
-        self._look_for_late_error()
+        if len(passed) < len(body):
+            self._look_for_late_error()
 
     def _look_for_late_error(self) -> None:
         message = self._watch.message() if self._watch is not None else None
@@ -174,7 +210,7 @@ class Relay:
             self._break_off(message)
 
     def _break_off(self, message: str) -> None:
-        if self._watch is not None and self._watch.is_torn:
+        if self._is_event_stream and self._watch is not None and self._watch.is_torn:
             self._cycle.write(b"\n\n")  # What follows is an event of its own.
         self._watch = None
         if self._call is not None:
@@ -193,7 +229,9 @@ class Relay:
         if head.status >= 400:
             if len(self._held) > MAX_ERROR_BYTES:
                 self._abandon(head.status, from_engine(head.status, self._held), head)
-        elif not self._is_event_stream():
+        elif is_given_up(self._held):
+            self._break_off(GAVE_UP)
+        elif not self._is_event_stream:
             self._release(head)
         else:
             self._look_at_the_first_event(head)
@@ -215,17 +253,18 @@ class Relay:
         self._refuse(status, body, head)
 
     def _refuse(self, status: int, body: bytes, head: ResponseHead) -> None:
-        extra = b"".join(_line(name, value) for name, value in head.headers if name in _KEPT_ON_ERRORS)
+        extra = b"".join([_LINE % header for header in head.headers if header[0] in _KEPT_ON_ERRORS])
         self._owner.refused(Refusal(status, body, JSON + extra))
 
     def _release(self, head: ResponseHead) -> None:
         """Status, headers and what was held go to the client."""
         self._owner.begins()
         held, self._held = self._held, b""
-        self._state = _State.RELAYING
-        headers = b"".join(_line(name, value) for name, value in head.headers if name not in _OURS)
-        if self._is_event_stream():
+        self._state = _RELAYING
+        headers = b"".join([_LINE % header for header in head.headers if header[0] not in _OURS])
+        if self._is_event_stream:
             headers += b"x-accel-buffering: no\r\n"  # Else an nginx in front holds tokens back.
+        if len(held) != head.content_length:  # Else it is whole, and looked at already.
             self._watch = ErrorWatch()
             held = self._watch.feed(held)
         self._cycle.start(head.status, headers, head.content_length, held)
@@ -235,12 +274,6 @@ class Relay:
         assert self._head is not None
         return self._head
 
-    def _is_event_stream(self) -> bool:
-        return self._known_head().content_type.startswith(b"text/event-stream")
 
-
-_KEPT_ON_ERRORS: Final = frozenset((b"retry-after", b"x-request-id", b"www-authenticate"))
-
-
-def _line(name: bytes, value: bytes) -> bytes:
-    return b"%b: %b\r\n" % (name, value)
+_KEPT_ON_ERRORS: Final = frozenset((b"retry-after", b"www-authenticate"))
+_LINE: Final = b"%b: %b\r\n"

@@ -8,32 +8,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Final
 
 from pdcluster_protocol.labels import Role
+from pdcluster_router.core.breaker import Circuit
 from pdcluster_router.core.membership import Add, Command, Drain, Key, Known, Member, Remove, Revive, State, plan
-from pdcluster_router.core.placement import LeastTokens, Policy, decode_tiers, left_of, prefill_tiers
+from pdcluster_router.core.placement import choose, decode_tiers, left_of, prefill_tiers, proven
 from pdcluster_router.engine import Engine
 from pdcluster_router.pool import PoolLimits
 
 logger = logging.getLogger(__name__)
 
 _NOBODY: Final[tuple[list[Engine], ...]] = ()
+_MIN_TICK_S: Final = 0.01
+"""Timers may fire a little early: not so that the loop would spin until the time has come."""
 
 
 class Roster:
     """All engines of one router. Event loop only; ``close`` ends their connections."""
 
-    def __init__(self, limits: PoolLimits, on_change: Callable[[], None]) -> None:
-        """``on_change``: an engine has come, gone, or changed its state or health."""
+    def __init__(
+        self,
+        limits: PoolLimits,
+        on_change: Callable[[], None],
+        on_ejected: Callable[[Role], None],
+        now: Callable[[], float],
+    ) -> None:
+        """``on_change``: an engine has come, gone, or changed what it may get. ``on_ejected``: one of this role is left
+        alone from now on. ``now``: monotonic seconds."""
         self.engines: dict[Role, list[Engine]] = {role: [] for role in Role}
         self.members: tuple[Member, ...] = ()
         """What was said last."""
         self._limits = limits
         self._on_change = on_change
-        self._policy: Policy = LeastTokens()
+        self._on_ejected = on_ejected
+        self._now = now
+        self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._by_key: dict[Key, Engine] = {}
         self._numbers = {role: count() for role in Role}
@@ -65,22 +78,56 @@ class Roster:
         """The prefill engine for a request whose decode engine is of ``revision``; None when nobody is left."""
         return self._choose(self._prefill_tiers.get(revision, _NOBODY), excluded)
 
+    @property
+    def num_usable_decodes(self) -> int:
+        """The decode engines that new requests are placed among."""
+        return len(self._decode_tiers[0]) if self._decode_tiers else 0
+
+    # What an engine says (EngineOwner).
+
+    def became_idle(self) -> None:
+        """Soon, and not within the request that has ended, it is seen whether its engine is to be removed."""
+        if not self._is_settling:
+            self._is_settling = True
+            self._loop.call_soon(self._settle)
+
+    def breaker_changed(self, engine: Engine) -> None:
+        _log_breaker(engine, self._now())
+        if engine.breaker.circuit is Circuit.EJECTED:
+            self._on_ejected(engine.role)
+        self.refresh()
+        self._set_timer()
+
     async def close(self) -> None:
         """No connection and no task is left."""
+        if self._timer is not None:
+            self._timer.cancel()
         for engine in self.all_engines():
             await engine.close()
 
     def _choose(self, tiers: tuple[list[Engine], ...], excluded: Sequence[Engine]) -> Engine | None:
         engines = left_of(tiers, excluded)
-        if len(engines) > 1:
-            return engines[self._policy.choose([engine.load for engine in engines])]
-        return engines[0] if engines else None
+        if excluded:
+            engines = proven(engines)
+        return choose(engines, now=self._now(), chance=random.random) if engines else None
 
-    def _became_idle(self) -> None:
-        """Soon, and not within the request that has ended, it is seen whether its engine is to be removed."""
-        if not self._is_settling:
-            self._is_settling = True
-            self._loop.call_soon(self._settle)
+    def _set_timer(self) -> None:
+        """One for all breakers: when the next engine may be asked again."""
+        if self._timer is not None:
+            self._timer.cancel()
+        waiting = [engine.breaker.until for engine in self.all_engines() if engine.breaker.is_ejected]
+        delay_s = min(waiting, default=0.0) - self._now()
+        self._timer = self._loop.call_later(max(_MIN_TICK_S, delay_s), self._wake) if waiting else None
+
+    def _wake(self) -> None:
+        self._timer = None
+        now = self._now()
+        woken = [engine for engine in self.all_engines() if engine.breaker.wake(now=now)]
+        for engine in woken:
+            _log_breaker(engine, now)
+        if woken:
+            self.refresh()
+        self._set_timer()
 
     def _settle(self) -> None:
         self._is_settling = False
@@ -106,7 +153,7 @@ class Roster:
 
     def _add(self, member: Member) -> None:
         name = f"{member.role.value}-{next(self._numbers[member.role])}"
-        engine = Engine(name, member, self._limits, self._became_idle)
+        engine = Engine(name, member, self._limits, self, self._now)
         self._by_key[member.key] = engine
         self.engines[member.role].append(engine)
         _log("added", engine)
@@ -126,4 +173,28 @@ def _log(what: str, engine: Engine) -> None:
         engine.revision or "-",
         engine.pod or "-",
         engine.state.value,
+    )
+
+
+_BREAKER_NEWS: Final = {
+    Circuit.CLOSED: "is back: it has answered",
+    Circuit.EJECTED: "ejected: its requests fail",
+    Circuit.HALF_OPEN: "gets one request to show how it is",
+}
+
+
+def _log_breaker(engine: Engine, now: float) -> None:
+    """One line for each change; that the one request was placed is none."""
+    circuit = engine.breaker.circuit
+    if circuit is Circuit.TRYING:
+        return
+    level = logging.WARNING if circuit is Circuit.EJECTED else logging.INFO
+    seconds = engine.breaker.until - now if circuit is Circuit.EJECTED else 0.0
+    logger.log(
+        level,
+        "engine %s role=%s engine=%s seconds=%.0f",
+        _BREAKER_NEWS[circuit],
+        engine.role.value,
+        engine.name,
+        seconds,
     )

@@ -15,15 +15,20 @@ from typing import Final
 
 from pdcluster_protocol.metaserver import METASERVER_PATH
 from pdcluster_protocol.secret import Secret
-from pdcluster_router.core.openai_errors import RefusedRequest, bad_request, draining, internal, stopped
+from pdcluster_router.access import Access
+from pdcluster_router.clients import Clients, default_max_connections
+from pdcluster_router.core.openai_errors import ApiError, RefusedRequest, bad_request, draining, internal, stopped
 from pdcluster_router.core.pairing import Timeouts
+from pdcluster_router.core.request_head import ID_HEADER
 from pdcluster_router.core.rewrite import BadBody, parse_body
-from pdcluster_router.cycle import HotCycle
+from pdcluster_router.core.room import Room
+from pdcluster_router.cycle import NO_HEAD, HotCycle
 from pdcluster_router.exchange import Exchange
 from pdcluster_router.failures import Failure, Kind
 from pdcluster_router.gate import Gate
 from pdcluster_router.metaserver import take_reservation
 from pdcluster_router.metrics import Outcome
+from pdcluster_router.models import Models
 from pdcluster_router.request import ClientRequest
 from pdcluster_router.services import Services
 from pdcluster_router.settings import Settings
@@ -31,14 +36,14 @@ from pdcluster_router.verifier import Verifier
 
 logger = logging.getLogger(__name__)
 
-OPENAI_PATHS: Final = (b"/v1/chat/completions", b"/v1/completions")
-_METASERVER: Final = METASERVER_PATH.encode()
-HOT_PATHS: Final = frozenset((*OPENAI_PATHS, _METASERVER))
+OPENAI_PATHS: Final = frozenset((b"/v1/chat/completions", b"/v1/completions"))
+METASERVER: Final = METASERVER_PATH.encode()
+INTERNAL_PATHS: Final = frozenset((METASERVER,))
 
 _TIMEOUT_HEADER: Final = b"x-request-timeout"
-_ID_HEADER: Final = b"x-request-id"
 _NOT_FORWARDED: Final = frozenset(
     (
+        b"authorization",  # ``Access`` says what engines are shown.
         b"accept-encoding",  # The first event of a stream must be readable; vLLM compresses nothing anyway.
         b"connection",
         b"content-length",
@@ -51,7 +56,7 @@ _NOT_FORWARDED: Final = frozenset(
         b"trailer",
         b"transfer-encoding",
         b"upgrade",
-        _ID_HEADER,
+        ID_HEADER,
         _TIMEOUT_HEADER,
     )
 )
@@ -64,12 +69,15 @@ class Router:
         self.settings = settings
         self.services = Services(settings, secret)
         self.gate = Gate(self.services, self._start)
-        self.verifier = Verifier(self.services)
-        self.hot_paths = HOT_PATHS
+        self.access = Access(settings)
+        self.verifier = Verifier(self.services, self.access.engine_line)
+        self.models = Models(self.services.roster, self.services.now)
+        self.room = Room(settings.max_buffered_bytes)
+        """For requests whose answer has not begun."""
+        self.clients = Clients(settings.max_connections or default_max_connections())
         self.is_draining = False
-        self._default_timeouts = Timeouts(
-            settings.request_timeout_s, settings.prefill_timeout_s, settings.reservation_timeout_s
-        )
+        self._stream_timeouts = _timeouts_in(settings, settings.first_byte_timeout_s)
+        self._plain_timeouts = _timeouts_in(settings, settings.whole_answer_timeout_s)
 
     def dispatch(self, cycle: HotCycle) -> None:
         """A hot request has arrived whole and it is its turn: answered, or on its way."""
@@ -81,9 +89,26 @@ class Router:
         except Exception:  # noqa: BLE001 - logged below. The top of a request: a bug of ours fails this one, and no other.
             self._answer_bug(cycle)
 
+    def is_internal(self, port: int) -> bool:
+        """Whether this port of ours is the one for engines, the operator and monitoring."""
+        return port == self.settings.internal_port
+
+    def admit(self, cycle: HotCycle) -> ApiError | None:
+        """What a hot request is told as soon as its head is there; None: its body is read."""
+        if cycle.is_for_engines or self.access.keys is None:
+            return None
+        admitted = self.access.admit(cycle.headers)
+        if isinstance(admitted, str):
+            cycle.client, cycle.keys = admitted, self.access.keys
+            cycle.holder = admitted if cycle.keys.are_several else ""
+            return None
+        self.services.metrics.ended(Outcome.REJECTED)
+        cycle.head = NO_HEAD  # It may have to wait for its turn to be refused.
+        return admitted
+
     def max_body_bytes(self, path: bytes) -> int:
         """How large a body on this hot path may be."""
-        return self.settings.max_reservation_bytes if path == _METASERVER else self.settings.max_body_bytes
+        return self.settings.max_reservation_bytes if path == METASERVER else self.settings.max_body_bytes
 
     def drain(self) -> None:
         """No new requests are taken, and those that wait are turned away; those that run go on."""
@@ -129,11 +154,13 @@ class Router:
             self.services.failures.tell(Failure(Kind.DRAINING))
             raise RefusedRequest(draining())
         received_at = self.services.now()
-        headers = dict(cycle.headers)
-        timeouts = self._timeouts(headers.get(_TIMEOUT_HEADER))
-        request_id = headers.get(_ID_HEADER) or self.services.new_transfer_id().encode()
-        lines = [b"%b: %b\r\n" % (name, value) for name, value in cycle.headers if name not in _NOT_FORWARDED]
-        lines.append(b"%b: %b\r\n" % (_ID_HEADER, request_id))
+        headers, fields, client = cycle.head.headers, cycle.head.fields, cycle.client
+        if cycle.keys is not self.access.keys:  # They have changed since its head was read.
+            client = self._admitted_again(headers)
+        lines = [b"%b: %b\r\n" % header for header in headers if header[0] not in _NOT_FORWARDED]
+        lines.append(b"x-request-id: %b\r\n" % cycle.request_id)
+        if self.access.keys is not None or b"authorization" in fields:
+            lines.append(self.access.line_for_engines(headers))
         try:
             body = parse_body(cycle.take_body())
         except BadBody as error:
@@ -141,19 +168,38 @@ class Router:
         return ClientRequest(
             path=cycle.path,
             headers=b"".join(lines),
-            request_id=request_id.decode("latin-1"),
+            request_id=cycle.request_id.decode("ascii"),
             body=body,
-            timeouts=timeouts,
+            timeouts=self._timeouts(fields.get(_TIMEOUT_HEADER), is_stream=body.is_stream),
             terms=self.services.terms,
             has_transfer=not body.needs_local_prefill,
+            client=client,
             received_at=received_at,
         )
 
-    def _timeouts(self, wanted: bytes | None) -> Timeouts:
+    def _admitted_again(self, headers: list[tuple[bytes, bytes]]) -> str:
+        admitted = self.access.admit(headers)
+        if isinstance(admitted, str):
+            return admitted
+        raise RefusedRequest(admitted)
+
+    def _timeouts(self, wanted: bytes | None, *, is_stream: bool) -> Timeouts:
+        usual = self._stream_timeouts if is_stream else self._plain_timeouts
         if wanted is None:
-            return self._default_timeouts
-        request_s = min(self._default_timeouts.request_s, _seconds(wanted))
-        return replace(self._default_timeouts, request_s=request_s)
+            return usual
+        seconds = _seconds(wanted)
+        return replace(usual, request_s=seconds if usual.request_s is None else min(usual.request_s, seconds))
+
+
+def _timeouts_in(settings: Settings, first_byte_s: float) -> Timeouts:
+    return Timeouts(
+        settings.request_timeout_s,
+        settings.prefill_timeout_s,
+        settings.reservation_timeout_s,
+        transfer_s=settings.first_byte_timeout_s,
+        first_byte_s=first_byte_s,
+        idle_s=settings.idle_timeout_s,
+    )
 
 
 def _seconds(value: bytes) -> float:

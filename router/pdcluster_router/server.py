@@ -1,4 +1,4 @@
-"""The process around the router: socket, uvicorn, signals, a graceful stop within a limit.
+"""The process around the router: sockets, uvicorn, signals, a graceful stop within a limit.
 
 SIGTERM --> no new requests (503), running ones go on up to drain_timeout_s --> the rest gets an error
         --> connections close --> the application's lifespan ends: no task, no connection to an engine is left
@@ -6,14 +6,20 @@ SIGTERM --> no new requests (503), running ones go on up to drain_timeout_s --> 
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import resource
+import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
 
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_protocol.secret import Secret
+from pdcluster_protocol.secret import SECRET_VARIABLE, Secret
+from pdcluster_router.access import read_keys
 from pdcluster_router.app import build_app
 from pdcluster_router.protocol import ROUTER_STATE, RouterProtocol
 from pdcluster_router.router import Router
@@ -51,44 +57,93 @@ class RouterServer(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's, and SIGHUP: the keys are read anew. Without a file of keys SIGHUP ends the process, as ever."""
+        if self._settings.api_key_file is None:
+            with super().capture_signals():
+                yield
+            return
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
+        try:
+            with super().capture_signals():
+                yield
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)
+
+    def _reload_keys(self) -> None:
+        if self.started:
+            self.router.access.reload()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.router.drain()
         await self.router.wait_until_idle(self._settings.drain_timeout_s, lambda: self.force_exit)
         await super().shutdown(sockets=sockets)
 
 
-def listen(settings: Settings) -> tuple[socket.socket, Settings]:
-    """A bound socket, and the settings with the port that it really has.
+def listen(settings: Settings) -> tuple[list[socket.socket], Settings]:
+    """Bound sockets, the clients' and the internal one, and the settings with the ports that they really have.
 
     Raises:
-        ConfigError: The port is taken, or the address is not ours.
+        ConfigError: A port is taken, or the address is not ours.
     """
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    client = _bind(settings.host, settings.port, "--port")
+    port: int = client.getsockname()[1]
+    wanted = settings.wanted_internal_port
+    try:
+        internal = _bind(settings.host, wanted, "--internal-port")
+    except ConfigError:
+        client.close()
+        raise
+    return [client, internal], settings.model_copy(update={"port": port, "internal_port": internal.getsockname()[1]})
+
+
+def _bind(host: str, port: int, flag: str) -> socket.socket:
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind((settings.host, settings.port))
+        bound.bind((host, port))
         bound.listen(_BACKLOG)
     except OSError as error:
         bound.close()
-        where = f"{settings.host}:{settings.port}"
-        raise ConfigError(f"cannot listen on {where} ({error.strerror}): choose another --port or --host") from error
+        where = f"{host}:{port}"
+        raise ConfigError(f"cannot listen on {where} ({error.strerror}): choose another {flag} or --host") from error
     bound.setblocking(False)
-    return bound, settings.model_copy(update={"port": bound.getsockname()[1]})
+    return bound
 
 
 def run(settings: Settings, secret: Secret) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
-        ConfigError: The port is taken, or the trace file cannot be written.
+        ConfigError: A port is taken, or a file cannot be used.
     """
     if settings.trace_file is not None:
         TraceFile(settings.trace_file).close()
+    if settings.api_key_file is not None:
+        read_keys(settings.api_key_file)
     _raise_open_file_limit()
-    bound, settings = listen(settings)
-    print(f"router on http://{settings.host}:{settings.port}", flush=True)
-    RouterServer(settings, secret).run(sockets=[bound])
+    sockets, settings = listen(settings)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    print(f"router on http://{host}:{settings.port}", flush=True)
+    print(f"engines, operator and monitoring on http://{host}:{settings.internal_port}", flush=True)
+    for warning in warnings_of(settings, secret):
+        print(warning, flush=True)
+    server = RouterServer(settings, secret)
+    gc.collect()
+    gc.freeze()  # What is there for good is looked at no more: modules and FastAPI alone would stop the loop for 50 ms.
+    server.run(sockets=sockets)
+
+
+def warnings_of(settings: Settings, secret: Secret) -> list[str]:
+    """What whoever starts this router should know about who may use it; a line each."""
+    warnings = []
+    if settings.api_key_file is None:
+        warnings.append("clients are not authenticated: add --api-key-file, or put a gateway in front")
+    if secret.is_well_known:
+        warnings.append(f"{SECRET_VARIABLE} is not set: any user of this machine may order verifications")
+    return warnings
 
 
 def _uvicorn_config(settings: Settings, secret: Secret) -> uvicorn.Config:

@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.labels import Role
@@ -17,6 +17,7 @@ from pdcluster_protocol.metaserver import Action, Outcome
 from pdcluster_protocol.params import DecodeParams, Reservation, for_attempt
 from pdcluster_protocol.secret import Secret
 from pdcluster_router.core.admission import Admission
+from pdcluster_router.core.load import AnswerLength
 from pdcluster_router.core.membership import Member
 from pdcluster_router.core.openai_errors import ApiError
 from pdcluster_router.core.pairing import Retries
@@ -54,16 +55,13 @@ class Services:
         self.secret = secret
         self.metrics = Metrics()
         self.failures = Failures(self.metrics.failed, self.now)
-        self.trace = TraceFile(settings.trace_file)
+        self.trace = TraceFile(settings.trace_file, self.metrics.trace_lost.inc)
         self.transfers: dict[TransferId, Running] = {}
         """Requests by transfer id: what the metaserver can find."""
         self.running: set[Running] = set()
-        self.admission: Admission[Any] = Admission(
-            engine_tokens=settings.max_prefill_backlog_tokens,
-            max_queued=settings.max_queued_requests,
-            queue_s=settings.queue_timeout_s,
-        )
-        """The guests are the gate's own."""
+        self.answers = AnswerLength()
+        self.admissions: dict[Role, Admission[Any]] = {role: _admission_of(settings) for role in Role}
+        """By the role that prefills. The guests are the gate's own."""
         self.on_room: Callable[[], None] = _nobody_waits
         """The gate's: those who have room now enter."""
         self._is_room_told = False
@@ -71,13 +69,13 @@ class Services:
         self._loop = asyncio.get_running_loop()
         self.on_pool_change: Callable[[], None] = _nobody_waits
         """The probes': another set of engines is to be asked how it is."""
-        self.roster = Roster(limits, self._pool_changed)
+        self.roster = Roster(limits, self._pool_changed, self.metrics.ejected, self.now)
         self.engines = self.roster.engines
         self.terms = Terms(self.roster.place_decode, self.roster.place_prefill, _retries_in(settings))
         """Of every client's request."""
         self.discovery = discovery_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
         """None: the engines are named at start, and stay."""
-        self.metrics.watch_in_flight(lambda: len(self.running) + self.admission.num_queued)
+        self.metrics.watch_in_flight(lambda: len(self.running) + self.num_queued)
         self.metrics.watch_engines(lambda: [_sample_of(engine) for engine in self.all_engines()])
         if self.discovery is None:
             self.roster.update(_named_in(settings))
@@ -112,10 +110,14 @@ class Services:
             reservation, attempt, self.secret.mint(reservation.transfer_id, attempt, left_ms), deadline_ms=left_ms
         )
 
-    def give_back(self, num_tokens: int) -> None:
-        """A share of the prefill backlog is free; who waits for room may enter soon."""
-        self.admission.give_back(num_tokens)
-        if self.admission.num_queued:
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait to enter."""
+        return sum(admission.num_queued for admission in self.admissions.values())
+
+    def give_back(self, role: Role, share: int) -> None:
+        """A share of that role's backlog is free; who waits for room may enter soon."""
+        if self.admissions[role].give_back(share):
             self.make_room()
 
     def make_room(self) -> None:
@@ -124,13 +126,13 @@ class Services:
             self._is_room_told = True
             self._loop.call_soon(self._tell_room)
 
-    def now(self) -> float:
-        """Monotonic seconds. Not the loop's own time: uvloop's has steps of a millisecond."""
-        return time.monotonic()
+    now: Final = staticmethod(time.monotonic)
+    """Monotonic seconds. Not the loop's own time: uvloop's has steps of a millisecond. The function itself: a request
+    asks up to 18 times."""
 
-    def call_at(self, deadline: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        """``callback`` at ``deadline``, or a little before: it must look at the clock."""
-        return self._loop.call_later(max(0.0, deadline - time.monotonic()), callback)
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        """``callback`` in so many seconds, or a little before: it must look at the clock. At once if there are none."""
+        return self._loop.call_later(max(0.0, delay_s), callback)
 
     async def close(self) -> None:
         await self.roster.close()
@@ -144,10 +146,19 @@ class Services:
         return max(1, int((deadline - self.now()) * 1000))
 
     def _pool_changed(self) -> None:
-        """The backlog's limit follows the prefill engines that can be used."""
-        self.admission.set_engines(len(usable_prefills(self.all_engines())))
+        """The backlogs' limits follow the engines that can be used."""
+        self.admissions[Role.PREFILL].set_engines(len(usable_prefills(self.all_engines())))
+        self.admissions[Role.DECODE].set_engines(self.roster.num_usable_decodes)
         self.make_room()
         self.on_pool_change()
+
+
+def _admission_of(settings: Settings) -> Admission[Any]:
+    return Admission(
+        engine_tokens=settings.max_prefill_backlog_tokens,
+        max_queued=settings.max_queued_requests,
+        queue_s=settings.queue_timeout_s,
+    )
 
 
 def _retries_in(settings: Settings) -> Retries:
@@ -163,7 +174,8 @@ def _named_in(settings: Settings) -> list[Member]:
 
 def _sample_of(engine: Engine) -> EngineSample:
     is_up = engine.is_healthy if engine.state.is_probed else None
-    return EngineSample(engine.role.value, engine.url, engine.revision, engine.state.value, is_up)
+    is_ejected = engine.breaker.is_ejected
+    return EngineSample(engine.role.value, engine.url, engine.revision, engine.state.value, is_up, is_ejected)
 
 
 def _nobody_waits() -> None:

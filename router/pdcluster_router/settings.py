@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -17,6 +17,10 @@ from pdcluster_protocol.metaserver import METASERVER_PATH, Action
 
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+_LAST_PORT = 65535
+
+ENGINE_KEY_VARIABLE: Final = "VLLM_API_KEY"
+"""vLLM's own name for it: the engines of one cluster and its router are told alike."""
 
 
 def _checked_url(url: str) -> str:
@@ -29,6 +33,10 @@ def _checked_url(url: str) -> str:
         )
     if parts.scheme != "http" or not parts.hostname or parts.port == 0:  # .port raises when it is no number
         raise ValueError(f"{url!r} is not a URL like http://HOST:PORT")
+    try:
+        parts.hostname.encode("idna")
+    except UnicodeError as error:
+        raise ValueError(f"{url!r} has a host that no DNS can know: its labels must have 1 to 63 characters") from error
     if parts.path.rstrip("/") or parts.query or parts.fragment or parts.username:
         raise ValueError(f"{url!r} has more than a host and a port: give http://HOST:PORT only")
     return f"http://{parts.netloc}"
@@ -87,14 +95,36 @@ class Settings(BaseModel):
     host: str = "127.0.0.1"
     """Address to listen on. Loopback, so that nothing is open to a network unless somebody asks for it."""
     port: int = Field(default=8000, ge=0, le=65535)
-    """TCP port to listen on; 0: any free one. 8000 as vLLM's own server."""
+    """TCP port for clients; 0: any free one. 8000 as vLLM's own server."""
+    internal_port: int | None = Field(default=None, ge=0, le=65535)
+    """TCP port for engines' calls, metrics, the pool's pages and the operator's orders, so that no client reaches them
+    and idle clients take none of it; 0: any free one. None: the one after ``port``, or any where ``port`` is 0."""
     advertise_url: EngineUrl | None = None
-    """Where decode engines reach the metaserver of this very process. None: ``http://host:port``, for one machine."""
-    request_timeout_s: float = Field(default=600.0, gt=0, le=86400)
-    """Seconds for a whole request; a client's ``X-Request-Timeout`` can only shorten it. 600: the openai SDK's own."""
+    """Where decode engines reach the internal port of this very process. None: ``http://host:internal_port``, for one
+    machine."""
+    api_key_file: Path | None = None
+    """File with the SHA-256 of each key that clients may show. None: clients need none, and a gateway must ask."""
+    api_key_interval_s: float = Field(default=3.0, gt=0, le=3600)
+    """Seconds between two looks at that file. 3: a key is good or gone within seconds; a look costs microseconds."""
+    engine_api_key: str | None = Field(default=None, repr=False, pattern=r"^[!-~]+$")
+    """The engines' own key, where they were started with one: ``VLLM_API_KEY``, for an argument is seen by everybody
+    on the machine. None: engines want none, or clients show it."""
+    request_timeout_s: float | None = Field(default=None, gt=0, le=86400)
+    """Seconds for a whole request; a client's ``X-Request-Timeout`` can only shorten it. None: as long as its answer
+    flows, for a total would cut a long answer that nothing is wrong with."""
+    first_byte_timeout_s: float = Field(default=600.0, gt=0, le=86400)
+    """Seconds from a request until its stream begins, and until decode has the KV of any request. 600: what the openai
+    SDK waits for a byte."""
+    whole_answer_timeout_s: float = Field(default=3600.0, gt=0, le=86400)
+    """Seconds from a request until an answer that is not streamed begins, which is when it is whole. 3600: 32,000
+    tokens at 40 a second take 800 s, and nothing is seen of them before the last one."""
+    idle_timeout_s: float = Field(default=120.0, gt=0, le=86400)
+    """Seconds between two bytes of an answer; a client that takes none is cut off after it as well. It is looked at
+    four times in it. 120: decode may preempt a request and compute its prompt again, which is seconds; engines and
+    clients that are silent for minutes have stopped."""
     prefill_timeout_s: float = Field(default=300.0, gt=0, le=86400)
-    """Seconds for the answer of one prefill attempt, within the request's own time. Half of a request, so that another
-    attempt or decode itself still has time."""
+    """Seconds for the answer of one prefill attempt, within the time until the first byte. Half of that, so that
+    another attempt or decode itself still has time."""
     max_prefill_attempts: int = Field(default=3, ge=1, le=100)
     """Failed prefill attempts of one request before it is over. 3: two engines that fail at once are bad luck, three
     are not. Each attempt asks an engine on which this request has not failed, so a small pool gives up sooner."""
@@ -105,16 +135,17 @@ class Settings(BaseModel):
     """What happens when no prefill attempt is left. recompute: decode does what its kv_load_failure_policy says. fail:
     the client gets a 502 at once, for pools whose decode engines must never compute prompts."""
     max_prefill_backlog_tokens: int = Field(default=65536, ge=1, le=1 << 30)
-    """Prompt tokens, as estimated from bytes, that may be under way for each healthy prefill engine; a larger request
-    enters when there are none. 65536: eight steps of vLLM's usual 8192, some seconds of work. Less lets prefill
-    run dry between two requests; more only keeps decode's blocks reserved for longer."""
+    """Prompt tokens that may be under way for each usable prefill engine, and for each decode engine of what it has to
+    prefill by itself: estimated from bytes, exact once decode has reserved. No request counts for more than a quarter.
+    65536: eight steps of vLLM's usual 8192, some seconds of work. Less lets prefill run dry between two requests; more
+    only keeps decode's blocks reserved for longer."""
     max_queued_requests: int = Field(default=4096, ge=0, le=65536)
-    """Requests that wait until prefill has room; more get 429. 4096: a second or two of the busiest pool, and some ten
-    MiB of waiting bodies."""
+    """Requests that wait until prefill has room; more get 429. 4096: a second or two of the busiest pool. Their bytes
+    are bounded by ``max_buffered_bytes``."""
     queue_timeout_s: float = Field(default=30.0, gt=0, le=86400)
     """Seconds in that queue before 503. 30: a client that waited longer is better told to come back."""
     reservation_timeout_s: float | None = Field(default=None, gt=0, le=86400)
-    """Seconds for decode's reservation. None: no limit but the request's, for a prompt that decode has cached
+    """Seconds for decode's reservation. None: no limit but the first byte's, for a prompt that decode has cached
     whole is answered without any reservation, and a long answer that is not streamed shows nothing before its end."""
     connect_timeout_s: float = Field(default=3.0, gt=0, le=60)
     """Seconds to connect to an engine. 3: one lost SYN is sent again after 1 s; more is a dead host."""
@@ -122,14 +153,27 @@ class Settings(BaseModel):
     """Connections to one engine at a time. Above what an engine can run, below the ports one source address has."""
     engine_idle_s: float = Field(default=4.0, gt=0, le=3600)
     """Seconds an idle connection to an engine is used again. 4: vLLM's server closes its own after 5."""
-    max_body_bytes: int = Field(default=64 << 20, ge=1024, le=1 << 30)
-    """Bytes of a request body. 64 MiB: a few images in base64, or some million tokens."""
+    max_body_bytes: int = Field(default=8 << 20, ge=1024, le=1 << 30)
+    """Bytes of a request body. 8 MiB: two million tokens of text, or some photographs in base64. The event loop stands
+    still while one is scanned: 6 ms for 8 MiB of text, up to 50 ms where a client made it to be slow. Where clients are
+    trusted and send many large images, give more."""
+    max_buffered_bytes: int = Field(default=256 << 20, ge=1 << 20, le=1 << 40)
+    """Bytes of requests whose answer has not begun, heads included, over all connections and the queue; what finds no
+    room gets 503. Of several keys none may hold more than twice what it leaves free. 256 MiB: 4,096 queued prompts of
+    16,000 tokens, or 32 bodies of the largest size, in the memory of a small pod. Bodies count once; while a request is
+    sent on there are up to two copies more."""
+    max_connections: int = Field(default=0, ge=0, le=1 << 20)
+    """Connections of clients that are served at a time; further ones get 503, but for engines' calls and probes of
+    ``/health``. 0: a quarter of the files that the process may open, for a request holds up to four descriptors; at
+    most 16384, as many as one engine may be given."""
     max_reservation_bytes: int = Field(default=8 << 20, ge=1024, le=1 << 30)
     """Bytes of a metaserver call. 8 MiB: the block table of some ten million tokens, and no room for a flood."""
     max_header_bytes: int = Field(default=64 << 10, ge=1024, le=1 << 20)
     """Bytes of a request's line and headers. 64 KiB, twice what nginx takes by default."""
     client_read_timeout_s: float = Field(default=60.0, gt=0, le=3600)
-    """Seconds for a request to arrive whole once it has begun, and for the first one after a connection was made."""
+    """Seconds for a request to arrive whole once it has begun, and for the first one after a connection was made. A
+    body that comes with 16 KiB/s or more has longer. 60: nginx's own; a client that trickles holds a socket no longer.
+    """
     client_idle_s: float = Field(default=75.0, gt=0, le=3600)
     """Seconds an idle client connection is kept. 75: longer than load balancers' usual 60, so that they close first."""
     client_linger_s: float = Field(default=5.0, gt=0, le=60)
@@ -157,6 +201,21 @@ class Settings(BaseModel):
             raise ValueError(f"{' and '.join(absent)}: --discovery kubernetes needs it (a pod knows all but --cluster)")
         return self
 
+    @model_validator(mode="after")
+    def _has_two_ports(self) -> Self:
+        if self.port and self.internal_port == self.port:
+            raise ValueError(f"--internal-port {self.port} is the clients' port too: choose another one")
+        if self.internal_port is None and self.port == _LAST_PORT:
+            raise ValueError(f"--internal-port: there is none after --port {_LAST_PORT}, name one")
+        return self
+
+    @property
+    def wanted_internal_port(self) -> int:
+        """Before it is bound; 0: any free one."""
+        if self.internal_port is not None:
+            return self.internal_port
+        return self.port + 1 if self.port else 0
+
     @property
     def metaserver_url(self) -> str:
         """What decode engines call.
@@ -169,10 +228,10 @@ class Settings(BaseModel):
         if self.host in _WILDCARDS:
             raise ConfigError(
                 f"--host {self.host} names no address that a decode engine could call: "
-                "add --advertise-url http://ADDRESS:PORT with this machine's own address"
+                "add --advertise-url http://ADDRESS:INTERNAL_PORT with this machine's own address"
             )
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}{METASERVER_PATH}"
+        return f"http://{host}:{self.wanted_internal_port}{METASERVER_PATH}"
 
 
 def build_settings(**values: object) -> Settings:
@@ -194,5 +253,7 @@ def build_settings(**values: object) -> Settings:
 def _flag(location: tuple[int | str, ...]) -> str:
     if not location:  # Several settings together; the message names them.
         return "these settings do not fit"
+    if location[0] == "engine_api_key":
+        return ENGINE_KEY_VARIABLE
     name = str(location[0]).removesuffix("_urls").removesuffix("_s")
     return "--" + name.replace("_", "-")

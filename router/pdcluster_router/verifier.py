@@ -1,4 +1,4 @@
-"""Verifies a revision: one real request through one pair of it, which KV that is not pushed cannot survive.
+"""Verifies a revision: one real request through one pair of it, which no KV survives but what prefill computed.
 
 The request takes a client's own way (``Exchange``), on other terms: this pair and no other, one attempt, decode may not
 recompute, and its answer carries a receipt. What counts as proof is decided in ``core/verification.py``.
@@ -28,8 +28,8 @@ from pdcluster_router.core.openai_errors import (
     too_many_verifications,
 )
 from pdcluster_router.core.pairing import Retries, Timeouts
-from pdcluster_router.core.placement import LeastTokens
 from pdcluster_router.core.rewrite import parse_body
+from pdcluster_router.core.room import Room
 from pdcluster_router.core.scrub import scrub
 from pdcluster_router.core.verification import (
     FIRST_WORDS,
@@ -40,7 +40,7 @@ from pdcluster_router.core.verification import (
     problem_of,
     prompt_of,
 )
-from pdcluster_router.cycle import HotCycle
+from pdcluster_router.cycle import NO_HEAD, HotCycle
 from pdcluster_router.engine import Engine
 from pdcluster_router.exchange import Exchange
 from pdcluster_router.request import ClientRequest, Terms
@@ -83,13 +83,17 @@ class Verified:
     pair: Pair
     asked: Asked
     seconds: float
+    transfer_protocol: str
+    """By which decode says that the bytes came."""
 
 
 class Verifier:
     """All verifications of one router. Event loop only."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, engine_line: bytes) -> None:
+        """``engine_line``: the header line with the engines' own key; empty when they want none."""
         self._services = services
+        self._engine_line = engine_line
         self._num_running = 0
 
     async def verify(self, order: Order) -> Verified:
@@ -119,8 +123,10 @@ class Verifier:
             logger.warning("not verified %s seconds=%.3f reason=%s", names, seconds, reason)
             raise RefusedRequest(not_verified(reason))
         assert trial.asked is not None
-        logger.info("verified %s seconds=%.3f tokens=%d", names, seconds, trial.asked.num_tokens)
-        return Verified(pair, trial.asked, seconds)
+        assert trial.receipt is not None
+        protocol = trial.receipt.pdcluster_transfer_protocol
+        logger.info("verified %s seconds=%.3f tokens=%d content=compared", names, seconds, trial.asked.num_tokens)
+        return Verified(pair, trial.asked, seconds, protocol)
 
     def _pair(self, order: Order) -> Pair:
         prefill, decode = (_choose(self._services.engines[role], order, role) for role in (Role.PREFILL, Role.DECODE))
@@ -144,7 +150,7 @@ class Verifier:
 
     async def _try(self, pair: Pair, num_words: int, deadline: float) -> Trial:
         answer = _Answer()
-        cycle = HotCycle(answer, _PATH, [], _never)
+        cycle = HotCycle(answer, _PATH, NO_HEAD, _never, Room(0))
         cycle.keep_alive = cycle.takes_chunks = False  # So that what is written is head and body, without framing.
         exchange = Exchange(self._services, cycle, self._request(pair, num_words, deadline))
         exchange.start()
@@ -162,15 +168,18 @@ class Verifier:
         request_id = f"verify-{services.new_transfer_id()}"
         request = ClientRequest(
             path=_PATH,
-            headers=b"content-type: application/json\r\nx-request-id: %b\r\n" % request_id.encode(),
+            headers=b"content-type: application/json\r\nx-request-id: %b\r\n%b"
+            % (request_id.encode(), self._engine_line),
             request_id=request_id,
             body=parse_body(_body_of(num_words)),
             timeouts=Timeouts(left_s, left_s, left_s),
             terms=_terms_of(pair),
             has_transfer=True,
+            client="",
             received_at=services.now(),
         )
-        services.admission.take_again(request.body.estimated_prompt_tokens)
+        admission = services.admissions[Role.PREFILL]
+        admission.take_again(admission.share_of(request.body.estimated_prompt_tokens))
         return request
 
 
@@ -187,7 +196,7 @@ class _Answer:
     def answered(self) -> None:
         self.is_whole.set()
 
-    def close(self) -> None:
+    def close(self, *, with_reset: bool = False) -> None:
         """There is nothing to close."""
 
     @property
@@ -232,7 +241,7 @@ def _trial_of(num_words: int, answer: _Answer, exchange: Exchange) -> Trial:
         error=error if exchange.is_done or error else "the answer was cut",
         asked=_asked_by(exchange.reservation),
         prefill_problem=prefill_problem,
-        num_received_tokens=receipt_in(answer.body),
+        receipt=receipt_in(answer.body),
     )
 
 
@@ -250,7 +259,7 @@ def _choose(engines: Sequence[Engine], order: Order, role: Role) -> Engine | str
     wanted = [engine for engine in known if pods is None or engine.pod in pods]
     ready = [engine for engine in wanted if engine.state is State.SERVING and engine.is_healthy]
     if ready:
-        return ready[LeastTokens().choose([engine.load for engine in ready])]
+        return min(ready, key=lambda engine: (engine.load.outstanding_tokens, engine.load.num_placed))
     revision = f"revision {order.revision!r}" if order.revision else "this pool"
     what = f"no {role.value} engine of {revision} is ready and answers its /health"
     if wanted:

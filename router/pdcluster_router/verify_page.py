@@ -114,6 +114,8 @@ def _written(revision: str, verified: Verified) -> bytes:
             "prompt_tokens": asked.num_prompt_tokens,
             "pushed_tokens": asked.num_tokens,
             "block_tokens": asked.block_tokens,
+            "is_content_compared": True,
+            "transfer_protocol": verified.transfer_protocol,
             "seconds": round(verified.seconds, 3),
         }
     )

@@ -106,8 +106,8 @@ def build(setup: Setup) -> Built:
     """The members, with ports of their own."""
     rng = random.Random(f"proxies {setup.seed}")
     # Ports are the machine's, not the seed's: two campaigns may run at once.
-    ports = stable_ports(3 + 3 * len(ENGINES), random.Random())
-    single, router, metaserver, *rest = ports
+    ports = stable_ports(4 + 3 * len(ENGINES), random.Random())
+    single, router, internal, metaserver, *rest = ports
     secret = {"PDCLUSTER_SECRET": secrets.token_hex(32)}
     members: list[Member] = []
     for number, kind in enumerate(ENGINES):
@@ -115,9 +115,9 @@ def build(setup: Setup) -> Built:
         plan = _engine_plan(setup, kind, f"{kind.role.value}-{number}", port, side_channel)
         spec = engine_spec(dataclasses.replace(plan, env={**plan.env, **secret}))
         members.append(Member(plan.name, Site(kind.role.value), spec, port, FaultProxy(outside, port, rng)))
-    spec = _router_spec(setup, members, router, metaserver, secret)
-    members.append(Member("router", Site.ROUTER, spec, router))
-    return Built(members, FaultProxy(metaserver, router, rng), (single, *ports[1:]))
+    spec = _router_spec(setup, members, (router, internal, metaserver), secret)
+    members.append(Member("router", Site.ROUTER, spec, router, internal_port=internal))
+    return Built(members, FaultProxy(metaserver, internal, rng), (single, *ports[1:]))
 
 
 def _engine_plan(setup: Setup, kind: Kind, name: str, port: int, side_channel_port: int) -> EnginePlan:
@@ -141,14 +141,16 @@ def _engine_plan(setup: Setup, kind: Kind, name: str, port: int, side_channel_po
 
 
 def _router_spec(
-    setup: Setup, engines: list[Member], port: int, metaserver_port: int, secret: dict[str, str]
+    setup: Setup, engines: list[Member], ports: tuple[int, int, int], secret: dict[str, str]
 ) -> EngineSpec:
+    port, internal_port, metaserver_port = ports
     known = router_command._parser().format_help()
     flags = [word for flag, value in _ROUTER.items() if f"{flag} " in known for word in (flag, str(value))]
     argv = router_argv(
         prefill=[_outside(member) for member in engines if member.site is Site.PREFILL],
         decode=[_outside(member) for member in engines if member.site is Site.DECODE],
         port=port,
+        internal_port=internal_port,
         trace_file=setup.folder / "router.trace",
         args=("--advertise-url", f"http://127.0.0.1:{metaserver_port}", *flags),
     )

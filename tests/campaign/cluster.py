@@ -24,10 +24,11 @@ from typing import Final
 from campaign.proxy import FaultProxy
 from campaign.schedule import Site
 from integration.processes import descendants
+from pdcluster_cli.local.options import DEFAULT_START_TIMEOUT_S
 from pdcluster_cli.waiting import is_healthy, last_lines
 from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
 
-START_TIMEOUT_S: Final = 120.0
+START_TIMEOUT_S: Final = DEFAULT_START_TIMEOUT_S
 _POLL_S: Final = 0.1
 _EXIT_S: Final = 10.0
 _STABLE_PORTS: Final = range(30000, 32000)
@@ -59,6 +60,8 @@ class Member:
     proxy: FaultProxy | None = None
     handle: EngineHandle | None = None
     lives: int = 0
+    internal_port: int = 0
+    """The router's, with its metrics; engines have none."""
     out_since: float | None = 0.0
     """Since when it is away with our knowledge (monotonic seconds); None: it must run."""
     outages: list[tuple[float, float]] = field(default_factory=list)

@@ -144,7 +144,9 @@ async def _states(cluster: Cluster) -> dict[str, EngineState]:
 def _state(member: Member) -> EngineState:
     try:
         if member.site is Site.ROUTER:
-            return EngineState(num_running=metric(member.url, "pdcluster_router_in_flight"))
+            return EngineState(
+                num_running=metric(f"http://127.0.0.1:{member.internal_port}", "pdcluster_router_in_flight")
+            )
         return EngineState(
             used_share=metric(member.url, "vllm:kv_cache_usage_perc"),
             num_running=metric(member.url, "vllm:num_requests_running"),

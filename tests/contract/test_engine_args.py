@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import pytest
+from vllm.config.parallel import DistributedExecutorBackend
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from pdcluster_cli.parallelism import EXECUTORS
 from pdcluster_operator.api.engine_args import MAX_NAME_CHARACTERS, MAY_DIFFER, MUST_AGREE, ON_ONE_NODE, SET_ELSEWHERE
 
 NAMED: Final = (*MUST_AGREE, *MAY_DIFFER, *SET_ELSEWHERE, ON_ONE_NODE)
@@ -60,3 +62,7 @@ def test_each_of_its_options_has_a_name_that_may_be_written() -> None:
 def test_none_of_its_options_is_taken_for_the_beginning_of_one_that_rules_name() -> None:
     beginnings = {name[:end] for name in NAMED for end in range(1, len(name))}
     assert beginnings & set(options()) <= set(NAMED)
+
+
+def test_the_executors_that_pdcluster_local_takes_by_name_are_those_that_it_has() -> None:
+    assert set(EXECUTORS) == set(get_args(DistributedExecutorBackend))

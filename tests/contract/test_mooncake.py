@@ -43,8 +43,21 @@ def test_what_mooncake_would_take_silently_and_fail_with_later_is_refused(
 
 @pytest.mark.skipif(any(Path("/sys/class/infiniband").glob("*")), reason="this machine has an RDMA device")
 def test_rdma_without_a_device_is_refused_rather_than_replaced_by_tcp() -> None:
-    with pytest.raises(ConfigError, match=r"no RDMA device.*use transfer_protocol tcp"):
+    with pytest.raises(ConfigError, match=r"rdma.*use transfer_protocol tcp"):
         make_transport("mooncake", host="127.0.0.1", protocol="rdma")
+    assert "MC_FORCE_TCP" not in os.environ, "what an earlier engine of this process needed"
+
+
+def test_tcp_is_forced_so_that_a_machine_with_rdma_devices_takes_it_too(capfd: pytest.CaptureFixture[str]) -> None:
+    make_transport("mooncake", host="127.0.0.1", protocol="tcp").close()
+    assert os.environ["MC_FORCE_TCP"] == "1"
+    assert "MC_FORCE_TCP is set, using TCP transport only" in capfd.readouterr().err
+
+
+def test_another_transport_that_the_user_forces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MC_FORCE_MNNVL", "1")
+    with pytest.raises(ConfigError, match=r"transfer_protocol is tcp, but MC_FORCE_MNNVL=1 .*unset MC_FORCE_MNNVL"):
+        make_transport("mooncake", host="127.0.0.1", protocol="tcp")
 
 
 def test_a_session_names_the_host_and_differs_between_transports() -> None:
@@ -64,4 +77,4 @@ def test_a_missing_system_library_is_named_with_the_command_that_installs_it(tmp
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     run = subprocess.run([sys.executable, "-c", START], env=env, capture_output=True, text=True, check=False)
     assert "ConfigError: Mooncake cannot be loaded (libibverbs.so.1" in run.stderr
-    assert "apt-get install libibverbs1 librdmacm1 libnuma1 libcurl4" in run.stderr
+    assert "apt-get install libibverbs1 ibverbs-providers librdmacm1 libnuma1 libcurl4" in run.stderr

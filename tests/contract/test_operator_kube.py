@@ -108,6 +108,28 @@ async def test_a_field_of_somebody_else_stays_theirs(end: End) -> None:
     assert found["metadata"]["annotations"] == {"theirs": "1"}
 
 
+async def test_a_field_of_somebody_else_is_set_by_force_and_what_they_added_stays(end: End) -> None:
+    made = await end.kube.apply(end.service())
+    ref, uid = ref_of(made), made["metadata"]["uid"]
+    await end.edit(ref, {"metadata": {"annotations": {"theirs": "1"}}, "spec": {"selector": {"app": "theirs"}}})
+    with pytest.raises(Taken) as taken:
+        await end.kube.apply(end.service(uid=uid))
+    [field] = taken.value.fields
+    assert field.startswith(".spec.selector")
+    assert taken.value.by == ("kubectl-edit",)
+    stored = await end.kube.apply(end.service(uid=uid), is_forced=True)
+    assert stored["spec"]["selector"] == made["spec"]["selector"]
+    assert stored["metadata"]["annotations"] == {"theirs": "1"}
+    await end.kube.apply(end.service(uid=uid))
+
+
+async def test_force_does_not_reach_another_object_than_the_one_that_was_seen(end: End) -> None:
+    await end.kube.apply(end.service())
+    strange = end.service(port=81, uid="00000000-0000-0000-0000-000000000000")
+    with pytest.raises(Conflict):
+        await end.kube.apply(strange, is_forced=True)
+
+
 async def test_an_apply_to_another_object_than_the_one_that_was_seen_is_a_conflict(end: End) -> None:
     made = await end.kube.apply(end.service())
     with pytest.raises(Conflict):
@@ -134,14 +156,18 @@ async def test_what_is_only_asked_is_not_stored(end: End) -> None:
     assert await end.there(end.service()) == made
 
 
+async def test_a_field_of_somebody_else_is_no_refusal_of_what_is_only_asked(end: End) -> None:
+    """It would be taken back."""
+    made = await end.kube.apply(end.service())
+    await end.edit(ref_of(made), {"spec": {"selector": {"app": "theirs"}}})
+    await end.kube.ask_apply(end.service(uid=made["metadata"]["uid"]))
+    assert (await end.there(end.service()))["spec"]["selector"] == {"app": "theirs"}
+
+
 async def test_what_is_only_asked_is_refused_as_if_it_were_to_be_stored(end: End) -> None:
     await end.kube.create(end.service())
     with pytest.raises(Exists):
         await end.kube.ask_create(end.service())
-    made = await end.there(end.service())
-    await end.edit(ref_of(made), {"spec": {"selector": {"app": "theirs"}}})
-    with pytest.raises(Taken, match="kubectl-edit"):
-        await end.kube.ask_apply(end.service())
     deployed = await end.kube.apply(end.deployment())
     with pytest.raises(Conflict):
         await end.kube.ask_apply(end.deployment(deadline_s=9, uid="00000000-0000-0000-0000-000000000000"))

@@ -12,7 +12,7 @@ from control_plane.kube_http import KubeHttp, Object
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "crds"
 PATH: Final = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-LIMIT_S: Final = 10.0
+LIMIT_S: Final = 90.0
 
 
 def crds() -> list[Object]:

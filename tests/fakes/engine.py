@@ -17,13 +17,11 @@ from enum import Enum, auto
 from typing import Any
 
 from fakes.answers import END, STREAM_HEAD, answer, chunk, error_body, get_answer, json_answer
-from fakes.http import Message, RawClient, read_body, read_head, request_bytes
+from fakes.http import Message, RawClient, read_body, read_head
+from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS, SECRET, reservation_call, reservation_of
 from integration.ports import fresh_port
-from pdcluster_protocol.ids import BootId, EngineId
-from pdcluster_protocol.params import Reservation, SideChannelAddress, to_wire
-
-PROMPT_TOKENS = 42
-CACHED_TOKENS = 16
+from patience import PATIENCE_S
+from pdcluster_protocol.secret import Secret
 
 
 class Fault(Enum):
@@ -42,10 +40,14 @@ class Fault(Enum):
     DIE_MID_STREAM = auto()
     ERROR_MID_STREAM = auto()
     """As vLLM when its engine core dies: an error event, and then a clean end."""
+    GIVE_UP = auto()
+    """As vLLM when it is told to stop: what there is of the answer, a finish reason, and a clean end."""
     EMPTY_200 = auto()
     NOT_HTTP = auto()
     TOO_MUCH = auto()
     """A response, and another one that nobody asked for."""
+    RAW = auto()
+    """What the engine's ``raw`` says, byte for byte."""
     CACHED = auto()
     """Decode has the whole prompt: no reservation."""
     RECOMPUTE = auto()
@@ -102,8 +104,9 @@ class Seen:
 class FakeEngine:
     """One engine on a port of its own. ``tokens``: what decode streams."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, secret: Secret = SECRET) -> None:
         self.wire = wire
+        self.secret = secret
         self.fault = Fault.NONE
         self.faults_to_come: list[Fault] = []
         """What goes wrong with the next requests, one each; ``fault`` counts after them."""
@@ -116,7 +119,13 @@ class FakeEngine:
         self.hang_up = asyncio.Event()
         """Set to let ``HANG_UP_ON_METASERVER`` hang up."""
         self.padding = ""
+        self.work_s = 0.0
+        """Seconds that it computes before it answers."""
+        self.token_s = 0.0
+        """Seconds between two tokens of a stream."""
+        self.raw = b""
         self.gives_receipts = True
+        self.compares_content = True
         self._gates: dict[Gate, asyncio.Event] = {}
         self._connections: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -145,6 +154,11 @@ class FakeEngine:
             with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as same:
                 same.shutdown(socket.SHUT_RDWR)
 
+    def say(self, raw: bytes) -> None:
+        """Every connection gets ``raw``, which nobody asked for."""
+        for writer in self._writers:
+            writer.write(raw)
+
     def close_gate(self, gate: Gate) -> None:
         self._gates[gate] = asyncio.Event()
 
@@ -152,7 +166,7 @@ class FakeEngine:
         self._gates[gate].set()
 
     async def next_request(self) -> Seen:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.arrivals.get()
 
     async def _pass(self, gate: Gate) -> None:
@@ -204,6 +218,7 @@ class FakeEngine:
             return early
         params = seen.params or {}
         if params.get("do_remote_decode"):
+            await asyncio.sleep(self.work_s)
             return await self._prefill(seen, writer)
         return await self._decode(seen, writer)
 
@@ -213,6 +228,7 @@ class FakeEngine:
         if fault is Fault.DIE:
             return False
         answers = {
+            Fault.RAW: self.raw,
             Fault.ERROR_500: json_answer(500, error_body("engine says no", 500)),
             Fault.ERROR_503: json_answer(503, error_body("engine is overloaded", 503)),
             Fault.ERROR_404: json_answer(404, error_body("The model `x` does not exist.", 404)),
@@ -231,13 +247,16 @@ class FakeEngine:
         await self._pass(Gate.PREFILL)
         self.wire.of(seen.params["transfer_id"]).set()
         await self._pass(Gate.REPLY)
-        writer.write(json_answer(200, json.dumps({"choices": [{"text": "x"}]}).encode()))
+        writer.write(
+            json_answer(200, b'{"choices":[{"text":"",%b}]}' % GIVEN_UP if seen.fault is Fault.GIVE_UP else _ONE_TOKEN)
+        )
         return True
 
     async def _decode(self, seen: Seen, writer: asyncio.StreamWriter) -> bool:
         if seen.body.get("stream"):
             writer.write(STREAM_HEAD)
         problem = await self._fetch_kv(seen)
+        await asyncio.sleep(self.work_s)
         if seen.fault is Fault.DIE_WITH_KV:
             return False
         if problem is not None:
@@ -245,7 +264,8 @@ class FakeEngine:
         elif seen.body.get("stream"):
             await self._stream(seen, writer)
         else:
-            writer.write(json_answer(200, self.answer(seen)))
+            body = self.answer(seen)
+            writer.write(json_answer(200, given_up(body) if seen.fault is Fault.GIVE_UP else body))
         return True
 
     async def _fetch_kv(self, seen: Seen) -> str | None:
@@ -279,11 +299,11 @@ class FakeEngine:
         url, _, path = params["metaserver"].removeprefix("http://").partition("/")
         client = await RawClient.connect(f"http://{url}")
         try:
+            await client.send(reservation_call(reservation_of(params, **changes), self.secret, f"/{path}"))
             if seen.fault is Fault.HANG_UP_ON_METASERVER:
-                await client.send(request_bytes(f"/{path}", json.dumps(reservation_of(params)).encode()))
                 await self.hang_up.wait()
                 return None
-            return await client.post(f"/{path}", reservation_of(params, **changes))
+            return await client.receive()
         finally:
             client.leave()
 
@@ -295,6 +315,8 @@ class FakeEngine:
 
     async def _stream(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
         for index, event in enumerate(self.events(seen)):
+            if index:
+                await asyncio.sleep(self.token_s)
             if index == 1:
                 await self._pass(Gate.SECOND_TOKEN)
                 if seen.fault is Fault.DIE_MID_STREAM:
@@ -302,6 +324,9 @@ class FakeEngine:
                 if seen.fault is Fault.ERROR_MID_STREAM:
                     event = b"data: " + error_body("EngineCore died", 500) + b"\n\ndata: [DONE]\n\n"
                     writer.write(chunk(event))
+                    break
+                if seen.fault is Fault.GIVE_UP:
+                    writer.write(chunk(given_up(event)) + chunk(b"data: [DONE]\n\n"))
                     break
             writer.write(chunk(event))
             await writer.drain()
@@ -335,9 +360,14 @@ class FakeEngine:
             choice["logprobs"] = {"content": [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}]}
         return json.dumps({**common, "object": "chat.completion", "choices": [choice]}).encode()
 
-    def _receipt(self, seen: Seen) -> dict[str, int] | None:
+    def _receipt(self, seen: Seen) -> dict[str, object] | None:
         is_wanted = self.gives_receipts and (seen.params or {}).get("wants_receipt")
-        return {"pdcluster_received_tokens": seen.num_received} if is_wanted else None
+        said: dict[str, object] = {
+            "pdcluster_received_tokens": seen.num_received,
+            "pdcluster_is_content_compared": self.compares_content,
+            "pdcluster_transfer_protocol": "tcp",
+        }
+        return said if is_wanted else None
 
     def _delta(self, seen: Seen, token: str) -> dict[str, Any]:
         common = {"id": "cmpl-1", "created": 1, "model": "m"}
@@ -349,27 +379,13 @@ class FakeEngine:
         return {**common, "object": "text_completion", "choices": [choice]}
 
 
-def reservation_of(params: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """What decode posts for these transfer parameters."""
-    reservation = Reservation(
-        request_id="cmpl-1",
-        remote_block_ids=((3, 4, 5),),
-        remote_block_size=16,
-        remote_engine_id=EngineId("decode-0"),
-        remote_host="127.0.0.1",
-        remote_port=6000,
-        remote_tp_size=1,
-        remote_cached_tokens=CACHED_TOKENS,
-        transfer_id=params["transfer_id"],
-        attempt=params["attempt"],
-        deadline_ms=params["deadline_ms"],
-        token=params["token"],
-        remote_boot_id=BootId("boot-1"),
-        remote_side_channels=(SideChannelAddress("127.0.0.1", 6000, BootId("boot-1")),),
-        num_prompt_tokens=PROMPT_TOKENS,
-        prompt_digest="d",
-    )
-    return {**to_wire(reservation), **changes}
+GIVEN_UP = b'"finish_reason":"abort"'
+_ONE_TOKEN = b'{"choices": [{"text": "x"}]}'
+
+
+def given_up(answer: bytes) -> bytes:
+    """The same, of a request that the engine has ended."""
+    return answer.replace(b'"finish_reason": "stop"', GIVEN_UP).replace(b'"finish_reason": null', GIVEN_UP)
 
 
 def _is_ok(reply: Message) -> bool:

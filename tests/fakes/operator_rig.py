@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,9 +21,10 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from fakes.api_server import ApiServer, Fault, is_parting, selects
 from fakes.api_store import ApiStore, Object
 from operator_cases.objects import pdcluster
+from patience import EDGE_S
 from pdcluster_operator.access import KubeAccess, open_session
 from pdcluster_operator.caches import Caches, Key
-from pdcluster_operator.core.manifests.pool import API_SERVER_PORTS
+from pdcluster_operator.core.manifests.pool import API_SERVER_PORTS, INTERNAL_PORT
 from pdcluster_operator.core.views import view_of
 from pdcluster_operator.handlers import selector_of
 from pdcluster_operator.http_kube import Fence, HttpKube
@@ -42,11 +43,15 @@ IMAGE = "pdcluster:1"
 
 
 class LocalResolver(AbstractResolver):
-    """Every name is this machine."""
+    """Every name is this machine, and a router's internal port is the fake one's."""
+
+    def __init__(self, router_port: Callable[[], int]) -> None:
+        self._router_port = router_port
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
+        port = self._router_port() if port == INTERNAL_PORT else port
         address = ResolveResult(
             hostname=host, host="127.0.0.1", port=port, family=socket.AF_INET, proto=0, flags=socket.AI_NUMERICHOST
         )
@@ -56,9 +61,9 @@ class LocalResolver(AbstractResolver):
         pass
 
 
-def strangers_session() -> aiohttp.ClientSession:
+def strangers_session(router_port: Callable[[], int] = lambda: INTERNAL_PORT) -> aiohttp.ClientSession:
     """For routers, by whatever name."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(resolver=LocalResolver()))
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(resolver=LocalResolver(router_port)))
 
 
 @dataclass
@@ -68,12 +73,15 @@ class FakeRouter:
     answers: list[tuple[int, str]] = field(default_factory=list)
     orders: list[dict[str, Any]] = field(default_factory=list)
     passes: list[str] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+    """By which name and port each order came."""
     port: int = 0
     is_open: asyncio.Event = field(default_factory=asyncio.Event)
     """While it is not set, nobody is answered."""
 
     async def verify(self, request: web.Request) -> web.Response:
         self.orders.append(json.loads(await request.read()))
+        self.hosts.append(request.host)
         await self.is_open.wait()
         self.passes.append(request.headers["Authorization"])
         status, message = self.answers.pop(0) if self.answers else (200, "")
@@ -140,10 +148,12 @@ class Rig:
         self.router = router
         self.sessions = sessions
         self.caches = Caches()
-        self.kube = HttpKube(sessions[0], api.url, timeout_s=5.0, fence=fence)
+        self.kube = HttpKube(sessions[0], api.url, timeout_s=EDGE_S, fence=fence)
         self.told: list[Key] = []
+        self.watched: Callable[[Object], Object] = lambda body: body
+        """An object as a watch shows it."""
         secrets = PoolSecrets(self.kube, believe_s=600.0)
-        self.verifier = Verifier(sessions[1], secrets, timeout_s=5.0, on_result=self.told.append)
+        self.verifier = Verifier(sessions[1], secrets, timeout_s=EDGE_S, on_result=self.told.append)
         self.reconciler = Reconciler(
             self.kube,
             self.caches,
@@ -171,7 +181,7 @@ class Rig:
                 if view.uid not in uids:
                     self.caches.drop(view.ref, view.uid)
         for body in there:
-            self.caches.put(view_of(body))
+            self.caches.put(view_of(self.watched(body)))
 
     async def look(self) -> float | None:
         """One reconcile of what is there."""
@@ -215,7 +225,7 @@ async def running_rig(*answers: tuple[int, str], fence: Fence | None = None) -> 
     async with (
         running_router(*answers) as router,
         open_session(KubeAccess(api.url)) as session,
-        strangers_session() as strangers,
+        strangers_session(lambda: router.port) as strangers,
     ):
         rig = Rig(api, router, (session, strangers), fence)
         try:
@@ -264,7 +274,13 @@ async def running_operator(api: ApiServer, identity: str = "a", **values: Any) -
     told = {"lease_duration_s": 2.0, "lease_renew_s": 1.2, "lease_retry_s": 0.2, "lease_namespace": "system", "port": 0}
     settings = Settings(router_image=IMAGE, kube_api=api.url, identity=identity, host="127.0.0.1", **{**told, **values})
     stopped = asyncio.Event()
-    async with open_session(settings.access) as session, strangers_session() as strangers:
+
+    def router_port() -> int:
+        """That of ``pool``."""
+        port: int = api.store.read(AT)["spec"]["router"]["service"]["port"]
+        return port
+
+    async with open_session(settings.access) as session, strangers_session(router_port) as strangers:
         operator = Operator(settings, session, strangers, lambda: None)
         replica = Replica(api, operator, asyncio.create_task(operator.run(stopped)), stopped)
         try:

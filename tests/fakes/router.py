@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from fakes.engine import FakeEngine, Seen, Wire, reservation_of
-from fakes.http import RawClient, request_bytes
+from fakes.engine import FakeEngine, Seen, Wire
+from fakes.http import Message, RawClient, request_bytes
+from fakes.reservations import SECRET, reservation_call, reservation_of
+from patience import EDGE_S, PATIENCE_S
 from pdcluster_protocol.ids import Attempt, TransferId
-from pdcluster_protocol.secret import make_secret
 from pdcluster_router.protocol import RouterProtocol
 from pdcluster_router.router import Router
 from pdcluster_router.server import RouterServer, listen
@@ -24,7 +25,19 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
 
-SECRET = make_secret("the secret of the tests")
+PATIENT: Final[Mapping[str, Any]] = {
+    "port": 0,
+    "drain_timeout_s": 0.0,
+    "probe_interval_s": EDGE_S,
+    "probe_timeout_s": EDGE_S,
+    "connect_timeout_s": EDGE_S,
+    "client_read_timeout_s": PATIENCE_S,
+    "queue_timeout_s": PATIENCE_S,
+    "prefill_timeout_s": PATIENCE_S,
+    "request_timeout_s": 2 * PATIENCE_S,
+}
+"""Limits that no crowded machine reaches: the router, its engines and its clients share one loop here, and a storm may
+keep it busy for longer than a user's connect timeout of 3 s. A test of a limit gives its own."""
 
 
 def params_of(transfer_id: str = "nobody", attempt: int = 1) -> dict[str, Any]:
@@ -57,25 +70,47 @@ class Rig:
         return self.decodes[0]
 
     async def client(self) -> RawClient:
-        self.clients.append(await RawClient.connect(self.url))
+        return await self._connect(self.url)
+
+    async def internal(self) -> RawClient:
+        """A client of the internal port."""
+        return await self._connect(self.internal_url)
+
+    async def reserve(self, reservation: object) -> Message:
+        """The router's answer to this metaserver call, sealed as an engine of its cluster would."""
+        call = await self.internal()
+        await call.send(reservation_call(reservation))
+        return await call.receive()
+
+    @property
+    def internal_url(self) -> str:
+        return f"http://127.0.0.1:{self.router.settings.internal_port}"
+
+    async def _connect(self, url: str) -> RawClient:
+        self.clients.append(await RawClient.connect(url))
         return self.clients[-1]
 
     def feed(self, client: RawClient, raw: bytes) -> None:
         """The router gets ``raw`` from this client now, before the loop runs anything else."""
+        self.connection_of(client).data_received(raw)
+
+    def connection_of(self, client: RawClient) -> RouterProtocol:
+        """The router's end of this client's connection."""
         port = client.writer.get_extra_info("sockname")[1]
         for connection in self.server.server_state.connections:
             if isinstance(connection, RouterProtocol) and connection.client and connection.client[1] == port:
-                connection.data_received(raw)
+                return connection
+        raise AssertionError("the router has no such connection")
 
     async def metric(self, name: str) -> float:
         """The value of one sample, by its whole name with labels."""
-        text = (await (await self.client()).get("/metrics")).body.decode()
+        text = (await (await self.internal()).get("/metrics")).body.decode()
         values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
         return float(values[name])
 
     async def failures(self) -> dict[str, int]:
         """How often each kind of failure was counted; only those that were."""
-        text = (await (await self.client()).get("/metrics")).body.decode()
+        text = (await (await self.internal()).get("/metrics")).body.decode()
         found = re.findall(r'^pdcluster_router_failures_total{kind="(\w+)"} (\d+)', text, re.MULTILINE)
         return {kind: int(count) for kind, count in found if int(count)}
 
@@ -85,10 +120,11 @@ class Rig:
         await until(lambda: not services.running and not services.transfers)
         await until(lambda: all(engine.pool.num_busy == 0 for engine in services.all_engines()))
         assert all(engine.load.outstanding_tokens == 0 for engine in services.all_engines())
-        assert (services.admission.backlog_tokens, services.admission.num_queued) == (0, 0)
+        assert services.num_queued == 0
+        assert [admission.backlog_tokens for admission in services.admissions.values()] == [0, 0]
 
 
-async def until(is_true: Callable[[], bool], timeout_s: float = 20.0) -> None:
+async def until(is_true: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     """Lets the loop run until ``is_true``; a crowded machine may stand still for seconds.
 
     Looks at every turn of the loop at first, for what passes quickly, and then each millisecond: tests run beside it.
@@ -121,14 +157,13 @@ async def running_rig(*, num_prefill: int = 1, num_decode: int = 1, **settings: 
 @asynccontextmanager
 async def running_server(**settings: Any) -> AsyncIterator[tuple[RouterServer, str]]:
     """A router and its URL; at the end nothing of it is left."""
-    defaults: dict[str, Any] = {"drain_timeout_s": 0.0, "probe_interval_s": 60.0, "probe_timeout_s": 20.0, "port": 0}
-    bound, checked = listen(build_settings(**{**defaults, **settings}))
+    sockets, checked = listen(build_settings(**{**PATIENT, **settings}))
     server = RouterServer(checked, SECRET)
-    await server.start([bound])
+    await server.start(sockets)
     try:
         yield server, f"http://127.0.0.1:{checked.port}"
     finally:
-        await server.shutdown([bound])
+        await server.shutdown(sockets)
 
 
 async def send(rig: Rig, body: object = PROMPT, **headers: str) -> RawClient:
@@ -140,15 +175,15 @@ async def send(rig: Rig, body: object = PROMPT, **headers: str) -> RawClient:
 
 async def lose(rig: Rig, seen: Seen, attempt: int, **changes: Any) -> RawClient:
     """Decode posts its reservation again, and says that ``attempt`` is lost."""
-    call = await rig.client()
+    call = await rig.internal()
     changes = {"lost_attempt": attempt, "lost_reason": "rank 0 of 10.1.2.3:6000 is silent", "deadline_ms": 7, **changes}
-    await call.send(request_bytes("/v1/metaserver", json.dumps(reservation_of(seen.params or {}, **changes)).encode()))
+    await call.send(reservation_call(reservation_of(seen.params or {}, **changes)))
     return call
 
 
 async def outcome_of(call: RawClient) -> tuple[str, str, str]:
     """Status, action and reason of the metaserver's reply."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         outcome = (await call.receive()).json()
     return outcome["status"], outcome["action"], outcome["reason"]
 

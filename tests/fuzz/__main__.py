@@ -1,4 +1,4 @@
-"""``python -m fuzz --inputs 1000000 --seed 1`` (from tests/): half frames, half bodies; prints what held."""
+"""``python -m fuzz --inputs 1000000 --seed 1`` (from tests/): frames and bodies of all kinds; prints what held."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def main() -> None:
     begin = time.monotonic()
     print(frames.run(arguments.inputs // 4, arguments.seed), flush=True)
     print(bodies.run(arguments.inputs // 2, arguments.seed), flush=True)
+    print(bodies.run_clients(arguments.inputs // 4, arguments.seed), flush=True)
     print(f"{arguments.inputs} inputs, seed {arguments.seed}, {time.monotonic() - begin:.0f} s")
 
 

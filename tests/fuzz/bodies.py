@@ -1,4 +1,7 @@
-"""Metaserver bodies and ``kv_transfer_params``: JSON that is none, is not ours, or claims what it must not."""
+"""Bodies of all kinds: JSON that is none, is not ours, or claims what it must not.
+
+Metaserver bodies and ``kv_transfer_params`` must not be let in; clients' bodies must not steer a transfer.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import msgspec
 from fuzz.mutations import spoil_bytes, spoil_fields
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, TransferId
-from pdcluster_protocol.metaserver import decode_outcome
+from pdcluster_protocol.metaserver import SEAL_HEADER, decode_outcome
 from pdcluster_protocol.params import (
     DecodeParams,
     Reservation,
@@ -22,6 +25,8 @@ from pdcluster_protocol.params import (
     to_wire,
 )
 from pdcluster_protocol.secret import Secret, make_secret
+from pdcluster_router.core.request_head import RequestHead, read_head
+from pdcluster_router.core.rewrite import BadBody, parse_body
 from pdcluster_router.cycle import HotCycle
 from pdcluster_router.metaserver import take_reservation
 from pdcluster_router.services import Services
@@ -53,7 +58,12 @@ class _Cycle:
     """One metaserver call and its answers."""
 
     body: bytes
+    seal: str
     statuses: list[int] = field(default_factory=list)
+
+    @property
+    def head(self) -> RequestHead:
+        return read_head("1.1", [(b"host", b"router"), (SEAL_HEADER.encode(), self.seal.encode())])
 
     def take_body(self) -> bytes:
         return self.body
@@ -78,9 +88,12 @@ class _Metaserver:
         """A failure is counted and logged."""
 
 
-def is_let_in(body: bytes, secret: Secret) -> bool:
-    """Whether the router's metaserver takes ``body`` as a reservation. What it refuses it answers, once, with 4xx."""
-    metaserver, cycle = _Metaserver(secret), _Cycle(body)
+def is_let_in(body: bytes, secret: Secret, seal: str | None = None) -> bool:
+    """Whether the router's metaserver takes ``body`` as a reservation. What it refuses it answers, once, with 4xx.
+
+    ``seal``: default: the right one.
+    """
+    metaserver, cycle = _Metaserver(secret), _Cycle(body, secret.seal_call(body) if seal is None else seal)
     take_reservation(cast("Services", metaserver), cast("HotCycle", cycle))
     is_in = metaserver.transfers[T].num_reservations == 1
     assert len(cycle.statuses) == 1 - is_in
@@ -98,6 +111,74 @@ def bodies(rng: random.Random) -> bytes:
     return spoil_bytes(rng, body) if rng.random() < 0.4 else body
 
 
+_VALUES: Final = [1, 2, 1.0, 2.0, "2", "1", True, False, None, [], {}, [{}], 'é\\"}', 2**70, {"kv_transfer_params": 7}]
+_KEYS: Final = ["n", "best_of", "echo", "use_beam_search", "prompt", "messages", "vllm_xargs", "kv_transfer_params",
+                "ec_transfer_params", "stream", "max_tokens", "x", ""]  # fmt: skip
+
+
+def client_bodies(rng: random.Random) -> bytes:
+    """What a client may send: keys twice, keys in escapes, values of any type, bytes that are spoiled."""
+    members = [
+        f"{_spelled(rng, rng.choice(_KEYS))}: {json.dumps(rng.choice(_VALUES))}" for _ in range(rng.randint(0, 6))
+    ]
+    space = rng.choice(["", " ", "\n\t"])
+    body = f"{{{space}{f',{space}'.join(members)}{space}}}{space}".encode()
+    body = rng.choice([b"", b"", b"\xef\xbb\xbf"]) + body
+    return spoil_bytes(rng, body) if rng.random() < 0.4 else body
+
+
+def is_passed_on(body: bytes) -> bool:
+    """Whether the router takes ``body`` for a request; then engines see our parameters and one sequence.
+
+    ``json`` is what vLLM reads it with. What that refuses the engine answers with 400.
+    """
+    try:
+        parsed = parse_body(body)
+    except BadBody:
+        return False
+    to_decode, to_prefill = b"".join(parsed.for_decode(PARAMS)), b"".join(parsed.for_prefill(RESERVATION))
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    seen = json.loads(to_decode)
+    assert seen.pop("kv_transfer_params") == to_wire(PARAMS)
+    assert seen.pop("ec_transfer_params", None) is None
+    ours = ("kv_transfer_params", "ec_transfer_params")
+    assert repr(seen) == repr({key: value for key, value in fields.items() if key not in ours})
+    assert parsed.needs_local_prefill or all(
+        _is_one(fields, key) for key in ("n", "best_of", "echo", "use_beam_search")
+    )
+    order = json.loads(to_prefill)
+    assert (order["n"], order["max_tokens"], order["stream"]) == (1, 1, False)
+    assert msgspec.convert(order["kv_transfer_params"], Reservation) == RESERVATION
+    return True
+
+
+def run_clients(num_inputs: int, seed: int) -> str:
+    """Feed ``num_inputs`` bodies of clients to the router's scan.
+
+    Raises:
+        AssertionError: One steers a transfer. Any other exception is a crash.
+    """
+    rng = random.Random(seed)
+    num_passed = sum(is_passed_on(client_bodies(rng)) for _ in range(num_inputs))
+    assert num_passed > num_inputs // 10
+    return f"{num_inputs} client bodies: {num_passed} passed, none steers a transfer"
+
+
+def _spelled(rng: random.Random, key: str) -> str:
+    """A JSON string that means ``key``."""
+    return '"' + "".join(f"\\u{ord(char):04x}" if rng.random() < 0.1 else char for char in key) + '"'
+
+
+def _is_one(fields: dict[str, object], key: str) -> bool:
+    value = fields.get(key)
+    return (
+        value is None or (value is False and key in ("echo", "use_beam_search")) or (value == 1 and type(value) is int)
+    )
+
+
 def run(num_inputs: int, seed: int) -> str:
     """Feed ``num_inputs`` bodies to everything that parses one.
 
@@ -106,9 +187,14 @@ def run(num_inputs: int, seed: int) -> str:
     """
     rng = random.Random(seed)
     genuine = msgspec.structs.replace(RESERVATION, token=OURS.mint(T, Attempt(1), 1000))
-    assert is_let_in(msgspec.json.encode(genuine), OURS)
+    call = msgspec.json.encode(genuine)
+    seal = OURS.seal_call(call)
+    assert is_let_in(call, OURS, seal)
     for _ in range(num_inputs):
         body = bodies(rng)
+        changed = spoil_bytes(rng, call)
+        assert changed == call or not is_let_in(changed, OURS, seal), changed
+        assert not is_let_in(call, OURS, rng.choice(("", seal[1:], THEIRS.seal_call(call), OURS.seal_call(body))))
         assert not is_let_in(body, OURS) or _says_attempt_two(body), body
         _parse_otherwise(body)
     return f"{num_inputs} metaserver bodies: none was let in"

@@ -11,7 +11,7 @@ import msgspec
 
 from fuzz.mutations import noise, pack, spoil_bytes, spoil_fields
 from pdcluster_connector.core.receiving import Cut, PeerId, ReceiveTimes, Reply, SessionId
-from pdcluster_connector.core.reception import Command, Ended, Expected, Invite, Lost, Reception
+from pdcluster_connector.core.reception import Command, Compare, Ended, Expected, Invite, Lost, Reception
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
@@ -97,7 +97,7 @@ def hear(reception: Reception, peer: PeerId, frame: bytes, now: float) -> list[C
         return []
     commands = list(reception.hear(peer, message, now=now))
     for invite in [command for command in commands if isinstance(command, Invite)]:
-        commands += reception.invited(invite.peer, SessionId("session"), now=now)
+        commands += reception.invited((invite.peer,), SessionId("session"), now=now)
     return commands
 
 
@@ -106,7 +106,7 @@ def is_harmless(command: Command) -> bool:
     match command:
         case Reply(_, message):
             return not isinstance(message, Grant)
-        case Ended() | Cut():
+        case Ended() | Cut() | Compare():
             return False
         case Invite() | Lost():
             return True

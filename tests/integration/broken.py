@@ -132,13 +132,46 @@ class _Failing(_Wrapped):
         return WriteStatus.FAILED if status is WriteStatus.DONE else status
 
 
+class Permuting(_Wrapped):
+    """Writes pieces of ``piece_bytes`` into each other's place, and counts them as sent: a plan that is wrong.
+
+    ``place_of``: where the piece of this number, counted from the memory's begin, is written instead.
+    """
+
+    def __init__(self, inner: Transport, begin: int, piece_bytes: int, place_of: Callable[[int], int]) -> None:
+        super().__init__(inner)
+        self._begin, self._piece_bytes, self._place_of = begin, piece_bytes, place_of
+        self._parts: dict[WriteId, list[WriteId]] = {}
+
+    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
+        size, first = self._piece_bytes, target - self._begin
+        assert first % size == num_bytes % size == 0
+        parts = [
+            self._inner.submit_write(
+                session, source + done, self._begin + self._place_of((first + done) // size) * size, size
+            )
+            for done in range(0, num_bytes, size)
+        ]
+        self._parts[parts[-1]] = parts
+        return parts[-1]
+
+    def write_status(self, write: WriteId) -> WriteStatus:
+        parts = self._parts[write]
+        while parts:
+            status = self._inner.write_status(parts[0])
+            if status is not WriteStatus.DONE:
+                return status
+            parts.pop(0)
+        return WriteStatus.DONE
+
+
 def prefill_rank(connector: PDClusterConnector) -> PrefillRank:
     """The rank of a connector that is one."""
     assert connector._prefill_rank is not None
     return connector._prefill_rank
 
 
-class _WrappedSessions(Sessions):
+class WrappedSessions(Sessions):
     """Sessions whose transports are wrapped as they are opened."""
 
     def __init__(self, inner: Sessions, wrap: Callable[[Transport], Transport]) -> None:
@@ -154,7 +187,7 @@ class _WrappedSessions(Sessions):
 
 def _wrap_sessions(connector: PDClusterConnector, wrap: Callable[[Transport], Transport]) -> None:
     worker = prefill_rank(connector).worker
-    worker._parts = replace(worker._parts, sessions=_WrappedSessions(worker._parts.sessions, wrap))
+    worker._parts = replace(worker._parts, sessions=WrappedSessions(worker._parts.sessions, wrap))
 
 
 def _swap(part: PushSlice) -> PushSlice:

@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 
 from integration.harness import Harness, harness_env
+from patience import HANGS_S
 from pdcluster_cli.engines import SCRATCH, Device, preload_modules
 from pdcluster_cli.tiny_model import ensure_tiny_model
 from pdcluster_cli.zygote import Zygote
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real processes take as long as the machine lets them; pytest's own limit is for what computes."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(HANGS_S))
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ def far_decode(shape: Shape, settings: Settings) -> Iterator[FarDecode]:
     process = context.Process(target=_serve, args=(there, shape, settings), daemon=True)
     process.start()
     try:
-        assert here.poll(60)
+        assert here.poll(180)
         yield FarDecode(process, here, here.recv())
     finally:
         assert process.pid is not None

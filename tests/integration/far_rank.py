@@ -10,13 +10,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import Final
+
+import msgspec
 
 from integration.ranks import Cache, Shape, engine_facts, fingerprint_of
 from pdcluster_connector.assembly import make_prefill_rank
-from pdcluster_connector.engine_facts import EngineRole
+from pdcluster_connector.engine_facts import EngineRole, Memory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import PrefillStep, PushSlice
-from pdcluster_protocol.ids import EngineId, RequestId
+from pdcluster_protocol.ids import BootId, EngineId, RequestId
+from pdcluster_protocol.side_channel import RankLayout
+
+FAR_LIFE: Final = BootId("far life")
+"""Of the engine, unless a test says that it is another's."""
 
 
 @dataclass(slots=True)
@@ -26,9 +33,9 @@ class FarPrefill:
     process: BaseProcess
     pipe: Connection
 
-    def forward(self, *slices: PushSlice) -> None:
+    def forward(self, *slices: PushSlice, life: BootId = FAR_LIFE) -> None:
         """One forward pass that completes ``slices``; does not wait for its writes."""
-        self.pipe.send(("forward", slices))
+        self.pipe.send(("forward", PrefillStep(life, slices)))
 
     def finished(self, names: Sequence[str]) -> set[str]:
         """vLLM has ended ``names``; whose blocks may be freed."""
@@ -42,14 +49,19 @@ class FarPrefill:
 
 
 @contextmanager
-def far_prefill(shape: Shape, settings: Settings, *, name: str = "far", fill: int = 200) -> Iterator[FarPrefill]:
-    """A prefill engine called ``name`` whose every KV byte is ``fill``. Killed at the end."""
+def far_prefill(
+    shape: Shape, settings: Settings, *, name: str = "far", fill: int = 200, rank: int = 0, tp_size: int = 1
+) -> Iterator[FarPrefill]:
+    """A prefill rank, of an engine that its process calls ``name``, whose every KV byte is ``fill``. Killed at the end.
+
+    ``shape``: of the whole model.
+    """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there, shape, settings, name, fill), daemon=True)
+    process = context.Process(target=_serve, args=(there, shape, settings, name, fill, rank, tp_size), daemon=True)
     process.start()
     try:
-        assert here.poll(60)
+        assert here.poll(180)
         assert here.recv() == "ready"
         yield FarPrefill(process, here)
     finally:
@@ -59,18 +71,27 @@ def far_prefill(shape: Shape, settings: Settings, *, name: str = "far", fill: in
         process.join(10)
 
 
-def _serve(pipe: Connection, shape: Shape, settings: Settings, name: str, fill: int) -> None:
-    cache = Cache(shape)
+def _serve(
+    pipe: Connection, shape: Shape, settings: Settings, name: str, fill: int, tp_rank: int, tp_size: int
+) -> None:
+    cache = Cache(replace(shape, kv_heads=shape.kv_heads // tp_size))
     cache.layers[:] = fill
-    facts = replace(engine_facts(EngineRole.PREFILL, shape, settings), engine_id=EngineId(name))
-    rank = make_prefill_rank(facts, cache.memory(fingerprint_of(shape)))
+    facts = replace(engine_facts(EngineRole.PREFILL, shape, settings), engine_id=EngineId(name), tp_size=tp_size)
+    rank = make_prefill_rank(facts, _memory_of(cache, shape, tp_rank, tp_size))
     pipe.send("ready")
     while True:
         kind, said = pipe.recv()
         if kind == "finished":
             pipe.send(set(rank.worker.finished(map(RequestId, said))))
             continue
-        rank.worker.begin_step(PrefillStep(said))
+        rank.worker.begin_step(said)
         for layer in shape.layer_names():
             rank.worker.layer_saved(layer)
         rank.worker.end_step()
+
+
+def _memory_of(cache: Cache, shape: Shape, tp_rank: int, tp_size: int) -> Memory:
+    """``cache`` holds the rank's share of the model's heads."""
+    memory = cache.memory(fingerprint_of(shape))
+    regions = tuple(msgspec.structs.replace(region, heads=shape.kv_heads) for region in memory.layout.regions)
+    return replace(memory, layout=RankLayout(tp_rank, tp_size, regions))

@@ -34,35 +34,35 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from integration.ports import fresh_port
+from patience import PATIENCE_S
 from pdcluster_cli.engines import (
     LOOPBACK,
+    OFFLINE,
     ROUTER_MODULE,
+    Device,
     EnginePlan,
     Role,
     engine_spec,
     router_argv,
     zygote_env,
 )
+from pdcluster_cli.local.options import DEFAULT_START_TIMEOUT_S
+from pdcluster_cli.parallelism import ONE_RANK, Parallelism
 from pdcluster_cli.waiting import wait_healthy
 from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
 
 Prompt: TypeAlias = str | Sequence[int]
 
-START_TIMEOUT_S: Final = 120.0
+START_TIMEOUT_S: Final = DEFAULT_START_TIMEOUT_S
+"""As a user's: an engine is up in seconds here, and on a machine with other work in minutes."""
 STOP_GRACE_S: Final = 5.0
 BASE_ARGS: Final = (
-    "--dtype",
-    "float32",
-    "--enforce-eager",
-    "--max-model-len",
-    "8192",
-    "--max-num-seqs",
-    "32",
-    "--kv-cache-memory-bytes",
-    str(96 << 20),
+    *("--dtype", "float32", "--max-model-len", "8192", "--max-num-seqs", "32"),
+    *("--kv-cache-memory-bytes", str(96 << 20)),
 )
-"""Enough for one request of the longest length of every model here, and for 24,576 tokens of the tiny one. An engine
-writes zeros to all of it at its start, each rank for itself: it costs time."""
+"""As a user's ``--prefill-args``: they come after those of ``pdcluster_cli.engines`` and win. Enough for one request of
+the longest length of every model here, and for 24,576 tokens of the tiny one. An engine writes zeros to all of its KV
+cache at its start, each rank for itself: it costs time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,6 +74,8 @@ class Server:
     handle: EngineHandle
     log_path: Path
     trace_file: Path
+    internal_port: int = 0
+    """A router's; engines have none."""
 
     @property
     def url(self) -> str:
@@ -146,9 +148,13 @@ class Harness:
             yield Pool(router, engines[:prefill], engines[prefill:])
 
     @contextmanager
-    def single_engine(self, args: Sequence[str] = (), *, model: Path | None = None) -> Iterator[Server]:
+    def single_engine(
+        self, args: Sequence[str] = (), *, model: Path | None = None, parallelism: Parallelism = ONE_RANK
+    ) -> Iterator[Server]:
         """One plain vLLM engine without a connector."""
-        plan = dataclasses.replace(self.plan(Role.SINGLE), model=model or self.model, args=(*BASE_ARGS, *args))
+        plan = dataclasses.replace(
+            self.plan(Role.SINGLE), model=model or self.model, args=(*BASE_ARGS, *args), parallelism=parallelism
+        )
         with self.start(plan) as engines:
             yield engines[0]
 
@@ -188,12 +194,13 @@ class Harness:
     @contextmanager
     def router(self, prefill: Sequence[Server], decode: Sequence[Server], args: Sequence[str] = ()) -> Iterator[Server]:
         """A router over engines that run already. Several may share an engine: one for each pair, say."""
-        name, port = f"router-{next(self._numbers)}", fresh_port()
+        name, port, internal_port = f"router-{next(self._numbers)}", fresh_port(), fresh_port()
         trace_file = self.folder / f"{name}.trace"
         argv = router_argv(
             prefill=[engine.url for engine in prefill],
             decode=[engine.url for engine in decode],
             port=port,
+            internal_port=internal_port,
             trace_file=trace_file,
             args=tuple(args),
         )
@@ -201,26 +208,12 @@ class Harness:
         with ExitStack() as stack:
             server = self._start(stack, spec, port, trace_file)
             _wait_all([server])
-            yield server
+            yield dataclasses.replace(server, internal_port=internal_port)
 
     def _start(self, stack: ExitStack, spec: EngineSpec, port: int, trace_file: Path | None) -> Server:
         handle = self.zygote.start_engine(spec)
         stack.callback(handle.stop, STOP_GRACE_S)
         return Server(spec.name, port, handle, spec.log_path, trace_file or spec.log_path.with_suffix(".trace"))
-
-
-def parallel_args(tp: int = 1, pp: int = 1, dp: int = 1) -> tuple[str, ...]:
-    """vLLM's arguments for an engine of several workers; none for one worker.
-
-    Pipeline stages need compilation by name: without it vLLM 0.32's CPU worker skips the warm-up, and a later stage
-    has nothing to receive into.
-    """
-    if (tp, pp, dp) == (1, 1, 1):
-        return ()
-    sizes = {"--tensor-parallel-size": tp, "--pipeline-parallel-size": pp, "--data-parallel-size": dp}
-    words = [word for name, size in sizes.items() if size > 1 for word in (name, str(size))]
-    stages = ("--no-enforce-eager", "--compilation-config", '{"mode": 2, "backend": "eager"}') if pp > 1 else ()
-    return (*words, "--distributed-executor-backend", "mp", *stages)
 
 
 def _wait_all(servers: Sequence[Server]) -> None:
@@ -230,11 +223,9 @@ def _wait_all(servers: Sequence[Server]) -> None:
 
 
 def harness_env() -> dict[str, str | None]:
-    """The zygote's environment for tests on the CPU."""
-    from pdcluster_cli.engines import Device
-
+    """The zygote's environment for tests: that of users whose model is surely here."""
     # Engines load the tests' own connectors and probes by name.
-    return {**zygote_env(Device.CPU), "PYTHONPATH": str(Path(__file__).parents[1])}
+    return {**zygote_env(Device.CPU), **OFFLINE, "PYTHONPATH": str(Path(__file__).parents[1])}
 
 
 class HttpError(Exception):
@@ -255,7 +246,9 @@ class Completion:
     reply: Mapping[str, Any]
 
 
-def complete(url: str, prompt: Prompt, max_tokens: int = 16, *, timeout_s: float = 120.0, **body: Any) -> Completion:
+def complete(
+    url: str, prompt: Prompt, max_tokens: int = 16, *, timeout_s: float = PATIENCE_S, **body: Any
+) -> Completion:
     """A greedy ``/v1/completions`` answer. Further keywords go into the body.
 
     Raises:
@@ -274,7 +267,7 @@ def complete_all(
     max_tokens: int = 16,
     *,
     concurrency: int = 16,
-    timeout_s: float = 120.0,
+    timeout_s: float = PATIENCE_S,
     **body: Any,
 ) -> list[Completion]:
     """The answers to ``prompts`` in their order, ``concurrency`` of them in flight."""
@@ -286,7 +279,7 @@ def complete_all(
         return list(threads.map(ask, prompts))
 
 
-def post_json(url: str, body: Mapping[str, Any], *, timeout_s: float = 120.0) -> dict[str, Any]:
+def post_json(url: str, body: Mapping[str, Any], *, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
     """The JSON object that the server answers to a POST.
 
     Raises:
@@ -297,7 +290,7 @@ def post_json(url: str, body: Mapping[str, Any], *, timeout_s: float = 120.0) ->
         return reply
 
 
-def get_text(url: str, *, timeout_s: float = 10.0) -> str:
+def get_text(url: str, *, timeout_s: float = PATIENCE_S) -> str:
     """The body that the server answers to a GET.
 
     Raises:
@@ -337,8 +330,11 @@ def metric(url: str, name: str) -> float:
     return sum(values)
 
 
-def eventually(is_true: Callable[[], bool], *, timeout_s: float = 10.0, poll_s: float = 0.02) -> bool:
-    """Whether the fact became true in time. For facts of other processes that send no event."""
+def eventually(is_true: Callable[[], bool], *, timeout_s: float = PATIENCE_S, poll_s: float = 0.02) -> bool:
+    """Whether the fact became true in time. For facts of other processes that send no event.
+
+    The limit costs nothing where the fact comes; a test that waits for nothing to happen gives its own.
+    """
     deadline = time.monotonic() + timeout_s
     while not is_true():
         if time.monotonic() > deadline:

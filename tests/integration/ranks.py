@@ -8,8 +8,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_rank, make_prefill_rank
 from pdcluster_connector.core.ranges import GroupSlice
@@ -17,15 +19,21 @@ from pdcluster_connector.core.reception import Lost
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
 from pdcluster_connector.settings import Settings
-from pdcluster_connector.steps import Cancel, DecodeStep, Expect, PrefillStep, PushSlice, Target
+from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillStep, PushSlice, Target
 from pdcluster_protocol.fingerprint import KvFingerprint
-from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
+from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.secret import load_secret
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 SECRET: Final = load_secret({}, host="127.0.0.1")
+LIFE: Final = BootId("one life")
+"""Of the prefill engine."""
 BLOCK_SIZE: Final = 16
 HEAD_BYTES: Final = 64
+
+STEP_S: Final = 45.0
+"""For what must come of a push. Below the 60 s of settings that wait long, so that no deadline of theirs stands in for
+what a test asks for; far above the second that it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +74,12 @@ class Cache:
             )
             for index, name in enumerate(shape.layer_names())
         )  # fmt: skip
-        return Memory(RankLayout(0, 1, regions), ((base, self.layers.nbytes),), fingerprint)
+        return Memory(RankLayout(0, 1, regions), ((base, self.layers.nbytes),), fingerprint, self.views())
+
+    def views(self) -> tuple[torch.Tensor, ...]:
+        """Of each layer ``[blocks, heads, tokens, bytes]``."""
+        shape = self.shape.num_blocks, self.shape.kv_heads, BLOCK_SIZE, HEAD_BYTES
+        return tuple(torch.from_numpy(layer).view(shape) for layer in self.layers)
 
 
 def fingerprint_of(shape: Shape, **changed: object) -> KvFingerprint:
@@ -82,7 +95,7 @@ def engine_facts(role: EngineRole, shape: Shape, settings: Settings) -> EngineFa
     """One engine of TP 1 on this machine's CPU."""
     name = EngineId(role.name.lower())
     groups = (KvGroup(BLOCK_SIZE),)
-    return EngineFacts(name, "life", role, "127.0.0.1", 1, (shape.kv_heads,), "cpu", settings, SECRET, groups)
+    return EngineFacts(name, role, "127.0.0.1", 1, (shape.kv_heads,), "cpu", settings, SECRET, groups)
 
 
 def blocks_slice(ours: Sequence[int], theirs: Sequence[int]) -> tuple[GroupSlice]:
@@ -90,9 +103,14 @@ def blocks_slice(ours: Sequence[int], theirs: Sequence[int]) -> tuple[GroupSlice
     return (GroupSlice(0, len(ours) * BLOCK_SIZE, tuple(ours), tuple(theirs)),)
 
 
-def expect(name: str, num_blocks: int, deadline_ms: int) -> Expect:
+def expect(name: str, num_blocks: int, deadline_ms: int, content: ContentOrder | None = None) -> Expect:
     """Decode's scheduler has reserved ``num_blocks`` blocks."""
-    return Expect(RequestId(name), TransferId(name), deadline_ms, (((0, num_blocks * BLOCK_SIZE),),))
+    return Expect(RequestId(name), TransferId(name), deadline_ms, (((0, num_blocks * BLOCK_SIZE),),), content)
+
+
+def content_of(blocks: Sequence[int]) -> ContentOrder:
+    """All that one engine has in ``blocks`` is compared."""
+    return ContentOrder((((0, len(blocks) * BLOCK_SIZE),),), (tuple(blocks),))
 
 
 @dataclass(slots=True)
@@ -111,10 +129,18 @@ class Pair:
     """Attempts that decode has given up."""
     retries: bool = False
     """Whether another attempt may follow a lost one; if not, the router's answer is that prefill has failed."""
+    life: BootId = LIFE
+    """Of the prefill engine."""
 
-    def expect(self, name: str, num_blocks: int, *, deadline_ms: int = 20_000) -> None:
+    def expect(self, name: str, num_blocks: int, *, deadline_ms: int = 120_000) -> None:
         """Decode's scheduler has reserved ``num_blocks`` blocks."""
         self.decode.worker.begin_step(DecodeStep(expects=(expect(name, num_blocks, deadline_ms),)))
+
+    def compare(self, name: str, ours: Sequence[int], theirs: Sequence[int]) -> None:
+        """One forward pass pushes blocks ``ours`` of prefill into blocks ``theirs`` of decode; content is compared."""
+        expected = expect(name, len(theirs), 20_000, content_of(theirs))
+        self.decode.worker.begin_step(DecodeStep(expects=(expected,)))
+        self.forward(msgspec.structs.replace(self.slice_of(name, ours, theirs), content=content_of(ours)))
 
     def cancel(self, name: str) -> None:
         """Decode's scheduler wants the wait to end."""
@@ -127,7 +153,7 @@ class Pair:
         theirs: Sequence[int],
         *,
         is_last: bool = True,
-        deadline_ms: int = 20_000,
+        deadline_ms: int = 120_000,
         attempt: int = 1,
     ) -> PushSlice:
         """Blocks ``ours`` of prefill that become complete for blocks ``theirs`` of decode."""
@@ -139,7 +165,7 @@ class Pair:
     def forward(self, *slices: PushSlice) -> None:
         """One forward pass that completes ``slices``, layer by layer."""
         worker = self.prefill.worker
-        worker.begin_step(PrefillStep(slices))
+        worker.begin_step(PrefillStep(self.life, slices))
         for name in self.source.shape.layer_names():
             worker.layer_saved(name)
         worker.end_step()
@@ -156,7 +182,7 @@ class Pair:
             if not self.retries:
                 self.cancel(lost.request_id)
 
-    def step_until(self, is_true: Callable[[], bool], *, timeout_s: float = 10.0) -> bool:
+    def step_until(self, is_true: Callable[[], bool], *, timeout_s: float = STEP_S) -> bool:
         """Whether the fact became true while both engines went on stepping."""
         deadline = time.monotonic() + timeout_s
         while not is_true():

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from integration.ranks import SECRET, engine_facts, fingerprint_of
+from integration.ranks import LIFE, SECRET, engine_facts, fingerprint_of
 from integration.ranks import Shape as RankShape
 from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_connector.core.watermark import KvGroup, wanted_spans
@@ -31,7 +31,7 @@ from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_connector.steps import Cancel, DecodeStep, Expect, PrefillStep
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
-from pdcluster_protocol.params import Reservation, digest_tokens, to_wire
+from pdcluster_protocol.params import Reservation, digest_tokens, sealed, to_wire
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 if TYPE_CHECKING:
@@ -259,7 +259,9 @@ class PrefillGroup:
         self.jobs[job.name] = job
         if is_expected:
             job.expect()
-        self.scheduler.add(RequestId(job.name), to_wire(job.reservation()), job.token_ids, now=time.monotonic())
+        self.scheduler.add(
+            RequestId(job.name), to_wire(sealed(job.reservation(), SECRET)), job.token_ids, now=time.monotonic()
+        )
         return job
 
     def forward(self, computed: Mapping[str, int], preempted: Sequence[str] = ()) -> None:
@@ -282,7 +284,7 @@ class PrefillGroup:
         for decode in self.decodes:
             decode.step()
 
-    def step_until(self, is_true: Callable[[], bool], timeout_s: float = 15.0) -> bool:
+    def step_until(self, is_true: Callable[[], bool], timeout_s: float = 45.0) -> bool:
         """Whether the fact became true while all engines went on stepping."""
         deadline = time.monotonic() + timeout_s
         while not is_true():
@@ -336,7 +338,7 @@ def prefill_group(
             assert far.pipe.poll(END_S)
             assert far.pipe.recv() == "ready"
         prefill = PrefillEngine(tp_size, (KV_HEADS,), (KvGroup(BLOCK),))
-        yield PrefillGroup(ranks, PrefillScheduler(prefill, PushTiming.LAYERWISE, SECRET), engines)
+        yield PrefillGroup(ranks, PrefillScheduler(prefill, PushTiming.LAYERWISE, SECRET, LIFE), engines)
 
 
 def _serve(rank: int, tp_size: int, store: str, settings: Settings, pipe: Connection) -> None:

@@ -34,7 +34,7 @@ def test_bytes_that_are_not_where_decode_reads_them_change_the_answer(
     harness: Harness, expected: tuple[int, ...], name: str
 ) -> None:
     with broken_pool(harness, name) as pool:
-        answer = complete(pool.url, PROMPT, 16, timeout_s=60).token_ids
+        answer = complete(pool.url, PROMPT, 16).token_ids
         assert answer != expected
         assert len(answer) == len(expected)
 
@@ -43,7 +43,7 @@ def test_bytes_that_are_not_where_decode_reads_them_change_the_answer(
 def test_missing_bytes_are_one_clear_error_and_every_block_comes_back(harness: Harness, name: str, reason: str) -> None:
     with broken_pool(harness, name) as pool:
         with pytest.raises(HttpError) as error:
-            complete(pool.url, PROMPT, 16, timeout_s=60)
+            complete(pool.url, PROMPT, 16)
         assert error.value.status >= 500
         (line,) = pool.decode[0].read_trace("receive")
         assert (line["outcome"], reason in line["reason"]) == ("failed", True), line

@@ -17,6 +17,7 @@ import pytest
 
 from integration.harness import complete
 from integration.ports import fresh_port
+from patience import PATIENCE_S
 from pdcluster_cli.linux import die_with_parent
 from pdcluster_cli.waiting import is_healthy
 
@@ -70,7 +71,7 @@ def test_the_three_commands_of_the_page_serve(tiny_model: Path, tmp_path: Path) 
             stack.enter_context(running(command, tmp_path / f"{number}.log"))
             for number, command in enumerate([[*prefill, *SMALL], [*decode, *SMALL], router])
         ]
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + PATIENCE_S
         for port in ports.values():
             while not is_healthy(int(port)):
                 assert time.monotonic() < deadline, [(log.name, log.read_text()[-2000:]) for log in tmp_path.iterdir()]

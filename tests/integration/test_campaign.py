@@ -24,7 +24,7 @@ from pdcluster_cli.zygote import Zygote
 pytestmark = pytest.mark.engines
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-TIMEOUT_S: Final = 1200
+TIMEOUT_S: Final = 3000
 
 
 def run_campaign(logs: Path, *flags: str) -> tuple[int, dict[str, Any], str]:
@@ -51,7 +51,6 @@ def lent(zygote: Zygote) -> Iterator[Zygote]:
         assert eventually(lambda: not any(map(is_running, started)))
 
 
-@pytest.mark.timeout(TIMEOUT_S + 20)
 def test_of_500_requests_among_faults_none_hangs_or_lies_and_nothing_leaks(tmp_path: Path) -> None:
     status, summary, output = run_campaign(tmp_path, "--requests", "500", "--seed", "1")
     assert status == 0, output
@@ -60,7 +59,6 @@ def test_of_500_requests_among_faults_none_hangs_or_lies_and_nothing_leaks(tmp_p
     assert set(summary["zeros"].values()) == {0}
 
 
-@pytest.mark.timeout(TIMEOUT_S + 20)
 def test_a_campaign_finds_a_connector_that_writes_only_half_of_each_range(
     harness: Harness, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

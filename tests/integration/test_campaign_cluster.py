@@ -19,6 +19,7 @@ from campaign.command import orphans
 from campaign.proxy import FaultProxy
 from campaign.schedule import Site
 from integration.processes import is_port_free, is_running
+from patience import PATIENCE_S
 from pdcluster_cli.zygote import EngineSpec, Zygote
 
 pytestmark = pytest.mark.anyio
@@ -62,7 +63,7 @@ def pid_of(member: Member) -> int:
 
 
 async def until_lives(member: Member, lives: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while member.lives < lives or member.out_since is not None:
             await asyncio.sleep(0.01)
 

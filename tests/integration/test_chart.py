@@ -149,9 +149,9 @@ def test_an_upgrade_changes_the_operator_and_a_rollback_changes_it_back(plane: C
     with installed(plane) as config:
         first = shape()
         config.upgrade(CHART, RELEASE, {"replicas": 3, "image": {"tag": "2"}}, timeout=60)
-        assert shape() == (3, "pdcluster/pdcluster:2")
+        assert shape() == (3, "localhost/pdcluster/pdcluster:2")
         config.rollback(RELEASE, timeout=60)
-        assert shape() == first == (2, "pdcluster/pdcluster:0.1.0")
+        assert shape() == first == (2, "localhost/pdcluster/pdcluster:0.1.0")
         assert [entry["revision"] for entry in config.history(RELEASE)] == [1, 2, 3]
 
 

@@ -50,9 +50,9 @@ def test_controllers_make_pods_of_a_deployment_and_take_them_away(control_plane:
     admin, pods = control_plane.admin, f"/api/v1/namespaces/{namespace}/pods"
     deployments = f"/apis/apps/v1/namespaces/{namespace}/deployments"
     admin.create(deployments, deployment("d", 2))
-    assert eventually(lambda: len(names(admin, pods)) == 2, timeout_s=60)
+    assert eventually(lambda: len(names(admin, pods)) == 2)
     admin.delete(f"{deployments}/d")
-    assert eventually(lambda: names(admin, pods) == [], timeout_s=60)
+    assert eventually(lambda: names(admin, pods) == [])
 
 
 def test_without_controllers_nothing_moves_and_afterwards_all_that_was_asked_for(
@@ -64,7 +64,7 @@ def test_without_controllers_nothing_moves_and_afterwards_all_that_was_asked_for
         made = admin.create(path, deployment("d", 1))
         assert not eventually(lambda: names(admin, pods) != [], timeout_s=1)
         assert admin.get(f"{path}/d")["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
-    assert eventually(lambda: names(admin, pods) != [], timeout_s=60)
+    assert eventually(lambda: names(admin, pods) != [])
 
 
 def test_a_namespace_that_is_deleted_goes_with_all_that_it_holds(control_plane: ControlPlane, namespace: str) -> None:
@@ -74,7 +74,7 @@ def test_a_namespace_that_is_deleted_goes_with_all_that_it_holds(control_plane: 
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one", "finalizers": []}},
     )
     admin.delete(f"/api/v1/namespaces/{namespace}")
-    assert eventually(lambda: admin.ask("GET", f"/api/v1/namespaces/{namespace}").status == 404, timeout_s=60)
+    assert eventually(lambda: admin.ask("GET", f"/api/v1/namespaces/{namespace}").status == 404)
 
 
 def test_an_account_may_do_what_its_role_says_and_no_more(control_plane: ControlPlane, namespace: str) -> None:
@@ -123,7 +123,7 @@ def test_controllers_go_on_after_the_api_server_came_back(control_plane: Control
     control_plane.restart_api_server()
     admin = control_plane.admin
     admin.create(f"/apis/apps/v1/namespaces/{namespace}/deployments", deployment("d", 1))
-    assert eventually(lambda: names(admin, f"/api/v1/namespaces/{namespace}/pods") != [], timeout_s=60)
+    assert eventually(lambda: names(admin, f"/api/v1/namespaces/{namespace}/pods") != [])
 
 
 def test_nothing_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:

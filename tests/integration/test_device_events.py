@@ -12,7 +12,7 @@ import torch
 
 from fakes.device import ManualDevice, ManualStream
 from fakes.token_major import Pages, shape_of
-from integration.ranks import Pair, make_pair
+from integration.ranks import LIFE, Pair, make_pair
 from pdcluster_connector.core.exchange import PrefillRank
 from pdcluster_connector.core.resharding import ReshardItem
 from pdcluster_connector.steps import PrefillStep
@@ -67,7 +67,7 @@ def test_a_layer_that_saves_again_leaves_once() -> None:
     with pair_on_a_slow_device() as (pair, device):
         pair.expect("a", 1)
         worker, names = pair.prefill.worker, pair.source.shape.layer_names()
-        worker.begin_step(PrefillStep((pair.slice_of("a", [1], [5]),)))
+        worker.begin_step(PrefillStep(LIFE, (pair.slice_of("a", [1], [5]),)))
         for name in (*names, names[-1], names[0]):
             worker.layer_saved(name)
         worker.end_step()

@@ -12,7 +12,7 @@ from integration.prompts import make_prompts
 from zoo.models import llama
 from zoo.weights import ensure_model
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.engines
 
 MAX_TOKENS = 12
 NO_CACHE = ("--no-enable-prefix-caching",)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from integration.harness import Harness, HttpError, Pool, Server, complete, complete_all, eventually, metric, opened
+from patience import PATIENCE_S
 from pdcluster_cli.tiny_model import ModelShape, ensure_tiny_model
 
 pytestmark = pytest.mark.engines
@@ -44,7 +45,7 @@ def blocks_in_use(*engines: Server) -> float:
 
 
 def require_still_serving(pool: Pool, expected: dict[int, tuple[int, ...]]) -> None:
-    assert eventually(lambda: blocks_in_use(*pool.engines) == 0, timeout_s=15)
+    assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
     assert complete(pool.url, PROMPT, 16).token_ids == expected[len(PROMPT)]
 
 
@@ -60,7 +61,7 @@ class Asking(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.answer = complete(self._pool.url, self._prompt, 16, timeout_s=60, **self._body).token_ids
+            self.answer = complete(self._pool.url, self._prompt, 16, timeout_s=PATIENCE_S, **self._body).token_ids
         except (HttpError, HTTPException, OSError) as error:
             self.error = error
 
@@ -75,7 +76,7 @@ def require_openai_error(error: Exception | None) -> str:
 
 
 def wait_for_prefill(pool: Pool) -> None:
-    assert eventually(lambda: metric(pool.prefill[0].url, "vllm:num_requests_running") > 0, timeout_s=30)
+    assert eventually(lambda: metric(pool.prefill[0].url, "vllm:num_requests_running") > 0)
 
 
 def test_a_prefill_engine_that_is_gone_is_one_clear_error(pool: Pool) -> None:
@@ -171,7 +172,7 @@ def test_a_decode_engine_killed_during_the_push_is_one_clear_error_and_prefill_g
     pool.decode[0].handle.signal(signal.SIGKILL)
     asking.join(30)
     require_openai_error(asking.error)
-    assert eventually(lambda: blocks_in_use(*pool.prefill) == 0, timeout_s=15)
+    assert eventually(lambda: blocks_in_use(*pool.prefill) == 0)
 
 
 def test_engines_with_other_block_sizes_are_told_the_cure(harness: Harness) -> None:
@@ -216,7 +217,7 @@ def test_a_prefill_engine_that_is_asked_to_decode_answers_by_itself(
     pool: Pool, expected: dict[int, tuple[int, ...]], params: dict[str, object]
 ) -> None:
     """Swapped URLs on the router's command line do this."""
-    answer = complete(pool.prefill[0].url, PROMPT, 16, timeout_s=20, kv_transfer_params=params)
+    answer = complete(pool.prefill[0].url, PROMPT, 16, kv_transfer_params=params)
     assert answer.token_ids == expected[len(PROMPT)]
     require_still_serving(pool, expected)
 

@@ -9,10 +9,22 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from integration import broken
-from integration.ranks import SECRET, Cache, Pair, Shape, blocks_slice, engine_facts, fingerprint_of, make_pair
+from integration.ranks import (
+    LIFE,
+    SECRET,
+    Cache,
+    Pair,
+    Shape,
+    blocks_slice,
+    engine_facts,
+    fingerprint_of,
+    make_pair,
+)
+from patience import EDGE_S
 from pdcluster_connector.assembly import make_prefill_rank
 from pdcluster_connector.core.exchange import StagedPart
 from pdcluster_connector.core.receiving import PeerId
@@ -29,7 +41,7 @@ from pdcluster_connector.worker.resharder import ReshardFailed
 from pdcluster_connector.worker.staging import Room
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.params import SideChannelAddress
-from pdcluster_protocol.side_channel import Fenced, Grant, Hello, Open, Revoke, ToDecode, Welcome
+from pdcluster_protocol.side_channel import Denial, Failed, Fenced, Grant, Hello, Open, Revoke, ToDecode, Welcome
 
 M = TypeVar("M", bound=ToDecode)
 T, FIRST, BOOT = TransferId("t"), Attempt(1), BootId("decode by hand")
@@ -46,7 +58,7 @@ class DecodeByHand:
 
     def hear(self, kind: type[M]) -> M:
         """The next message of this kind."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + EDGE_S
         while time.monotonic() < deadline:
             self.channel.wait(0.1)
             while (received := self.channel.receive()) is not None:
@@ -78,12 +90,12 @@ def welcomed_push(wrap: Callable[[Transport], Transport]) -> Iterator[tuple[Pref
     facts = engine_facts(EngineRole.PREFILL, shape, Settings(hold_s=0.3))
     rank = make_prefill_rank(facts, Cache(shape).memory(fingerprint_of(shape)))
     worker = rank.worker
-    worker._parts = dataclasses.replace(worker._parts, sessions=broken._WrappedSessions(worker._parts.sessions, wrap))
+    worker._parts = dataclasses.replace(worker._parts, sessions=broken.WrappedSessions(worker._parts.sessions, wrap))
     target = rank.sessions.open()  # where the writes go
     memory = decode.cache.memory(fingerprint_of(shape))
     target.register(*memory.spans[0])
     try:
-        worker.begin_step(PrefillStep((slice_for(decode.address),)))
+        worker.begin_step(PrefillStep(LIFE, (slice_for(decode.address),)))
         worker.end_step()
         decode.hear(Hello)
         decode.channel.send(decode.peer, Welcome(EngineId("decode"), BOOT, target.session, memory.layout))
@@ -110,6 +122,18 @@ def test_blocks_come_back_at_once_when_decode_dies_before_it_grants() -> None:
         worker.finished([RequestId("r")])
         decode.channel.close()
         assert until_freed(worker) == {"r"}
+
+
+def test_a_push_that_has_ended_does_not_begin_anew_with_the_next_chunk_of_its_prompt() -> None:
+    """Decode was told that no more is written: a second open would get blocks that may be another request's by now."""
+    with welcomed_push(lambda inner: inner) as (worker, decode):
+        decode.channel.send(decode.peer, Denial(T, FIRST, "not now"))
+        assert "not now" in decode.hear(Failed).reason
+        first = slice_for(decode.address)
+        other = msgspec.structs.replace(first, request_id=RequestId("other"), transfer_id=TransferId("other"))
+        worker.begin_step(PrefillStep(LIFE, (first, other)))
+        worker.end_step()
+        assert decode.hear(Open).transfer_id == "other"
 
 
 class _NeverAcknowledged(broken._Wrapped):
@@ -139,7 +163,7 @@ def test_a_write_in_flight_when_decode_is_lost_is_cut_off_before_its_blocks_come
 
     with granted_push(wrap) as (worker, decode):
         worker.finished([RequestId("r")])
-        opened_by = time.monotonic() + 5
+        opened_by = time.monotonic() + EDGE_S
         while not made and time.monotonic() < opened_by:
             time.sleep(0.01)
         assert made[0].has_written.wait(5)
@@ -187,7 +211,7 @@ def test_closing_waits_for_the_lanes() -> None:
 
 def until_freed(worker: PrefillWorker) -> set[RequestId]:
     """What may be freed, as soon as there is something."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + EDGE_S
     while time.monotonic() < deadline:
         if freed := worker.finished([]):
             return freed
@@ -227,7 +251,7 @@ class _Gated(broken._Wrapped):
 
 def gate_writes(pair: Pair) -> Gate:
     worker, gate = pair.prefill.worker, Gate()
-    sessions = broken._WrappedSessions(worker._parts.sessions, lambda inner: _Gated(inner, gate))
+    sessions = broken.WrappedSessions(worker._parts.sessions, lambda inner: _Gated(inner, gate))
     worker._parts = dataclasses.replace(worker._parts, sessions=sessions)
     return gate
 
@@ -283,7 +307,7 @@ def test_parts_that_wait_for_a_decode_rank_that_never_answers_are_let_go() -> No
     )
     try:
         begin = time.monotonic()
-        rank.worker.begin_step(PrefillStep((slice_for(decode.address),)))
+        rank.worker.begin_step(PrefillStep(LIFE, (slice_for(decode.address),)))
         (lane,) = rank.worker._known_lanes()
         lane.post(staged(PushKey(T, FIRST), released))
         while not released and time.monotonic() < begin + 20:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +22,9 @@ from integration.processes import descendants, is_port_free, is_running, process
 
 pytestmark = pytest.mark.engines
 
-START_TIMEOUT_S = 180
+START_TIMEOUT_S = 900
+"""More than the command gives itself: it says then what is wrong, and not we."""
+README = Path(__file__).parents[2] / "README.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +54,23 @@ class Local:
     def end(self) -> int:
         return self.process.wait(START_TIMEOUT_S)
 
+    @property
+    def answer(self) -> str:
+        return self.text().partition("Answer:")[2].partition("\n")[0].strip()
+
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Local]]:
     started: list[Local] = []
 
-    def start_local(*arguments: str, port: int | None = None) -> Local:
+    def start_local(*arguments: str, port: int | None = None, env: Mapping[str, str] | None = None) -> Local:
         port = port or fresh_port()
         output = tmp_path / f"output-{len(started)}"
         command = [sys.executable, "-m", "pdcluster_cli", "local", "--port", str(port), *arguments]
         with output.open("wb") as file:
-            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}
+            )
         started.append(Local(process, port, output))
         return started[-1]
 
@@ -75,7 +85,9 @@ def _assert_nothing_is_left(local: Local, pids: set[int]) -> None:
     assert is_port_free(local.port)
 
 
-def test_once_prints_the_answer_and_a_report_and_ends_with_status_0(start: Callable[..., Local]) -> None:
+def test_once_prints_the_answer_and_a_report_and_ends_with_status_0_and_the_readmes_ranks_change_nothing(
+    start: Callable[..., Local], tmp_path: Path
+) -> None:
     local = start("--once")
     local.wait_for("Transfer report")
     pids = local.everything()
@@ -85,7 +97,20 @@ def test_once_prints_the_answer_and_a_report_and_ends_with_status_0(start: Calla
     for row in ("layers                 8\n", "KV pushed ", "coalesced from", "hand-over ", "hidden behind compute "):
         assert row in report
     assert "unknown" not in report
-    assert local.text().partition("Answer:")[2].partition("\n")[0].strip()
+    assert local.answer
+    assert _answer_of_readmes_ranks(tmp_path) == local.answer
+
+
+def _answer_of_readmes_ranks(folder: Path) -> str:
+    """What the README's line with tensor parallel engines answers to the same question."""
+    (line,) = re.findall(r"^\$ (make run ARGS=.*--prefill-tp 2 --decode-tp 1 .*)$", README.read_text(), re.MULTILINE)
+    command = [*shlex.split(line), f"PORT={fresh_port()}"]
+    # The make above us has flags and a job server of its own.
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(command, cwd=README.parent, env=env, capture_output=True, text=True, timeout=START_TIMEOUT_S)
+    (folder / "output-make").write_text(done.stdout + done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Local(subprocess.Popen(["true"]), 0, folder / "output-make").answer
 
 
 def test_a_question_of_ones_own_and_two_engines_of_each_role(start: Callable[..., Local]) -> None:
@@ -101,7 +126,7 @@ def test_it_serves_the_curl_line_it_prints_until_sigterm(start: Callable[..., Lo
     local = start()
     local.wait_for("serving on")
     curl = next(line for line in local.text().splitlines() if line.startswith("curl "))
-    reply = subprocess.run([*shlex.split(curl), "--silent"], capture_output=True, check=True, timeout=60)
+    reply = subprocess.run([*shlex.split(curl), "--silent"], capture_output=True, check=True, timeout=START_TIMEOUT_S)
     assert json.loads(reply.stdout)["choices"][0]["message"]["content"]
     pids = local.everything()
     local.process.send_signal(signal.SIGTERM)
@@ -115,17 +140,20 @@ def test_an_engine_that_dies_while_serving_is_named_and_everything_stops(start: 
     pids = local.everything()
     subprocess.run(["kill", "-KILL", str(local.engine_pid("decode-0"))], check=True)
     assert local.end() == 1
-    assert "pdcluster: decode-0 has ended with signal 9; the end of " in local.text()
+    assert (
+        "pdcluster: decode-0 has ended with signal 9: killed from outside, as the kernel does when memory runs out; "
+        in local.text()
+    )
     assert "[decode-0] " in local.text().partition("has ended with")[2]
     _assert_nothing_is_left(local, pids)
 
 
 def test_an_engine_that_dies_while_starting_is_named_and_everything_stops(start: Callable[..., Local]) -> None:
-    local = start("--decode-args", "--no-such-option")
+    local = start("--decode-tp", "3")
     assert local.end() == 1
-    ending = local.text().partition("pdcluster: decode-0 has ended with status 2; the end of ")[2]
+    cause = "Total number of attention heads (8) must be divisible by tensor parallel size (3)."
+    ending = local.text().partition(f"pdcluster: decode-0 has ended with status 1: {cause}; the end of ")[2]
     assert "[decode-0] " in ending
-    assert "--no-such-option" in ending
     assert descendants(local.process.pid) == set()
     assert is_port_free(local.port)
 
@@ -176,5 +204,42 @@ def test_a_missing_model_is_one_line_with_the_cure(start: Callable[..., Local], 
     assert local.end() == 1
     assert local.text() == (
         f"pdcluster: model {tmp_path}/nowhere does not exist: "
-        "--model wants a folder with config.json, weights and a tokenizer\n"
+        "--model wants a folder with config.json, weights and a tokenizer, or a model's name on a hub\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "line"),
+    [
+        (
+            ("--prefill-tp", "2", "--prefill-args", "--distributed-executor-backend uni"),
+            2,
+            "--prefill-args: --distributed-executor-backend uni runs one rank, and TP 2 x PP 1 are 2: "
+            "leave it out, or use mp",
+        ),
+        (("--decode-tp", "2", "--decode-args", "-tp 4"), 2, "--decode-args: tensor parallel size is both 2 and 4 "),
+        (("--decode-args", "--kv-cache-memory-bytes 1125899906842624"), 1, "KV caches of 2 ranks need 1048576.5 GiB, "),
+        (("--start-timeout", "1"), 1, "importing vLLM takes more than 1 s (--start-timeout): see "),
+    ],
+    ids=["executor", "two sizes", "memory", "import"],
+)
+def test_what_can_never_run_ends_with_one_clear_line(
+    start: Callable[..., Local], words: tuple[str, ...], status: int, line: str
+) -> None:
+    local = start(*words)
+    assert local.end() == status
+    last = local.text().splitlines()[-1]
+    assert last.startswith(f"pdcluster: {line}")
+    assert descendants(local.process.pid) == set()
+
+
+def test_a_model_that_no_hub_can_give_is_one_line_before_anything_starts(
+    start: Callable[..., Local], tmp_path: Path
+) -> None:
+    env = {"HF_ENDPOINT": f"http://127.0.0.1:{fresh_port()}", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    local = start("--model", "org/name", env=env)
+    assert local.end() == 1
+    (line,) = local.text().splitlines()
+    assert line.startswith(
+        f"pdcluster: model org/name is no folder here and not in {tmp_path}/hub, and there is no way to"
     )

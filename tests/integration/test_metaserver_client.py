@@ -10,14 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import msgspec
 import pytest
 
 from pdcluster_connector.metaserver_client import MetaserverClient
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
-from pdcluster_protocol.metaserver import Outcome
-from pdcluster_protocol.params import Reservation, SideChannelAddress
+from pdcluster_protocol.metaserver import SEAL_HEADER, Outcome
+from pdcluster_protocol.params import Reservation, SideChannelAddress, sealed
+from pdcluster_protocol.secret import make_secret
 
 R = RequestId("r")
+SECRET = make_secret("the secret of the tests")
 OK = b'{"status": "ok", "attempt": 1}'
 RESERVATION = Reservation(
     request_id="r",
@@ -46,13 +49,16 @@ class Bench:
     status: int = 200
     body: bytes = OK
     is_cut: bool = False
+    asked: bytes = b""
+    seal: str = ""
     may_answer: threading.Event = field(default_factory=threading.Event)
     called: threading.Event = field(default_factory=threading.Event)
     gone: threading.Event = field(default_factory=threading.Event)
     outcomes: deque[tuple[RequestId, Outcome]] = field(default_factory=deque)
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        handler.rfile.read(int(handler.headers["Content-Length"]))
+        self.asked = handler.rfile.read(int(handler.headers["Content-Length"]))
+        self.seal = handler.headers.get(SEAL_HEADER, "")
         self.called.set()
         handler.connection.settimeout(0.02)
         while not self.may_answer.is_set() and not self.gone.is_set():
@@ -83,7 +89,7 @@ def serving(bench: Bench) -> Iterator[MetaserverClient]:
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     bench.url = f"http://127.0.0.1:{server.server_address[1]}/v1/metaserver"
-    client = MetaserverClient(bench.outcomes)
+    client = MetaserverClient(bench.outcomes, SECRET)
     try:
         yield client
     finally:
@@ -119,6 +125,13 @@ def answering(**fields: object) -> Bench:
 
 def test_a_reply_is_taken_as_it_is() -> None:
     assert outcome_of(answering()) == Outcome("ok", attempt=Attempt(1))
+
+
+def test_a_call_is_sealed_as_it_is_sent() -> None:
+    bench = answering()
+    outcome_of(bench)
+    assert msgspec.json.decode(bench.asked, type=Reservation) == sealed(RESERVATION, SECRET)
+    SECRET.check_call(bench.seal.encode(), bench.asked)
 
 
 @pytest.mark.parametrize(

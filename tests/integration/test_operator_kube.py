@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fakes.api_server import ApiServer, Asked, Fault
+from patience import EDGE_S, PATIENCE_S
 from pdcluster_operator.access import KubeAccess, open_session
 from pdcluster_operator.errors import ApiUnavailable, Conflict, Forbidden, NotLeader
 from pdcluster_operator.http_kube import Call, HttpKube
@@ -98,13 +99,13 @@ async def test_a_refusal_is_not_tried_again() -> None:
 async def test_a_server_that_says_nothing_is_not_waited_for_beyond_the_deadline() -> None:
     async with client(timeout_s=0.2) as (api, kube):
         api.faults.append(Fault(every, 0, times=99))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(ApiUnavailable, match="no answer in time"):
                 await kube.get(REF)
 
 
 async def test_a_server_that_is_not_there_is_unavailable() -> None:
-    async with client(timeout_s=5.0) as (api, kube):
+    async with client(timeout_s=EDGE_S) as (api, kube):
         await api.stop()
         with pytest.raises(ApiUnavailable, match="Cannot connect"):
             await kube.get(REF)
@@ -137,7 +138,7 @@ async def test_a_write_is_not_waited_for_longer_than_we_lead() -> None:
 
     async with client(fence=leave) as (api, kube):
         api.faults.append(Fault(extends, 0, times=1))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await kube.apply(MANIFEST)
         assert len(api.asked) == 2
 

@@ -26,7 +26,7 @@ from operator_on_server.groups import API, SETS, PlayedGroups, install_groups
 from operator_on_server.server import READY_LIMIT_S, Pool, Server, running_server
 from pdcluster_protocol.secret import SECRET_VARIABLE
 
-pytestmark = [pytest.mark.control_plane, pytest.mark.timeout(900)]  # some waits of two minutes each
+pytestmark = pytest.mark.control_plane
 
 RULES_PATH: Final = "/apis/rbac.authorization.k8s.io/v1/clusterroles/pdcluster-operator"
 MODES: Final = {"default": (), "namespaced": ("team-a", "team-b")}

@@ -10,6 +10,7 @@ import pytest
 
 from fakes.api_server import ApiServer, Fault
 from fakes.operator_rig import AT, Replica, pool, running_operator, running_router, settle
+from patience import PATIENCE_S
 from pdcluster_operator.work_queue import WorkQueue
 
 pytestmark = pytest.mark.anyio
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.anyio
 LEASE = ("leases", "system", "pdcluster-operator")
 
 
-async def until(is_true: Callable[[], bool], timeout_s: float = 20.0) -> None:
+async def until(is_true: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(timeout_s):
         while not is_true():
             await asyncio.sleep(0.02)
@@ -69,7 +70,7 @@ async def all_read(replica: Replica) -> None:
 async def writes_stand_still(api: ApiServer) -> None:
     """Nothing was written for ten looks: a machine that stands still spoils one of them."""
     num_quiet, num_writes = 0, -1
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while num_quiet < 10:
             await asyncio.sleep(0.05)
             num_quiet = num_quiet + 1 if len(api.writes) == num_writes else 0
@@ -190,7 +191,7 @@ async def test_an_operator_that_is_stopped_gives_the_lease_back_and_the_next_one
             await all_read(second)
             await first.stop()
             assert api.store.read(LEASE)["spec"]["holderIdentity"] in ("", "b")
-            await until(lambda: second.operator.leader.is_leading, 5)
+            await until(lambda: second.operator.leader.is_leading, 40)
 
 
 async def test_a_leader_that_cannot_renew_writes_no_more() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 
 from fakes.api_server import Fault
 from fakes.operator_rig import AT, KEY, Rig, pool, running_rig, settle
-from pdcluster_operator.errors import ApiUnavailable, Conflict, Forbidden, Refused, Taken
+from pdcluster_operator.errors import ApiUnavailable, Conflict, Forbidden, Refused
 from pdcluster_operator.kinds import NETWORK_POLICY, SERVICE, Kind
 from pdcluster_protocol import labels
 
@@ -75,17 +78,61 @@ async def test_what_somebody_deleted_is_made_again() -> None:
         assert ("services", "default", "pool-router") in rig.store.objects
 
 
-async def test_a_field_that_somebody_else_took_is_not_taken_back_and_the_user_is_told() -> None:
+NEWER = {"spec": {"transfer": {"rails": 4}, "roles": {"decode": {"device": {"topology": "Tight"}}}}}
+"""Fields that a newer CRD has, with defaults: every object gets them as soon as that CRD is there."""
+
+
+async def test_an_object_with_fields_of_a_newer_crd_keeps_its_pool_and_the_fields_are_named_once() -> None:
     async with running_rig() as rig:
         await made(rig)
-        at = ("services", "default", "pool-router")
-        rig.store.merge(at, {"spec": {"type": "NodePort"}}, "kubectl-edit|Update|")
-        with pytest.raises(Taken):
-            await rig.look()
-        assert rig.store.read(at)["spec"]["type"] == "NodePort"
+        before = rig.deployments()
+        rig.store.merge(AT, NEWER)
+        await rig.look_until_still()
+        assert rig.deployments() == before
+        assert rig.condition("Ready")["status"] == "True"
+        told = rig.condition("Accepted")
+        assert (told["status"], told["reason"]) == ("True", "UnknownFields")
+        for name in ("spec.transfer.rails", "spec.roles.decode.device.topology"):
+            assert name in told["message"]
+        rig.store.merge(AT, {"spec": {"roles": {"decode": {"replicas": 2}}}})
+        await rig.look_until_still()
+        assert sorted(rig.deployments().values()) == [1, 2]
+        assert rig.events().count("Warning UnknownFields") == 1
+
+
+def without_newer(body: dict[str, Any]) -> dict[str, Any]:
+    """As a watch shows it that was open when the CRD changed."""
+    if body["kind"] != "PDCluster":
+        return body
+    old = copy.deepcopy(body)
+    old["spec"]["transfer"].pop("rails", None)
+    old["spec"]["roles"]["decode"]["device"].pop("topology", None)
+    return old
+
+
+async def test_a_watch_that_shows_the_old_crds_fields_makes_the_condition_neither_come_nor_go() -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        rig.watched = without_newer
+        rig.store.merge(AT, NEWER)
+        rig.store.merge(AT, {"spec": {"roles": {"decode": {"replicas": 2}}}})
+        await rig.look_until_still()
+        assert sorted(rig.deployments().values()) == [1, 2]
+        await rig.look_until_still()
+        assert rig.condition("Accepted")["reason"] == "UnknownFields"
+        assert rig.events().count("Warning UnknownFields") == 1
+
+
+async def test_a_value_that_nobody_understands_is_refused_whatever_else_is_unknown() -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        before = rig.deployments()
+        rig.store.merge(AT, NEWER)
+        rig.store.merge(AT, {"spec": {"transfer": {"protocol": "pigeon"}}})
+        await rig.look()
         assert rig.condition("Accepted")["reason"] == "Refused"
-        assert 'conflict with "kubectl-edit"' in rig.condition("Accepted")["message"]
-        assert "Warning Refused" in rig.events()
+        assert "transfer.protocol" in rig.condition("Accepted")["message"]
+        assert rig.deployments() == before
 
 
 @pytest.mark.parametrize(("kind", "name"), [(SERVICE, "pool-router"), (NETWORK_POLICY, "pool-decode")])
@@ -304,9 +351,9 @@ async def test_a_pdcluster_that_is_being_deleted_is_left_to_the_garbage_collecto
 
 async def test_an_object_that_we_do_not_understand_is_told_so() -> None:
     async with running_rig() as rig:
-        rig.store.create(AT, pool(rig.router, {"spec.fieldOfTheFuture": 1}))
+        rig.store.create(AT, pool(rig.router, {"spec.router.policy": "OfTheFuture"}))
         assert await rig.look() is None
-        assert "fieldOfTheFuture" in rig.condition("Accepted")["message"]
+        assert "spec.router.policy" in rig.condition("Accepted")["message"]
         rig.api.asked.clear()
         assert await rig.look() is None
         assert rig.api.asked == []
@@ -318,3 +365,21 @@ async def test_the_number_of_routers_follows_the_spec() -> None:
         rig.store.merge(AT, {"spec": {"router": {"replicas": 3}}})
         await rig.look_until_still()
         assert rig.store.read(("deployments", "default", "pool-router"))["spec"]["replicas"] == 3
+
+
+async def test_a_secret_with_clients_keys_that_is_not_there_is_told_until_it_is() -> None:
+    async with running_rig() as rig:
+        rig.store.create(AT, pool(rig.router, {"spec.router.apiKeysSecretRef": {"name": "clients"}}))
+        await rig.look_until_still()
+        told = rig.condition("RouterReady")
+        assert told["status"] == "False"
+        assert "there is no Secret default/clients" in told["message"]
+        assert rig.condition("Ready")["status"] == "False"
+        assert await rig.look() == 10
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {}, "data": {"other": "eA=="}}
+        rig.store.create(("secrets", "default", "clients"), secret)
+        await rig.look()
+        assert "has no key keys" in rig.condition("RouterReady")["message"]
+        rig.store.merge(("secrets", "default", "clients"), {"data": {"keys": "eA=="}})
+        await rig.look()
+        assert rig.condition("Ready")["status"] == "True"

@@ -11,7 +11,7 @@ from fakes.operator_rig import AT, IMAGE, Rig, pool, running_rig
 from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.core.manifests.workloads import design_workload, revision_for
 from pdcluster_operator.core.plan import pool_of
-from pdcluster_operator.errors import Forbidden, Refused, Taken
+from pdcluster_operator.errors import Forbidden, Refused
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
 
@@ -161,17 +161,18 @@ async def test_before_an_engine_goes_for_a_workload_it_is_asked_for_anew() -> No
         assert children(rig) == before
 
 
-async def test_engines_that_somebody_changed_by_hand_keep_the_routers_as_they_are_too() -> None:
+async def test_engines_that_somebody_changed_by_hand_are_set_back_and_the_routers_change_as_asked() -> None:
     async with running_rig() as rig:
         await made(rig)
         [decode] = [one for one in engines(rig) if one["metadata"]["labels"][labels.ROLE] == "decode"]
+        at = ("deployments", "default", decode["metadata"]["name"])
         by_hand = {"spec": {"template": {"spec": {"containers": [{"name": "engine", "image": "by hand"}]}}}}
-        rig.store.merge(("deployments", "default", decode["metadata"]["name"]), by_hand, "kubectl-set|Update|")
-        before = children(rig)
+        rig.store.merge(at, by_hand, "kubectl-set|Update|")
         merge(rig, ROUTERS)
-        with pytest.raises(Taken):
-            await rig.look()
-        assert children(rig) == before
+        await rig.look_until_still()
+        assert rig.store.read(at)["spec"]["template"] == decode["spec"]["template"]
+        assert rig.condition("Ready")["status"] == "True"
+        assert rig.events().count("Warning TakenBack") == 1
 
 
 @pytest.mark.parametrize("content", [{"metadata": "x"}, {"metadata": {"labels": ["x"]}}, {"spec": 1}])

@@ -24,7 +24,7 @@ def test_the_operator_writes_nothing_at_rest_but_its_lease(report: Report) -> No
 def test_every_phase_did_its_work(report: Report) -> None:
     assert list(report.phases) == ["create", "at rest", "scale", "churn"]
     counts = {name: phase.counts for name, phase in report.phases.items()}
-    assert counts["create"].num_writes >= report.bare.num_objects == 17 * QUICK.clusters
+    assert counts["create"].num_writes >= report.bare.num_objects == 18 * QUICK.clusters
     assert counts["scale"].by_verb()["patch"] >= 2 * QUICK.clusters
     assert all(counts[name].num_runs > 0 for name in ("create", "scale", "churn"))
 

@@ -8,7 +8,7 @@ import time
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -23,7 +23,7 @@ from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import SECRET as SECRET_KIND
 from pdcluster_operator.kinds import Ref
 from pdcluster_operator.pool_secrets import PoolSecrets
-from pdcluster_operator.verify import Order, Verifier
+from pdcluster_operator.verify import MAX_PODS, Order, Verifier
 from pdcluster_protocol.secret import make_secret
 
 pytestmark = pytest.mark.anyio
@@ -85,6 +85,15 @@ async def test_a_pass_is_told_and_the_order_is_one_that_a_router_takes() -> None
         assert order == {"revision": "r", "prefill_pods": ["p0"], "decode_pods": ["d0", "d1"], "timeout_s": 5.0}
         shown = it.router.passes[0].removeprefix("Bearer ")
         make_secret(TEXT).check_pass(shown, json.dumps(order).encode(), now_s=time.time())
+
+
+async def test_of_a_large_pool_some_pods_are_named() -> None:
+    """Any of them will do, and a router takes no list of any length."""
+    async with bench() as it:
+        many = tuple(f"p{number}" for number in range(MAX_PODS + 1))
+        assert await it.ask(replace(it.order(), prefill_pods=many, decode_pods=many)) is not None
+        [order] = it.router.orders
+        assert (len(order["prefill_pods"]), len(order["decode_pods"])) == (MAX_PODS, MAX_PODS)
 
 
 @pytest.mark.parametrize(("status", "message"), [(409, "KV was not pushed"), (401, "the pass is not valid here")])

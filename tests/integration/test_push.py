@@ -13,7 +13,7 @@ import pytest
 
 from integration import broken
 from integration.ports import fresh_port
-from integration.ranks import Cache, Pair, Shape, engine_facts, fingerprint_of, make_pair
+from integration.ranks import LIFE, Cache, Pair, Shape, engine_facts, fingerprint_of, make_pair
 from pdcluster_connector.assembly import DecodeRank, make_decode_rank, make_prefill_rank
 from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.settings import PushTiming, Settings
@@ -163,7 +163,7 @@ def test_a_decode_rank_that_does_not_answer_costs_the_handshake_timeout_and_no_m
         pair.decode.close()
         pair.forward(part)
         pair.step(finished=["a"])
-        assert pair.step_until(lambda: pair.released == {"a"}, timeout_s=8.0)
+        assert pair.step_until(lambda: pair.released == {"a"})
 
 
 def test_the_deadline_ends_a_push_that_gets_no_grant_and_a_wait_that_gets_no_push() -> None:
@@ -217,7 +217,7 @@ def test_lanes_to_earlier_lives_of_decode_end_and_leave_no_thread_behind() -> No
                 other.expect(f"life {life}", 1)
                 pair.prefill.worker.begin_step(_step_to(pair, other.decode, f"life {life}"))
                 pair.prefill.worker.end_step()
-                assert late.step_until(lambda late=late: bool(late.ended), timeout_s=5.0)  # type: ignore[misc]  # bound
+                assert late.step_until(lambda late=late: bool(late.ended))  # type: ignore[misc]  # bound
         assert pair.step_until(lambda: len(lanes()) == 1)
 
 
@@ -277,12 +277,12 @@ def test_a_decode_engine_that_restarts_on_the_same_port_gets_nothing_of_the_old_
             late.prefill.worker.begin_step(_step_to(pair, old, "b"))
             late.prefill.worker.end_step()
             late.step(finished=["b"])
-            assert late.step_until(lambda: late.released == {"b"}, timeout_s=5.0)
+            assert late.step_until(lambda: late.released == {"b"})
             assert not other.target.layers.any()
 
 
 def _step(pair: Pair, name: str) -> PrefillStep:
-    return PrefillStep((pair.slice_of(name, [1], [5]),))
+    return PrefillStep(LIFE, (pair.slice_of(name, [1], [5]),))
 
 
 def _step_to(pair: Pair, decode: DecodeRank, name: str) -> PrefillStep:

@@ -12,12 +12,13 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from fakes.vllm_server import VllmPages, serving
-from integration.harness import Harness, eventually, parallel_args
+from integration.harness import Harness, eventually
 from integration.ports import fresh_port
 from integration.ranks import SECRET
 from pdcluster_cli import ready
 from pdcluster_cli.__main__ import main
 from pdcluster_cli.engines import Role
+from pdcluster_cli.parallelism import Parallelism
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import BootId
@@ -130,7 +131,7 @@ def test_a_decode_engine_is_ready_when_its_side_channel_answers_too() -> None:
         (b"\xff" + bytes(8) + b"\x7f\x03" + bytes(53), SILENT),
         (b"\xff" + bytes(8) + b"\x7f\x03" + bytes(53) + b"\x80\x00", "it sent a frame with flags 0x80"),
         (b"\xff" + bytes(8) + b"\x7f\x03" + bytes(53) + b"\x02" + b"\xff" * 8, "it sent a frame with flags 0x2"),
-        (b"\xff" + bytes(8) + b"\x7f\x03" + bytes(53) + b"\x00\x01\x02", "no side channel of this version"),
+        (b"\xff" + bytes(8) + b"\x7f\x03" + bytes(53) + b"\x00\x01\x03", "no side channel of this version"),
     ],
 )
 def test_what_is_no_side_channel_is_not_taken_for_one(
@@ -163,10 +164,10 @@ def test_words_that_mean_nothing_end_with_status_2(words: list[str]) -> None:
 def test_a_real_decode_engine_with_two_ranks_is_ready(harness: Harness, capsys: pytest.CaptureFixture[str]) -> None:
     first = two_ports()
     plan = harness.plan(Role.DECODE)
-    plan = dataclasses.replace(plan, args=(*plan.args, *parallel_args(tp=2)), connector={"side_channel_port": first})
+    plan = dataclasses.replace(plan, parallelism=Parallelism(tensor=2), connector={"side_channel_port": first})
     words = ("--side-channel-port", str(first), "--ranks", "2")
     with harness.start(plan) as (engine,):
-        assert eventually(lambda: probe("decode", engine.port, *words)[0] == 0, timeout_s=60)
+        assert eventually(lambda: probe("decode", engine.port, *words)[0] == 0)
         assert "failure kind" not in engine.log_path.read_text()
     assert probe("decode", engine.port, *words)[0] == 1
     assert "nobody listens" in capsys.readouterr().out

@@ -54,7 +54,7 @@ def busy_one(engines: tuple[Server, ...], gauge: str = "vllm:num_requests_runnin
         busy[:] = [engine for engine in engines if metric(engine.url, gauge) > 0]
         return bool(busy)
 
-    assert eventually(is_there, timeout_s=30)
+    assert eventually(is_there)
     return busy[0]
 
 
@@ -96,7 +96,7 @@ def test_a_prefill_engine_that_stops_in_the_middle_loses_its_lease_and_is_replac
             assert eventually(lambda: failures(pool.decode[0], "attempt_lost") == 1)
         finally:
             victim.handle.signal_all(signal.SIGCONT)
-        assert eventually(lambda: blocks_in_use(*pool.engines) == 0, timeout_s=20)
+        assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
         assert complete(pool.url, PROMPT, 16).token_ids == expected[len(PROMPT)]
 
 
@@ -106,7 +106,7 @@ def test_writes_that_fail_on_one_prefill_engine_are_made_by_another(
     broken = {"kv_connector": "FailsEveryWrite", "kv_connector_module_path": "integration.broken"}
     with pool_of(harness, 2, 1, first_prefill_kv_transfer=broken) as pool:
         for _ in range(4):
-            assert complete(pool.url, PROMPT, 16, timeout_s=60).token_ids == expected[len(PROMPT)]
+            assert complete(pool.url, PROMPT, 16).token_ids == expected[len(PROMPT)]
         assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
         assert eventually(lambda: failures(pool.decode[0], "attempt_lost") >= 1)
         assert failures(pool.prefill[0], "session_closed") >= 1
@@ -118,9 +118,9 @@ def test_a_prefill_engine_that_cannot_reach_decode_is_replaced_by_one_that_can(
     lonely = {"kv_connector": "NeverConnects", "kv_connector_module_path": "integration.broken"}
     with pool_of(harness, 2, 1, first_prefill_kv_transfer=lonely) as pool:
         begin = time.monotonic()
-        assert complete(pool.url, PROMPT, 16, timeout_s=60).token_ids == expected[len(PROMPT)]
+        assert complete(pool.url, PROMPT, 16).token_ids == expected[len(PROMPT)]
         assert time.monotonic() - begin < 15
-        assert eventually(lambda: blocks_in_use(*pool.engines) == 0, timeout_s=20)
+        assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
         assert failures(pool.decode[0], "attempt_lost") == 1
 
 
@@ -134,7 +134,7 @@ def test_a_decode_engine_killed_before_its_first_byte_is_replaced_by_another(
         victim.handle.signal(signal.SIGKILL)
         asking.join(60)
         assert asking.answer == expected[len(LONG)], asking.error
-        assert eventually(lambda: blocks_in_use(*pool.prefill) == 0, timeout_s=15)
+        assert eventually(lambda: blocks_in_use(*pool.prefill) == 0)
 
 
 def test_when_no_prefill_engine_is_left_decode_recomputes_as_it_is_told(
@@ -143,7 +143,7 @@ def test_when_no_prefill_engine_is_left_decode_recomputes_as_it_is_told(
     with pool_of(harness, 2, 1, load_failure_policy="recompute") as pool:
         for engine in pool.prefill:
             engine.handle.signal(signal.SIGKILL)
-        assert complete(pool.url, PROMPT, 16, timeout_s=60).token_ids == expected[len(PROMPT)]
+        assert complete(pool.url, PROMPT, 16).token_ids == expected[len(PROMPT)]
         assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
 
 
@@ -184,7 +184,7 @@ def test_a_router_that_dies_leaves_nothing_behind_on_either_engine(harness: Harn
         pool.router.handle.signal(signal.SIGKILL)
         asking.join(30)
         assert isinstance(asking.error, (HTTPException, OSError))
-        assert eventually(lambda: blocks_in_use(*pool.engines) == 0, timeout_s=20)
+        assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
 
 
 def test_a_reservation_with_another_clusters_token_moves_nothing(harness: Harness) -> None:

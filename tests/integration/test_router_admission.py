@@ -8,8 +8,12 @@ import pytest
 
 from fakes.engine import Fault, Gate
 from fakes.http import Message, RawClient
+from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS
 from fakes.router import PROMPT, Rig, running_rig, send, until
+from patience import PATIENCE_S
 from pdcluster_protocol.labels import Role
+from pdcluster_router.core.admission import PASS_S
+from pdcluster_router.core.load import FIRST_ANSWER_TOKENS
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +23,7 @@ ONE = {"max_prefill_backlog_tokens": 1}
 
 
 async def answer_of(client: RawClient) -> Message:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         return await client.receive()
 
 
@@ -36,7 +40,7 @@ async def occupy(rig: Rig) -> RawClient:
 
 
 async def queued(rig: Rig, number: int) -> None:
-    await until(lambda: rig.router.services.admission.num_queued == number)
+    await until(lambda: rig.router.services.num_queued == number)
 
 
 async def test_decode_hears_nothing_of_a_request_that_would_only_wait_for_prefill() -> None:
@@ -66,6 +70,57 @@ async def test_requests_enter_in_the_order_in_which_they_came() -> None:
         assert [seen.body["prompt"] for seen in rig.decode.seen[1:]] == [f"p{index}" for index in range(5)]
 
 
+IMAGE = {"image_url": {"url": "data:image/png;base64," + "A" * 300_000}}
+WITH_IMAGE = {"prompt": "x", "messages": [{"role": "user", "content": [{"type": "image_url", **IMAGE}]}]}
+LONG = {"prompt": "long " * 20_000}
+
+
+@pytest.mark.parametrize(("body", "number"), [(WITH_IMAGE, 6), (LONG, 4)], ids=["images", "long"])
+async def test_images_and_long_prompts_that_may_be_cached_run_beside_each_other(body: object, number: int) -> None:
+    async with running_rig() as rig:
+        rig.prefill.close_gate(Gate.PREFILL)
+        clients = [await send(rig, body) for _ in range(number)]
+        await until(lambda: len(rig.prefill.seen) == number)
+        clients.append(await send(rig))
+        await until(lambda: len(rig.prefill.seen) == number + 1)
+        rig.prefill.open_gate(Gate.PREFILL)
+        assert [(await answer_of(client)).status for client in clients] == [200] * (number + 1)
+        await rig.settled()
+
+
+async def test_the_reservation_says_how_much_is_to_be_prefilled_and_makes_room() -> None:
+    async with running_rig(max_prefill_backlog_tokens=4 * 1000) as rig:
+        rig.prefill.close_gate(Gate.PREFILL)
+        body = {"prompt": "x" * 4000}  # About 1000 tokens; decode says 42, 16 of them cached.
+        clients = [await send(rig, body) for _ in range(6)]
+        await until(lambda: len(rig.prefill.seen) == 6)
+        assert rig.router.services.admissions[Role.PREFILL].backlog_tokens == 6 * (42 - 16)
+        rig.prefill.open_gate(Gate.PREFILL)
+        assert [(await answer_of(client)).status for client in clients] == [200] * 6
+        await rig.settled()
+
+
+async def test_what_decode_prefills_by_itself_is_counted_and_queued_too() -> None:
+    async with running_rig(**ONE, max_queued_requests=2, queue_timeout_s=0.5) as rig:
+        rig.decode.work_s = 2.0
+        clients = [await send(rig, {"prompt": "x" * 400, "n": 2}) for _ in range(20)]
+        statuses = [(await answer_of(client)).status for client in clients]
+        assert sorted(statuses) == [200] + [429] * 17 + [503] * 2
+        assert len(rig.decode.seen) == 1
+        await rig.settled()
+
+
+async def test_what_decode_computes_for_want_of_a_prefill_engine_is_decodes_load() -> None:
+    async with running_rig() as rig:
+        rig.prefill.fault, rig.decode.fault = Fault.ERROR_500, Fault.RECOMPUTE
+        rig.decode.work_s = 1.0
+        client = await send(rig)
+        decode = rig.router.services.admissions[Role.DECODE]
+        await until(lambda: decode.backlog_tokens == 42 - 16)
+        assert (await answer_of(client)).status == 200
+        await rig.settled()
+
+
 async def test_room_is_made_as_soon_as_prefill_is_over_while_decode_still_streams() -> None:
     async with running_rig(**ONE) as rig:
         rig.decode.close_gate(Gate.SECOND_TOKEN)
@@ -89,7 +144,7 @@ async def test_an_answer_without_a_reservation_gives_its_share_back_when_it_begi
         rig.decode.close_gate(Gate.SECOND_TOKEN)
         first = await send(rig, STREAM)
         await first.reader.readuntil(b"Hello")
-        assert rig.router.services.admission.backlog_tokens == 0
+        assert rig.router.services.admissions[Role.PREFILL].backlog_tokens == 0
         rig.decode.open_gate(Gate.SECOND_TOKEN)
         await first.reader.readuntil(b"0\r\n\r\n")
         await rig.settled()
@@ -165,17 +220,53 @@ async def test_what_is_left_of_the_deadline_after_the_wait_is_what_decode_gets()
 
 
 async def test_a_client_that_leaves_the_queue_is_forgotten_and_those_behind_it_move_up() -> None:
-    async with running_rig(max_prefill_backlog_tokens=30) as rig:
+    async with running_rig(**ONE) as rig:
         first = await occupy(rig)
-        large = await send(rig, {"prompt": "x" * 400})
+        leaving = await send(rig)
         await queued(rig, 1)
-        small = await send(rig, {"prompt": "s"})
+        staying = await send(rig)
         await queued(rig, 2)
-        large.leave()
-        await until(lambda: len(rig.decode.seen) == 2)
+        leaving.leave()
+        await queued(rig, 1)
         rig.prefill.open_gate(Gate.PREFILL)
-        assert [(await answer_of(client)).status for client in (first, small)] == [200, 200]
+        assert [(await answer_of(client)).status for client in (first, staying)] == [200, 200]
+        assert len(rig.decode.seen) == 2
         assert await rig.failures() == {"client_gone": 1}
+        await rig.settled()
+
+
+async def test_those_behind_a_large_request_enter_when_its_client_leaves() -> None:
+    running_tokens = 4 * (PROMPT_TOKENS - CACHED_TOKENS)
+    async with running_rig(max_prefill_backlog_tokens=running_tokens + 16) as rig:  # No room for a quarter of that.
+        rig.prefill.close_gate(Gate.PREFILL)
+        for number in range(4):
+            await send(rig)
+            await until(lambda number=number: len(rig.prefill.seen) == number + 1)  # type: ignore[misc]  # bound now
+        large = await send(rig, {"prompt": "x" * 4000})
+        await queued(rig, 1)
+        await asyncio.sleep(PASS_S + 0.1)
+        await send(rig, {"prompt": "small"})
+        await queued(rig, 2)
+        assert len(rig.prefill.seen) == 4  # Nobody passes who has waited for so long.
+        large.leave()
+        await until(lambda: len(rig.prefill.seen) == 5)
+        rig.prefill.open_gate(Gate.PREFILL)
+        await rig.settled()
+
+
+async def test_the_reservation_says_how_much_decode_has_to_do() -> None:
+    async with running_rig() as rig:
+        rig.decode.close_gate(Gate.RESERVE)
+        rig.prefill.close_gate(Gate.PREFILL)
+        client = await send(rig, {"prompt": "x" * 4000})
+        await rig.decode.next_request()
+        (engine,) = rig.router.services.engines[Role.DECODE]
+        assert engine.load.outstanding_tokens > FIRST_ANSWER_TOKENS + 900
+        rig.decode.open_gate(Gate.RESERVE)
+        await rig.prefill.next_request()
+        assert engine.load.outstanding_tokens == FIRST_ANSWER_TOKENS + PROMPT_TOKENS
+        rig.prefill.open_gate(Gate.PREFILL)
+        assert (await answer_of(client)).status == 200
         await rig.settled()
 
 
@@ -187,18 +278,19 @@ async def test_who_waits_while_the_router_drains_is_turned_away() -> None:
         rig.router.drain()
         answer = await answer_of(waiting)
         assert (answer.status, code_of(answer)) == (503, "draining")
+        assert answer.headers["connection"] == "close"  # Its next request goes to another router.
         rig.prefill.open_gate(Gate.PREFILL)
         assert (await answer_of(first)).status == 200
         await rig.settled()
 
 
 async def test_each_healthy_prefill_engine_adds_to_the_room() -> None:
-    async with running_rig(num_prefill=3, max_prefill_backlog_tokens=16, probe_interval_s=0.02) as rig:
+    async with running_rig(num_prefill=3, **ONE, probe_interval_s=0.02) as rig:
         for engine in rig.prefills:
             engine.close_gate(Gate.PREFILL)
         clients = [await send(rig) for _ in range(6)]
-        await queued(rig, 2)
-        await until(lambda: sum(len(engine.seen) for engine in rig.prefills) == 4)
+        await queued(rig, 3)
+        await until(lambda: sum(len(engine.seen) for engine in rig.prefills) == 3)
         for engine in rig.prefills[1:]:
             await engine.stop()
         await until(lambda: sum(engine.is_healthy for engine in rig.router.services.engines[Role.PREFILL]) == 1)
@@ -222,7 +314,7 @@ async def test_many_that_wait_are_served_without_a_timer_each() -> None:
         clients = [await send(rig) for _ in range(300)]
         await queued(rig, 300)
         rig.prefill.open_gate(Gate.PREFILL)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             answers = await asyncio.gather(*(client.receive() for client in (first, *clients)))
         assert {answer.status for answer in answers} == {200}
         assert len(rig.decode.seen) == 301

@@ -11,9 +11,11 @@ import pytest
 from openai import AsyncOpenAI, InternalServerError, NotFoundError
 from openai.types.chat import ChatCompletionMessageParam
 
-from fakes.engine import Fault, Gate, Seen, reservation_of
+from fakes.engine import Fault, Gate, Seen
 from fakes.http import request_bytes
+from fakes.reservations import reservation_call, reservation_of
 from fakes.router import COMPLETIONS, Rig, running_rig, until
+from patience import PATIENCE_S
 from pdcluster_protocol.labels import Role
 
 pytestmark = pytest.mark.anyio
@@ -75,12 +77,12 @@ async def test_a_client_that_leaves_during_prefill_stops_the_writer_and_decode(b
 async def test_a_client_that_leaves_during_prefill_fails_the_open_metaserver_call() -> None:
     async with running_rig() as rig:
         rig.prefill.close_gate(Gate.PREFILL)
-        client, metaserver = await rig.client(), await rig.client()
+        client, metaserver = await rig.client(), await rig.internal()
         await client.send(raw(PROMPT))
         await rig.prefill.next_request()
-        reservation = json.dumps(reservation_of(rig.decode.seen[0].params or {})).encode()
+        reservation = reservation_of(rig.decode.seen[0].params or {})
         await until(lambda: len(rig.server.server_state.connections) >= 3)
-        rig.feed(metaserver, request_bytes("/v1/metaserver", reservation))
+        rig.feed(metaserver, reservation_call(reservation))
         client.leave()
         outcome = (await metaserver.receive()).json()
         assert (outcome["status"], outcome["reason"]) == ("failed", "the client has left")
@@ -159,7 +161,7 @@ async def test_500_streams_at_once() -> None:
             assert answer.is_whole
             return answer.body
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             bodies = await asyncio.gather(*(one() for _ in range(500)))
         assert set(bodies) == {b"".join(rig.decode.events(rig.decode.seen[0]))}
         await rig.settled()
@@ -208,7 +210,8 @@ async def test_the_openai_sdk_gets_tools_and_logprobs_through() -> None:
         assert answer.choices[0].logprobs.content[0].logprob == -0.5
         for body in (rig.decode.seen[0].body, rig.prefill.seen[0].body):
             assert body["tools"] == tools
-            assert body["top_logprobs"] == 2
+        assert rig.decode.seen[0].body["top_logprobs"] == 2
+        assert (rig.prefill.seen[0].body["logprobs"], rig.prefill.seen[0].body["top_logprobs"]) == (None, 0)
 
 
 async def test_the_openai_sdk_lists_models() -> None:

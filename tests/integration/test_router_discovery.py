@@ -13,6 +13,7 @@ from fakes.engine import FakeEngine, Fault, Gate
 from fakes.http import Message, request_bytes
 from fakes.kube_rig import KubeRig, running_kube_rig
 from fakes.router import COMPLETIONS, PROMPT, orders, running_rig, send, until
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -20,7 +21,7 @@ STREAM = {**PROMPT, "stream": True}
 
 
 async def post(rig: KubeRig, body: object = PROMPT) -> Message:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         return await (await rig.client()).post(COMPLETIONS, body)
 
 
@@ -70,16 +71,16 @@ async def test_a_router_without_engines_says_so_and_works_as_soon_as_there_are_s
 
 
 async def test_each_prefill_engine_that_comes_or_goes_moves_the_limit_of_admission() -> None:
-    async with running_kube_rig(max_prefill_backlog_tokens=12) as rig:
+    async with running_kube_rig(max_prefill_backlog_tokens=1) as rig:
         second = await rig.start("prefill")
         await rig.usable(second)
         for engine in rig.prefills:
             engine.close_gate(Gate.PREFILL)
         services = rig.router.services
         clients = [await send(rig) for _ in range(4)]
-        await until(lambda: (len(services.running), services.admission.num_queued) == (2, 2))
+        await until(lambda: (len(services.running), services.num_queued) == (2, 2))
         third = await rig.start("prefill")
-        await until(lambda: (len(services.running), services.admission.num_queued) == (3, 1))
+        await until(lambda: (len(services.running), services.num_queued) == (3, 1))
         for engine in rig.prefills[:2]:
             engine.open_gate(Gate.PREFILL)
         assert [(await client.receive()).status for client in clients] == [200] * 4
@@ -316,7 +317,7 @@ async def test_the_pools_page_shows_every_engines_revision_and_state() -> None:
         await client.reader.readuntil(b"Hello")
         rig.terminate(rig.decode)
         await rig.becomes(rig.decode, "finishing")
-        page: dict[str, Any] = (await (await rig.client()).get("/pdcluster/pool")).json()
+        page: dict[str, Any] = (await (await rig.internal()).get("/pdcluster/pool")).json()
         assert page["discovery"] == {"kind": "kubernetes", "is_current": True, "reason": "", "unusable_slices": []}
         assert page["revisions"] == [
             {"revision": "r1", "serving": {"prefill": 1, "decode": 0}, "serves": False},
@@ -334,7 +335,7 @@ async def test_the_pools_page_shows_every_engines_revision_and_state() -> None:
 
 async def test_engines_that_are_named_are_on_the_page_too() -> None:
     async with running_rig() as rig:
-        page: dict[str, Any] = (await (await rig.client()).get("/pdcluster/pool")).json()
+        page: dict[str, Any] = (await (await rig.internal()).get("/pdcluster/pool")).json()
         assert page["discovery"] == {"kind": "static"}
         assert page["revisions"] == [{"revision": "", "serving": {"prefill": 1, "decode": 1}, "serves": True}]
         assert [(one["name"], one["state"]) for one in page["engines"]] == [

@@ -7,9 +7,12 @@ import json
 
 import pytest
 
-from fakes.engine import FakeEngine, Fault, Gate, reservation_of
+from fakes.answers import STREAM_HEAD, chunk
+from fakes.engine import FakeEngine, Fault, Gate
 from fakes.http import Message, request_bytes
+from fakes.reservations import reservation_call, reservation_of
 from fakes.router import COMPLETIONS, Rig, params_of, running_rig, until
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +22,7 @@ BOTH = pytest.mark.parametrize("body", [PROMPT, STREAM], ids=["plain", "stream"]
 
 
 async def post(rig: Rig, body: object, headers: dict[str, str] | None = None) -> Message:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         return await (await rig.client()).post(COMPLETIONS, body, headers)
 
 
@@ -148,6 +151,36 @@ async def test_an_error_event_in_the_middle_of_a_stream_is_not_followed_by_a_cle
         await rig.settled()
 
 
+async def test_an_answer_that_its_engine_has_given_up_is_none() -> None:
+    async with running_rig() as rig:
+        rig.decode.fault = Fault.GIVE_UP
+        answer = await post(rig, PROMPT)
+        assert (answer.status, error_of(answer)["code"]) == (502, "decode_lost")
+        await rig.settled()
+
+
+async def test_a_stream_of_half_an_error_is_no_answer() -> None:
+    half = chunk(b'data: {"error": {"message": "core died", "code": 500}}\n')
+    async with running_rig() as rig:
+        rig.decode.fault, rig.decode.raw = Fault.RAW, STREAM_HEAD + half + b"0\r\n\r\n"
+        answer = await post(rig, STREAM)
+        assert answer.status >= 500 or not answer.is_whole
+        assert b'"decode_lost"' in (b"".join(answer.chunks) or answer.body)
+        await rig.settled()
+
+
+@pytest.mark.parametrize("gap_s", [0.0, 0.05])
+async def test_a_stream_that_its_engine_has_given_up_does_not_end_well(gap_s: float) -> None:
+    async with running_rig() as rig:
+        rig.decode.fault, rig.decode.token_s = Fault.GIVE_UP, gap_s
+        answer = await post(rig, STREAM)
+        told = b"".join(answer.chunks) or answer.body
+        assert b'"decode_lost"' in told
+        assert b"abort" not in told
+        assert b"[DONE]" not in told
+        await rig.settled()
+
+
 @BOTH
 async def test_a_decode_that_hangs_ends_in_a_504_and_both_engines_are_let_go(body: dict[str, object]) -> None:
     async with running_rig(request_timeout_s=1.0) as rig:
@@ -246,11 +279,10 @@ async def test_a_stale_idle_connection_to_prefill_is_replaced() -> None:
         client = await rig.client()
         await client.send(request_bytes(COMPLETIONS, json.dumps(PROMPT).encode()))
         seen = await rig.decode.next_request()
-        metaserver = await rig.client()
+        metaserver = await rig.internal()
         await until(lambda: len(rig.server.server_state.connections) == 2)
         rig.prefill.hang_up_on_all()
-        reservation = json.dumps(reservation_of(seen.params or {})).encode()
-        rig.feed(metaserver, request_bytes("/v1/metaserver", reservation))
+        rig.feed(metaserver, reservation_call(reservation_of(seen.params or {})))
         assert (await metaserver.receive()).json()["status"] == "ok"
         assert len(rig.prefill.seen) == 1
         client.leave()
@@ -310,7 +342,7 @@ async def test_an_engine_that_comes_back_is_used_again() -> None:
 
 async def test_a_reservation_for_an_unknown_transfer_is_refused() -> None:
     async with running_rig() as rig:
-        answer = await (await rig.client()).post("/v1/metaserver", reservation_of(params_of()))
+        answer = await rig.reserve(reservation_of(params_of()))
         assert answer.status == 404
         assert answer.json()["status"] == "failed"
 
@@ -321,14 +353,14 @@ async def test_a_reservation_for_an_ended_transfer_is_refused() -> None:
         await rig.settled()
         params = rig.decode.seen[0].params
         assert params is not None
-        answer = await (await rig.client()).post("/v1/metaserver", reservation_of(params))
+        answer = await rig.reserve(reservation_of(params))
         assert answer.status == 404
 
 
 @pytest.mark.parametrize("body", [b"", b"nope", b"[]", b"{}", b'{"version": 1}', b'{"version": 99}'])
 async def test_what_is_no_reservation_is_refused(body: bytes) -> None:
     async with running_rig() as rig:
-        answer = await (await rig.client()).post("/v1/metaserver", body)
+        answer = await rig.reserve(body)
         assert answer.status == 400
         assert answer.json()["status"] == "failed"
 
@@ -341,9 +373,9 @@ async def test_the_same_reservation_twice_shares_one_prefill_and_one_outcome() -
         await rig.prefill.next_request()
         params = rig.decode.seen[0].params
         assert params is not None
-        again = await rig.client()
-        await again.send(request_bytes("/v1/metaserver", json.dumps(reservation_of(params)).encode()))
-        other = await (await rig.client()).post("/v1/metaserver", reservation_of(params, remote_block_ids=[[9]]))
+        again = await rig.internal()
+        await again.send(reservation_call(reservation_of(params)))
+        other = await rig.reserve(reservation_of(params, remote_block_ids=[[9]]))
         assert other.json()["status"] == "failed"
         rig.prefill.open_gate(Gate.PREFILL)
         assert (await again.receive()).json()["status"] == "ok"

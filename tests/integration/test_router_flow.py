@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fakes.engine import PROMPT_TOKENS, Fault, Gate, reservation_of
+from fakes.engine import Fault, Gate
 from fakes.http import request_bytes
-from fakes.router import CHAT, COMPLETIONS, SECRET, running_rig
+from fakes.reservations import PROMPT_TOKENS, SECRET, reservation_of
+from fakes.router import CHAT, COMPLETIONS, running_rig
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +28,7 @@ async def test_decode_reserves_then_prefill_fills_then_decode_answers() -> None:
         assert answer.body == rig.decode.answer(decode)
         assert decode.params is not None
         assert decode.params["do_remote_prefill"] is True
-        assert decode.params["metaserver"] == f"{rig.url}/v1/metaserver"
+        assert decode.params["metaserver"] == f"{rig.internal_url}/v1/metaserver"
         assert prefill.params is not None
         ours = {name: prefill.params[name] for name in ("deadline_ms", "token")}
         assert json.dumps(prefill.params) == json.dumps(reservation_of(decode.params, **ours))
@@ -50,7 +51,7 @@ async def test_a_streamed_answer_reaches_the_client_byte_for_byte(path: str) -> 
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert answer.headers["x-engine"] == "fake"
         assert answer.body == b"".join(rig.decode.events(rig.decode.seen[0]))
-        assert "stream_options" not in rig.prefill.seen[0].body
+        assert rig.prefill.seen[0].body["stream_options"] is None
 
 
 async def test_tokens_reach_the_client_while_decode_still_makes_them() -> None:
@@ -101,7 +102,7 @@ async def test_transfer_parameters_that_the_client_sent_are_replaced() -> None:
         await (await rig.client()).post(COMPLETIONS, {**PROMPT, "kv_transfer_params": {"metaserver": "http://evil"}})
         params = rig.decode.seen[0].params
         assert params is not None
-        assert params["metaserver"].startswith(rig.url)
+        assert params["metaserver"].startswith(rig.internal_url)
 
 
 async def test_a_prompt_that_decode_has_cached_needs_no_prefill() -> None:

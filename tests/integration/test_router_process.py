@@ -17,6 +17,7 @@ import pytest
 from fakes.engine import FakeEngine, Gate, Wire
 from fakes.http import RawClient, request_bytes
 from fakes.router import COMPLETIONS
+from pdcluster_protocol.secret import load_secret
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +32,8 @@ async def start_router(*flags: str) -> Process:
 
 @asynccontextmanager
 async def process(*flags: str) -> AsyncIterator[tuple[Process, str, FakeEngine, FakeEngine]]:
-    prefill, decode = (FakeEngine(wire) for wire in [Wire()] * 2)
+    secret = load_secret({}, host="127.0.0.1")  # Neither the router nor its engines are given one.
+    prefill, decode = (FakeEngine(wire, secret) for wire in [Wire()] * 2)
     for engine in (prefill, decode):
         await engine.start()
     router = await start_router("--prefill", prefill.url, "--decode", decode.url, "--port", "0", *flags)
@@ -81,11 +83,13 @@ async def test_ctrl_c_twice_does_not_wait_for_what_runs() -> None:
         await asyncio.wait_for(router.wait(), 20)
 
 
-@pytest.mark.parametrize("what", ["port", "trace", "url", "secret"])
+@pytest.mark.parametrize("what", ["port", "internal", "keys", "trace", "url", "secret"])
 async def test_what_cannot_work_is_one_line_with_the_cure_and_status_2(what: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         flags = {
             "port": ["--port", str(taken.getsockname()[1])],
+            "internal": ["--port", "0", "--internal-port", str(taken.getsockname()[1])],
+            "keys": ["--port", "0", "--api-key-file", "/nowhere/keys"],
             "trace": ["--port", "0", "--trace-file", "/nowhere/trace"],
             "url": ["--port", "0", "--host", "0.0.0.0"],
             "secret": ["--port", "0", "--host", "0.0.0.0", "--advertise-url", "http://10.0.0.1:8000"],
@@ -94,5 +98,5 @@ async def test_what_cannot_work_is_one_line_with_the_cure_and_status_2(what: str
         _, error = await asyncio.wait_for(router.communicate(), 60)
     assert router.returncode == 2
     (line,) = error.decode().splitlines()
-    cure = {"port": "--port", "trace": "name a file", "url": "--advertise-url", "secret": "PDCLUSTER_SECRET"}[what]
-    assert cure in line
+    cures = {"trace": "name a file", "url": "--advertise-url", "secret": "PDCLUSTER_SECRET", "keys": "name a file"}
+    assert {"port": "another --port", "internal": "another --internal-port", **cures}[what] in line

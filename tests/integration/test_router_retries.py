@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from fakes.engine import FakeEngine, Fault, Gate, reservation_of
+from fakes.engine import FakeEngine, Fault, Gate
 from fakes.http import Message
+from fakes.reservations import reservation_of
 from fakes.router import COMPLETIONS, Rig, attempts, lose, orders, outcome_of, running_rig, send, until
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -21,7 +23,7 @@ BOTH = pytest.mark.parametrize("body", [PROMPT, STREAM], ids=["plain", "stream"]
 
 
 async def post(rig: Rig, body: object, headers: dict[str, str] | None = None) -> Message:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         return await (await rig.client()).post(COMPLETIONS, body, headers)
 
 
@@ -38,7 +40,7 @@ def break_all(engines: list[FakeEngine], fault: Fault) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("fault", [Fault.ERROR_500, Fault.ERROR_404, Fault.DIE, Fault.NOT_HTTP])
+@pytest.mark.parametrize("fault", [Fault.ERROR_500, Fault.ERROR_404, Fault.DIE, Fault.NOT_HTTP, Fault.GIVE_UP])
 async def test_a_prefill_that_fails_is_retried_on_another_engine_with_the_same_reservation(
     fault: Fault, body: dict[str, object]
 ) -> None:
@@ -164,6 +166,15 @@ async def test_a_decode_that_dies_with_its_kv_is_replaced_and_the_prompt_prefill
         await rig.settled()
 
 
+async def test_an_answer_that_its_engine_has_given_up_comes_from_another_one() -> None:
+    async with running_rig(num_decode=2) as rig:
+        rig.decodes[0].fault = Fault.GIVE_UP
+        answer = await post(rig, PROMPT)
+        assert (answer.status, answer.json()["choices"][0]["finish_reason"]) == (200, "stop")
+        assert await rig.failures() == {"decode_lost": 1}
+        await rig.settled()
+
+
 async def test_a_decode_that_dies_during_prefill_stops_the_writer_before_another_is_asked() -> None:
     async with running_rig(num_decode=2) as rig:
         rig.prefill.close_gate(Gate.PREFILL)
@@ -236,6 +247,39 @@ async def test_a_decode_error_during_a_later_attempt_is_decodes_own_and_carried_
         await rig.settled()
 
 
+async def test_another_decode_is_told_why_no_prefill_is_left_for_it_and_may_recompute() -> None:
+    async with running_rig(num_decode=2) as rig:
+        rig.prefill.fault = Fault.ERROR_500
+        rig.decodes[0].fault = Fault.DIE_WITH_KV  # After it was told that there is none.
+        rig.decodes[1].fault = Fault.RECOMPUTE
+        assert (await post(rig, PROMPT)).status == 200
+        outcome = rig.decodes[1].seen[0].outcome
+        assert outcome is not None
+        assert outcome["action"] == "recompute"
+        assert "prefill-0 answered 500" in outcome["reason"]
+        await rig.settled()
+
+
+async def test_another_decode_that_fails_for_want_of_a_prefill_is_not_to_blame() -> None:
+    async with running_rig(num_decode=2) as rig:
+        rig.prefill.fault = Fault.ERROR_500
+        rig.decodes[0].fault = Fault.DIE_WITH_KV
+        answer = await post(rig, PROMPT)
+        assert (answer.status, code_of(answer)) == (502, "prefill_failed")
+        assert await rig.failures() == {"prefill_failed": 1, "prefill_exhausted": 2, "decode_lost": 1}
+        await rig.settled()
+
+
+async def test_a_prefill_that_failed_for_one_decode_is_no_excuse_for_another() -> None:
+    async with running_rig(num_decode=2, num_prefill=2, max_prefill_attempts=1) as rig:
+        rig.prefills[0].fault = Fault.ERROR_500
+        rig.decodes[0].fault, rig.decodes[1].fault = Fault.DIE_WITH_KV, Fault.ERROR_500
+        answer = await post(rig, PROMPT)
+        assert answer.status == 500
+        assert b"engine says no" in answer.body
+        await rig.settled()
+
+
 @BOTH
 async def test_a_decode_that_prefills_by_itself_is_replaced_too(body: dict[str, object]) -> None:
     async with running_rig(num_decode=2) as rig:
@@ -252,8 +296,7 @@ async def test_a_reservation_of_the_decode_that_was_left_is_a_404() -> None:
         rig.decodes[1].close_gate(Gate.RESERVE)
         client = await send(rig)
         await rig.decodes[1].next_request()
-        late = await rig.client()
-        answer = await late.post("/v1/metaserver", reservation_of(rig.decodes[0].seen[0].params or {}))
+        answer = await rig.reserve(reservation_of(rig.decodes[0].seen[0].params or {}))
         assert (answer.status, answer.json()["status"]) == (404, "failed")
         rig.decodes[1].open_gate(Gate.RESERVE)
         assert (await client.receive()).status == 200
@@ -284,7 +327,7 @@ async def test_every_failure_is_one_line_with_the_same_keys_and_no_address_or_to
         rig.prefills[0].fault = Fault.ERROR_500
         await rig.prefills[1].stop()
         assert (await post(rig, PROMPT, {"x-request-id": "R-1"})).status == 502
-        await (await rig.client()).post("/v1/metaserver", reservation_of({**params(rig), "token": "1.abc"}))
+        await rig.reserve(reservation_of({**params(rig), "token": "1.abc"}))
         tokens = [(seen.params or {})["token"] for seen in (*rig.decodes[0].seen, *orders(rig))]
     lines = [message for message in caplog.messages if message.startswith("failure ")]
     keys = re.compile(r"failure kind=\w+ request_id=\S+ transfer_id=\S+ attempt=\d engine=[\w-]+ reason=.+")

@@ -1,17 +1,24 @@
-"""The metaserver believes only who has this router's token for this transfer, and only while the transfer lives."""
+"""The metaserver believes only a sealed call with this router's token for this transfer, while the transfer lives."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections import deque
 from typing import Any
 
 import pytest
 
-from fakes.engine import Gate, reservation_of
+from fakes.engine import Gate
 from fakes.http import Message, RawClient, request_bytes
-from fakes.router import COMPLETIONS, SECRET, Rig, params_of, running_rig
-from pdcluster_protocol.ids import Attempt, TransferId
+from fakes.reservations import SECRET, reservation_call, reservation_of
+from fakes.router import COMPLETIONS, Rig, params_of, running_rig, until
+from patience import PATIENCE_S
+from pdcluster_connector.metaserver_client import MetaserverClient
+from pdcluster_protocol.ids import Attempt, RequestId, TransferId
+from pdcluster_protocol.metaserver import SEAL_HEADER, Outcome
+from pdcluster_protocol.params import parse_reservation
 from pdcluster_protocol.secret import make_secret
 
 pytestmark = pytest.mark.anyio
@@ -30,8 +37,8 @@ async def running_request(rig: Rig) -> tuple[RawClient, dict[str, Any]]:
 
 
 async def call(rig: Rig, params: dict[str, Any], **changes: Any) -> Message:
-    async with asyncio.timeout(20):
-        return await (await rig.client()).post("/v1/metaserver", reservation_of(params, **changes))
+    async with asyncio.timeout(PATIENCE_S):
+        return await rig.reserve(reservation_of(params, **changes))
 
 
 def forged(params: dict[str, Any], how: str) -> dict[str, Any]:
@@ -73,6 +80,80 @@ async def test_a_call_without_the_right_token_is_a_403_and_changes_nothing(how: 
         assert await rig.failures() == {"bad_token": 1}
         rig.decode.open_gate(Gate.RESERVE)
         assert (await client.receive()).status == 200
+        await rig.settled()
+
+
+def stolen(params: dict[str, Any], how: str) -> bytes:
+    """A call of somebody who has read decode's parameters and wants the KV pushed elsewhere."""
+    ours, moved = (json.dumps(reservation_of(params, remote_host=host)).encode() for host in ("127.0.0.1", "127.6.6.6"))
+    seals = {
+        "none": {},
+        "empty": {SEAL_HEADER: ""},
+        "its own": {SEAL_HEADER: make_secret("of another cluster").seal_call(moved)},
+        "that of decode's call": {SEAL_HEADER: SECRET.seal_call(ours)},
+        "the token": {SEAL_HEADER: params["token"]},
+        "not ascii": {SEAL_HEADER: "\u00e9" * 32},
+        "long": {SEAL_HEADER: "0" * 30_000},
+        "dropped by the connection": {SEAL_HEADER: SECRET.seal_call(moved), "connection": SEAL_HEADER},
+    }
+    return request_bytes("/v1/metaserver", moved, seals[how])
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "none",
+        "empty",
+        "its own",
+        "that of decode's call",
+        "the token",
+        "not ascii",
+        "long",
+        "dropped by the connection",
+    ],
+)
+async def test_a_reservation_that_decode_did_not_seal_is_a_403_and_decodes_own_is_taken_after_it(how: str) -> None:
+    async with running_rig() as rig:
+        client, params = await running_request(rig)
+        stranger = await rig.internal()
+        async with asyncio.timeout(PATIENCE_S):
+            await stranger.send(stolen(params, how))
+            answer = await stranger.receive()
+        assert (answer.status, answer.json()["status"]) == (403, "failed")
+        assert rig.prefill.seen == []
+        assert await rig.failures() == {"bad_token": 1}
+        rig.decode.open_gate(Gate.RESERVE)
+        assert (await client.receive()).status == 200
+        assert [(seen.params or {})["remote_host"] for seen in rig.prefill.seen] == ["127.0.0.1"]
+        await rig.settled()
+
+
+async def test_the_connectors_own_call_is_taken() -> None:
+    async with running_rig() as rig:
+        client, params = await running_request(rig)
+        outcomes: deque[tuple[RequestId, Outcome]] = deque()
+        connector = MetaserverClient(outcomes, SECRET)
+        try:
+            reservation, deadline = parse_reservation(reservation_of(params)), time.monotonic() + PATIENCE_S
+            connector.post(RequestId("r"), params["metaserver"], reservation, deadline=deadline)
+            await until(lambda: bool(outcomes))
+        finally:
+            connector.close()
+        assert [outcome.is_ok for _, outcome in outcomes] == [True]
+        client.leave()
+        await rig.settled()
+
+
+async def test_one_changed_byte_of_decodes_own_call_is_a_403() -> None:
+    async with running_rig() as rig:
+        client, params = await running_request(rig)
+        stranger = await rig.internal()
+        sealed = reservation_call(reservation_of(params))
+        await stranger.send(sealed.replace(b'"remote_block_ids": [[3, ', b'"remote_block_ids": [[2, '))
+        assert (await stranger.receive()).status == 403
+        await stranger.send(sealed)
+        assert (await stranger.receive()).json()["status"] == "ok"
+        client.leave()
         await rig.settled()
 
 

@@ -12,7 +12,9 @@ import pytest
 from fakes.engine import FakeEngine, Fault, Gate
 from fakes.http import Message, RawClient, request_bytes
 from fakes.kube_rig import running_kube_rig
-from fakes.router import PROMPT, SECRET, Rig, orders, running_rig, send, until
+from fakes.reservations import SECRET
+from fakes.router import PROMPT, Rig, orders, running_rig, send, until
+from patience import PATIENCE_S
 from pdcluster_protocol.secret import make_secret
 from pdcluster_router.verifier import MAX_RUNNING
 from pdcluster_router.verify_page import MAX_ORDER_BYTES, VERIFY_PATH
@@ -27,14 +29,14 @@ def shown_for(body: bytes, ends_in_s: float = 60.0, secret: Any = SECRET) -> dic
 async def start(rig: Rig, **order: Any) -> RawClient:
     """An order is on its way; its answer is the test's to read."""
     body = json.dumps(order).encode()
-    client = await rig.client()
+    client = await rig.internal()
     await client.send(request_bytes(VERIFY_PATH, body, shown_for(body)))
     return client
 
 
 async def verify(rig: Rig, **order: Any) -> Message:
     client = await start(rig, **order)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         return await client.receive()
 
 
@@ -62,7 +64,7 @@ async def test_without_a_pass_nothing_is_done() -> None:
             shown_for(body, ends_in_s=-1),
             shown_for(body, ends_in_s=3600),
         ):
-            answer = await (await rig.client()).post(VERIFY_PATH, body, headers)
+            answer = await (await rig.internal()).post(VERIFY_PATH, body, headers)
             assert error_of(answer)[:2] == (401, "bad_pass")
         assert rig.decode.seen == []
 
@@ -72,19 +74,19 @@ async def test_without_a_pass_nothing_is_done() -> None:
 )
 async def test_what_is_no_order_is_a_400(body: bytes) -> None:
     async with running_rig() as rig:
-        answer = await (await rig.client()).post(VERIFY_PATH, body, shown_for(body))
+        answer = await (await rig.internal()).post(VERIFY_PATH, body, shown_for(body))
         assert error_of(answer)[:2] == (400, "invalid_order")
 
 
 async def test_a_body_that_is_too_large_is_not_read_to_its_end() -> None:
     async with running_rig() as rig:
-        answer = await (await rig.client()).post(VERIFY_PATH, b"x" * (MAX_ORDER_BYTES + 1))
+        answer = await (await rig.internal()).post(VERIFY_PATH, b"x" * (MAX_ORDER_BYTES + 1))
         assert error_of(answer)[:2] == (413, "body_too_large")
 
 
 async def test_only_post_is_answered() -> None:
     async with running_rig() as rig:
-        assert (await (await rig.client()).get(VERIFY_PATH)).status == 405
+        assert (await (await rig.internal()).get(VERIFY_PATH)).status == 405
 
 
 # What is proven.
@@ -103,6 +105,8 @@ async def test_a_pair_that_hands_kv_over_is_verified() -> None:
             "prompt_tokens": 42,
             "pushed_tokens": 26,
             "block_tokens": 16,
+            "is_content_compared": True,
+            "transfer_protocol": "tcp",
         }
         (seen,) = rig.decode.seen
         assert (seen.body["max_tokens"], seen.body["ignore_eos"]) == (2, True)
@@ -179,6 +183,12 @@ async def test_a_decode_that_says_the_kv_was_lost_is_not_asked_to_compute_it() -
         await rig.settled()
 
 
+async def test_tokens_whose_content_decode_did_not_compare_are_no_proof() -> None:
+    async with running_rig() as rig:
+        rig.decode.compares_content = False
+        assert "did not compare them with what prefill pushed" in error_of(await verify(rig))[2]
+
+
 async def test_an_answer_without_a_receipt_is_no_proof() -> None:
     async with running_rig() as rig:
         rig.decode.gives_receipts = False
@@ -224,7 +234,7 @@ async def test_a_full_queue_does_not_look_like_a_broken_pool() -> None:
     async with running_rig(max_prefill_backlog_tokens=1) as rig:
         rig.prefill.close_gate(Gate.PREFILL)
         clients = [await send(rig) for _ in range(2)]
-        await until(lambda: rig.router.services.admission.num_queued == 1)
+        await until(lambda: rig.router.services.num_queued == 1)
         verifying = await start(rig)
         await until(lambda: len(rig.prefill.seen) == 2)
         rig.prefill.open_gate(Gate.PREFILL)
@@ -235,7 +245,7 @@ async def test_a_full_queue_does_not_look_like_a_broken_pool() -> None:
 
 async def test_a_router_that_stops_verifies_nothing() -> None:
     async with running_rig() as rig:
-        client = await rig.client()
+        client = await rig.internal()
         assert (await client.get("/health")).status == 200
         rig.router.drain()
         body = b"{}"

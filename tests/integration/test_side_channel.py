@@ -17,6 +17,7 @@ from pdcluster_connector.settings import Settings
 from pdcluster_connector.side_channel import DecodeChannel, PrefillChannel, Wakeup
 from pdcluster_protocol.ids import BootId
 from pdcluster_protocol.params import SideChannelAddress
+from pdcluster_protocol.side_channel import MAX_FRAME_BYTES
 
 SILENT_S = 1.5
 
@@ -70,6 +71,15 @@ def test_an_end_that_closes_is_lost_and_told_once() -> None:
         ending.close()
         assert is_lost(watcher, 20)
         assert not watcher.take_loss()
+
+
+def test_a_frame_over_the_bound_costs_its_sender_the_connection() -> None:
+    """It is refused by its announced length: decode never holds it."""
+    with busy_end() as channel:
+        channel._socket.send(bytes(MAX_FRAME_BYTES))
+        assert not is_lost(channel, 1.0)
+        channel._socket.send(bytes(MAX_FRAME_BYTES + 1))
+        assert is_lost(channel, 20)
 
 
 def test_a_loss_wakes_who_waits() -> None:

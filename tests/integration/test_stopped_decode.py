@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from integration.far_decode import FarDecode, far_decode
-from integration.ranks import SECRET, Cache, Shape, blocks_slice, engine_facts, fingerprint_of
+from integration.ranks import LIFE, SECRET, Cache, Shape, blocks_slice, engine_facts, fingerprint_of
+from patience import EDGE_S
 from pdcluster_connector.assembly import PrefillRank, make_prefill_rank
 from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.settings import Settings
@@ -38,7 +39,7 @@ def push(
     target = Target(EngineId("decode"), 1, (far.address,), deadline_ms)
     token = SECRET.mint(TransferId(name), Attempt(1), deadline_ms)
     part = PushSlice(*request, token, target, blocks_slice(blocks, blocks), num_prompt_tokens=9, is_last=is_last)
-    rank.worker.begin_step(PrefillStep((part,)))
+    rank.worker.begin_step(PrefillStep(LIFE, (part,)))
     for layer in BIG.layer_names():
         rank.worker.layer_saved(layer)
     rank.worker.end_step()
@@ -59,17 +60,30 @@ def test_source_blocks_come_back_while_decode_is_stopped_and_no_torn_prompt_is_r
     with far_decode(BIG, QUICK) as far, prefill_rank(cache) as rank:
         far.expect("warm", 1)
         push(rank, far, "warm", [1])
-        assert until(lambda: far.ended() == {"warm": True}, 10)
+        assert until(lambda: far.ended() == {"warm": True}, EDGE_S)
         far.expect("a", len(blocks))
         far.signal(signal.SIGSTOP)
         push(rank, far, "a", blocks, deadline_ms=1500)
         rank.worker.finished([RequestId("warm"), RequestId("a")])
-        assert until(lambda: "a" in rank.worker.finished([]), 8)
+        assert until(lambda: "a" in rank.worker.finished([]), EDGE_S)
         cache.layers[:] = np.uint8(255)  # The blocks belong to another request now.
         far.signal(signal.SIGCONT)
         assert not until(lambda: far.ended().get("a", False), 3)
         far.cancel("a")
-        assert until(lambda: far.ended().get("a") is False, 5)
+        assert until(lambda: far.ended().get("a") is False, EDGE_S)
+
+
+def test_time_for_which_decode_is_stopped_is_none_of_its_requests_deadline() -> None:
+    """The receiver counts running seconds: a machine that was suspended fails nobody for it when it goes on."""
+    cache, blocks, deadline_s = Cache(BIG), list(range(1, 64)), 12.0
+    with far_decode(BIG, QUICK) as far, prefill_rank(cache) as rank:
+        far.expect("a", len(blocks), deadline_ms=int(deadline_s * 1000))
+        assert far.ended() == {}
+        far.signal(signal.SIGSTOP)
+        time.sleep(deadline_s)
+        far.signal(signal.SIGCONT)
+        push(rank, far, "a", blocks, deadline_ms=60_000)
+        assert until(lambda: far.ended() == {"a": True}, deadline_s)
 
 
 def test_a_decode_that_stops_for_longer_than_the_lease_does_not_lose_its_attempts() -> None:
@@ -77,7 +91,7 @@ def test_a_decode_that_stops_for_longer_than_the_lease_does_not_lose_its_attempt
     with far_decode(BIG, QUICK) as far, prefill_rank(cache) as rank:
         far.expect("warm", 1)
         push(rank, far, "warm", [200])
-        assert until(lambda: far.ended() == {"warm": True}, 10)
+        assert until(lambda: far.ended() == {"warm": True}, EDGE_S)
         far.expect("a", 2 * len(blocks))
         push(rank, far, "a", blocks, is_last=False)
         time.sleep(0.3)

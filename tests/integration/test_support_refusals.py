@@ -14,7 +14,7 @@ from zoo.cases import TP2, draft_model
 from zoo.models import LONG_ROPE, MAMBA2, QWEN3_NEXT, llama
 from zoo.pools import ONE, Case, Shape
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.engines
 
 LLAMA = llama(4)
 

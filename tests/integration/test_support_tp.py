@@ -11,7 +11,7 @@ from zoo import pools
 from zoo.models import LLAMA_6KV, llama
 from zoo.pools import Case, Shape
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.engines
 
 SIZES = (1, 2, 4)
 
@@ -24,7 +24,8 @@ def check_all_pairs(
     prompts = [pools.make_prompts(case.lengths, seed) for seed in range(len(pairs))]
     rounds = [(first, pools.longer(first[-2:], case.more)) for first in prompts]
     said = pools.ask_single(harness, case, [prompt for both in rounds for half in both for prompt in half])
-    answer = iter([one.token_ids for one in said])
+    assert sum(one.is_clear(pools.FULL_ROUNDING) for one in said) >= 0.9 * len(said)
+    answer = iter(said)
     shapes = [Shape(tp=size) for size in prefill_sizes], [Shape(tp=size) for size in decode_sizes]
     with pools.engines(harness, case, *shapes) as (prefills, decodes):
         for (i, j), both in zip(pairs, rounds, strict=True):
@@ -32,7 +33,9 @@ def check_all_pairs(
             with harness.router([prefills[i]], [decodes[j]]) as router:
                 for half in both:
                     wanted = list(itertools.islice(answer, len(half)))
-                    assert pools.answers(router.url, half) == wanted, (prefill_sizes[i], decode_sizes[j])
+                    rounding = case.rounding(shapes[0][i], shapes[1][j])
+                    given = pools.answers(router.url, half)
+                    assert pools.wrong(wanted, given, rounding) == [], (prefill_sizes[i], decode_sizes[j])
             pools.require_pushed(prefills[i], decodes[j], seen, at_least=len(case.lengths) + 2)
 
 

@@ -13,6 +13,8 @@ import pytest
 from integration.harness import Harness, Pool, complete, eventually, metric
 from pdcluster_cli.engines import LOOPBACK
 from pdcluster_protocol.secret import load_secret
+from zoo.cases import CASES
+from zoo.pools import engines
 
 pytestmark = pytest.mark.engines
 
@@ -24,7 +26,7 @@ def verify(pool: Pool, **order: Any) -> tuple[int, dict[str, Any]]:
     """Status and JSON of the answer."""
     body = json.dumps(order).encode()
     headers = {"authorization": f"Bearer {SECRET.mint_pass(body, int(time.time()) + 60)}"}
-    connection = http.client.HTTPConnection(LOOPBACK, pool.router.port, timeout=60)
+    connection = http.client.HTTPConnection(LOOPBACK, pool.router.internal_port, timeout=60)
     try:
         connection.request("POST", "/pdcluster/verify", body, headers)
         response = connection.getresponse()
@@ -48,12 +50,37 @@ def test_a_pool_that_hands_kv_over_is_verified_again_and_again(harness: Harness)
             assert (status, told["verified"]) == (200, True)
             assert told["pushed_tokens"] == told["prompt_tokens"] >= 300, "no prefix cache had any of it"
             assert told["pushed_tokens"] >= told["block_tokens"] > 0
+            assert told["is_content_compared"] is True
+            assert told["transfer_protocol"] == "tcp"
             assert eventually(partial(has_received, pool, number))
+        assert all(metric(engine.url, "pdcluster:transfer_protocol_info") == 1 for engine in pool.engines)
         (first, second) = pool.prefill[0].read_trace("push")
         assert first["num_bytes"] > 0
         assert second["num_bytes"] > 0
         assert eventually(lambda: blocks_in_use(pool) == 0)
         assert complete(pool.url, "Hello", 4).reply.get("kv_transfer_params") is None
+
+
+@pytest.mark.parametrize("name", ["mistral 2 to 1", "gemma2 1 to 2", "mla 2 to 1", "mla 1 to 2", "delta net"])
+def test_content_is_compared_whatever_the_model_and_the_ranks_are(harness: Harness, name: str) -> None:
+    case = CASES[name]()
+    with engines(harness, case, [case.prefill], [case.decode]) as (prefills, decodes):
+        with harness.router(prefills, decodes) as router:
+            status, told = verify(Pool(router, prefills, decodes))
+            assert (status, told.get("is_content_compared")) == (200, True), told
+        assert [line["is_content_compared"] for line in decodes[0].read_trace("receive")] == [True] * case.decode.tp
+
+
+@pytest.mark.parametrize("name", ["SkipsALayer", "SwapsTwoBlocks", "CallsFailuresDone"])
+def test_bytes_that_every_count_finds_right_verify_nothing_where_they_are_not_what_was_pushed(
+    harness: Harness, name: str
+) -> None:
+    connector = {"kv_connector": name, "kv_connector_module_path": "integration.broken"}
+    with harness.start_pool(prefill_kv_transfer=connector, decode_connector={"quarantine_s": 3.0}) as pool:
+        status, told = verify(pool)
+        assert status == 409
+        assert "the content is not what was pushed: its digest is" in told["error"]["message"]
+        assert eventually(lambda: blocks_in_use(pool) == 0)
 
 
 def test_a_model_with_a_short_context_is_verified_with_a_shorter_prompt(harness: Harness) -> None:

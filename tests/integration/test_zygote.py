@@ -14,6 +14,8 @@ import pytest
 from integration.harness import eventually
 from integration.ports import fresh_port
 from integration.processes import TESTS, descendants, env_with_tests, is_port_free, is_running
+from patience import PATIENCE_S
+from pdcluster_cli.engines import Device, preload_modules, zygote_env
 from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote, ZygoteError
 
 
@@ -45,7 +47,7 @@ def _run(zygote: Zygote, folder: Path, code: str, **settings: dict[str, str]) ->
         folder / "one.log",
         settings.get("overrides", {}),
     )
-    exit_code = zygote.start_engine(spec).wait(10)
+    exit_code = zygote.start_engine(spec).wait(PATIENCE_S)
     return exit_code, (folder / "one.log").read_text()
 
 
@@ -62,6 +64,16 @@ def test_an_engine_runs_as_main_with_its_own_arguments_and_environment(zygote_he
         0,
         "[one] __main__ ['" + str(tmp_path / "one_module.py") + "', '--flag', 'value'] None red\n",
     )
+
+
+def test_what_engines_on_accelerators_import_leaves_no_thread_behind(tmp_path: Path) -> None:
+    """NumPy's OpenBLAS makes a thread for each further core while it is imported, and no fork is safe after that."""
+    log = tmp_path / "zygote.log"
+    env = zygote_env(Device.CUDA) | {"OMP_NUM_THREADS": None}
+    with Zygote(preload_modules(Device.CUDA), env=env, log_path=log) as zygote:
+        ready = zygote.wait_ready(PATIENCE_S)
+    assert ready is not None, log.read_text()
+    assert ready.num_threads == 1
 
 
 def test_overrides_are_set_before_the_module_runs(zygote_here: Zygote, tmp_path: Path) -> None:
@@ -99,7 +111,7 @@ def test_stop_kills_what_ignores_sigterm_with_all_its_forks(zygote: Zygote, tmp_
 def test_an_engine_that_ends_takes_its_forks_along(zygote: Zygote, tmp_path: Path) -> None:
     engine, pids = _start_stubborn(zygote, tmp_path, fresh_port())
     engine.signal(signal.SIGKILL)
-    assert engine.wait(10) == -signal.SIGKILL
+    assert engine.wait(PATIENCE_S) == -signal.SIGKILL
     assert not any(is_running(pid) for pid in pids)
 
 
@@ -112,7 +124,7 @@ def test_a_folder_for_scratch_goes_with_the_zygote_even_when_its_processes_were_
             "os.kill(os.getpid(), signal.SIGKILL)"
         )
         spec = EngineSpec("leaver", "leaver", (), {}, tmp_path / "leaver.log")
-        assert zygote.start_engine(spec).wait(10) == -signal.SIGKILL
+        assert zygote.start_engine(spec).wait(PATIENCE_S) == -signal.SIGKILL
         folder = Path((tmp_path / "leaver.log").read_text().removeprefix("[leaver] ").strip())
         assert (folder / "left").exists()
     assert not folder.exists()
@@ -126,13 +138,13 @@ def test_leaving_the_with_ends_all_engines_and_the_zygote(tmp_path: Path) -> Non
         began = time.monotonic()
         zygote.stop(grace_s=0.2)
     assert not any(is_running(pid) for pid in below | {zygote.pid})
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 def test_a_killed_zygote_takes_its_engines_along(zygote: Zygote, tmp_path: Path) -> None:
     engine, pids = _start_stubborn(zygote, tmp_path, fresh_port())
     subprocess.run(["kill", "-KILL", str(zygote.pid)], check=True)
-    assert engine.wait(10) == -signal.SIGKILL
+    assert engine.wait(PATIENCE_S) == -signal.SIGKILL
     assert eventually(lambda: not any(is_running(pid) for pid in pids))
     with pytest.raises(ZygoteError, match=r"has ended: see .*zygote\.log"):
         zygote.start_engine(engine.spec)

@@ -131,7 +131,7 @@ class Rank:
                     attempt = attempts[transfer].attempt if transfer in attempts else Attempt(0)
                     out.append(("ended", request_id, transfer, report.is_received, attempt))
                 case Invite(peer, boot_id):
-                    out += self._do(self.reception.invited(peer, SessionId(self._session_for(boot_id)), now=0.0))
+                    out += self._do(self.reception.invited((peer,), SessionId(self._session_for(boot_id)), now=0.0))
                 case Lost(request_id, attempt):
                     out.append(("lost", request_id, attempt))
                 case Cut(session):

@@ -7,10 +7,11 @@ too: it only orders messages to different peers.
 
 from __future__ import annotations
 
+import copyreg
 import math
 import pickle
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from enum import Enum
 from typing import Any, Final
 
@@ -70,6 +71,18 @@ def _slots_of(kind: type) -> tuple[str, ...]:
 
 
 _SLOTS: Final[dict[type, tuple[str, ...]]] = {}
+
+
+def _unset() -> msgspec.UnsetType:
+    return msgspec.UNSET
+
+
+def _reduce_unset(_: msgspec.UnsetType) -> tuple[Callable[[], msgspec.UnsetType], tuple[()]]:
+    return _unset, ()
+
+
+# It names no module of its own: pickle would ask every module that any test has imported, and some import more then.
+copyreg.pickle(msgspec.UnsetType, _reduce_unset)
 
 
 class Store:

@@ -1,5 +1,7 @@
 """LeaderWorkerSet: its CRD, and its controller played. Each group gets its pods; numbers are told in status.
 
+A group of which a container was started anew is made anew (``RecreateGroupOnPodRestart``).
+
 Source of truth: sigs.k8s.io/lws v0.7.0. Pods are ``{set}-{group}`` and ``{set}-{group}-{worker}``, and are the set's.
 """
 
@@ -13,7 +15,7 @@ import yaml
 from control_plane.crds import PATH, conditions_of
 from control_plane.kube_http import MERGE_PATCH, KubeHttp, Object
 from integration.harness import eventually
-from operator_on_server.node import is_ready
+from operator_on_server.node import is_ready, restarts_of
 from operator_on_server.rounds import Rounds
 
 API: Final = "leaderworkerset.x-k8s.io/v1"
@@ -55,7 +57,7 @@ class PlayedGroups:
         wanted = {} if one["metadata"].get("deletionTimestamp") else _pods_of(one)
         for name in wanted.keys() - there.keys():
             self._admin.ask("POST", path, wanted[name])
-        for name in there.keys() - wanted.keys():
+        for name in (there.keys() - wanted.keys()) | _to_be_made_anew(one, there):
             self._admin.ask("DELETE", f"{path}/{name}")
         ready = sum(is_ready(there[name]) for name in wanted if name in there)
         self._tell(one, ready // one["spec"]["leaderWorkerTemplate"]["size"])
@@ -67,6 +69,17 @@ class PlayedGroups:
                 f"{SETS}/namespaces/{one['metadata']['namespace']}/leaderworkersets/{one['metadata']['name']}/status"
             )
             self._admin.ask("PATCH", where, {"status": status}, content_type=MERGE_PATCH)
+
+
+def _to_be_made_anew(one: Object, there: dict[str, Object]) -> set[str]:
+    """Names of all pods of the groups that have lost a container."""
+    lost = {_leader_of(one, name) for name, pod in there.items() if restarts_of(pod)}
+    return {name for name in there if _leader_of(one, name) in lost}
+
+
+def _leader_of(one: Object, name: str) -> str:
+    own = one["metadata"]["name"]
+    return f"{own}-{name.removeprefix(f'{own}-').partition('-')[0]}"
 
 
 def _pods_of(one: Object) -> dict[str, Object]:

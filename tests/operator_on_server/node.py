@@ -30,6 +30,12 @@ class PlayedNode:
         self.stop_s = 0.0
         """From told to go to gone."""
         self.never_ready: Callable[[Object], bool] = lambda pod: False
+        self.death_of: Callable[[Object], Object | None] = lambda pod: None
+        """How a pod's first container ends, again and again: a ``terminated`` state. None: it lives."""
+        self.waits_for: Callable[[Object], Object | None] = lambda pod: None
+        """What it waits for instead of being started: a ``waiting`` state. None: nothing."""
+        self.life_s = 0.5
+        """Of a container that dies."""
         self._seen: dict[tuple[str, str], float] = {}
         """When a pod was first seen in this state."""
         self._num_addresses = 0
@@ -57,8 +63,30 @@ class PlayedNode:
             if self._is_due(metadata["uid"], "going", self.stop_s):
                 options = {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}}
                 self._ask("DELETE", path, options)
+        elif waiting := self.waits_for(pod):
+            self._tell(path, pod, {"waiting": waiting})
+        elif ended := self.death_of(pod):
+            self._let_die(path, pod, ended)
         elif not is_ready(pod) and not self.never_ready(pod) and self._is_due(metadata["uid"], "new", self.start_s):
             self._ask("PATCH", f"{path}/status", {"status": self._ready_status()}, content_type=MERGE_PATCH)
+
+    def _let_die(self, path: str, pod: Object, ended: Object) -> None:
+        """The kubelet starts it anew at once, and says so in the same word."""
+        restarts = restarts_of(pod) + 1
+        if self._is_due(pod["metadata"]["uid"], f"life {restarts}", self.life_s):
+            died = {**ended, "startedAt": _now(), "finishedAt": _now()}
+            running = {"running": {"startedAt": _now()}}
+            self._tell(path, pod, running, restartCount=restarts, lastState={"terminated": died})
+
+    def _tell(self, path: str, pod: Object, state: Object, **rest: object) -> None:
+        """What its one container is doing, if that is news."""
+        name, image = (pod["spec"]["containers"][0][field] for field in ("name", "image"))
+        told = {"name": name, "image": image, "imageID": "", "ready": False, "restartCount": 0, "state": state, **rest}
+        before = [one["state"] for one in pod["status"].get("containerStatuses", ())]
+        if before != [state] or "lastState" in rest:
+            conditions = [{"type": "Ready", "status": "False", "lastTransitionTime": _now()}]
+            found = {"phase": "Pending", "conditions": conditions, "containerStatuses": [told]}
+            self._ask("PATCH", f"{path}/status", {"status": found}, content_type=MERGE_PATCH)
 
     def _is_due(self, uid: str, state: str, after_s: float) -> bool:
         return time.monotonic() >= self._seen.setdefault((uid, state), time.monotonic()) + after_s
@@ -88,6 +116,10 @@ class PlayedNode:
         self._ask(
             "PATCH", f"/api/v1/nodes/{NODE}/status", {"status": {"conditions": [ready]}}, content_type=MERGE_PATCH
         )
+
+
+def restarts_of(pod: Object) -> int:
+    return sum(one["restartCount"] for one in pod["status"].get("containerStatuses", ()))
 
 
 def is_ready(pod: Object) -> bool:

@@ -27,7 +27,7 @@ class OperatorProcess:
     """One replica. Its owner kills it."""
 
     def __init__(self, plane: ControlPlane, folder: Path, identity: str, args: Sequence[str], *, url: str = "") -> None:
-        """It starts. ``args``: of the chart's container. ``url``: of a proxy in front of the API server."""
+        """It starts. ``args``: of the chart and ``service_names``. ``url``: of a proxy in front of the API server."""
         self.identity = identity
         token, text = folder / f"{identity}.token", plane.token_for(NAMESPACE, ACCOUNT)
         token.touch(mode=0o600)
@@ -87,6 +87,10 @@ class OperatorProcess:
     def kill(self) -> None:
         """SIGKILL."""
         self._child.kill()
+
+    def page(self, page: str) -> str:
+        """Empty: it does not answer."""
+        return self._read(page) or ""
 
     def _read(self, page: str) -> str | None:
         """None: it does not answer, or not with 200."""

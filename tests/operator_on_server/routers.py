@@ -61,12 +61,14 @@ class PlayedRouters:
         self._thread.join(10)
 
     def judge(self, path: str, host: str, shown: str, body: bytes) -> tuple[int, Object]:
-        """Status and body of the answer. ``host``: ``{cluster}-router.{namespace}.svc:{port}``."""
+        """Status and body of the answer. ``host``: ``{cluster}-router-internal.{namespace}.svc:8001``."""
         if path != VERIFY_PATH:
             return self._refuse(404, f"no such page: {path}")
         service, namespace = host.partition(":")[0].split(".")[:2]
         try:
-            secret = self._admin.get(f"/api/v1/namespaces/{namespace}/secrets/{service.removesuffix('-router')}-secret")
+            secret = self._admin.get(
+                f"/api/v1/namespaces/{namespace}/secrets/{service.removesuffix('-router-internal')}-secret"
+            )
             text = b64decode(secret["data"][_SECRET_KEY]).decode()
             make_secret(text).check_pass(shown.removeprefix("Bearer "), body, now_s=time.time())
             order = VerifyOrder.model_validate_json(body)

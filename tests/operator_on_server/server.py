@@ -64,7 +64,7 @@ class Server:
     def operator(self, name: str = "a", *, url: str = "", more: Sequence[str] = ()) -> Iterator[OperatorProcess]:
         """It starts; at the end it is killed, if it was not before. ``more``: flags."""
         self._num_started += 1
-        args = [*operator_args(self.case), *more]
+        args = [f"--router-port={self.routers.port}", *operator_args(self.case), *more]
         process = OperatorProcess(self.plane, self.folder, f"{name}{self._num_started}", args, url=url)
         try:
             yield process
@@ -78,7 +78,6 @@ class Server:
         body = pdcluster(
             {
                 "metadata.namespace": made_in,
-                "spec.router.service.port": self.routers.port,
                 "spec.router.replicas": 1,
                 **(changes or {}),
             }

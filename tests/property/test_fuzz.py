@@ -6,6 +6,7 @@ import pytest
 
 from fuzz import bodies, frames
 from pdcluster_protocol.secret import Secret
+from pdcluster_router.core import rewrite
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -14,8 +15,19 @@ def test_frames_without_a_seal_change_nothing_and_without_a_token_grant_nothing(
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_no_body_without_the_routers_token_is_let_in(seed: int) -> None:
+def test_no_body_without_the_routers_token_and_the_clusters_seal_is_let_in(seed: int) -> None:
     bodies.run(5_000, seed)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_body_of_a_client_steers_a_transfer(seed: int) -> None:
+    bodies.run_clients(5_000, seed)
+
+
+def test_the_fuzzer_finds_a_number_that_is_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rewrite.PREFILLED_APART, "n", (b"1", b"2.0"))
+    with pytest.raises(AssertionError):
+        bodies.run_clients(5_000, 1)
 
 
 def test_the_fuzzer_finds_a_token_check_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,3 +42,6 @@ def test_the_fuzzer_finds_a_seal_that_is_not_looked_at(monkeypatch: pytest.Monke
     monkeypatch.setattr(Secret, "seal", lambda *_: b"0" * 16)
     with pytest.raises(AssertionError):
         frames.run(5_000, 1)
+    monkeypatch.setattr(Secret, "check_call", lambda *_: None)
+    with pytest.raises(AssertionError):
+        bodies.run(5_000, 1)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcluster_protocol.labels import Role
+from pdcluster_router.core.breaker import Breaker
 from pdcluster_router.core.membership import Add, Drain, Key, Known, Member, Remove, Revive, State, plan
 from pdcluster_router.core.placement import decode_tiers, prefill_tiers
 
@@ -34,6 +35,7 @@ class Has:
     state: State
     is_healthy: bool = True
     num_running: int = 0
+    breaker: Breaker = field(default_factory=Breaker)
 
 
 @dataclass

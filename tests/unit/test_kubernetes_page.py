@@ -108,7 +108,7 @@ def test_docker_is_given_recipes_and_arguments_that_exist(words: Words) -> None:
     assert {argument.partition("=")[0] for argument in after(words, "--build-arg")} <= arguments
     (tag,) = after(words, "-t")
     used = {found.spec.image for found in examples().values()} | {
-        f"pdcluster/pdcluster:{chart().metadata['appVersion']}"
+        f"localhost/pdcluster/pdcluster:{chart().metadata['appVersion']}"
     }
     assert tag in used
 

@@ -11,16 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from integration.harness import (
-    BASE_ARGS,
-    Harness,
-    Server,
-    complete_all,
-    eventually,
-    metric,
-    parallel_args,
-)
+from integration.harness import BASE_ARGS, Harness, Server, complete_all, eventually, metric
 from pdcluster_cli.engines import EnginePlan, Role
+from pdcluster_cli.parallelism import Parallelism
 from zoo.weights import Recipe, ensure_model
 
 MAX_TOKENS: Final = 5
@@ -32,6 +25,13 @@ _ZOO_ARGS: Final = (*BASE_ARGS, "--max-num-seqs", "8")
 _CHUNK_ARGS: Final = ("--max-num-batched-tokens", str(CHUNK))
 
 
+FULL_ROUNDING: Final = 1e-3
+"""Log probability by which float32 engines of other splits differ, with a wide reserve: sums in another order."""
+REDUCED_ROUNDING: Final = 0.1
+"""The same where values or KV are rounded to bfloat16 or fp8: one that lies between two neighbours goes either way."""
+_REDUCED: Final = ("bfloat16", "fp8", "fp8_e5m2")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
     """How one engine is split, and what else it is told."""
@@ -41,8 +41,9 @@ class Shape:
     dp: int = 1
     args: tuple[str, ...] = ()
 
-    def argv(self) -> tuple[str, ...]:
-        return (*parallel_args(self.tp, self.pp, self.dp), *self.args)
+    @property
+    def parallelism(self) -> Parallelism:
+        return Parallelism(self.tp, self.pp, self.dp)
 
 
 ONE: Final = Shape()
@@ -62,7 +63,24 @@ class Case:
     is_chunked: bool = True
     concurrency: int = 8
     doubt: float = 0.0
-    """Log probability by which kernels of prefill and decode may differ: prompts with a closer choice are left out."""
+    """Log probability by which kernels of prefill and decode differ, whatever the splits."""
+
+    @property
+    def is_reduced(self) -> bool:
+        """Values or KV have fewer bits than float32: engines of other splits round them otherwise."""
+        return any(word in _REDUCED for word in self.args)
+
+    @property
+    def reference(self) -> Shape:
+        """How the single engine is split. With fewer bits as decode, which computes every token but the first steps."""
+        return self.decode if self.is_reduced else ONE
+
+    def rounding(self, prefill: Shape, decode: Shape) -> float:
+        """Log probability by which these engines may differ from the reference. A choice that is closer decides
+        nothing: either token is right."""
+        if prefill == decode == self.reference:
+            return self.doubt
+        return max(self.doubt, REDUCED_ROUNDING if self.is_reduced else FULL_ROUNDING)
 
     def common(self) -> tuple[str, ...]:
         return (*_ZOO_ARGS, *(_CHUNK_ARGS if self.is_chunked else ()), *self.args)
@@ -82,42 +100,63 @@ def longer(prompts: Sequence[Sequence[int]], more: int) -> list[list[int]]:
 
 def answers(url: str, prompts: Sequence[Sequence[int]], concurrency: int = 8) -> list[tuple[int, ...]]:
     """Greedy, always ``MAX_TOKENS`` of them."""
-    replies = complete_all(url, prompts, MAX_TOKENS, concurrency=concurrency, timeout_s=240, ignore_eos=True)
+    replies = complete_all(url, prompts, MAX_TOKENS, concurrency=concurrency, ignore_eos=True)
     return [reply.token_ids for reply in replies]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Said:
-    """What a single engine says to a prompt. ``margin``: how far its closest choice was from the next best token."""
+    """What a single engine says to a prompt. ``margins``: how far each choice was from the next best token."""
 
     prompt: tuple[int, ...]
     token_ids: tuple[int, ...]
-    margin: float
+    margins: tuple[float, ...]
+
+    def is_clear(self, rounding: float) -> bool:
+        """No choice was closer than that."""
+        return min(self.margins) >= rounding
+
+
+def wrong(said: Sequence[Said], answers: Sequence[tuple[int, ...]], rounding: float) -> list[str]:
+    """Answers that are not the reference's, and no close choice explains it; a text for each.
+
+    Compared up to the first token that differs: what follows answers another text.
+    """
+    found = []
+    for one, answer in zip(said, answers, strict=True):
+        step = next((i for i, both in enumerate(zip(one.token_ids, answer, strict=True)) if both[0] != both[1]), None)
+        if step is not None and one.margins[step] >= rounding:
+            found.append(
+                f"prompt of {len(one.prompt)} tokens: {answer}, the reference says {one.token_ids}; "
+                f"margin {one.margins[step]:.4f} at token {step}, rounding {rounding}"
+            )
+    return found
 
 
 def ask_single(harness: Harness, case: Case, prompts: Sequence[Sequence[int]]) -> list[Said]:
     """What one plain engine without a connector says."""
-    with harness.single_engine(case.common(), model=ensure_model(case.recipe)) as engine:
+    model, split = ensure_model(case.recipe), case.reference.parallelism
+    with harness.single_engine(case.common(), model=model, parallelism=split) as engine:
         replies = complete_all(
             engine.url, prompts, MAX_TOKENS, concurrency=case.concurrency, ignore_eos=True,
             logprobs=2, return_tokens_as_token_ids=True,
         )  # fmt: skip
     return [
-        Said(tuple(prompt), reply.token_ids, _margin(reply.reply["choices"][0]["logprobs"]["top_logprobs"]))
+        Said(tuple(prompt), reply.token_ids, _margins(reply.reply["choices"][0]["logprobs"]["top_logprobs"]))
         for prompt, reply in zip(prompts, replies, strict=True)
     ]
 
 
-def _margin(steps: Sequence[Mapping[str, float]]) -> float:
-    """The smallest distance between the best and the second best token of any step."""
+def _margins(steps: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
+    """The distance between the best and the second best token of each step."""
     ordered = [sorted(step.values(), reverse=True) for step in steps]
-    return min(best - second for best, second, *_ in ordered)
+    return tuple(best - second for best, second, *_ in ordered)
 
 
 def plan_engine(harness: Harness, role: Role, case: Case, shape: Shape) -> EnginePlan:
     """An engine of the case, split as ``shape`` says."""
-    args = (*case.common(), *shape.argv())
-    return dataclasses.replace(harness.plan(role), model=ensure_model(case.recipe), args=args)
+    plan, args = harness.plan(role), (*case.common(), *shape.args)
+    return dataclasses.replace(plan, model=ensure_model(case.recipe), args=args, parallelism=shape.parallelism)
 
 
 @contextmanager
@@ -149,6 +188,6 @@ def require_no_block_in_use(servers: Sequence[Server]) -> None:
     def used() -> float:
         return sum(metric(server.url, "vllm:kv_cache_usage_perc") for server in servers)
 
-    assert eventually(lambda: used() == 0, timeout_s=30), [
+    assert eventually(lambda: used() == 0), [
         (server.name, metric(server.url, "vllm:kv_cache_usage_perc")) for server in servers
     ]

@@ -104,10 +104,29 @@ PANELS: Final = (
         ),
     ),
     Panel(
+        "Engines left alone",
+        "By routers for which they failed again and again; prompt tokens that decode engines compute meanwhile.",
+        "short",
+        (
+            _sum("pdcluster_router_engine_ejected", "left alone"),
+            Line(
+                "sum by (role) (increase(pdcluster_router_engine_ejections_total{POOL}[$__rate_interval]))",
+                "{{role}} ejections",
+            ),
+            _sum("pdcluster_router_local_prefill_backlog_tokens", "tokens prefilled by decode"),
+        ),
+    ),
+    Panel(
         "KV pushed",
         "Bytes that decode has acknowledged, for each prefill engine.",
         "Bps",
         (_by("pod", "pdcluster:pushed_bytes_total"),),
+    ),
+    Panel(
+        "How KV moves",
+        "Engines by transfer protocol: rdma, tcp or ascend.",
+        "short",
+        (Line("count by (protocol) (pdcluster:transfer_protocol_info{POOL})", "{{protocol}}"),),
     ),
     Panel(
         "Transfers",
@@ -131,6 +150,34 @@ PANELS: Final = (
         (
             Line("sum(rate(pdcluster_router_local_prefill_total{POOL}[$__rate_interval]))", "prefilled by decode"),
             Line("sum(rate(pdcluster_router_decode_resent_total{POOL}[$__rate_interval]))", "sent again"),
+        ),
+    ),
+    Panel(
+        "PDClusters that are not as they should be",
+        "Degraded, refused, or not ready; one that is stopped or being rolled out is not ready either.",
+        "short",
+        (
+            Line(
+                'count by (name) (pdcluster_operator_condition{condition="Degraded", status="True"})',
+                "{{name}} degraded",
+            ),
+            Line(
+                'count by (name) (pdcluster_operator_condition{condition="Accepted", status="False"})',
+                "{{name}} refused",
+            ),
+            Line(
+                'count by (name) (pdcluster_operator_condition{condition="Ready", status="False"})',
+                "{{name}} not ready",
+            ),
+        ),
+    ),
+    Panel(
+        "Not ready without progress",
+        "Seconds, beside the progress deadline: above it the alert PDClusterNotReady comes.",
+        "s",
+        (
+            Line("max by (name) (pdcluster_operator_not_ready_seconds)", "{{name}}"),
+            Line("max by (name) (pdcluster_operator_progress_deadline_seconds)", "{{name}} deadline"),
         ),
     ),
     Panel(

@@ -50,10 +50,17 @@ def _inlined(node: Schema, defs: Mapping[str, Schema]) -> Schema:
     if "properties" in found:
         found.pop("default", None)  # its fields have theirs
         found["properties"] = {name: _inlined(child, defs) for name, child in found["properties"].items()}
+        found.setdefault("required", [name for name, child in found["properties"].items() if _is_needed(child)])
     for key in ("items", "additionalProperties"):
         if isinstance(found.get(key), dict):
             found[key] = _inlined(found[key], defs)
     return found
+
+
+def _is_needed(child: Schema) -> bool:
+    """Whether its absence is no choice. Helm takes a default away for ``null``, which is also what a section without
+    lines is: templates would then fail without a word of it, or take no port for every port."""
+    return bool(child["required"]) if "properties" in child else child["default"] not in ("", [], {})
 
 
 def values() -> list[Value]:

@@ -43,8 +43,9 @@ class PullPolicy(Enum):
 class Image(ChartModel):
     """Where the operator's image is. The routers that it makes run the same one."""
 
-    repository: str = Field(default="pdcluster/pdcluster", min_length=1, max_length=255)
-    """Repository, with your registry's host in front of it when it is not your nodes' default."""
+    repository: str = Field(default="localhost/pdcluster/pdcluster", min_length=1, max_length=255)
+    """Repository where you pushed the image, with your registry's host in front. Default: a name that no registry can
+    answer for, only a node that the image was loaded into; nobody publishes one yet."""
     tag: str = Field(default="", max_length=128, pattern=r"^[A-Za-z0-9_.-]*$")
     """Tag. Default: the chart's appVersion, with which this chart was tested."""
     digest: str = Field(default="", pattern=r"^(sha256:[0-9a-f]{64})?$")
@@ -87,6 +88,8 @@ class Rbac(ChartModel):
 
 class Resources(ChartModel):
     """Resources of the operator's container."""
+
+    model_config = ConfigDict(json_schema_extra={"required": []})  # ``null`` for none, as in a pod
 
     requests: dict[str, Amount] = {"cpu": "100m", "memory": "128Mi"}
     """What the scheduler keeps free. Default: what some hundred PDClusters need."""

@@ -43,7 +43,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 
 {{/* A map with the chart's labels beside the user's own. The chart's win: selectors stand on them. */}}
 {{- define "pdcluster.labelsBeside" -}}
-{{- merge (include "pdcluster.labels" .context | fromYaml) .labels | toYaml -}}
+{{- merge (include "pdcluster.labels" .context | fromYaml) (default dict .labels) | toYaml -}}
 {{- end -}}
 
 {{- define "pdcluster.serviceAccount" -}}

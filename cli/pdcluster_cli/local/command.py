@@ -8,27 +8,34 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
 from pdcluster_cli import checks
-from pdcluster_cli.engines import SCRATCH, preload_modules, secret_env, zygote_env
+from pdcluster_cli.engines import LOOPBACK, OFFLINE, SCRATCH, patience_env, preload_modules, secret_env, zygote_env
 from pdcluster_cli.local.chat import ChatError, served_model, stream_answer
-from pdcluster_cli.local.options import Machine, Options, parse_options, plan_engines
+from pdcluster_cli.local.options import Options, parse_options
+from pdcluster_cli.local.plan import Machine, plan_engines, problems_here, remarks
 from pdcluster_cli.local.pool import Member, RouterPlan, find_dead, start_members
+from pdcluster_cli.local.proof import prove_transfer
 from pdcluster_cli.local.report import build_report, format_report
 from pdcluster_cli.local.traces import PushTrace, RequestTrace, pushes_in, read_traces, requests_in
+from pdcluster_cli.model_source import ModelSource, find_model
 from pdcluster_cli.tiny_model import CORPUS, cache_root, ensure_tiny_model
 from pdcluster_cli.waiting import EngineDied, free_port
 from pdcluster_cli.zygote import Zygote, ZygoteError
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.secret import load_secret
 
 QUESTION: Final = f"Please read this.\n{CORPUS * 3}\nWho writes the answer?"
 """Long enough that there is a transfer to see: about 1,200 tokens of the tiny model."""
@@ -54,7 +61,7 @@ class Run:
 
     options: Options
     machine: Machine
-    model: Path
+    model: ModelSource
     folder: Path
 
     @property
@@ -63,60 +70,82 @@ class Run:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status: 0 after the answer or Ctrl-C while serving, 1 after a failure, 130 or 143 if stopped earlier."""
-    options = parse_options(arguments)
-    if problems := _problems(options):
-        for problem in problems:
-            print(f"pdcluster: {problem}", file=sys.stderr)
-        return 1
+    """The exit status: 0 after the answer or Ctrl-C while serving, 1 after a failure, 2 for options that contradict
+    each other, 130 or 143 if stopped earlier."""
+    try:
+        options = parse_options(arguments)
+    except ConfigError as error:
+        _say(str(error))
+        return 2
     with _signals_raise():
         try:
-            return _serve(_prepare(options))
+            return _check_and_serve(options)
         except (EngineDied, ZygoteError, ChatError, OSError) as error:
-            print(f"pdcluster: {error}", file=sys.stderr)
+            _say(str(error))
             return 1
         except Stopped as stopped:
             return stopped.exit_status
 
 
-def _problems(options: Options) -> list[str]:
+def _check_and_serve(options: Options) -> int:
+    machine = _machine(options)
     findings = [checks.check_system_libraries(), checks.check_modules(), checks.check_port(options.port)]
-    if options.model is not None:
-        findings.append(checks.check_model(options.model))
-    return checks.problems_of(findings)
+    findings.append(checks.check_cache(cache_root(os.environ)))
+    problems = [*checks.problems_of(findings), *problems_here(options, machine)]
+    model = _find_model(options) if not problems else None
+    problems += [model.problem] if model and model.problem else []
+    for problem in problems:
+        _say(problem)
+    if problems or model is None:
+        return 1
+    for remark in [*remarks(options, machine), *([model.remark] if model.remark else [])]:
+        _say(remark)
+    return _serve(Run(options, machine, model, _make_run_folder(cache_root(os.environ) / "runs")))
 
 
-def _prepare(options: Options) -> Run:
+def _machine(options: Options) -> Machine:
     device = options.device or checks.detect_device()
     num_cores = len(os.sched_getaffinity(0))
-    if options.model is None:
-        _say("no --model given: a tiny model that says nothing sensible will do")
-    return Run(
-        options=options,
-        machine=Machine(device, num_cores, checks.count_accelerators(device)),
-        model=options.model or ensure_tiny_model(),
-        folder=_make_run_folder(cache_root(os.environ) / "runs"),
-    )
+    return Machine(device, num_cores, checks.count_accelerators(device), checks.free_bytes())
+
+
+def _find_model(options: Options) -> ModelSource:
+    """Only a model of our own making is surely here, and needs no hub for anything."""
+    if options.model is not None:
+        return find_model(options.model, os.environ)
+    _say("no --model given: a tiny model that says nothing sensible will do")
+    return ModelSource(str(ensure_tiny_model()), env=OFFLINE)
 
 
 def _serve(run: Run) -> int:
-    engine_ports = [free_port() for _ in range(run.options.prefill + run.options.decode)]
-    plans = plan_engines(run.options, run.machine, model=run.model.resolve(), folder=run.folder, ports=engine_ports)
+    engine_ports = [free_port() for _ in range(run.options.num_engines)]
+    plans = plan_engines(run.options, run.machine, model=run.model.argument, folder=run.folder, ports=engine_ports)
     _say(f"logs are in {run.folder}")
     modules = preload_modules(run.machine.device)
-    env = {**zygote_env(run.machine.device), **secret_env(os.environ)}  # All others are forks of the zygote.
+    secrets = secret_env(os.environ)
+    env = {**_env(run), **secrets}
     with _zygote(Zygote(modules, env=env, log_path=run.folder / "import.log", scratch=SCRATCH)) as zygote:
-        members = start_members(zygote, plans, run.router, _say)
+        router = dataclasses.replace(run.router, internal_port=free_port())
+        members = start_members(zygote, plans, router, _say, timeout_s=run.options.start_timeout_s)
         traces = [run.router.trace_file, *(plan.trace_file for plan in plans if plan.trace_file)]
-        _ask_first_question(run.options, members, traces)
+        prove = partial(prove_transfer, router.internal_port, load_secret(secrets, host=LOOPBACK))
+        _ask_first_question(run.options, members, traces, prove)
         return 0 if run.options.is_once else _serve_until_stopped(run.options.port, members)
 
 
-def _ask_first_question(options: Options, members: Sequence[Member], traces: Sequence[Path]) -> None:
+def _env(run: Run) -> dict[str, str | None]:
+    """Of the zygote, and so of all others, which are its forks."""
+    patience = patience_env(os.environ, run.options.start_timeout_s)
+    return {**zygote_env(run.machine.device), **patience, **run.model.env}
+
+
+def _ask_first_question(
+    options: Options, members: Sequence[Member], traces: Sequence[Path], prove: Callable[[], str]
+) -> None:
     try:
         model = served_model(options.port, timeout_s=ANSWER_TIMEOUT_S)
         began = time.monotonic()
-        _consume(stream_answer(options.port, model, "Hello", max_tokens=1, timeout_s=ANSWER_TIMEOUT_S))
+        proved = prove()
         _say(f"a first request went through both engines in {time.monotonic() - began:.2f} s")
         question = options.question or QUESTION
         print(f"\nQuestion: {_shortened(question)}\nAnswer:   ", end="", flush=True)
@@ -126,7 +155,7 @@ def _ask_first_question(options: Options, members: Sequence[Member], traces: Seq
         print("\n")
     except ChatError as error:
         raise find_dead(members, 2.0) or error from error
-    print(_report_text(traces), end="\n\n")
+    print(_report_text(traces, proved), end="\n\n")
     print(_curl_line(options.port, model), flush=True)
 
 
@@ -141,7 +170,7 @@ def _serve_until_stopped(port: int, members: Sequence[Member]) -> int:
     raise dead
 
 
-def _report_text(traces: Sequence[Path]) -> str:
+def _report_text(traces: Sequence[Path], proved: str) -> str:
     deadline = time.monotonic() + TRACE_WAIT_S
     request, pushes = _newest_request(traces)
     while not pushes and time.monotonic() < deadline:
@@ -150,7 +179,7 @@ def _report_text(traces: Sequence[Path]) -> str:
     report = build_report(request, pushes) if request is not None else None
     if report is None:
         return "No transfer report: the traces hold no finished push for this request"
-    return format_report(report)
+    return format_report(report, proved)
 
 
 def _newest_request(traces: Sequence[Path]) -> tuple[RequestTrace | None, list[PushTrace]]:
@@ -203,11 +232,6 @@ def _signals_raise() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _consume(pieces: Iterator[str]) -> None:
-    for _ in pieces:
-        pass
 
 
 def _shortened(text: str) -> str:

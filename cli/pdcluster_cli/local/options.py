@@ -1,77 +1,141 @@
-"""The options of ``pdcluster local``, and what they mean for each engine. Pure but for argparse's own error exit."""
+"""The options of ``pdcluster local``, checked. Pure but for argparse's own error exit.
+
+What they mean for each engine: ``plan.py``.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from pdcluster_cli.engines import Device, EnginePlan, Role
+from pdcluster_cli.engines import Device
+from pdcluster_cli.parallelism import (
+    Parallelism,
+    checked_size,
+    executor_problem,
+    merge,
+    take_parallelism,
+)
+from pdcluster_protocol.errors import ConfigError
 
-SHARED_ACCELERATOR_ARGS: Final = ("--gpu-memory-utilization", "0.4")
-"""Two engines on one accelerator must leave room for each other."""
-
-CPU_ARGS: Final = ("--enforce-eager", "--kv-cache-memory-bytes", str(512 << 20))
-"""Compiling takes 25 s that a try-out does not need. vLLM's default KV cache is a share of all memory, per engine."""
-
-TINY_MODEL_ARGS: Final = ("--dtype", "float32", "--max-model-len", "8192")
+ROLES: Final = ("prefill", "decode")
+DEFAULT_START_TIMEOUT_S: Final = 600.0
+"""Seconds from the command to a pool that serves. 600, as vLLM gives its own engine cores
+(``VLLM_ENGINE_READY_TIMEOUT_S``): tens of GiB of weights from a disk. Hundreds of GiB, or a download, need more."""
+MAX_START_TIMEOUT_S: Final = 86400.0
+_SIZES: Final = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
+_ADDRESSES: Final = frozenset({
+    "--host", "--port", "--uds", "--headless", "--grpc", "--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs",
+})  # fmt: skip
+"""Of vLLM's words those by which an engine would not answer where the router and the start ask it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """What the user asked for, checked. ``question`` None: the built-in one."""
 
-    model: Path | None
+    model: str | None
+    """What ``vllm serve`` takes: a folder, or a model's name on a hub. None: the tiny model."""
     prefill: int
     decode: int
     port: int
+    prefill_parallelism: Parallelism
+    decode_parallelism: Parallelism
     prefill_args: tuple[str, ...]
+    """vLLM's other words."""
     decode_args: tuple[str, ...]
     device: Device | None
+    start_timeout_s: float
     is_once: bool
     question: str | None
 
+    @property
+    def num_engines(self) -> int:
+        return self.prefill + self.decode
+
+    @property
+    def num_ranks(self) -> int:
+        """Workers of all engines together."""
+        return self.prefill * self.prefill_parallelism.num_ranks + self.decode * self.decode_parallelism.num_ranks
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", type=Path, metavar="PATH", help="model folder (default: a tiny model, made once)")
-    parser.add_argument("--prefill", type=_count, default=1, metavar="N", help="prefill engines (default: 1)")
-    parser.add_argument("--decode", type=_count, default=1, metavar="N", help="decode engines (default: 1)")
+    model_help = "what vllm serve takes: a folder or a hub's name (default: a tiny model, made once)"
+    parser.add_argument("--model", metavar="MODEL", help=model_help)
+    for role in ROLES:
+        add_role_arguments(parser, role)
     parser.add_argument("--port", type=_port, default=8000, help="port of the OpenAI endpoint (default: 8000)")
-    vllm = "more arguments for vLLM, in one string"
-    parser.add_argument("--prefill-args", type=_words, default=(), metavar="ARGS", help=f"prefill engines: {vllm}")
-    parser.add_argument("--decode-args", type=_words, default=(), metavar="ARGS", help=f"decode engines: {vllm}")
     devices = ["auto", *(device.value for device in Device)]
     parser.add_argument("--device", choices=devices, default="auto", help="where engines compute (default: auto)")
+    parser.add_argument(
+        "--start-timeout",
+        type=_seconds,
+        default=DEFAULT_START_TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"for the whole start; large weights or a download take more (default: {DEFAULT_START_TIMEOUT_S:g})",
+    )
     parser.add_argument(
         "--once", nargs="?", const="", metavar="PROMPT", help="ask one question, print the answer, and end"
     )
 
 
+def add_role_arguments(parser: argparse.ArgumentParser, role: str) -> None:
+    """How many engines of this role, how each is split, and what else vLLM is told."""
+    add = parser.add_argument
+    add(f"--{role}", type=_count, default=1, metavar="N", help=f"{role} engines (default: 1)")
+    for flag, kind in _SIZES.items():
+        add(f"--{role}-{flag}", type=_size, default=1, metavar="N", help=f"{role} engines: {kind} parallel size")
+    add(
+        f"--{role}-args", type=_words, default=(), metavar="ARGS", help=f"{role} engines: more of vLLM's, in one string"
+    )
+
+
 def parse_options(arguments: argparse.Namespace) -> Options:
-    """The checked options."""
+    """The checked options.
+
+    Raises:
+        ConfigError: They contradict each other or can never run. The message names the option.
+    """
+    prefill, prefill_args = _role_options(arguments, "prefill")
+    decode, decode_args = _role_options(arguments, "decode")
     return Options(
         model=arguments.model,
         prefill=arguments.prefill,
         decode=arguments.decode,
         port=arguments.port,
-        prefill_args=tuple(arguments.prefill_args),
-        decode_args=tuple(arguments.decode_args),
+        prefill_parallelism=prefill,
+        decode_parallelism=decode,
+        prefill_args=prefill_args,
+        decode_args=decode_args,
         device=None if arguments.device == "auto" else Device(arguments.device),
+        start_timeout_s=arguments.start_timeout,
         is_once=arguments.once is not None,
         question=arguments.once or None,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What the engines may use. ``num_accelerators`` is 0 on the CPU."""
+def _role_options(arguments: argparse.Namespace, role: str) -> tuple[Parallelism, tuple[str, ...]]:
+    given = {kind: getattr(arguments, f"{role}_{flag}") for flag, kind in _SIZES.items()}
+    try:
+        in_words, words = take_parallelism(getattr(arguments, f"{role}_args"))
+        parallelism = merge(Parallelism(**given), in_words)
+    except ConfigError as error:
+        raise ConfigError(f"--{role}-args: {error}") from error
+    if problem := executor_problem(parallelism, words):
+        raise ConfigError(f"--{role}-args: {problem}")
+    if moved := [name for name in map(_name_of, words) if name in _ADDRESSES]:
+        where = "each engine answers plain HTTP on a port that is chosen for it (--port is the router's)"
+        raise ConfigError(f"--{role}-args: {moved[0]} cannot be given, {where}: leave it out")
+    return parallelism, words
 
-    device: Device
-    num_cores: int
-    num_accelerators: int
+
+def _name_of(word: str) -> str:
+    """An option as vLLM reads it, which takes ``_`` for ``-``."""
+    return word.partition("=")[0].replace("_", "-")
 
 
 def join_args(words: Sequence[str]) -> list[str]:
@@ -85,62 +149,40 @@ def join_args(words: Sequence[str]) -> list[str]:
     return joined
 
 
-def plan_engines(
-    options: Options, machine: Machine, *, model: Path, folder: Path, ports: Sequence[int]
-) -> list[EnginePlan]:
-    """One plan for each engine, prefill engines first, on ``ports`` in this order."""
-    roles = [Role.PREFILL] * options.prefill + [Role.DECODE] * options.decode
-    names = [f"{Role.PREFILL.value}-{number}" for number in range(options.prefill)]
-    names += [f"{Role.DECODE.value}-{number}" for number in range(options.decode)]
-    return [
-        EnginePlan(
-            name=name,
-            role=role,
-            model=model,
-            port=port,
-            log_path=folder / f"{name}.log",
-            device=machine.device,
-            num_threads=max(1, machine.num_cores // len(roles)),
-            args=engine_args(options, role, machine),
-            trace_file=folder / f"{name}.trace",
-            env=device_env(machine, index, len(roles)),
-        )
-        for index, (role, name, port) in enumerate(zip(roles, names, ports, strict=True))
-    ]
-
-
-def engine_args(options: Options, role: Role, machine: Machine) -> tuple[str, ...]:
-    """vLLM arguments: our defaults first, the user's last, so that the user's win."""
-    num_engines = options.prefill + options.decode
-    ours: tuple[str, ...]
-    if machine.device is Device.CPU:
-        ours = CPU_ARGS
-    else:
-        ours = SHARED_ACCELERATOR_ARGS if machine.num_accelerators < num_engines else ()
-    tiny = TINY_MODEL_ARGS if options.model is None else ()
-    own = options.prefill_args if role is Role.PREFILL else options.decode_args
-    return (*ours, *tiny, *own)
-
-
-def device_env(machine: Machine, index: int, num_engines: int) -> dict[str, str | None]:
-    """One accelerator for each engine, round robin. A single engine sees all of them."""
-    if machine.device is Device.CPU or num_engines == 1 or machine.num_accelerators == 0:
-        return {}
-    variable = {Device.CUDA: "CUDA_VISIBLE_DEVICES", Device.NPU: "ASCEND_RT_VISIBLE_DEVICES"}[machine.device]
-    return {variable: str(index % machine.num_accelerators)}
-
-
 def _count(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= 64:
-        raise argparse.ArgumentTypeError(f"{number} engines: use 1 to 64")
+    if (number := _whole(text)) not in range(1, 65):
+        raise argparse.ArgumentTypeError(f"{text} engines: use 1 to 64")
     return number
 
 
+def _size(text: str) -> int:
+    try:
+        return checked_size(text, "parallel size")
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _port(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= 65535:
-        raise argparse.ArgumentTypeError(f"port {number}: use 1 to 65535")
+    if (number := _whole(text)) not in range(1, 65536):
+        raise argparse.ArgumentTypeError(f"port {text}: use 1 to 65535")
+    return number
+
+
+def _whole(text: str) -> int:
+    """The number in ``text``; 0 where there is none, for argparse would tell the name of our function."""
+    try:
+        return int(text)
+    except ValueError:
+        return 0
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and 1 <= number <= MAX_START_TIMEOUT_S):
+        raise argparse.ArgumentTypeError(f"{text} seconds: use 1 to {MAX_START_TIMEOUT_S:.0f}")
     return number
 
 

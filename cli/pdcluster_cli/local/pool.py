@@ -13,18 +13,15 @@ from pathlib import Path
 from typing import Final
 
 from pdcluster_cli.engines import LOOPBACK, ROUTER_MODULE, EnginePlan, Role, engine_spec, router_argv
-from pdcluster_cli.waiting import EngineDied, is_healthy, last_lines
+from pdcluster_cli.waiting import EngineDied, NotReady, is_healthy, last_lines
 from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
 
 NEWS_INTERVAL_S: Final = 10.0
 """How often a slow start says that it goes on. A tiny model is ready before that; a large one takes minutes."""
 POLL_S: Final = 0.05
-IMPORT_TIMEOUT_S: Final = 600.0
-"""The import takes 6 s; on a cold network disk minutes."""
-ENGINES_TIMEOUT_S: Final = 3600.0
-"""Loading hundreds of GiB of weights takes this long; an engine that fails ends by itself long before."""
-ROUTER_TIMEOUT_S: Final = 30.0
-"""The router is ready when it has seen its engines: about a second after them."""
+ROUTER_GRACE_S: Final = 60.0
+"""The router has this long after the engines, whatever they have left of the start: it is ready when it has seen them,
+about a second later."""
 
 Say = Callable[[str], None]
 
@@ -46,22 +43,28 @@ class RouterPlan:
     log_path: Path
     trace_file: Path
     args: tuple[str, ...] = ()
+    internal_port: int = 0
+    """0: any free one, which is then known to the engines only."""
 
 
-def start_members(zygote: Zygote, plans: Sequence[EnginePlan], router: RouterPlan, say: Say) -> list[Member]:
-    """All engines and the router answer.
+def start_members(
+    zygote: Zygote, plans: Sequence[EnginePlan], router: RouterPlan, say: Say, *, timeout_s: float
+) -> list[Member]:
+    """All engines and the router answer. ``timeout_s``: for all of it, import included.
 
     Raises:
         EngineDied: One of them ended instead.
-        TimeoutError: One of them does neither.
+        NotReady: One of them does neither in time.
         ZygoteError: The import failed.
+        TimeoutError: The import takes too long.
     """
-    _import_once(zygote, say)
+    start = Start(zygote, say, time.monotonic(), timeout_s)
+    start.import_once()
     engines = [Member(plan.name, plan.port, zygote.start_engine(engine_spec(plan))) for plan in plans]
     say(f"starting {', '.join(engine.name for engine in engines)} and the router")
     front = Member("router", router.port, zygote.start_engine(router_spec(plans, router)))
-    _wait_ready(engines, say, [*engines, front], ENGINES_TIMEOUT_S)
-    _wait_ready([front], say, [*engines, front], ROUTER_TIMEOUT_S)
+    start.wait_ready(engines, [*engines, front], start.deadline)
+    start.wait_ready([front], [*engines, front], max(start.deadline, time.monotonic() + ROUTER_GRACE_S))
     return [*engines, front]
 
 
@@ -71,6 +74,7 @@ def router_spec(plans: Sequence[EnginePlan], router: RouterPlan) -> EngineSpec:
         prefill=[_url_of(plan) for plan in plans if plan.role is Role.PREFILL],
         decode=[_url_of(plan) for plan in plans if plan.role is Role.DECODE],
         port=router.port,
+        internal_port=router.internal_port,
         trace_file=router.trace_file,
         args=router.args,
     )
@@ -89,42 +93,49 @@ def find_dead(members: Sequence[Member], timeout_s: float | None) -> EngineDied 
     return None
 
 
-def _import_once(zygote: Zygote, say: Say) -> None:
-    say("importing vLLM once, for all engines")
-    deadline = time.monotonic() + IMPORT_TIMEOUT_S
-    while (ready := zygote.wait_ready(NEWS_INTERVAL_S)) is None:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"importing vLLM takes more than {IMPORT_TIMEOUT_S:.0f} s: see {zygote.log_path}")
-        say("still importing")
-    say(f"imported in {ready.import_s:.1f} s")
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start of a pool, with one deadline for all its steps."""
 
+    zygote: Zygote
+    say: Say
+    began: float
+    timeout_s: float
 
-def _wait_ready(members: Sequence[Member], say: Say, watched: Sequence[Member], timeout_s: float) -> None:
-    began = time.monotonic()
-    next_news = began + NEWS_INTERVAL_S
-    waiting = list(members)
-    while waiting:
-        if time.monotonic() > began + timeout_s:
-            raise TimeoutError(_not_ready(waiting[0], timeout_s))
-        if (dead := find_dead(watched, POLL_S)) is not None:
-            raise dead
-        for member in [member for member in waiting if is_healthy(member.port)]:
-            waiting.remove(member)
-            say(f"{member.name} is ready on port {member.port} after {time.monotonic() - began:.1f} s")
-        if time.monotonic() > next_news:
-            next_news += NEWS_INTERVAL_S
-            _say_news(waiting, time.monotonic() - began, say)
+    @property
+    def deadline(self) -> float:
+        return self.began + self.timeout_s
 
+    def import_once(self) -> None:
+        self.say("importing vLLM once, for all engines")
+        while (ready := self.zygote.wait_ready(min(NEWS_INTERVAL_S, self.timeout_s))) is None:
+            if time.monotonic() > self.deadline:
+                limit = f"{self.timeout_s:.0f} s (--start-timeout)"
+                raise TimeoutError(f"importing vLLM takes more than {limit}: see {self.zygote.log_path}")
+            self.say("still importing")
+        self.say(f"imported in {ready.import_s:.1f} s")
 
-def _not_ready(member: Member, timeout_s: float) -> str:
-    log = member.handle.spec.log_path
-    return f"{member.name} is not ready after {timeout_s:.0f} s; the end of {log}:\n{last_lines(log)}"
+    def wait_ready(self, members: Sequence[Member], watched: Sequence[Member], deadline: float) -> None:
+        """``members`` answer, and none of ``watched`` has ended."""
+        began = time.monotonic()
+        next_news = began + NEWS_INTERVAL_S
+        waiting = list(members)
+        while waiting:
+            if (dead := find_dead(watched, POLL_S)) is not None:
+                raise dead
+            for member in [member for member in waiting if is_healthy(member.port)]:
+                waiting.remove(member)
+                self.say(f"{member.name} is ready on port {member.port} after {time.monotonic() - began:.1f} s")
+            if waiting and time.monotonic() > deadline:
+                raise NotReady(waiting[0].name, time.monotonic() - self.began, waiting[0].handle.spec.log_path)
+            if time.monotonic() > next_news:
+                next_news += NEWS_INTERVAL_S
+                self._say_news(waiting, time.monotonic() - began)
 
-
-def _say_news(waiting: Sequence[Member], elapsed_s: float, say: Say) -> None:
-    for member in waiting:
-        newest = last_lines(member.handle.spec.log_path, 1).strip()
-        say(f"{member.name} still starts ({elapsed_s:.0f} s): {newest[:160]}")
+    def _say_news(self, waiting: Sequence[Member], elapsed_s: float) -> None:
+        for member in waiting:
+            newest = last_lines(member.handle.spec.log_path, 1).strip()
+            self.say(f"{member.name} still starts ({elapsed_s:.0f} s): {newest[:160]}")
 
 
 def _url_of(plan: EnginePlan) -> str:

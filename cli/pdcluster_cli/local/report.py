@@ -66,9 +66,10 @@ def hidden_share(pushes: Sequence[PushTrace]) -> float | None:
     return hidden / total if total else None
 
 
-def format_report(report: Report) -> str:
-    """The report as a small table for a terminal."""
+def format_report(report: Report, proved: str) -> str:
+    """The report as a small table for a terminal. ``proved``: what was proven before it."""
     rows = [
+        ("proven", proved),
         ("prompt", f"{report.prompt_tokens:,} tokens ({report.cached_tokens:,} cached on decode)"),
         ("layers", f"{report.num_layers}"),
         ("KV pushed", _format_bytes(report.num_bytes)),

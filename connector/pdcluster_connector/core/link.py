@@ -15,6 +15,7 @@ from typing import NoReturn, TypeAlias
 
 from pdcluster_connector.core.ranges import CopyShape, Grid, Span, bytes_of
 from pdcluster_connector.core.tp_mapping import WHOLE, Push, Sharding, Share, plan_pushes
+from pdcluster_protocol.bounds import MAX_BYTES, MAX_SIDE
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
@@ -70,6 +71,25 @@ class _Planned:
     is_resharded: bool = False
 
 
+def require_possible(rank: RankLayout, who: str) -> None:
+    """There may be such a rank: what is worked out for a link takes time and memory by its sizes, and adds them up.
+
+    Raises:
+        ProtocolError: There is none. Names the numbers that cannot be true together.
+    """
+    if not (0 < rank.tp_size <= MAX_SIDE and 0 < rank.num_stages <= MAX_SIDE):
+        raise ProtocolError(
+            f"{who} says TP {rank.tp_size} in {rank.num_stages} stages: each is to be in [1, {MAX_SIDE}]"
+        )
+    if not (0 <= rank.tp_rank < rank.tp_size and 0 <= rank.stage < rank.num_stages):
+        raise ProtocolError(
+            f"{who} says rank {rank.tp_rank} of TP {rank.tp_size} in stage {rank.stage} of {rank.num_stages}: "
+            "ranks and stages are counted from 0"
+        )
+    for region in rank.regions:
+        _require_memory(region, who)
+
+
 def plan_link(prefill: RankLayout, decode: RankLayout) -> Link:
     """The link between two ranks; without copies where they share no byte.
 
@@ -91,6 +111,17 @@ def plan_link(prefill: RankLayout, decode: RankLayout) -> Link:
             copies.append(RegionCopy(source.layer_name, index, *bases, number, planned.is_resharded))
             coverage += planned.coverage
     return Link(tuple(copies), tuple(shapes), coverage)
+
+
+def _require_memory(region: RegionLayout, who: str) -> None:
+    """Its pages do not overlap, and its last byte has an address that int64 holds."""
+    if region.page_bytes > region.page_stride:
+        raise ProtocolError(
+            f"{who} says pages of {region.page_bytes} bytes every {region.page_stride} bytes in layer "
+            f"{region.layer_name}: pages do not overlap"
+        )
+    if (end := region.base + region.span_bytes) > MAX_BYTES:
+        raise ProtocolError(f"{who} says that layer {region.layer_name} ends at address {end}: the last is {MAX_BYTES}")
 
 
 def full_coverage(decode: RankLayout) -> Fraction:

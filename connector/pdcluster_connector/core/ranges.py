@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdcluster_connector.core.tp_mapping import Share, stripe_tokens
+from pdcluster_protocol.errors import ProtocolError
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
 Span: TypeAlias = tuple[int, int]
@@ -95,6 +96,30 @@ class ByteRanges:
 
 class MissingBlockError(Exception):
     """Decode wants a position whose block prefill does not have."""
+
+
+def require_held(shape: CopyShape, part: GroupSlice, num_blocks: int) -> None:
+    """Decode, which has ``num_blocks`` blocks, has each one that ``part`` names, and ``part`` names one for each token.
+
+    Checked before any offset is made: a block that is not there would be written beside the KV cache, and one beyond
+    2^63 bytes would come round to a block of another request.
+
+    Raises:
+        ProtocolError: It has not, or ``part`` does not.
+    """
+    if part.start >= part.stop:
+        return
+    size, blocks = shape.target.block_tokens, part.target_blocks
+    if len(blocks) < (needed := -(-part.stop // size) - part.start // size):
+        raise ProtocolError(
+            f"decode named {len(blocks)} blocks in KV group {shape.group} for tokens {part.start} to {part.stop}, "
+            f"which are in {needed}"
+        )
+    for block in (min(blocks), max(blocks)):
+        if block not in range(num_blocks):
+            raise ProtocolError(
+                f"decode reserved block {block} in KV group {shape.group}, and has blocks 0 to {num_blocks - 1}"
+            )
 
 
 def plan_ranges(shape: CopyShape, part: GroupSlice) -> ByteRanges:

@@ -2,6 +2,7 @@
 
 Rule 1: a request is received only when every expected prefill rank said done, for the current attempt, with
         the byte count that decode worked out from its own block table.
+        Where the content is compared: and what is here has the digest that those ranks together said.
 Rule 2: no attempt gets a grant, and vLLM is not told of a failure, while a writer of an earlier grant could
         still write: each is done, fenced and clean, or its session was cut.
 
@@ -22,6 +23,7 @@ from enum import Enum, auto
 from fractions import Fraction
 from typing import Final, NewType, TypeAlias
 
+from pdcluster_connector.core.content import DIGEST_MASK, other_content
 from pdcluster_protocol.ids import Attempt, BootId, TransferId
 from pdcluster_protocol.side_channel import (
     Denial,
@@ -86,7 +88,14 @@ class Cut:
     is_idle: bool = False
 
 
-Command: TypeAlias = Reply | Report | AttemptLost | Cut
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Every rank is done with ``attempt``: digest what is here, then call ``digested``."""
+
+    attempt: Attempt
+
+
+Command: TypeAlias = Reply | Report | AttemptLost | Cut | Digest
 Commands: TypeAlias = tuple[Command, ...]
 
 
@@ -142,12 +151,15 @@ class _Writer:
     until: float
     """WRITING: when its lease lapses. REVOKED: when its quarantine ends."""
     state: State = State.WRITING
+    digest: int | None = None
 
 
 class Receive:
     """State of one receive. Not thread-safe: the receiver thread owns it. ``now``: running seconds."""
 
-    def __init__(self, transfer_id: TransferId, times: ReceiveTimes, *, deadline: float) -> None:
+    def __init__(
+        self, transfer_id: TransferId, times: ReceiveTimes, *, deadline: float, wants_digest: bool = False
+    ) -> None:
         self.transfer_id = transfer_id
         self.phase = Phase.WAITING
         self.deadline = deadline
@@ -156,6 +168,7 @@ class Receive:
         """The newest attempt that asked to write, or gave up."""
         self.lost_attempt = _NONE
         self._times = times
+        self._wants_digest = wants_digest
         self._boot_id: BootId | None = None
         self._expected: frozenset[int] = frozenset()
         """Ranks of the current attempt's engine that owe us bytes."""
@@ -199,11 +212,20 @@ class Receive:
         if writer.state is not State.WRITING:
             writer.state = State.FENCED
             return self._go_on(now)
-        writer.state = State.DONE
+        writer.state, writer.digest = State.DONE, message.digest
         rank, expected = writer.sender.rank, writer.sender.debt.num_bytes
         if message.num_bytes != expected:
             return self._lose(f"prefill rank {rank} wrote {message.num_bytes} bytes, decode expects {expected}", now)
         return self._receive_if_complete(now)
+
+    def digested(self, attempt: Attempt, digest: int, *, now: float) -> Commands:
+        """What is here after ``attempt``, all of whose ranks were done, has this digest."""
+        if not self._is_open or attempt != self.attempt or attempt <= self.lost_attempt:
+            return ()
+        pushed = sum(writer.digest or 0 for writer in self._current()) & DIGEST_MASK
+        if digest == pushed:
+            return self._received()
+        return self._lose(other_content(digest, pushed), now)
 
     def failed(self, peer: PeerId, message: Failed, *, now: float) -> Commands:
         """A prefill rank has given up; the attempt is lost."""
@@ -242,8 +264,7 @@ class Receive:
                 is_early, writer.state = writer.state is State.WRITING, State.FENCED
                 lost += self._lose("the session of its prefill engine was cut", now) if is_early else ()
         gone = [peer for peer, sender in self._asking.items() if sender.session == session]
-        for peer in gone:
-            del self._asking[peer]
+        self._asking = {peer: sender for peer, sender in self._asking.items() if peer not in gone}
         lost += self._lose("the session of its prefill engine was cut", now) if gone else ()
         return lost + self._go_on(now)
 
@@ -260,8 +281,7 @@ class Receive:
             return self.fail("deadline passed before the KV was here", now=now)
         late = [w for w in self._writers.values() if now >= w.until]
         cuts = sum((self._cut_off(writer) for writer in late if writer.state is State.REVOKED), ())
-        silent = [writer.sender.rank for writer in late if writer.state is State.WRITING]
-        if silent:
+        if silent := [writer.sender.rank for writer in late if writer.state is State.WRITING]:
             return cuts + self._lose(f"prefill rank {silent[0]} said nothing for {self._times.lease_s:g} s", now)
         if now >= self._ask_by and self._is_rank_missing:
             return cuts + self._lose("prefill has ended, and not every rank of it has asked to write", now)
@@ -311,8 +331,7 @@ class Receive:
         asking, self._asking = self._asking, {}
         for peer, sender in asking.items():
             held = self._writer(peer, self.attempt)
-            until = now + self._times.lease_s
-            self._writers[peer] = held or _Writer(self.attempt, sender, until)
+            self._writers[peer] = held or _Writer(self.attempt, sender, until=now + self._times.lease_s)
         grant = Grant(self.transfer_id, self.attempt, int(self._times.lease_s * 1000))
         return tuple(Reply(peer, grant) for peer in asking)
 
@@ -357,6 +376,13 @@ class Receive:
         covered, needed = sum(sender.debt.coverage for sender in done), done[0].debt.needed
         if covered != needed:
             return self._lose(f"prefill has KV of {covered} heads and layers, decode needs {needed}", now)
+        if not self._wants_digest:
+            return self._received()
+        if silent := [writer.sender.rank for writer in self._current() if writer.digest is None]:
+            return self._lose(f"prefill rank {silent[0]} sent no digest: run the same pdcluster everywhere", now)
+        return (Digest(self.attempt),)
+
+    def _received(self) -> Commands:
         self.phase = Phase.RECEIVED
         return (Report(is_received=True),)
 

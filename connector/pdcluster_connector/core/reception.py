@@ -7,7 +7,7 @@ their deadline so that a late ``Open`` gets its answer at once. ``now`` is runni
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -15,7 +15,7 @@ import msgspec
 
 from pdcluster_connector.core import receiving
 from pdcluster_connector.core.deadline import deadline_after
-from pdcluster_connector.core.link import full_coverage, plan_link
+from pdcluster_connector.core.link import full_coverage, plan_link, require_possible
 from pdcluster_connector.core.peers import EARLY_S, Incoming, Peer, Peers
 from pdcluster_connector.core.ranges import Spans
 from pdcluster_connector.core.receiving import (
@@ -70,7 +70,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """This peer may write: give its engine a session, then call ``invited``."""
+    """This peer may write: give its engine a session, which may take seconds, then call ``invited``."""
 
     peer: PeerId
     boot_id: BootId
@@ -85,7 +85,15 @@ class Lost:
     reason: str
 
 
-Command: TypeAlias = Reply | Ended | Invite | Lost | Cut
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """Digest what is here of this transfer, then call ``digested``."""
+
+    transfer_id: TransferId
+    attempt: Attempt
+
+
+Command: TypeAlias = Reply | Ended | Invite | Lost | Cut | Compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +104,7 @@ class Expected:
     transfer_id: TransferId
     deadline: float
     spans: Spans
+    wants_digest: bool = False
 
 
 @dataclass(slots=True)
@@ -155,7 +164,8 @@ class Reception:
         if transfer in self._waiting or transfer in self._over:
             yield Ended(expected.request_id, Report(is_received=False, reason="its transfer id was used before"))
             return
-        self._waiting[transfer] = _Waiting(expected, Receive(transfer, self.times, deadline=expected.deadline))
+        receive = Receive(transfer, self.times, deadline=expected.deadline, wants_digest=expected.wants_digest)
+        self._waiting[transfer] = _Waiting(expected, receive)
         self._by_request[expected.request_id] = transfer
         if early := self._early.pop(transfer, None):
             yield from self._progress(early.peer, early.message, now)
@@ -167,6 +177,11 @@ class Reception:
         transfer = self._by_request.get(request_id)
         if transfer is not None:
             yield from self._commands(transfer, self._waiting[transfer].receive.fail(reason, now=now), now)
+
+    def fail(self, transfer: TransferId, reason: str, *, now: float) -> Iterator[Command]:
+        """The transfer cannot be received by any attempt."""
+        if waiting := self._waiting.get(transfer):
+            yield from self._commands(transfer, waiting.receive.fail(reason, now=now), now)
 
     def prefill_ended(self, request_id: RequestId, attempt: Attempt, *, now: float) -> Iterator[Command]:
         """The router says that prefill has computed the prompt of ``attempt``."""
@@ -190,17 +205,23 @@ class Reception:
             self._peers.heard(peer, now=now)
             yield from self._hear_known(peer, known, message, now)
 
-    def invited(self, peer: PeerId, session: SessionId, *, now: float) -> Iterator[Command]:
-        """``session`` is open for the engine of ``peer``."""
-        if known := self._peers.get(peer):
-            known.session = session
-            self._heard_at[session] = now
-            yield Reply(peer, msgspec.structs.replace(self.welcome, session=session))
+    def invited(self, peers: Iterable[PeerId], session: SessionId, *, now: float) -> Iterator[Command]:
+        """``session`` is open for the engine of ``peers``; it is cut after a while if none of them is here any more."""
+        self._heard_at[session] = now
+        for peer in peers:
+            if known := self._peers.get(peer):
+                known.session = session
+                yield Reply(peer, msgspec.structs.replace(self.welcome, session=session))
 
     def cut(self, session: SessionId, *, now: float) -> Iterator[Command]:
         """``session`` is closed: nothing lands by it any more."""
         for transfer, waiting in list(self._waiting.items()):
             yield from self._commands(transfer, waiting.receive.cut(session, now=now), now)
+
+    def digested(self, transfer: TransferId, attempt: Attempt, digest: int, *, now: float) -> Iterator[Command]:
+        """What is here of ``transfer`` has this digest. Does nothing for one that has ended meanwhile."""
+        if waiting := self._waiting.get(transfer):
+            yield from self._commands(transfer, waiting.receive.digested(attempt, digest, now=now), now)
 
     def expire(self, *, now: float) -> Iterator[Command]:
         """Act on every deadline that has passed."""
@@ -248,6 +269,7 @@ class Reception:
 
     def _greet(self, peer: PeerId, hello: Hello, now: float) -> Command:
         try:
+            self._require_same_protocol(hello)
             require_equal(
                 prefill=hello.fingerprint,
                 decode=self.fingerprint,
@@ -259,6 +281,15 @@ class Reception:
             self._peers.refuse(peer, str(error), now=now)
             return Reply(peer, Refusal(str(error)))
         return Invite(peer, hello.boot_id)
+
+    def _require_same_protocol(self, hello: Hello) -> None:
+        """Raises: ProtocolError: Prefill's bytes travel by what this rank does not listen to."""
+        ours = self.welcome
+        if hello.transfer_protocol != ours.transfer_protocol:
+            raise ProtocolError(
+                f"prefill engine {hello.engine_id} moves KV by {hello.transfer_protocol!r}, decode engine "
+                f"{ours.engine_id} by {ours.transfer_protocol!r}: give both the same transfer_protocol"
+            )
 
     def _opened(self, peer: PeerId, message: Open, now: float) -> Iterator[Command]:
         transfer, attempt = message.transfer_id, message.attempt
@@ -321,6 +352,8 @@ class Reception:
                     yield Lost(self._waiting[transfer].expected.request_id, attempt, reason)
                 case Cut():
                     yield from self._cut_off(command)
+                case receiving.Digest(attempt):
+                    yield Compare(transfer, attempt)
                 case Reply():
                     yield command
 
@@ -345,11 +378,12 @@ class Reception:
             ProtocolError: The two engines hold a layer differently, or a TP size would split a head. Names both.
         """
         theirs, ours = hello.layout, self.welcome.layout
+        require_possible(theirs, f"prefill engine {hello.engine_id}")
         stages, mine = range(theirs.num_stages), ours.tp_rank
         try:
             related = related_ranks(theirs.tp_size, ours.tp_size, self.fingerprint.kv_heads)
             link = plan_link(theirs, ours)
-        except (ProtocolError, ValueError) as error:
+        except (ProtocolError, ValueError, ArithmeticError) as error:
             engines = f"prefill engine {hello.engine_id} and decode engine {self.welcome.engine_id}"
             raise ProtocolError(f"{engines}: {error}") from error
         writers = frozenset(s * theirs.tp_size + rank for s in stages for rank, decode in related if decode == mine)

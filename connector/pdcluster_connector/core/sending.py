@@ -3,6 +3,7 @@
 Rule 1: every state and every message of a push is decided here.
 Rule 2: a push is done only when every planned byte is acknowledged, and its source blocks are
         released only when no write can read them any more.
+Rule 3: a push whose content is compared says done with a digest of its source, and holds it until then.
 
     OPENING --grant--> WRITING --last byte acknowledged--> DONE
        |   \\               |
@@ -63,7 +64,12 @@ class Cut:
     reason: str
 
 
-Command: TypeAlias = Send | Release | Cut
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Every byte is acknowledged: digest what was pushed, then call ``digested``. Said once."""
+
+
+Command: TypeAlias = Send | Release | Cut | Digest
 Commands: TypeAlias = tuple[Command, ...]
 
 
@@ -79,6 +85,10 @@ class Push:
         self.planned_bytes = 0
         self.acked_bytes = 0
         self.is_unneeded = False
+        self.wants_digest = False
+        """Whether ``Done`` carries a digest. Set before the last part is planned."""
+        self._digest: int | None = None
+        self._is_digesting = False
         self._hold_s = hold_s
         self._num_layers = 0
         self._is_whole = False
@@ -142,6 +152,11 @@ class Push:
         assert self.acked_bytes <= self.planned_bytes, f"{self.key}: {self.acked_bytes} of {self.planned_bytes} bytes"
         return self._finish_if_complete() + self._stop_if_quiet()
 
+    def digested(self, digest: int) -> Commands:
+        """What was pushed, as the source has it."""
+        self._digest = digest
+        return self._finish_if_complete()
+
     def write_failed(self, reason: str, *, now: float) -> Commands:
         """One write ended badly: only a cut ends what it may still do."""
         self._in_flight -= 1
@@ -203,8 +218,11 @@ class Push:
     def _finish_if_complete(self) -> Commands:
         if self.phase is not Phase.WRITING or not self._is_whole or self.acked_bytes < self.planned_bytes:
             return ()
+        if self.wants_digest and self._digest is None:
+            is_asked, self._is_digesting = self._is_digesting, True
+            return () if is_asked else (Digest(),)
         self.phase = Phase.DONE
-        return Send(Done(*self.key, self.acked_bytes, self._num_layers)), Release()
+        return Send(Done(*self.key, self.acked_bytes, self._num_layers, self._digest)), Release()
 
     def _stop_if_quiet(self) -> Commands:
         return self._stop() if self.phase is Phase.STOPPING and self._is_quiet else ()

@@ -15,7 +15,7 @@ import msgspec
 from pdcluster_connector.core.deadline import deadline_after, remaining_ms
 from pdcluster_connector.core.watermark import KvGroup, num_kept_back, wanted_spans
 from pdcluster_connector.failures import Kind, log_failure
-from pdcluster_connector.steps import Cancel, DecodeStep, Expect, PrefillEnded
+from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillEnded
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.metaserver import Outcome
@@ -60,6 +60,7 @@ class DecodeEngine:
     dp_rank: int = 0
     page_tokens: tuple[int, ...] = ()
     """Tokens in a page of each group; empty: as in its blocks."""
+    transfer_protocol: str = ""
 
     @property
     def num_kept_back(self) -> int:
@@ -113,8 +114,10 @@ class DecodeScheduler:
             self._requests[request_id] = _Request(token_ids, now, None, str(error))
             return
         if parsed.transfer_id in self._transfers:
-            # After a load failure or a timeout vLLM's API layer submits the same parameters once more,
-            # already aborted, under a new id: it must not reserve again.
+            # A second sequence of one request (n, best_of), or a client's doing: its blocks are not those that prefill
+            # was told of. Or, after a load failure or a timeout, vLLM's API layer with the same parameters under
+            # a new id, which is aborted before it is scheduled.
+            self._requests[request_id] = _Request(token_ids, now, None, _second_sequence(parsed.transfer_id))
             return
         self._transfers[parsed.transfer_id] = request_id
         self._requests[request_id] = _Request(token_ids, deadline_after(parsed.deadline_ms, now=now), parsed)
@@ -172,7 +175,11 @@ class DecodeScheduler:
         if not request.is_over:
             self._abort(request_id, request)
         wants_receipt = request.params is not None and request.params.wants_receipt
-        return to_wire(Receipt(request.num_received_tokens)) if wants_receipt else None
+        if not wants_receipt:
+            return None
+        # No rank has received a request whose content was to be compared before it was.
+        num_received = request.num_received_tokens
+        return to_wire(Receipt(num_received, num_received > 0, self._engine.transfer_protocol))
 
     def received(self, ended: Iterable[RequestId], failed: Iterable[RequestId] = ()) -> None:
         """The workers have reported the end of these waits, and without its KV that of the ``failed`` ones.
@@ -263,7 +270,15 @@ class DecodeScheduler:
             remote_side_channels=self._engine.side_channels,
             num_prompt_tokens=len(tokens),
             prompt_digest=digest_tokens(tokens),
+            wants_digest=params.wants_receipt,
         )
+
+
+def _second_sequence(transfer_id: TransferId) -> str:
+    return (
+        f"transfer {transfer_id} has a sequence on this decode engine already, and a transfer fills the blocks of one: "
+        "ask for one choice (n, best_of, use_beam_search), or without prefill"
+    )
 
 
 def _num_wanted(reservation: Reservation) -> int:
@@ -277,4 +292,5 @@ def _expect(request_id: RequestId, reservation: Reservation, groups: Sequence[Kv
         wanted_spans(group, first, end, blocks)
         for group, blocks in zip(groups, reservation.remote_block_ids, strict=True)
     )
-    return Expect(request_id, reservation.transfer_id, reservation.deadline_ms, spans)
+    content = ContentOrder(spans, reservation.remote_block_ids) if reservation.wants_digest else None
+    return Expect(request_id, reservation.transfer_id, reservation.deadline_ms, spans, content)

@@ -5,22 +5,29 @@ Scheduler thread only; pure but for the log lines at a request's end.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import Final, TypeAlias
 
 from pdcluster_connector.core.deadline import deadline_after, remaining_ms
+from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.core.tp_mapping import related_ranks
-from pdcluster_connector.core.watermark import GroupPair, KvGroup, Prompt, num_blocks, slice_of
+from pdcluster_connector.core.watermark import GroupPair, KvGroup, Prompt, num_blocks, slice_of, wanted_spans
 from pdcluster_connector.failures import Kind, log_failure
 from pdcluster_connector.settings import PushTiming
-from pdcluster_connector.steps import PrefillStep, PushSlice, Target
+from pdcluster_connector.steps import ContentOrder, PrefillStep, PushSlice, Target
 from pdcluster_protocol.errors import ProtocolError
-from pdcluster_protocol.ids import RequestId
-from pdcluster_protocol.params import PushRefusal, Reservation, digest_tokens, parse_reservation, to_wire
+from pdcluster_protocol.ids import BootId, RequestId
+from pdcluster_protocol.params import PushRefusal, Reservation, check_seal, digest_tokens, parse_reservation, to_wire
 from pdcluster_protocol.secret import Secret
 
 BlockTable: TypeAlias = tuple[Sequence[int], ...]
+
+_MAX_REMEMBERED: Final = 16384
+"""Ended pushes that are remembered until their deadlines: minutes of the largest engine, 4 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +43,44 @@ class _Transfer:
     """One request on its way to a decode engine."""
 
     reservation: Reservation
+    deadline: float
     prompt: Prompt
     target_of: Callable[[float], Target]
     watermarks: list[int]
     """Of each KV group, in tokens."""
     is_announced: bool = False
     is_whole: bool = False
+
+    @property
+    def key(self) -> PushKey:
+        return PushKey(self.reservation.transfer_id, self.reservation.attempt)
+
+
+class _UsedKeys:
+    """Which pushes have begun here: a second one of the same transfer and attempt would write other blocks there.
+
+    begin --> lives --ended--> its lanes may still know it --freed--> remembered until its deadline --> forgotten
+    """
+
+    def __init__(self) -> None:
+        self._until: dict[PushKey, float] = {}
+        """Monotonic seconds; infinite while lanes may know the push."""
+        self._freed: deque[PushKey] = deque()
+
+    def has(self, key: PushKey, *, now: float) -> bool:
+        """Whether a push of ``key`` has begun, as far as is remembered."""
+        while self._freed and (len(self._freed) > _MAX_REMEMBERED or self._until[self._freed[0]] <= now):
+            del self._until[self._freed.popleft()]
+        return key in self._until
+
+    def begin(self, key: PushKey) -> None:
+        """``key``, which was not used, is used from now on."""
+        self._until[key] = math.inf
+
+    def freed(self, key: PushKey, *, deadline: float) -> None:
+        """No lane knows ``key`` any more. Remembered for the reason in the refusal, and so not for ever."""
+        self._until[key] = deadline
+        self._freed.append(key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +95,17 @@ class PrefillEngine:
 class PrefillScheduler:
     """Which block leaves when, for every request of one prefill engine."""
 
-    def __init__(self, engine: PrefillEngine, timing: PushTiming, secret: Secret) -> None:
+    def __init__(self, engine: PrefillEngine, timing: PushTiming, secret: Secret, life: BootId) -> None:
+        """``life``: minted for this scheduler, of which an engine (vLLM: each data-parallel rank) has one."""
         self._secret = secret
+        self._life = life
         self._engine = engine
         self._is_serial = timing is PushTiming.SERIAL
         self._transfers: dict[RequestId, _Transfer] = {}
         self._refusals: dict[RequestId, str] = {}
+        self._keys = _UsedKeys()
+        self._unfreed: dict[RequestId, _Transfer] = {}
+        """Ended, while workers may still read their blocks."""
 
     def add(self, request_id: RequestId, params: object, token_ids: Sequence[int], *, now: float) -> None:
         """Take a request in. One that cannot be pushed is computed all the same, and its answer says why not."""
@@ -87,19 +131,31 @@ class PrefillScheduler:
                 part = self._slice(item, transfer, block_table_of, now)
                 slices.extend([part] if part else [])
         lost = tuple(request_id for request_id in preempted if request_id in self._transfers)
-        return PrefillStep(tuple(slices), lost)
+        return PrefillStep(self._life, tuple(slices), lost)
 
     def finish(self, request_id: RequestId) -> tuple[bool, dict[str, object] | None]:
         """Whether workers may still read the request's blocks, and what its answer tells the router."""
         if reason := self._refusals.pop(request_id, ""):
             return False, to_wire(PushRefusal(reason))
         transfer = self._transfers.pop(request_id, None)
-        return transfer is not None and transfer.is_announced, None
+        if transfer is None:
+            return False, None
+        self._unfreed[request_id] = transfer
+        if not transfer.is_announced:
+            self.freed([request_id])
+        return transfer.is_announced, None
+
+    def freed(self, request_ids: Iterable[RequestId]) -> None:
+        """No worker reads the blocks of these requests any more, or knows their pushes."""
+        for request_id in request_ids:
+            if transfer := self._unfreed.pop(request_id, None):
+                self._keys.freed(transfer.key, deadline=transfer.deadline)
 
     def _accept(self, params: object, token_ids: Sequence[int], now: float) -> _Transfer:
         reservation = parse_reservation(params)
         self._secret.check(reservation.token, reservation.transfer_id, reservation.attempt, reservation.deadline_ms)
-        self._require_pushable(reservation)
+        check_seal(reservation, self._secret)
+        self._require_pushable(reservation, now)
         self._require_same_prompt(reservation, token_ids)
         prompt = self._prompt(reservation)
         for pair, blocks in zip(prompt.groups, reservation.remote_block_ids, strict=True):
@@ -109,7 +165,10 @@ class PrefillScheduler:
                     f"for a prompt of {needed}"
                 )
         deadline = deadline_after(reservation.deadline_ms, now=now)
-        return _Transfer(reservation, prompt, lambda at: _target(reservation, deadline, at), [0] * len(prompt.groups))
+        target_of = partial(_target, reservation, deadline)
+        transfer = _Transfer(reservation, deadline, prompt, target_of, [0] * len(prompt.groups))
+        self._keys.begin(transfer.key)
+        return transfer
 
     def _prompt(self, reservation: Reservation) -> Prompt:
         ours, sizes = self._engine.groups, reservation.block_sizes
@@ -128,10 +187,13 @@ class PrefillScheduler:
                 "--block-size, or with one that divides the other"
             ) from error
 
-    def _require_pushable(self, reservation: Reservation) -> None:
-        key = (reservation.transfer_id, reservation.attempt)
-        if any((t.reservation.transfer_id, t.reservation.attempt) == key for t in self._transfers.values()):
-            raise ProtocolError(f"transfer {key[0]} attempt {key[1]} is running here already: use an id once")
+    def _require_pushable(self, reservation: Reservation, now: float) -> None:
+        key = PushKey(reservation.transfer_id, reservation.attempt)
+        if self._keys.has(key, now=now):
+            raise ProtocolError(
+                f"transfer {key.transfer_id} attempt {key.attempt} has a sequence here already, and an attempt pushes "
+                "one: ask for one choice (n, best_of, use_beam_search)"
+            )
         try:
             related_ranks(self._engine.tp_size, reservation.remote_tp_size, self._engine.kv_heads)
         except ValueError as error:
@@ -177,7 +239,18 @@ class PrefillScheduler:
             tuple(map(slice_of, prompt.groups, spans, tables, remote_blocks)),
             prompt.num_tokens,
             is_last,
+            _content(transfer, tables) if is_last and transfer.reservation.wants_digest else None,
         )
+
+
+def _content(transfer: _Transfer, tables: Sequence[Sequence[int]]) -> ContentOrder:
+    """By decode's own table, as decode works it out, and by ours as vLLM has it: not by what was planned."""
+    prompt, blocks = transfer.prompt, transfer.reservation.remote_block_ids
+    spans = tuple(
+        wanted_spans(pair.decode, prompt.cached_tokens, prompt.num_tokens, table)
+        for pair, table in zip(prompt.groups, blocks, strict=True)
+    )
+    return ContentOrder(spans, tuple(map(tuple, tables)))
 
 
 def _target(reservation: Reservation, deadline: float, now: float) -> Target:

@@ -26,6 +26,7 @@ from typing import Any, Final, TypeVar
 
 from pdcluster_connector.transport.base import WriteId, WriteStatus
 from pdcluster_connector.transport.opening import Backend, Openings, Write
+from pdcluster_connector.transport.protocols import environment_of, locked_memory_problem, require_rdma_device
 from pdcluster_connector.transport.registered import RegisteredMemory
 from pdcluster_protocol.errors import ConfigError, TransferError
 
@@ -39,18 +40,17 @@ _DEFAULTS: Final = {
     "MC_MAX_RPC_PORT": "29999",
 }
 """Environment of Mooncake where the user has set none."""
-_LEGACY_VARIABLE: Final = "MC_TCP_PROTO"
-_SYSTEM_LIBRARIES: Final = "apt-get install libibverbs1 librdmacm1 libnuma1 libcurl4"
+_SYSTEM_LIBRARIES: Final = "apt-get install libibverbs1 ibverbs-providers librdmacm1 libnuma1 libcurl4"
 _CLOSE_S: Final = 0.5
 """For probes under way. Longer than a live peer's answer (0.2 ms); with the destructor under the contract's 2 s."""
-
-_PROTOCOLS: Final = ("ascend", "rdma", "tcp")
-_RDMA_DEVICES: Final = Path("/sys/class/infiniband")
 
 _INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
 _MAX_STARTS: Final = 50
 _MAX_USED_PORTS: Final = 1000
 _starting_lock: Final = threading.Lock()
+
+_forced: Final[set[str]] = set()
+"""Variables that we have set for this process's protocol, and not the user. Guarded by ``_starting_lock``."""
 
 _FREE_ENGINE: Final = "_ZN8mooncake14TransferEngine10freeEngineEv"
 
@@ -70,6 +70,7 @@ class MooncakeTransport:
             ConfigError: Mooncake is missing, set up without acknowledgements, or refuses to start.
         """
         self._memory = RegisteredMemory()
+        self._protocol = protocol
         self._engine: Any | None = start_on_new_ports(lambda: _start_engine(host, protocol), free_engine)
         self._session = f"{host}:{self._engine.get_rpc_port()}"
         self._write_ids = itertools.count(1)
@@ -82,6 +83,8 @@ class MooncakeTransport:
         return self._session
 
     def register(self, address: int, num_bytes: int) -> None:
+        if self._protocol == "rdma" and (problem := locked_memory_problem(num_bytes)):
+            _LOG.warning("locked memory: %s", problem)
         status = self._running().register_memory(address, num_bytes)
         if status != 0:
             raise ConfigError(
@@ -229,10 +232,10 @@ def free_engine(engine: Any) -> None:
 
 
 def _start_engine(host: str, protocol: str) -> Any:
-    _check_environment(host, protocol)
-    # Read by Mooncake when an engine is constructed, so it must be in the environment by now.
-    for name, value in _DEFAULTS.items():
-        os.environ.setdefault(name, value)
+    _set_environment(protocol)
+    _require_own_address(host)
+    if protocol == "rdma":
+        require_rdma_device()
     try:
         from mooncake.engine import TransferEngine  # needs system libraries: fail with their names
     except ImportError as error:
@@ -243,15 +246,18 @@ def _start_engine(host: str, protocol: str) -> Any:
     return engine
 
 
-def _check_environment(host: str, protocol: str) -> None:
-    """What Mooncake 0.3.13 takes without a word (measured): any protocol and RDMA without a device become TCP,
-    and a host of another machine fails at the first write."""
-    if os.environ.get(_LEGACY_VARIABLE) == "1":
-        raise ConfigError(f"{_LEGACY_VARIABLE}=1 makes Mooncake report bytes that have not arrived: unset it")
-    if protocol not in _PROTOCOLS:
-        raise ConfigError(f"transfer_protocol is {protocol!r}: use one of {', '.join(_PROTOCOLS)}")
-    if protocol == "rdma" and not any(_RDMA_DEVICES.glob("*")):
-        raise ConfigError(f"this machine has no RDMA device ({_RDMA_DEVICES} is empty): use transfer_protocol tcp")
+def _set_environment(protocol: str) -> None:
+    """Mooncake reads it when an engine is constructed. What an earlier engine of this process needed is no user's."""
+    while _forced:
+        os.environ.pop(_forced.pop(), None)
+    needed = environment_of(protocol, os.environ)
+    _forced.update(needed.keys() - os.environ.keys())
+    for name, value in {**_DEFAULTS, **needed}.items():
+        os.environ.setdefault(name, value)
+
+
+def _require_own_address(host: str) -> None:
+    """Mooncake 0.3.13 takes a host of another machine without a word, and fails at the first write (measured)."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as listener:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from pdcluster_connector.transport.base import Transport
+from pdcluster_protocol.errors import ConfigError
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.transport")
 
@@ -17,7 +19,8 @@ _LOG: Final = logging.getLogger("vllm.pdcluster.transport")
 class Sessions:
     """Opens sessions on demand. One is opened at engine start, so that a transport that cannot work is refused then.
 
-    With Mooncake's TCP a session costs 0.3 ms, two threads and five descriptors (measured with 0.3.13).
+    With Mooncake's TCP a session costs 0.3 ms, two threads and five descriptors (measured with 0.3.13). With RDMA it
+    looks for the machine's devices and registers all KV with each: seconds. Hence ``Opening``.
     """
 
     def __init__(self, make: Callable[[], Transport]) -> None:
@@ -30,7 +33,7 @@ class Sessions:
         self._spares = deque([make()])
 
     def open(self) -> Transport:
-        """A session that nobody else uses; whoever opens it closes it. Any thread.
+        """A session that nobody else uses; whoever opens it closes it. Any thread, but it may wait for seconds.
 
         Raises:
             ConfigError: No further session can be opened.
@@ -44,6 +47,60 @@ class Sessions:
         """Close what nobody has asked for."""
         while self._spares:
             self._spares.popleft().close()
+
+
+class Opening:
+    """One session that a thread of its own opens. ``take`` and ``close``: its one owner."""
+
+    def __init__(self, sessions: Sessions, on_end: Callable[[], None]) -> None:
+        """``on_end`` is called, from the other thread, when ``take`` has an answer."""
+        self._sessions = sessions
+        self._on_end = on_end
+        self._transport: Transport | None = None
+        self._failure = ""
+        self._is_unwanted = False
+        self._outcome_lock = threading.Lock()
+        self._thread = threading.Thread(target=self._main, name="pdcluster-session", daemon=True)
+        self._thread.start()
+
+    def take(self) -> Transport | None:
+        """The session, which the caller closes; None while it is being opened. Never waits.
+
+        Raises:
+            ConfigError: It cannot be opened.
+        """
+        with self._outcome_lock:
+            if self._failure:
+                raise ConfigError(self._failure)
+            transport, self._transport = self._transport, None
+            return transport
+
+    def close(self, timeout_s: float) -> None:
+        """A session that was not taken is closed, now or as soon as it is open. Waits up to ``timeout_s`` for it."""
+        with self._outcome_lock:
+            self._is_unwanted = True
+            transport, self._transport = self._transport, None
+        if transport is not None:
+            close_or_end_engine(transport)
+        self._thread.join(timeout_s)
+
+    def _main(self) -> None:
+        try:
+            transport = self._sessions.open()
+        except Exception as error:  # noqa: BLE001  # top of a thread: whatever the transport's library raises
+            _LOG.warning("a session cannot be opened", exc_info=True)
+            self._failure = f"a transport session cannot be opened: {error}"
+        else:
+            self._keep(transport)
+        self._on_end()
+
+    def _keep(self, transport: Transport) -> None:
+        with self._outcome_lock:
+            is_unwanted = self._is_unwanted
+            if not is_unwanted:
+                self._transport = transport
+        if is_unwanted:
+            close_or_end_engine(transport)
 
 
 def close_or_end_engine(transport: Transport) -> bool:

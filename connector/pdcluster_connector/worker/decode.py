@@ -46,5 +46,5 @@ class DecodeWorker:
         return self._receiver.take_losses()
 
     def close(self) -> None:
-        """End the receiver and cut every session. Waits up to 7 s."""
+        """End the receiver and cut every session. Waits up to 9 s."""
         self._receiver.close(_CLOSE_S)

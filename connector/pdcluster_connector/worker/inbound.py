@@ -1,7 +1,9 @@
 """The sessions by which prefill engines write into one decode rank: one for each life of a prefill engine.
 
 Closing one is the hard fence: no byte of that engine can land any more, and no other engine notices. It takes
-Mooncake 0.8 s (measured with 0.3.13), so a short-lived thread does it.
+Mooncake 0.8 s (measured with 0.3.13), and opening one takes seconds with RDMA, so short-lived threads do both.
+
+    open --> opening --> open, or failed: told to each peer that asked meanwhile --> cut
 """
 
 from __future__ import annotations
@@ -9,34 +11,91 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
 
-from pdcluster_connector.core.receiving import SessionId
+from pdcluster_connector.core.receiving import PeerId, SessionId
 from pdcluster_connector.transport.base import Transport
-from pdcluster_connector.transport.sessions import Sessions, close_or_end_engine
+from pdcluster_connector.transport.sessions import Opening, Sessions, close_or_end_engine
+from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import BootId
+
+OPEN_S: Final = 60.0
+"""How long a peer waits here for its session: longer than its own handshake, so that mostly it is prefill that ends
+the wait. A session that comes later serves the next request."""
+
+MAX_OPENINGS: Final = 64
+"""Sessions that are opened at the same time, each by a thread: more prefill engines than begin at once."""
+
+MAX_GUESTS: Final = 1024
+"""Peers of one engine that may wait for its session: its ranks, each with some lanes."""
+
+_CLOSE_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """These peers' wait has ended: with a session, or with ``reason`` why there is none."""
+
+    peers: tuple[PeerId, ...]
+    session: SessionId | None = None
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """An engine whose session is being opened."""
+
+    opening: Opening
+    guests: dict[PeerId, float] = field(default_factory=dict)
+    """Who waits, and until when (running seconds)."""
+
+    def take_late(self, now: float) -> tuple[PeerId, ...]:
+        """Those who have waited long enough."""
+        late = tuple(peer for peer, until in self.guests.items() if now >= until)
+        for peer in late:
+            del self.guests[peer]
+        return late
 
 
 class InboundSessions:
     """Receiver thread only, but for ``close``."""
 
-    def __init__(self, sessions: Sessions, on_closed: Callable[[], None]) -> None:
-        """``on_closed`` is called, from another thread, when ``take_closed`` has something to give."""
+    def __init__(self, sessions: Sessions, on_news: Callable[[], None]) -> None:
+        """``on_news`` is called, from another thread, when ``take_opened`` or ``take_closed`` has something to give."""
         self._sessions = sessions
-        self._on_closed = on_closed
+        self._on_news = on_news
         self._open: dict[BootId, Transport] = {}
+        self._arrivals: dict[BootId, _Arrival] = {}
         self._closed: deque[SessionId] = deque()
         self._cutters: list[threading.Thread] = []
 
-    def open(self, boot_id: BootId) -> SessionId:
-        """The session of this life of a prefill engine, for all of its ranks.
+    def open(self, boot_id: BootId, peer: PeerId, *, now: float) -> SessionId | None:
+        """The session of this life of a prefill engine, for all of its ranks; None: ``take_opened`` will name ``peer``.
+
+        Never waits.
 
         Raises:
-            ConfigError: No further session can be opened.
+            ConfigError: Too many wait for sessions already.
         """
-        transport = self._open.get(boot_id)
-        if transport is None:
-            transport = self._open[boot_id] = self._sessions.open()
-        return SessionId(transport.session)
+        if transport := self._open.get(boot_id):
+            return SessionId(transport.session)
+        arrival = self._arrivals.get(boot_id)
+        if arrival is None:
+            if len(self._arrivals) >= MAX_OPENINGS:
+                raise ConfigError(f"decode opens sessions for {MAX_OPENINGS} other prefill engines just now: try again")
+            arrival = self._arrivals[boot_id] = _Arrival(Opening(self._sessions, self._on_news))
+        if len(arrival.guests) >= MAX_GUESTS:
+            raise ConfigError(f"{MAX_GUESTS} connections of this prefill engine wait for their session: try again")
+        arrival.guests[peer] = now + OPEN_S
+        return None
+
+    def take_opened(self, *, now: float) -> list[Opened]:
+        """Whose wait for a session has ended since the last call."""
+        ended = []
+        for boot_id, arrival in list(self._arrivals.items()):
+            ended += [one for one in (self._look(boot_id, arrival), self._turn_away(arrival, now)) if one.peers]
+        return ended
 
     def cut(self, session: SessionId) -> None:
         """Begin to close ``session``; ``take_closed`` gives it when nothing can land by it any more."""
@@ -55,13 +114,32 @@ class InboundSessions:
         return closed
 
     def close(self) -> None:
-        """Close all of them, side by side. After the receiver thread has ended. Waits up to 2 s."""
+        """Close all of them, side by side. After the receiver thread has ended. Waits up to 4 s."""
         for transport in self._open.values():
             self._start_closing(SessionId(transport.session), transport)
         self._open.clear()
+        arrivals, self._arrivals = self._arrivals, {}
+        for arrival in arrivals.values():
+            arrival.opening.close(_CLOSE_S / len(arrivals))
         for thread in self._cutters:
-            thread.join(2.0)
+            thread.join(_CLOSE_S)
         self._sessions.close()
+
+    def _look(self, boot_id: BootId, arrival: _Arrival) -> Opened:
+        peers = tuple(arrival.guests)
+        try:
+            transport = arrival.opening.take()
+        except ConfigError as error:
+            del self._arrivals[boot_id]
+            return Opened(peers, reason=f"decode: {error}")
+        if transport is None:
+            return Opened(())
+        del self._arrivals[boot_id]
+        self._open[boot_id] = transport
+        return Opened(peers, SessionId(transport.session))
+
+    def _turn_away(self, arrival: _Arrival, now: float) -> Opened:
+        return Opened(arrival.take_late(now), reason=f"decode could not open a session within {OPEN_S:g} s")
 
     def _start_closing(self, session: SessionId, transport: Transport) -> None:
         thread = threading.Thread(target=self._close, args=(session, transport), name="pdcluster-cut", daemon=True)
@@ -71,4 +149,4 @@ class InboundSessions:
     def _close(self, session: SessionId, transport: Transport) -> None:
         if close_or_end_engine(transport):
             self._closed.append(session)
-            self._on_closed()
+            self._on_news()

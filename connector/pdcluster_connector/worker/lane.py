@@ -22,7 +22,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import zmq
@@ -30,12 +29,11 @@ import zmq
 from pdcluster_connector.core.deadline import deadline_after, remaining_ms
 from pdcluster_connector.core.sending import Push, PushKey
 from pdcluster_connector.failures import Kind, log_failure
-from pdcluster_connector.settings import CUT_S, Settings
+from pdcluster_connector.settings import CUT_S
 from pdcluster_connector.side_channel import PrefillChannel, Wakeup
 from pdcluster_connector.steps import PushSlice
-from pdcluster_connector.trace import Trace
-from pdcluster_connector.transport.sessions import Sessions
-from pdcluster_connector.worker.device import Device
+from pdcluster_connector.worker.content import PushDigests
+from pdcluster_connector.worker.lane_parts import LaneParts
 from pdcluster_connector.worker.orders import (
     Close,
     Forget,
@@ -53,16 +51,13 @@ from pdcluster_connector.worker.outbound import Outbound
 from pdcluster_connector.worker.pushes import LivePush, PushBook
 from pdcluster_connector.worker.resharder import ReshardFailed, StepRead
 from pdcluster_connector.worker.route import plan_route
-from pdcluster_connector.worker.staging import StagingMemory
-from pdcluster_protocol.errors import PDClusterError, ProtocolError
+from pdcluster_protocol.errors import ConfigError, PDClusterError, ProtocolError
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.params import SideChannelAddress
-from pdcluster_protocol.secret import Secret
 from pdcluster_protocol.side_channel import (
     Denial,
     Fenced,
     Grant,
-    Hello,
     Open,
     Refusal,
     Revoke,
@@ -76,20 +71,6 @@ _LOG: Final = logging.getLogger("vllm.pdcluster.lane")
 _IDLE_S: Final = 1.0
 _EXPIRE_EVERY_S: Final = 0.02
 """How late a deadline may be acted on."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaneParts:
-    """What every lane of a prefill rank shares. Nothing here changes."""
-
-    hello: Hello
-    sessions: Sessions
-    device: Device
-    settings: Settings
-    secret: Secret
-    trace: Trace
-    staging: StagingMemory | None = None
-    """What the rank's resharder fills; None without one."""
 
 
 class Lane:
@@ -110,8 +91,13 @@ class Lane:
         self._parts = parts
         self._inbox: deque[Order] = deque()
         self._wakeup = Wakeup()
+        self._digests = PushDigests(parts.reader)
         self._book = PushBook(
-            self._send, lambda request_id: on_release((request_id, self)), self._ask_for_cut, parts.trace
+            self._send,
+            lambda request_id: on_release((request_id, self)),
+            self._ask_for_cut,
+            parts.trace,
+            self._digests.ask,
         )
         self._out = Outbound(self._book, parts.device, self.lost)
         self._quiesces: list[Quiesce] = []
@@ -210,6 +196,7 @@ class Lane:
         while self._inbox:
             self._obey(self._inbox.popleft(), now)
         self._hear_all(channel, now)
+        self._enter(now)
         self._advance(now)
         self._expire(now)
         if self._cut_reason:
@@ -217,6 +204,9 @@ class Lane:
             self._cut(self._cut_reason)
 
     def _wait(self, channel: PrefillChannel) -> None:
+        if self._digests.is_busy:
+            channel.wait(0)
+            return
         if self._out.is_busy:
             channel.wait(self._out.next_look_s)
             return
@@ -247,7 +237,8 @@ class Lane:
                 continue
             live = self._book.get(key) or self._adopt(key, part, order.at, now)
             if part.is_last:
-                live.last_step = order.step
+                live.last_step, live.content = order.step, part.content
+                live.push.wants_digest = part.content is not None
 
     def _adopt(self, key: PushKey, part: PushSlice, begun_at: float, now: float) -> LivePush:
         deadline = deadline_after(part.target.deadline_ms, now=now)
@@ -291,7 +282,7 @@ class Lane:
     def _heed(self, message: ToPrefill, now: float) -> None:
         match message:
             case Welcome():
-                self._welcome(message, now)
+                self._welcome(message)
             case Refusal(reason):
                 self._fail(reason)
             case Grant() | Unneeded() | Denial() | Revoke():
@@ -324,15 +315,25 @@ class Lane:
         if self._channel is not None:
             self._channel.send(message)
 
-    def _welcome(self, welcome: Welcome, now: float) -> None:
+    def _welcome(self, welcome: Welcome) -> None:
         if self._out.has_route:
             return
         try:
             can_reshard = self._parts.staging is not None
             route = plan_route(welcome, self.address.boot_id, self._parts.hello, can_reshard=can_reshard)
-            self._out.open(route, welcome.session, self._parts.sessions)
+            self._digests.decode_layout = welcome.layout
         except PDClusterError as error:
             self._fail(str(error))
+            return
+        self._out.open(route, welcome.session, self._parts.sessions, self._wakeup.set)
+
+    def _enter(self, now: float) -> None:
+        """The way to the decode rank may have opened."""
+        try:
+            if self._failure or not self._out.enter():
+                return
+        except ConfigError as error:
+            self._fail(f"prefill: {error}")
             return
         for live in self._book:
             self._open(live, now)
@@ -361,6 +362,7 @@ class Lane:
 
     def _advance(self, now: float) -> None:
         self._out.advance(now)
+        self._digests.advance(self._book, now)
         for order in list(self._quiesces):
             if self._out.is_quiet(order.key):
                 order.quiet.set()

@@ -7,12 +7,12 @@ yet. Closing the way is final; the lane's next request goes by another lane.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Final
 
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.transport.base import Transport
-from pdcluster_connector.transport.sessions import Sessions, close_or_end_engine
+from pdcluster_connector.transport.sessions import Opening, Sessions, close_or_end_engine
 from pdcluster_connector.worker.device import Device
 from pdcluster_connector.worker.orders import LayerSaved, Staged, StepBegun, StepEnded, StepOrder, discard
 from pdcluster_connector.worker.pushes import LivePush, PushBook
@@ -22,6 +22,9 @@ from pdcluster_connector.worker.writes import WriteQueue
 
 _NOTHING_S: Final = 1.0
 """Nothing is in flight: only orders and messages count, and they wake the lane."""
+
+_LEAVE_S: Final = 1.0
+"""How long the lane's end waits for a session that is still being opened; it is closed when it opens later."""
 
 
 class Outbound:
@@ -35,6 +38,9 @@ class Outbound:
         self._backlog: deque[StepOrder] = deque()
         self._steps: dict[int, StepPlan] = {}
         self._route: Route | None = None
+        self._session = ""
+        """Where decode wants the bytes."""
+        self._opening: Opening | None = None
         self._transport: Transport | None = None
         self._writes: WriteQueue | None = None
         self.is_closed = False
@@ -60,15 +66,25 @@ class Outbound:
         """How soon looking again can find something new."""
         return self._writes.next_look_s if self._writes is not None else _NOTHING_S
 
-    def open(self, route: Route, session: str, sessions: Sessions) -> None:
-        """Writes may go along ``route`` to ``session``; the backlog is still to be followed.
+    def open(self, route: Route, session: str, sessions: Sessions, on_end: Callable[[], None]) -> None:
+        """The way along ``route`` to ``session`` is being opened; after ``on_end`` (any thread) call ``enter``.
+
+        It may take seconds, and meanwhile pushes end by their deadlines.
+        """
+        self._route, self._session = route, session
+        self._opening = Opening(sessions, on_end)
+
+    def enter(self) -> bool:
+        """Whether the way has opened by now, and had not before: the backlog is to be followed.
 
         Raises:
             ConfigError: No transport session can be opened here.
         """
-        self._transport = sessions.open()
-        self._writes = WriteQueue(self._transport, self._device, session, self._lost)
-        self._route = route
+        if self._opening is None or (transport := self._opening.take()) is None:
+            return False
+        self._opening, self._transport = None, transport
+        self._writes = WriteQueue(transport, self._device, self._session, self._lost)
+        return True
 
     def follow_backlog(self, now: float) -> None:
         """Carry out what came before the way was open."""
@@ -139,6 +155,9 @@ class Outbound:
         """
         self.drop_backlog()
         writes, self._writes = self._writes, None
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.close(_LEAVE_S)
         if self._transport is not None:
             self.is_closed = True
             if not close_or_end_engine(self._transport):

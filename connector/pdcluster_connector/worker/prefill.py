@@ -19,7 +19,8 @@ from pdcluster_connector.core.source_hold import SourceHolds
 from pdcluster_connector.core.tp_mapping import target_ranks
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import PrefillStep, PushSlice, Target
-from pdcluster_connector.worker.lane import Lane, LaneParts
+from pdcluster_connector.worker.lane import Lane
+from pdcluster_connector.worker.lane_parts import LaneParts
 from pdcluster_connector.worker.orders import Close, Forget, GiveUp, LayerSaved, Quiesce, StepBegun, StepEnded
 from pdcluster_connector.worker.resharding import Resharding, StepPush
 from pdcluster_protocol.ids import RequestId
@@ -77,6 +78,9 @@ class PrefillWorker:
 
     def begin_step(self, step: PrefillStep) -> None:
         """The lanes know which blocks this forward pass completes."""
+        if step.life != self._parts.hello.boot_id:
+            # The first step: the ranks of one engine have no other word in common, they may run on several nodes.
+            self._parts = self._parts.of_life(step.life)
         number, now = self._step.number + 1, time.monotonic()
         pushes = [StepPush(part, self._sending_of(part, number).lanes) for part in step.slices]
         by_lane: dict[Lane, list[PushSlice]] = {}

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from pdcluster_connector.core.sending import Commands, Cut, Phase, Push, PushKey, Release, Send
+from pdcluster_connector.core.sending import Commands, Cut, Digest, Phase, Push, PushKey, Release, Send
 from pdcluster_connector.counts import PUSHED_BYTES, PUSHES_DONE, count
 from pdcluster_connector.failures import Kind, log_failure
+from pdcluster_connector.steps import ContentOrder
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.worker.writes import LayerRecord
 from pdcluster_protocol.ids import RequestId
@@ -31,6 +32,8 @@ class LivePush:
     last_step: int | None = None
     num_pieces: int = 0
     num_writes: int = 0
+    content: ContentOrder | None = None
+    """Of a push whose content is compared."""
     is_forgotten: bool = False
     """vLLM has freed the request: no order will name it again."""
     layers: list[LayerRecord] = field(default_factory=list)
@@ -59,6 +62,7 @@ class LivePush:
             "prompt_tokens": self.num_prompt_tokens,
             "num_layers": len({record.layer for record in self.layers}),
             "num_bytes": self.push.acked_bytes,
+            "is_content_compared": self.content is not None,
             "ranges": self.num_pieces,
             "writes": self.num_writes,
             "forward_begin": self.forward_begin,
@@ -76,6 +80,8 @@ class PushBook:
     on_cut: Callable[[str], None]
     """A push needs the session closed, for this reason. Called while commands are applied: only note it."""
     trace: Trace
+    on_digest: Callable[[LivePush], None]
+    """A push is to be digested. Called while commands are applied: only note it."""
     _live: dict[PushKey, LivePush] = field(default_factory=dict)
     _ended: set[PushKey] = field(default_factory=set)
     """Pushes that have ended while vLLM still computes their prompt: they must not begin again."""
@@ -114,6 +120,8 @@ class PushBook:
                     self._release(live)
                 case Cut(reason):
                     self.on_cut(reason)
+                case Digest():
+                    self.on_digest(live)
         self.report_if_due(live)
 
     def report_if_due(self, live: LivePush) -> None:

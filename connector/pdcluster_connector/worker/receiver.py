@@ -17,14 +17,15 @@ from typing import Final, TypeAlias
 
 from pdcluster_connector.core.deadline import deadline_after
 from pdcluster_connector.core.receiving import Cut, Reply, Report
-from pdcluster_connector.core.reception import Command, Ended, Expected, Invite, Lost, Reception
+from pdcluster_connector.core.reception import Command, Compare, Ended, Expected, Invite, Lost, Reception
 from pdcluster_connector.core.running_clock import RunningClock
 from pdcluster_connector.counts import RECEIVES_DONE, count
 from pdcluster_connector.failures import Kind, log_failure
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.steps import Cancel, Expect, PrefillEnded
 from pdcluster_connector.trace import Trace
-from pdcluster_connector.worker.inbound import InboundSessions
+from pdcluster_connector.worker.content import KvReader, ReceiveDigests
+from pdcluster_connector.worker.inbound import InboundSessions, Opened
 from pdcluster_protocol.errors import ConfigError, ProtocolError
 from pdcluster_protocol.ids import RequestId, TransferId
 from pdcluster_protocol.side_channel import Refusal
@@ -55,14 +56,22 @@ class Receiver:
     """Serves one decode rank. ``announce`` and ``take_results``: forward thread, never wait."""
 
     def __init__(
-        self, channel: DecodeChannel, wakeup: Wakeup, reception: Reception, sessions: InboundSessions, trace: Trace
+        self,
+        channel: DecodeChannel,
+        wakeup: Wakeup,
+        reception: Reception,
+        sessions: InboundSessions,
+        trace: Trace,
+        reader: KvReader | None = None,
     ) -> None:
+        """``reader``: of the rank's own KV; None where no content can be compared."""
         self._channel = channel
         self._wakeup = wakeup
         self._reception = reception
         self._sessions = sessions
         self._clock = RunningClock(time.monotonic())
         self._trace = trace
+        self._digests = ReceiveDigests(reader)
         self._inbox: deque[tuple[_News, float]] = deque()
         self._results: deque[Received] = deque()
         self._losses: deque[Lost] = deque()
@@ -93,7 +102,7 @@ class Receiver:
         return losses
 
     def close(self, timeout_s: float) -> None:
-        """End the thread, close the socket and cut every session. Waits up to ``timeout_s`` and 2 s."""
+        """End the thread, close the socket and cut every session. Waits up to ``timeout_s`` and 4 s."""
         self._is_closing = True
         self._wakeup.set()
         self._thread.join(timeout_s)
@@ -114,13 +123,16 @@ class Receiver:
 
     def _turn(self) -> None:
         wait_s = _EXPIRE_EVERY_S if self._reception.num_waiting else _IDLE_S
-        self._channel.wait(wait_s)
+        self._channel.wait(0 if self._digests.is_busy else wait_s)
         now = self._clock.read(time.monotonic(), max_step_s=wait_s + MAX_WORK_S)
         while self._inbox:
             self._heed(*self._inbox.popleft(), now)
+        for opened in self._sessions.take_opened(now=now):
+            self._welcome(opened, now)
         for session in self._sessions.take_closed():
             self._do(self._reception.cut(session, now=now), now)
         self._hear(now)
+        self._digest(now)
         if now >= self._next_expiry:
             self._next_expiry = now + _EXPIRE_EVERY_S
             self._do(self._reception.expire(now=now), now)
@@ -135,6 +147,15 @@ class Receiver:
             else:
                 self._do(self._reception.hear(received.peer, received.message, now=now), now)
 
+    def _digest(self, now: float) -> None:
+        if (found := self._digests.advance()) is not None:
+            self._do(self._reception.digested(*found, now=now), now)
+
+    def _compare(self, compare: Compare, now: float) -> None:
+        if not self._digests.start(compare.transfer_id, compare.attempt):
+            reason = "this decode rank cannot read its own KV, so that its content cannot be compared"
+            self._do(self._reception.fail(compare.transfer_id, reason, now=now), now)
+
     def _heed(self, news: _News, announced_at: float, now: float) -> None:
         if isinstance(news, Cancel):
             self._do(self._reception.cancel(news.request_id, news.reason, now=now), now)
@@ -144,7 +165,9 @@ class Receiver:
             return
         self._expected_at[news.request_id] = (news.transfer_id, announced_at)
         deadline = deadline_after(news.deadline_ms, now=now)
-        expected = Expected(news.request_id, news.transfer_id, deadline, news.spans)
+        self._digests.expect(news.transfer_id, news.content)
+        wants_digest = news.content is not None
+        expected = Expected(news.request_id, news.transfer_id, deadline, news.spans, wants_digest)
         self._do(self._reception.expect(expected, now=now), now)
 
     def _do(self, commands: Iterable[Command], now: float) -> None:
@@ -157,25 +180,41 @@ class Receiver:
                     self._report(request_id, report)
                 case Invite():
                     self._invite(command, now)
+                case Compare():
+                    self._compare(command, now)
                 case Lost():
                     self._losses.append(command)
                     transfer_id, _ = self._expected_at[command.request_id]
                     log_failure(Kind.ATTEMPT_LOST, command.request_id, transfer_id, command.attempt, command.reason)
-                case Cut(session, is_idle):
-                    if not is_idle:
-                        log_failure(Kind.SESSION_CUT, reason="a prefill engine could not say that it had stopped")
-                    self._sessions.cut(session)
+                case Cut():
+                    self._cut(command)
+
+    def _cut(self, cut: Cut) -> None:
+        if not cut.is_idle:
+            log_failure(Kind.SESSION_CUT, reason="a prefill engine could not say that it had stopped")
+        self._sessions.cut(cut.session)
 
     def _invite(self, invite: Invite, now: float) -> None:
         try:
-            session = self._sessions.open(invite.boot_id)
+            session = self._sessions.open(invite.boot_id, invite.peer, now=now)
         except ConfigError as error:
             self._channel.send(invite.peer, Refusal(str(error)))
         else:
-            self._do(self._reception.invited(invite.peer, session, now=now), now)
+            if session is not None:
+                self._do(self._reception.invited((invite.peer,), session, now=now), now)
+
+    def _welcome(self, opened: Opened, now: float) -> None:
+        """What a prefill engine's lanes have waited for: their way in, or why there is none."""
+        if opened.session is not None:
+            self._do(self._reception.invited(opened.peers, opened.session, now=now), now)
+            return
+        log_failure(Kind.SESSION_REFUSED, reason=opened.reason)
+        for peer in opened.peers:
+            self._channel.send(peer, Refusal(opened.reason))
 
     def _report(self, request_id: RequestId, report: Report) -> None:
         transfer_id, expected_at = self._expected_at.pop(request_id)
+        is_compared = self._digests.forget(transfer_id)
         if report.is_received:
             count(RECEIVES_DONE)
         else:
@@ -187,6 +226,7 @@ class Receiver:
                 "request_id": request_id,
                 "outcome": "received" if report.is_received else "failed",
                 "reason": report.reason,
+                "is_content_compared": is_compared and report.is_received,
                 "expected_at": expected_at,
                 "ended_at": time.monotonic(),
             }

@@ -6,12 +6,19 @@ together in staging memory, and says for each part where it lies. Which of the t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pdcluster_connector.core.exchange import StagedPart, write_rows
-from pdcluster_connector.core.link import Link, RegionCopy, plan_link
-from pdcluster_connector.core.ranges import ByteRanges, CopyShape, MissingBlockError, plan_ranges, wanted_bytes
+from pdcluster_connector.core.link import Link, RegionCopy, plan_link, require_possible
+from pdcluster_connector.core.ranges import (
+    ByteRanges,
+    CopyShape,
+    MissingBlockError,
+    plan_ranges,
+    require_held,
+    wanted_bytes,
+)
 from pdcluster_connector.core.resharding import TokenPages
 from pdcluster_connector.core.sending import Commands, PushKey
 from pdcluster_connector.steps import PushSlice, Target
@@ -21,7 +28,7 @@ from pdcluster_connector.worker.resharder import StepRead
 from pdcluster_connector.worker.writes import Batch, LayerRecord, Part
 from pdcluster_protocol.errors import ProtocolError, Unavailable
 from pdcluster_protocol.ids import BootId
-from pdcluster_protocol.side_channel import Hello, Welcome
+from pdcluster_protocol.side_channel import Hello, RankLayout, Welcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +41,35 @@ class Route:
     num_layers: int
     last_order: type[StepEnded | StepRead]
     """Of a step: nothing of the step is read any more after it."""
+    num_blocks: Mapping[int, int]
+    """Blocks that decode has in each KV group."""
 
     def shapes_of(self, copies: dict[int, RegionCopy]) -> dict[int, CopyShape]:
         """The shapes of ``copies``, by their numbers."""
         return {copy.shape: self.link.shapes[copy.shape] for copy in copies.values()}
 
-    def require_pages(self, target: Target) -> None:
-        """The reservation told the truth about the memory in which we stage blocks.
+    def require_fit(self, part: PushSlice) -> None:
+        """The reservation told the truth about decode's memory: its push would spoil what others of the lane push.
 
         Raises:
             ProtocolError: It did not; names both values.
         """
+        self.require_pages(part.target)
+        for shape in self.link.shapes:
+            require_held(shape, part.groups[shape.group], self.num_blocks[shape.group])
+
+    def require_pages(self, target: Target) -> None:
+        """The reservation told the truth about decode's blocks, and about the pages in which we stage some.
+
+        Raises:
+            ProtocolError: It did not; names both values.
+        """
+        for shape in self.link.shapes if target.block_tokens else ():
+            if not shape.is_state and (size := target.block_tokens[shape.group]) != shape.target.block_tokens:
+                raise ProtocolError(
+                    f"decode engine {target.engine_id} reserved blocks of {size} tokens in KV group {shape.group}, but "
+                    f"holds {shape.target.block_tokens}: run the same pdcluster everywhere"
+                )
         for shape in self.shapes_of(self.staged).values():
             said = target.block_tokens[shape.group], target.page_tokens[shape.group]
             if said != (found := (shape.target.block_tokens, shape.target.page_tokens)):
@@ -59,12 +84,13 @@ def plan_route(welcome: Welcome, boot_id: BootId, hello: Hello, *, can_reshard: 
 
     Raises:
         Unavailable: Another life of the decode engine answered than the one that reserved.
-        ProtocolError: The two ranks hold a layer differently.
+        ProtocolError: The two ranks hold a layer differently, or decode's is of an engine that cannot be.
     """
     if welcome.boot_id != boot_id:
         raise Unavailable(
             f"decode engine {welcome.engine_id} has restarted: boot id {welcome.boot_id}, reserved under {boot_id}"
         )
+    require_possible(welcome.layout, f"decode engine {welcome.engine_id}")
     link = plan_link(hello.layout, welcome.layout)
     staged = {copy.source_index: copy for copy in link.copies if copy.is_resharded}
     if staged and not can_reshard:
@@ -74,7 +100,8 @@ def plan_route(welcome: Welcome, boot_id: BootId, hello: Hello, *, can_reshard: 
         )
     direct = {copy.source_index: copy for copy in link.copies if not copy.is_resharded}
     num_layers = len({copy.layer_name for copy in link.copies})
-    return Route(link, direct, staged, num_layers, StepRead if staged else StepEnded)
+    last_order = StepRead if staged else StepEnded
+    return Route(link, direct, staged, num_layers, last_order, _num_blocks(welcome.layout))
 
 
 @dataclass(slots=True)
@@ -173,11 +200,19 @@ def _plan(route: Route, part: PushSlice) -> tuple[dict[int, ByteRanges], int]:
         MissingBlockError: Decode wants what prefill does not have.
         ProtocolError: The reservation does not fit the decode rank.
     """
-    route.require_pages(part.target)
+    route.require_fit(part)
     direct, staged = route.shapes_of(route.direct), route.shapes_of(route.staged)
     ranges = {number: plan_ranges(shape, part.groups[shape.group]) for number, shape in direct.items()}
     num_bytes = {number: wanted_bytes(shape, part.groups[shape.group]) for number, shape in staged.items()}
     return ranges, sum(num_bytes[copy.shape] for copy in route.staged.values())
+
+
+def _num_blocks(decode: RankLayout) -> dict[int, int]:
+    """Of each KV group, in the region that has the fewest."""
+    found: dict[int, int] = {}
+    for region in decode.regions:
+        found[region.group] = min(region.num_blocks, found.get(region.group, region.num_blocks))
+    return found
 
 
 def _decode_pages(shape: CopyShape) -> TokenPages:

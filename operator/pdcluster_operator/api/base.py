@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 GROUP: Final = "pdcluster.dev"
@@ -75,8 +75,12 @@ def _add_rules(schema: dict[str, Any], model: type[Any]) -> None:
         schema.update(checked_by(model.rules))
 
 
+def _unknown_in(error: ValidationError) -> tuple[str, ...]:
+    return tuple(".".join(map(str, one["loc"])) for one in error.errors() if one["type"] == "extra_forbidden")
+
+
 class ApiModel(BaseModel):
-    """Frozen, camelCase on the wire, and a misspelled field is an error rather than a default."""
+    """Frozen, camelCase on the wire. In a file a misspelled field is an error rather than a default."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -90,12 +94,36 @@ class ApiModel(BaseModel):
 
     @classmethod
     def from_wire(cls, document: Mapping[str, Any]) -> Self:
-        """What the API server or a file says, in camelCase only.
+        """What a file says, in camelCase only.
 
         Raises:
             ValidationError: A field is unknown, missing or out of bounds; all of them are named. No rule is asked.
         """
         return cls.model_validate(document, by_alias=True, by_name=False)
+
+    @classmethod
+    def from_server(cls, document: Mapping[str, Any]) -> tuple[Self, tuple[str, ...]]:
+        """What the API server stores, in camelCase only, and the fields of it that this version does not know: those
+        are left out, as Kubernetes' own clients do. A newer CRD with a default for a new field writes it into every
+        object, and an operator that refused it would look after none of them.
+
+        Raises:
+            ValidationError: A field that is known is missing or out of bounds. No rule is asked.
+        """
+        try:
+            return cls.from_wire(document), ()
+        except ValidationError as error:
+            unknown = _unknown_in(error)
+        return cls.model_validate(document, by_alias=True, by_name=False, extra="ignore"), unknown
+
+    @classmethod
+    def unknown_fields_of(cls, document: Mapping[str, Any]) -> tuple[str, ...]:
+        """The fields of it that this version does not know, whatever else is wrong with it."""
+        try:
+            cls.from_wire(document)
+        except ValidationError as error:
+            return _unknown_in(error)
+        return ()
 
     def to_wire(self) -> dict[str, Any]:
         """As JSON for the API server; what is None is absent."""

@@ -109,14 +109,16 @@ class Transfer(ApiModel):
     """How KV gets from prefill to decode. A change rolls both roles."""
 
     protocol: TransferProtocol | None = None
-    """tcp, rdma or ascend. Default: ascend on ascend devices, else tcp, which works everywhere."""
-    port: int = Field(default=20100, ge=1024, le=31000)
+    """tcp, rdma or ascend. Default: ascend on ascend devices, else tcp, which works everywhere. With rdma
+    engines run as root with IPC_LOCK and nothing else, for it pins memory; ask for your cards' resource in
+    roles.*.resources.limits."""
+    port: int = Field(default=12100, ge=1024, le=31000)
     """First port of decode's side channels: rank r listens on port + r, in [1024, 31000]; none may be 8000, where
-    engines answer. Default 20100: below the ports that Linux gives to outgoing connections (from 32768), whatever the
-    rank, and none of vLLM's own."""
+    engines answer. Default 12100: below the ports that Mooncake draws from (from 15000) and those that Linux gives to
+    outgoing connections (from 32768), whatever the rank, and none of vLLM's own."""
     deadline_seconds: int = Field(default=300, ge=1, le=_DAY_S)
     """Seconds that one attempt at a prompt's prefill and hand-over may take, in [1, 86400]; then another prefill engine
-    is asked. Default 300: a long prompt on a busy engine; half of a request's 600, so that a second one has time."""
+    is asked. Default 300: a long prompt on a busy engine."""
     quarantine_seconds: int = Field(default=3, ge=1, le=600)
     """Seconds that a revoked prefill rank has to say that it stopped, before decode closes its session and uses the
     blocks again, in [1, 600]. Default 3: a live one answers in milliseconds."""
@@ -150,15 +152,31 @@ class RouterService(ApiModel):
     """Annotations of the Service, at most 32, for load balancers. Default: none."""
 
 
+class KeysRef(ApiModel):
+    """A key of a Secret in the same namespace, with a digest of each API key."""
+
+    name: Name
+    """Name of the Secret."""
+    key: str = Field(default="keys", min_length=1, max_length=MAX_NAME, pattern=r"^[-._a-zA-Z0-9]+$")
+    """Key in it. Default keys."""
+
+
 class Router(ApiModel):
     """The routers in front of the engines."""
 
     replicas: int = Field(default=2, ge=1, le=64)
     """Routers, in [1, 64]. Default 2: one may go at any time."""
     resources: Resources = Resources()
-    """Resources of a router's container."""
+    """Resources of a router's container. Where neither a request nor a limit is given: 100m cpu and 128Mi memory are
+    requested."""
     service: RouterService = RouterService()
     """The Service that clients reach."""
+    request_timeout_seconds: int | None = Field(default=None, ge=1, le=_DAY_S)
+    """Seconds that a request may take in all, in [1, 86400]; then it is cut. Default: no such limit, for a long answer
+    that flows is no fault."""
+    api_keys_secret_ref: KeysRef | None = None
+    """Secret with the SHA-256 of each API key of clients, in the form of the router's --api-key-file. Default: none;
+    then whoever reaches the Service may use the model."""
     policy: Policy = Policy.LEAST_TOKENS
     """How an engine is chosen. Default LeastTokens: the one with the least prompt tokens under way."""
     pod_overrides: OpenObject | None = None
@@ -230,8 +248,8 @@ class Drain(ApiModel):
     """How an engine goes."""
 
     timeout_seconds: int = Field(default=600, ge=0, le=_DAY_S)
-    """Seconds that an engine which is to go may still work on what it has, in [0, 86400]. Default 600: what a request
-    may take by default, so none is cut."""
+    """Seconds that an engine which is to go may still work on what it has, in [0, 86400]. Default 600: longer
+    than nearly all answers take; one that takes longer is cut."""
 
 
 class SecretRef(ApiModel):

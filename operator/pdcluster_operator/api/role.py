@@ -96,7 +96,8 @@ class Resources(ApiModel):
     """A container's resources beside its devices, as in a pod."""
 
     requests: dict[str, Quantity] = Field(default={}, max_length=32)
-    """What the scheduler keeps free, by resource; at most 32. Default: nothing, for it depends on the model."""
+    """What the scheduler keeps free, by resource; at most 32. Default: of cpu and memory, where they have no limit
+    either, a little for each rank or router, so that no pod is BestEffort; of others nothing."""
     limits: dict[str, Quantity] = Field(default={}, max_length=32)
     """What is never exceeded, by resource; at most 32. Default: nothing, so that no engine is killed for a guess."""
 
@@ -164,7 +165,8 @@ class Role(ApiModel):
     device: Device
     """What each rank computes on."""
     resources: Resources = Resources()
-    """Resources of the engine's container beside its devices."""
+    """Resources of the engine's container beside its devices. Where neither a request nor a limit is given, 2 cpu and
+    8Gi memory are requested for each rank of a pod, on cpu 250m and 1Gi."""
     engine_args: EngineArgs = Field(default={})
     """vLLM's options by name without dashes, values in quotes, at most 64 of 1 to 4096 characters: block-size: "32".
     "true" gives --name, "false" gives --no-name, anything else --name=value; structures are JSON. Options that decide

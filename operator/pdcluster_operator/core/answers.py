@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ _FIRST_PAUSE_S: Final = 0.2
 _MAX_PAUSE_S: Final = 5.0
 _UID: Final = "metadata.uid"
 """An apply to another object than the one that was seen changes a field that never changes (Kubernetes 1.35)."""
+_CONFLICT_WITH: Final = re.compile(r'conflict with "([^"]*)"')
 _TRY_AGAIN: Final = frozenset({408, 410, 425, 429})
 """410: the page of a list is too old; the list begins anew."""
 
@@ -58,7 +60,17 @@ def _conflict(message: str, body: Mapping[str, Any]) -> KubeError:
     told = ", ".join(f"{cause.get('field')} ({cause.get('message')})" for cause in others)
     is_told = all(str(cause.get("field")) in message for cause in others)
     cure = f"{MANAGER} sets this too: leave it to us, or say what you want in the PDCluster"
-    return Taken(f"{message if is_told else f'{message}: {told}'}; {cure}")
+    return Taken(
+        f"{message if is_told else f'{message}: {told}'}; {cure}",
+        fields=tuple(sorted({str(cause.get("field")) for cause in others})),
+        by=tuple(sorted({_manager_in(str(cause.get("message", ""))) for cause in others})),
+    )
+
+
+def _manager_in(message: str) -> str:
+    """``conflict with "kubectl" with subresource "scale" using apps/v1`` -> ``kubectl``."""
+    found = _CONFLICT_WITH.match(message)
+    return found[1] if found else message
 
 
 def _causes(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

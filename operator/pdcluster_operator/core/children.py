@@ -11,7 +11,7 @@ from pdcluster_operator.core.manifests.discovery import discovery_service
 from pdcluster_operator.core.manifests.disruption import role_budget, router_budget
 from pdcluster_operator.core.manifests.network import role_policy, router_policy
 from pdcluster_operator.core.manifests.pool import Document, Pool
-from pdcluster_operator.core.manifests.router import router_access, router_deployment, router_service
+from pdcluster_operator.core.manifests.router import internal_service, router_access, router_deployment, router_service
 from pdcluster_operator.core.observed import Child, Observed, Way
 from pdcluster_operator.core.target import Target
 from pdcluster_protocol.labels import Role
@@ -43,6 +43,7 @@ def _applied(pool: Pool, target: Target, served: Served) -> Iterator[Document]:
     for role, revision in sorted(served, key=lambda key: (key[0].value, key[1])):
         yield discovery_service(pool, role, revision)
     yield router_service(pool)
+    yield internal_service(pool)
     yield router_deployment(pool)
 
 

@@ -35,6 +35,7 @@ class Reason(Enum):
     """Why a condition is as it is. A reason always has the same truth in the same condition."""
 
     VALID = "Valid"
+    UNKNOWN_FIELDS = "UnknownFields"
     REFUSED = "Refused"
     NOT_ACCEPTED = "NotAccepted"
     INSTANCES_READY = "InstancesReady"
@@ -48,6 +49,7 @@ class Reason(Enum):
     ROLLING_OUT = "RollingOut"
     ROLLOUT_COMPLETE = "RolloutComplete"
     ROLLOUT_PAUSED = "RolloutPaused"
+    CRASH_LOOP = "CrashLoop"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     AS_WANTED = "AsWanted"
     TOO_FEW_READY = "TooFewReady"

@@ -7,6 +7,7 @@ from typing import Final
 from pdcluster_operator.core.conditions import Condition, Reason, Status, Truth, Type
 
 CURES: Final[dict[Reason, str]] = {
+    Reason.UNKNOWN_FIELDS: "Upgrade the operator to the version of the CRD, or take the fields out of the PDCluster.",
     Reason.REFUSED: "Change the spec as the message says; until then what runs stays as it is.",
     Reason.NOT_ACCEPTED: "Change the spec as Accepted says.",
     Reason.INSTANCES_NOT_READY: (
@@ -23,6 +24,11 @@ CURES: Final[dict[Reason, str]] = {
         "prefill and decode, and the engines' logs. To go back, apply the spec before it."
     ),
     Reason.ROLLING_OUT: "A rollout is under way and moves by itself. Nothing to do.",
+    Reason.CRASH_LOOP: (
+        "It does not mend itself. The message has the last lines of the log; `kubectl logs --previous` has all of it. "
+        "Exit code 137 with OOMKilled is too little memory: raise resources, or take less of it in engineArgs. Mend "
+        "it, or apply the spec before it to go back."
+    ),
     Reason.ROLLOUT_PAUSED: "Set rollout.paused to false to go on, or apply the spec before it to go back.",
     Reason.PROGRESS_DEADLINE_EXCEEDED: (
         "The rollout has stopped; what still runs goes on serving. Mend what keeps new pods from getting ready, and "
@@ -34,6 +40,11 @@ CURES: Final[dict[Reason, str]] = {
 }
 """What to do about a reason that keeps a PDCluster from being ready or as it should be."""
 
+_WORTH_A_WORD: Final = frozenset({Reason.ROLLING_OUT, Reason.UNKNOWN_FIELDS})
+"""Of conditions that are True."""
+
+WAITS_FOR_PODS: Final = "A rollout is under way, and goes on when the pods do: see what keeps them above."
+"""In place of "nothing to do" beside a pod that the cluster has a complaint about."""
 
 NOT_LOOKED_AT: Final = (
     "The operator has not looked at it as it is now, or is of another version. Check that `pdcluster operator` runs "
@@ -51,17 +62,18 @@ def explain(status: Status | None, generation: int) -> tuple[str, ...]:
     troubles = [condition for condition in status.conditions if _is_trouble(condition)]
     if status.reason(Type.ACCEPTED) is Reason.REFUSED:
         troubles = troubles[:1]  # all else follows from it
-    told = tuple(_sentence(condition) for condition in _without_repeats(troubles))
+    is_held = any(_has_complaint(condition) for condition in troubles)
+    told = tuple(_sentence(condition, is_held) for condition in _without_repeats(troubles))
     return told or (_all_well(status),)
 
 
 def _is_trouble(condition: Condition) -> bool:
-    """Ready only sums up. A rollout that moves is worth a word, a complete one is not."""
+    """Ready only sums up. A rollout that moves is worth a word, and so are fields that are left out."""
     if condition.type is Type.READY:
         return False
     if condition.type is Type.DEGRADED:
         return condition.truth is Truth.TRUE
-    return condition.truth is not Truth.TRUE or condition.reason is Reason.ROLLING_OUT
+    return condition.truth is not Truth.TRUE or condition.reason in _WORTH_A_WORD
 
 
 def _without_repeats(troubles: list[Condition]) -> list[Condition]:
@@ -73,8 +85,15 @@ def _without_repeats(troubles: list[Condition]) -> list[Condition]:
     return list(first.values())
 
 
-def _sentence(condition: Condition) -> str:
-    return f"{condition.type.value} is {condition.truth.value} ({condition.message}). {CURES[condition.reason]}"
+def _has_complaint(condition: Condition) -> bool:
+    """Behind the numbers the message says what the cluster says of the pods."""
+    is_of_pods = condition.reason in (Reason.INSTANCES_NOT_READY, Reason.ROUTERS_NOT_READY)
+    return is_of_pods and ": " in condition.message
+
+
+def _sentence(condition: Condition, is_held: bool) -> str:
+    cure = WAITS_FOR_PODS if is_held and condition.reason is Reason.ROLLING_OUT else CURES[condition.reason]
+    return f"{condition.type.value} is {condition.truth.value} ({condition.message}). {cure}"
 
 
 def _all_well(status: Status) -> str:

@@ -79,6 +79,20 @@ class SeenScaler:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenProblem:
+    """What the cluster says of pods that do not get ready, or are not made. ``role``: None for routers.
+
+    ``is_loop``: a container dies of the same cause again and again.
+    """
+
+    role: Role | None
+    revision: str
+    template: str
+    text: str
+    is_loop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class VerificationResult:
     """What became of the last request that was sent through a target. ``error``: why it failed, for people."""
 
@@ -100,10 +114,14 @@ class Observed:
     routers_ready: int = 0
     verifications: Mapping[str, VerificationResult] = field(default_factory=dict)
     """By target."""
-    problem: str = ""
-    """What the cluster says of pods that do not get ready, such as ``ImagePullBackOff``."""
+    problems: tuple[SeenProblem, ...] = ()
+    """What to tell first at the front."""
     status: Status | None = None
     """What the PDCluster's status said last."""
+    unknown_fields: tuple[str, ...] = ()
+    """Fields of the PDCluster that only another version of its CRD knows."""
+    missing_keys: str = ""
+    """What the Secret of ``router.apiKeysSecretRef`` lacks, for people."""
 
 
 class Way(Enum):

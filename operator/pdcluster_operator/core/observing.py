@@ -15,13 +15,14 @@ from pdcluster_operator.core.manifests.pool import ROUTER
 from pdcluster_operator.core.manifests.workloads import WorkloadKind
 from pdcluster_operator.core.observed import (
     Observed,
+    SeenProblem,
     SeenScaler,
     SeenService,
     SeenWorkload,
     VerificationResult,
     Version,
 )
-from pdcluster_operator.core.views import ChildView, PodView, tuple_of
+from pdcluster_operator.core.views import ChildView, PodView, View, tuple_of
 from pdcluster_operator.kinds import DEPLOYMENT, GROUP_SET, SCALER, SERVICE, Kind
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
@@ -31,7 +32,7 @@ _WORKLOAD_KINDS: Final = {DEPLOYMENT: WorkloadKind.DEPLOYMENT, GROUP_SET: Worklo
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """All that the caches show of one PDCluster. ``pods``: of its engines, a group's workers too."""
+    """All that the caches show of one PDCluster. ``pods``: of engines, a group's workers too, and of routers."""
 
     children: tuple[ChildView, ...]
     pods: tuple[PodView, ...]
@@ -61,6 +62,9 @@ class Known:
     has_groups: bool
     verifications: Mapping[str, VerificationResult]
     status: Status | None
+    unknown_fields: tuple[str, ...] = ()
+    missing_keys: str = ""
+    """What the Secret with the clients' API keys lacks."""
 
 
 def observed_of(picture: Picture, known: Known) -> Observed:
@@ -72,8 +76,10 @@ def observed_of(picture: Picture, known: Known) -> Observed:
         has_groups=known.has_groups,
         routers_ready=routers_of(picture).ready,
         verifications=known.verifications,
-        problem=_problem_of(picture),
+        problems=tuple(_problems(picture)),
         status=known.status,
+        unknown_fields=known.unknown_fields,
+        missing_keys=known.missing_keys,
     )
 
 
@@ -129,13 +135,38 @@ def _version_of(child: ChildView) -> Version:
     return Version(child.uid, child.resource_version)
 
 
-def _role_of(child: ChildView) -> Role | None:
-    named = child.labels.get(labels.ROLE)
+def _role_of(view: View) -> Role | None:
+    named = view.labels.get(labels.ROLE)
     return next((role for role in Role if role.value == named), None)
 
 
-def _problem_of(picture: Picture) -> str:
-    """The first in the order of names, children before pods: always the same one while nothing changes."""
-    children = sorted((one.ref.name, one.problem) for one in picture.children if one.problem)
-    pods = sorted((one.ref.name, one.problem) for one in picture.pods if one.problem)
-    return next((problem for _, problem in (*children, *pods)), "")
+def _problems(picture: Picture) -> Iterable[SeenProblem]:
+    """Crash loops first, then in the order of names, children before pods: the same while nothing changes."""
+    of_pods = [(pod.ref.name, _problem(pod, pod.problem, is_loop=pod.is_looping)) for pod in picture.pods]
+    of_children = [(one.ref.name, _problem(one, _child_problem(picture, one))) for one in picture.children]
+    told = [*sorted(of_children, key=_by_name), *sorted(of_pods, key=_by_name)]
+    return sorted((found for _, found in told if found.text), key=lambda found: not found.is_loop)
+
+
+def _by_name(named: tuple[str, SeenProblem]) -> str:
+    return named[0]
+
+
+def _problem(view: View, text: str, *, is_loop: bool = False) -> SeenProblem:
+    _, revision, template = tuple_of(view.labels)
+    return SeenProblem(_role_of(view), revision, template, text, is_loop)
+
+
+def _child_problem(picture: Picture, child: ChildView) -> str:
+    """A Deployment tells why it cannot make pods. A LeaderWorkerSet does not, and its StatefulSets' events are not ours
+    to read."""
+    if child.problem or child.ref.kind != GROUP_SET:
+        return child.problem
+    ours = [pod for pod in picture.leaders if pod.workload == tuple_of(child.labels)]
+    if len(ours) >= child.replicas:
+        return ""
+    name = child.ref.name
+    return (
+        f"{GROUP_SET.name} {name} asks for {child.replicas} groups and {len(ours)} have a pod: where it stays so, "
+        f"`kubectl describe statefulset {name}` tells why"
+    )

@@ -18,6 +18,7 @@ what it shall have, so an old picture that does not show it yet changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from pdcluster_operator.api.base import API_VERSION
@@ -43,16 +44,19 @@ from pdcluster_operator.core.observed import (
     Prune,
     ScalerStatus,
     SeenWorkload,
+    TargetIds,
     VerificationResult,
     Version,
     Way,
 )
 from pdcluster_operator.core.rollout import Change, next_step
-from pdcluster_operator.core.status import Facts, Verification, deadline_at, reduce_status
+from pdcluster_operator.core.status import Facts, Problems, Verification, deadline_at, reduce_status
 from pdcluster_operator.core.target import Target, refused_counts, target_of
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
+MISSING_KEYS_S: Final = 10
+"""Between two looks for a Secret that is not there: soon for a person, and one call each."""
 _NOT_ASKED: Final = VerificationResult(Verification.NOT_ASKED)
 
 
@@ -64,6 +68,7 @@ def plan_pool(
     secret_text: str,
     now: int,
     api_server_ports: tuple[int, ...] = API_SERVER_PORTS,
+    operator_namespace: str = "",
 ) -> Plan | None:
     """What to do now; None for a PDCluster that is being deleted.
 
@@ -71,7 +76,7 @@ def plan_pool(
     """
     if cluster.metadata.get("deletionTimestamp"):
         return None
-    pool = pool_of(cluster, router_image, api_server_ports)
+    pool = replace(pool_of(cluster, router_image, api_server_ports), operator_namespace=operator_namespace)
     generation = int(cluster.metadata.get("generation", 0))
     try:
         target = target_of(pool, observed)
@@ -80,7 +85,9 @@ def plan_pool(
         children = standing_children(pool, target, observed, served, secret_text)
     except ConfigError as error:
         return _refused_plan(pool, observed, generation, str(error), now)
-    facts = _facts(pool, observed, generation, target.name, target.counts, is_target_empty=target.is_empty)
+    facts = _facts(
+        pool, observed, generation, target.name, target.counts, ids=target.ids, is_target_empty=target.is_empty
+    )
     status = reduce_status(facts, observed.status, now=now)
     waits = _is_proven_by_others(facts, observed.status)
     changes = () if waits else _changes(pool, target, status)
@@ -94,7 +101,7 @@ def plan_pool(
         prunes=_prunes(pool, observed, left, served),
         scaler_statuses=_scaler_statuses(pool, observed, facts),
         to_verify=target.ids if _should_verify(facts, status) else None,
-        wake_after_s=0 if waits else _wake_after_s(pool, status, now),
+        wake_after_s=0 if waits else _wake_after_s(pool, observed, status, now),
         asked=_asked(pool, () if facts.is_stopped else target.designs.values(), seen, children),
     )
 
@@ -119,6 +126,7 @@ def _facts(
     counts: Mapping[Role, Counts],
     refusal: str = "",
     *,
+    ids: TargetIds | None = None,
     is_target_empty: bool = False,
 ) -> Facts:
     result = observed.verifications.get(target, _NOT_ASKED)
@@ -134,9 +142,25 @@ def _facts(
         verification=result.outcome,
         verification_error=result.error,
         is_paused=pool.spec.rollout.paused,
-        problem=observed.problem,
+        problems=_problems(observed, ids),
         is_target_empty=is_target_empty,
+        unknown_fields=observed.unknown_fields,
+        missing_keys=observed.missing_keys,
     )
+
+
+def _problems(observed: Observed, ids: TargetIds | None) -> Problems:
+    """The first of each part, those of the target before others: those go, and old ones may still be what serves."""
+    current: set[tuple[Role | None, str, str]] = {(None, "", "")}
+    if ids is not None:
+        current |= {
+            (Role.PREFILL, ids.revision, ids.prefill_template),
+            (Role.DECODE, ids.revision, ids.decode_template),
+        }
+    told = sorted(observed.problems, key=lambda one: (one.role, one.revision, one.template) not in current)
+    first = {role: next((one.text for one in told if one.role is role), "") for role in (*ROLES, None)}
+    loop = next((one.text for one in told if one.is_loop), "")
+    return Problems(first[Role.PREFILL], first[Role.DECODE], first[None], loop)
 
 
 def _is_proven_by_others(facts: Facts, before: Status | None) -> bool:
@@ -170,7 +194,7 @@ def _workloads(
 ) -> tuple[list[Child], list[Child]]:
     """The target's two: those that are there, and those that get their first replica now.
 
-    The former come before all other children: where somebody has taken a field of one, nothing else is done either.
+    The former come before all other children: where one was changed meanwhile, nothing else is done either.
     """
     after = {change.workload: change.after for change in changes}
     there, new = [], []
@@ -233,6 +257,8 @@ def _should_verify(facts: Facts, status: Status) -> bool:
     return has_engines and facts.routers_ready > 0 and status.verified != facts.target
 
 
-def _wake_after_s(pool: Pool, status: Status, now: int) -> int | None:
+def _wake_after_s(pool: Pool, observed: Observed, status: Status, now: int) -> int | None:
+    """When the deadline is over; and no watch tells of a Secret that comes."""
     deadline = deadline_at(status, pool.spec.rollout.progress_deadline_seconds)
-    return None if deadline is None else max(deadline - now, 0)
+    waits = [] if deadline is None else [max(deadline - now, 0)]
+    return min([*waits, *([MISSING_KEYS_S] if observed.missing_keys else [])], default=None)

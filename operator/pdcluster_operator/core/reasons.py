@@ -15,7 +15,10 @@ TRUE_MEANS: Final[dict[Type, str]] = {
     Type.PREFILL_READY: "all wanted prefill instances are of what the spec asks for, and ready",
     Type.DECODE_READY: "the same of decode",
     Type.ROUTER_READY: "all routers are ready",
-    Type.TRANSFER_VERIFIED: "a real request was answered with KV that was pushed, through what the spec asks for",
+    Type.TRANSFER_VERIFIED: (
+        "a real request was answered with KV that was pushed, through what the spec asks for, and both engines have "
+        "compared its content"
+    ),
     Type.PROGRESSING: "a rollout moves, or is complete",
     Type.DEGRADED: "fewer are ready than promised, or a rollout or a transfer has failed: what a pager should hear",
     Type.READY: "the five before `Progressing` are True: clients are served as the spec asks",
@@ -23,6 +26,8 @@ TRUE_MEANS: Final[dict[Type, str]] = {
 
 MEANS: Final[dict[Reason, str]] = {
     Reason.VALID: "the spec can be carried out",
+    Reason.UNKNOWN_FIELDS: "the spec is carried out without the fields that the message names: the CRD is newer than "
+    "the operator",
     Reason.REFUSED: "the spec cannot be carried out, as the message says; what runs stays as it is",
     Reason.NOT_ACCEPTED: "nothing moves, for the spec is refused",
     Reason.INSTANCES_READY: "all wanted instances are up to date and ready",
@@ -36,6 +41,7 @@ MEANS: Final[dict[Reason, str]] = {
     Reason.ROLLING_OUT: "a rollout moves",
     Reason.ROLLOUT_COMPLETE: "what the spec asks for is what runs, and it is verified",
     Reason.ROLLOUT_PAUSED: "`rollout.paused` is true",
+    Reason.CRASH_LOOP: "a container died three times in a row of the same cause, and nothing got better since",
     Reason.PROGRESS_DEADLINE_EXCEEDED: "no count got better for `rollout.progressDeadlineSeconds`; the rollout stopped",
     Reason.AS_WANTED: "no fewer are ready than promised",
     Reason.TOO_FEW_READY: "fewer engines are ready than wanted less `rollout.maxUnavailable`, or no router is",
@@ -48,7 +54,11 @@ _ROLE_READY: Final = {
     Reason.SCALED_TO_ZERO: Truth.FALSE,
 }
 REASONS_OF: Final[dict[Type, dict[Reason, Truth]]] = {
-    Type.ACCEPTED: {Reason.VALID: Truth.TRUE, Reason.REFUSED: Truth.FALSE},
+    Type.ACCEPTED: {
+        Reason.VALID: Truth.TRUE,
+        Reason.UNKNOWN_FIELDS: Truth.TRUE,
+        Reason.REFUSED: Truth.FALSE,
+    },
     Type.PREFILL_READY: _ROLE_READY,
     Type.DECODE_READY: _ROLE_READY,
     Type.ROUTER_READY: {Reason.ROUTERS_READY: Truth.TRUE, Reason.ROUTERS_NOT_READY: Truth.FALSE},
@@ -63,11 +73,13 @@ REASONS_OF: Final[dict[Type, dict[Reason, Truth]]] = {
         Reason.ROLLOUT_COMPLETE: Truth.TRUE,
         Reason.ROLLOUT_PAUSED: Truth.UNKNOWN,
         Reason.NOT_ACCEPTED: Truth.UNKNOWN,
+        Reason.CRASH_LOOP: Truth.FALSE,
         Reason.PROGRESS_DEADLINE_EXCEEDED: Truth.FALSE,
     },
     Type.DEGRADED: {
         Reason.AS_WANTED: Truth.FALSE,
         Reason.TOO_FEW_READY: Truth.TRUE,
+        Reason.CRASH_LOOP: Truth.TRUE,
         Reason.VERIFICATION_FAILED: Truth.TRUE,
         Reason.PROGRESS_DEADLINE_EXCEEDED: Truth.TRUE,
     },

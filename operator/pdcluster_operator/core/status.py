@@ -25,12 +25,29 @@ class Verification(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Problems:
+    """What the cluster says of pods that do not get ready, such as ``ImagePullBackOff``; each may be empty.
+
+    ``crash_loop``: of the container that dies of the same cause again and again, whosever it is.
+    """
+
+    prefill: str = ""
+    decode: str = ""
+    routers: str = ""
+    crash_loop: str = ""
+
+    def of(self, role: Role) -> str:
+        return self.prefill if role is Role.PREFILL else self.decode
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What the shell found. ``refusal``: why the spec cannot be carried out, for people; empty when it can.
 
     ``target``: names revision and templates; ``verification`` and ``verification_error`` are about this target.
-    ``problem``: what the cluster says of pods that do not get ready, such as ``ImagePullBackOff``; may be empty.
+    ``missing_keys``: what the Secret with the clients' API keys lacks; may be empty.
     ``is_target_empty``: the target's workload of a role asks for no instance, or is not there.
+    ``unknown_fields``: of the object; it is carried out without them.
     """
 
     generation: int
@@ -44,8 +61,15 @@ class Facts:
     verification: Verification = Verification.NOT_ASKED
     verification_error: str = ""
     is_paused: bool = False
-    problem: str = ""
+    problems: Problems = Problems()
     is_target_empty: bool = False
+    unknown_fields: tuple[str, ...] = ()
+    missing_keys: str = ""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no time counts against the deadline."""
+        return bool(self.refusal) or self.is_paused
 
     @property
     def is_stopped(self) -> bool:
@@ -84,12 +108,17 @@ class _Finding:
     message: str
 
 
+MAX_MESSAGE: Final = 32768
+"""Characters of a condition's message, as of Kubernetes' own: the API server takes no longer one. A refusal quotes the
+spec, which may be longer."""
 ROLE_CONDITIONS: Final = {Role.PREFILL: Type.PREFILL_READY, Role.DECODE: Type.DECODE_READY}
 _NEEDED: Final = (Type.ACCEPTED, Type.PREFILL_READY, Type.DECODE_READY, Type.ROUTER_READY, Type.TRANSFER_VERIFIED)
-_FAILURES: Final = frozenset({Reason.VERIFICATION_FAILED, Reason.PROGRESS_DEADLINE_EXCEEDED})
-_ALARMING: Final = frozenset({*_FAILURES, Reason.REFUSED, Reason.TOO_FEW_READY})
+_FAILURES: Final = frozenset({Reason.VERIFICATION_FAILED, Reason.PROGRESS_DEADLINE_EXCEEDED, Reason.CRASH_LOOP})
+_ALARMING: Final = frozenset({*_FAILURES, Reason.REFUSED, Reason.TOO_FEW_READY, Reason.UNKNOWN_FIELDS})
 _SUMS: Final = frozenset({Type.DEGRADED, Type.READY})
 """Conditions that repeat the reason of another one."""
+_MOVING: Final = frozenset({Reason.ROLLING_OUT, Reason.CRASH_LOOP})
+"""While Progressing has one of these, the deadline runs."""
 _HELD: Final = frozenset({Reason.ROLLOUT_PAUSED, Reason.NOT_ACCEPTED})
 """While Progressing has one of these, no time counts against the deadline."""
 
@@ -103,12 +132,13 @@ def reduce_status(facts: Facts, before: Status | None, *, now: int) -> Status:
         Type.ROUTER_READY: _router_ready(facts),
         Type.TRANSFER_VERIFIED: _transfer_verified(facts, status.verified, before),
     }
-    findings[Type.PROGRESSING] = _progressing(facts, status, before, now)
+    progressed_s = _progressed_s(facts, status, before, now)
+    findings[Type.PROGRESSING] = _progressing(facts, status, before, now, progressed_s)
     findings[Type.DEGRADED] = _degraded(facts, findings)
     findings[Type.READY] = _ready(findings)
     for condition, finding in findings.items():
         status = status.with_condition(_timed(condition, finding, before, facts.generation, now))
-    return _with_progress_time(status, before, now)
+    return _with_progress_time(status, progressed_s)
 
 
 def events_between(before: Status | None, after: Status) -> tuple[Event, ...]:
@@ -128,7 +158,7 @@ def events_between(before: Status | None, after: Status) -> tuple[Event, ...]:
 def deadline_at(status: Status, deadline_s: int) -> int | None:
     """When the rollout will have made no progress for too long: reduce again then. None while no deadline runs."""
     progressing = status.condition(Type.PROGRESSING)
-    if not progressing or progressing.reason is not Reason.ROLLING_OUT or progressing.update_s is None:
+    if not progressing or progressing.reason not in _MOVING or progressing.update_s is None:
         return None
     return progressing.update_s + deadline_s
 
@@ -148,6 +178,9 @@ def _verified(facts: Facts, before: Status | None) -> str:
 def _accepted(facts: Facts) -> _Finding:
     if facts.refusal:
         return _Finding(Truth.FALSE, Reason.REFUSED, facts.refusal)
+    if facts.unknown_fields:
+        told = f"the spec is carried out without {', '.join(facts.unknown_fields)}: this operator does not know them"
+        return _Finding(Truth.TRUE, Reason.UNKNOWN_FIELDS, told)
     return _Finding(Truth.TRUE, Reason.VALID, "the spec can be carried out")
 
 
@@ -158,16 +191,17 @@ def _role_ready(facts: Facts, role: Role) -> _Finding:
     message = f"{counts.updated_ready} of {counts.wanted} {role.value} instances are up to date and ready"
     if counts.updated_ready >= counts.wanted:
         return _Finding(Truth.TRUE, Reason.INSTANCES_READY, message)
-    return _Finding(
-        Truth.FALSE, Reason.INSTANCES_NOT_READY, f"{message}: {facts.problem}" if facts.problem else message
-    )
+    return _Finding(Truth.FALSE, Reason.INSTANCES_NOT_READY, _because(message, facts.problems.of(role)))
 
 
 def _router_ready(facts: Facts) -> _Finding:
     message = f"{facts.routers_ready} of {facts.routers_wanted} routers are ready"
+    if facts.missing_keys:
+        cure = "routers that ask for keys cannot start: make it, or leave router.apiKeysSecretRef out"
+        return _Finding(Truth.FALSE, Reason.ROUTERS_NOT_READY, f"{message}: {facts.missing_keys}, and {cure}")
     if 0 < facts.routers_wanted <= facts.routers_ready:
         return _Finding(Truth.TRUE, Reason.ROUTERS_READY, message)
-    return _Finding(Truth.FALSE, Reason.ROUTERS_NOT_READY, message)
+    return _Finding(Truth.FALSE, Reason.ROUTERS_NOT_READY, _because(message, facts.problems.routers))
 
 
 def _transfer_verified(facts: Facts, verified: str, before: Status | None) -> _Finding:
@@ -193,7 +227,7 @@ def _remembered_failure(facts: Facts, before: Status | None) -> str | None:
     return was.message if was and was.reason is Reason.VERIFICATION_FAILED else None
 
 
-def _progressing(facts: Facts, status: Status, before: Status | None, now: int) -> _Finding:
+def _progressing(facts: Facts, status: Status, before: Status | None, now: int, progressed_s: int) -> _Finding:
     message = ", ".join(
         f"{role.value} {counts.updated_ready} of {counts.wanted} up to date and ready, {_num_old(counts)} old"
         for role, counts in ((role, facts.of(role)) for role in Role)
@@ -204,17 +238,37 @@ def _progressing(facts: Facts, status: Status, before: Status | None, now: int) 
         return _Finding(Truth.UNKNOWN, Reason.ROLLOUT_PAUSED, message)
     if _is_complete(status, before):
         return _Finding(Truth.TRUE, Reason.ROLLOUT_COMPLETE, f"{facts.target} is what runs")
-    if now >= _progressed_s(status, before, now) + facts.deadline_s:
-        return _Finding(
-            Truth.FALSE, Reason.PROGRESS_DEADLINE_EXCEEDED, f"no progress in {facts.deadline_s} s: {message}"
-        )
+    loop = facts.problems.crash_loop or _remembered_loop(facts, before, status)
+    if now >= progressed_s + facts.deadline_s:
+        late = _because(f"no progress in {facts.deadline_s} s: {message}", loop)
+        return _Finding(Truth.FALSE, Reason.PROGRESS_DEADLINE_EXCEEDED, late)
+    if loop:
+        return _Finding(Truth.FALSE, Reason.CRASH_LOOP, loop)
     return _Finding(Truth.TRUE, Reason.ROLLING_OUT, message)
+
+
+def _remembered_loop(facts: Facts, before: Status | None, status: Status) -> str:
+    """Between two lives, and for an operator that has seen no death yet: until something gets better."""
+    was = before.condition(Type.PROGRESSING) if before else None
+    if before is None or was is None or was.reason is not Reason.CRASH_LOOP:
+        return ""
+    is_over = _has_progressed(facts, before, status) or _have_routers_come(facts, before)
+    return "" if is_over else was.message
+
+
+def _have_routers_come(facts: Facts, before: Status) -> bool:
+    """All of them are ready, and were not. It ends a loop of theirs, and is no progress of the engines' rollout."""
+    was = before.condition(Type.ROUTER_READY)
+    is_missing = was is not None and was.truth is Truth.FALSE
+    return is_missing and _router_ready(facts).truth is Truth.TRUE
 
 
 def _degraded(facts: Facts, findings: dict[Type, _Finding]) -> _Finding:
     failed = next((found for found in findings.values() if found.reason in _FAILURES), None)
     if failed:
         return _Finding(Truth.TRUE, failed.reason, failed.message)
+    if facts.problems.crash_loop:
+        return _Finding(Truth.TRUE, Reason.CRASH_LOOP, facts.problems.crash_loop)
     # A first start lacks instances too, but has nothing to lose yet; its deadline tells when it fails.
     is_first_start = findings[Type.PROGRESSING].reason is Reason.ROLLING_OUT and not any(
         _num_old(facts.of(role)) for role in Role
@@ -236,42 +290,42 @@ def _timed(condition: Type, finding: _Finding, before: Status | None, generation
     """The finding with the time of its last change of truth."""
     was = before.condition(condition) if before else None
     since = was.transition_s if was and was.truth is finding.truth else now
-    return Condition(condition, finding.truth, finding.reason, finding.message, generation, since)
+    return Condition(condition, finding.truth, finding.reason, finding.message[:MAX_MESSAGE], generation, since)
 
 
-def _with_progress_time(status: Status, before: Status | None, now: int) -> Status:
+def _with_progress_time(status: Status, progressed_s: int) -> Status:
     conditions = tuple(
-        replace(condition, update_s=_progressed_s(status, before, now))
-        if condition.type is Type.PROGRESSING
-        else condition
+        replace(condition, update_s=progressed_s) if condition.type is Type.PROGRESSING else condition
         for condition in status.conditions
     )
     return replace(status, conditions=conditions)
 
 
-def _progressed_s(status: Status, before: Status | None, now: int) -> int:
+def _progressed_s(facts: Facts, status: Status, before: Status | None, now: int) -> int:
     """Time of the last progress: now if anything got better, or if the rollout begins, or goes on, only now."""
     was = before.condition(Type.PROGRESSING) if before else None
     if before is None or was is None or was.update_s is None:
         return now
-    return now if _has_progressed(before, status) else was.update_s
+    return now if _has_progressed(facts, before, status) else was.update_s
 
 
-def _has_progressed(before: Status, status: Status) -> bool:
+def _has_progressed(facts: Facts, before: Status, status: Status) -> bool:
     reason = before.reason(Type.PROGRESSING)
     is_incomplete_again = reason is Reason.ROLLOUT_COMPLETE and not _is_complete(status, before)
     # Not while it is held: a time that moved with every look would be a write with every look.
-    goes_on = reason in _HELD and status.reason(Type.PROGRESSING) not in _HELD
+    goes_on = reason in _HELD and not facts.is_held
     if before.target != status.target or goes_on or is_incomplete_again:
         return True
     is_new_proof = status.verified == status.target != before.verified
-    return is_new_proof or any(_is_better(status.of(role), before.of(role)) for role in Role)
+    is_looping = bool(facts.problems.crash_loop) or reason is Reason.CRASH_LOOP
+    return is_new_proof or any(_is_better(status.of(role), before.of(role), is_looping) for role in Role)
 
 
-def _is_better(now: Counts, before: Counts) -> bool:
-    """As ``DeploymentProgressing``: more updated, fewer old, more ready."""
+def _is_better(now: Counts, before: Counts, is_looping: bool) -> bool:
+    """As ``DeploymentProgressing``: more updated, fewer old, more ready. That one which died is made anew is nothing of
+    the kind: a LeaderWorkerSet does so after each death, and would move the deadline for ever."""
     return (
-        now.updated > before.updated
+        (now.updated > before.updated and not is_looping)
         or _num_old(now) < _num_old(before)
         or now.ready > before.ready
         or now.updated_ready > before.updated_ready
@@ -299,8 +353,20 @@ def _num_old(counts: Counts) -> int:
 def _shortages(facts: Facts) -> list[str]:
     """What there is less of than promised; of routers, only if there is none."""
     few = [role for role in Role if facts.of(role).ready < facts.of(role).least]
-    told = [f"{facts.of(it).ready} {it.value} instances are ready, {facts.of(it).least} were promised" for it in few]
-    return told if facts.routers_ready or facts.is_stopped else [*told, "no router is ready"]
+    told = [
+        _because(
+            f"{facts.of(it).ready} {it.value} instances are ready, {facts.of(it).least} were promised",
+            facts.problems.of(it),
+        )
+        for it in few
+    ]
+    if facts.routers_ready or facts.is_stopped:
+        return told
+    return [*told, _because("no router is ready", facts.problems.routers)]
+
+
+def _because(message: str, problem: str) -> str:
+    return f"{message}: {problem}" if problem else message
 
 
 def _is_news(condition: Condition, was: Condition | None) -> bool:

@@ -6,7 +6,9 @@ Counts that status does not carry (``least``) are not read back: nobody compares
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
+
+from pydantic import ValidationError
 
 from pdcluster_operator.api.cluster import PDClusterSpec
 from pdcluster_operator.api.status import (
@@ -23,6 +25,9 @@ from pdcluster_operator.api.status import (
 from pdcluster_operator.core.conditions import Condition, Counts, Reason, Status, Truth, Type
 from pdcluster_operator.core.observing import Routers
 from pdcluster_operator.kinds import Object
+
+_TYPES: Final = frozenset(one.value for one in Type)
+_REASONS: Final = frozenset(one.value for one in Reason)
 
 
 def status_document(status: Status, spec: PDClusterSpec, routers: Routers, url: str) -> dict[str, Any]:
@@ -51,14 +56,15 @@ def bare_document(status: Status) -> dict[str, Any]:
 
 
 def read_status(document: Object | None) -> Status | None:
-    """What was written last; None when nothing was, or when it is not of this version of the API."""
+    """What was written last, without what only another version of us knows; None when nothing was, or nothing of it
+    can be read. A proof that a newer operator wrote stays one when the older comes back."""
     if not document:
         return None
     try:
-        wire = PDClusterStatus.from_wire(document)
-        conditions = tuple(map(_from_wire, wire.conditions))
-    except ValueError:  # ValidationError is one; so is a reason that only another version of us knows.
+        wire, _ = PDClusterStatus.from_server(document)
+    except ValidationError:
         return None
+    conditions = tuple(_from_wire(one) for one in wire.conditions if _is_known(one))
     roles = wire.roles
     return Status(
         wire.observed_generation,
@@ -80,6 +86,10 @@ def _to_wire(condition: Condition) -> WireCondition:
         last_transition_time=_time(condition.transition_s),
         last_update_time=None if condition.update_s is None else _time(condition.update_s),
     )
+
+
+def _is_known(condition: WireCondition) -> bool:
+    return condition.type in _TYPES and condition.reason in _REASONS
 
 
 def _from_wire(condition: WireCondition) -> Condition:

@@ -10,9 +10,17 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
+from pdcluster_operator.core.problems import (
+    Death,
+    condition_of,
+    counted,
+    deaths_of,
+    trouble_of,
+    unix_s,
+    worst_of,
+)
 from pdcluster_operator.kinds import DEPLOYMENT, GROUP_SET, PDCLUSTER, POD, Object, Ref, ref_of
 from pdcluster_protocol import labels
 
@@ -68,12 +76,35 @@ class ChildView(View):
 
 @dataclass(frozen=True, slots=True)
 class PodView(View):
-    """A pod of an engine. ``problem``: why it is not ready, in a word; empty while it is or merely starts."""
+    """A pod of an engine or a router. ``trouble``: why the cluster does not start it; may be empty.
+
+    ``has_heirs``: when it is gone another pod gets its name, and what is known of its deaths.
+    """
 
     is_live: bool
     is_ready: bool
     is_terminating: bool
-    problem: str
+    trouble: str
+    deaths: tuple[Death, ...]
+    has_heirs: bool
+
+    @property
+    def problem(self) -> str:
+        """Why it is not ready; empty while it is, goes, or merely starts."""
+        if self.is_ready or self.is_terminating:
+            return ""
+        death = worst_of(self.deaths)
+        return self.trouble or (death.told_of(self.ref.name) if death else "")
+
+    @property
+    def is_looping(self) -> bool:
+        """It is not ready, and a container of it has died of the same cause again and again."""
+        death = worst_of(self.deaths)
+        return bool(self.problem) and not self.trouble and death is not None and death.is_loop
+
+    def after(self, before: PodView) -> PodView:
+        """The same, with deaths counted on from an earlier picture of it, or from the pod that had its name."""
+        return replace(self, deaths=counted(self.deaths, before.deaths, is_same_pod=self.uid == before.uid))
 
     @property
     def leads(self) -> bool:
@@ -110,7 +141,7 @@ def _child_view(head: _Head, body: Object) -> ChildView:
         *head,
         owner_uid=_controller_of(metadata),
         digest=digest_of(body),
-        created_s=_unix_s(metadata.get("creationTimestamp")),
+        created_s=unix_s(metadata.get("creationTimestamp")),
         replicas=int(spec.get("replicas", 1)) if "replicas" in spec or head[0].kind in _WORKLOADS else 0,
         there=int(status.get("replicas") or 0),
         ready=int(status.get("readyReplicas") or 0),
@@ -120,11 +151,18 @@ def _child_view(head: _Head, body: Object) -> ChildView:
 
 
 def _pod_view(head: _Head, body: Object) -> PodView:
-    status = body.get("status") or {}
-    is_going = body["metadata"].get("deletionTimestamp") is not None
+    status, metadata = body.get("status") or {}, body["metadata"]
+    is_going = metadata.get("deletionTimestamp") is not None
     is_live = not is_going and status.get("phase") not in _ENDED
-    is_ready = is_live and _condition(status, "Ready").get("status") == "True"
-    return PodView(*head, is_live, is_ready, is_going, "" if is_ready or is_going else _pod_problem(head[0], status))
+    return PodView(
+        *head,
+        is_live=is_live,
+        is_ready=is_live and condition_of(status, "Ready").get("status") == "True",
+        is_terminating=is_going,
+        trouble=trouble_of(head[0].name, status),
+        deaths=deaths_of(status, is_going=is_going),
+        has_heirs=_has_heirs(metadata),
+    )
 
 
 def digest_of(document: Object) -> str:
@@ -150,29 +188,13 @@ def _controller_of(metadata: Object) -> str:
     return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
 
 
+def _has_heirs(metadata: Object) -> bool:
+    """Pods of a ReplicaSet have names that never come again; those of a LeaderWorkerSet's groups are numbered."""
+    owners = metadata.get("ownerReferences") or ()
+    return any(owner.get("controller") and owner.get("kind") != "ReplicaSet" for owner in owners)
+
+
 def _failure_of(status: Object) -> str:
     """Why a Deployment cannot make its pods, such as a quota."""
-    failure = _condition(status, "ReplicaFailure")
+    failure = condition_of(status, "ReplicaFailure")
     return str(failure.get("message", "")) if failure.get("status") == "True" else ""
-
-
-def _pod_problem(ref: Ref, status: Object) -> str:
-    """Words that do not change with every try: each change is a write of the PDCluster's status."""
-    placed = _condition(status, "PodScheduled")
-    if placed.get("status") == "False":
-        return f"pod {ref.name} is not placed: {placed.get('message') or placed.get('reason', '')}"
-    # Those of podOverrides that run before the engine first: while one of them fails, the engine merely waits.
-    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        waiting = (container.get("state") or {}).get("waiting") or {}
-        reason = waiting.get("reason", "")
-        if reason and reason not in ("ContainerCreating", "PodInitializing"):
-            return f"pod {ref.name}, container {container['name']}: {reason}"
-    return ""
-
-
-def _condition(status: Object, kind: str) -> Mapping[str, Any]:
-    return next((one for one in status.get("conditions") or () if one.get("type") == kind), {})
-
-
-def _unix_s(text: str | None) -> int:
-    return int(datetime.fromisoformat(text).timestamp()) if text else 0

@@ -1,13 +1,18 @@
-"""Who may enter now, who waits, and who is turned away: back-pressure by the prefill engines' backlog.
+"""Who may enter now, who waits, and who is turned away: back-pressure by the backlog of the engines that prefill.
 
 Decode reserves KV blocks as soon as it has a request. A request that would only wait for prefill must not hold
-them, so it waits here, where waiting costs a few kilobytes, and enters when prefill has room.
+them, so it waits here, where waiting costs a few kilobytes, and enters when prefill has room. What decode prefills
+by itself waits likewise, for room on the decode engines: an ``Admission`` of its own.
 
     room?  --yes--> a share of the backlog until its prefill is over
        |
-       +--no--> first come, first served queue --room--> enters
+       +--no--> queue in the order of arrival --room--> enters
                        |             |
                   full: 429     waited too long: 503
+
+Nobody counts for more than a quarter of an engine's limit: a long prompt is often in prefill's cache, and four of
+them at a time cost little where they are not. For ``PASS_S`` a request that does not fit may be passed by smaller ones
+that do; after that everybody waits for it, so it enters as soon as the backlog has gone down.
 
 Counts tokens, as the router estimates them; knows no request, no engine and no clock.
 """
@@ -17,10 +22,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import islice
 from math import ceil
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 Guest = TypeVar("Guest", bound=Hashable)
+
+PASS_S: Final = 2.0
+"""How long a guest may be passed, from when it came. Some prefills long: more room comes within it, as a rule."""
+MAX_LOOKED_AT: Final = 64
+"""Places that are looked at for one that fits, each time there is room: what a full queue costs."""
+_MOST_OF_LIMIT: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +45,14 @@ class Place:
 
 
 class Admission(Generic[Guest]):
-    """The backlog and the queue of one router process. One owner."""
+    """One backlog and its queue, of one router process. One owner."""
 
     def __init__(self, *, engine_tokens: int, max_queued: int, queue_s: float) -> None:
-        """``engine_tokens``: backlog for each healthy prefill engine; ``queue_s``: how long anybody waits."""
+        """``engine_tokens``: backlog for each engine that counts; ``queue_s``: how long anybody waits."""
         self.backlog_tokens = 0
-        """Prompt tokens of all requests that wait for a prefill engine's work, or will."""
+        """Prompt tokens of all requests that wait for these engines' work, or will."""
         self._engine_tokens = engine_tokens
+        self._most_tokens = max(1, engine_tokens // _MOST_OF_LIMIT)
         self._limit_tokens = engine_tokens
         self._max_queued = max_queued
         self._queue_s = queue_s
@@ -49,33 +62,38 @@ class Admission(Generic[Guest]):
     def num_queued(self) -> int:
         return len(self._queue)
 
-    def set_engines(self, num_healthy: int) -> None:
-        """The limit follows the pool. No healthy engine counts as one: the next connection decides, not the probe."""
-        self._limit_tokens = max(1, num_healthy) * self._engine_tokens
+    def set_engines(self, num_usable: int) -> None:
+        """The limit follows the pool. No usable engine counts as one: the next connection decides, not the probe."""
+        self._limit_tokens = max(1, num_usable) * self._engine_tokens
 
-    def enter(self, num_tokens: int) -> bool:
-        """Whether a request enters now; if so it holds its share of the backlog. Nobody passes who waits already."""
-        if self._queue or not self._has_room(num_tokens):
+    def share_of(self, num_tokens: int) -> int:
+        """What a request with so many tokens to prefill counts for: at least 1, at most a quarter of a limit."""
+        return max(1, min(num_tokens, self._most_tokens))
+
+    def enter(self, share: int) -> bool:
+        """Whether a request enters now; if so it holds its share of the backlog. Not past anybody who waits."""
+        if self._queue or not self._has_room(share):
             return False
-        self.backlog_tokens += num_tokens
+        self.backlog_tokens += share
         return True
 
-    def take_again(self, num_tokens: int) -> None:
-        """A request that has entered is work for prefill once more: it does not queue again."""
-        self.backlog_tokens += num_tokens
+    def take_again(self, share: int) -> None:
+        """A request that has entered is work for these engines once more: it does not queue again."""
+        self.backlog_tokens += share
 
-    def give_back(self, num_tokens: int) -> None:
-        """A share is free: the prefill is over, for good or ill, or was not needed. Call ``admit`` soon."""
-        self.backlog_tokens -= num_tokens
+    def give_back(self, share: int) -> bool:
+        """A share is free: the prefill is over, for good or ill, or was not needed. Whether to call ``admit`` soon."""
+        self.backlog_tokens -= share
+        return bool(self._queue)
 
-    def queue(self, guest: Guest, num_tokens: int, *, now: float, deadline: float) -> float | None:
-        """Until when the guest waits at most, in monotonic seconds; None: the queue is full.
+    def queue(self, guest: Guest, share: int, *, now: float, deadline: float) -> float | None:
+        """Until when the guest waits at most, in monotonic seconds; None: the queue is full. Call ``admit`` soon.
 
         ``deadline``: the request's own.
         """
         if len(self._queue) >= self._max_queued:
             return None
-        place = Place(num_tokens, now, min(deadline, now + self._queue_s))
+        place = Place(share, now, min(deadline, now + self._queue_s))
         self._queue[guest] = place
         return place.deadline
 
@@ -83,16 +101,17 @@ class Admission(Generic[Guest]):
         """The guest waits no longer, if it did."""
         self._queue.pop(guest, None)
 
-    def admit(self) -> list[Guest]:
-        """Who enters now, in the order of arrival. Each holds its share."""
+    def admit(self, *, now: float) -> list[Guest]:
+        """Who enters now, in the order of arrival but for those that may be passed. Each holds its share."""
         entered: list[Guest] = []
-        while self._queue:
-            guest, place = next(iter(self._queue.items()))
-            if not self._has_room(place.num_tokens):
+        for guest, place in islice(self._queue.items(), MAX_LOOKED_AT):
+            if self._has_room(place.num_tokens):
+                self.backlog_tokens += place.num_tokens
+                entered.append(guest)
+            elif now >= place.queued_at + PASS_S or self.backlog_tokens >= self._limit_tokens:
                 break
+        for guest in entered:
             del self._queue[guest]
-            self.backlog_tokens += place.num_tokens
-            entered.append(guest)
         return entered
 
     def expire(self, *, now: float) -> list[Guest]:
@@ -121,6 +140,6 @@ class Admission(Generic[Guest]):
         waited_s = now - place.queued_at if place else 0.0
         return max(1, min(ceil(waited_s), ceil(self._queue_s)))
 
-    def _has_room(self, num_tokens: int) -> bool:
+    def _has_room(self, share: int) -> bool:
         backlog = self.backlog_tokens
-        return backlog <= 0 or backlog + num_tokens <= self._limit_tokens
+        return backlog <= 0 or backlog + share <= self._limit_tokens

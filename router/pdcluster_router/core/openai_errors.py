@@ -24,6 +24,14 @@ class ApiError:
     code: str
     message: str
     retry_after_s: int | None = None
+    challenge: str = ""
+    """What a 401 must say in WWW-Authenticate."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What goes with it, besides the type and length of its body."""
+        retry = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        return {**retry, "www-authenticate": self.challenge} if self.challenge else retry
 
     def body(self) -> bytes:
         """The JSON body."""
@@ -61,8 +69,33 @@ def headers_too_large(max_header_bytes: int) -> ApiError:
     return ApiError(431, _INVALID, "headers_too_large", message)
 
 
+def expectation_failed(expected: str) -> ApiError:
+    message = f"Expect is {expected[:40]!r}: this router knows 100-continue only"
+    return ApiError(417, _INVALID, "expectation_failed", message)
+
+
+def no_room(max_buffered_bytes: int) -> ApiError:
+    message = f"the router keeps {max_buffered_bytes} bytes of requests at most and has no room: try again later"
+    return ApiError(503, _SERVER, "no_room", message, _RETRY_AFTER_S)
+
+
+def too_many_connections(max_connections: int) -> ApiError:
+    message = f"the router serves {max_connections} connections at most: try again later, or close what is idle"
+    return ApiError(503, _SERVER, "too_many_connections", message, _RETRY_AFTER_S)
+
+
 def client_too_slow(timeout_s: float) -> ApiError:
     return ApiError(408, _INVALID, "client_too_slow", f"the request did not arrive whole within {timeout_s:g} s")
+
+
+def no_key() -> ApiError:
+    message = "this router asks for an API key: send the header 'Authorization: Bearer KEY' once"
+    return ApiError(401, _INVALID, "invalid_api_key", message, challenge="Bearer")
+
+
+def wrong_key() -> ApiError:
+    message = "this API key is not known here: ask who runs this router for one"
+    return ApiError(401, _INVALID, "invalid_api_key", message, challenge='Bearer error="invalid_token"')
 
 
 NO_DECODE: Final = "no revision has a prefill and a decode engine to use"
@@ -121,6 +154,11 @@ def prefill_failed(reason: str) -> ApiError:
 
 def deadline_passed(seconds: float, phase: str) -> ApiError:
     return ApiError(504, "timeout", "deadline_passed", f"no complete answer within {seconds:g} s, while {phase}")
+
+
+def stalled(engine: str, seconds: float, *, is_client: bool) -> ApiError:
+    what = "the client took" if is_client else f"{engine} sent"
+    return ApiError(504, "timeout", "stalled", f"{what} no byte of the answer for {seconds:g} s")
 
 
 def internal() -> ApiError:

@@ -18,6 +18,7 @@ Rule 2: nothing here performs I/O or reads a clock. Callers pass ``now`` (second
                          TRAILING        |                +--DECODE_DONE--> DONE
                              |           v
                              +-------> DONE      CLIENT_GONE, REQUEST_TIMED_OUT, GIVEN_UP: from everywhere to FAILED
+                                           STALLED: to FAILED once the answer has begun
 
     DECODE_FAILED before FIRST_BYTE, with another decode attempt left: back to the beginning, new transfer id.
 
@@ -29,12 +30,14 @@ an attempt always stops the writer (prefill) before anything else is started or 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar, Final, TypeAlias
 
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt, TransferId
+from pdcluster_protocol.labels import Role
 
 FIRST_ATTEMPT: Final = Attempt(1)
 
@@ -89,7 +92,9 @@ class Event(_Named):
     """No decode engine is left to ask, the request cannot be written, or the router stops."""
     CLIENT_GONE = auto()
     REQUEST_TIMED_OUT = auto()
-    """The request's time is over. ``expire`` makes it."""
+    """The request's time, or that until its first byte, is over. ``expire`` makes it."""
+    STALLED = auto()
+    """The answer has begun, and none of its bytes has moved for too long. ``expire`` makes it."""
 
 
 class Command(_Named):
@@ -109,13 +114,25 @@ class Command(_Named):
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long each phase may last, in seconds. The request's one deadline bounds them all."""
+    """How long each part of a request may last, in seconds. No part is without a limit."""
 
-    request_s: float
+    request_s: float | None
+    """The whole of it. None: as long as its answer flows."""
     prefill_s: float
     """For each attempt."""
     reservation_s: float | None = None
-    """None: as long as the request. Decode needs no reservation for a prompt it has cached whole."""
+    """None: until the first byte. Decode needs no reservation for a prompt it has cached whole."""
+    transfer_s: float = 600.0
+    """From the client's request until decode has the KV, with all attempts. Engines are told what is left of it."""
+    first_byte_s: float = 600.0
+    """From the client's request until its answer begins. An answer that is not streamed begins when it is whole."""
+    idle_s: float = 120.0
+    """Between two bytes of the answer."""
+
+    @property
+    def enter_s(self) -> float:
+        """From the client's request until it goes to decode at the latest."""
+        return min(self.transfer_s, self.first_byte_s, math.inf if self.request_s is None else self.request_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +163,19 @@ _FAILED_ATTEMPTS: Final = (
     (Phase.PREFILLING, Event.ATTEMPT_LOST),
     (Phase.AWAITING_ANSWER, Event.ATTEMPT_LOST),
 )
+_WORK: Final = {
+    Phase.AWAITING_RESERVATION: Role.PREFILL,
+    Phase.PREFILLING: Role.PREFILL,
+    Phase.LOCAL_PREFILL: Role.DECODE,
+}
 _ANSWERS_BEFORE_PREFILL: Final = (Phase.AWAITING_RESERVATION, Phase.AWAITING_ANSWER, Phase.LOCAL_PREFILL)
 _NO_PREFILL_RUNS: Final = (*_ANSWERS_BEFORE_PREFILL, Phase.DECODING)
 _BOTH_RUN: Final = (Phase.PREFILLING, Phase.ANSWERING)
-_PREFILL_RUNS: Final = (*_BOTH_RUN, Phase.TRAILING)
+_PREFILL_RUNS: Final = frozenset((*_BOTH_RUN, Phase.TRAILING))
+_ANSWER_FLOWS: Final = frozenset((Phase.ANSWERING, Phase.DECODING))
+_HAS_ITS_OWN_TIME: Final = frozenset((Phase.AWAITING_RESERVATION, Phase.PREFILLING))
+_KEEPS_ITS_DEADLINE: Final = frozenset((Phase.ANSWERING, Phase.TRAILING))
+"""A prefill whose reply is only awaited keeps the deadline that it had."""
 
 TRANSITIONS: Final[Table] = {
     (Phase.AWAITING_RESERVATION, Event.RESERVED): (Phase.PREFILLING, (Command.START_PREFILL,)),
@@ -179,6 +205,8 @@ TRANSITIONS: Final[Table] = {
     **{(phase, Event.CLIENT_GONE): (Phase.FAILED, _STOP_BOTH) for phase in _BOTH_RUN},
     **{(phase, Event.REQUEST_TIMED_OUT): _TIME_OUT for phase in _NO_PREFILL_RUNS},
     **{(phase, Event.REQUEST_TIMED_OUT): _TIME_OUT_BOTH for phase in _BOTH_RUN},
+    (Phase.DECODING, Event.STALLED): _TIME_OUT,
+    (Phase.ANSWERING, Event.STALLED): _TIME_OUT_BOTH,
     **{
         (Phase.TRAILING, event): (Phase.DONE, _PREFILL_IS_OVER)
         for event in (
@@ -214,15 +242,18 @@ class Pairing:
     """One request's pairing. Not thread-safe: one owner, the request's exchange."""
 
     __slots__ = (
+        "_byte_deadline",
+        "_first_byte_deadline",
         "_num_decode_attempts",
         "_num_failed",
+        "_phase_deadline",
+        "_request_deadline",
         "_retries",
         "_start",
         "_timeouts",
         "attempt",
-        "deadline",
         "phase",
-        "request_deadline",
+        "transfer_deadline",
         "transfer_id",
     )
 
@@ -248,18 +279,28 @@ class Pairing:
         self._num_failed = 0
         self._num_decode_attempts = 1
         self._start = Phase.AWAITING_RESERVATION if with_transfer else Phase.LOCAL_PREFILL
-        self.request_deadline = (now if began_at is None else began_at) + timeouts.request_s
+        began = now if began_at is None else began_at
+        self._request_deadline = math.inf if timeouts.request_s is None else began + timeouts.request_s
+        self._first_byte_deadline = min(began + timeouts.first_byte_s, self._request_deadline)
+        self._byte_deadline = math.inf
+        self.transfer_deadline = min(began + timeouts.transfer_s, self._request_deadline)
+        """Until when decode must have the KV, monotonic seconds: what both engines are told."""
         self.phase = self._start
-        self.deadline = self._deadline_of(self.phase, now=now)
+        self._phase_deadline = self._deadline_of(self.phase, now=now)
 
     @property
     def is_over(self) -> bool:
         return self.phase in TERMINAL
 
     @property
-    def awaits_prefill(self) -> bool:
-        """Whether this request is work for a prefill engine, now or soon."""
-        return self.phase is Phase.PREFILLING or self.phase is Phase.AWAITING_RESERVATION
+    def deadline(self) -> float:
+        """When ``expire`` has something to do, monotonic seconds. It moves on as the answer flows."""
+        return min(self._phase_deadline, self._byte_deadline)
+
+    @property
+    def work(self) -> Role | None:
+        """Which engine has to prefill this request, now or soon; None: nobody, its KV is there or not needed."""
+        return _WORK.get(self.phase)
 
     @property
     def may_lose_attempt(self) -> bool:
@@ -277,15 +318,16 @@ class Pairing:
         if self.phase in TERMINAL:
             return ()
         key = (self.phase, event)
-        if key not in self.transitions:
+        step = self.transitions.get(key)
+        if step is None:
             raise ProtocolError(f"transfer {self.transfer_id}: {event.name} while {self.phase.name}")
         if key in self.prefill_retries:
             return self._attempt_failed(key, now=now)
         if key in self.decode_retries and self._may_ask_another_decode(now):
             return self._ask_another_decode(key, now=now)
-        if key in FAILS_AT_ONCE and not self._retries.recomputes:
+        if not self._retries.recomputes and key in FAILS_AT_ONCE:
             return self._enter(FAILS_AT_ONCE[key], now=now)
-        return self._enter(self.transitions[key], now=now)
+        return self._enter(step, now=now)
 
     def expire(self, *, now: float) -> tuple[Command, ...]:
         """End what is too late: the request, or only its prefill. Before ``deadline`` nothing happens."""
@@ -293,11 +335,20 @@ class Pairing:
         return () if event is None else self.handle(event, now=now)
 
     def late_event(self, *, now: float) -> Event | None:
-        """What has come too late: PREFILL_TIMED_OUT, REQUEST_TIMED_OUT, or nothing. For the caller to handle."""
+        """What has come too late: an attempt, the first byte, the next one, the request. For the caller to handle."""
         if self.phase in TERMINAL or now < self.deadline:
             return None
-        is_prefill = self.phase in _PREFILL_RUNS and now < self.request_deadline
-        return Event.PREFILL_TIMED_OUT if is_prefill else Event.REQUEST_TIMED_OUT
+        if now >= self._request_deadline or self.phase not in _PREFILL_RUNS | _ANSWER_FLOWS:
+            return Event.REQUEST_TIMED_OUT
+        if now >= self._byte_deadline:
+            return Event.STALLED
+        is_answer_late = self.phase is Phase.PREFILLING and now >= self._first_byte_deadline
+        return Event.REQUEST_TIMED_OUT if is_answer_late else Event.PREFILL_TIMED_OUT
+
+    def heard(self, *, now: float) -> None:
+        """Bytes of the answer have moved."""
+        if self.phase in _ANSWER_FLOWS:
+            self._byte_deadline = min(now + self._timeouts.idle_s, self._request_deadline)
 
     def restart(self, transfer_id: TransferId, *, now: float) -> None:
         """Begin under a new id, because decode surely never saw the old one or is not asked again. The deadline stays.
@@ -309,17 +360,17 @@ class Pairing:
             raise ProtocolError(f"transfer {self.transfer_id}: cannot restart while {self.phase.name}")
         self.transfer_id = transfer_id
         self.attempt = FIRST_ATTEMPT
-        self.deadline = self._deadline_of(self.phase, now=now)
+        self._phase_deadline = self._deadline_of(self.phase, now=now)
 
     def _attempt_failed(self, key: tuple[Phase, Event], *, now: float) -> tuple[Command, ...]:
         self._num_failed += 1
-        if self._num_failed < self._retries.max_prefill_attempts and now < self.request_deadline:
+        if self._num_failed < self._retries.max_prefill_attempts and now < self.transfer_deadline:
             self.attempt = Attempt(self.attempt + 1)
             return self._enter(self.prefill_retries[key], now=now)
         return self._enter((self.transitions if self._retries.recomputes else FAILS_AT_ONCE)[key], now=now)
 
     def _may_ask_another_decode(self, now: float) -> bool:
-        return self._num_decode_attempts < self._retries.max_decode_attempts and now < self.request_deadline
+        return self._num_decode_attempts < self._retries.max_decode_attempts and now < self.transfer_deadline
 
     def _ask_another_decode(self, key: tuple[Phase, Event], *, now: float) -> tuple[Command, ...]:
         self._num_decode_attempts += 1
@@ -327,16 +378,18 @@ class Pairing:
         return self._enter((self._start, commands), now=now)
 
     def _enter(self, step: Step, *, now: float) -> tuple[Command, ...]:
-        phase, commands = step
-        # A prefill whose reply is only awaited keeps the deadline that it had.
-        if phase is not Phase.ANSWERING and phase is not Phase.TRAILING:
-            self.deadline = self._deadline_of(phase, now=now)
-        self.phase = phase
+        self.phase, commands = step
+        if self.phase not in _KEEPS_ITS_DEADLINE:
+            self._phase_deadline = self._deadline_of(self.phase, now=now)
+        self._byte_deadline = math.inf
+        if self.phase in _ANSWER_FLOWS:
+            self.heard(now=now)
         return commands
 
     def _deadline_of(self, phase: Phase, *, now: float) -> float:
+        if phase not in _HAS_ITS_OWN_TIME:
+            return self._request_deadline if phase in _ANSWER_FLOWS else self._first_byte_deadline
         if phase is Phase.PREFILLING:
-            return min(now + self._timeouts.prefill_s, self.request_deadline)
-        if phase is Phase.AWAITING_RESERVATION and self._timeouts.reservation_s is not None:
-            return min(now + self._timeouts.reservation_s, self.request_deadline)
-        return self.request_deadline
+            return min(now + self._timeouts.prefill_s, self.transfer_deadline)
+        reservation_s = self._timeouts.reservation_s
+        return min(now + (math.inf if reservation_s is None else reservation_s), self._first_byte_deadline)

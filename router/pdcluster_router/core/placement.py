@@ -1,43 +1,62 @@
-"""Which engine takes the next request: who may at all, best first, and whom of them the policy takes.
+"""Which engine takes the next request: who may at all, best first, and whom of them it goes to.
 
 Engines of one revision only are ever paired: decode is chosen among revisions that have both roles, prefill among
 the engines of decode's revision. Who may is worked out when the pool changes, never for a request.
-Decides from states and counts alone; a policy sees loads and names one.
+An engine that its breaker has ejected gets nothing while another one of its role and revision may.
+Decides from states, loads and chance alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final, Protocol, TypeVar
 
 from pdcluster_protocol.labels import Role
+from pdcluster_router.core.breaker import Breaker, Circuit
+from pdcluster_router.core.load import Load
 from pdcluster_router.core.membership import State
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What one engine has to do, as far as this router knows."""
+class Loaded(Protocol):
+    """What has a load."""
 
-    outstanding_tokens: int
-    """Tokens of requests that were placed there and have not ended."""
-    num_placed: int
-    """Requests placed there since the router started."""
+    @property
+    def load(self) -> Load: ...
 
 
-class Policy(Protocol):
-    def choose(self, loads: Sequence[Load]) -> int:
-        """The index of the engine to take. ``loads`` has at least one."""
-        ...
+L = TypeVar("L", bound=Loaded)
 
 
-class LeastTokens:
-    """The engine with the least outstanding tokens; between equals the one that got fewer requests."""
+FEW: Final = 4
+"""So many engines are all compared: no dearer than chance, and never wrong."""
 
-    def choose(self, loads: Sequence[Load]) -> int:
-        return min(range(len(loads)), key=lambda index: (loads[index].outstanding_tokens, loads[index].num_placed))
+
+def choose(engines: Sequence[L], *, now: float, chance: Callable[[], float]) -> L:
+    """The one with less to do of two that chance picks; of a few engines the one with the least.
+
+    As good as the least of all but for a little, at the same cost for 8 engines and for 256. Two routers that see
+    different loads do not send everything to the same engine, as they would if each took the least loaded one.
+    ``chance``: in [0, 1), a new one with each call. ``engines`` has at least one.
+    """
+    num = len(engines)
+    if num <= FEW:
+        best = engines[0]
+        for engine in engines[1:]:
+            best = less_loaded(best, engine, now=now)
+        return best
+    first = int(chance() * num)
+    second = int(chance() * (num - 1))
+    return less_loaded(engines[first], engines[second if second < first else second + 1], now=now)
+
+
+def less_loaded(one: L, other: L, *, now: float) -> L:
+    """The one with fewer tokens to do; between equals the one that got fewer requests."""
+    ones, others = one.load.tokens(now=now), other.load.tokens(now=now)
+    if ones == others:
+        return one if one.load.num_placed <= other.load.num_placed else other
+    return one if ones < others else other
 
 
 class Standing(Protocol):
@@ -54,6 +73,9 @@ class Standing(Protocol):
         """Whether it answered its last probe."""
         ...
 
+    @property
+    def breaker(self) -> Breaker: ...
+
 
 S = TypeVar("S", bound=Standing)
 
@@ -61,16 +83,17 @@ S = TypeVar("S", bound=Standing)
 def decode_tiers(engines: Sequence[S]) -> tuple[list[S], ...]:
     """Decode engines that may get new work, best first. A later tier counts when none of an earlier one is left.
 
-    An engine that fails its probes is still better than no engine: the connection itself decides. But a revision
-    without a serving engine of each role gets nothing.
+    An engine that fails its probes, or is ejected, is still better than no engine: the last tier has them all, for a
+    request that has failed on every better one. But a revision without a serving engine of each role gets nothing.
     """
     serving = _serving(engines)
     revisions = serving_revisions(serving)
-    healthy_revisions = serving_revisions(engine for engine in serving if engine.is_healthy)
+    well = [engine for engine in serving if engine.is_healthy and not engine.breaker.is_ejected]
+    healthy_revisions = serving_revisions(well)
     decodes = [engine for engine in serving if engine.role is Role.DECODE and engine.revision in revisions]
     healthy_decodes = [engine for engine in decodes if engine.is_healthy]
     best = [engine for engine in healthy_decodes if engine.revision in healthy_revisions]
-    return tuple(tier for tier in (best, healthy_decodes, decodes) if tier)
+    return tuple(tier for tier in (usable(best), usable(healthy_decodes), usable(decodes), decodes) if tier)
 
 
 def prefill_tiers(engines: Sequence[S], revision: str) -> tuple[list[S], ...]:
@@ -82,7 +105,7 @@ def prefill_tiers(engines: Sequence[S], revision: str) -> tuple[list[S], ...]:
     serving = _serving(ours)
     healthy = [engine for engine in serving if engine.is_healthy]
     finishing = [engine for engine in ours if engine.state is State.FINISHING]
-    return tuple(tier for tier in (healthy, serving, finishing) if tier)
+    return tuple(tier for tier in (usable(healthy), usable(serving), serving, finishing) if tier)
 
 
 def usable_prefills(engines: Sequence[S]) -> list[S]:
@@ -90,7 +113,13 @@ def usable_prefills(engines: Sequence[S]) -> list[S]:
     serving = _serving(engines)
     revisions = serving_revisions(serving)
     prefills = [engine for engine in serving if engine.role is Role.PREFILL and engine.is_healthy]
-    return [engine for engine in prefills if engine.revision in revisions]
+    return usable([engine for engine in prefills if engine.revision in revisions])
+
+
+def usable(engines: Sequence[S]) -> list[S]:
+    """Those that are not ejected; when all are, the one that may be asked again first."""
+    left = [engine for engine in engines if not engine.breaker.is_ejected]
+    return left or sorted(engines, key=lambda engine: engine.breaker.until)[:1]
 
 
 def serving_revisions(engines: Iterable[S]) -> set[str]:
@@ -108,6 +137,14 @@ def left_of(tiers: Iterable[Sequence[T]], excluded: Collection[T]) -> Sequence[T
         if left:
             return left
     return ()
+
+
+def proven(engines: Sequence[S]) -> Sequence[S]:
+    """Those whose last request did not fail, or at least those that are not ejected, or tried out: a request that has
+    failed once shall not be another one's trial.
+    """
+    closed = [engine for engine in engines if engine.breaker.circuit is Circuit.CLOSED]
+    return [engine for engine in closed if not engine.breaker.has_just_failed] or closed or engines
 
 
 def _serving(engines: Iterable[S]) -> list[S]:

@@ -2,8 +2,9 @@
 
 vLLM sends ``200`` and the headers of a stream before it knows whether the request will work, and an error then
 comes as ``data: {"error": ...}``. Until the first event is whole nothing has gone to the client, so such an
-error can still become a proper HTTP status. Later events are relayed unread, but for one thing: when its engine
-core dies vLLM writes an error event and then ends the stream as if all was well, ``[DONE]`` and all.
+error can still become a proper HTTP status. Later events are relayed unread, but for two things: when its engine
+core dies vLLM writes an error event, and when it is told to stop it gives its requests up; either way it then ends
+the stream as if all was well, ``[DONE]`` and all.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ _LATE_ERROR: Final = b'\ndata: {"error"'
 """How vLLM 0.32 (``entrypoints/openai/*/serving.py``) begins an error event. Inside of an answer's JSON the quotes
 would be escaped, so no text that a model makes looks like this."""
 
+_GIVEN_UP: Final = b'"finish_reason":"abort"'
+"""What vLLM 0.32 says (``v1/engine`` ``FinishReason.ABORT``) of a request that it ends without its client's wish, as at
+its own end: status 200, and as much of the answer as there was. No text looks like this either."""
+GAVE_UP: Final = "it gave the request up"
+
 _BLANK_LINES: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 
@@ -34,10 +40,19 @@ class StreamError:
 def first_event_end(stream: bytes) -> int:
     """How many bytes the first event has, its blank line included; -1 while it is not whole.
 
-    Lines end with LF, CRLF or CR.
+    Lines end with LF, CRLF or CR. Comments before it belong to it: they are no events.
     """
-    ends = [position + len(blank) for blank in _BLANK_LINES if (position := stream.find(blank)) >= 0]
-    return min(ends, default=-1)
+    end = 0
+    while (begin := end) < len(stream):
+        ends = [position + len(blank) for blank in _BLANK_LINES if (position := stream.find(blank, begin)) >= 0]
+        end = min(ends, default=-1)
+        if end < 0 or not _is_comment(stream[begin:end]):
+            return end
+    return -1
+
+
+def _is_comment(block: bytes) -> bool:
+    return all(line.startswith(b":") for line in block.splitlines() if line)
 
 
 def error_of(event: bytes) -> StreamError | None:
@@ -50,12 +65,18 @@ def error_of(event: bytes) -> StreamError | None:
     return None if status is None else StreamError(status, payload)
 
 
-class ErrorWatch:
-    """Looks for an error event in a stream that has begun. One per stream; costs a search per chunk."""
+def is_given_up(answer: bytes) -> bool:
+    """Whether its engine has not made this answer to its end, as far as these bytes of it say."""
+    return _GIVEN_UP in answer
 
-    __slots__ = ("_event", "_tail", "is_torn")
+
+class ErrorWatch:
+    """Looks for the event that breaks off a stream that has begun. One per stream; costs two searches per chunk."""
+
+    __slots__ = ("_event", "_is_given_up", "_tail", "is_torn")
 
     def __init__(self) -> None:
+        self._is_given_up = False
         self.is_torn = False
         """Whether the beginning of the error event had been passed on when it was known as one."""
         self._tail = b"\n"
@@ -74,14 +95,20 @@ class ErrorWatch:
         seen = self._tail + chunk
         found = seen.find(_LATE_ERROR)
         if found < 0:
-            self._tail = seen[-len(_LATE_ERROR) :]
-            return chunk
+            given_up = seen.find(_GIVEN_UP)
+            if given_up < 0:
+                self._tail = seen[-len(_GIVEN_UP) :]
+                return chunk
+            self._is_given_up = True
+            found = seen.rfind(b"\ndata:", 0, given_up)
         self._event = seen[found + 1 :]
         self.is_torn = found + 1 < len(self._tail)
         return chunk[: max(0, found + 1 - len(self._tail))]
 
     def message(self) -> str | None:
         """What the error event says, once it is whole."""
+        if self._is_given_up:
+            return GAVE_UP
         if self._event is None or first_event_end(self._event) < 0:
             return None
         return message_of(self._event[5 : first_event_end(self._event)])

@@ -5,6 +5,7 @@ What counts as proof, all of it of one request that was never tried twice and ma
     decode asked this router for prompt tokens        else decode had them, or computes them itself
     prefill ended well, and the answer is whole       else it failed, and says why
     decode's receipt names all tokens it asked for    else they were not pushed, whatever the answer looks like
+    it says that their content was compared           else heads, tokens or blocks may have changed places
 
 A prompt is random words: no prefix cache can have it. Nothing is known of the model's vocabulary, so that a word may
 be one token or one for each letter; how many it was, and how large a KV block is, decode's reservation says.
@@ -16,6 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 from typing import Final
+
+from pdcluster_protocol.params import Receipt
 
 FIRST_WORDS: Final = 300
 """At least so many tokens, and at most four times as many: a block of 256 is full, a context of 2,048 is not."""
@@ -50,8 +53,8 @@ class Trial:
     """None: no reservation has come."""
     prefill_problem: str
     """Why prefill did not end well; empty when it did."""
-    num_received_tokens: int | None
-    """Decode's receipt; None: the answer has none."""
+    receipt: Receipt | None
+    """Decode's; None: the answer has none."""
 
     @property
     def is_prompt_refused(self) -> bool:
@@ -71,9 +74,10 @@ def problem_of(trial: Trial) -> str:
         return f"decode answered alone, it sent this router no reservation. {_NO_CALL}"
     if trial.prefill_problem:
         return trial.prefill_problem
-    return _receipt_problem(trial.num_received_tokens, trial.asked.num_tokens)
+    return _receipt_problem(trial.receipt, trial.asked.num_tokens)
 
 
+_SAME: Final = "run the same pdcluster on router and engines"
 _NO_CALL: Final = (
     "If its log says transfer_refused, it has another secret or version than the router; else look whether it can "
     "reach this router's --advertise-url"
@@ -110,9 +114,11 @@ def _letters_of(random_bytes: bytes) -> Iterable[str]:
         yield _LETTERS[byte & 15]
 
 
-def _receipt_problem(num_received: int | None, num_asked: int) -> str:
-    if num_received is None:
-        return "decode's answer has no receipt: run the same pdcluster on router and engines"
-    if num_received < num_asked:
+def _receipt_problem(receipt: Receipt | None, num_asked: int) -> str:
+    if receipt is None:
+        return f"decode's answer has no receipt: {_SAME}"
+    if (num_received := receipt.pdcluster_received_tokens) < num_asked:
         return f"decode received {num_received} of the {num_asked} tokens that it asked for, and computed the rest"
+    if not receipt.pdcluster_is_content_compared:
+        return f"decode received {num_received} tokens and did not compare them with what prefill pushed: {_SAME}"
     return ""

@@ -9,7 +9,7 @@ from benchmarks.kube_user import Board, Object
 from benchmarks.operator_bench import is_ready, pool_document
 from benchmarks.operator_figures import Bare, Call, Counts, Lag, Phase, Snapshot
 from benchmarks.operator_scale import Plan, Report, first_children
-from benchmarks.service_names import resolve
+from benchmarks.service_names import resolver
 
 PLAN = Plan(clusters=500, seconds=60.0)
 
@@ -53,7 +53,7 @@ def test_the_bare_loop_makes_every_child_of_a_new_pdcluster_and_three_deployment
     made = Counter(child.kind for child in first_children(pool_document("one", 80)))
     assert made["Deployment"] == 3
     assert made["Secret"] == 1
-    assert made.total() == 17
+    assert made.total() == 18
 
 
 def test_a_pdcluster_is_ready_only_for_what_its_spec_says_now() -> None:
@@ -64,7 +64,9 @@ def test_a_pdcluster_is_ready_only_for_what_its_spec_says_now() -> None:
 
 
 def test_only_names_of_services_are_this_machine() -> None:
+    resolve = resolver(4321)
     assert resolve("pool-router.pools.svc", 8000)[0][4] == ("127.0.0.1", 8000)
+    assert resolve("pool-router-internal.pools.svc", 8001)[0][4] == ("127.0.0.1", 4321)
     assert resolve("192.0.2.1", 80)[0][4] == ("192.0.2.1", 80)
 
 

@@ -15,6 +15,9 @@ from tools.chart.dashboard import PANELS, expressions
 
 from chart_cases.rendering import CHART, ROOT, named, of_kind
 from pdcluster_connector.failures import Kind as TransferKind
+from pdcluster_operator.api.status import ConditionStatus
+from pdcluster_operator.core.conditions import Type
+from pdcluster_operator.core.gauges import PoolSample
 from pdcluster_operator.http_kube import Call
 from pdcluster_operator.kinds import PDCLUSTER
 from pdcluster_operator.metrics import Metrics as OperatorMetrics
@@ -33,6 +36,8 @@ LABELS: dict[tuple[str, str], type[Enum]] = {
     ("pdcluster_router_requests_total", "outcome"): Outcome,
     ("pdcluster_router_phase_seconds_bucket", "phase"): Span,
     ("pdcluster_operator_reconcile_seconds_count", "outcome"): LookOutcome,
+    ("pdcluster_operator_condition", "condition"): Type,
+    ("pdcluster_operator_condition", "status"): ConditionStatus,
 }
 """Labels whose values are decided in the code."""
 LEADING = "pdcluster_operator_leading"
@@ -47,7 +52,7 @@ def router_series() -> dict[str, set[str]]:
     """Name of each series of a router to its labels."""
     metrics = Metrics()
     metrics.watch_discovery(Discovery())
-    metrics.watch_engines(lambda: [EngineSample("prefill", "http://p:8000", "r1", "serving", True)])
+    metrics.watch_engines(lambda: [EngineSample("prefill", "http://p:8000", "r1", "serving", True, False)])
     return series_in(metrics.render())
 
 
@@ -56,6 +61,7 @@ def operator_series() -> dict[str, set[str]]:
     metrics = OperatorMetrics()
     metrics.count_call(Call("get", PDCLUSTER, "GET", "/"), 200)
     metrics.count_run(LookOutcome.DONE, 0.1)
+    metrics.watch_pools(lambda: [PoolSample("team", "tiny", (("Ready", "False"),), 60, 600)])
     source = (ROOT / "operator" / "pdcluster_operator" / "serving.py").read_text()
     for name in re.findall(r'watch\(\s*"(\w+)"', source):
         metrics.watch(name, name, float)
@@ -75,7 +81,10 @@ def engine_series() -> dict[str, set[str]]:
     """As ``router_series``, from the source: to import it is to import vLLM."""
     source = (ROOT / "connector" / "pdcluster_connector" / "vllm_metrics.py").read_text()
     names = re.findall(r'"(pdcluster:\w+)"', source)
-    return {f"{name}_total": {"kind"} if name.endswith("failures") else set() for name in names}
+    counters = {
+        f"{name}_total": {"kind"} if name.endswith("failures") else set() for name in names if "_info" not in name
+    }
+    return {**counters, **{name: {"protocol"} for name in names if name.endswith("_info")}}
 
 
 def test_every_part_counts_something() -> None:
@@ -120,7 +129,12 @@ def test_all_that_is_counted_is_on_the_dashboard() -> None:
     shown = {metric for expression in expressions() for metric in metrics_in(expression)}
     counted = {name for name in all_series() if not name.endswith(("_created", "_sum", "_count"))}
     # What the API server said is in the log; of an engine's probe the alert tells, for a graph of ones tells nothing.
-    assert counted - shown == {"pdcluster_router_discovery_failures_total", "pdcluster_router_engine_up"}
+    # A line of a trace that is lost is a fault of the disk, and of no request.
+    assert counted - shown == {
+        "pdcluster_router_discovery_failures_total",
+        "pdcluster_router_engine_up",
+        "pdcluster_router_trace_lost_lines_total",
+    }
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
@@ -144,6 +158,9 @@ BOUNDS = {
     "PDClusterSecretsDiffer": ("> 0 > 0", None),
     "PDClusterNobodyLeads": ("== 0", "5m"),
     "PDClusterLooksFail": ("> 10", "15m"),
+    "PDClusterDegraded": ("> 0", "1m"),
+    "PDClusterRefused": ("> 0", "5m"),
+    "PDClusterNotReady": ("", "1m"),
 }
 """Alert to what its expression is compared with, and for how long it has to be so."""
 
@@ -154,6 +171,14 @@ def test_an_alert_comes_at_its_bound_and_after_its_time() -> None:
         for rule in RULES
     }
     assert found == BOUNDS
+
+
+def test_not_ready_is_told_after_the_pools_own_deadline() -> None:
+    (rule,) = [rule for rule in RULES if rule["alert"] == "PDClusterNotReady"]
+    late, deadline = rule["expr"].split(" > ")
+    assert metrics_in(late) == ["pdcluster_operator_not_ready_seconds"]
+    assert metrics_in(deadline) == ["pdcluster_operator_progress_deadline_seconds"]
+    assert late.split(" (")[0] == deadline.split(" (")[0] == "max by"
 
 
 def test_nobody_leads_is_told_when_no_operator_is_left_to_say_so() -> None:
@@ -190,8 +215,11 @@ def test_monitors_find_services_by_the_labels_that_the_operator_gives() -> None:
         assert spec["selector"]["matchLabels"] == selector
         assert spec["namespaceSelector"] == {"any": True}
         assert spec["targetLabels"] == [labels.CLUSTER, labels.ROLE, labels.REVISION]
-    for spec in monitors.values():
-        assert spec["endpoints"] == [{"port": "http", "path": "/metrics", "interval": "30s"}]
+    for name, spec in monitors.items():
+        # Else Prometheus calls the operator's own namespace that of every PDCluster.
+        honors = {"honorLabels": True} if name == "pdcluster-operator" else {}
+        port = "internal" if name == "pdcluster-router" else "http"
+        assert spec["endpoints"] == [{"port": port, "path": "/metrics", "interval": "30s", **honors}]
     (service,) = of_kind("everything on", "Service")
     assert service["spec"]["ports"][0]["name"] == "http"
     assert monitors["pdcluster-operator"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()

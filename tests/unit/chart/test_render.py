@@ -110,12 +110,12 @@ def test_the_operator_is_told_all_that_it_needs() -> None:
     assert container["args"] == [
         "--lease-name=pdcluster-operator",
         f"--lease-namespace={NAMESPACE}",
-        "--router-image=pdcluster/pdcluster:0.1.0",
+        "--router-image=localhost/pdcluster/pdcluster:0.1.0",
         "--api-server-port=443",
         "--api-server-port=6443",
         "--port=8080",
     ]
-    assert container["image"] == "pdcluster/pdcluster:0.1.0"
+    assert container["image"] == "localhost/pdcluster/pdcluster:0.1.0"
     assert of_kind("default", "Deployment")[0]["spec"]["replicas"] == 2
     assert spec["automountServiceAccountToken"] is True
 
@@ -138,7 +138,7 @@ def test_namespaces_images_and_flags_reach_the_operator() -> None:
     assert container["args"][:2] == ["--namespace=team-a", "--namespace=team-b"]
     assert container["args"][-1] == "--workers=4"
     assert "--router-image=mirror/pdcluster:2" in container["args"]
-    assert container["image"] == "pdcluster/pdcluster@sha256:" + "a" * 64
+    assert container["image"] == "localhost/pdcluster/pdcluster@sha256:" + "a" * 64
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
 
 

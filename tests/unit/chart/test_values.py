@@ -24,6 +24,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("an interval without a unit", {"serviceMonitor": {"interval": "30"}}, "/serviceMonitor/interval"),
     ("no port, which would be all", {"networkPolicy": {"apiServerPorts": []}}, "/networkPolicy/apiServerPorts"),
     ("a port that is none", {"networkPolicy": {"apiServerPorts": [0]}}, "/networkPolicy/apiServerPorts/0"),
+    ("ports taken away, which would be all", {"networkPolicy": {"enabled": True, "apiServerPorts": None}}, "missing"),
+    ("a section whose lines are all comments", {"image": None}, "image"),
+    ("a section that is off by default, empty", {"serviceMonitor": None}, "serviceMonitor"),
+    ("a switch taken away", {"rbac": {"create": None}}, "create"),
+    ("no interval", {"serviceMonitor": {"enabled": True, "interval": None}}, "interval"),
 ]
 
 
@@ -32,6 +37,7 @@ def test_it_is_refused_and_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(helm.HelmError) as refused:
         chart().render(values)
     assert message in str(refused.value)
+    assert "values don't meet the specifications of the schema" in str(refused.value)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -41,6 +47,29 @@ def test_what_the_tests_render_is_not_refused(case: str) -> None:
 
 def test_an_amount_may_be_a_number_or_text() -> None:
     chart().validate_schema({"resources": {"requests": {"cpu": 1, "memory": "64Mi"}, "limits": {"cpu": "500m"}}})
+
+
+EMPTY = [
+    "resources",
+    "podLabels",
+    "podAnnotations",
+    "tolerations",
+    "affinity",
+    "priorityClassName",
+    "namespaces",
+    "args",
+]
+
+
+@pytest.mark.parametrize("key", EMPTY)
+def test_what_may_be_empty_may_be_taken_away(key: str) -> None:
+    """As in a pod: ``null`` is how Helm's users say that a chart's default shall not be."""
+    assert chart().render({key: None})
+
+
+@pytest.mark.parametrize("key", ["requests", "limits"])
+def test_an_operator_without_a_limit_is_a_choice(key: str) -> None:
+    assert chart().render({"resources": {key: None}})
 
 
 def test_a_part_of_another_chart_gets_its_global_values() -> None:

@@ -11,12 +11,13 @@ import pytest
 from pdcluster_cli.checks import (
     SYSTEM_LIBRARIES,
     Finding,
-    check_model,
+    check_cache,
     check_modules,
     check_port,
     check_python,
     check_system_libraries,
     count_accelerators,
+    free_bytes,
     problems_of,
 )
 from pdcluster_cli.engines import Device
@@ -72,23 +73,6 @@ def test_a_taken_port_is_named_with_the_cure() -> None:
     assert problem == f"port {port} on 127.0.0.1 cannot be used (Address already in use): {cure}"
 
 
-def test_a_folder_with_a_config_is_a_model(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    assert check_model(tmp_path) == Finding(f"model {tmp_path}")
-
-
-@pytest.mark.parametrize(
-    ("name", "found"), [("empty", "has no config.json"), ("nowhere", "does not exist"), ("file", "is no folder")]
-)
-def test_what_is_no_model_is_named_with_what_is_wanted(tmp_path: Path, name: str, found: str) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").write_text("weights")
-    model = tmp_path / name
-    assert check_model(model).problem == (
-        f"model {model} {found}: --model wants a folder with config.json, weights and a tokenizer"
-    )
-
-
 def test_only_problems_are_shown_in_order() -> None:
     findings = [Finding("a"), Finding("b", "b is wrong"), Finding("c"), Finding("d", "d is wrong")]
     assert problems_of(findings) == ["b is wrong", "d is wrong"]
@@ -97,3 +81,32 @@ def test_only_problems_are_shown_in_order() -> None:
 
 def test_the_cpu_has_no_accelerators() -> None:
     assert count_accelerators(Device.CPU) == 0
+
+
+def test_free_memory_is_the_machines_or_the_containers_where_that_is_less(tmp_path: Path) -> None:
+    meminfo, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
+    assert free_bytes(meminfo, cgroup) is None
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    4096 kB\n")
+    assert free_bytes(meminfo, cgroup) == 4096 << 10
+    cgroup.mkdir()
+    (cgroup / "memory.current").write_text("1000000\n")
+    (cgroup / "memory.stat").write_text("anon 600000\nfile 400000\n")
+    (cgroup / "memory.max").write_text("1500000\n")
+    assert free_bytes(meminfo, cgroup) == 900_000
+    (cgroup / "memory.max").write_text("max\n")
+    assert free_bytes(meminfo, cgroup) == 4096 << 10
+    assert (free_bytes() or 0) > 1 << 20
+
+
+def test_a_cache_that_can_be_made_or_is_there_is_no_problem(tmp_path: Path) -> None:
+    assert check_cache(tmp_path / "a" / "b").problem is None
+    assert check_cache(tmp_path / "a" / "b").problem is None
+
+
+def test_a_cache_that_cannot_be_made_is_named_with_the_variable_that_moves_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file" / "pdcluster", Path("/proc/pdcluster"), Path("/proc/1")):
+        found = check_cache(folder)
+        assert found.problem is not None
+        assert found.problem.startswith(f"{folder} cannot be written (")
+        assert found.problem.endswith("): set PDCLUSTER_CACHE to a folder that can")

@@ -11,6 +11,7 @@ import pytest
 
 from pdcluster_cli.engines import (
     ENGINE_MODULE,
+    OFFLINE,
     PRELOAD,
     Device,
     EnginePlan,
@@ -18,11 +19,13 @@ from pdcluster_cli.engines import (
     engine_argv,
     engine_spec,
     kv_transfer_config,
+    patience_env,
     preload_modules,
     router_argv,
     secret_env,
     zygote_env,
 )
+from pdcluster_cli.parallelism import Parallelism, take_parallelism
 from pdcluster_cli.zygote_wire import MAX_MESSAGE_BYTES, StartOrder
 from pdcluster_protocol.secret import SECRET_VARIABLE, load_secret
 
@@ -80,15 +83,23 @@ def test_the_plans_settings_replace_ours() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("device", "protocol", "has_uni"),
-    [(Device.CPU, "tcp", True), (Device.CUDA, "tcp", False), (Device.NPU, "ascend", False)],
-)
-def test_the_device_chooses_transfer_protocol_and_executor(device: Device, protocol: str, has_uni: bool) -> None:
-    argv = engine_argv(plan(device=device))
-    config = json.loads(value_of(argv, "--kv-transfer-config"))
+@pytest.mark.parametrize(("device", "protocol"), [(Device.CPU, "tcp"), (Device.CUDA, "tcp"), (Device.NPU, "ascend")])
+def test_the_device_chooses_the_transfer_protocol(device: Device, protocol: str) -> None:
+    config = json.loads(value_of(engine_argv(plan(device=device)), "--kv-transfer-config"))
     assert config["kv_connector_extra_config"]["transfer_protocol"] == protocol
-    assert ("--distributed-executor-backend" in argv) == has_uni
+
+
+@pytest.mark.parametrize("parallelism", [Parallelism(), Parallelism(tensor=2), Parallelism(2, 2, 2)])
+def test_no_executor_is_ours_for_vllms_own_choice_fits_the_number_of_ranks(parallelism: Parallelism) -> None:
+    argv = engine_argv(plan(parallelism=parallelism))
+    assert not [word for word in argv if "executor" in word]
+    assert take_parallelism(argv)[0] == parallelism
+
+
+def test_pipeline_stages_on_a_cpu_are_compiled_by_name() -> None:
+    argv = engine_argv(plan(parallelism=Parallelism(pipeline=2), args=("--mine",)))
+    assert argv.index("--enforce-eager") < argv.index("--no-enforce-eager") < argv.index("--mine")
+    assert "--compilation-config" not in engine_argv(plan(parallelism=Parallelism(pipeline=2), device=Device.CUDA))
 
 
 def test_cpu_engines_get_their_own_number_of_threads() -> None:
@@ -104,16 +115,21 @@ def test_what_only_the_cpu_needs_stays_away_from_accelerators(device: Device) ->
     assert not [module for module in preload_modules(device) if "cpu" in module]
 
 
-def test_every_engine_is_offline_and_silent_towards_vllms_makers() -> None:
+def test_every_engine_is_silent_towards_vllms_makers_and_asks_a_hub_only_for_a_users_model() -> None:
     for device in Device:
         env = zygote_env(device)
-        assert (env["HF_HUB_OFFLINE"], env["VLLM_NO_USAGE_STATS"]) == ("1", "1")
+        assert ("HF_HUB_OFFLINE" in env, env["VLLM_NO_USAGE_STATS"]) == (False, "1")
+    assert OFFLINE == {"HF_HUB_OFFLINE": "1"}
+
+
+def test_vllm_waits_for_its_cores_as_long_as_the_start_may_take() -> None:
+    assert patience_env({}, 90.5) == {"VLLM_ENGINE_READY_TIMEOUT_S": "91"}
+    assert patience_env({"VLLM_ENGINE_READY_TIMEOUT_S": "7"}, 90.5) == {"VLLM_ENGINE_READY_TIMEOUT_S": "7"}
 
 
 def test_the_plans_environment_wins_and_none_unsets() -> None:
     env = engine_spec(plan(env={"OMP_NUM_THREADS": "8", "CUDA_VISIBLE_DEVICES": None})).env
     assert (env["OMP_NUM_THREADS"], env["CUDA_VISIBLE_DEVICES"]) == ("8", None)
-    assert env["HF_HUB_OFFLINE"] == "1"
 
 
 def test_the_module_that_runs_is_not_imported_before() -> None:
@@ -139,11 +155,16 @@ def test_a_spec_fits_into_one_message_to_the_zygote() -> None:
 
 def test_the_router_is_told_of_every_engine_by_role() -> None:
     argv = router_argv(
-        prefill=["http://p:1", "http://p:2"], decode=["http://d:3"], port=8000, trace_file=Path("/t"), args=("--x", "y")
+        prefill=["http://p:1", "http://p:2"],
+        decode=["http://d:3"],
+        port=8000,
+        internal_port=8001,
+        trace_file=Path("/t"),
+        args=("--x", "y"),
     )
     assert argv == (
         *("--prefill", "http://p:1", "--prefill", "http://p:2", "--decode", "http://d:3"),
-        *("--port", "8000", "--trace-file", "/t", "--x", "y"),
+        *("--port", "8000", "--internal-port", "8001", "--trace-file", "/t", "--x", "y"),
     )
     assert "--trace-file" not in router_argv(prefill=["p"], decode=["d"], port=1, trace_file=None, args=())
 

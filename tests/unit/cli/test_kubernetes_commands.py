@@ -103,6 +103,18 @@ def test_a_plan_from_the_cluster_asks_where_kubectl_apply_would_put_it(
     assert asked == f"get pdclusters.pdcluster.dev tiny --output=json --ignore-not-found{where}\n"
 
 
+def test_what_runs_may_have_fields_of_a_newer_crd_and_a_file_may_not(
+    tmp_path: Path, example: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newer = {**example, "spec": {**example["spec"], "rails": 4}}
+    document = put(tmp_path, newer)
+    install_kubectl(tmp_path, monkeypatch, f"cat {document}")
+    assert main(["plan", "-f", str(EXAMPLE), "--from-cluster"]) == 0
+    assert "no engine is replaced" in capsys.readouterr().out
+    assert main(["plan", "-f", document]) == 2
+    assert "spec.rails: Extra inputs are not permitted" in capsys.readouterr().err
+
+
 def test_before_the_first_apply_nothing_runs_yet_in_the_cluster_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

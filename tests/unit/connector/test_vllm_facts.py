@@ -103,7 +103,6 @@ def a_config(kv_role: str, settings: dict[str, object]) -> SimpleNamespace:
         device_config=SimpleNamespace(device_type="cpu"),
         model_config=SimpleNamespace(is_attention_free=True),
         speculative_config=None,
-        instance_id="i",
     )
 
 
@@ -134,8 +133,10 @@ def model_config(heads: int, *, has_prefix_cache: bool = True) -> Any:
 def regions_of(tensor: torch.Tensor, num_blocks: int, block_size: int) -> list[RegionLayout]:
     """As read of an engine of TP 1 whose model has as many KV heads as the tensor."""
     config = model_config(tensor.shape[1])
-    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=tensor.shape[1], head_size=8, dtype=torch.int64)
-    return list(read_regions("a", 0, spec, tensor, num_blocks, facts(), config))
+    _, heads, _, content = tensor.shape
+    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=heads, head_size=content // 2, dtype=tensor.dtype)
+    cache = SimpleNamespace(num_blocks=num_blocks, kv_cache_layout=None)
+    return list(read_regions("a", 0, spec, tensor, cache, facts(), config))
 
 
 @pytest.mark.parametrize(
@@ -168,13 +169,23 @@ def test_a_region_says_where_what_prefill_surely_has_may_begin(
     """However it pushes: blocks before a window may be another request's while a lane reads them."""
     engine = engine_facts(EngineRole.PREFILL, Shape(kv_heads=4), Settings(push=push))
     config = model_config(4, has_prefix_cache=has_prefix_cache)
-    (region,) = read_regions("a", 0, spec, torch.zeros(3, 4, 16, 8), 3, engine, config)
+    cache = SimpleNamespace(num_blocks=3, kv_cache_layout=None)
+    (region,) = read_regions("a", 0, spec, torch.zeros(3, 4, 16, 16), cache, engine, config)
     assert region.window_step == step
 
 
 def test_kv_whose_blocks_are_not_one_run_of_bytes_is_refused_at_start() -> None:
     with pytest.raises(ConfigError, match=r"layer a has KV of shape .*VLLM_KV_CACHE_LAYOUT"):
         regions_of(torch.zeros(6, 4, 32, 8)[:, :, ::2], 3, 32)
+
+
+def test_keys_and_values_of_a_released_vllm_ascend_are_refused_at_start() -> None:
+    """Their pages of [tokens, heads] have the bytes of ours: with another TP, heads would be runs of tokens."""
+    keys, values = torch.zeros(100, 128, 4, 128), torch.zeros(100, 128, 4, 128)
+    spec = FullAttentionSpec(block_size=128, num_kv_heads=4, head_size=128, dtype=torch.float32)
+    cache = SimpleNamespace(num_blocks=100, kv_cache_layout=None)
+    with pytest.raises(ConfigError, match=r"layer a has KV of shape \(100, 128, 4, 128\).*4 KV heads and 128 tokens"):
+        list(read_regions("a", 0, spec, (keys, values), cache, facts(), model_config(4)))
 
 
 def memory_of(tensor: torch.Tensor) -> Memory:

@@ -7,6 +7,7 @@ from typing import Any
 from operator_cases.objects import pdcluster
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.core.views import View, view_of
+from pdcluster_operator.kinds import GROUP_SET
 from pdcluster_protocol import labels
 
 KEY = Key("default", "pool")
@@ -70,3 +71,62 @@ def test_a_pdcluster_that_is_gone_leaves_its_children_until_they_go() -> None:
     assert len(caches.picture(KEY, "c1").children) == 1
     caches.drop(child().ref, "u1")
     assert caches.picture(KEY, "c1").children == ()
+
+
+def dead(uid: str, *, owner: str, deaths: int = 1, version: int = 1, name: str = "set-0") -> View:
+    ended = {"exitCode": 1, "reason": "Error"}
+    container = {"name": "engine", "restartCount": deaths, "state": {}, "lastState": {"terminated": ended}}
+    own = {labels.CLUSTER: "pool", labels.ROLE: "decode", labels.REVISION: "r", labels.TEMPLATE: "t"}
+    metadata = {
+        "name": name,
+        "namespace": "default",
+        "uid": uid,
+        "resourceVersion": str(version),
+        "labels": own,
+        "ownerReferences": [{"uid": "o", "kind": owner, "controller": True}],
+    }
+    status = {"containerStatuses": [container] if deaths else []}
+    return view_of({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status})
+
+
+def loops(caches: Caches) -> list[bool]:
+    return [pod.is_looping for pod in caches.picture(KEY, "c1").pods]
+
+
+def test_deaths_of_one_pod_are_counted_from_picture_to_picture() -> None:
+    caches = Caches()
+    caches.put(cluster())
+    for deaths in (1, 2):
+        assert caches.put(dead("a", owner="ReplicaSet", deaths=deaths, version=deaths)) == KEY
+        assert loops(caches) == [False]
+    caches.put(dead("a", owner="ReplicaSet", deaths=3, version=3))
+    assert loops(caches) == [True]
+
+
+def test_a_group_that_dies_in_each_of_its_lives_is_remembered_by_its_name_and_forgotten_with_its_set() -> None:
+    caches = Caches()
+    caches.put(cluster())
+    for uid in ("a", "b", "c"):
+        caches.put(dead(uid, owner="StatefulSet"))
+        assert loops(caches) == [uid == "c"]
+        caches.drop(dead(uid, owner="StatefulSet").ref, uid)
+    caches.put(dead("d", owner="StatefulSet", deaths=0))
+    assert loops(caches) == [True]
+    caches.drop(dead("d", owner="StatefulSet").ref, "d")
+    own = {labels.CLUSTER: "pool", labels.ROLE: "decode", labels.REVISION: "r", labels.TEMPLATE: "t"}
+    metadata = {"name": "set", "namespace": "default", "uid": "s", "resourceVersion": "1", "labels": own}
+    group_set = view_of({"apiVersion": GROUP_SET.api_version, "kind": GROUP_SET.name, "metadata": metadata})
+    caches.put(group_set)
+    caches.drop(group_set.ref, "s")
+    caches.put(dead("e", owner="StatefulSet", deaths=0))
+    assert loops(caches) == [False]
+
+
+def test_names_that_never_come_again_are_not_remembered() -> None:
+    caches = Caches()
+    caches.put(cluster())
+    for uid in ("a", "b", "c"):
+        caches.put(dead(uid, owner="ReplicaSet"))
+        caches.drop(dead(uid, owner="ReplicaSet").ref, uid)
+    caches.put(dead("d", owner="ReplicaSet", deaths=0))
+    assert loops(caches) == [False]

@@ -1,13 +1,15 @@
-"""Any value of a message type, drawn from the types of its fields. Integers stay within 64 bits, as on the wire."""
+"""Any value of a message type, drawn from the types of its fields. Numbers stay within their bounds."""
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, TypeVar, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from hypothesis import strategies as st
 
+from pdcluster_protocol.bounds import bounds_of
 from pdcluster_protocol.fingerprint import KvFingerprint
 
 M = TypeVar("M", bound=msgspec.Struct)
@@ -35,6 +37,11 @@ def _any_value(kind: Any) -> st.SearchStrategy[Any]:
         int: st.integers(-(1 << 63), (1 << 63) - 1),
         bool: st.booleans(),
     }
+    if isinstance(kind, UnionType) or get_origin(kind) is Union:
+        kinds = [one for one in get_args(kind) if one is not msgspec.UnsetType]
+        return st.one_of([st.none() if one is NoneType else _any_value(one) for one in kinds])
+    if get_origin(kind) is Annotated and (bounds := bounds_of(kind)):
+        return st.integers(int(bounds.ge or 0), (1 << 64) - 1 if bounds.le is None else int(bounds.le))
     kind = getattr(kind, "__supertype__", kind)
     if kind in plain:
         return plain[kind]

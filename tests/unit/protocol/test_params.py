@@ -19,13 +19,16 @@ from pdcluster_protocol.params import (
     Receipt,
     Reservation,
     SideChannelAddress,
+    check_seal,
     digest_tokens,
     parse_decode_params,
     parse_reservation,
     receipt_in,
     refusal_in,
+    sealed,
     to_wire,
 )
+from pdcluster_protocol.secret import make_secret
 from unit.protocol.messages import any_message
 
 VLLM_ASCEND_NAMES: Final = {
@@ -64,17 +67,21 @@ RESERVATION: Final = Reservation(
 )
 
 
+CHANNELS: Final = [["h", port, "b"] for port in range(1, 4098)]
+"""One for each of 4,097 ranks."""
+
+
 def over_json(params: DecodeParams | Reservation | PushRefusal | Receipt) -> Any:
     """What the other side sees: engines and proxies between us use Python's own json."""
     return json.loads(json.dumps(to_wire(params)))
 
 
 def address_each_rank(reservation: Reservation) -> Reservation:
-    size = len(reservation.remote_side_channels) or 1
-    addresses = reservation.remote_side_channels or (SideChannelAddress("h", 1, BootId("b")),)
+    named = reservation.remote_side_channels or (SideChannelAddress("h", 1, BootId("b")),)
+    addresses = tuple({(address.host, address.port): address for address in named}.values())
     return msgspec.structs.replace(
         reservation,
-        remote_tp_size=size,
+        remote_tp_size=len(addresses),
         remote_pp_size=1,
         remote_side_channels=addresses,
         remote_block_sizes=(),
@@ -132,19 +139,20 @@ def test_an_engine_that_knows_no_receipts_is_not_asked_for_one_without_need() ->
 
 
 @pytest.mark.parametrize(
-    ("said", "num_tokens"),
+    ("said", "receipt"),
     [
-        (over_json(Receipt(42)), 42),
-        (over_json(Receipt(0)), 0),
+        (over_json(Receipt(42)), Receipt(42)),
+        (over_json(Receipt(0)), Receipt(0)),
+        (over_json(Receipt(42, pdcluster_is_content_compared=True)), Receipt(42, pdcluster_is_content_compared=True)),
         (None, None),
         ({}, None),
         ({"pdcluster_reason": "no"}, None),
         ({"pdcluster_received_tokens": "42"}, None),
     ],
 )
-def test_a_receipt_is_read_from_decodes_answer(said: object, num_tokens: int | None) -> None:
+def test_a_receipt_is_read_from_decodes_answer(said: object, receipt: Receipt | None) -> None:
     reply = json.dumps({"choices": [], "kv_transfer_params": said}).encode()
-    assert receipt_in(reply) == num_tokens
+    assert receipt_in(reply) == receipt
 
 
 @pytest.mark.parametrize("reply", [b"", b"<html>", b"[]", b"{}"])
@@ -207,13 +215,46 @@ def test_a_wrong_type_is_refused_with_its_place(name: str, value: object, messag
         parse_reservation(over_json(RESERVATION) | {name: value})
 
 
-@pytest.mark.parametrize("tp_size", [0, 1, 3])
+@pytest.mark.parametrize("odd", [{"\ud800": 1}, {"wants_digest": "\ud800"}], ids=["a name", "no text"])
+def test_half_a_character_where_no_text_belongs_is_refused(odd: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError, match="a name, or what is no text, has half a character"):
+        parse_reservation(over_json(RESERVATION) | odd)
+
+
+def test_a_reservation_without_a_seal_says_nothing_of_seals() -> None:
+    """Engines of before the seal refuse what they do not know, and the router writes their orders."""
+    assert "seal" not in over_json(RESERVATION)
+    with pytest.raises(ProtocolError, match="has no seal: run the same pdcluster on"):
+        check_seal(RESERVATION, SECRET)
+
+
+@pytest.mark.parametrize("parse", [parse_decode_params, parse_reservation])
+@pytest.mark.parametrize("name", ["transfer_id", "token", "request_id", "remote_engine_id", "remote_side_channels"])
+def test_half_a_character_is_refused_by_the_name_of_its_field(parse: Any, name: str) -> None:
+    """JSON may spell one (a lone surrogate), and what then seals, hashes or sends the text cannot write it."""
+    wire = over_json(PARAMS if parse is parse_decode_params else RESERVATION)
+    if name in wire:
+        odd = [["h\ud800", 5600, "b"]] if name == "remote_side_channels" else "t\ud800"
+        with pytest.raises(ProtocolError, match=rf"{name} has half a character \(U\+D800\)"):
+            parse(wire | {name: odd})
+
+
+@pytest.mark.parametrize("tp_size", [1, 3])
 def test_a_side_channel_for_each_rank_or_the_reservation_is_refused(tp_size: int) -> None:
     with pytest.raises(ProtocolError) as refused:
         parse_reservation(over_json(RESERVATION) | {"remote_tp_size": tp_size})
     assert str(refused.value) == (
         f"decode engine d-0 has TP {tp_size} in 1 stages but named 2 side channels: it must name one for each rank"
     )
+
+
+def test_one_side_channel_for_several_ranks_is_refused() -> None:
+    """One lane would be told of the same push twice."""
+    first, second = RESERVATION.remote_side_channels
+    same = (first, SideChannelAddress(first.host, first.port, second.boot_id))
+    params = over_json(msgspec.structs.replace(RESERVATION, remote_side_channels=same))
+    with pytest.raises(ProtocolError, match="one side channel for several of its 2 ranks: each must have its own"):
+        parse_reservation(params)
 
 
 @given(st.lists(TOKEN_ID, max_size=50), st.lists(TOKEN_ID, max_size=50))
@@ -249,3 +290,50 @@ def test_the_reason_is_found_in_prefills_answer(reason: str) -> None:
 )
 def test_an_answer_without_a_reason_has_none(reply: bytes) -> None:
     assert refusal_in(reply) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"remote_tp_size": -2, "remote_pp_size": -1}, "remote_tp_size is -2"),
+        ({"remote_tp_size": 0}, "remote_tp_size is 0"),
+        ({"remote_tp_size": 4097, "remote_side_channels": CHANNELS}, "remote_tp_size is 4097"),
+        ({"remote_pp_size": 4097, "remote_tp_size": 1, "remote_side_channels": CHANNELS}, "remote_pp_size is 4097"),
+        ({"remote_block_ids": [[3, -4, 9]]}, "remote_block_ids[0][1] is -4"),
+        ({"remote_side_channels": [["h", 5600, "b"], ["h", 70_000, "b"]]}, "remote_side_channels[1].port is 70000"),
+        ({"deadline_ms": 0}, "deadline_ms is 0"),
+    ],
+)
+def test_a_number_out_of_its_bounds_is_refused_by_name(changes: dict[str, object], reason: str) -> None:
+    """It would reach prefill's forward thread."""
+    with pytest.raises(ProtocolError) as refused:
+        parse_reservation(over_json(RESERVATION) | changes)
+    assert f"kv_transfer_params are not Reservation: {reason}, and must be in [" in str(refused.value)
+
+
+SECRET = make_secret("0123456789abcdef")
+CHANGED_ON_THE_WAY = {
+    "attempt": Attempt(7), "token": "x", "deadline_ms": 1, "lost_attempt": Attempt(6), "lost_reason": "late",
+}  # fmt: skip
+
+
+@given(any_message(Reservation, version=OURS).map(address_each_rank))
+def test_a_seal_fits_what_came_over_the_wire_whatever_the_router_changes(reservation: Reservation) -> None:
+    order = msgspec.structs.replace(sealed(reservation, SECRET), **CHANGED_ON_THE_WAY)
+    check_seal(parse_reservation(over_json(order)), SECRET)
+
+
+@pytest.mark.parametrize("name", sorted({*Reservation.__struct_fields__} - {*CHANGED_ON_THE_WAY, "seal"}))
+def test_a_seal_is_over_every_field_that_the_router_does_not_change(name: str) -> None:
+    forged = msgspec.structs.replace(sealed(RESERVATION, SECRET), **{name: another(getattr(RESERVATION, name))})
+    with pytest.raises(ProtocolError, match="not what was sealed"):
+        check_seal(forged, SECRET)
+
+
+def another(value: object) -> object:
+    """Of the same type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    return value + "x" if isinstance(value, str) else (*value, *value) or ((1,),)  # type: ignore[misc]  # a tuple

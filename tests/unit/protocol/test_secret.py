@@ -119,3 +119,58 @@ def test_a_pass_is_good_for_one_body_of_one_cluster(shown: str) -> None:
 def test_what_is_no_pass_is_refused(shown: str) -> None:
     with pytest.raises(ProtocolError):
         OURS.check_pass(shown, ORDER, now_s=NOW)
+
+
+CALL = b'{"remote_host":"10.0.0.7"}'
+
+
+@pytest.mark.parametrize("body", [b"", CALL, bytearray(CALL), b"x" * 1_000_000])
+def test_the_seal_of_a_call_is_known_by_who_has_the_secret(body: bytes) -> None:
+    seal = OURS.seal_call(body)
+    assert len(seal) == 2 * SEAL_BYTES
+    OURS.check_call(seal.encode(), body)
+
+
+@pytest.mark.parametrize(
+    "seal",
+    [
+        THEIRS.seal_call(CALL),
+        OURS.seal_call(CALL + b" "),
+        OURS.seal(b"", CALL).hex(),
+        OURS.mint_pass(CALL, 1).partition(".")[2],
+        OURS.seal_call(CALL).upper(),
+    ],
+    ids=["another cluster's", "another body's", "a frame's", "a pass's", "in capitals"],
+)
+def test_the_seal_of_a_call_is_good_for_one_body_of_one_cluster(seal: str) -> None:
+    with pytest.raises(ProtocolError, match=r"not valid here.* same PDCLUSTER_SECRET"):
+        OURS.check_call(seal.encode(), CALL)
+
+
+@pytest.mark.parametrize("index", range(len(CALL)))
+def test_no_byte_of_a_sealed_call_can_be_changed(index: int) -> None:
+    changed = bytearray(CALL)
+    changed[index] ^= 1
+    with pytest.raises(ProtocolError, match="not valid here"):
+        OURS.check_call(OURS.seal_call(CALL).encode(), changed)
+
+
+@pytest.mark.parametrize("shown", [b"", b"0", b"0" * 31, b"0" * 33, b"\xe9" * 30_000])
+def test_a_call_with_no_seal_is_refused_by_name(shown: bytes) -> None:
+    with pytest.raises(ProtocolError, match="without a seal"):
+        OURS.check_call(shown, CALL)
+
+
+def test_a_seal_of_bytes_that_are_no_text_is_not_valid() -> None:
+    with pytest.raises(ProtocolError, match="not valid here"):
+        OURS.check_call(b"\xe9" * 32, CALL)
+
+
+def test_a_secret_of_any_bytes_is_taken_as_it_is() -> None:
+    """``$(head -c 32 /dev/urandom)``: Python gives a variable's bytes that are no text as surrogates."""
+    raw = bytes([0xFF, 0xFE, 0x80]) * 6
+    ours = load_secret({"PDCLUSTER_SECRET": raw.decode("utf-8", "surrogateescape")}, host="10.0.0.1")
+    other = load_secret({"PDCLUSTER_SECRET": (raw[:-1] + b"\x81").decode("utf-8", "surrogateescape")}, host="10.0.0.1")
+    ours.check(ours.mint(T, FIRST, 1), T, FIRST, 1)
+    with pytest.raises(ProtocolError):
+        ours.check(other.mint(T, FIRST, 1), T, FIRST, 1)

@@ -93,7 +93,7 @@ def test_another_version_is_refused_with_both_values_and_the_cure(version: int) 
 
 
 def test_an_empty_frame_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="speaks version None, ours is 1"):
+    with pytest.raises(ProtocolError, match="speaks version None, ours is 2"):
         parse_to_decode(b"", SEAL)
 
 
@@ -159,6 +159,13 @@ def test_noise_is_refused_and_never_crashes(noise: bytes) -> None:
     for parse in (parse_to_decode, parse_to_prefill):
         with pytest.raises(ProtocolError):
             parse(SEAL.close(noise), SEAL)
+
+
+def test_a_key_that_cannot_be_one_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="not a known message"):
+        parse_to_prefill(SEAL.close(b"\x81\x80\x01"), SEAL)
+    with pytest.raises(ProtocolError, match="not a known message"):
+        parse_to_prefill(frame_of({"type": ["grant"]}), SEAL)
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())

@@ -40,9 +40,10 @@ def test_without_flags_failures_are_tried_again_and_then_recomputed() -> None:
     assert settings.on_prefill_failure is Action.RECOMPUTE
 
 
-def test_without_an_advertised_url_it_is_host_and_port() -> None:
-    assert build_settings(**URLS).metaserver_url == "http://127.0.0.1:8000/v1/metaserver"
-    assert build_settings(**URLS, host="::1").metaserver_url == "http://[::1]:8000/v1/metaserver"
+def test_without_an_advertised_url_it_is_host_and_internal_port() -> None:
+    assert build_settings(**URLS).metaserver_url == "http://127.0.0.1:8001/v1/metaserver"
+    assert build_settings(**URLS, host="::1").metaserver_url == "http://[::1]:8001/v1/metaserver"
+    assert build_settings(**URLS, internal_port=9).metaserver_url == "http://127.0.0.1:9/v1/metaserver"
 
 
 @pytest.mark.parametrize(
@@ -54,8 +55,14 @@ def test_without_an_advertised_url_it_is_host_and_port() -> None:
         ({"decode_urls": ["https://d:2"]}, "http://HOST:PORT"),
         ({"prefill_urls": ["http://p:1/v1"]}, "http://HOST:PORT only"),
         ({"prefill_urls": ["http://p:x"]}, "--prefill"),
+        ({"decode_urls": [f"http://{'d' * 64}.ns.svc:1"]}, "a host that no DNS can know"),
+        ({"decode_urls": ["http://decode..svc:1"]}, "a host that no DNS can know"),
         ({"request_timeout_s": 0}, "--request-timeout"),
         ({"port": 70000}, "--port"),
+        ({"port": 8000, "internal_port": 8000}, "--internal-port 8000 is the clients' port too: choose another one"),
+        ({"port": 65535}, "--internal-port: there is none after --port 65535, name one"),
+        ({"internal_port": -1}, "--internal-port"),
+        ({"engine_api_key": "a b"}, "VLLM_API_KEY"),
         ({"host": "0.0.0.0"}, "--advertise-url"),
         ({"advertise_url": "http://fd00::7:8000"}, r"--advertise-url: .*'http://fd00::7:8000'.*IPv4 first"),
         ({"max_prefill_attempts": 0}, "--max-prefill-attempts"),

@@ -39,6 +39,10 @@ class Place(Enum):
     WORKER = auto()
 
 
+MOONCAKE_PORTS: Final = (15000, 29999)
+"""From which Mooncake draws, both included: the connector sets it so where the environment does not."""
+_PORTS_BESIDE: Final = (30000, 32767)
+"""Up to those that Linux gives to outgoing connections."""
 _PROGRAM: Final = {
     Place.ALONE: ("python3", "-m", "vllm.entrypoints.openai.api_server"),
     Place.LEADER: ("python3", "-m", "vllm.entrypoints.openai.api_server"),
@@ -102,6 +106,7 @@ def engine_env(pool: Pool, role: Role) -> list[Document]:
         {"name": "USER", "value": "pdcluster"},
         {"name": "VLLM_NO_USAGE_STATS", "value": "1"},
         *_device_env(pool.role(role)),
+        *(_port_env(pool) if role is Role.DECODE else ()),
     ]
     given = [variable.to_wire() for variable in pool.role(role).env]
     return list({variable["name"]: variable for variable in (*ours, *given)}.values())
@@ -143,6 +148,26 @@ def _device_env(spec: RoleSpec) -> list[Document]:
         return unbound
     limit = {"containerName": ENGINE, "resource": "limits.cpu", "divisor": "1"}
     return [*unbound, {"name": "OMP_NUM_THREADS", "valueFrom": {"resourceFieldRef": limit}}]
+
+
+def mooncake_ports(port: int, num_ranks: int) -> tuple[int, int] | None:
+    """First and last port that Mooncake may draw where side channels take ``port`` and those after it; None: its own.
+
+    8 ranks from 20100 take 20100 to 20107, so 20108 to 29999: the larger of what is left on either side.
+    """
+    first, last = MOONCAKE_PORTS
+    if port + num_ranks <= first or port > last:
+        return None
+    below, above = (first, port - 1), (port + num_ranks, last)
+    larger = max(below, above, key=lambda piece: piece[1] - piece[0])
+    return larger if larger[0] <= larger[1] else _PORTS_BESIDE
+
+
+def _port_env(pool: Pool) -> list[Document]:
+    """Mooncake listens before the side channel does, and would take its port now and then."""
+    drawn = mooncake_ports(pool.spec.transfer.port, pool.role(Role.DECODE).ranks)
+    names = ("MC_MIN_RPC_PORT", "MC_MAX_RPC_PORT")
+    return [{"name": name, "value": str(port)} for name, port in zip(names, drawn or (), strict=False)]
 
 
 def _json(value: Mapping[str, object]) -> str:

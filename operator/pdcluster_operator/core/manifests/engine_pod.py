@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from pdcluster_operator.api.cluster import TransferProtocol
 from pdcluster_operator.api.role import DeviceKind
 from pdcluster_operator.api.role import Role as RoleSpec
 from pdcluster_operator.core import names
@@ -21,7 +22,9 @@ from pdcluster_operator.core.manifests.command import (
 )
 from pdcluster_operator.core.manifests.pool import (
     ENGINE,
+    ENGINES_KEY,
     HTTP,
+    LAST_WORDS,
     PORT,
     Document,
     Pool,
@@ -36,6 +39,7 @@ from pdcluster_operator.core.manifests.pool import (
 from pdcluster_operator.core.manifests.probes import drain_hook, engine_probes, grace_s
 from pdcluster_operator.core.manifests.strategic_merge import merge_template
 from pdcluster_protocol import labels
+from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
 MAX_PORTS: Final = 64
@@ -43,6 +47,11 @@ MAX_PORTS: Final = 64
 network; more of them than one node has devices would only be noise."""
 ASCEND_GROUP: Final = 1000
 """HwHiAiUser, to whom Ascend's driver gives its devices and libraries on every node."""
+_ON_DEVICES: Final = (2000, 8)
+"""Millicores and GiB that are kept free for each rank where the user gives nothing: a rank's process turns one core
+around and the API server, the tokenizer and the senders share others; driver, PyTorch and buffers take 5 to 8 GiB."""
+_ON_CORES: Final = (250, 1)
+"""The same on CPUs, where the ranks are the work: little, so that a trial fits any node. Give what it really takes."""
 _DEVICES: Final = {DeviceKind.CUDA: "nvidia.com/gpu", DeviceKind.ASCEND: "huawei.com/Ascend910"}
 
 
@@ -50,12 +59,29 @@ def engine_template(pool: Pool, role: Role, revision: str, place: Place = Place.
     """The pod template, with the user's overrides, before its hash is a label of it.
 
     Raises:
-        ConfigError: The overrides cannot be merged.
+        ConfigError: The overrides cannot be merged, or give the engine a key that routers do not have.
     """
     ours = {"metadata": {"labels": _engine_labels(pool, role, revision, place)}, "spec": _pod_spec(pool, role, place)}
     merged = merge_template(ours, pool.role(role).pod_overrides)
+    if _engines_key(merged) != _engines_key(ours):
+        raise ConfigError(
+            f"roles.{role.value}.podOverrides changes env {ENGINES_KEY} of the engine, which routers do not see: put "
+            "it in roles.prefill.env and roles.decode.env, from which routers have it too"
+        )
     # Selectors stand on ours, so they are nobody else's to change.
     return labelled(merged, ours["metadata"]["labels"])
+
+
+def _engines_key(template: Document) -> list[Document]:
+    """What the engine's container is told to ask for."""
+    engines = (one for one in _items(template.get("spec"), "containers") if one.get("name") == ENGINE)
+    return [entry for engine in engines for entry in _items(engine, "env") if entry.get("name") == ENGINES_KEY]
+
+
+def _items(part: object, name: str) -> list[Document]:
+    """The maps in the list of this name, if it is one: overrides may leave anything, and the API server tells it."""
+    found = part.get(name) if isinstance(part, dict) else None
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def _engine_labels(pool: Pool, role: Role, revision: str, place: Place) -> dict[str, str]:
@@ -70,7 +96,7 @@ def _pod_spec(pool: Pool, role: Role, place: Place) -> Document:
         "automountServiceAccountToken": False,
         # A Service called vllm would set VLLM_PORT in every pod, and vLLM would take it for its own.
         "enableServiceLinks": False,
-        "securityContext": _security(spec),
+        "securityContext": _security(pool, spec),
         "terminationGracePeriodSeconds": grace_s(pool.spec.drain.timeout_seconds),
         "containers": [_container(pool, role, place)],
         "volumes": _volumes(pool),
@@ -89,16 +115,21 @@ def _container(pool: Pool, role: Role, place: Place) -> Document:
         "env": engine_env(pool, role),
         "ports": _ports(pool, role, place),
         "resources": _resources(spec),
-        "securityContext": container_security(),
+        "securityContext": container_security(locks_memory=_locks_memory(pool)),
         "volumeMounts": _mounts(pool),
+        **LAST_WORDS,
         **probes,
         "lifecycle": drain_hook(pool.spec.drain.timeout_seconds, place),
     }
 
 
-def _security(spec: RoleSpec) -> Document:
+def _security(pool: Pool, spec: RoleSpec) -> Document:
     groups = {"supplementalGroups": [ASCEND_GROUP]} if spec.device.kind is DeviceKind.ASCEND else {}
-    return {**pod_security(), **groups}
+    return {**pod_security(locks_memory=_locks_memory(pool)), **groups}
+
+
+def _locks_memory(pool: Pool) -> bool:
+    return pool.spec.transfer_protocol is TransferProtocol.RDMA
 
 
 def _ports(pool: Pool, role: Role, place: Place) -> list[Document]:
@@ -114,11 +145,19 @@ def _ports(pool: Pool, role: Role, place: Place) -> list[Document]:
 
 def _resources(spec: RoleSpec) -> Document:
     """What the user gives, and the devices: as a limit, which is a request too (Kubernetes, extended resources)."""
-    given = resources_of(spec.resources)
+    given = resources_of(spec.resources, _requests(spec))
     if not spec.devices_per_pod:
         return given
     name = spec.device.resource_name or _DEVICES[spec.device.kind]
     return {**given, "limits": {**given.get("limits", {}), name: str(spec.devices_per_pod)}}
+
+
+def _requests(spec: RoleSpec) -> dict[str, str]:
+    """4 ranks on GPUs of one pod: 8 cores and 32 GiB."""
+    millicores, gib = _ON_CORES if spec.device.kind is DeviceKind.CPU else _ON_DEVICES
+    ranks = spec.ranks // spec.nodes_per_instance
+    whole, rest = divmod(millicores * ranks, 1000)
+    return {"cpu": f"{millicores * ranks}m" if rest else str(whole), "memory": f"{gib * ranks}Gi"}
 
 
 def _volumes(pool: Pool) -> list[Document]:

@@ -1,13 +1,14 @@
 """NetworkPolicies: who may speak to whom.
 
-    anybody ---> router:8000      routers ---> engines:8000       engines <--> engines of the same pool, all ports
-    router  ---> API server       decode  ---> router:8000        both ---> DNS;  with model.name: HTTPS, to fetch it
+    anybody  ---> router:8000     routers ---> engines:8000       engines <--> engines of the same pool, all ports
+    operator ---> router:8001     decode  ---> router:8001, 8000  both ---> DNS;  with model.name: HTTPS, to fetch it
+    router   ---> API server
 
 Engines of one pool reach each other on all ports, since Mooncake draws its own (15000 to 29999, two for each session)
 and has no authentication; outsiders reach none of them. Old and new revisions share these policies, so nothing in them
 depends on a role's ports or nodes. Probes come from the node, which is always let in (Kubernetes, "Network Policies").
 
-Policies add up: who scrapes engines' metrics, or whose engines fetch from elsewhere, adds a policy for it.
+Policies add up: who scrapes metrics of engines or routers, or whose engines fetch from elsewhere, adds one for it.
 Pods on their node's own network, and RDMA, are beyond any policy.
 """
 
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 from pdcluster_operator.core import names
 from pdcluster_operator.core.manifests.pool import (
+    INTERNAL_PORT,
     PORT,
     ROUTER,
     Document,
@@ -30,6 +32,8 @@ from pdcluster_operator.core.manifests.pool import (
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
 
+OPERATOR: Final = "operator"
+"""Component of the operator's pods."""
 _DNS: Final = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 
 
@@ -37,7 +41,9 @@ def role_policy(pool: Pool, role: Role) -> Document:
     """Of one role's engines."""
     name = names.role_name(pool.name, role)
     peers, routers = {"podSelector": _engines(pool)}, {"podSelector": {"matchLabels": router_selector(pool)}}
-    calls_back = [{"to": [routers], **_tcp(PORT)}] if role is Role.DECODE else []
+    # 8000 too: at an upgrade policies change at once, while routers of before the internal port, which are called back
+    # there, drain for hours.
+    calls_back = [{"to": [routers], **_tcp(INTERNAL_PORT, PORT)}] if role is Role.DECODE else []
     fetches = [_tcp(443)] if pool.spec.model.name else []
     spec = {
         "podSelector": {"matchLabels": engine_selector(pool, role)},
@@ -49,12 +55,12 @@ def role_policy(pool: Pool, role: Role) -> Document:
 
 
 def router_policy(pool: Pool) -> Document:
-    """Of the routers: clients, decode engines and the operator come by one port."""
+    """Of the routers: clients come by one port, decode engines and the operator by another."""
     engines = {"podSelector": _engines(pool)}
     spec = {
         "podSelector": {"matchLabels": router_selector(pool)},
         "policyTypes": ["Ingress", "Egress"],
-        "ingress": [_tcp(PORT)],
+        "ingress": [_tcp(PORT), {"from": [engines, _operator(pool)], **_tcp(INTERNAL_PORT)}],
         "egress": [_DNS, {"to": [engines], **_tcp(PORT)}, _tcp(*pool.api_server_ports)],
     }
     return _policy(metadata_of(pool, names.child_name(pool.name, ROUTER), ROUTER), spec)
@@ -68,6 +74,15 @@ def _engines(pool: Pool) -> Document:
     """Selects all engines of the pool."""
     is_engine: dict[str, Any] = {"key": labels.ROLE, "operator": "In", "values": [role.value for role in Role]}
     return {"matchLabels": {labels.CLUSTER: pool.label}, "matchExpressions": [is_engine]}
+
+
+def _operator(pool: Pool) -> Document:
+    """Selects operators, by the labels that the chart gives them."""
+    named = {"kubernetes.io/metadata.name": pool.operator_namespace} if pool.operator_namespace else {}
+    return {
+        "namespaceSelector": {"matchLabels": named} if named else {},
+        "podSelector": {"matchLabels": {labels.PART_OF: labels.APP_NAME, labels.COMPONENT: OPERATOR}},
+    }
 
 
 def _tcp(*ports: int) -> Document:

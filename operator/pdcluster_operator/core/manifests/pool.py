@@ -26,10 +26,16 @@ HTTP: Final = "http"
 """Name of the port on which engines and routers answer; the router looks for it in EndpointSlices."""
 PORT: Final = HTTP_PORT
 """Its number in every pod. No two pods share an address, and no side channel may have it: so it never conflicts."""
+INTERNAL: Final = "internal"
+"""Name of a router's second port: engines' callbacks, the operator's orders, metrics and pages."""
+INTERNAL_PORT: Final = PORT + 1
+"""Its number. Clients have no business there, and the Service that they reach does not lead to it."""
 ROUTER: Final = "router"
 """Component, and name of the router's container."""
 ENGINE: Final = "engine"
 """Name of an engine's container."""
+ENGINES_KEY: Final = "VLLM_API_KEY"
+"""The variable by which vLLM wants a key of everybody who asks it, and the router sends it."""
 SECRET_KEY: Final = "secret"  # noqa: S105  # the name of a key
 API_SERVER_PORTS: Final = (443, 6443)
 """Of its Service, and of most servers behind it: which one a policy sees depends on the network plugin. It is no pod,
@@ -41,6 +47,7 @@ USER_ID: Final = 10001
 @dataclass(frozen=True, slots=True)
 class Pool:
     """One PDCluster as its children need it. ``router_image``: the operator's own, which holds the router too.
+    ``operator_namespace``: where operators run that may reach the routers' internal port; empty: anywhere.
     ``api_server_ports``: where its routers may reach the API server; never empty, for that would be all ports."""
 
     name: str
@@ -49,6 +56,7 @@ class Pool:
     spec: PDClusterSpec
     router_image: str
     api_server_ports: tuple[int, ...] = API_SERVER_PORTS
+    operator_namespace: str = ""
 
     def role(self, role: Role) -> RoleSpec:
         return self.spec.roles.prefill if role is Role.PREFILL else self.spec.roles.decode
@@ -121,22 +129,32 @@ def secret_ref(pool: Pool) -> Document:
     return {"name": names.child_name(pool.name, SECRET_KEY), "key": SECRET_KEY}
 
 
-def pod_security() -> Document:
-    """Of every pod: the profile "restricted" of Kubernetes' Pod Security Standards. A number for the user, because
-    images of engines name none or root."""
+def pod_security(*, locks_memory: bool = False) -> Document:
+    """The profile "restricted" of Kubernetes' Pod Security Standards. A number for the user, because images of engines
+    name none or root.
+
+    ``locks_memory``: root, and by ``container_security`` with one capability. RDMA pins all KV, containers may lock a
+    few MiB, and Kubernetes gives a capability to nobody but root: it sets no ambient ones, and those of a file do not
+    count where privileges may not grow (each tried on a kernel).
+    """
+    user = 0 if locks_memory else USER_ID
     return {
-        "runAsNonRoot": True,
-        "runAsUser": USER_ID,
-        "runAsGroup": USER_ID,
+        "runAsNonRoot": not locks_memory,
+        "runAsUser": user,
+        "runAsGroup": user,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
 
 
-def container_security() -> Document:
+LAST_WORDS: Final = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+"""Fields of every container: Kubernetes keeps the log's last lines of one that died, and the status tells them."""
+
+
+def container_security(*, locks_memory: bool = False) -> Document:
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
+        "capabilities": {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if locks_memory else {})},
     }
 
 
@@ -157,9 +175,14 @@ def _map_in(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found
 
 
-def resources_of(resources: Resources) -> Document:
-    """As a container's ``resources``; all amounts as text, as the API server itself writes them."""
-    found = {"requests": resources.requests, "limits": resources.limits}
+def resources_of(resources: Resources, requests: Mapping[str, str]) -> Document:
+    """As a container's ``resources``; all amounts as text, as the API server itself writes them.
+
+    ``requests``: where the user gives neither a request nor a limit, which is a request too. Without any a pod is
+    BestEffort, however many devices it has: the first to be evicted, with the least weight on the node's cores.
+    """
+    ours = {name: amount for name, amount in requests.items() if name not in resources.limits}
+    found = {"requests": {**ours, **resources.requests}, "limits": resources.limits}
     return {kind: {name: str(amount) for name, amount in given.items()} for kind, given in found.items() if given}
 
 

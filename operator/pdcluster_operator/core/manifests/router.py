@@ -6,11 +6,17 @@ endpoint is marked, which takes kube-proxies a moment: it takes requests until t
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
+from pdcluster_operator.api.role import EnvVar
 from pdcluster_operator.core import names
 from pdcluster_operator.core.manifests.pool import (
+    ENGINES_KEY,
     HTTP,
+    INTERNAL,
+    INTERNAL_PORT,
+    LAST_WORDS,
     PORT,
     ROUTER,
     Document,
@@ -28,12 +34,19 @@ from pdcluster_operator.core.manifests.pool import (
     secret_ref,
 )
 from pdcluster_operator.core.manifests.strategic_merge import merge_template
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.labels import Role
 from pdcluster_protocol.secret import SECRET_VARIABLE
 
 NOTICE_S: Final = 5
 """Seconds that a removed router still takes new connections: what kube-proxies need to notice on a busy cluster."""
+KEYS_FOLDER: Final = "/etc/pdcluster/api-keys"
+"""A folder and not a single file of one: only folders follow a change of their Secret."""
+KEYS_FILE: Final = "keys"
 MARGIN_S: Final = 10
 """From the end of the drain to the end of the pod; connections get 2 s of it to close."""
+REQUESTS: Final = {"cpu": "100m", "memory": "128Mi"}
+"""Kept free for a router where the user gives nothing: what an idle one takes."""
 
 
 def router_name(pool: Pool) -> str:
@@ -47,6 +60,16 @@ def router_url(pool: Pool) -> str:
     return f"http://{router_name(pool)}.{pool.namespace}.svc{'' if port == 80 else f':{port}'}"
 
 
+def internal_url(pool: Pool) -> str:
+    """Where the operator finds the routers."""
+    return f"http://{internal_name(pool)}.{pool.namespace}.svc:{INTERNAL_PORT}"
+
+
+def internal_name(pool: Pool) -> str:
+    """Of the Service that leads to the routers' internal port."""
+    return names.child_name(pool.name, f"{ROUTER}-{INTERNAL}")
+
+
 def router_service(pool: Pool) -> Document:
     service = pool.spec.router.service
     spec = {
@@ -57,6 +80,16 @@ def router_service(pool: Pool) -> Document:
     metadata = metadata_of(pool, router_name(pool), ROUTER)
     annotated = {**metadata, "annotations": service.annotations} if service.annotations else metadata
     return make_object("v1", "Service", annotated, spec=spec)
+
+
+def internal_service(pool: Pool) -> Document:
+    """For the operator, and for who scrapes. Never of a type that the outside reaches, whatever that of clients is."""
+    spec = {
+        "type": "ClusterIP",
+        "selector": router_selector(pool),
+        "ports": [{"name": INTERNAL, "port": INTERNAL_PORT, "targetPort": INTERNAL, "protocol": "TCP"}],
+    }
+    return make_object("v1", "Service", metadata_of(pool, internal_name(pool), ROUTER), spec=spec)
 
 
 def router_deployment(pool: Pool) -> Document:
@@ -77,17 +110,20 @@ def router_deployment(pool: Pool) -> Document:
 
 def router_argv(pool: Pool) -> list[str]:
     """Every option that follows from the spec; the others keep the router's own defaults."""
-    transfer = pool.spec.transfer
+    transfer, router = pool.spec.transfer, pool.spec.router
     return [
         "--discovery=kubernetes",
         f"--cluster={pool.label}",
         "--host=0.0.0.0",  # a pod's own network
         f"--port={PORT}",
+        f"--internal-port={INTERNAL_PORT}",
         # Decode engines call this very process, never the Service: it holds the request that they are about.
-        f"--advertise-url=http://$(POD_IP):{PORT}",
+        f"--advertise-url=http://$(POD_IP):{INTERNAL_PORT}",
         f"--prefill-timeout={transfer.deadline_seconds}",
         f"--on-prefill-failure={transfer.on_failure.value}",
         f"--drain-timeout={drain_s(pool)}",
+        *([f"--request-timeout={router.request_timeout_seconds}"] if router.request_timeout_seconds else []),
+        *([f"--api-key-file={KEYS_FOLDER}/{KEYS_FILE}"] if router.api_keys_secret_ref else []),
     ]
 
 
@@ -134,7 +170,7 @@ def _pod_spec(pool: Pool) -> Document:
         "terminationGracePeriodSeconds": NOTICE_S + drain_s(pool) + MARGIN_S,
         "topologySpreadConstraints": [spread],
         "containers": [_container(pool)],
-        "volumes": [scratch_volume("tmp")],
+        "volumes": [scratch_volume("tmp"), *_keys_volumes(pool)],
     }
 
 
@@ -145,22 +181,61 @@ def _container(pool: Pool) -> Document:
         "image": pool.router_image,
         "command": ["pdcluster", "router"],
         "args": router_argv(pool),
-        "env": [field_env("POD_IP", "status.podIP"), secret],
-        "ports": [{"name": HTTP, "containerPort": PORT, "protocol": "TCP"}],
-        "resources": resources_of(pool.spec.router.resources),
+        "env": [field_env("POD_IP", "status.podIP"), secret, *_engines_key(pool)],
+        "ports": [
+            {"name": HTTP, "containerPort": PORT, "protocol": "TCP"},
+            {"name": INTERNAL, "containerPort": INTERNAL_PORT, "protocol": "TCP"},
+        ],
+        "resources": resources_of(pool.spec.router.resources, REQUESTS),
         "securityContext": container_security(),
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108  # a folder in the container
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # a folder in the container
+            *({"name": one["name"], "mountPath": KEYS_FOLDER, "readOnly": True} for one in _keys_volumes(pool)),
+        ],
+        **LAST_WORDS,
         **_probes(),
         # Every image with a shell has it; Kubernetes' own sleep can be switched off (gate PodLifecycleSleepAction).
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(NOTICE_S)]}}},
     }
 
 
+def _keys_volumes(pool: Pool) -> list[Document]:
+    keys = pool.spec.router.api_keys_secret_ref
+    if keys is None:
+        return []
+    return [{"name": "api-keys", "secret": {"secretName": keys.name, "items": [{"key": keys.key, "path": KEYS_FILE}]}}]
+
+
+def _engines_key(pool: Pool) -> list[Document]:
+    """The engines' own entry, once.
+
+    Raises:
+        ConfigError: The roles have different ones, and a router sends one.
+    """
+    found = {role: next((one for one in pool.role(role).env if one.name == ENGINES_KEY), None) for role in Role}
+    prefill, decode = (found[role] for role in Role)
+    if prefill != decode:
+        raise ConfigError(
+            f"env {ENGINES_KEY} is {_key_told(prefill)} in roles.prefill and {_key_told(decode, prefill)} in "
+            "roles.decode: give both roles the same, for routers send one key to all engines"
+        )
+    return [prefill.to_wire()] if prefill else []
+
+
+def _key_told(entry: EnvVar | None, other: EnvVar | None = None) -> str:
+    """Where it comes from; never what it is."""
+    if entry is None:
+        return "not set"
+    if entry.value_from is not None:
+        return json.dumps(entry.value_from, sort_keys=True)
+    return "another value" if other is not None and other.value_from is None else "a value"
+
+
 def _probes() -> Document:
     """Ready when a request could be answered (``/health``), so that a new router never takes one before it has found
     the engines. Alive as long as it says anything: a pool without engines is no fault of its routers."""
     ready = {"httpGet": {"path": "/health", "port": HTTP}}
-    alive = {"httpGet": {"path": "/", "port": HTTP}}
+    alive = {"httpGet": {"path": "/", "port": INTERNAL}}
     return {
         "startupProbe": {**alive, "periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 60},
         "readinessProbe": {**ready, "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 2},

@@ -1,28 +1,15 @@
-"""The options of ``pdcluster local``, and the engines that follow from them."""
+"""The options of ``pdcluster local``: what they say, and what contradicts itself is refused in one line."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import pytest
 
-from pdcluster_cli.engines import Device, EnginePlan, Role
-from pdcluster_cli.local.options import (
-    CPU_ARGS,
-    SHARED_ACCELERATOR_ARGS,
-    TINY_MODEL_ARGS,
-    Machine,
-    Options,
-    add_arguments,
-    device_env,
-    engine_args,
-    join_args,
-    parse_options,
-    plan_engines,
-)
-
-CPU = Machine(Device.CPU, num_cores=8, num_accelerators=0)
+from pdcluster_cli.engines import Device
+from pdcluster_cli.local.options import DEFAULT_START_TIMEOUT_S, Options, add_arguments, join_args, parse_options
+from pdcluster_cli.parallelism import ONE_RANK, Parallelism
+from pdcluster_protocol.errors import ConfigError
 
 
 def parse(*words: str) -> Options:
@@ -31,20 +18,18 @@ def parse(*words: str) -> Options:
     return parse_options(parser.parse_args(join_args(words)))
 
 
-def plans(options: Options, machine: Machine = CPU) -> list[EnginePlan]:
-    ports = range(9000, 9000 + options.prefill + options.decode)
-    return plan_engines(options, machine, model=Path("/m"), folder=Path("/logs"), ports=ports)
-
-
 def test_without_options_it_is_one_engine_of_each_role_and_the_tiny_model() -> None:
     assert parse() == Options(
         model=None,
         prefill=1,
         decode=1,
         port=8000,
+        prefill_parallelism=ONE_RANK,
+        decode_parallelism=ONE_RANK,
         prefill_args=(),
         decode_args=(),
         device=None,
+        start_timeout_s=DEFAULT_START_TIMEOUT_S,
         is_once=False,
         question=None,
     )
@@ -52,18 +37,23 @@ def test_without_options_it_is_one_engine_of_each_role_and_the_tiny_model() -> N
 
 def test_every_option_arrives() -> None:
     words = ["--model", "/m", "--prefill", "2", "--decode", "3", "--port", "9", "--device", "npu"]
+    words += ["--prefill-tp", "4", "--prefill-pp", "2", "--decode-tp", "3", "--decode-dp", "5", "--start-timeout", "90"]
     options = parse(*words, "--prefill-args", "--a 'b c'", "--decode-args", "--x", "--once", "Why?")
     assert options == Options(
-        model=Path("/m"),
+        model="/m",
         prefill=2,
         decode=3,
         port=9,
+        prefill_parallelism=Parallelism(4, 2, 1),
+        decode_parallelism=Parallelism(3, 1, 5),
         prefill_args=("--a", "b c"),
         decode_args=("--x",),
         device=Device.NPU,
+        start_timeout_s=90.0,
         is_once=True,
         question="Why?",
     )
+    assert (options.num_engines, options.num_ranks) == (5, 2 * 8 + 3 * 15)
 
 
 def test_once_alone_asks_the_built_in_question() -> None:
@@ -79,8 +69,14 @@ def test_once_alone_asks_the_built_in_question() -> None:
         (["--port", "0"], "port 0: use 1 to 65535"),
         (["--port", "65536"], "port 65536: use 1 to 65535"),
         (["--prefill-args", "--a 'b"], "No closing quotation: check the quotes"),
+        (["--prefill-tp", "0"], "use 1 to 64"),
+        (["--decode-pp", "two"], "use 1 to 64"),
+        (["--start-timeout", "0"], "0 seconds: use 1 to 86400"),
+        (["--start-timeout", "nan"], "nan seconds: use 1 to 86400"),
         (["--device", "tpu"], "invalid choice: 'tpu'"),
-        (["--decode", "many"], "invalid"),
+        (["--decode", "many"], "many engines: use 1 to 64"),
+        (["--port", "http"], "port http: use 1 to 65535"),
+        (["--start-timeout", "soon"], "soon seconds: use 1 to 86400"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(
@@ -103,49 +99,69 @@ def test_only_the_word_after_engine_arguments_is_joined() -> None:
     assert join_args(["--decode-args"]) == ["--decode-args"]
 
 
-def test_prefill_engines_come_first_each_with_its_own_port_log_and_trace() -> None:
-    planned = plans(parse("--prefill", "2", "--decode", "1"))
-    assert [(plan.name, plan.role, plan.port) for plan in planned] == [
-        ("prefill-0", Role.PREFILL, 9000),
-        ("prefill-1", Role.PREFILL, 9001),
-        ("decode-0", Role.DECODE, 9002),
-    ]
-    assert [plan.log_path for plan in planned] == [Path(f"/logs/{plan.name}.log") for plan in planned]
-    assert [plan.trace_file for plan in planned] == [Path(f"/logs/{plan.name}.trace") for plan in planned]
+@pytest.mark.parametrize(
+    "words", ["--tensor-parallel-size 2", "--tensor-parallel-size=2", "-tp 2", "--tensor_parallel_size 2"]
+)
+def test_sizes_in_vllms_own_words_are_the_same_sizes(words: str) -> None:
+    options = parse("--prefill-args", f"{words} --block-size 32")
+    assert options.prefill_parallelism == Parallelism(tensor=2)
+    assert options.prefill_args == ("--block-size", "32")
+    assert options.decode_parallelism == ONE_RANK
 
 
-@pytest.mark.parametrize(("num_cores", "num_threads"), [(8, 4), (3, 1), (1, 1)])
-def test_engines_share_the_cores_and_each_has_one(num_cores: int, num_threads: int) -> None:
-    machine = Machine(Device.CPU, num_cores, 0)
-    assert [plan.num_threads for plan in plans(parse(), machine)] == [num_threads, num_threads]
+def test_a_size_may_be_said_twice_and_not_in_two_ways() -> None:
+    assert parse("--decode-tp", "2", "--decode-args", "-tp 2 -dp 3").decode_parallelism == Parallelism(2, 1, 3)
+    with pytest.raises(
+        ConfigError, match=r"^--decode-args: tensor parallel size is both 2 and 4 \(--tensor-parallel-si"
+    ):
+        parse("--decode-tp", "2", "--decode-args", "--tensor-parallel-size 4")
 
 
-def test_the_users_arguments_follow_ours() -> None:
-    options = parse("--prefill-args", "--p", "--decode-args", "--d")
-    assert engine_args(options, Role.PREFILL, CPU) == (*CPU_ARGS, *TINY_MODEL_ARGS, "--p")
-    assert engine_args(options, Role.DECODE, CPU) == (*CPU_ARGS, *TINY_MODEL_ARGS, "--d")
+@pytest.mark.parametrize("words", ["-tp", "-tp x", "--data-parallel-size=0", "-pp 65"])
+def test_a_size_that_is_none_is_refused_by_name(words: str) -> None:
+    name = words.partition("=")[0].split()[0]
+    with pytest.raises(ConfigError, match=f"^--prefill-args: {name} .*: use 1 to 64$"):
+        parse("--prefill-args", words)
 
 
-def test_ones_own_model_is_served_as_it_is() -> None:
-    assert engine_args(parse("--model", "/m"), Role.PREFILL, CPU) == CPU_ARGS
+@pytest.mark.parametrize("executor", ["mp", "ray", "external_launcher", "my.Executor"])
+def test_any_executor_that_is_asked_for_is_left_alone(executor: str) -> None:
+    words = f"--distributed-executor-backend {executor}"
+    assert parse("--prefill-tp", "2", "--prefill-args", words).prefill_args == tuple(words.split())
 
 
-@pytest.mark.parametrize(("count", "expected"), [(1, SHARED_ACCELERATOR_ARGS), (2, ()), (8, ())])
-def test_memory_is_shared_only_when_accelerators_are_too_few(count: int, expected: tuple[str, ...]) -> None:
-    machine = Machine(Device.CUDA, 8, count)
-    assert engine_args(parse("--model", "/m"), Role.DECODE, machine) == expected
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--distributed-executor-backend foo", "foo"),
+        ("--distributed_executor_backend=MP", "MP"),
+        ("--distributed-executor-backend", "without a value"),
+    ],
+)
+def test_an_executor_that_vllm_does_not_have_is_refused_with_those_that_it_has(words: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse("--decode-args", words)
+    assert str(refused.value) == (
+        f"--decode-args: --distributed-executor-backend {said}: vLLM has mp, ray, uni and external_launcher, or takes "
+        "a class by its whole name (module.Class)"
+    )
 
 
-def test_accelerators_are_dealt_round_robin() -> None:
-    planned = plans(parse("--prefill", "2", "--decode", "1"), Machine(Device.CUDA, 8, 2))
-    assert [plan.env for plan in planned] == [{"CUDA_VISIBLE_DEVICES": number} for number in "010"]
-    assert device_env(Machine(Device.NPU, 8, 4), 3, 4) == {"ASCEND_RT_VISIBLE_DEVICES": "3"}
+@pytest.mark.parametrize("words", ["--distributed-executor-backend uni", "--distributed_executor_backend=uni"])
+def test_an_executor_of_one_rank_is_refused_for_two(words: str) -> None:
+    assert parse("--prefill-dp", "2", "--prefill-args", words)
+    with pytest.raises(
+        ConfigError, match=r"^--prefill-args: --distributed-executor-backend uni runs one rank, and TP 2 x"
+    ):
+        parse("--prefill-tp", "2", "--prefill-args", words)
 
 
-@pytest.mark.parametrize("machine", [CPU, Machine(Device.CUDA, 8, 0)])
-def test_without_accelerators_nothing_is_hidden(machine: Machine) -> None:
-    assert device_env(machine, 0, 2) == {}
-
-
-def test_one_engine_sees_every_accelerator() -> None:
-    assert device_env(Machine(Device.CUDA, 8, 4), 0, 1) == {}
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    "words", ["--port 9999", "--port=9999", "--host 0.0.0.0", "--uds /x", "--ssl_keyfile k", "--headless"]
+)
+def test_what_would_take_an_engine_from_where_it_is_asked_is_refused(role: str, words: str) -> None:
+    """Ten minutes later it would be told as an engine that does not become ready, behind its own "startup complete"."""
+    name = words.replace("=", " ").split()[0].replace("_", "-")
+    with pytest.raises(ConfigError, match=rf"--{role}-args: {name} .*: leave it out"):
+        parse(f"--{role}-args", words)

@@ -70,8 +70,9 @@ def test_of_no_bytes_no_share_is_known() -> None:
 def test_the_report_is_a_table_that_a_person_reads() -> None:
     report = build_report(REQUEST, [push(10.1, 10.15, 10.18, 10.3)])
     assert report is not None
-    assert format_report(report).splitlines() == [
+    assert format_report(report, "300 tokens compared").splitlines() == [
         "Transfer report",
+        "  proven                 300 tokens compared",
         "  prompt                 100 tokens (16 cached on decode)",
         "  layers                 4",
         "  KV pushed              4.0 MiB",
@@ -89,7 +90,7 @@ def test_a_moment_that_is_missing_is_unknown_and_not_zero() -> None:
     )
     assert report is not None
     assert (report.prefill_s, report.hand_over_s, report.cached_tokens) == (None, None, 0)
-    text = format_report(report)
+    text = format_report(report, "300 tokens compared")
     assert "prefill                unknown\n" in text
     assert "hand-over              unknown (" in text
     assert "0.5 KiB" in text

@@ -29,7 +29,7 @@ from unit.connector.core.test_reception import (
 
 def test_an_engine_that_holds_a_layer_differently_is_refused_with_both_values_and_both_names() -> None:
     theirs = layout()
-    other = msgspec.structs.replace(theirs.regions[0], page_tokens=24, page_bytes=96)
+    other = msgspec.structs.replace(theirs.regions[0], page_tokens=24, page_stride=96, page_bytes=96)
     said = msgspec.structs.replace(hello(), layout=msgspec.structs.replace(theirs, regions=(other, theirs.regions[1])))
     reply = hear(reception(is_greeted=False), said)
     assert isinstance(reply, Refusal)

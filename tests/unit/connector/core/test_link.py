@@ -75,6 +75,32 @@ def test_windows_of_which_prefill_has_every_block_are_pushed(ours: RegionLayout,
     assert plan_link(rank(ours), rank(theirs)).owed_bytes([[(32, 64)]]) == 2 * 64
 
 
+@pytest.mark.parametrize(
+    ("prefill", "decode", "source", "target", "num_rows"),
+    [
+        pytest.param((1, 2), (0, 1), 0, 4, 4, id="the second half of the heads, TP 2 to 1"),
+        pytest.param((0, 1), (1, 2), 4, 0, 4, id="the second half of the heads, TP 1 to 2"),
+        pytest.param((1, 2), (3, 4), 2, 0, 2, id="heads 6 and 7, TP 2 to 4"),
+        pytest.param((3, 4), (1, 2), 0, 2, 2, id="heads 6 and 7, TP 4 to 2"),
+        pytest.param((5, 16), (1, 4), 0, 0, 1, id="head 2, which two ranks hold, to 2 and 3"),
+        pytest.param((7, 16), (1, 4), 0, 1, 1, id="head 3, which two ranks hold, to 2 and 3"),
+    ],
+)
+def test_heads_are_counted_from_each_ranks_own_first(
+    prefill: tuple[int, int], decode: tuple[int, int], source: int, target: int, num_rows: int
+) -> None:
+    """8 heads of 16 tokens of 1 byte: a head is a row of 16 bytes. ``prefill``, ``decode``: rank and TP size."""
+
+    def of(tp_rank: int, tp_size: int) -> RankLayout:
+        page = max(1, 8 // tp_size) * 16
+        eight = changed(PLAIN, heads=8, page_stride=page, page_bytes=page)
+        return rank(eight, tp_rank=tp_rank, tp_size=tp_size)
+
+    (shape,) = plan_link(of(*prefill), of(*decode)).shapes
+    assert (shape.source.offset, shape.target.offset) == (source * 16, target * 16)
+    assert shape.piece_bytes == num_rows * 16
+
+
 def test_state_is_not_resharded() -> None:
     with pytest.raises(ProtocolError, match=r"layer s has TP 2 on prefill, 1 on decode: give both the same --tensor"):
         plan_link(rank(STATE, tp_size=2), rank(STATE))

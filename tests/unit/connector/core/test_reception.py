@@ -86,7 +86,7 @@ def greet(made: Reception, message: Hello | None = None, peer: PeerId = PEER, se
     (invite,) = made.hear(peer, message, now=0.0)
     assert invite == Invite(peer, message.boot_id)
     session = session or f"s-{message.boot_id}"
-    (reply,) = made.invited(peer, SessionId(session), now=0.0)
+    (reply,) = made.invited((peer,), SessionId(session), now=0.0)
     assert reply == Reply(peer, msgspec.structs.replace(WELCOME, session=session))
 
 
@@ -124,7 +124,7 @@ def cuts_of(commands: Iterable[Command]) -> tuple[list[Cut], list[PeerId]]:
 
 
 def reason_of(message: ToPrefill) -> str:
-    assert isinstance(message, Denial)
+    assert isinstance(message, Denial | Refusal)
     return message.reason
 
 
@@ -371,3 +371,29 @@ def test_the_session_of_an_engine_that_is_silent_for_long_is_closed() -> None:
     list(made.hear(OTHER, Progress(T, FIRST, 0), now=SESSION_IDLE_S / 2))
     assert cuts_of(made.expire(now=SESSION_IDLE_S)) == ([Cut(SESSION, is_idle=True)], [PEER])
     assert list(made.expire(now=SESSION_IDLE_S + 10)) == []
+
+
+def without(name: str) -> RankLayout:
+    regions = [msgspec.structs.replace(region, **{name: 0}) for region in layout().regions]
+    return msgspec.structs.replace(layout(), regions=tuple(regions))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (msgspec.structs.replace(layout(0, 1), tp_size=1 << 40), "says TP 1099511627776 in 1 stages"),
+        (msgspec.structs.replace(layout(0, 1), tp_size=-1), "says TP -1"),
+        (msgspec.structs.replace(layout(0, 1), num_stages=0), "in 0 stages"),
+        *((without(one), "prefill engine p and decode engine") for one in ("page_tokens", "pages_per_block", "heads")),
+    ],
+)
+def test_a_hello_whose_sizes_mean_nothing_is_refused_at_once(changed: RankLayout, words: str) -> None:
+    refusal = hear(reception(is_greeted=False), msgspec.structs.replace(hello(), layout=changed))
+    assert isinstance(refusal, Refusal)
+    assert words in refusal.reason
+
+
+def test_engines_that_move_bytes_by_different_protocols_are_refused_with_both_values_and_the_cure() -> None:
+    refusal = hear(reception(is_greeted=False), msgspec.structs.replace(hello(), transfer_protocol="rdma"))
+    words = ("prefill engine p moves KV by 'rdma'", "by ''", "give both the same transfer_protocol")
+    assert all(word in reason_of(refusal) for word in words)

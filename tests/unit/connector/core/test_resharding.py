@@ -48,6 +48,39 @@ def test_from_tp_2_to_4_each_decode_rank_has_one_contributor_and_nothing_travels
 
 
 @pytest.mark.parametrize(
+    ("rank", "sent", "copied", "landed"),
+    [
+        pytest.param(0, [(1, range(2))], [(0, range(2), range(2))], [(0, 1, range(2, 3))], id="rank 0 holds 0 and 1"),
+        pytest.param(
+            1,
+            [(0, range(1)), (2, range(1, 2))],
+            [(0, range(1), range(2, 3)), (1, range(1, 2), range(1))],
+            [(0, 0, range(2)), (1, 2, range(1, 3))],
+            id="rank 1 holds 2 and 3",
+        ),
+        pytest.param(2, [(1, range(2))], [(1, range(2), range(1, 3))], [(1, 1, range(1))], id="rank 2 holds 4 and 5"),
+    ],
+)
+def test_six_heads_from_tp_3_to_2_are_counted_from_each_ranks_own_first(
+    rank: int,
+    sent: list[tuple[int, range]],
+    copied: list[tuple[int, range, range]],
+    landed: list[tuple[int, int, range]],
+) -> None:
+    """Decode rank 0 has heads 0..2, and rank 1 has 3..5. Two stripes: each contributor owns one of them.
+
+    ``sent``: (to, heads of ours). ``copied``: (decode rank, heads of ours, heads of decode's). ``landed``: (decode
+    rank, from, heads of decode's).
+    """
+    (turn,) = plan_rounds(PrefillRank(rank, 3), [shape_of(Pages(128), 3, 6, 2)], [item(512, decode_tp=2)], PLENTY)
+    (exchange,) = turn.exchanges
+    decode_rank_at = {part.offset: part.decode_rank for part in exchange.parts}
+    assert [(gather.peer, gather.heads) for gather in exchange.gathers] == sent
+    assert [(decode_rank_at[copy.place.offset], copy.heads, copy.place.heads) for copy in exchange.copies] == copied
+    assert [(decode_rank_at[land.place.offset], land.peer, land.place.heads) for land in exchange.landings] == landed
+
+
+@pytest.mark.parametrize(
     ("prefill_tp", "decode_tp", "kv_heads", "expected"),
     [(4, 2, 8, True), (2, 2, 8, False), (8, 4, 2, False), (8, 2, 4, True), (2, 4, 2, False), (4, 8, 1, False)],
 )

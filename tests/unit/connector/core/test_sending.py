@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_connector.core.sending import Commands, Cut, Phase, Push, PushKey, Release, Send
+from pdcluster_connector.core.sending import Commands, Cut, Digest, Phase, Push, PushKey, Release, Send
 from pdcluster_protocol.ids import Attempt, BootId, TransferId
 from pdcluster_protocol.side_channel import Done, Failed, Fenced, Open, Progress
 
@@ -214,3 +214,36 @@ def test_nothing_is_said_twice_after_the_end() -> None:
     assert push.expire(now=99.0) == ()
     assert not push.may_write
     assert push.reason == "first"
+
+
+def compared_push() -> Push:
+    push = new_push()
+    push.wants_digest = True
+    push.plan(10, 2, is_last=True)
+    push.grant(LEASE_S, now=0.0)
+    push.submitted()
+    return push
+
+
+def test_a_push_whose_content_is_compared_keeps_its_blocks_until_they_are_digested() -> None:
+    push = compared_push()
+    assert push.written(10) == (Digest(),)
+    assert push.may_write, "it still holds its grant, and renews it"
+    assert push.expire(now=LEASE_S / 2) == (Send(Progress(*KEY, 10)),)
+    assert push.grant(LEASE_S, now=1.0) == (), "the digest is asked for once"
+    assert push.digested(77) == (Send(Done(*KEY, 10, 2, 77)), Release())
+    assert push.phase is Phase.DONE
+
+
+def test_a_digest_of_nothing_is_a_digest() -> None:
+    push = compared_push()
+    push.written(10)
+    assert push.digested(0) == (Send(Done(*KEY, 10, 2, 0)), Release())
+
+
+def test_a_push_that_stops_while_it_is_digested_says_nothing_of_its_content() -> None:
+    push = compared_push()
+    push.written(10)
+    assert push.revoke(now=1.0) == (CLEAN, Release())
+    assert push.digested(77) == ()
+    assert push.phase is Phase.STOPPED

@@ -10,6 +10,7 @@ import pytest
 
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
+from pdcluster_connector.steps import ContentOrder, DecodeStep
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.metaserver import Outcome, failed, succeeded
 from pdcluster_protocol.params import DecodeParams, Reservation, SideChannelAddress, digest_tokens, to_wire
@@ -43,7 +44,8 @@ class Bench:
     def __init__(self, *more_groups: KvGroup) -> None:
         self.metaserver = FakeMetaserver()
         self.outcomes: deque[tuple[RequestId, Outcome]] = deque()
-        engine = DecodeEngine(EngineId("d"), 1, (KvGroup(16), *more_groups), (ADDRESS,), SECRET)
+        groups = (KvGroup(16), *more_groups)
+        engine = DecodeEngine(EngineId("d"), 1, groups, (ADDRESS,), SECRET, transfer_protocol="tcp")
         self.scheduler = DecodeScheduler(engine, self.metaserver, self.outcomes)
 
     def add(self, request_id: RequestId = R, transfer: str = "t", now: float = 0.0) -> None:
@@ -179,10 +181,29 @@ def test_an_outcome_after_the_end_is_ignored() -> None:
     assert bench.scheduler.step().cancels == ()
 
 
-def test_the_same_transfer_under_a_second_request_id_does_not_reserve_again() -> None:
-    bench = waiting_bench()
-    bench.add(RequestId("again"))
-    assert bench.scheduler.external_tokens(RequestId("again"), 0) == 0
+def test_a_second_sequence_of_a_live_transfer_is_refused_and_the_first_goes_on() -> None:
+    bench, second = waiting_bench(), RequestId("second")
+    bench.add(second)
+    assert bench.scheduler.external_tokens(second, 0) == 40
+    bench.scheduler.reserve(second, ([9, 10, 11, 12],), 40, now=10.0)
+    step = bench.scheduler.step()
+    assert [e.request_id for e in step.expects] == [c.request_id for c in step.cancels] == [second]
+    assert "transfer t has a sequence on this decode engine already" in step.cancels[0].reason
+    assert len(bench.metaserver.posts) == 1
+    assert bench.scheduler.finish(second) is None
+    bench.outcomes.append((R, succeeded(Attempt(1))))
+    assert [ended.request_id for ended in bench.scheduler.step().ended] == [R]
+
+
+def test_the_same_parameters_already_aborted_under_another_id_change_nothing() -> None:
+    """What vLLM's API layer does after a load failure or a timeout."""
+    bench, again = waiting_bench(), RequestId("again")
+    bench.add(again)
+    bench.scheduler.finish(again)
+    assert bench.scheduler.step() == DecodeStep()
+    bench.add(RequestId("third"))
+    assert bench.scheduler.external_tokens(RequestId("third"), 0) == 40
+    assert len(bench.metaserver.posts) == 1
 
 
 def test_bad_parameters_fail_the_request_in_vllms_own_way() -> None:
@@ -291,14 +312,38 @@ def receipt_of(*, wants: bool = True, ended: bool = True, failed: bool = False, 
 
 
 def test_an_answer_says_how_much_was_pushed_if_that_was_wanted() -> None:
-    assert receipt_of() == {"pdcluster_received_tokens": 40}
-    assert receipt_of(cached=16) == {"pdcluster_received_tokens": 24}
+    assert receipt_of() == {
+        "pdcluster_received_tokens": 40,
+        "pdcluster_is_content_compared": True,
+        "pdcluster_transfer_protocol": "tcp",
+    }
+    assert receipt_of(cached=16) == {
+        "pdcluster_received_tokens": 24,
+        "pdcluster_is_content_compared": True,
+        "pdcluster_transfer_protocol": "tcp",
+    }
     assert receipt_of(wants=False) is None
+
+
+def test_a_request_whose_content_is_compared_is_announced_with_decodes_own_blocks_and_prefill_is_told() -> None:
+    for wants in (True, False):
+        bench = Bench()
+        params = msgspec.structs.replace(decode_params(), wants_receipt=wants)
+        bench.scheduler.add(R, to_wire(params), TOKENS, now=0.0)
+        bench.scheduler.reserve(R, ((1, 2, 3),), bench.scheduler.external_tokens(R, 0), now=0.0)
+        (expect,) = bench.scheduler.step().expects
+        ((_, _, reservation, _),) = bench.metaserver.posts
+        assert reservation.wants_digest is wants
+        assert expect.content == (ContentOrder(expect.spans, ((1, 2, 3),)) if wants else None)
 
 
 def test_nothing_was_pushed_when_a_rank_failed_the_wait_did_not_end_or_nothing_was_missing() -> None:
     for receipt in (receipt_of(failed=True), receipt_of(ended=False), receipt_of(cached=40)):
-        assert receipt == {"pdcluster_received_tokens": 0}
+        assert receipt == {
+            "pdcluster_received_tokens": 0,
+            "pdcluster_is_content_compared": False,
+            "pdcluster_transfer_protocol": "tcp",
+        }
 
 
 def test_parameters_that_decode_refused_get_no_receipt() -> None:

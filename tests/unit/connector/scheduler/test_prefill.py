@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -10,9 +12,10 @@ from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillSchedule
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import PrefillStep
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
-from pdcluster_protocol.params import Reservation, SideChannelAddress, digest_tokens, for_attempt, to_wire
+from pdcluster_protocol.params import Reservation, SideChannelAddress, digest_tokens, for_attempt, sealed, to_wire
 from pdcluster_protocol.secret import make_secret
 
+LIFE = BootId("life")
 SECRET, STRANGER = make_secret("of this cluster!"), make_secret("of another one !")
 TOKENS = list(range(100, 140))
 R = RequestId("r")
@@ -41,8 +44,8 @@ def reservation(cached: int = 0) -> Reservation:
 
 
 def scheduler(wanted: Reservation, timing: PushTiming = PushTiming.LAYERWISE) -> PrefillScheduler:
-    made = PrefillScheduler(PrefillEngine(1, (8,), (KvGroup(16),)), timing, SECRET)
-    made.add(R, to_wire(wanted), TOKENS, now=0.0)
+    made = PrefillScheduler(PrefillEngine(1, (8,), (KvGroup(16),)), timing, SECRET, LIFE)
+    made.add(R, to_wire(sealed(wanted, SECRET)), TOKENS, now=0.0)
     return made
 
 
@@ -114,7 +117,10 @@ def test_only_preempted_requests_with_a_transfer_are_protected() -> None:
         ({"remote_block_ids": ((21, 22),)}, ["reserved 2 blocks for a prompt of 3"]),
         ({"remote_block_ids": ()}, ["0 KV groups, ours is 1", "--disable-hybrid-kv-cache-manager"]),
         (
-            {"remote_tp_size": 3, "remote_side_channels": (SideChannelAddress("h", 1, BootId("b")),) * 3},
+            {
+                "remote_tp_size": 3,
+                "remote_side_channels": tuple(SideChannelAddress("h", 1 + rank, BootId("b")) for rank in range(3)),
+            },
             ["decode engine d has TP 3, prefill has TP 1", "8 KV heads cannot be spread over TP 3", "that divides"],
         ),
         ({"remote_cached_tokens": 7}, ["7 cached tokens"]),
@@ -137,18 +143,93 @@ def test_a_reservation_that_cannot_be_filled_is_refused_in_the_answer(
 
 def test_a_transfer_that_runs_already_is_refused_under_a_second_request_id() -> None:
     made = scheduler(reservation())
-    made.add(RequestId("again"), to_wire(reservation()), TOKENS, now=0.0)
+    made.add(RequestId("again"), to_wire(sealed(reservation(), SECRET)), TOKENS, now=0.0)
     delay_free, params = made.finish(RequestId("again"))
     assert not delay_free
-    assert "running here already" in str((params or {})["pdcluster_reason"])
+    assert "has a sequence here already" in str((params or {})["pdcluster_reason"])
+
+
+def test_a_second_sequence_is_refused_also_when_the_first_has_ended_and_until_its_deadline_when_it_is_freed() -> None:
+    """With n 2 vLLM schedules the second one when the first may have ended, and lanes still know that."""
+    made = scheduler(reservation())
+    step(made, 40)
+    assert made.finish(R) == (True, None)
+    assert "has a sequence here already" in refusal_of_second(made, now=1_000.0)
+    made.freed([R])
+    assert "has a sequence here already" in refusal_of_second(made, now=59.0)
+    assert refusal_of_second(made, now=61.0) == ""
+
+
+def test_a_request_that_ended_before_it_was_pushed_is_remembered_likewise() -> None:
+    made = scheduler(reservation())
+    assert made.finish(R) == (False, None)
+    assert "has a sequence here already" in refusal_of_second(made, now=59.0)
+    assert refusal_of_second(made, now=61.0) == ""
+
+
+def refusal_of_second(made: PrefillScheduler, now: float) -> str:
+    """Of the same reservation under another request id."""
+    again = RequestId("again")
+    made.add(again, to_wire(sealed(reservation(), SECRET)), TOKENS, now=now)
+    _, params = made.finish(again)
+    return str((params or {}).get("pdcluster_reason", ""))
 
 
 def test_the_next_attempt_of_a_transfer_that_runs_here_is_another_push() -> None:
     made = scheduler(reservation())
     token = SECRET.mint(TransferId("t"), Attempt(2), 9_000)
-    second = for_attempt(reservation(), Attempt(2), token, 9_000)
+    second = for_attempt(sealed(reservation(), SECRET), Attempt(2), token, 9_000)
     made.add(RequestId("again"), to_wire(second), TOKENS, now=0.0)
     both = [Scheduled(R, 40), Scheduled(RequestId("again"), 40)]
     parts = made.step(both, (), lambda _: TABLE, now=1.0).slices
     assert [(part.attempt, part.token) for part in parts] == [(1, reservation().token), (2, token)]
     assert [part.target.deadline_ms for part in parts] == [59_000, 8_000]
+
+
+def test_every_step_names_the_life_of_the_engine_also_one_that_pushes_nothing() -> None:
+    made = scheduler(reservation())
+    idle = made.step((), (), lambda _: TABLE, now=1.0)
+    assert {idle.life, step(made, 20).life} == {LIFE}
+
+
+OTHERS = (SideChannelAddress("10.9.9.9", 4444, BootId("b")),)
+STOLEN: dict[str, dict[str, Any]] = {
+    "other blocks": {"remote_block_ids": ((91, 92, 93),)},
+    "another address": {"remote_side_channels": OTHERS},
+    "another host": {"remote_host": "10.9.9.9"},
+    "another engine": {"remote_engine_id": EngineId("evil")},
+    "another life": {"remote_boot_id": BootId("c")},
+    "less that decode has": {"remote_cached_tokens": 16},
+    "a digest": {"wants_digest": True},
+    "no seal": {"seal": ""},
+    "a seal of another cluster": {"seal": sealed(reservation(), STRANGER).seal},
+    "a seal that is no text": {"seal": "\ud800"},
+}
+UNREADABLE: dict[str, dict[str, Any]] = {
+    "half a character": {"request_id": "\ud800"},
+    "must be in": {"remote_block_ids": ((1 << 70, 22, 23),)},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        *((changes, "seal") for changes in STOLEN.values()),
+        *((changes, reason) for reason, changes in UNREADABLE.items()),
+    ],
+    ids=[*STOLEN, *UNREADABLE],
+)
+def test_who_has_read_an_order_cannot_have_the_kv_pushed_elsewhere(changes: dict[str, Any], reason: str) -> None:
+    order = msgspec.structs.replace(sealed(reservation(), SECRET), **changes)
+    made = PrefillScheduler(PrefillEngine(1, (8,), (KvGroup(16),)), PushTiming.LAYERWISE, SECRET, LIFE)
+    made.add(R, to_wire(order), TOKENS, now=0.0)
+    assert blocks(step(made, 40)) == []
+    assert reason in str(made.finish(R))
+
+
+def test_a_seal_that_came_over_the_wire_fits_every_attempt() -> None:
+    token = SECRET.mint(TransferId("t"), Attempt(3), 9_000)
+    order = for_attempt(sealed(reservation(), SECRET), Attempt(3), token, 9_000)
+    made = PrefillScheduler(PrefillEngine(1, (8,), (KvGroup(16),)), PushTiming.LAYERWISE, SECRET, LIFE)
+    made.add(R, msgspec.json.decode(msgspec.json.encode(order)), TOKENS, now=0.0)
+    assert blocks(step(made, 40)) == [((11, 12, 13), (21, 22, 23), True)]

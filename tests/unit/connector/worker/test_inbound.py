@@ -3,43 +3,162 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 
+import pytest
+
+from pdcluster_connector.core.receiving import PeerId, SessionId
+from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.fake import FakeNetwork
 from pdcluster_connector.transport.sessions import Sessions
-from pdcluster_connector.worker.inbound import InboundSessions
+from pdcluster_connector.worker.inbound import MAX_GUESTS, MAX_OPENINGS, OPEN_S, InboundSessions, Opened
+from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import BootId
 
 P, Q = BootId("p"), BootId("q")
+A, B = PeerId(b"a"), PeerId(b"b")
 
 
 class Bench:
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], Transport] | None = None) -> None:
         self.network = FakeNetwork()
-        self.closed = threading.Event()
-        self.inbound = InboundSessions(Sessions(self.network.join), self.closed.set)
+        self.news = threading.Event()
+        self.inbound = InboundSessions(Sessions(make or self.network.join), self.news.set)
+
+    def open(self, boot_id: BootId) -> SessionId:
+        """Once it is open."""
+        if session := self.inbound.open(boot_id, A, now=0.0):
+            return session
+        (opened,) = self.wait_for_opened()
+        assert opened.session is not None
+        return opened.session
+
+    def wait_for_opened(self) -> list[Opened]:
+        until = time.monotonic() + 30
+        while not (opened := self.inbound.take_opened(now=0.0)) and time.monotonic() < until:
+            self.news.wait(0.1)
+        self.news.clear()
+        return opened
+
+
+class Held:
+    """Makes the first session at once, and holds all others back until ``may_open``; ``failure``: instead of them."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.network = FakeNetwork()
+        self.may_open = threading.Event()
+        self.made: list[Transport] = []
+        self._failure = failure
+        self._has_begun = False
+
+    def __call__(self) -> Transport:
+        if self._has_begun:
+            self.may_open.wait(60)
+            if self._failure is not None:
+                raise self._failure
+        self._has_begun = True
+        self.made.append(self.network.join())
+        return self.made[-1]
 
 
 def test_all_ranks_of_one_engine_life_share_a_session_and_engines_do_not() -> None:
     bench = Bench()
-    assert bench.inbound.open(P) == bench.inbound.open(P) != bench.inbound.open(Q)
+    assert bench.open(P) == bench.open(P) != bench.open(Q)
+
+
+def test_a_session_that_opens_slowly_keeps_nobody_else_from_theirs() -> None:
+    held = Held()
+    bench = Bench(held)
+    first = bench.open(P)
+    assert bench.inbound.open(Q, A, now=0.0) is None
+    assert bench.inbound.open(Q, B, now=0.0) is None
+    assert bench.inbound.take_opened(now=1.0) == []
+    assert bench.inbound.open(P, B, now=1.0) == first
+    held.may_open.set()
+    (opened,) = bench.wait_for_opened()
+    assert opened.peers == (A, B)
+    assert opened.session == bench.inbound.open(Q, A, now=2.0) != first
+    assert bench.inbound.take_opened(now=2.0) == []
+
+
+@pytest.mark.parametrize("failure", [ConfigError("no descriptor is left"), RuntimeError("no descriptor is left")])
+def test_a_session_that_cannot_be_opened_is_told_to_all_that_asked_and_tried_again_later(failure: Exception) -> None:
+    held = Held(failure)
+    bench = Bench(held)
+    bench.open(P)
+    held.may_open.set()
+    for peer in (A, B):
+        bench.inbound.open(Q, peer, now=0.0)
+    (opened,) = bench.wait_for_opened()
+    assert (opened.peers[0], opened.session) == (A, None)
+    assert "no descriptor is left" in opened.reason
+    assert bench.inbound.open(Q, A, now=1.0) is None
+    bench.inbound.close()
+
+
+def test_who_waits_too_long_is_told_and_the_session_serves_the_next() -> None:
+    held = Held()
+    bench = Bench(held)
+    bench.open(P)
+    bench.inbound.open(Q, A, now=0.0)
+    bench.inbound.open(Q, B, now=OPEN_S / 2)
+    assert bench.inbound.take_opened(now=OPEN_S - 1) == []
+    (late,) = bench.inbound.take_opened(now=OPEN_S)
+    assert (late.peers, late.session) == ((A,), None)
+    assert "within 60 s" in late.reason
+    held.may_open.set()
+    (opened,) = bench.wait_for_opened()
+    assert opened.peers == (B,)
+
+
+def test_openings_and_those_who_wait_for_one_are_bounded() -> None:
+    held = Held()
+    bench = Bench(held)
+    bench.open(P)
+    for number in range(MAX_OPENINGS):
+        bench.inbound.open(BootId(f"engine {number}"), A, now=0.0)
+    with pytest.raises(ConfigError, match=f"for {MAX_OPENINGS} other prefill engines"):
+        bench.inbound.open(Q, A, now=0.0)
+    for number in range(1, MAX_GUESTS):
+        bench.inbound.open(BootId("engine 0"), PeerId(b"%d" % number), now=0.0)
+    with pytest.raises(ConfigError, match=f"{MAX_GUESTS} connections"):
+        bench.inbound.open(BootId("engine 0"), B, now=0.0)
+    held.may_open.set()
+    bench.inbound.close()
+
+
+def test_a_session_that_opens_after_the_end_is_closed_by_who_opened_it() -> None:
+    held = Held()
+    bench = Bench(held)
+    bench.open(P)
+    bench.inbound.open(Q, A, now=0.0)
+    bench.inbound.close()
+    held.may_open.set()
+    until = time.monotonic() + 30
+    while (len(held.made) < 2 or held.network._memories) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert len(held.made) == 2
+    assert not held.network._memories
 
 
 def test_a_cut_session_is_named_once_when_nothing_can_land_by_it_and_never_opened_again() -> None:
     bench = Bench()
-    cut, kept = bench.inbound.open(P), bench.inbound.open(Q)
+    cut, kept = bench.open(P), bench.open(Q)
+    bench.news.clear()
     bench.inbound.cut(cut)
-    assert bench.closed.wait(5.0)
+    assert bench.news.wait(5.0)
     assert bench.inbound.take_closed() == [cut]
     assert bench.inbound.take_closed() == []
     assert cut not in bench.network._memories
-    assert bench.inbound.open(P) != cut
-    assert bench.inbound.open(Q) == kept
+    assert bench.open(P) != cut
+    assert bench.open(Q) == kept
     bench.inbound.close()
 
 
 def test_every_session_is_closed_at_the_end() -> None:
     bench = Bench()
-    sessions = [bench.inbound.open(P), bench.inbound.open(Q)]
+    sessions = [bench.open(P), bench.open(Q)]
     bench.inbound.close()
     assert not any(session in bench.network._memories for session in sessions)
 
@@ -47,7 +166,8 @@ def test_every_session_is_closed_at_the_end() -> None:
 def test_a_session_is_not_called_closed_while_it_closes() -> None:
     """The order is all of the hard fence: blocks are given back at this word."""
     bench = Bench()
-    cut = bench.inbound.open(P)
+    cut = bench.open(P)
+    bench.news.clear()
     is_closing, may_close = threading.Event(), threading.Event()
     transport = bench.inbound._open[P]
 
@@ -58,8 +178,8 @@ def test_a_session_is_not_called_closed_while_it_closes() -> None:
     transport.close = close_slowly  # type: ignore[method-assign]  # a transport that takes its time
     bench.inbound.cut(cut)
     assert is_closing.wait(5.0)
-    assert not bench.closed.wait(0.1)
+    assert not bench.news.wait(0.1)
     assert bench.inbound.take_closed() == []
     may_close.set()
-    assert bench.closed.wait(5.0)
+    assert bench.news.wait(5.0)
     assert bench.inbound.take_closed() == [cut]

@@ -24,7 +24,7 @@ class Bench:
         self.said: list[ToDecode] = []
         self.ended: list[RequestId] = []
         self.released: list[str] = []
-        self.book = PushBook(self.said.append, self.ended.append, lambda _: None, Trace(""))
+        self.book = PushBook(self.said.append, self.ended.append, lambda _: None, Trace(""), lambda _: None)
         self.out = Outbound(self.book, CpuDevice(), frozenset())
 
     def add(self, name: str) -> Push:

@@ -53,6 +53,14 @@ def test_another_life_of_the_decode_engine_is_refused() -> None:
         route(2, 1, boot_id=BootId("before"))
 
 
+def test_an_engine_of_impossible_size_is_refused_before_anything_is_worked_out_for_it() -> None:
+    hello = Hello(EngineId("p"), BootId("p:1"), layout(1), fingerprint_of(Shape()))
+    for size in (0, -1, 1 << 62):
+        welcome = Welcome(EngineId("d"), BOOT, "session", RankLayout(0, size, layout(1).regions))
+        with pytest.raises(ProtocolError, match=rf"decode engine d says TP {size} in 1 stages"):
+            plan_route(welcome, BOOT, hello)
+
+
 def test_a_reservation_that_names_other_pages_than_the_handshake_is_refused_with_both_values() -> None:
     """The blocks in staging memory were laid out as the reservation said."""
     made = route(2, 1)

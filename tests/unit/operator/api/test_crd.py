@@ -131,7 +131,7 @@ def test_nested_defaults_are_filled_in_from_an_empty_object() -> None:
     spec = at(CLUSTER, ".spec")["properties"]
     defaulted = {name for name, child in spec.items() if child.get("default") == {}}
     assert defaulted == {"transfer", "router", "scaling", "drain", "auth"}
-    assert at(CLUSTER, ".spec.transfer.port")["default"] == 20100
+    assert at(CLUSTER, ".spec.transfer.port")["default"] == 12100
     assert at(CLUSTER, ".spec.router.service")["default"] == {}
 
 

@@ -93,6 +93,25 @@ def test_an_unknown_field_is_refused_at_every_depth() -> None:
             PDCluster.from_wire(pdcluster({path: 1}))
 
 
+def test_an_unknown_field_that_the_api_server_stores_is_left_out_and_named() -> None:
+    stored = pdcluster({"spec.model.nam": 1, "spec.roles.decode.device.topology": {"kind": "Tight"}})
+    read, unknown = PDCluster.from_server(stored)
+    assert read == PDCluster.from_wire(pdcluster({}))
+    assert sorted(unknown) == ["spec.model.nam", "spec.roles.decode.device.topology"]
+    assert PDCluster.from_server(pdcluster({})) == (read, ())
+
+
+@pytest.mark.parametrize("case", SCHEMA_REFUSED, ids=named)
+def test_what_else_the_schema_refuses_is_refused_of_the_api_server_too(case: Refused) -> None:
+    with pytest.raises(ValidationError) as caught:
+        PDCluster.from_wire(pdcluster(case.changes))
+    if {fault["type"] for fault in caught.value.errors()} == {"extra_forbidden"}:
+        assert PDCluster.from_server(pdcluster(case.changes))[1]
+        return
+    with pytest.raises(ValidationError):
+        PDCluster.from_server(pdcluster(case.changes))
+
+
 def test_pythons_spelling_is_not_the_wires() -> None:
     with pytest.raises(ValidationError, match=r"served_name\n.*Extra inputs are not permitted"):
         PDCluster.from_wire(pdcluster({"spec.model": {"name": "tiny", "served_name": "t"}}))

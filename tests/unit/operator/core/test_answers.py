@@ -69,6 +69,7 @@ def test_a_field_of_another_manager_is_taken_and_named() -> None:
     assert type(error) is Taken
     assert '.spec.replicas (conflict with "kubectl-edit" using apps/v1)' in str(error)
     assert "pdcluster-operator sets this too: leave it to us" in str(error)
+    assert (error.fields, error.by) == ((".spec.replicas",), ("kubectl-edit",))
 
 
 def test_a_field_that_we_wrote_another_way_is_not_somebody_elses() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+import pytest
+
 from pdcluster_operator.core.conditions import Counts, Reason, Status
-from pdcluster_operator.core.explain import CURES, explain
-from pdcluster_operator.core.status import Facts, Verification, reduce_status
+from pdcluster_operator.core.explain import CURES, WAITS_FOR_PODS, explain
+from pdcluster_operator.core.status import Facts, Problems, Verification, reduce_status
 
 READY: Final = Counts(wanted=1, least=1, replicas=1, updated=1, ready=1, updated_ready=1)
 WELL: Final = Facts(1, "0a1b.2c3d.4e5f", READY, READY, 1, 1, 600, verification=Verification.PASSED)
@@ -33,6 +35,11 @@ def test_there_is_a_cure_for_every_reason_that_is_no_good_news() -> None:
 
 def test_all_is_well() -> None:
     assert told(WELL) == ("Ready: 1 prefill and 1 decode instances serve 0a1b.2c3d.4e5f.",)
+
+
+def test_fields_that_are_left_out_are_told_although_all_is_well() -> None:
+    [sentence] = told(replace(WELL, unknown_fields=("spec.transfer.rails",)))
+    assert sentence.startswith("Accepted is True (the spec is carried out without spec.transfer.rails")
 
 
 def test_a_refused_spec_is_the_one_thing_to_mend() -> None:
@@ -66,3 +73,31 @@ def test_a_stopped_cluster_has_one_reason() -> None:
 
 def test_an_object_that_no_operator_has_seen() -> None:
     assert "has not looked" in explain(Status(0, "", "", Counts(), Counts()), 1)[0]
+
+
+STARTING: Final = replace(
+    WELL, decode=Counts(wanted=1, least=1, replicas=1, updated=1), verification=Verification.NOT_ASKED
+)
+
+
+@pytest.mark.parametrize(
+    ("problems", "routers"),
+    [
+        (Problems(decode="pod d, container engine: ImagePullBackOff: 401"), 1),
+        (Problems(routers="pod r, container router: ImagePullBackOff: 401"), 0),
+        (Problems(decode="pod d died 3 times", crash_loop="pod d died 3 times"), 1),
+    ],
+)
+def test_nobody_is_told_that_there_is_nothing_to_do_about_a_rollout_beside_a_pod_in_trouble(
+    problems: Problems, routers: int
+) -> None:
+    sentences = told(replace(STARTING, problems=problems, routers_ready=routers))
+    assert [one for one in sentences if CURES[Reason.ROLLING_OUT] in one] == []
+    assert [one for one in sentences if WAITS_FOR_PODS in one or CURES[Reason.CRASH_LOOP] in one]
+
+
+def test_a_crash_loop_is_told_with_its_cause_and_its_cure() -> None:
+    loop = "pod d, container engine died 3 times, the last time OOMKilled (exit code 137)"
+    sentences = told(replace(STARTING, problems=Problems(decode=loop, crash_loop=loop)))
+    assert f"Progressing is False ({loop}). {CURES[Reason.CRASH_LOOP]}" in sentences
+    assert len([one for one in sentences if CURES[Reason.CRASH_LOOP] in one]) == 1

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from fakes.operator_cluster import IMAGE, make_cluster
+from pdcluster_operator.core.conditions import Type
+from pdcluster_operator.core.observed import SeenProblem
 from pdcluster_operator.core.observing import Known, Picture, observed_of, ready_pods
+from pdcluster_operator.core.plan import plan_pool
 from pdcluster_operator.core.views import ChildView, PodView, view_of
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
@@ -59,4 +64,57 @@ def test_a_worker_that_is_not_placed_is_a_problem_too() -> None:
     told = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata("a-1", {}), "status": {"conditions": [condition]}}
     worker = view_of(told)
     assert isinstance(worker, PodView)
-    assert "a-1 is not placed" in observed_of(Picture((), (worker,)), NOTHING_KNOWN).problem
+    [problem] = observed_of(Picture((), (worker,)), NOTHING_KNOWN).problems
+    assert "a-1 is not placed" in problem.text
+
+
+def dying(name: str, count: int, **own: str) -> PodView:
+    ended = {"exitCode": 1, "reason": "Error"}
+    container = {"name": "engine", "restartCount": count, "state": {}, "lastState": {"terminated": ended}}
+    told = {"metadata": metadata(name, own), "status": {"containerStatuses": [container]}}
+    view = view_of({"apiVersion": "v1", "kind": "Pod", **told})
+    assert isinstance(view, PodView)
+    return view
+
+
+def test_problems_say_whose_they_are_and_crash_loops_come_first() -> None:
+    router = {labels.ROLE: "", labels.REVISION: "", labels.TEMPLATE: "", labels.COMPONENT: "router"}
+    pods = (dying("a", 1), dying("b", 3, **{labels.ROLE: "prefill"}), dying("c", 2, **router))
+    found = observed_of(Picture((), pods), NOTHING_KNOWN).problems
+    assert [(one.role, one.text.split(",")[0], one.is_loop) for one in found] == [
+        (Role.PREFILL, "pod b", True),
+        (Role.DECODE, "pod a", False),
+        (None, "pod c", False),
+    ]
+
+
+def test_a_group_set_whose_pods_nobody_makes_says_where_the_reason_is() -> None:
+    [problem] = observed_of(Picture((group_set(2),), (pod("a", leads=True),)), NOTHING_KNOWN).problems
+    assert (problem.role, problem.text) == (
+        Role.DECODE,
+        "LeaderWorkerSet set asks for 2 groups and 1 have a pod: where it stays so, "
+        "`kubectl describe statefulset set` tells why",
+    )
+    whole = Picture((group_set(1),), (pod("a", leads=True),))
+    assert observed_of(whole, NOTHING_KNOWN).problems == ()
+
+
+def test_of_two_problems_the_one_of_the_engines_that_the_spec_asks_for_is_told() -> None:
+    """The old ones go, and may still be what serves."""
+    cluster = make_cluster()
+
+    def message_of(problems: tuple[SeenProblem, ...], condition: Type) -> str:
+        observed = replace(observed_of(Picture((), ()), NOTHING_KNOWN), problems=problems)
+        plan = plan_pool(cluster, observed, router_image=IMAGE, secret_text="s" * 32, now=0)
+        assert plan is not None
+        found = plan.status.condition(condition)
+        assert found is not None
+        return f"{plan.status.target}: {found.message}"
+
+    revision, _, template = message_of((), Type.DECODE_READY).partition(":")[0].split("-")
+    told = (
+        SeenProblem(Role.DECODE, "0a1b2c3d", template, "of an old one", is_loop=True),
+        SeenProblem(Role.DECODE, revision, template, "of a new one", is_loop=True),
+    )
+    for condition in (Type.DECODE_READY, Type.DEGRADED):
+        assert message_of(told, condition).endswith("of a new one")

@@ -10,7 +10,7 @@ import pytest
 from fakes.operator_cluster import IMAGE, SECRET, Conflict, FakeCluster, make_cluster
 from operator_cases.objects import D, P, both
 from pdcluster_operator.core.conditions import Reason, Status, Truth, Type
-from pdcluster_operator.core.observed import Observed, Plan, VerificationResult, Version, Way
+from pdcluster_operator.core.observed import Observed, Plan, SeenProblem, VerificationResult, Version, Way
 from pdcluster_operator.core.plan import plan_pool
 from pdcluster_operator.core.status import Verification
 from pdcluster_protocol.labels import Role
@@ -60,7 +60,7 @@ class TestANewPool:
             "RoleBinding": 1,
             "NetworkPolicy": 3,
             "PodDisruptionBudget": 3,
-            "Service": 3,
+            "Service": 4,
             "Deployment": 3,
         }
 
@@ -144,7 +144,7 @@ class TestARollout:
         before = world.names("Service")
         world.reconcile(make_cluster(NEXT))
         assert before < world.names("Service")
-        assert len(world.names("Service")) == 5
+        assert len(world.names("Service")) == 6
 
     def test_a_service_that_somebody_deleted_comes_back_also_for_an_old_revision(self) -> None:
         world, cluster = running(), make_cluster(NEXT)
@@ -384,3 +384,11 @@ class TestOldPictures:
 def test_one_that_is_being_deleted_is_left_to_kubernetes() -> None:
     going = make_cluster({"metadata.deletionTimestamp": "2026-11-21T00:00:00Z"})
     assert plan_pool(going, Observed(), router_image=IMAGE, secret_text=SECRET, now=0) is None
+
+
+@pytest.mark.parametrize("role", [*Role, None])
+def test_the_problem_of_each_part_is_told_as_its_own(role: Role | None) -> None:
+    world = running()
+    problem = SeenProblem(role, "", "", "pod x: ImagePullBackOff")
+    told = world.plan_for(make_cluster(), replace(world.observed(), problems=(problem,))).facts.problems
+    assert [told.prefill, told.decode, told.routers] == [problem.text if one is role else "" for one in (*Role, None)]

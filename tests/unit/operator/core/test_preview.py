@@ -45,6 +45,7 @@ def test_a_new_pool_gets_everything_at_once() -> None:
         f"Service pool-decode-{REVISION}",
         f"Service pool-prefill-{REVISION}",
         "Service pool-router",
+        "Service pool-router-internal",
         "Deployment pool-router",
         f"Deployment pool-prefill-{REVISION}-{PREFILL}",
         f"Deployment pool-decode-{REVISION}-{DECODE}",

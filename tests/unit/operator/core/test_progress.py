@@ -8,7 +8,7 @@ import pytest
 
 from operator_cases.statuses import ALL_READY, HALF_WAY, NEXT, WELL, WELL_STATUS
 from pdcluster_operator.core.conditions import Counts, Reason, Status, Type
-from pdcluster_operator.core.status import Facts, Verification, deadline_at, reduce_status
+from pdcluster_operator.core.status import Facts, Problems, Verification, deadline_at, reduce_status
 
 
 def progressing(status: Status) -> tuple[Reason, int | None]:
@@ -81,3 +81,48 @@ def test_a_pool_that_is_started_again_has_a_deadline_and_wakes_nobody() -> None:
     assert progressing(status) == (Reason.ROLLING_OUT, 9000)
     assert status.reason(Type.DEGRADED) is Reason.AS_WANTED
     assert progressing(reduce_status(starts, status, now=9600))[0] is Reason.PROGRESS_DEADLINE_EXCEEDED
+
+
+LOOPING = replace(NEXT, problems=Problems(prefill="it dies", crash_loop="it dies"))
+
+
+def test_a_crash_loop_holds_between_two_deaths_and_for_the_next_operator_until_something_gets_better() -> None:
+    status = reduce_status(LOOPING, reduce_status(NEXT, WELL_STATUS, now=2000), now=2100)
+    assert progressing(status) == (Reason.CRASH_LOOP, 2000)
+    status = reduce_status(NEXT, status, now=2200)
+    assert progressing(status) == (Reason.CRASH_LOOP, 2000)
+    better = replace(NEXT, prefill=replace(HALF_WAY, ready=3, updated_ready=1))
+    assert progressing(reduce_status(better, status, now=2300)) == (Reason.ROLLING_OUT, 2300)
+    assert progressing(reduce_status(replace(NEXT, target="another"), status, now=2300))[0] is Reason.ROLLING_OUT
+
+
+def test_an_engine_that_is_made_anew_after_each_death_is_no_progress() -> None:
+    """As LeaderWorkerSets do."""
+    gone = replace(LOOPING, prefill=replace(HALF_WAY, replicas=2, updated=0))
+    status = reduce_status(LOOPING, reduce_status(NEXT, WELL_STATUS, now=2000), now=2100)
+    for now in (2200, 2300, 2400):
+        status = reduce_status(LOOPING, reduce_status(gone, status, now=now), now=now + 50)
+        assert progressing(status)[0] is Reason.CRASH_LOOP
+    # The old ones that went with it were progress; what came back was none.
+    assert progressing(status)[1] == 2000
+
+
+def test_a_crash_loop_misses_the_deadline_too() -> None:
+    status = reduce_status(LOOPING, reduce_status(NEXT, WELL_STATUS, now=2000), now=2100)
+    assert deadline_at(status, 600) == 2600
+    status = reduce_status(LOOPING, status, now=2600)
+    assert progressing(status) == (Reason.PROGRESS_DEADLINE_EXCEEDED, 2000)
+    found = status.condition(Type.PROGRESSING)
+    assert found is not None
+    assert found.message.endswith(": it dies")
+
+
+def test_a_crash_loop_of_a_router_is_over_when_all_routers_are_ready_however_long_engines_still_load() -> None:
+    dies = replace(NEXT, routers_ready=1, problems=Problems(routers="it dies", crash_loop="it dies"))
+    status = reduce_status(dies, reduce_status(NEXT, WELL_STATUS, now=2000), now=2100)
+    assert progressing(status)[0] is Reason.CRASH_LOOP
+    between_deaths = replace(dies, problems=Problems())
+    assert progressing(reduce_status(between_deaths, status, now=2110))[0] is Reason.CRASH_LOOP
+    status = reduce_status(NEXT, status, now=2200)
+    assert progressing(status) == (Reason.ROLLING_OUT, 2000)
+    assert status.reason(Type.DEGRADED) is not Reason.CRASH_LOOP

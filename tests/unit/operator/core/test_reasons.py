@@ -7,7 +7,7 @@ from typing import Final
 
 from pdcluster_operator.core.conditions import Counts, Reason, Truth, Type
 from pdcluster_operator.core.reasons import MEANS, REASONS_OF, TRUE_MEANS
-from pdcluster_operator.core.status import Facts, Verification, reduce_status
+from pdcluster_operator.core.status import Facts, Problems, Verification, reduce_status
 
 DEADLINE_S: Final = 60
 ROLES: Final = (
@@ -22,16 +22,29 @@ ROLES: Final = (
 def said() -> set[tuple[Type, Reason, Truth]]:
     """All that the reducer says of every combination of these facts, at first and when the deadline is over."""
     found = set()
-    cases = product(ROLES, ROLES, (0, 1), ("", "no"), Verification, (False, True))
-    for prefill, decode, routers, refusal, verification, is_paused in cases:
+    cases = product(ROLES, ROLES, (0, 1), ("", "no"), Verification, (False, True), ("", "it dies"))
+    for prefill, decode, routers, refusal, verification, is_paused, loop in cases:
         if bool(prefill.wanted) is not bool(decode.wanted):
             continue
         facts = Facts(
-            1, "A", prefill, decode, 1, routers, DEADLINE_S, refusal, verification, "timeout", is_paused=is_paused
+            1,
+            "A",
+            prefill,
+            decode,
+            1,
+            routers,
+            DEADLINE_S,
+            refusal,
+            verification,
+            "timeout",
+            is_paused=is_paused,
+            problems=Problems(crash_loop=loop),
         )
         first = reduce_status(facts, None, now=0)
         for status in (first, reduce_status(facts, first, now=DEADLINE_S)):
             found |= {(one.type, one.reason, one.truth) for one in status.conditions}
+    partly = Facts(1, "A", Counts(), Counts(), 1, 1, DEADLINE_S, unknown_fields=("spec.new",))
+    found |= {(one.type, one.reason, one.truth) for one in reduce_status(partly, None, now=0).conditions}
     return found
 
 

@@ -14,10 +14,13 @@ from pdcluster_operator.core.status import (
     Event,
     EventKind,
     Facts,
+    Problems,
     Verification,
     events_between,
     reduce_status,
 )
+
+LOOP: Final = "pod x, container engine died 3 times, the last time OOMKilled (exit code 137)"
 
 
 def said(facts: Facts, before: Status | None = None, now: int = 1000) -> dict[str, str]:
@@ -180,6 +183,11 @@ STORIES: Final[dict[str, tuple[Facts, Status | None, dict[str, str]]]] = {
         WELL_STATUS,
         {"RouterReady": "False RoutersNotReady", "Ready": "False RoutersNotReady"},
     ),
+    "the Secret with the clients' keys is not there, and routers without keys serve": (
+        replace(WELL, missing_keys="there is no Secret team/clients"),
+        WELL_STATUS,
+        {"RouterReady": "False RoutersNotReady", "Ready": "False RoutersNotReady"},
+    ),
     "the last router is lost": (
         replace(WELL, routers_ready=0),
         WELL_STATUS,
@@ -188,6 +196,35 @@ STORIES: Final[dict[str, tuple[Facts, Status | None, dict[str, str]]]] = {
             "Degraded": "True TooFewReady",
             "Ready": "False RoutersNotReady",
         },
+    ),
+    "a new engine dies again and again beside old ones that serve": (
+        replace(NEXT, problems=Problems(prefill=LOOP, crash_loop=LOOP)),
+        WELL_STATUS,
+        {
+            "PrefillReady": "False InstancesNotReady",
+            "DecodeReady": "False InstancesNotReady",
+            "TransferVerified": "Unknown VerificationPending",
+            "Progressing": "False CrashLoop",
+            "Degraded": "True CrashLoop",
+            "Ready": "False InstancesNotReady",
+        },
+    ),
+    "the first engines die again and again": (
+        replace(FIRST, routers_ready=2, problems=Problems(prefill=LOOP, crash_loop=LOOP)),
+        None,
+        {
+            "PrefillReady": "False InstancesNotReady",
+            "DecodeReady": "False InstancesNotReady",
+            "TransferVerified": "Unknown VerificationPending",
+            "Progressing": "False CrashLoop",
+            "Degraded": "True CrashLoop",
+            "Ready": "False InstancesNotReady",
+        },
+    ),
+    "a new router dies again and again, and the old ones are enough": (
+        replace(WELL, problems=Problems(routers=LOOP, crash_loop=LOOP)),
+        WELL_STATUS,
+        {"Degraded": "True CrashLoop"},
     ),
 }
 ALL_WELL: Final = {
@@ -222,12 +259,23 @@ def test_a_condition_keeps_its_time_until_its_truth_changes() -> None:
 
 
 def test_a_message_names_the_numbers_and_what_the_cluster_says() -> None:
-    facts = replace(FIRST, problem="pod p-0: 0/3 nodes have cuda.example/gpu")
-    found = reduce_status(facts, None, now=0).condition(Type.PREFILL_READY)
-    assert found is not None
-    assert found.message == (
+    problems = Problems(prefill="pod p-0: 0/3 nodes have cuda.example/gpu", routers="pod r: ImagePullBackOff")
+    status = reduce_status(replace(FIRST, problems=problems), None, now=0)
+    told = {kind: found.message for kind in Type if (found := status.condition(kind))}
+    assert told[Type.PREFILL_READY] == (
         "0 of 2 prefill instances are up to date and ready: pod p-0: 0/3 nodes have cuda.example/gpu"
     )
+    assert told[Type.DECODE_READY] == "0 of 2 decode instances are up to date and ready"
+    assert told[Type.ROUTER_READY] == "0 of 2 routers are ready: pod r: ImagePullBackOff"
+
+
+def test_a_pager_hears_why_fewer_are_ready_than_promised() -> None:
+    lost = replace(
+        WELL, decode=replace(ALL_READY, ready=0, updated_ready=0), problems=Problems(decode="pod d: Evicted")
+    )
+    found = reduce_status(lost, WELL_STATUS, now=2000).condition(Type.DEGRADED)
+    assert found is not None
+    assert found.message == "0 decode instances are ready, 1 were promised: pod d: Evicted"
 
 
 def test_a_failed_verification_of_another_target_does_not_forget_the_verified_one() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fakes.operator_cluster import make_cluster
+from operator_cases.statuses import FIRST
 from pdcluster_operator.core.conditions import Condition, Counts, Reason, Status, Truth, Type
 from pdcluster_operator.core.observing import Routers
+from pdcluster_operator.core.status import reduce_status
 from pdcluster_operator.core.status_document import bare_document, read_status, status_document
 
 COUNTS = Counts(wanted=3, least=2, replicas=4, updated=2, ready=3, updated_ready=1, terminating=1)
@@ -49,14 +51,27 @@ def test_the_same_status_is_the_same_document() -> None:
     assert written(read) == written(STATUS)
 
 
-def test_no_status_and_one_of_another_version_are_none() -> None:
+def test_no_status_and_one_that_cannot_be_read_are_none() -> None:
     assert read_status(None) is None
     assert read_status({}) is None
-    assert read_status({"fieldOfTheFuture": 1}) is None
-    strange = written(STATUS)
-    strange["conditions"][0]["reason"] = "OfTheFuture"  # type: ignore[index]
-    assert read_status(strange) is None
+    assert read_status({**written(STATUS), "conditions": "none"}) is None
+
+
+def test_of_a_newer_operators_status_what_is_known_is_read_and_its_proof_stays_one() -> None:
+    proven = replace(STATUS, verified=STATUS.target)
+    newer = written(proven)
+    newer["fieldOfTheFuture"] = 1
+    newer["conditions"][0]["reason"] = "OfTheFuture"  # type: ignore[index]
+    assert read_status(newer) == replace(proven, prefill=replace(COUNTS, least=0), conditions=(STATUS.conditions[1],))
 
 
 def test_of_an_object_that_nobody_can_read_only_conditions_are_told() -> None:
     assert set(bare_document(STATUS)) == {"observedGeneration", "conditions"}
+
+
+def test_a_refusal_that_is_longer_than_the_api_server_takes_is_told_all_the_same() -> None:
+    """It quotes the spec, and without it nobody would hear why nothing moves."""
+    status = reduce_status(replace(FIRST, refusal="podOverrides is " + "A" * 600_000), None, now=0)
+    [accepted] = [one for one in bare_document(status)["conditions"] if one["type"] == "Accepted"]
+    assert accepted["message"].startswith("podOverrides is AAAA")
+    assert written(status)["conditions"] == bare_document(status)["conditions"]

@@ -62,6 +62,10 @@ def test_a_pod_is_ready_live_or_going() -> None:
             "pod x, container fetch: CrashLoopBackOff",
         ),
         ({"conditions": READY, "containerStatuses": [{"name": "e", "state": {"waiting": {"reason": "X"}}}]}, ""),
+        (
+            {"containerStatuses": [{"name": "e", "restartCount": 2, "lastState": {"terminated": {"exitCode": 3}}}]},
+            "pod x, container e died 2 times, the last time Error (exit code 3)",
+        ),
     ],
 )
 def test_a_pod_tells_why_it_is_not_ready(status: dict[str, Any], problem: str) -> None:
@@ -99,3 +103,6 @@ def test_a_new_version_alone_is_no_news() -> None:
     assert not after.is_older_than(before)
     assert not child(metadata={"uid": "v"}, spec={}).is_older_than(after)  # Another object of this name.
     assert not child(spec={"paused": True}).says_the_same(before)
+    ninth, tenth = (child(metadata={"resourceVersion": version}, spec={}) for version in ("9", "10"))
+    assert ninth.is_older_than(tenth), "versions are numbers, and no text"
+    assert not tenth.is_older_than(ninth)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_router.core.admission import Admission
+from pdcluster_router.core.admission import PASS_S, Admission
 
 
 def admission(engine_tokens: int = 100, max_queued: int = 3, queue_s: float = 30.0) -> Admission[str]:
@@ -43,28 +43,54 @@ def test_the_limit_follows_the_healthy_engines_and_none_counts_as_one() -> None:
     assert gate.enter(1)
 
 
-def test_who_waits_enters_in_the_order_of_arrival_and_nobody_passes() -> None:
+def waiting(*guests: tuple[str, int]) -> Admission[str]:
+    """A full one, and who waits since 0."""
     gate = full()
-    for name, num_tokens in (("a", 60), ("b", 60), ("c", 10)):
-        assert gate.queue(name, num_tokens, now=0.0, deadline=9.0) == 9.0
+    for name, share in guests:
+        assert gate.queue(name, share, now=0.0, deadline=9.0) == 9.0
+    return gate
+
+
+def test_who_waits_enters_in_the_order_of_arrival() -> None:
+    gate = waiting(("a", 60), ("b", 60), ("c", 60))
     gate.give_back(50)
-    assert gate.admit() == []
+    assert gate.admit(now=0.0) == []
     assert not gate.enter(1)
     gate.give_back(50)
-    assert gate.admit() == ["a"]
+    assert gate.admit(now=0.0) == ["a"]
     gate.give_back(60)
-    assert gate.admit() == ["b", "c"]
-    assert (gate.backlog_tokens, gate.num_queued) == (70, 0)
+    assert gate.admit(now=0.0) == ["b"]
+    assert (gate.backlog_tokens, gate.num_queued) == (60, 1)
 
 
-def test_when_the_head_leaves_a_smaller_one_behind_it_may_enter() -> None:
+def test_a_small_request_passes_a_large_one_for_a_while_and_then_waits_for_it() -> None:
+    gate = waiting(("large", 60), ("small", 10), ("smaller", 5))
+    gate.give_back(50)
+    assert gate.admit(now=PASS_S - 0.1) == ["small", "smaller"]
+    gate.queue("late", 5, now=PASS_S - 0.1, deadline=9.0)
+    assert gate.admit(now=PASS_S) == []
+    gate.give_back(25)
+    assert gate.admit(now=PASS_S) == ["large"]
+
+
+def test_nothing_is_looked_for_while_there_is_no_room_at_all() -> None:
+    gate = waiting(*[(str(number), 1) for number in range(3)])
+    assert gate.admit(now=0.0) == []
+
+
+def test_no_request_counts_for_more_than_a_quarter_so_that_four_long_ones_run_at_a_time() -> None:
     gate = admission()
-    gate.enter(50)
-    gate.queue("large", 60, now=0.0, deadline=9.0)
-    gate.queue("small", 10, now=0.0, deadline=9.0)
-    assert gate.admit() == []
+    assert [gate.share_of(tokens) for tokens in (0, 1, 25, 26, 10**9)] == [1, 1, 25, 25, 25]
+    assert [gate.enter(gate.share_of(10**6)) for _ in range(5)] == [True] * 4 + [False]
+    assert admission(engine_tokens=1).share_of(10) == 1
+
+
+def test_when_the_head_leaves_one_behind_it_may_enter() -> None:
+    gate = waiting(("large", 60), ("small", 40))
+    gate.give_back(50)
+    assert gate.admit(now=PASS_S) == []
     gate.leave("large")
-    assert gate.admit() == ["small"]
+    assert gate.admit(now=PASS_S) == ["small"]
 
 
 def test_a_full_queue_takes_nobody() -> None:

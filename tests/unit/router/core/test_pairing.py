@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import TransferId
+from pdcluster_protocol.labels import Role
 from pdcluster_router.core.pairing import (
     DECODE_RETRIES,
     FAILS_AT_ONCE,
@@ -111,7 +113,56 @@ def test_the_requests_deadline_ends_it_in_every_phase() -> None:
 
 def test_the_requests_time_counts_from_the_clients_request_and_not_from_its_admission() -> None:
     pairing = Pairing(TransferId("t-1"), TIMEOUTS, now=30.0, began_at=10.0)
-    assert pairing.request_deadline == pairing.deadline == 110.0
+    assert pairing.transfer_deadline == pairing.deadline == 110.0
+
+
+FLOWING = Timeouts(request_s=None, prefill_s=60.0, transfer_s=100.0, first_byte_s=100.0, idle_s=10.0)
+
+
+def test_an_answer_that_flows_is_never_cut_and_one_that_stands_is() -> None:
+    pairing = pairing_in(Phase.DECODING, FLOWING)
+    for now in range(5, 10_000, 5):
+        assert pairing.expire(now=now) == ()
+        pairing.heard(now=now)
+    assert pairing.expire(now=now + 9.9) == ()
+    assert pairing.expire(now=now + 10.0) == (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT)
+
+
+@pytest.mark.parametrize("phase", [Phase.AWAITING_RESERVATION, Phase.AWAITING_ANSWER, Phase.LOCAL_PREFILL])
+def test_bytes_move_no_deadline_before_the_answer_has_begun(phase: Phase) -> None:
+    pairing = pairing_in(phase, FLOWING)
+    pairing.heard(now=99.0)
+    assert pairing.deadline == 100.0
+    assert pairing.expire(now=100.0) == (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT)
+
+
+def test_a_prefill_that_is_late_does_not_end_an_answer_that_flows() -> None:
+    pairing = pairing_in(Phase.ANSWERING, FLOWING)
+    pairing.heard(now=59.0)
+    assert pairing.expire(now=60.0) == PREFILL_OVER
+    assert pairing.phase is Phase.DECODING
+    assert pairing.expire(now=70.0) == (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT)
+
+
+def test_an_answer_that_stands_while_prefills_reply_is_out_stops_both() -> None:
+    assert pairing_in(Phase.ANSWERING, FLOWING).expire(now=10.0) == (*STOP_BOTH, Command.ANSWER_TIMEOUT)
+
+
+def test_an_answer_that_is_not_streamed_has_longer_than_its_transfer() -> None:
+    plain = replace(FLOWING, first_byte_s=1000.0, prefill_s=300.0)
+    pairing = pairing_in(Phase.PREFILLING, plain, Retries())
+    assert pairing.deadline == pairing.transfer_deadline == 100.0
+    assert pairing.expire(now=100.0) == PREFILL_OVER  # No time for another attempt: decode computes it.
+    assert pairing.deadline == 1000.0
+    assert pairing_in(Phase.AWAITING_ANSWER, plain).deadline == 1000.0
+
+
+def test_a_total_is_the_shortest_of_all() -> None:
+    short = replace(FLOWING, request_s=5.0)
+    assert pairing_in(Phase.PREFILLING, short).transfer_deadline == 5.0
+    flowing = pairing_in(Phase.DECODING, short)
+    flowing.heard(now=4.9)
+    assert flowing.expire(now=5.0) == (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT)
 
 
 def test_no_reservation_in_time_fails_the_request() -> None:
@@ -139,7 +190,7 @@ def test_a_trailing_prefill_that_never_answers_is_aborted(now: float) -> None:
 def test_without_a_transfer_decode_is_all_there_is() -> None:
     pairing = Pairing(TransferId("t-1"), TIMEOUTS, now=0.0, with_transfer=False)
     assert not pairing.is_over
-    assert not pairing.awaits_prefill
+    assert pairing.work is Role.DECODE
     assert pairing.handle(Event.DECODE_DONE, now=1.0) == ()
     assert pairing.phase is Phase.DONE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdcluster_router.core.openai_errors import decode_lost
-from pdcluster_router.core.sse import ErrorWatch, error_event, error_of, first_event_end
+from pdcluster_router.core.sse import GAVE_UP, ErrorWatch, error_event, error_of, first_event_end, is_given_up
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,9 @@ from pdcluster_router.core.sse import ErrorWatch, error_event, error_of, first_e
         (b"data: 1\n\ndata: 2\n\n", 9),
         (b"data: 1\r\n\r\ndata: 2\n\n", 11),
         (b"data: 1\r\r", 9),
-        (b": ping\n\ndata: 1\n\n", 8),
+        (b": ping\n\ndata: 1\n\n", 17),
+        (b": ping\n\ndata: 1\n", -1),
+        (b": ping\n\n:\r\n\r\n", -1),
     ],
 )
 def test_the_first_event_ends_at_its_blank_line(stream: bytes, end: int) -> None:
@@ -62,6 +64,32 @@ def test_an_error_event_is_found_however_the_stream_is_cut_into_chunks(size: int
     assert watch.message() == "core died"
     assert passed.startswith(b'data: {"a": 1}\n\n')
     assert LATE.index(b'{"error"') + len(b'{"error') >= len(passed)
+
+
+GIVEN_UP = (
+    b'data: {"choices":[{"index":0,"text":" a","finish_reason":null}]}\n\n'
+    b'data: {"choices":[{"index":0,"text":"","finish_reason":"abort"}]}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+@pytest.mark.parametrize("size", range(1, len(GIVEN_UP) + 1))
+def test_an_event_that_gives_up_is_found_however_the_stream_is_cut_into_chunks(size: int) -> None:
+    watch, passed = ErrorWatch(), b""
+    for start in range(0, len(GIVEN_UP), size):
+        passed += watch.feed(GIVEN_UP[start : start + size])
+    assert watch.message() == GAVE_UP
+    assert passed.startswith(GIVEN_UP[: GIVEN_UP.index(b"\n\n") + 2])
+    assert b'"abort"' not in passed
+    assert watch.is_torn is (len(passed) > GIVEN_UP.index(b"\n\n") + 2)
+
+
+def test_a_text_about_a_request_that_is_given_up_is_passed_on() -> None:
+    watch = ErrorWatch()
+    event = b'data: {"text":"\\"finish_reason\\":\\"abort\\""}\n\n'
+    assert watch.feed(event) == event
+    assert watch.message() is None
+    assert not is_given_up(event)
 
 
 def test_a_text_that_looks_like_an_error_is_passed_on() -> None:

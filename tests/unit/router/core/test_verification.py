@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pdcluster_protocol.params import Receipt
 from pdcluster_router.core.verification import (
     FIRST_WORDS,
     LEAST_WORDS,
@@ -20,7 +21,13 @@ from pdcluster_router.core.verification import (
 )
 
 ASKED = Asked(num_prompt_tokens=700, num_tokens=700, block_tokens=16)
-PROOF = Trial(FIRST_WORDS, 200, "", ASKED, "", 700)
+
+
+def receipt(num_tokens: int) -> Receipt:
+    return Receipt(num_tokens, pdcluster_is_content_compared=True)
+
+
+PROOF = Trial(FIRST_WORDS, 200, "", ASKED, "", receipt(700))
 
 
 def test_a_receipt_for_all_that_decode_asked_for_is_proof() -> None:
@@ -31,14 +38,15 @@ def test_a_receipt_for_all_that_decode_asked_for_is_proof() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"asked": None, "num_received_tokens": None}, "decode answered alone"),
+        ({"asked": None, "receipt": None}, "decode answered alone"),
         ({"asked": None}, "it sent this router no reservation"),
         ({"status": 500, "error": "500: Internal server error", "asked": None}, "--advertise-url"),
         ({"status": 502, "error": "502: prefill-0 answered 500"}, "502: prefill-0 answered 500"),
         ({"prefill_problem": "decode hung up"}, "decode hung up"),
-        ({"num_received_tokens": None}, "no receipt: run the same pdcluster"),
-        ({"num_received_tokens": 0}, "decode received 0 of the 700 tokens"),
-        ({"num_received_tokens": 699}, "decode received 699 of the 700 tokens"),
+        ({"receipt": None}, "no receipt: run the same pdcluster"),
+        ({"receipt": receipt(0)}, "decode received 0 of the 700 tokens"),
+        ({"receipt": receipt(699)}, "decode received 699 of the 700 tokens"),
+        ({"receipt": Receipt(700)}, "700 tokens and did not compare them with what prefill pushed: run the same"),
     ],
 )
 def test_anything_else_is_no_proof_and_says_why(changes: dict[str, Any], problem: str) -> None:
@@ -48,7 +56,7 @@ def test_anything_else_is_no_proof_and_says_why(changes: dict[str, Any], problem
 
 
 def test_a_prompt_that_fills_no_block_is_followed_by_one_that_does() -> None:
-    small = replace(PROOF, asked=Asked(400, 400, 2048), num_received_tokens=400)
+    small = replace(PROOF, asked=Asked(400, 400, 2048), receipt=receipt(400))
     num_words = next_num_words(small)
     assert num_words == 1691
     assert num_words / FIRST_WORDS * 400 > 2048
@@ -56,7 +64,7 @@ def test_a_prompt_that_fills_no_block_is_followed_by_one_that_does() -> None:
 
 
 def test_no_prompt_is_longer_than_the_longest() -> None:
-    assert next_num_words(replace(PROOF, asked=Asked(2, 1, 1 << 20), num_received_tokens=1)) == MAX_WORDS
+    assert next_num_words(replace(PROOF, asked=Asked(2, 1, 1 << 20), receipt=receipt(1))) == MAX_WORDS
 
 
 def test_prompts_that_decode_refuses_get_shorter_until_they_are_too_short() -> None:

@@ -130,6 +130,9 @@ class TestCpu:
             "capabilities": {"drop": ["ALL"]},
         }
 
+    def test_the_last_lines_of_its_log_are_kept_when_it_dies(self) -> None:
+        assert engine(pod(CPU, Role.PREFILL))["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
     def test_what_it_has_to_write_to_is_a_folder_of_its_own(self) -> None:
         template = pod(CPU, Role.PREFILL)
         places = {mount["mountPath"]: mount["name"] for mount in engine(template)["volumeMounts"]}
@@ -146,7 +149,7 @@ class TestCpu:
     def test_ready_means_on_decode_that_the_side_channel_answers_too(self) -> None:
         prefill, decode = (engine(pod(CPU, role))["readinessProbe"]["exec"]["command"] for role in Role)
         assert " ".join(prefill) == "pdcluster ready --role prefill --port 8000"
-        assert " ".join(decode) == "pdcluster ready --role decode --port 8000 --side-channel-port 20100 --ranks 1"
+        assert " ".join(decode) == "pdcluster ready --role decode --port 8000 --side-channel-port 12100 --ranks 1"
 
     @pytest.mark.parametrize("role", Role)
     def test_the_commands_of_probe_and_drain_are_ones_that_pdcluster_takes(self, role: Role) -> None:
@@ -171,13 +174,13 @@ class TestCpu:
 
 class TestAscend:
     def test_devices_are_as_many_as_ranks_under_the_users_name_for_them(self) -> None:
-        assert engine(pod(ASCEND, Role.PREFILL))["resources"] == {"limits": {"huawei.com/Ascend910B": "8"}}
-        assert engine(pod(ASCEND, Role.DECODE))["resources"] == {"limits": {"huawei.com/Ascend910B": "4"}}
+        assert engine(pod(ASCEND, Role.PREFILL))["resources"]["limits"] == {"huawei.com/Ascend910B": "8"}
+        assert engine(pod(ASCEND, Role.DECODE))["resources"]["limits"] == {"huawei.com/Ascend910B": "4"}
 
     @pytest.mark.parametrize(("kind", "name"), [("ascend", "huawei.com/Ascend910"), ("cuda", "nvidia.com/gpu")])
     def test_each_kind_has_a_resource_by_default_beside_the_users_own(self, kind: str, name: str) -> None:
         changes = {**both("device", {"kind": kind}), **both("resources.limits", {"memory": "64Gi"})}
-        assert engine(pod(changes, Role.PREFILL))["resources"] == {"limits": {"memory": "64Gi", name: "1"}}
+        assert engine(pod(changes, Role.PREFILL))["resources"]["limits"] == {"memory": "64Gi", name: "1"}
 
     def test_each_role_is_split_in_its_own_way(self) -> None:
         prefill, decode = pod(ASCEND, Role.PREFILL), pod(ASCEND, Role.DECODE)
@@ -306,4 +309,4 @@ class TestOverNodes:
 
     def test_each_pod_has_its_part_of_the_devices(self) -> None:
         template = pod(NODES, Role.DECODE, Place.WORKER)
-        assert engine(template)["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
+        assert engine(template)["resources"]["limits"] == {"nvidia.com/gpu": "8"}

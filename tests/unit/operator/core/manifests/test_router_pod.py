@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+import pytest
 
 from fakes.operator_cluster import IMAGE, make_cluster
+from operator_cases.objects import both
+from pdcluster_operator.core.manifests.engine_pod import engine_template
 from pdcluster_operator.core.manifests.router import router_deployment
 from pdcluster_operator.core.plan import pool_of
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.labels import Role
 
 SECRET = {"spec.auth": {"secretRef": {"name": "mine", "key": "token"}}}
 
@@ -47,6 +53,10 @@ def test_it_signs_with_the_pools_secret_and_is_called_back_at_its_own_address() 
     assert users["PDCLUSTER_SECRET"] == {"secretKeyRef": {"name": "mine", "key": "token"}}
 
 
+def test_the_last_lines_of_its_log_are_kept_when_it_dies() -> None:
+    assert container()["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
 def test_it_can_only_compute() -> None:
     security = pod()["securityContext"]
     assert (security["runAsNonRoot"], security["seccompProfile"]) == (True, {"type": "RuntimeDefault"})
@@ -75,3 +85,90 @@ def test_overrides_never_take_the_labels_by_which_it_is_found() -> None:
     labels = deployment({"spec.router.podOverrides": overrides})["template"]["metadata"]["labels"]
     assert labels["team"] == "a"
     assert deployment()["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_a_request_has_a_limit_only_where_the_user_gives_one() -> None:
+    assert not [word for word in container()["args"] if word.startswith("--request-timeout")]
+    assert "--request-timeout=900" in container({"spec.router.requestTimeoutSeconds": 900})["args"]
+
+
+def test_clients_keys_are_read_from_a_folder_that_follows_their_secret() -> None:
+    assert not [word for word in container()["args"] if word.startswith("--api-key-file")]
+    changes = {"spec.router.apiKeysSecretRef": {"name": "clients"}}
+    assert "--api-key-file=/etc/pdcluster/api-keys/keys" in container(changes)["args"]
+    assert pod(changes)["volumes"][1:] == [
+        {"name": "api-keys", "secret": {"secretName": "clients", "items": [{"key": "keys", "path": "keys"}]}}
+    ]
+    mount = {"name": "api-keys", "mountPath": "/etc/pdcluster/api-keys", "readOnly": True}
+    assert mount in container(changes)["volumeMounts"]
+
+
+FROM_A: dict[str, Any] = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "a", "key": "k"}}}
+
+
+def test_it_has_the_key_that_engines_ask_for() -> None:
+    assert FROM_A in container(both("env", [FROM_A]))["env"]
+    value = {"name": "VLLM_API_KEY", "value": "hidden"}
+    assert value in container(both("env", [value]))["env"]
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("given", [[], [FROM_A]], ids=["alone", "beside the one in env"])
+def test_a_key_in_the_overrides_of_engines_is_refused_with_the_place_where_routers_have_it_too(
+    role: Role, given: list[Any]
+) -> None:
+    """Engines would ask for a key that routers do not show: every request is answered with 401."""
+    value = {"name": "VLLM_API_KEY", "value": "hidden"}
+    overrides = {"spec": {"containers": [{"name": "engine", "env": [value]}]}}
+    changes = {**both("env", given), f"spec.roles.{role.value}.podOverrides": overrides}
+    with pytest.raises(ConfigError) as error:
+        engine_template(pool_of(make_cluster(changes), IMAGE), role, "0a1b2c3d")
+    assert str(error.value) == (
+        f"roles.{role.value}.podOverrides changes env VLLM_API_KEY of the engine, which routers do not see: put it in "
+        "roles.prefill.env and roles.decode.env, from which routers have it too"
+    )
+
+
+REPLACED: Final[dict[str, Any]] = {
+    "no containers": {"spec": {"$patch": "replace", "nodeName": "x"}},
+    "no spec": {"spec": None},
+    "no list": {"spec": {"containers": None}},
+    "nothing of ours": {"$patch": "replace"},
+    "a text": {"$patch": "replace", "spec": "x"},
+    "a map of variables": {"spec": {"containers": [{"$patch": "replace", "name": "engine", "env": {"a": 1}}]}},
+}
+
+
+@pytest.mark.parametrize("how", REPLACED)
+def test_overrides_that_leave_no_engine_are_the_api_servers_to_refuse(how: str) -> None:
+    pool = pool_of(make_cluster(both("podOverrides", REPLACED[how])), IMAGE)
+    assert engine_template(pool, Role.DECODE, "0a1b2c3d")["metadata"]["labels"]
+
+
+def test_a_key_of_a_container_beside_the_engine_is_its_own() -> None:
+    beside = {"name": "beside", "image": "i", "env": [{"name": "VLLM_API_KEY", "value": "of another"}]}
+    changes = both("podOverrides", {"spec": {"containers": [beside]}})
+    engine, other = engine_template(pool_of(make_cluster(changes), IMAGE), Role.DECODE, "0a1b2c3d")["spec"][
+        "containers"
+    ]
+    assert (engine["name"], other["name"]) == ("engine", "beside")
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "told"),
+    [
+        ([FROM_A], [], 'is {"secretKeyRef": {"key": "k", "name": "a"}} in roles.prefill and not set in roles.decode'),
+        (
+            [{"name": "VLLM_API_KEY", "value": "hidden"}],
+            [{"name": "VLLM_API_KEY", "value": "other"}],
+            "is a value in roles.prefill and another value in roles.decode",
+        ),
+    ],
+)
+def test_roles_that_ask_for_different_keys_are_refused_and_no_key_is_told(
+    prefill: list[Any], decode: list[Any], told: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        container({"spec.roles.prefill.env": prefill, "spec.roles.decode.env": decode})
+    assert told in str(error.value)
+    assert "hidden" not in str(error.value)

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from base64 import b64decode
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 
+from chart_cases.rendering import of_kind
 from fakes.operator_cluster import IMAGE, make_cluster
 from operator_cases.objects import both
 from pdcluster_operator.core.manifests.access import engine_account, pool_secret, role_scaler, scaler_selector
 from pdcluster_operator.core.manifests.discovery import discovery_service
 from pdcluster_operator.core.manifests.disruption import role_budget, router_budget
 from pdcluster_operator.core.manifests.network import role_policy, router_policy
-from pdcluster_operator.core.manifests.pool import Pool
-from pdcluster_operator.core.manifests.router import router_access, router_deployment, router_service, router_url
+from pdcluster_operator.core.manifests.pool import PORT, Pool
+from pdcluster_operator.core.manifests.router import (
+    internal_service,
+    internal_url,
+    router_access,
+    router_deployment,
+    router_service,
+    router_url,
+)
 from pdcluster_operator.core.manifests.workloads import design_workload, render_workload
 from pdcluster_operator.core.plan import pool_of
 from pdcluster_protocol.labels import Role
@@ -81,12 +90,12 @@ def policies() -> dict[str, dict[str, Any]]:
 def ports_for(rules: list[dict[str, Any]], side: str, labels: dict[str, str] | None) -> Ports:
     """Of each rule that names the pod; of those that name nobody, and so mean anybody, for None.
 
-    ``side``: from or to. A pod of ours is named by its labels alone, which means in our own namespace.
+    ``side``: from or to. Where no namespace is named a pod is one of our own namespace; only operators are of others.
     """
     found: Ports = []
     for rule in rules:
         peers = rule.get(side, [])
-        assert all(peer.keys() == {"podSelector"} for peer in peers)
+        assert all("podSelector" in peer for peer in peers)
         if any(labels is not None and selects(peer["podSelector"], labels) for peer in peers) or (
             labels is None and not peers
         ):
@@ -122,14 +131,19 @@ class TestDiscovery:
 
 class TestRouter:
     def test_its_command_line_is_one_that_the_router_takes(self) -> None:
-        changes = {"spec.transfer": {"deadlineSeconds": 120, "onFailure": "fail"}, "spec.drain.timeoutSeconds": 90}
+        changes = {
+            "spec.transfer": {"deadlineSeconds": 120, "onFailure": "fail"},
+            "spec.drain.timeoutSeconds": 90,
+            "spec.router": {"requestTimeoutSeconds": 900, "apiKeysSecretRef": {"name": "clients"}},
+        }
         container = router_deployment(pool(changes))["spec"]["template"]["spec"]["containers"][0]
         words = [word.replace("$(POD_IP)", "10.0.0.7") for word in container["args"]]
         # A pod finds its namespace and the API server by itself.
         settings = parse_settings([*words, "--namespace=default", "--kube-api=https://10.0.0.1"])
         assert (settings.discovery, settings.cluster) == (Discovery.KUBERNETES, "pool")
-        assert settings.metaserver_url == "http://10.0.0.7:8000/v1/metaserver"
-        assert (settings.host, settings.port) == ("0.0.0.0", 8000)
+        assert settings.metaserver_url == "http://10.0.0.7:8001/v1/metaserver"
+        assert (settings.host, settings.port, settings.wanted_internal_port) == ("0.0.0.0", 8000, 8001)
+        assert (settings.request_timeout_s, str(settings.api_key_file)) == (900, "/etc/pdcluster/api-keys/keys")
         assert (settings.prefill_timeout_s, settings.on_prefill_failure.value) == (120, "fail")
         assert settings.drain_timeout_s == 90
         assert container["command"] == ["pdcluster", "router"]
@@ -152,7 +166,23 @@ class TestRouter:
     def test_ready_means_that_it_can_answer_and_alive_only_that_it_runs(self) -> None:
         container = router_deployment(pool())["spec"]["template"]["spec"]["containers"][0]
         assert container["readinessProbe"]["httpGet"]["path"] == "/health"
-        assert container["livenessProbe"]["httpGet"]["path"] == "/"
+        assert container["readinessProbe"]["httpGet"]["port"] == "http"
+        assert container["livenessProbe"]["httpGet"] == {"path": "/", "port": "internal"}
+        assert container["startupProbe"]["httpGet"] == {"path": "/", "port": "internal"}
+
+    def test_clients_have_no_way_to_the_internal_port_whatever_type_their_service_is_of(self) -> None:
+        changes = {"spec.router.service": {"type": "LoadBalancer"}}
+        clients, internal = router_service(pool(changes)), internal_service(pool(changes))
+        assert [port["targetPort"] for port in clients["spec"]["ports"]] == ["http"]
+        assert internal["spec"]["type"] == "ClusterIP"
+        assert internal["spec"]["ports"] == [
+            {"name": "internal", "port": 8001, "targetPort": "internal", "protocol": "TCP"}
+        ]
+        assert internal["spec"]["selector"].items() <= router_labels().items()
+        assert internal["metadata"]["name"] == "pool-router-internal"
+        assert internal_url(pool()) == "http://pool-router-internal.default.svc:8001"
+        container = router_deployment(pool())["spec"]["template"]["spec"]["containers"][0]
+        assert {one["name"]: one["containerPort"] for one in container["ports"]} == {"http": 8000, "internal": 8001}
 
     def test_its_service_is_what_the_user_asks_for_and_leads_to_routers_only(self) -> None:
         service = {"type": "LoadBalancer", "port": 443, "annotations": {"lb": "internal"}}
@@ -216,8 +246,8 @@ class TestNetwork:
             ("prefill", "from", ([None], [None], [[8000]], [])),
             ("prefill", "to", ([None], [None], [], [[53, 53], [443]])),
             ("decode", "from", ([None], [None], [[8000]], [])),
-            ("decode", "to", ([None], [None], [[8000]], [[53, 53], [443]])),
-            ("router", "from", ([], [], [], [[8000]])),
+            ("decode", "to", ([None], [None], [[8001, 8000]], [[53, 53], [443]])),
+            ("router", "from", ([[8001]], [[8001]], [], [[8000]])),
             ("router", "to", ([[8000]], [[8000]], [], [[53, 53], [443, 6443]])),
         ],
     )
@@ -242,6 +272,11 @@ class TestNetwork:
         assert calls_routers(Role.DECODE)
         assert not calls_routers(Role.PREFILL)
 
+    def test_decode_may_call_back_a_router_of_before_the_internal_port(self) -> None:
+        """At an upgrade the policy changes at once, and routers of the old template drain for hours: it names 8000."""
+        rules = role_policy(pool(), Role.DECODE)["spec"]["egress"]
+        assert any(PORT in ports for ports in ports_for(rules, "to", router_labels()) if ports)
+
     @pytest.mark.parametrize(
         ("model", "may_fetch"), [({"name": "org/m"}, True), ({"path": "/m", "servedName": "m"}, False)]
     )
@@ -249,11 +284,26 @@ class TestNetwork:
         rules = role_policy(pool({"spec.model": model}), Role.PREFILL)["spec"]["egress"]
         assert ({"ports": [{"protocol": "TCP", "port": 443}]} in rules) is may_fetch
 
+    @pytest.mark.parametrize(
+        ("namespace", "selector"), [("", {}), ("ops", {"matchLabels": {"kubernetes.io/metadata.name": "ops"}})]
+    )
+    def test_the_internal_port_is_for_the_pools_engines_and_the_operator(
+        self, namespace: str, selector: dict[str, Any]
+    ) -> None:
+        ours = replace(pool(), operator_namespace=namespace)
+        _, internal = router_policy(ours)["spec"]["ingress"]
+        engines, operator = internal["from"]
+        assert internal["ports"] == [{"protocol": "TCP", "port": 8001}]
+        assert all(selects(engines["podSelector"], engine_labels(role)) for role in Role)
+        assert operator["namespaceSelector"] == selector
+        (deployment,) = of_kind("default", "Deployment")
+        assert selects(operator["podSelector"], deployment["spec"]["template"]["metadata"]["labels"])
+
     def test_routers_are_open_on_one_port_and_reach_engines_dns_and_the_api_server(self) -> None:
         spec = router_policy(pool())["spec"]
         dns, engines, api = spec["egress"]
         assert selects(spec["podSelector"], router_labels())
-        assert spec["ingress"] == [{"ports": [{"protocol": "TCP", "port": 8000}]}]
+        assert spec["ingress"][0] == {"ports": [{"protocol": "TCP", "port": 8000}]}
         assert spec["policyTypes"] == ["Ingress", "Egress"]
         assert dns == DNS
         assert all(selects(engines["to"][0]["podSelector"], engine_labels(role)) for role in Role)

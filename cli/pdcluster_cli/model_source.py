@@ -1,0 +1,153 @@
+"""What ``--model`` names, and whether engines can get it: a folder, a file, or a model on a hub. Looks, starts nothing.
+
+Everything that ``vllm serve`` takes passes, with the hub's own variables (``HF_HOME``, ``HF_ENDPOINT``, ``HF_TOKEN``,
+``HF_HUB_OFFLINE``, ``VLLM_USE_MODELSCOPE``). A hub is asked once, here: vLLM would ask it for minutes in each engine.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+HUB_TIMEOUT_S: Final = 5.0
+"""For the hub's first answer. It takes a tenth of a second; without a network nothing takes longer to notice."""
+_CONFIGS: Final = ("config.json", "params.json", "*.gguf")
+"""Of a folder that vLLM can load: transformers', Mistral's, or weights that hold it."""
+_YES: Final = ("1", "true", "yes", "on")
+_WANTED: Final = "--model wants a folder with config.json, weights and a tokenizer, or a model's name on a hub"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """What engines are told. ``problem``: one line with the cure, when they cannot get the model."""
+
+    argument: str
+    problem: str | None = None
+    remark: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    """For the engines: keeps them from asking a hub that does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubAnswer:
+    """What a hub said to one question. ``refusal``: it knows no such model, or does not give it to us."""
+
+    refusal: str | None = None
+    unreachable: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """A hub as its library knows it. ``ask``: what it says about a model; waits some seconds at most."""
+
+    endpoint: str
+    cache: Path
+    is_offline: bool
+    ask: Callable[[str], HubAnswer]
+
+
+def find_model(name: str, environ: Mapping[str, str], hub: Callable[[], Hub] | None = None) -> ModelSource:
+    """Where the model is. Waits for a hub's answer at most some seconds. ``hub``: made only when one is needed."""
+    path = Path(name).expanduser()
+    if path.exists():
+        return ModelSource(str(path.resolve()), problem=_folder_problem(path))
+    if name.startswith(("/", ".", "~")):
+        return ModelSource(name, problem=f"model {path} does not exist: {_WANTED}")
+    if "://" in name:
+        return ModelSource(name)  # An object store; vLLM's loader knows which.
+    if environ.get("VLLM_USE_MODELSCOPE", "").lower() in _YES:
+        return _on_modelscope(name)
+    return _on_hub(name, (hub or hub_of_environment)())
+
+
+def hub_of_environment() -> Hub:
+    """By ``HF_ENDPOINT``, ``HF_HOME``, ``HF_HUB_CACHE`` and ``HF_HUB_OFFLINE``, which the library reads."""
+    constants: Any = import_module("huggingface_hub.constants")
+    endpoint = str(constants.ENDPOINT)
+    return Hub(endpoint, Path(constants.HF_HUB_CACHE), bool(constants.HF_HUB_OFFLINE), partial(ask_hub, endpoint))
+
+
+def _folder_problem(path: Path) -> str | None:
+    if path.is_file():
+        return None if path.suffix == ".gguf" else f"model {path} is no folder: {_WANTED}"
+    if any(True for pattern in _CONFIGS for _ in path.glob(pattern)):
+        return None
+    return f"model {path} has no config.json: {_WANTED}"
+
+
+def _on_modelscope(name: str) -> ModelSource:
+    if importlib.util.find_spec("modelscope") is None:
+        cure = "pip install modelscope, or unset it"
+        return ModelSource(name, problem=f"VLLM_USE_MODELSCOPE is set and modelscope is not installed: {cure}")
+    return ModelSource(name)
+
+
+def _on_hub(name: str, hub: Hub) -> ModelSource:
+    repository = name.partition(":")[0]  # vLLM takes ORG/MODEL:QUANTISATION for GGUF
+    is_cached = has_copy(hub.cache, repository)
+    if hub.is_offline:
+        return ModelSource(name, problem=None if is_cached else _offline_problem(name, hub))
+    answer = hub.ask(repository)
+    if answer.refusal:
+        return ModelSource(name, problem=f"model {name} is no folder here, and {hub.endpoint} says: {answer.refusal}")
+    if not answer.unreachable:
+        return ModelSource(name)
+    if is_cached:
+        remark = f"no way to {hub.endpoint} ({answer.unreachable}): the copy in {hub.cache} is served"
+        return ModelSource(name, remark=remark, env={"HF_HUB_OFFLINE": "1"})
+    return ModelSource(name, problem=_unreachable_problem(name, hub, answer.unreachable))
+
+
+def has_copy(cache: Path, repository: str) -> bool:
+    """Some revision of the model is in the hub's cache: its configuration, at least."""
+    snapshots = cache / f"models--{repository.replace('/', '--')}" / "snapshots"
+    return any(True for pattern in _CONFIGS for _ in snapshots.glob(f"*/{pattern}"))
+
+
+def _offline_problem(name: str, hub: Hub) -> str:
+    return (
+        f"model {name} is no folder here and not in {hub.cache}, and HF_HUB_OFFLINE is set: "
+        "give a folder, unset it, or set HF_HOME to where the model was downloaded"
+    )
+
+
+def _unreachable_problem(name: str, hub: Hub, why: str) -> str:
+    return (
+        f"model {name} is no folder here and not in {hub.cache}, and there is no way to {hub.endpoint} ({why}): "
+        "give a folder, or set HF_ENDPOINT or HTTPS_PROXY"
+    )
+
+
+def ask_hub(endpoint: str, repository: str) -> HubAnswer:
+    """What this hub says about the model."""
+    hub: Any = import_module("huggingface_hub")
+    errors: Any = import_module("huggingface_hub.errors")
+    transport_error = errors.HfHubHTTPError.__bases__[0]  # of whichever HTTP library this version uses
+    try:
+        hub.HfApi(endpoint=endpoint).model_info(repository, timeout=HUB_TIMEOUT_S)
+    except errors.HFValidationError:
+        return HubAnswer(refusal="its models are called ORG/MODEL")
+    except errors.GatedRepoError:
+        return HubAnswer(refusal="it is gated: ask for access there, and set HF_TOKEN")
+    except errors.HfHubHTTPError as error:
+        return _refused(error, error.response.status_code)
+    except (OSError, transport_error) as error:
+        return HubAnswer(unreachable=_first_line(error))
+    return HubAnswer()
+
+
+def _refused(error: Exception, status: int) -> HubAnswer:
+    """Mirrors of a hub know its statuses, and not its words for them."""
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
+        return HubAnswer(refusal=f"{status}, no such model or a private one: check the name, or set HF_TOKEN")
+    return HubAnswer(unreachable=_first_line(error))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

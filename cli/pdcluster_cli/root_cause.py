@@ -1,0 +1,130 @@
+"""Finds in an engine's log why it did not start: the first error that is no echo of another one. Pure.
+
+vLLM 0.32 tells one failure many times: a worker logs its traceback, the engine core logs "initialization failed", the
+API server raises "See root cause above". The last frame, which a person sees first, says the least. Python prints a
+chain of exceptions oldest first and means the last one, so the cause is the last line of the first chain.
+
+    [name] (EngineCore pid=7) ERROR 11-22 16:18:58 [core.py:1] Traceback (most recent call last):
+    [name] (EngineCore pid=7) ERROR 11-22 16:18:58 [core.py:1]   File "x.py", line 1, in f
+    [name] (EngineCore pid=7) ERROR 11-22 16:18:58 [core.py:1] ValueError: why
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+MAX_CHARACTERS: Final = 600
+"""Of a cause: a message that quotes a whole configuration helps nobody."""
+_PREFIX: Final = re.compile(
+    r"(?:\[[\w-]+\] )?(?:\([^()]*pid=\d+\) )?(?:(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?"
+)
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_CHAINED: Final = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+_RAISED: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:: .*|:|)$")
+_ECHOES: Final = ("root cause", "Engine core initialization failed", "KeyboardInterrupt", "cancelled", "SystemExit")
+_REFUSED: Final = re.compile(r"\S+: error: (?P<why>.+)$")
+"""argparse's last line."""
+_PYDANTIC: Final = re.compile(r"^[\w.]*ValidationError: \d+ validation errors? for \S+ (?:Value error, )?")
+"""Around the words of vLLM's own check; behind them is the whole configuration."""
+_CORE_KILLED: Final = re.compile(r"Failed core proc\(s\): \{.*?'(?P<name>\w+)': -(?P<signal>\d+)")
+SIGNALS: Final[dict[int, str]] = {
+    signal.SIGKILL: "killed from outside, as the kernel does when memory runs out",
+    signal.SIGILL: "this CPU lacks an instruction that the build of vLLM or PyTorch needs",
+}
+"""What a signal says that comes without a word in the log."""
+_ABORTED: Final = re.compile(r"\s*what\(\):\s+(?P<why>.+)$")
+"""What the C++ library prints before it ends a process."""
+
+
+def root_cause(log: str) -> str | None:
+    """The first error in one line; None when the log holds none."""
+    lines = [_Line(text) for text in log.splitlines()]
+    found = next((cause for cause in _chains(lines) if not _is_echo(cause)), None)
+    found = found or next(filter(None, (line.refusal for line in lines)), None)
+    found = found or next((line.text.strip() for line in lines if line.is_error and not _is_echo(line.text)), None)
+    found = found or _killed(log)
+    return _shortened(found) if found else None
+
+
+def _killed(log: str) -> str | None:
+    """What vLLM's API server says of an engine core that could say nothing itself."""
+    found = _CORE_KILLED.search(log)
+    if found is None:
+        return None
+    number = int(found["signal"])
+    return f"{found['name']} has ended by signal {number}: {SIGNALS.get(number, 'its log has no more')}"
+
+
+class _Line:
+    """One line of a log without its prefixes."""
+
+    def __init__(self, whole: str) -> None:
+        prefix = _PREFIX.match(whole)
+        assert prefix is not None  # it matches nothing, too
+        self.text = whole[prefix.end() :].rstrip()
+        self.level = prefix["level"]
+
+    @property
+    def is_error(self) -> bool:
+        return self.level in ("ERROR", "CRITICAL") and bool(self.text.strip())
+
+    @property
+    def refusal(self) -> str | None:
+        found = _REFUSED.match(self.text) or _ABORTED.match(self.text)
+        return found["why"] if found else None
+
+
+def _chains(lines: Sequence[_Line]) -> Iterator[str]:
+    """What each chain of tracebacks ends with. Those that were only warned about are no failures."""
+    end = 0
+    while (start := _next_traceback(lines, end)) is not None:
+        cause, end = _raised(lines, start)
+        while cause and (following := _chained(lines, end)) is not None:
+            cause, end = _raised(lines, following)
+        if cause:
+            yield cause
+
+
+def _next_traceback(lines: Sequence[_Line], start: int) -> int | None:
+    for number in range(start, len(lines)):
+        if lines[number].text.strip() == _TRACEBACK and lines[number].level in (None, "ERROR", "CRITICAL"):
+            return number
+    return None
+
+
+def _raised(lines: Sequence[_Line], traceback: int) -> tuple[str, int]:
+    """The exception with its indented further lines, and where the next line is. Frames and sources are indented."""
+    number = traceback + 1
+    while number < len(lines) and (not lines[number].text or lines[number].text[0] in " \t"):
+        number += 1
+    if number == len(lines) or not _RAISED.match(lines[number].text):
+        return "", number
+    said = [lines[number].text]
+    number += 1
+    while number < len(lines) and lines[number].text[:2] == "  ":
+        said.append(lines[number].text.strip())
+        number += 1
+    return " ".join(said), number
+
+
+def _chained(lines: Sequence[_Line], end: int) -> int | None:
+    """Where the traceback begins that goes on with this chain."""
+    near = range(end, min(end + 5, len(lines)))
+    if any(lines[number].text.strip() in _CHAINED for number in near):
+        return next((number for number in near if lines[number].text.strip() == _TRACEBACK), None)
+    return None
+
+
+def _is_echo(text: str) -> bool:
+    return any(word in text for word in _ECHOES)
+
+
+def _shortened(text: str) -> str:
+    line = _PYDANTIC.sub("", " ".join(text.split())).partition(" [type=")[0]
+    return line if len(line) <= MAX_CHARACTERS else f"{line[:MAX_CHARACTERS]} [...]"

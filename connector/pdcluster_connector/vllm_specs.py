@@ -1,0 +1,186 @@
+"""What a layer's KV cache spec of vLLM means, and whether its tensors have the axes that the spec says.
+
+    attention, latent   one tensor [pages, KV heads, tokens, content], or several that share the content among them
+    state               one tensor [blocks, 1, 1, bytes], or one [blocks, *shape] for each shape of the spec
+
+Byte counts alone cannot tell heads from tokens: vllm-ascend 0.23 keeps ``[blocks, tokens, KV heads, content]``, whose
+pages have the same length. So a tensor that does not say its axes is refused, before any byte is pushed.
+
+Source of truth: vLLM 0.32 ``v1/kv_cache_interface.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Final
+
+import torch
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+)
+
+from pdcluster_protocol.errors import ConfigError
+
+TOKEN_MAJOR: Final = frozenset({"LBNHC", "BLNHC"})
+"""The layouts in which all heads of a token lie side by side. Ascend's kernels want one of them."""
+
+_PUSHED: Final = (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+)
+"""What a push can move; anything else is refused at start."""
+
+_CURE: Final = "serve this model without prefill/decode separation"
+
+
+def meaning_of(spec: KVCacheSpec) -> type[KVCacheSpec]:
+    """The kind of vLLM's own that ``spec`` is, or is made from by a plugin without a change of meaning.
+
+    A plugin's class counts as the kind that it derives from while each field that it adds has its default.
+
+    Raises:
+        ConfigError: It is of no kind that a push can move, or a field says something that is not known here.
+    """
+    kind = next((known for known in type(spec).__mro__ if known in _PUSHED), None)
+    if kind is None or any(_is_vllms(between) for between in _made_from(spec, kind)):
+        known = ", ".join(sorted(known.__name__ for known in _PUSHED))
+        raise ConfigError(
+            f"the model keeps KV as {type(spec).__name__}, which PDClusterConnector 0.1 cannot push (it knows "
+            f"{known}): {_CURE}"
+        )
+    if said := _unknown_to(spec, kind):
+        raise ConfigError(
+            f"the model keeps KV as {type(spec).__name__} with {', '.join(said)}, whose meaning PDClusterConnector 0.1 "
+            f"does not know (it is made from {kind.__name__}): {_CURE}"
+        )
+    return kind
+
+
+def require_axes(
+    name: str, spec: KVCacheSpec, held: Sequence[torch.Tensor], num_blocks: int, layout: str | None
+) -> None:
+    """The tensors of layer ``name`` have the axes that its spec says. ``layout``: what vLLM declares, by its name.
+
+    Raises:
+        ConfigError: An axis has another size, or which axis is which cannot be known.
+    """
+    if isinstance(spec, MambaSpec):
+        _require_state(name, spec, held, num_blocks)
+    elif isinstance(spec, AttentionSpec):
+        _require_cells(name, spec, held, num_blocks)
+        _require_no_doubt(name, spec, held, num_blocks, layout)
+
+
+def _made_from(spec: KVCacheSpec, kind: type[KVCacheSpec]) -> Sequence[type]:
+    """The classes of ``spec`` before ``kind``."""
+    ancestors = type(spec).__mro__
+    return ancestors[: ancestors.index(kind)]
+
+
+def _is_vllms(cls: type) -> bool:
+    """Whether the class is vLLM's own: one that derives from a known kind says by its name that it is another."""
+    return cls.__module__.partition(".")[0] == "vllm"
+
+
+def _unknown_to(spec: KVCacheSpec, kind: type[KVCacheSpec]) -> list[str]:
+    """What ``spec`` says that changes how its pages are read, as ``field=value``."""
+    known = {field.name for field in dataclasses.fields(kind)}
+    said = [
+        field.name for field in dataclasses.fields(spec) if field.name not in known and not _is_default(field, spec)
+    ]
+    if isinstance(spec, AttentionSpec):
+        # Slots that are not the KV heads one by one: nvfp4 keeps K's and V's heads apart, others all heads in two.
+        said += ["num_head_slots"] if spec.num_head_slots not in (None, spec.num_kv_heads) else []
+        said += ["tokens_per_state"] if spec.tokens_per_state != 1 else []
+    return [f"{field} {getattr(spec, field)}" for field in said]
+
+
+def _is_default(field: dataclasses.Field[Any], spec: KVCacheSpec) -> bool:
+    value = getattr(spec, field.name)
+    if field.default_factory is not dataclasses.MISSING:
+        return bool(value == field.default_factory())
+    return field.default is not dataclasses.MISSING and bool(value == field.default)
+
+
+def _require_cells(name: str, spec: AttentionSpec, held: Sequence[torch.Tensor], num_blocks: int) -> None:
+    """Each tensor is [pages, KV heads, tokens, content], and together they have the content of a cell."""
+    for tensor in held:
+        pages = _pages_per_block(tensor, num_blocks)
+        said = (num_blocks * pages, spec.num_kv_heads, spec.block_size // pages if pages else 0)
+        if tensor.dim() != 4 or not pages or spec.block_size % pages or tuple(tensor.shape[:3]) != said:
+            raise ConfigError(
+                f"layer {name} has KV of shape {tuple(tensor.shape)}, but its {type(spec).__name__} says {num_blocks} "
+                f"blocks of {spec.num_kv_heads} KV heads and {spec.block_size} tokens, which are pushed as [pages, KV "
+                f"heads, tokens, content] only: use vLLM's own attention backends, or {_CURE}"
+            )
+    content_bytes = sum(tensor.shape[3] * tensor.element_size() for tensor in held)
+    if content_bytes != spec.state_content_size_bytes:
+        raise ConfigError(
+            f"layer {name} has {content_bytes} bytes for each token and KV head in {len(held)} tensors, but its "
+            f"{type(spec).__name__} says {spec.state_content_size_bytes}: use vLLM's own attention backends, or {_CURE}"
+        )
+
+
+def _pages_per_block(tensor: torch.Tensor, num_blocks: int) -> int:
+    """0 where blocks are not whole pages."""
+    pages = tensor.shape[0] if tensor.dim() else 0
+    return 0 if pages % num_blocks else pages // num_blocks
+
+
+def _require_no_doubt(
+    name: str, spec: AttentionSpec, held: Sequence[torch.Tensor], num_blocks: int, layout: str | None
+) -> None:
+    """Where sizes cannot tell heads from tokens, vLLM's declared layout does; strides never contradict it.
+
+    A layout is declared for the one tensor that vLLM itself makes, with a cell's whole content.
+    """
+    for tensor in held:
+        heads, tokens = tensor.shape[1:3]
+        if 1 in (heads, tokens):
+            continue
+        is_declared = layout is not None and len(held) == 1
+        if heads == tokens and not is_declared:
+            raise ConfigError(
+                f"layer {name} has KV of shape {tuple(tensor.shape)} and {num_blocks} blocks with {heads} KV heads and "
+                f"pages of as many tokens: which axis is which cannot be known (its {type(spec).__name__} declares no "
+                "layout): choose another --block-size"
+            )
+        is_by_token = tensor.stride(2) >= tensor.stride(1)
+        if layout is not None and is_by_token != (layout in TOKEN_MAJOR):
+            raise ConfigError(
+                f"layer {name} has KV of shape {tuple(tensor.shape)} and strides {tensor.stride()}, which is not the "
+                f"layout {layout} that vLLM declares: use vLLM's own attention backends, or {_CURE}"
+            )
+
+
+def _require_state(name: str, spec: MambaSpec, held: Sequence[torch.Tensor], num_blocks: int) -> None:
+    """One tensor of whole states, or one for each of their parts; a block is one state."""
+    whole = (num_blocks, 1, 1, spec.state_content_size_bytes)
+    is_whole = len(held) == 1 and _bytes_shape(held[0]) == whole
+    parts = [(num_blocks, *shape) for shape in spec.shapes]
+    is_parted = [(tuple(t.shape), t.dtype) for t in held] == list(zip(parts, spec.dtypes, strict=True))
+    if not (is_whole or is_parted):
+        shapes = ", ".join(f"{tuple(tensor.shape)} of {tensor.dtype}" for tensor in held)
+        said = ", ".join(f"{shape} of {dtype}" for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True))
+        raise ConfigError(
+            f"layer {name} has state of shape {shapes}, but its {type(spec).__name__} says {num_blocks} blocks of "
+            f"{said} ({sum(prod(s) * d.itemsize for s, d in zip(spec.shapes, spec.dtypes, strict=True))} bytes): use "
+            f"vLLM's own layers, or {_CURE}"
+        )
+
+
+def _bytes_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    return (*tensor.shape[:-1], tensor.shape[-1] * tensor.element_size()) if tensor.dim() else ()

@@ -1,0 +1,38 @@
+"""What every lane of a prefill rank shares: who the rank is, and what its lanes work with. Nothing here decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from pdcluster_connector.settings import Settings
+from pdcluster_connector.trace import Trace
+from pdcluster_connector.transport.sessions import Sessions
+from pdcluster_connector.worker.content import KvReader
+from pdcluster_connector.worker.device import Device
+from pdcluster_connector.worker.staging import StagingMemory
+from pdcluster_protocol.ids import BootId
+from pdcluster_protocol.secret import Secret
+from pdcluster_protocol.side_channel import Hello
+
+
+@dataclass(frozen=True, slots=True)
+class LaneParts:
+    """Nothing in it changes."""
+
+    hello: Hello
+    """What each lane says. The boot id in it is the engine's life; empty until the first step has named that."""
+    sessions: Sessions
+    device: Device
+    settings: Settings
+    secret: Secret
+    trace: Trace
+    staging: StagingMemory | None = None
+    """What the rank's resharder fills; None without one."""
+    reader: KvReader | None = None
+    """Of the rank's own KV; None where no content can be compared."""
+
+    def of_life(self, life: BootId) -> LaneParts:
+        """The same, for lanes of that life of our engine."""
+        return replace(self, hello=msgspec.structs.replace(self.hello, boot_id=life))

@@ -1,0 +1,200 @@
+"""Why a pod does not get ready, in words: its place, its images, its starts, and how its containers died. Pure.
+
+A *death* is one end of a container's program. Kubernetes keeps the last one and counts all of one pod; how many in a
+row had the same cause is counted here, from one picture of the pod to the next. Three make a *crash loop*. A life of
+more than ten minutes in which the pod was ready ends a row, as it ends the kubelet's own back-off. Of a pod that is
+seen for the first time Kubernetes' count is a row only where so many deaths fill the time since its start.
+
+LeaderWorkerSets with ``RecreateGroupOnPodRestart`` make a group anew as soon as one of its containers has died, so none
+of them is ever seen waiting in ``CrashLoopBackOff``: their rows go on from a pod to the next one of its name.
+
+Source of truth: Kubernetes 1.35, pages "Pod Lifecycle" and "Determine the Reason for Pod Failure"; kubelet
+``images/image_manager.go``; LWS 0.7 ``pod_controller.go``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final
+
+Part = Mapping[str, Any]
+"""A part of an object, as the API server sends it."""
+
+LOOP_DEATHS: Final = 3
+"""Equal deaths in a row. Two may be one fault of a node; what dies a third time of the same cause will die again."""
+LONG_LIFE_S: Final = 600
+"""The kubelet begins its back-off anew after a life of ten minutes."""
+BACK_OFF_S: Final = 300
+"""The longest that the kubelet waits with a container's next life."""
+MAX_WORDS: Final = 600
+"""Characters that are kept of a container's last words, and of a registry's."""
+
+_STARTS: Final = frozenset({"ContainerCreating", "PodInitializing"})
+_BACKS_OFF: Final = "CrashLoopBackOff"
+_PULLS: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
+_PULL_ERROR: Final = "ErrImagePull: "
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The last death of one container. An empty ``cause``: it has lived long since, and what was before is over.
+
+    ``count``: deaths in this pod; 0: it was in an earlier pod of this name. ``equal``: of this cause, in a row.
+    ``begins``: the life before it was a long one, in which the pod was ready.
+    """
+
+    container: str
+    cause: str
+    last_words: str
+    count: int
+    equal: int
+    begins: bool = False
+
+    @property
+    def is_loop(self) -> bool:
+        return self.equal >= LOOP_DEATHS
+
+    def told_of(self, pod: str) -> str:
+        times = max(self.count, self.equal)
+        often = f"died {times} times, the last time" if times > 1 else "died:"
+        words = f": {self.last_words}" if self.last_words else ""
+        return f"pod {pod}, container {self.container} {often} {self.cause}{words}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Of a pod: when it was started, and since when it is not ready; 0: it is, or nobody says."""
+
+    started_s: int
+    unready_s: int
+
+
+def trouble_of(pod: str, status: Part) -> str:
+    """Why the cluster does not start it; empty when it does, or merely has not yet.
+
+    Words that do not change with every try: each change is a write of the PDCluster's status.
+    """
+    placed = condition_of(status, "PodScheduled")
+    if placed.get("status") == "False":
+        return f"pod {pod} is not placed: {_fitted(str(placed.get('message') or placed.get('reason', '')))}"
+    for container, _ in _containers(status):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if told := _waiting_told(waiting, has_died=_ended_last(container) is not None):
+            return f"pod {pod}, container {container['name']}: {told}"
+    if status.get("phase") == "Failed" and status.get("reason"):
+        return f"pod {pod} has failed: {status['reason']}: {_fitted(str(status.get('message', '')))}".rstrip(": ")
+    return ""
+
+
+def deaths_of(status: Part, *, is_going: bool) -> tuple[Death, ...]:
+    """What this picture of a pod shows. ``is_going``: what ends now was told to."""
+    ready = condition_of(status, "Ready")
+    unready_s = unix_s(ready.get("lastTransitionTime")) if ready.get("status") == "False" else 0
+    times = _Times(unix_s(status.get("startTime")), unready_s)
+    found = (_death_of(container, is_init, times, is_going) for container, is_init in _containers(status))
+    return tuple(death for death in found if death)
+
+
+def counted(now: Iterable[Death], before: Iterable[Death], *, is_same_pod: bool) -> tuple[Death, ...]:
+    """``now`` with rows that began in ``before``: an earlier picture of this pod, or of one that had its name."""
+    known = {one.container: one if is_same_pod else replace(one, count=0) for one in before}
+    seen = {one.container: _counted(one, known.get(one.container)) for one in now}
+    carried = {name: one for name, one in known.items() if not one.count and one.cause}
+    return tuple(one for one in {**carried, **seen}.values())
+
+
+def worst_of(deaths: Iterable[Death]) -> Death | None:
+    """The one to tell of; None: there is none."""
+    told = [one for one in deaths if one.cause]
+    return max(told, key=lambda one: one.equal, default=None)
+
+
+def condition_of(status: Part, kind: str) -> Part:
+    return next((one for one in status.get("conditions") or () if one.get("type") == kind), {})
+
+
+def unix_s(text: str | None) -> int:
+    return int(datetime.fromisoformat(text).timestamp()) if text else 0
+
+
+def _containers(status: Part) -> Iterator[tuple[Part, bool]]:
+    """Those of podOverrides that run before the engine first: while one of them fails, the engine merely waits."""
+    yield from ((one, True) for one in status.get("initContainerStatuses") or ())
+    yield from ((one, False) for one in status.get("containerStatuses") or ())
+
+
+def _waiting_told(waiting: Part, *, has_died: bool) -> str:
+    """A registry's words are in the kubelet's at the try itself, and behind a prefix until the next one."""
+    reason, message = waiting.get("reason", ""), str(waiting.get("message") or "")
+    if not reason or reason in _STARTS:
+        return ""
+    if reason == _BACKS_OFF:
+        return "" if has_died else reason  # How it died says more; the kubelet's own words change with every try.
+    if reason in _PULLS:
+        reason, message = "ImagePullBackOff", message.rpartition(_PULL_ERROR)[2]
+    return f"{reason}: {_fitted(message)}" if message else str(reason)
+
+
+def _death_of(container: Part, is_init: bool, times: _Times, is_going: bool) -> Death | None:
+    state, restarts = container.get("state") or {}, int(container.get("restartCount") or 0)
+    running = state.get("running")
+    if running and times.unready_s > unix_s(running.get("startedAt")) + LONG_LIFE_S:
+        return Death(container["name"], "", "", restarts, 0)
+    ended = state.get("terminated")
+    if ended and is_init and ended.get("exitCode") == 0:
+        return None  # It has done its work.
+    if ended and not is_going:
+        return _told(container["name"], ended, restarts + 1, times)
+    last = _ended_last(container)
+    if last is None:
+        return None
+    return _told(container["name"], last, restarts + (1 if state.get("waiting") and not is_going else 0), times)
+
+
+def _ended_last(container: Part) -> Part | None:
+    return (container.get("lastState") or {}).get("terminated")
+
+
+def _told(name: str, ended: Part, count: int, times: _Times) -> Death:
+    ended_s = unix_s(ended.get("finishedAt"))
+    began_s = unix_s(ended.get("startedAt")) or ended_s  # containerd says 1970 of what never began (its issue 9080).
+    served_long = times.unready_s > began_s + 1 and ended_s > began_s + LONG_LIFE_S
+    is_row = not served_long and _are_near(count, times.started_s, began_s, ended_s)
+    cause = f"{ended.get('reason') or 'Error'} (exit code {ended.get('exitCode', 'unknown')})"
+    words = _fitted(str(ended.get("message") or ""), keep_end=True)
+    return Death(name, cause, words, max(count, 1), max(count, 1) if is_row else 1, served_long)
+
+
+def _are_near(count: int, started_s: int, began_s: int, ended_s: int) -> bool:
+    """Whether so many deaths of a pod of ``started_s`` can only be near each other, if no life was longer than a long
+    one, or than the last one was."""
+    longest_s = max(LONG_LIFE_S, ended_s - began_s) + BACK_OFF_S
+    return not started_s or ended_s - started_s <= count * longest_s
+
+
+def _counted(now: Death, known: Death | None) -> Death:
+    if known is None or not now.cause:
+        return now
+    new = now.count - known.count
+    if new <= 0:
+        return replace(now, equal=known.equal)
+    if now.begins:
+        return replace(now, equal=1)
+    return replace(now, equal=known.equal + new if now.cause == known.cause else new)
+
+
+def _fitted(text: str, *, keep_end: bool = False) -> str:
+    """In one line, and no longer than ``MAX_WORDS``: of a log the end, which has the error."""
+    line = " | ".join(part for part in map(_printable, _COLOUR.sub("", text).splitlines()) if part)
+    if len(line) <= MAX_WORDS:
+        return line
+    return f"... {line[-MAX_WORDS:]}" if keep_end else f"{line[:MAX_WORDS]} ..."
+
+
+def _printable(line: str) -> str:
+    """Without what a terminal would obey instead of showing it."""
+    return " ".join("".join(one if one.isprintable() else " " for one in line).split())

@@ -1,0 +1,85 @@
+"""Fields of our own children that somebody else had set and that we set again: what the user is told of them, and when.
+
+Kubernetes' page "Server-Side Apply" asks controllers to force conflicts on objects that they own: a field that is left
+to whoever took it would hold up everything else. Two who both insist would write for ever, so the second time within
+``CONTEST_S``, whoever it was, the look counts as failed, and the next one comes at the pace of failures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from pdcluster_operator.core.status import Event, EventKind
+
+CONTEST_S: Final = 60
+"""Two takings of one field within this time are a contest: an autoscaler asks each 15 s."""
+TELL_AGAIN_S: Final = 3600
+"""Kubernetes forgets Events after an hour."""
+MAX_REMEMBERED: Final = 256
+"""Fields, and managers of them, that are remembered of one PDCluster: more than it has children, each with some."""
+
+
+_K = TypeVar("_K")
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """``fields`` of the child ``ref`` as the API server spells them, and the managers ``by`` that had them."""
+
+    ref: str
+    fields: tuple[str, ...]
+    by: tuple[str, ...]
+
+    @property
+    def words(self) -> tuple[str, str, str]:
+        """Child, fields and managers."""
+        return self.ref, ", ".join(self.fields), ", ".join(self.by)
+
+    def __str__(self) -> str:
+        return "{}: {} was set by {}".format(*self.words)
+
+
+def event_of(taken: TakenBack) -> Event:
+    cure = "the operator keeps it as the PDCluster says, so change it there"
+    return Event(EventKind.WARNING, "TakenBack", f"{taken}, and was taken back: {cure}")
+
+
+class TakenBackLog:
+    """What was taken back of one PDCluster, and when. One task owns it."""
+
+    def __init__(self) -> None:
+        self._taken_s: dict[tuple[str, tuple[str, ...]], int] = {}
+        """By child and fields: who comes under another name each time is met no sooner."""
+        self._told_s: dict[TakenBack, int] = {}
+        self._contested: TakenBack | None = None
+
+    def note(self, taken: TakenBack, now: int) -> bool:
+        """It was taken back ``now``. Whether the user is to be told: not again within ``TELL_AGAIN_S``."""
+        field = taken.ref, taken.fields
+        if _is_within(CONTEST_S, self._taken_s.get(field), now):
+            self._contested = taken
+        _remember(self._taken_s, field, now, CONTEST_S)
+        if _is_within(TELL_AGAIN_S, self._told_s.get(taken), now):
+            return False
+        _remember(self._told_s, taken, now, TELL_AGAIN_S)
+        return True
+
+    def pop_contested(self) -> TakenBack | None:
+        """What was taken back since the last call, and a moment before that too; None: nothing."""
+        found, self._contested = self._contested, None
+        return found
+
+
+def _remember(known: dict[_K, int], key: _K, now: int, keep_s: int) -> None:
+    """``key`` was last met ``now``. Forgotten: what was met longest ago, as far as it is old or too much."""
+    known.pop(key, None)
+    known[key] = now
+    for oldest in list(known):
+        if len(known) <= MAX_REMEMBERED and _is_within(keep_s, known[oldest], now):
+            return
+        del known[oldest]
+
+
+def _is_within(limit_s: int, before: int | None, now: int) -> bool:
+    return before is not None and now - before < limit_s

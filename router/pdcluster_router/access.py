@@ -1,0 +1,120 @@
+"""Who may use the client port, and which key the engines are shown.
+
+    client keys?  no:  the client's Authorization goes to the engines as it is: whether they want one is theirs to say
+                  yes: it ends here; engines are shown the router's own VLLM_API_KEY, or none
+
+The file of keys is looked at every few seconds, for Kubernetes replaces a mounted Secret without a word, and on SIGHUP.
+What cannot be used is told once, and changes nothing: the keys before it go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Final
+
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_router.core.api_keys import ApiKeys, key_in, parse_keys
+from pdcluster_router.core.openai_errors import ApiError, no_key, wrong_key
+from pdcluster_router.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+MAX_FILE_BYTES: Final = 1 << 20
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Access:
+    """One per router. Event loop only."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises: ConfigError: The file of keys cannot be used."""
+        self._path = settings.api_key_file
+        self._interval_s = settings.api_key_interval_s
+        self._looked_at = _state_of(self._path) if self._path else None
+        self._keys = read_keys(self._path) if self._path else None
+        key = settings.engine_api_key
+        self.engine_line = f"authorization: Bearer {key}\r\n".encode() if key else b""
+        """A whole header line for requests that the router makes of its own; empty when engines want no key."""
+
+    @property
+    def keys(self) -> ApiKeys | None:
+        """Those of now, another object when they have changed; None: clients need none."""
+        return self._keys
+
+    def refusal_of(self, headers: Headers) -> ApiError | None:
+        """What a client with these headers is told instead of an answer; None: it may go on."""
+        admitted = self.admit(headers)
+        return None if isinstance(admitted, str) else admitted
+
+    def admit(self, headers: Headers) -> str | ApiError:
+        """Whose key this client has shown, empty where none is asked for; or what it is told instead of an answer."""
+        if self._keys is None:
+            return ""
+        key = key_in(headers)
+        if key is None:
+            return no_key()
+        name = self._keys.name_of(key)
+        return wrong_key() if name is None else name
+
+    def line_for_engines(self, headers: Headers) -> bytes:
+        """The Authorization line that goes to the engines with a request of this client; may be empty."""
+        if self._keys is not None:
+            return self.engine_line
+        return b"".join([b"authorization: %b\r\n" % value for name, value in headers if name == b"authorization"])
+
+    def reload(self) -> None:
+        """The keys are those of the file as it is now, or stay as they are."""
+        if self._path is None:
+            return
+        self._looked_at = _state_of(self._path)
+        try:
+            self._keys = read_keys(self._path)
+        except ConfigError as error:
+            logger.warning("api keys not changed reason=%s", error)
+        else:
+            logger.info("api keys changed names=%s", ",".join(self._keys.names))
+
+    async def watch(self) -> None:
+        """For ever: the keys follow the file. One task owns this."""
+        while self._path is not None:
+            await asyncio.sleep(self._interval_s)
+            if _state_of(self._path) != self._looked_at:
+                self.reload()
+
+
+def read_keys(path: Path) -> ApiKeys:
+    """The keys in this file.
+
+    Raises:
+        ConfigError: It cannot be read, or what it says cannot be used.
+    """
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            raise ConfigError(f"it is larger than {MAX_FILE_BYTES} bytes: name the file of keys")
+        return parse_keys(raw.decode())
+    except OSError as error:
+        raise ConfigError(f"--api-key-file {path}: {error.strerror}: name a file that this process can read") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--api-key-file {path}: it is not text in UTF-8: name the file of keys") from error
+    except ConfigError as error:
+        raise ConfigError(f"--api-key-file {path}: {error}") from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A pipe in the file's place has nothing in it: it is not waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _state_of(path: Path) -> tuple[int, int, int] | None:
+    """What changes when the file is written or replaced, also behind a link. None: it cannot be looked at."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -1,0 +1,76 @@
+"""How many clients may be connected. Engines have a port of their own, where nobody is counted.
+
+    within max_connections          served
+    above, up to twice as many      guests: a probe of our health is served, all else gets a 503
+    above that                      the guest that has been silent the longest makes room for the newest
+
+A request holds up to four descriptors: its client, decode's call to the metaserver, and a connection to each engine.
+So a quarter of them is for clients, as many are for guests, and the rest is for connections to engines.
+"""
+
+from __future__ import annotations
+
+import resource
+from typing import Final, Protocol
+
+DESCRIPTORS_PER_REQUEST: Final = 4
+MAX_DEFAULT: Final = 16_384
+"""As many as one engine may be given; idle ones cost 7 KiB each."""
+
+
+class Abortable(Protocol):
+    """A connection."""
+
+    def abort(self) -> None:
+        """Closed at once. ``closed`` follows."""
+        ...
+
+
+class Clients:
+    """The open connections of one router. Event loop only."""
+
+    def __init__(self, max_connections: int) -> None:
+        self.max_connections = max_connections
+        self._num_members = 0
+        self._silent: dict[Abortable, None] = {}
+        """Guests that have sent no request, the oldest first."""
+        self._speaking: set[Abortable] = set()
+        """Guests that have."""
+
+    @property
+    def num_open(self) -> int:
+        return self._num_members + len(self._silent) + len(self._speaking)
+
+    def opened(self, connection: Abortable) -> bool:
+        """Whether it is served like any other; if not it is a guest. ``closed`` for each."""
+        if self._num_members < self.max_connections:
+            self._num_members += 1
+            return True
+        self._silent[connection] = None
+        if self.num_open > 2 * self.max_connections:
+            next(iter(self._silent)).abort()
+        return False
+
+    def may_stay(self, guest: Abortable) -> bool:
+        """A guest has sent a request's head: whether it is served like any other from now on, for others have left."""
+        self._silent.pop(guest, None)
+        if self._num_members < self.max_connections:
+            self._speaking.discard(guest)
+            self._num_members += 1
+            return True
+        self._speaking.add(guest)
+        return False
+
+    def closed(self, connection: Abortable) -> None:
+        if connection in self._silent:
+            del self._silent[connection]
+        elif connection in self._speaking:
+            self._speaking.remove(connection)
+        else:
+            self._num_members -= 1
+
+
+def default_max_connections() -> int:
+    """A quarter of the descriptors that this process may open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(MAX_DEFAULT, soft // DESCRIPTORS_PER_REQUEST))

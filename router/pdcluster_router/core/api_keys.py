@@ -1,0 +1,79 @@
+"""Clients' keys: which there are, and whose a request shows. Pure: the file is read in ``access.py``.
+
+    # comment
+    9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c1b0f00a08  team-a     what sha256sum prints, and a name
+
+A key itself is in no file, log or error: a line holds its SHA-256, and what a line says is never quoted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from hashlib import sha256
+from hmac import compare_digest
+from typing import Final
+
+from pdcluster_protocol.errors import ConfigError
+
+MAX_KEYS: Final = 1000
+"""Each costs every request 0.1 us: all are compared, so that time tells nothing."""
+
+CURE: Final = "printf %s KEY | sha256sum"
+_LINE: Final = re.compile(r"([0-9a-fA-F]{64})(?:\s+(\S+))?")
+_BEARER: Final = b"bearer "
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKeys:
+    """Keys that clients may show: the digest of each, and its name for logs."""
+
+    _digests: tuple[tuple[bytes, str], ...] = field(repr=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for _, name in self._digests)
+
+    @property
+    def are_several(self) -> bool:
+        return len(self._digests) > 1
+
+    def name_of(self, key: bytes) -> str | None:
+        """Whose key this is; None: nobody's. Takes as long for any key."""
+        shown = sha256(key).digest()
+        found = None
+        for digest, name in self._digests:
+            if compare_digest(digest, shown):
+                found = name
+        return found
+
+
+def parse_keys(text: str) -> ApiKeys:
+    """The keys that a file names.
+
+    Raises:
+        ConfigError: A line is no digest, is there twice, or there is none at all.
+    """
+    found: dict[bytes, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        said = line.partition("#")[0].strip()
+        if not said:
+            continue
+        match = _LINE.fullmatch(said)
+        if match is None:
+            raise ConfigError(f"line {number} is not a SHA-256 in hex and a name: write what `{CURE}` prints")
+        digest = bytes.fromhex(match[1])
+        if digest in found:
+            raise ConfigError(f"line {number} has the key of {found[digest]} again: remove one of the two")
+        found[digest] = match[2] or f"line-{number}"
+    if not 0 < len(found) <= MAX_KEYS:
+        raise ConfigError(f"it has {len(found)} keys: write 1 to {MAX_KEYS} lines, each as `{CURE}` prints it")
+    return ApiKeys(tuple(found.items()))
+
+
+def key_in(headers: list[tuple[bytes, bytes]]) -> bytes | None:
+    """The key that a request shows: ``Authorization: Bearer KEY``, once. None: it shows none, or several."""
+    shown = [value for name, value in headers if name == b"authorization"]
+    if len(shown) != 1 or shown[0][: len(_BEARER)].lower() != _BEARER:
+        return None
+    return shown[0][len(_BEARER) :].strip() or None

@@ -1,0 +1,64 @@
+"""How many bytes of requests a router keeps whose answer has not begun, over all connections and the queue.
+
+    0 ............... 3/4 ...... 7/8 ...... max_bytes
+    large bodies ------>|          |            |
+    small ones, heads ------------>|            |
+    what engines bring ------------------------>|
+
+A connection that finds no room is told to come back: waiting for room with half a body in hand could last until all
+of them run out of time. Few clients with large bodies leave room for prompts, and no client takes the engines' own.
+Where clients show one of several keys, no key's slow uploads or queued prompts take it all from the others.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+SMALL_BYTES: Final = 256 << 10
+"""A body up to here is a small one: some 64,000 tokens of text."""
+
+TIMES_FREE: Final = 2
+"""No holder has more than so many times what is free. 2: one alone gets two thirds of a share, and two that want all
+of it leave a fifth, so the next one finds room, without a part that stays empty for each key. Buffers of switches are
+shared so (dynamic thresholds: Choudhury and Hahne, 1998)."""
+
+
+class Share(IntEnum):
+    """Who asks: how many eighths of the room may be in use afterwards. A number: an Enum's ``value`` is two calls."""
+
+    CLIENTS_LARGE = 6
+    CLIENTS = 7
+    ENGINES = 8
+
+
+class Room:
+    """The bytes in use. Event loop only."""
+
+    __slots__ = ("_held_bytes", "max_bytes", "used_bytes")
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.used_bytes = 0
+        self._held_bytes: dict[str, int] = {}
+        """Of each holder that holds any."""
+
+    def take(self, num_bytes: int, share: Share, holder: str = "") -> bool:
+        """Whether there was room; if so it is taken until ``give_back``. ``holder``: the key; empty: all are alike."""
+        free_eighths = self.max_bytes * share - (self.used_bytes + num_bytes) * 8
+        if free_eighths < 0:
+            return False
+        if holder:
+            held_bytes = self._held_bytes.get(holder, 0) + num_bytes
+            if held_bytes * 8 > free_eighths * TIMES_FREE:
+                return False
+            self._held_bytes[holder] = held_bytes
+        self.used_bytes += num_bytes
+        return True
+
+    def give_back(self, num_bytes: int, holder: str = "") -> None:
+        self.used_bytes -= num_bytes
+        if holder:
+            self._held_bytes[holder] -= num_bytes
+            if not self._held_bytes[holder]:
+                del self._held_bytes[holder]

@@ -1,0 +1,14 @@
+"""One rude client beside good ones: nobody's stream breaks, memory stays where it was, no engine is taken for dead."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.router_attacks import MB, measure
+
+
+@pytest.mark.parametrize("attack", ["t6", "c2", "pipe", "meta", "jb", "idle"])
+def test_one_clients_attack_costs_others_nothing(attack: str) -> None:
+    figures = measure(attack, num_streams=20)
+    assert figures.growth_bytes < 50 * MB
+    assert (figures.num_broken, figures.num_unhealthy) == (0, 0)
+    assert figures.num_whole >= 20

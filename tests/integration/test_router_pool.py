@@ -1,0 +1,189 @@
+"""Connections to engines: those that cannot be made, whose fault that is, and those that cannot be trusted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fakes.answers import END, STREAM_HEAD, chunk, get_answer, json_answer
+from fakes.engine import Gate
+from fakes.http import RawClient, read_body, read_head, request_bytes
+from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig, running_server, send, until
+from patience import PATIENCE_S
+from pdcluster_protocol.labels import Role
+from pdcluster_router.connection import Lost, ResponseHead
+from pdcluster_router.pool import Pool, PoolLimits
+
+pytestmark = pytest.mark.anyio
+
+
+class Hearer:
+    """A sink that waits for bad news."""
+
+    def __init__(self) -> None:
+        self.lost: asyncio.Future[Lost] = asyncio.get_running_loop().create_future()
+
+    def on_head(self, head: ResponseHead) -> None: ...
+
+    def on_body(self, body: bytes) -> None: ...
+
+    def on_end(self) -> None: ...
+
+    def on_lost(self, lost: Lost) -> None:
+        self.lost.set_result(lost)
+
+
+@pytest.mark.parametrize("host", ["decode..svc", "d" * 64])
+async def test_a_host_that_has_no_name_is_told_at_once(host: str) -> None:
+    pool = Pool(host, 80, PoolLimits(max_connections=1, connect_timeout_s=PATIENCE_S, idle_s=1))
+    hearer = Hearer()
+    pool.send((b"GET / HTTP/1.1\r\n\r\n",), hearer)
+    lost = await asyncio.wait_for(hearer.lost, 20)
+    assert lost.is_unsent
+    assert "cannot connect" in lost.reason
+    await pool.close()
+
+
+def num_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+async def hang_up_on_engines(rig: Rig) -> None:
+    """No connection is left from the probes, at either end."""
+    num_before = num_descriptors()
+    for engine in rig.router.services.all_engines():
+        engine.pool.keep(False)
+        engine.pool.keep(True)
+    await until(lambda: num_descriptors() == num_before - 4)
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.dup(0)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 50, hard))
+    try:
+        while True:
+            try:
+                taken.append(os.dup(0))
+            except OSError:
+                break
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_router_without_a_descriptor_left_blames_no_engine() -> None:
+    async with running_rig() as rig:
+        client, internal = await rig.client(), await rig.internal()
+        assert (await client.get("/health")).status == 200
+        assert (await internal.get("/pdcluster/pool")).status == 200
+        await hang_up_on_engines(rig)
+        with no_descriptor_left():
+            answers = [await client.post(COMPLETIONS, PROMPT) for _ in range(6)]
+        assert {answer.status for answer in answers} == {503}
+        assert b"Too many open files" in answers[0].body
+        page = (await internal.get("/pdcluster/pool")).json()
+        assert {engine["circuit"] for engine in page["engines"]} == {"closed"}
+        assert (await client.post(COMPLETIONS, PROMPT)).status == 200
+
+
+async def test_an_engine_whose_connections_are_all_in_use_still_gets_its_probe() -> None:
+    async with running_rig(max_engine_connections=1, probe_interval_s=0.02) as rig:
+        rig.prefill.close_gate(Gate.PREFILL)
+        client = await send(rig)
+        await rig.prefill.next_request()
+        (engine,) = rig.router.services.engines[Role.PREFILL]
+        await until(lambda: rig.prefill.num_connections == 2 or not engine.is_healthy)
+        assert engine.is_healthy
+        rig.prefill.open_gate(Gate.PREFILL)
+        assert (await client.receive()).status == 200
+
+
+async def test_a_connection_that_was_idle_for_too_long_is_not_used_again() -> None:
+    async with running_rig(engine_idle_s=0.05) as rig:
+        client = await rig.client()
+        assert (await client.post(COMPLETIONS, PROMPT)).status == 200
+        had = rig.decode.num_connections
+        await asyncio.sleep(0.2)
+        assert (await client.post(COMPLETIONS, PROMPT)).status == 200
+        assert rig.decode.num_connections == had + 1
+
+
+async def test_a_list_of_models_that_is_known_waits_for_nobody() -> None:
+    asked: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                path = (await read_head(reader)).path
+                if path == "/v1/models":
+                    asked.append(path)
+                    if len(asked) > 1:
+                        await asyncio.Event().wait()
+                    writer.write(json_answer(200, b'{"data":[]}'))
+                else:
+                    writer.write(get_answer(path))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    engine = await asyncio.start_server(serve, "127.0.0.1")
+    url = f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}"
+    async with running_server(prefill_urls=[url], decode_urls=[url]) as (_, router_url):
+        client, stranger = await RawClient.connect(router_url), await RawClient.connect(router_url)
+        assert (await client.get("/v1/models")).status == 200
+        await stranger.send(b"GET /v1/models HTTP/1.1\r\nhost: a\r\nauthorization: Bearer mine\r\n\r\n")
+        while len(asked) < 2:
+            await asyncio.sleep(0.01)
+        answer = await asyncio.wait_for(client.get("/v1/models"), 3)  # The engine would be given up after 10 s.
+        assert answer.json() == {"data": []}
+        stranger.leave()
+    engine.close()
+
+
+async def test_a_connection_that_speaks_unasked_is_not_used_again() -> None:
+    async with running_rig() as rig:
+        client = await rig.client()
+        assert (await client.post(COMPLETIONS, PROMPT)).status == 200
+        num_idle = rig.router.services.engines[Role.DECODE][0].pool.num_idle
+        rig.decode.say(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n")  # And the rest with the next answer.
+        await until(lambda: rig.router.services.engines[Role.DECODE][0].pool.num_idle == num_idle - 1)
+        assert (await client.post(COMPLETIONS, PROMPT)).status == 200
+        assert rig.decode.num_connections == 2
+
+
+async def test_an_error_event_that_comes_in_two_reads_is_followed_by_an_event_of_its_own() -> None:
+    torn = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while (await read_body(reader, await read_head(reader))).first_line.startswith("GET"):
+                writer.write(get_answer("/health"))
+        except asyncio.IncompleteReadError:
+            writer.close()
+            return
+        writer.write(STREAM_HEAD + chunk(b'data: {"a":1}\n\ndata: {"err'))
+        await torn.wait()
+        writer.write(chunk(b'or": {"message": "EngineCore died"}}\n\n') + END)
+        await writer.drain()
+        writer.close()
+
+    engine = await asyncio.start_server(serve, "127.0.0.1")
+    url = f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}"
+    async with running_server(prefill_urls=[url], decode_urls=[url]) as (_, router_url):
+        client = await RawClient.connect(router_url)
+        await client.send(request_bytes(COMPLETIONS, b'{"prompt":"x","stream":true}'))
+        await client.reader.readuntil(b'{"err')
+        torn.set()
+        rest = await client.reader.read()
+        assert b'data: {"error":{"message":"decode-0' in rest.partition(b"\n\n")[2]
+        assert b"EngineCore died" in rest
+    engine.close()

@@ -1,0 +1,46 @@
+"""A digest sees all of a region, and tells one region from another."""
+
+from __future__ import annotations
+
+import torch
+
+from pdcluster_connector.core.content import DIGEST_MASK, parts_received
+from pdcluster_connector.steps import ContentOrder
+from pdcluster_connector.worker.content import CHUNK_BYTES, KvReader
+from pdcluster_protocol.side_channel import RankLayout, RegionLayout
+
+CELL_BYTES, PAGE_TOKENS = 4096, 16
+NUM_TOKENS = 3 * CHUNK_BYTES // CELL_BYTES
+NUM_PAGES = NUM_TOKENS // PAGE_TOKENS
+ORDER = ContentOrder((((0, NUM_TOKENS),),), (tuple(range(NUM_PAGES)),))
+
+
+def digest_of_layers(*layers: torch.Tensor) -> int:
+    """``layers``: uint8, ``[pages, 1 head, tokens, bytes]``."""
+    page = PAGE_TOKENS * CELL_BYTES
+    regions = tuple(
+        RegionLayout(f"layers.{number}", 0, 0, NUM_PAGES, page, page, heads=1, page_tokens=PAGE_TOKENS)
+        for number in range(len(layers))
+    )
+    reader = KvReader(RankLayout(0, 1, regions), layers)
+    return sum(reader.sums(parts_received(reader.layout), ORDER, "transfer")) & DIGEST_MASK
+
+
+def random_layer(seed: int) -> torch.Tensor:
+    numbers = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (NUM_PAGES, 1, PAGE_TOKENS, CELL_BYTES), dtype=torch.uint8, generator=numbers)
+
+
+def test_one_other_byte_in_any_chunk_of_a_region_is_another_digest() -> None:
+    layer = random_layer(1)
+    whole = digest_of_layers(layer)
+    for page in (0, NUM_PAGES // 2, NUM_PAGES - 1):
+        other = layer.clone()
+        other[page, 0, -1, -1] ^= 1
+        assert digest_of_layers(other) != whole, f"page {page} of {NUM_PAGES}"
+
+
+def test_two_layers_in_each_others_place_are_another_digest() -> None:
+    first, second = random_layer(1), random_layer(2)
+    assert digest_of_layers(first, second) == digest_of_layers(first.clone(), second.clone())
+    assert digest_of_layers(first, second) != digest_of_layers(second, first)

@@ -1,0 +1,66 @@
+"""Files of keys: what is a key, and whose it is."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import pytest
+
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_router.core.api_keys import MAX_KEYS, key_in, parse_keys
+
+
+def digest(key: str) -> str:
+    return sha256(key.encode()).hexdigest()
+
+
+def test_each_key_is_known_by_its_digest_and_called_by_its_name() -> None:
+    text = f"# ours\n\n{digest('a')}  team-a # until May\r\n{digest('b').upper()}\n  {digest('c')}  -\n"
+    keys = parse_keys(text)
+    assert [keys.name_of(key) for key in (b"a", b"b", b"c")] == ["team-a", "line-4", "-"]
+    assert [keys.name_of(key) for key in (b"", b"A", b"a ", digest("a").encode())] == [None] * 4
+    assert keys.names == ("team-a", "line-4", "-")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["sk-plain-text", "sk-plain-text team-a", digest("sk-plain-text")[1:], digest("sk-plain-text") + "0", "a b c"],
+)
+def test_a_key_in_plain_text_is_refused_with_the_cure_and_not_quoted(line: str) -> None:
+    with pytest.raises(ConfigError, match=r"line 2 is not a SHA-256.*printf %s KEY \| sha256sum") as caught:
+        parse_keys(f"{digest('a')} a\n{line}\n")
+    assert line not in str(caught.value)
+    assert "plain" not in str(caught.value)
+
+
+def test_a_key_that_is_there_twice_is_refused_with_both_places() -> None:
+    with pytest.raises(ConfigError, match="line 2 has the key of team-a again"):
+        parse_keys(f"{digest('a')} team-a\n{digest('a')} team-b\n")
+
+
+@pytest.mark.parametrize("num_keys", [0, MAX_KEYS + 1])
+def test_a_file_without_keys_or_with_too_many_is_refused(num_keys: int) -> None:
+    with pytest.raises(ConfigError, match=f"it has {num_keys} keys"):
+        parse_keys("# none\n" + "".join(f"{digest(str(number))}\n" for number in range(num_keys)))
+
+
+def test_keys_are_not_shown() -> None:
+    assert repr(parse_keys(digest("a"))) == "ApiKeys()"
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ([b"Bearer abc"], b"abc"),
+        ([b"bearer   abc "], b"abc"),
+        ([b"BEARER a b"], b"a b"),
+        ([b"Bearer "], None),
+        ([b"Bearer"], None),
+        ([b"Basic abc"], None),
+        ([b"abc"], None),
+        ([b"Bearer abc", b"Bearer abc"], None),
+        ([], None),
+    ],
+)
+def test_a_request_shows_one_key_or_none(values: list[bytes], key: bytes | None) -> None:
+    assert key_in([(b"host", b"x"), *((b"authorization", value) for value in values)]) == key

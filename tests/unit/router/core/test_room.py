@@ -1,0 +1,29 @@
+"""How many bytes of requests are kept, and whose."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdcluster_router.core.room import Room, Share
+
+
+@pytest.mark.parametrize(("share", "most"), [(Share.CLIENTS_LARGE, 600), (Share.CLIENTS, 700), (Share.ENGINES, 800)])
+def test_each_share_ends_where_it_should(share: Share, most: int) -> None:
+    room = Room(800)
+    assert room.take(most, share)
+    assert not room.take(1, share)
+    assert room.used_bytes == most
+
+
+def test_large_bodies_leave_room_for_small_ones_and_clients_for_engines() -> None:
+    room = Room(800)
+    for share, num_bytes in ((Share.CLIENTS_LARGE, 600), (Share.CLIENTS, 100), (Share.ENGINES, 100)):
+        assert room.take(num_bytes, share)
+    assert not room.take(1, Share.ENGINES)
+
+
+def test_what_is_given_back_is_there_again() -> None:
+    room = Room(800)
+    assert room.take(600, Share.CLIENTS_LARGE)
+    room.give_back(600)
+    assert (room.used_bytes, room.take(600, Share.CLIENTS_LARGE)) == (0, True)

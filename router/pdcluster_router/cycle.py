@@ -80,6 +80,7 @@ class HotCycle:
         "_is_chunked",
         "_is_framed",
         "_num_kept_bytes",
+        "_num_spare_bytes",
         "_on_whole",
         "_room",
         "client",
@@ -141,6 +142,7 @@ class HotCycle:
         self._is_framed = True
         self._body: bytes | bytearray = b""
         self._num_kept_bytes = 0
+        self._num_spare_bytes = 0
 
     # Reading.
 
@@ -149,24 +151,25 @@ class HotCycle:
         """Names in lower case; none that are for this hop only."""
         return self.head.headers
 
-    def add_head(self, num_bytes: int) -> ApiError | None:
-        """The head takes ``num_bytes`` of the room until ``forget``; why not, if there is none."""
+    def add_head(self, num_bytes: int, num_spare_bytes: int = 0) -> ApiError | None:
+        """The head takes ``num_bytes`` of the room until ``forget``; why not, if there is none.
+
+        ``num_spare_bytes``: how many of these the head does not need. A body known to have no more takes no room of its
+        own.
+        """
         if not self._room.take(num_bytes, _ENGINES if self.is_for_engines else _CLIENTS, self.holder):
             return no_room(self._room.max_bytes)
         self._num_kept_bytes = num_bytes
+        self._num_spare_bytes = num_spare_bytes if self.head.content_length else 0
         return None
 
     def add_body(self, part: bytes, max_body_bytes: int) -> ApiError | None:
         """More of the body; why it is not taken, if it is not. Then nothing of it is kept."""
         self.num_body_bytes += len(part)
-        if self.num_body_bytes > max_body_bytes:
+        is_small = self.num_body_bytes <= self._num_spare_bytes
+        if not is_small and (refusal := self._take_room(len(part), max_body_bytes)):
             self.forget()
-            return body_too_large(max_body_bytes)
-        clients_share = _CLIENTS if self.num_body_bytes <= SMALL_BYTES else _CLIENTS_LARGE
-        if not self._room.take(len(part), _ENGINES if self.is_for_engines else clients_share, self.holder):
-            self.forget()
-            return no_room(self._room.max_bytes)
-        self._num_kept_bytes += len(part)
+            return refusal
         if not self._body:
             self._body = part
         elif isinstance(self._body, bytearray):
@@ -174,6 +177,15 @@ class HotCycle:
         else:
             self._body = bytearray(self._body)
             self._body += part
+        return None
+
+    def _take_room(self, num_bytes: int, max_body_bytes: int) -> ApiError | None:
+        if self.num_body_bytes > max_body_bytes:
+            return body_too_large(max_body_bytes)
+        clients_share = _CLIENTS if self.num_body_bytes <= SMALL_BYTES else _CLIENTS_LARGE
+        if not self._room.take(num_bytes, _ENGINES if self.is_for_engines else clients_share, self.holder):
+            return no_room(self._room.max_bytes)
+        self._num_kept_bytes += num_bytes
         return None
 
     def take_body(self) -> bytes | bytearray:
@@ -259,7 +271,8 @@ class HotCycle:
     def _finish(self, *, with_reset: bool = False) -> None:
         self.response_complete = True
         self.owner = None
-        self.forget()
+        if self._num_kept_bytes:
+            self.forget()
         if not self.keep_alive:
             self._connection.close(with_reset=with_reset)
         self._connection.answered()

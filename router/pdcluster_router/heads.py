@@ -13,28 +13,28 @@ MAX_FREE_BYTES: Final = 16 << 10
 class Heads:
     """Owned by its connection. ``close`` gives all of it back."""
 
-    __slots__ = ("_num_half_bytes", "_num_page_bytes", "_room", "_share")
+    __slots__ = ("_num_page_bytes", "_room", "_share", "num_half_bytes")
 
     def __init__(self, room: Room, share: Share) -> None:
         """``share``: whose connection it is."""
         self._room = room
         self._share = share
-        self._num_half_bytes = 0
+        self.num_half_bytes = 0
+        """Of a head that did not come at once."""
         self._num_page_bytes = 0
 
     def hold_half(self, num_bytes: int) -> bool:
         """Whether there is room for a head that does not come at once, and has ``num_bytes`` by now."""
-        more = num_bytes - self._num_half_bytes
+        more = num_bytes - self.num_half_bytes
         if more > 0 and not self._room.take(more, self._share):
             return False
-        self._num_half_bytes = max(self._num_half_bytes, num_bytes)
+        self.num_half_bytes = max(self.num_half_bytes, num_bytes)
         return True
 
     def is_whole(self) -> None:
         """There is no half head any more."""
-        if self._num_half_bytes:
-            self._room.give_back(self._num_half_bytes)
-            self._num_half_bytes = 0
+        self._room.give_back(self.num_half_bytes)
+        self.num_half_bytes = 0
 
     def take_page(self, num_bytes: int) -> bool:
         """Whether there is room for a page's head until ``page_is_over``."""

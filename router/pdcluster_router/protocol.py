@@ -84,6 +84,7 @@ class RouterProtocol(ReadingProtocol):
         super().connection_made(transport)
         self._is_internal = self._router.is_internal(transport.get_extra_info("sockname")[1])
         self._hot_paths = INTERNAL_PATHS if self._is_internal else OPENAI_PATHS
+        self._max_body_bytes = self._router.max_body_bytes(is_internal=self._is_internal)
         self._is_guest = not self._is_internal and not self._router.clients.opened(self)
         self._heads = Heads(self._router.room, Share.ENGINES if self._is_internal else Share.CLIENTS)
         self._start_read_timer()
@@ -126,17 +127,18 @@ class RouterProtocol(ReadingProtocol):
     # What was read, in the course of data_received.
 
     def head_is_whole(self) -> None:
-        self._heads.is_whole()
+        if self._heads.num_half_bytes:
+            self._heads.is_whole()
         method, version = self.parser.get_method(), self.parser.get_http_version()
-        target_path = self.url if self.url in self._hot_paths else path_of(self.url)
+        path = self.url if self.url in self._hot_paths else path_of(self.url)
         if method == b"CONNECT":
             raise RefusedRequest(method_not_allowed("CONNECT", "this router"))
         if version not in ("1.1", "1.0"):
             raise RefusedRequest(bad_request(f"HTTP/{version} is not served here", "invalid_http"))
         head = read_head(version, self.headers)
-        is_limited = self._is_guest and self._is_over_the_limit(target_path)
-        if target_path in self._hot_paths and method == b"POST":
-            self._begin_hot(target_path, head, version)
+        is_limited = self._is_guest and self._is_over_the_limit(path)
+        if method == b"POST" and path in self._hot_paths:
+            self._begin_hot(path, head, version)
         else:
             self._begin_cold(head)
         if is_limited:
@@ -148,7 +150,7 @@ class RouterProtocol(ReadingProtocol):
         if cycle is None:
             self.cold_body(body)
             return
-        if cycle.refusal is None and (refusal := cycle.add_body(body, self._router.max_body_bytes(cycle.path))):
+        if cycle.refusal is None and (refusal := cycle.add_body(body, self._max_body_bytes)):
             self._refuse(cycle, refusal)
         if cycle is not self._active and not self._is_ending:
             self._num_bytes_ahead += len(body)
@@ -228,7 +230,7 @@ class RouterProtocol(ReadingProtocol):
         if self.cycle is not None and self.cycle.response_complete:
             # As before the first one: an idle connection keeps no head.
             self.cycle = self.scope = None  # type: ignore[assignment]
-        if len(self.pipeline) >= MAX_PIPELINED:
+        if self.pipeline and len(self.pipeline) >= MAX_PIPELINED:
             self._hold()
         elif self.is_in_message and self._read_timer is None and not self.transport.is_closing():
             self._start_read_timer()
@@ -239,8 +241,7 @@ class RouterProtocol(ReadingProtocol):
             self.pipeline.appendleft((cycle, app))
         elif not isinstance(cycle, HotCycle):
             super()._start_asgi_task(cycle, app)
-        else:
-            # Not at once: answering a row of pipelined requests would nest as deep as the row is long.
+        else:  # Not at once: answering a row of pipelined requests would nest as deep as the row is long.
             self._active = cycle
             self.loop.call_soon(self._start_hot, cycle)
 
@@ -276,7 +277,7 @@ class RouterProtocol(ReadingProtocol):
     def _begin_hot(self, path: bytes, head: RequestHead, version: str) -> None:
         router = self._router
         cycle = HotCycle(self, path, head, router.dispatch, router.room, is_for_engines=self._is_internal)
-        cycle.refusal = router.admit(cycle) or cycle.add_head(self.num_head_bytes())
+        cycle.refusal = router.admit(cycle) or cycle.add_head(self.num_head_bytes(), self.num_spare_bytes())
         if not self._is_internal and not head.request_id:
             cycle.request_id = os.urandom(16).hex().encode()
         cycle.takes_chunks = version != "1.0"
@@ -323,9 +324,8 @@ class RouterProtocol(ReadingProtocol):
 
     def _greet(self, cycle: HotCycle) -> None:
         """Refuse at once what is surely too large, or ask for the body of who waits to be asked."""
-        max_body_bytes = self._router.max_body_bytes(cycle.path)
-        if cycle.refusal is not None or cycle.head.content_length > max_body_bytes:
-            self._refuse(cycle, cycle.refusal or body_too_large(max_body_bytes))
+        if cycle.refusal is not None or cycle.head.content_length > self._max_body_bytes:
+            self._refuse(cycle, cycle.refusal or body_too_large(self._max_body_bytes))
         elif cycle.head.expects_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 

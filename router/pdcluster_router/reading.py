@@ -175,7 +175,10 @@ class ReadingProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self.num_silent_bytes += len(data)
         try:
-            self._feed(data)
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._feed_after(upgrade, data)
         except httptools.HttpParserError:
             self.refuse(self._refusal or bad_request("the request is not valid HTTP", "invalid_http"))
             return
@@ -194,13 +197,14 @@ class ReadingProtocol(HttpToolsProtocol):
         """What is still missing of the request is not waited for."""
         self.is_in_message = False
 
-    def _feed(self, data: bytes) -> None:
+    def _feed_after(self, upgrade: httptools.HttpParserUpgrade, data: bytes) -> None:
         while True:
+            data = data[upgrade.args[0] :]
+            self._begin_again()
             try:
                 self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0] :]
-                self._begin_again()
+            except httptools.HttpParserUpgrade as another:
+                upgrade = another
             else:
                 return
 
@@ -216,6 +220,10 @@ class ReadingProtocol(HttpToolsProtocol):
     def num_head_bytes(self) -> int:
         """What the head that is read takes in memory, or a little more: its last piece may have brought body too."""
         return max(self.num_silent_bytes, PIECE_BYTES) + LINE_OBJECTS_BYTES * len(self.headers)
+
+    def num_spare_bytes(self) -> int:
+        """How many of ``num_head_bytes`` a body may have: nothing that has come needs them. 0 or less: none."""
+        return PIECE_BYTES - self.num_silent_bytes
 
     # What the parser says.
 

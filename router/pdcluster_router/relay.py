@@ -143,8 +143,13 @@ class Relay:
             self._cycle.answer(refusal.status, refusal.body, refusal.headers)
 
     def stop(self) -> None:
-        """There is no client any more, or another relay serves it."""
+        """There is no client any more."""
         self._state = _State.OVER
+
+    def close(self) -> None:
+        """The request is over, or another relay serves it."""
+        self._state = _State.OVER
+        self._call = None  # It knows us.
 
     def pause(self) -> None:
         """The client is slower than decode: read no more from decode."""

@@ -32,7 +32,7 @@ class ReservationCalls:
         self.reservation: Reservation | None = None
         self.outcome: Outcome | None = None
         """None while it is not known."""
-        self._owner = owner
+        self._owner: ReservationOwner | None = owner
         self._waiters: list[_Waiter] = []
 
     def fits(self, reservation: Reservation) -> bool:
@@ -66,7 +66,12 @@ class ReservationCalls:
         self._waiters.remove(waiter)
         if not self._waiters and self.outcome is None:
             self.outcome = failed("decode hung up on the metaserver")
-            self._owner.reservation_lost()
+            if self._owner is not None:
+                self._owner.reservation_lost()
+
+    def close(self) -> None:
+        """The request is over: its owner hears nothing any more."""
+        self._owner = None
 
 
 def _blocks_of(reservation: Reservation) -> Reservation:

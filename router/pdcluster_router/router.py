@@ -106,9 +106,9 @@ class Router:
         cycle.head = NO_HEAD  # It may have to wait for its turn to be refused.
         return admitted
 
-    def max_body_bytes(self, path: bytes) -> int:
-        """How large a body on this hot path may be."""
-        return self.settings.max_reservation_bytes if path == METASERVER else self.settings.max_body_bytes
+    def max_body_bytes(self, *, is_internal: bool) -> int:
+        """How large a body on the hot paths of this port may be."""
+        return self.settings.max_reservation_bytes if is_internal else self.settings.max_body_bytes
 
     def drain(self) -> None:
         """No new requests are taken, and those that wait are turned away; those that run go on."""

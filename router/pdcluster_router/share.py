@@ -21,10 +21,10 @@ class Share:
 
     def recount(self, num_tokens: int) -> None:
         """So many tokens are to be prefilled, exactly."""
-        role = self.role
-        self.move(None)
         self._num_tokens = num_tokens
-        self.move(role)
+        if self.role is not None:
+            before, self._taken = self._taken, self._services.admissions[self.role].share_of(num_tokens)
+            self._services.give_back(self.role, before - self._taken)
 
     def move(self, role: Role | None) -> None:
         """The request is work for engines of ``role`` from now on."""

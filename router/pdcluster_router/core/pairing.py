@@ -163,11 +163,12 @@ _FAILED_ATTEMPTS: Final = (
     (Phase.PREFILLING, Event.ATTEMPT_LOST),
     (Phase.AWAITING_ANSWER, Event.ATTEMPT_LOST),
 )
-_WORK: Final = {
+WORK: Final = {
     Phase.AWAITING_RESERVATION: Role.PREFILL,
     Phase.PREFILLING: Role.PREFILL,
     Phase.LOCAL_PREFILL: Role.DECODE,
 }
+"""Which engine has to prefill a request, now or soon; elsewhere nobody: its KV is there or not needed."""
 _ANSWERS_BEFORE_PREFILL: Final = (Phase.AWAITING_RESERVATION, Phase.AWAITING_ANSWER, Phase.LOCAL_PREFILL)
 _NO_PREFILL_RUNS: Final = (*_ANSWERS_BEFORE_PREFILL, Phase.DECODING)
 _BOTH_RUN: Final = (Phase.PREFILLING, Phase.ANSWERING)
@@ -298,11 +299,6 @@ class Pairing:
         return min(self._phase_deadline, self._byte_deadline)
 
     @property
-    def work(self) -> Role | None:
-        """Which engine has to prefill this request, now or soon; None: nobody, its KV is there or not needed."""
-        return _WORK.get(self.phase)
-
-    @property
     def may_lose_attempt(self) -> bool:
         """Whether decode may say ATTEMPT_LOST: it has reserved, and its answer has not begun."""
         return self.phase is Phase.PREFILLING or self.phase is Phase.AWAITING_ANSWER
@@ -381,9 +377,8 @@ class Pairing:
         self.phase, commands = step
         if self.phase not in _KEEPS_ITS_DEADLINE:
             self._phase_deadline = self._deadline_of(self.phase, now=now)
-        self._byte_deadline = math.inf
-        if self.phase in _ANSWER_FLOWS:
-            self.heard(now=now)
+        flows = self.phase in _ANSWER_FLOWS
+        self._byte_deadline = min(now + self._timeouts.idle_s, self._request_deadline) if flows else math.inf
         return commands
 
     def _deadline_of(self, phase: Phase, *, now: float) -> float:

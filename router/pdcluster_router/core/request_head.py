@@ -24,6 +24,7 @@ ID_HEADER: Final = b"x-request-id"
 _GOOD_ID: Final = re.compile(rb"[!-~]{1,%d}" % MAX_ID_BYTES)
 _ORIGIN: Final = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 _KEPT_OPTIONS: Final = frozenset((b"keep-alive", b"close", b""))
+_LOOKED_INTO: Final = frozenset((b"expect", ID_HEADER))
 
 
 class RequestHead(msgspec.Struct, frozen=True):
@@ -48,16 +49,17 @@ def read_head(version: str, headers: Headers) -> RequestHead:
         RefusedRequest: HTTP forbids to serve it.
     """
     fields = dict(headers)
+    is_plain = len(fields) == len(headers) and fields.get(b"connection", b"") in _KEPT_OPTIONS
+    if is_plain and b"host" in fields and _LOOKED_INTO.isdisjoint(fields):
+        return RequestHead(headers, fields, int(fields.get(b"content-length", 0)), False, b"")
     if b"host" not in fields and version != "1.0":
         raise RefusedRequest(bad_request("the request has no Host header", "invalid_http"))
-    is_plain = len(fields) == len(headers)
-    if not is_plain:
-        _check_repeated(headers)
+    _check_repeated(headers)
     expected = fields.get(b"expect")
     if expected is not None and expected.lower() != b"100-continue":
         raise RefusedRequest(expectation_failed(expected.decode("latin-1")))
     num_bytes, given_id = int(fields.get(b"content-length", 0)), fields.get(ID_HEADER)
-    if not is_plain or fields.get(b"connection", b"") not in _KEPT_OPTIONS:
+    if not is_plain:
         headers = without_hop(headers)
         fields = dict(headers)
     request_id = b"" if given_id is None else _id_in(given_id, headers)

@@ -16,6 +16,7 @@ from pdcluster_router.core.pairing import (
     PREFILL_RETRIES,
     TERMINAL,
     TRANSITIONS,
+    WORK,
     Command,
     Event,
     Pairing,
@@ -190,7 +191,7 @@ def test_a_trailing_prefill_that_never_answers_is_aborted(now: float) -> None:
 def test_without_a_transfer_decode_is_all_there_is() -> None:
     pairing = Pairing(TransferId("t-1"), TIMEOUTS, now=0.0, with_transfer=False)
     assert not pairing.is_over
-    assert pairing.work is Role.DECODE
+    assert WORK[pairing.phase] is Role.DECODE
     assert pairing.handle(Event.DECODE_DONE, now=1.0) == ()
     assert pairing.phase is Phase.DONE
 

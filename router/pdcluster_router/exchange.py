@@ -80,7 +80,7 @@ class Exchange:
         self._services.running.add(self)
         self._services.transfers[self._pairing.transfer_id] = self
         if not self._request.has_transfer:
-            self._services.metrics.local_prefill.inc()
+            self._services.metrics.num_local_prefills += 1
         self._send_to_decode()
 
     @property

@@ -25,7 +25,7 @@ from pdcluster_cli.tiny_model import ensure_folder
 
 _LAST: Final = PRELOAD_CPU[-1]
 """Imported after all others: when it has bytecode, so have they."""
-_MODULES: Final = (ENGINE_MODULE, *PRELOAD_CPU, "pdcluster_connector.connector", "mooncake.engine")
+_MODULES: Final = (ENGINE_MODULE, *PRELOAD_CPU, "pdcluster_connector.vllm.connector", "mooncake.engine")
 _REGISTRY: Final = "vllm.model_executor.models.registry"
 _ARCHITECTURE: Final = "LlamaForCausalLM"
 """Of the tiny model."""

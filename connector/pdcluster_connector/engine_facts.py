@@ -1,4 +1,4 @@
-"""One engine as its connector sees it: plain values, read from vLLM by ``vllm_facts.py``."""
+"""One engine as its connector sees it: plain values, read from vLLM by ``vllm/facts.py``."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     router --DecodeParams--> decode --Reservation--> metaserver --Reservation--> prefill
 
-The wire names are a superset of vllm-ascend's layerwise contract (``mooncake_layerwise_connector.py``,
-0.23), so a router that speaks this also drives unmodified vllm-ascend engines.
+Where vllm-ascend's layerwise connector (0.23, ``mooncake_layerwise_connector.py``) has a name for a thing, it is the
+name here. Its engines are not driven: whatever does not say our version is refused.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from campaign.wire import Dice, settings_from_env, trouble_channel, trouble_writes
-from pdcluster_connector.connector import PDClusterConnector
 from pdcluster_connector.side_channel import DecodeChannel, PrefillChannel
 from pdcluster_connector.transport.mooncake import MooncakeTransport
+from pdcluster_connector.vllm.connector import PDClusterConnector
 
 
 class FaultyConnector(PDClusterConnector):

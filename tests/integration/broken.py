@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from pdcluster_connector.assembly import PrefillRank
-from pdcluster_connector.connector import PDClusterConnector
 from pdcluster_connector.steps import PrefillStep, PushSlice
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
 from pdcluster_connector.transport.sessions import Sessions
+from pdcluster_connector.vllm.connector import PDClusterConnector
 
 
 class SkipsALayer(PDClusterConnector):

@@ -127,12 +127,6 @@ class Transfer(ApiModel):
     once. Default recompute: a slow answer is better than none."""
 
 
-class Policy(Enum):
-    """How a router chooses an engine."""
-
-    LEAST_TOKENS = "LeastTokens"
-
-
 class ServiceType(Enum):
     """How the routers' Service is reached (Kubernetes' own words)."""
 
@@ -177,8 +171,6 @@ class Router(ApiModel):
     api_keys_secret_ref: KeysRef | None = None
     """Secret with the SHA-256 of each API key of clients, in the form of the router's --api-key-file. Default: none;
     then whoever reaches the Service may use the model."""
-    policy: Policy = Policy.LEAST_TOKENS
-    """How an engine is chosen. Default LeastTokens: the one with the least prompt tokens under way."""
     pod_overrides: OpenObject | None = None
     """Part of a pod template, merged over the operator's; the container is called router. Default: none."""
 

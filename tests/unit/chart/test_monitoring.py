@@ -79,7 +79,7 @@ def all_series() -> dict[str, set[str]]:
 
 def engine_series() -> dict[str, set[str]]:
     """As ``router_series``, from the source: to import it is to import vLLM."""
-    source = (ROOT / "connector" / "pdcluster_connector" / "vllm_metrics.py").read_text()
+    source = (ROOT / "connector" / "pdcluster_connector" / "vllm" / "metrics.py").read_text()
     names = re.findall(r'"(pdcluster:\w+)"', source)
     counters = {
         f"{name}_total": {"kind"} if name.endswith("failures") else set() for name in names if "_info" not in name

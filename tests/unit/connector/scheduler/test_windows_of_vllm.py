@@ -17,7 +17,7 @@ from vllm.v1.request import Request
 
 from pdcluster_connector.core.ranges import NULL_BLOCK
 from pdcluster_connector.core.watermark import num_kept_back
-from pdcluster_connector.vllm_facts import _group
+from pdcluster_connector.vllm.facts import _group
 
 BLOCK, WINDOW, CHUNK, LONGEST = 16, 33, 48, 130
 SHAPE = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}

@@ -22,7 +22,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from pdcluster_connector.vllm_specs import meaning_of, require_axes
+from pdcluster_connector.vllm.specs import meaning_of, require_axes
 from pdcluster_protocol.errors import ConfigError
 
 BLOCKS = 10

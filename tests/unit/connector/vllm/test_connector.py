@@ -7,10 +7,10 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
 from integration.ranks import SECRET
-from pdcluster_connector.connector import PDClusterConnector, leave_out_last_token
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler
 from pdcluster_connector.settings import PushTiming
+from pdcluster_connector.vllm.connector import PDClusterConnector, leave_out_last_token
 from pdcluster_protocol.ids import BootId
 
 

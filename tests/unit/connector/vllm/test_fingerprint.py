@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_connector.vllm_fingerprint import _model_digest
+from pdcluster_connector.vllm.fingerprint import _model_digest
 
 
 def digest(folder: Path, *, configuration: dict[str, Any] | None = None, **changed: Any) -> str:

@@ -24,7 +24,7 @@ from integration.ranks import Shape, engine_facts, fingerprint_of
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
 from pdcluster_connector.settings import PushTiming, Settings
-from pdcluster_connector.vllm_facts import (
+from pdcluster_connector.vllm.facts import (
     LayerKv,
     _group,
     _require_hooks,
@@ -37,7 +37,7 @@ from pdcluster_connector.vllm_facts import (
     read_regions,
     read_token_memory,
 )
-from pdcluster_connector.vllm_fingerprint import _positions, _state
+from pdcluster_connector.vllm.fingerprint import _positions, _state
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 

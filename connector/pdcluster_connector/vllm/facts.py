@@ -1,7 +1,6 @@
 """Everything the connector knows about vLLM's configuration and memory, read once into plain values.
 
-Source of truth: vLLM 0.32 ``config/``, ``v1/kv_cache_interface.py``, ``v1/attention/backends``. No other
-file but the facade imports vllm.
+Source of truth: vLLM 0.32 ``config/``, ``v1/kv_cache_interface.py``, ``v1/attention/backends``.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from vllm.v1.kv_cache_interface import (
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
 from pdcluster_connector.settings import PushTiming, parse_settings, require_ipv4
-from pdcluster_connector.vllm_fingerprint import HEAD_MAJOR, models_of, read_fingerprint
-from pdcluster_connector.vllm_specs import TOKEN_MAJOR, meaning_of, require_axes
+from pdcluster_connector.vllm.fingerprint import HEAD_MAJOR, models_of, read_fingerprint
+from pdcluster_connector.vllm.specs import TOKEN_MAJOR, meaning_of, require_axes
 from pdcluster_connector.worker.regrouping import open_reshard_group, region_bytes
 from pdcluster_connector.worker.resharding import TokenMemory
 from pdcluster_protocol.errors import ConfigError

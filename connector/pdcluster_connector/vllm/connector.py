@@ -40,15 +40,15 @@ from pdcluster_connector.counts import take_counts
 from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.steps import DecodeStep, PrefillStep
-from pdcluster_connector.vllm_facts import (
+from pdcluster_connector.vllm.facts import (
     own_layers,
     page_tokens_of,
     read_engine_facts,
     read_memory,
     read_token_memory,
 )
-from pdcluster_connector.vllm_fingerprint import HEAD_MAJOR
-from pdcluster_connector.vllm_metrics import CountMetrics, Counts
+from pdcluster_connector.vllm.fingerprint import HEAD_MAJOR
+from pdcluster_connector.vllm.metrics import CountMetrics, Counts
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.params import SideChannelAddress
 

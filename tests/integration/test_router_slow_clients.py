@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from fakes.answers import error_body, json_answer
 from fakes.engine import Fault
@@ -28,6 +29,13 @@ async def client_that_takes_nothing(rig: Rig, num_answer_bytes: int) -> RawClien
     return client
 
 
+async def ask(rig: Rig, client: RawClient) -> None:
+    """One more request, which is answered as far as the router can."""
+    await client.send(ASKED)
+    await rig.decode.next_request()
+    await rig.settled()
+
+
 async def is_forgotten(rig: Rig) -> bool:
     await until(lambda: not rig.server.server_state.connections)
     return True
@@ -47,11 +55,25 @@ async def test_an_idle_client_that_has_not_taken_its_last_answer_is_cut_off() ->
         client = await client_that_takes_nothing(rig, 20_000)
         connection = rig.connection_of(client)
         while not connection.transport.get_write_buffer_size():
-            await client.send(ASKED)
-            await rig.decode.next_request()
-            await rig.settled()
+            await ask(rig, client)
         assert not connection.flow.write_paused
         connection.timeout_keep_alive_handler()  # As the loop does when the connection was idle for its time.
+        assert await is_forgotten(rig)
+
+
+async def test_a_client_that_takes_a_page_no_further_than_its_head_is_cut_off() -> None:
+    async with running_rig(idle_timeout_s=0.5) as rig:
+        client = await client_that_takes_nothing(rig, 20_000)
+        transport = rig.connection_of(client).transport
+        while not transport.get_write_buffer_size():
+            await ask(rig, client)
+        num_before = transport.get_write_buffer_size()
+        await ask(rig, client)
+        num_around = transport.get_write_buffer_size() - num_before - 20_000
+        num_left = HIGH_WATER_LIMIT - transport.get_write_buffer_size() - num_around
+        rig.decode.raw = json_answer(400, error_body("x" * (num_left - 10), 400))
+        await ask(rig, client)
+        await client.send(request_bytes("/health", b"", method="GET"))  # Its head is more than the ten bytes left.
         assert await is_forgotten(rig)
 
 

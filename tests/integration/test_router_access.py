@@ -6,18 +6,22 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fakes.engine import Gate
 from fakes.http import Message, RawClient, request_bytes
-from fakes.reservations import reservation_of
-from fakes.router import CHAT, COMPLETIONS, PROMPT, Rig, params_of, running_rig, until
+from fakes.reservations import SECRET, reservation_of
+from fakes.router import CHAT, COMPLETIONS, PATIENT, PROMPT, Rig, params_of, running_rig, until
 from integration.test_router_process import process, start_router
 from integration.test_router_verify import verify
 from patience import PATIENCE_S
+from pdcluster_router.server import RouterServer, listen
+from pdcluster_router.settings import build_settings
 
 pytestmark = pytest.mark.anyio
 
@@ -213,6 +217,33 @@ async def test_sighup_reads_the_keys_anew(key_file: Path) -> None:
                 await asyncio.sleep(0.01)
         router.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(router.wait(), 20) == 0
+
+
+class HungUpOn(RouterServer):
+    """Gets SIGHUP as its start begins, and hears of it before that has ended."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.1)
+        await super().startup(sockets)
+
+
+async def test_sighup_during_the_start_does_not_end_the_router(key_file: Path) -> None:
+    ended: list[int] = []
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+    before = signal.signal(signal.SIGHUP, lambda number, _: ended.append(number))  # Not the end of this process.
+    urls = {"prefill_urls": ["http://127.0.0.1:1"], "decode_urls": ["http://127.0.0.1:1"]}
+    sockets, settings = listen(build_settings(**{**PATIENT, **urls, "api_key_file": key_file}))
+    server = HungUpOn(settings, SECRET)
+    try:
+        serving = asyncio.create_task(server.serve(sockets))
+        await until(lambda: server.started or serving.done())
+        server.should_exit = True
+        await serving
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (ended, problems) == ([], [])
 
 
 # Ports.

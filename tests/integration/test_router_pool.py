@@ -17,7 +17,8 @@ from fakes.http import RawClient, read_body, read_head, request_bytes
 from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig, running_server, send, until
 from patience import PATIENCE_S
 from pdcluster_protocol.labels import Role
-from pdcluster_router.connection import Lost, ResponseHead
+from pdcluster_router.connection import Call, Lost, Request, ResponseHead, ResponseSink
+from pdcluster_router.models import Models
 from pdcluster_router.pool import Pool, PoolLimits
 
 pytestmark = pytest.mark.anyio
@@ -147,6 +148,57 @@ async def test_a_list_of_models_that_is_known_waits_for_nobody() -> None:
         assert answer.json() == {"data": []}
         stranger.leave()
     engine.close()
+
+
+async def test_an_engines_lists_of_models_are_remembered_for_sixteen_keys() -> None:
+    asked: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await read_head(reader)
+                if head.path == "/v1/models":
+                    asked.append(head.headers["authorization"])
+                writer.write(get_answer(head.path))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    engine = await asyncio.start_server(serve, "127.0.0.1")
+    url = f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}"
+    async with running_server(prefill_urls=[url], decode_urls=[url]) as (server, _):
+        roster = server.router.services.roster
+        await until(lambda: all(one.is_healthy for one in roster.all_engines()))
+        models = Models(roster, lambda: 0.0)
+        for key in [*range(17), 16, 1, 0]:
+            assert (await models.read(b"authorization: %d\r\n" % key)).head.status == 200
+    assert asked == [str(key) for key in [*range(17), 0]]
+    engine.close()
+
+
+class StalePool(Pool):
+    """Three connections, also new ones, are found closed by an engine that cannot have read what was sent."""
+
+    def __init__(self) -> None:
+        super().__init__("127.0.0.1", 1, PoolLimits(max_connections=1, connect_timeout_s=1, idle_s=1))
+        self.are_fresh: list[bool] = []
+
+    def send(self, request: Request, sink: ResponseSink, *, fresh: bool = False, is_exempt: bool = False) -> Call:
+        self.are_fresh.append(fresh)
+        call = Call(sink)
+        asyncio.get_running_loop().call_soon(call.fail, Lost("hung up", is_stale=len(self.are_fresh) <= 3))
+        return call
+
+
+async def test_an_order_that_found_two_connections_closed_is_not_sent_a_third_time() -> None:
+    async with running_rig() as rig:
+        (engine,) = rig.router.services.engines[Role.PREFILL]
+        pool, stale = engine.pool, StalePool()
+        engine.pool = stale
+        client = await send(rig)
+        answer = await asyncio.wait_for(client.receive(), PATIENCE_S)
+        assert (answer.status, stale.are_fresh) == (502, [False, True])
+        await rig.settled()
+        engine.pool = pool
 
 
 async def test_a_connection_that_speaks_unasked_is_not_used_again() -> None:

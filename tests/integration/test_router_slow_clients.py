@@ -1,0 +1,101 @@
+"""Clients that stop in the middle: of a body that they send, of an answer that they take, of their connection."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+
+from fakes.answers import error_body, json_answer
+from fakes.engine import Fault
+from fakes.http import RawClient, request_bytes
+from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig, send, until
+from patience import PATIENCE_S
+from pdcluster_router.reading import SLICE_BYTES
+
+pytestmark = pytest.mark.anyio
+
+ASKED = request_bytes(COMPLETIONS, b"{}")
+
+
+async def client_that_takes_nothing(rig: Rig, num_answer_bytes: int) -> RawClient:
+    """It will be answered by decode's errors, which the router sends in one piece."""
+    rig.decode.fault, rig.decode.raw = Fault.RAW, json_answer(400, error_body("x" * num_answer_bytes, 400))
+    client = await rig.client()
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's transport has it
+    await until(lambda: len(rig.server.server_state.connections) == 1)
+    return client
+
+
+async def ask(rig: Rig, client: RawClient) -> None:
+    """One more request, which is answered as far as the router can."""
+    await client.send(ASKED)
+    await rig.decode.next_request()
+    await rig.settled()
+
+
+async def is_forgotten(rig: Rig) -> bool:
+    await until(lambda: not rig.server.server_state.connections)
+    return True
+
+
+async def test_a_client_that_does_not_take_the_end_of_an_answer_is_cut_off() -> None:
+    async with running_rig(idle_timeout_s=0.5) as rig:
+        client = await client_that_takes_nothing(rig, 1_000_000)
+        await client.send(ASKED * 64)
+        assert await is_forgotten(rig)
+        assert len(rig.decode.seen) < 64
+        await rig.settled()
+
+
+async def test_an_idle_client_that_has_not_taken_its_last_answer_is_cut_off() -> None:
+    async with running_rig() as rig:
+        client = await client_that_takes_nothing(rig, 20_000)
+        connection = rig.connection_of(client)
+        while not connection.transport.get_write_buffer_size():
+            await ask(rig, client)
+        assert not connection.flow.write_paused
+        connection.timeout_keep_alive_handler()  # As the loop does when the connection was idle for its time.
+        assert await is_forgotten(rig)
+
+
+async def test_a_client_that_takes_a_page_no_further_than_its_head_is_cut_off() -> None:
+    async with running_rig(idle_timeout_s=0.5) as rig:
+        client = await client_that_takes_nothing(rig, 20_000)
+        transport = rig.connection_of(client).transport
+        while not transport.get_write_buffer_size():
+            await ask(rig, client)
+        num_before = transport.get_write_buffer_size()
+        await ask(rig, client)
+        num_around = transport.get_write_buffer_size() - num_before - 20_000
+        num_left = HIGH_WATER_LIMIT - transport.get_write_buffer_size() - num_around
+        rig.decode.raw = json_answer(400, error_body("x" * (num_left - 10), 400))
+        await ask(rig, client)
+        await client.send(request_bytes("/health", b"", method="GET"))  # Its head is more than the ten bytes left.
+        assert await is_forgotten(rig)
+
+
+async def test_a_large_body_that_stops_coming_is_a_408() -> None:
+    async with running_rig(client_read_timeout_s=0.5) as rig:
+        client = await rig.client()
+        await client.send(request_bytes(COMPLETIONS, b" " * 200_000)[:100_000])
+        answer = await asyncio.wait_for(client.receive(), PATIENCE_S)
+        assert answer.status == 408
+
+
+async def test_what_is_unread_of_a_client_that_has_left_is_not_read() -> None:
+    problems: list[dict[str, Any]] = []
+    async with running_rig() as rig:
+        asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+        client = await rig.client()
+        await until(lambda: len(rig.server.server_state.connections) == 1)
+        connection = rig.connection_of(client)
+        rig.feed(client, request_bytes(COMPLETIONS, b" " * (8 * SLICE_BYTES)))
+        connection.abort()
+        assert await is_forgotten(rig)
+        assert (await (await send(rig, PROMPT)).receive()).status == 200
+        await rig.settled()
+        assert rig.router.room.used_bytes == 0
+    assert problems == []

@@ -123,6 +123,7 @@ def run(settings: Settings, secret: Secret) -> None:
         TraceFile(settings.trace_file).close()
     if settings.api_key_file is not None:
         read_keys(settings.api_key_file)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until ``capture_signals``: the keys are read after this anyway.
     _raise_open_file_limit()
     sockets, settings = listen(settings)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host

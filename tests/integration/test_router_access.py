@@ -219,6 +219,13 @@ async def test_sighup_reads_the_keys_anew(key_file: Path) -> None:
         assert await asyncio.wait_for(router.wait(), 20) == 0
 
 
+async def test_sighup_behind_its_first_line_does_not_end_the_router(key_file: Path) -> None:
+    async with process("--api-key-file", str(key_file)) as (router, url, _, _):
+        router.send_signal(signal.SIGHUP)
+        client = await RawClient.connect(url)
+        assert (await client.post(COMPLETIONS, PROMPT, bearer(KEY))).status == 200
+
+
 class HungUpOn(RouterServer):
     """Gets SIGHUP as its start begins, and hears of it before that has ended."""
 

@@ -83,7 +83,7 @@ class EchoRouter:
     def admit(self, cycle: HotCycle) -> None:
         return None
 
-    def max_body_bytes(self, path: bytes) -> int:
+    def max_body_bytes(self, *, is_internal: bool) -> int:
         return 1 << 20
 
     def dispatch(self, cycle: HotCycle) -> None:

@@ -278,9 +278,9 @@ def to_wire(params: DecodeParams | Reservation | PushRefusal | Receipt) -> dict[
 
 def _require_pages(reservation: Reservation) -> None:
     """Raises: ProtocolError: Blocks are not whole pages."""
-    blocks, pages = reservation.block_sizes, reservation.page_sizes
     if not reservation.remote_page_sizes:
         return
+    blocks, pages = reservation.block_sizes, reservation.page_sizes
     if len(blocks) != len(pages) or any(
         block and (page < 1 or block % page) for block, page in zip(blocks, pages, strict=True)
     ):

@@ -237,6 +237,7 @@ DECODE_RETRIES: Final[Table] = {
 
 FAILS_AT_ONCE: Final[Table] = dict.fromkeys((*_FAILED_ATTEMPTS, (Phase.PREFILLING, Event.NO_PREFILL_LEFT)), _FAIL_BOTH)
 """Instead of ``TRANSITIONS`` where decode shall not recompute."""
+_FAILURES: Final = frozenset(event for _, event in (*PREFILL_RETRIES, *DECODE_RETRIES, *FAILS_AT_ONCE))
 
 
 class Pairing:
@@ -317,12 +318,8 @@ class Pairing:
         step = self.transitions.get(key)
         if step is None:
             raise ProtocolError(f"transfer {self.transfer_id}: {event.name} while {self.phase.name}")
-        if key in self.prefill_retries:
-            return self._attempt_failed(key, now=now)
-        if key in self.decode_retries and self._may_ask_another_decode(now):
-            return self._ask_another_decode(key, now=now)
-        if not self._retries.recomputes and key in FAILS_AT_ONCE:
-            return self._enter(FAILS_AT_ONCE[key], now=now)
+        if event in _FAILURES:
+            return self._failed(key, step, now=now)
         return self._enter(step, now=now)
 
     def expire(self, *, now: float) -> tuple[Command, ...]:
@@ -358,6 +355,16 @@ class Pairing:
         self.attempt = FIRST_ATTEMPT
         self._phase_deadline = self._deadline_of(self.phase, now=now)
 
+    def _failed(self, key: tuple[Phase, Event], step: Step, *, now: float) -> tuple[Command, ...]:
+        """It is tried again, or ``step`` says what becomes of it."""
+        if key in self.prefill_retries:
+            return self._attempt_failed(key, now=now)
+        if key in self.decode_retries and self._may_ask_another_decode(now):
+            return self._ask_another_decode(key, now=now)
+        if not self._retries.recomputes and key in FAILS_AT_ONCE:
+            return self._enter(FAILS_AT_ONCE[key], now=now)
+        return self._enter(step, now=now)
+
     def _attempt_failed(self, key: tuple[Phase, Event], *, now: float) -> tuple[Command, ...]:
         self._num_failed += 1
         if self._num_failed < self._retries.max_prefill_attempts and now < self.transfer_deadline:
@@ -375,6 +382,8 @@ class Pairing:
 
     def _enter(self, step: Step, *, now: float) -> tuple[Command, ...]:
         self.phase, commands = step
+        if self.phase in TERMINAL:
+            return commands
         if self.phase not in _KEEPS_ITS_DEADLINE:
             self._phase_deadline = self._deadline_of(self.phase, now=now)
         flows = self.phase in _ANSWER_FLOWS

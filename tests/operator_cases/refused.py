@@ -358,7 +358,6 @@ SCHEMA: Final = (
         "spec.transfer.port in body should be less than or equal to 31000",
         By.SCHEMA,
     ),
-    Refused("an unknown policy", {"spec.router.policy": "Fastest"}, 'Unsupported value: "Fastest"', By.SCHEMA),
 )
 
 REFUSED: Final = (*RULES, *UPDATES, *SCHEMA)

@@ -351,9 +351,9 @@ async def test_a_pdcluster_that_is_being_deleted_is_left_to_the_garbage_collecto
 
 async def test_an_object_that_we_do_not_understand_is_told_so() -> None:
     async with running_rig() as rig:
-        rig.store.create(AT, pool(rig.router, {"spec.router.policy": "OfTheFuture"}))
+        rig.store.create(AT, pool(rig.router, {"spec.router.service.type": "OfTheFuture"}))
         assert await rig.look() is None
-        assert "spec.router.policy" in rig.condition("Accepted")["message"]
+        assert "spec.router.service.type" in rig.condition("Accepted")["message"]
         rig.api.asked.clear()
         assert await rig.look() is None
         assert rig.api.asked == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -273,8 +274,20 @@ async def serve(settings: Settings) -> None:
             loop.add_signal_handler(number, stopped.set)
 
     take_signals()
-    async with open_session(settings.access) as session, aiohttp.ClientSession() as strangers:
-        await Operator(settings, session, strangers, take_signals).run(stopped)
+    try:
+        async with open_session(settings.access) as session, aiohttp.ClientSession() as strangers:
+            await Operator(settings, session, strangers, take_signals).run(stopped)
+    finally:
+        # A watch of kopf that is cancelled while its session closes asks for another one, for ever, and asyncio waits
+        # for every task before the process may end.
+        loop.call_later(_KOPF_STOP_S, _leave, 0 if stopped.is_set() else 1)
+
+
+def _leave(status: int) -> None:
+    """The process ends, whatever still runs in it. Comes only where that would not end by itself."""
+    logger.error("operator ended with tasks that did not status=%d", status)
+    logging.shutdown()
+    os._exit(status)
 
 
 def _sample_of(view: ClusterView) -> PoolSample | None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -280,12 +281,12 @@ async def serve(settings: Settings) -> None:
     finally:
         # A watch of kopf that is cancelled while its session closes asks for another one, for ever, and asyncio waits
         # for every task before the process may end.
-        loop.call_later(_KOPF_STOP_S, _leave, 0 if stopped.is_set() else 1)
+        loop.call_later(_KOPF_STOP_S, _leave, 0 if stopped.is_set() else 1, sys.exception())
 
 
-def _leave(status: int) -> None:
+def _leave(status: int, reason: BaseException | None) -> None:
     """The process ends, whatever still runs in it. Comes only where that would not end by itself."""
-    logger.error("operator ended with tasks that did not status=%d", status)
+    logger.error("operator ended with tasks that did not status=%d", status, exc_info=reason)
     logging.shutdown()
     os._exit(status)
 

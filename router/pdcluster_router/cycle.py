@@ -80,7 +80,6 @@ class HotCycle:
         "_is_chunked",
         "_is_framed",
         "_num_kept_bytes",
-        "_num_spare_bytes",
         "_on_whole",
         "_room",
         "client",
@@ -142,7 +141,6 @@ class HotCycle:
         self._is_framed = True
         self._body: bytes | bytearray = b""
         self._num_kept_bytes = 0
-        self._num_spare_bytes = 0
 
     # Reading.
 
@@ -151,25 +149,24 @@ class HotCycle:
         """Names in lower case; none that are for this hop only."""
         return self.head.headers
 
-    def add_head(self, num_bytes: int, num_spare_bytes: int = 0) -> ApiError | None:
-        """The head takes ``num_bytes`` of the room until ``forget``; why not, if there is none.
-
-        ``num_spare_bytes``: how many of these the head does not need. A body known to have no more takes no room of its
-        own.
-        """
+    def add_head(self, num_bytes: int) -> ApiError | None:
+        """The head takes ``num_bytes`` of the room until ``forget``; why not, if there is none."""
         if not self._room.take(num_bytes, _ENGINES if self.is_for_engines else _CLIENTS, self.holder):
             return no_room(self._room.max_bytes)
         self._num_kept_bytes = num_bytes
-        self._num_spare_bytes = num_spare_bytes if self.head.content_length else 0
         return None
 
     def add_body(self, part: bytes, max_body_bytes: int) -> ApiError | None:
         """More of the body; why it is not taken, if it is not. Then nothing of it is kept."""
         self.num_body_bytes += len(part)
-        is_small = self.num_body_bytes <= self._num_spare_bytes
-        if not is_small and (refusal := self._take_room(len(part), max_body_bytes)):
+        if self.num_body_bytes > max_body_bytes:
             self.forget()
-            return refusal
+            return body_too_large(max_body_bytes)
+        clients_share = _CLIENTS if self.num_body_bytes <= SMALL_BYTES else _CLIENTS_LARGE
+        if not self._room.take(len(part), _ENGINES if self.is_for_engines else clients_share, self.holder):
+            self.forget()
+            return no_room(self._room.max_bytes)
+        self._num_kept_bytes += len(part)
         if not self._body:
             self._body = part
         elif isinstance(self._body, bytearray):
@@ -177,15 +174,6 @@ class HotCycle:
         else:
             self._body = bytearray(self._body)
             self._body += part
-        return None
-
-    def _take_room(self, num_bytes: int, max_body_bytes: int) -> ApiError | None:
-        if self.num_body_bytes > max_body_bytes:
-            return body_too_large(max_body_bytes)
-        clients_share = _CLIENTS if self.num_body_bytes <= SMALL_BYTES else _CLIENTS_LARGE
-        if not self._room.take(num_bytes, _ENGINES if self.is_for_engines else clients_share, self.holder):
-            return no_room(self._room.max_bytes)
-        self._num_kept_bytes += num_bytes
         return None
 
     def take_body(self) -> bytes | bytearray:

@@ -277,7 +277,7 @@ class RouterProtocol(ReadingProtocol):
     def _begin_hot(self, path: bytes, head: RequestHead, version: str) -> None:
         router = self._router
         cycle = HotCycle(self, path, head, router.dispatch, router.room, is_for_engines=self._is_internal)
-        cycle.refusal = router.admit(cycle) or cycle.add_head(self.num_head_bytes(), self.num_spare_bytes())
+        cycle.refusal = router.admit(cycle) or cycle.add_head(self.num_head_bytes())
         if not self._is_internal and not head.request_id:
             cycle.request_id = os.urandom(16).hex().encode()
         cycle.takes_chunks = version != "1.0"

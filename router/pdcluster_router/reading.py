@@ -221,10 +221,6 @@ class ReadingProtocol(HttpToolsProtocol):
         """What the head that is read takes in memory, or a little more: its last piece may have brought body too."""
         return max(self.num_silent_bytes, PIECE_BYTES) + LINE_OBJECTS_BYTES * len(self.headers)
 
-    def num_spare_bytes(self) -> int:
-        """How many of ``num_head_bytes`` a body may have: nothing that has come needs them. 0 or less: none."""
-        return PIECE_BYTES - self.num_silent_bytes
-
     # What the parser says.
 
     def on_message_begin(self) -> None:

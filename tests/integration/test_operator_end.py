@@ -37,3 +37,4 @@ def test_a_task_that_takes_no_cancellation_keeps_no_process() -> None:
     )
     assert ended.returncode == 1, ended.stderr
     assert "operator ended" in ended.stderr
+    assert "a fault of the test" in ended.stderr

@@ -112,6 +112,15 @@ async def test_a_body_is_forgotten_with_its_request_and_not_when_the_collector_c
         assert large == []
 
 
+async def test_a_small_body_behind_another_request_has_the_same_limit() -> None:
+    async with running_rig(max_body_bytes=1024) as rig:
+        client = await rig.client()
+        bodies = [json.dumps({"prompt": "x" * length}).encode() for length in (10, 1_800)]
+        await client.send(b"".join(request_bytes(COMPLETIONS, body) for body in bodies))
+        answers = [await asyncio.wait_for(client.receive(), PATIENCE_S) for _ in bodies]
+        assert [answer.status for answer in answers] == [200, 413]
+
+
 async def test_a_large_body_that_comes_has_more_time_than_one_that_does_not() -> None:
     async with running_rig(client_read_timeout_s=1.0) as rig:
         client = await rig.client()

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from fakes.answers import error_body, json_answer
 from fakes.engine import Fault
@@ -61,24 +60,8 @@ async def test_an_idle_client_that_has_not_taken_its_last_answer_is_cut_off() ->
         assert await is_forgotten(rig)
 
 
-async def test_a_client_that_takes_a_page_no_further_than_its_head_is_cut_off() -> None:
-    async with running_rig(idle_timeout_s=0.5) as rig:
-        client = await client_that_takes_nothing(rig, 20_000)
-        transport = rig.connection_of(client).transport
-        while not transport.get_write_buffer_size():
-            await ask(rig, client)
-        num_before = transport.get_write_buffer_size()
-        await ask(rig, client)
-        num_around = transport.get_write_buffer_size() - num_before - 20_000
-        num_left = HIGH_WATER_LIMIT - transport.get_write_buffer_size() - num_around
-        rig.decode.raw = json_answer(400, error_body("x" * (num_left - 10), 400))
-        await ask(rig, client)
-        await client.send(request_bytes("/health", b"", method="GET"))  # Its head is more than the ten bytes left.
-        assert await is_forgotten(rig)
-
-
 async def test_a_large_body_that_stops_coming_is_a_408() -> None:
-    async with running_rig(client_read_timeout_s=0.5) as rig:
+    async with running_rig(client_read_timeout_s=3.0) as rig:
         client = await rig.client()
         await client.send(request_bytes(COMPLETIONS, b" " * 200_000)[:100_000])
         answer = await asyncio.wait_for(client.receive(), PATIENCE_S)

@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuzz.frames import BOOT, LAYOUT, MEMBER, OURS, PRINT, VALID, A, T, hear, new_reception
@@ -329,9 +329,10 @@ def plausible(draw: st.DrawFn) -> tuple[int, int, int, list[int], int]:
 def test_what_prefill_takes_never_fails_the_step_of_others() -> None:
     NUM_PUSHED.clear()
     check_plausible()
-    assert sum(map(bool, NUM_PUSHED)) >= len(NUM_PUSHED) / 10  # Else it says little of what is taken.
+    assert sum(map(bool, NUM_PUSHED)) >= 5  # Else it says little of what is taken: mostly there are 40 to 80.
 
 
+@settings(max_examples=300)
 @given(plausible())
 def check_plausible(numbers_said: tuple[int, int, int, list[int], int]) -> None:
     """Plausible numbers that do not fit together: the resharder plans all requests of a step in one."""

@@ -184,7 +184,7 @@ class Applier:
         seen = self._caches.child(ref)
         wanted: dict[str, Any] = {"replicas": status.replicas, "selector": status.selector}
         if seen is not None and dict(seen.status) != wanted:
-            await self._kube.apply_status(ref, seen.uid, wanted)
+            await self._kube.apply_status(ref, seen.uid, wanted, resource_version=seen.resource_version)
 
 
 def _key_of(ref: Ref, owner: Object) -> tuple[str, str]:

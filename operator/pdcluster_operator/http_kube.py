@@ -135,8 +135,8 @@ class HttpKube:
                 raise
             return await self._do(dataclasses.replace(call, query={**_STRICT, **_FORCE}))
 
-    async def apply_status(self, ref: Ref, uid: str, status: Object) -> Object:
-        named = {"name": ref.name, "namespace": ref.namespace, "uid": uid}
+    async def apply_status(self, ref: Ref, uid: str, status: Object, *, resource_version: str) -> Object:
+        named = {"name": ref.name, "namespace": ref.namespace, "uid": uid, "resourceVersion": resource_version}
         manifest = {"apiVersion": ref.kind.api_version, "kind": ref.kind.name, "metadata": named, "status": status}
         query = {**_STRICT, **_FORCE}
         path = ref.path("status")

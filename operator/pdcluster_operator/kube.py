@@ -73,8 +73,15 @@ class Kube(Protocol):
         """
         ...
 
-    async def apply_status(self, ref: Ref, uid: str, status: Object) -> Object:
-        """Its status is this, and nothing else of ours. Forced: status has one writer. Returns the whole object."""
+    async def apply_status(self, ref: Ref, uid: str, status: Object, *, resource_version: str) -> Object:
+        """Its status is this, and nothing else of ours. Forced: status has one writer. Returns the whole object.
+
+        ``resource_version``: of the state that was looked at. A call that arrives late, when another operator leads,
+        must not write its old picture over theirs.
+
+        Raises:
+            Conflict: It has changed since, or is another one.
+        """
         ...
 
     async def replace(self, manifest: Object) -> Object:

@@ -183,7 +183,7 @@ class Reconciler:
     async def _write(self, view: ClusterView, before: Status | None, status: Status, document: Object) -> None:
         if document == view.document.get("status"):
             return
-        stored = await self._kube.apply_status(view.ref, view.uid, document)
+        stored = await self._kube.apply_status(view.ref, view.uid, document, resource_version=view.resource_version)
         self._caches.put(view_of(stored))
         # What an old watch hides, answers show. The watch tells of this write too, so another look comes.
         unknown = PDCluster.unknown_fields_of({**stored, "status": None})

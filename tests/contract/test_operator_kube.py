@@ -91,6 +91,16 @@ async def test_an_apply_makes_an_object_and_the_same_again_changes_nothing(end: 
     assert first["spec"]["ports"][0]["port"] == 80
 
 
+async def test_a_status_is_stored_only_for_the_state_that_was_seen(end: End) -> None:
+    made = await end.kube.apply(end.deployment())
+    ref, uid, seen = ref_of(made), made["metadata"]["uid"], made["metadata"]["resourceVersion"]
+    stored = await end.kube.apply_status(ref, uid, {"replicas": 1}, resource_version=seen)
+    assert stored["status"]["replicas"] == 1
+    with pytest.raises(Conflict):
+        await end.kube.apply_status(ref, uid, {"replicas": 2}, resource_version=seen)
+    assert (await end.there(made))["status"]["replicas"] == 1
+
+
 async def test_a_field_that_we_apply_no_longer_goes(end: End) -> None:
     await end.kube.apply(end.service(annotations={"a": "b"}))
     await end.kube.apply(end.service())

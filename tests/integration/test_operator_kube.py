@@ -122,7 +122,7 @@ async def test_who_does_not_lead_sends_no_write_and_may_read() -> None:
             kube.replace(MANIFEST),
             kube.delete(REF, uid="u"),
             kube.scale(REF, 1, resource_version="1"),
-            kube.apply_status(REF, "u", {}),
+            kube.apply_status(REF, "u", {}, resource_version="1"),
         ):
             with pytest.raises(NotLeader):
                 await write

@@ -20,6 +20,7 @@ from integration.harness import eventually
 from operator_cases.objects import both
 from operator_on_server.history import Moment, PodHistory
 from operator_on_server.process import OperatorProcess
+from operator_on_server.proxy import FaultyProxy
 from operator_on_server.server import READY_LIMIT_S, Pool, Server, running_server
 from pdcluster_protocol import labels
 
@@ -29,6 +30,7 @@ WANTED: Final = 3
 LEASE: Final = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/pdcluster-operator"
 LONG_LEASE: Final = ("--lease-duration=60", "--lease-renew=40")
 """A machine that stands still ends no term."""
+SEED: Final = 20_261_123
 START_S: Final = 0.5
 """Of an engine: so a rollout takes some seconds, and there is a middle to die in."""
 
@@ -38,6 +40,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with running_server(tmp_path_factory.mktemp("failover")) as found:
         found.node.stop_s = 0.3
         yield found
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[FaultyProxy]:
+    found = FaultyProxy(server.plane, SEED)
+    yield found
+    found.close()
 
 
 @contextmanager
@@ -124,6 +133,25 @@ def test_a_leader_that_was_stopped_for_long_writes_nothing_when_it_goes_on(serve
             history.close()
             stays_alive(first, second)
     check_bounds(history.moments, 1, 0)
+
+
+def test_a_status_that_arrives_when_another_one_leads_is_refused(server: Server, proxy: FaultyProxy) -> None:
+    with server.operator("a", url=proxy.url) as first:
+        first.wait_leading()
+        with server.operator("b") as second, ready_pool(server, 1, 0) as pool:
+            second.wait_ready()
+            start_rollout(server, pool)
+            proxy.holds_status = True
+            assert eventually(lambda: proxy.num_held > 0, timeout_s=READY_LIMIT_S)
+            first.kill()
+            pool.wait_ready()
+            assert holder(server) == second.identity
+            told, since = pool.read()["status"], server.mark()
+            proxy.holds_status = False
+            assert eventually(lambda: bool(server.writes(since, by=first)), timeout_s=READY_LIMIT_S)
+            assert {one.code for one in server.writes(since, by=first)} == {409}
+            assert pool.read()["status"] == told
+            second.check()
 
 
 def stays_alive(*operators: OperatorProcess) -> None:

@@ -50,6 +50,7 @@ _REASONS: Final = {
 _DROPPED: Final = frozenset({"host", "content-length", "transfer-encoding", "connection", "accept-encoding"})
 _START_LIMIT_S: Final = 20.0
 _WATCH_LIMIT_S: Final = 1.0
+_HOLD_POLL_S: Final = 0.05
 
 
 class FaultyProxy:
@@ -66,6 +67,9 @@ class FaultyProxy:
         self.breaks_watches = False
         """Every watch that begins is told of an error that no new list mends, as when etcd has no leader."""
         self.num_injected: Counter[Fault] = Counter()
+        self.holds_status = False
+        """A status that arrives waits here, and goes on its way late, when this is False again."""
+        self.num_held = 0
         self.num_cut = 0
         """Connections that ``cut`` has ended."""
         self.url = ""
@@ -120,6 +124,7 @@ class FaultyProxy:
 
     async def _answer(self, request: web.BaseRequest, transport: asyncio.Transport) -> web.StreamResponse:
         body = await request.read()
+        await self._hold(request)
         fault = self._draw(request)
         if self.is_down or fault is Fault.NEVER_ARRIVES:
             raise ConnectionResetError
@@ -132,6 +137,13 @@ class FaultyProxy:
                 await upstream.read()
                 raise ConnectionResetError
             return await self._relay(request, upstream, ends=fault is Fault.WATCH_ENDS)
+
+    async def _hold(self, request: web.BaseRequest) -> None:
+        if not self.holds_status or request.method != "PATCH" or not request.path.endswith("/status"):
+            return
+        self.num_held += 1
+        while self.holds_status:
+            await asyncio.sleep(_HOLD_POLL_S)
 
     def _draw(self, request: web.BaseRequest) -> Fault | None:
         if self.breaks_watches and "watch" in request.query:

@@ -22,7 +22,7 @@ from integration.ports import fresh_port
 from pdcluster_protocol.labels import Role
 
 NUM_QUESTIONS = 24
-VERIFIED = "pdcluster_router.verifier verified revision="
+VERIFIED = "pdcluster_router.requests.verifier verified revision="
 KV_BYTES = 4096
 """Of one token of the tiny model, in float32 (``tiny_model.ModelShape``)."""
 COUNTED_S = 30.0

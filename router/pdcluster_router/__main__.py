@@ -14,8 +14,8 @@ from typing import Final
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.metaserver import Action
 from pdcluster_protocol.secret import load_secret
-from pdcluster_router.pod import SERVICE_ACCOUNT, api_server_of
-from pdcluster_router.server import run
+from pdcluster_router.engines.kube_client import SERVICE_ACCOUNT, api_server_of
+from pdcluster_router.front.server import run
 from pdcluster_router.settings import ENGINE_KEY_VARIABLE, Discovery, Settings, build_settings
 
 LIMITS: Final = (

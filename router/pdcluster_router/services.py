@@ -22,16 +22,16 @@ from pdcluster_router.core.membership import Member
 from pdcluster_router.core.openai_errors import ApiError
 from pdcluster_router.core.pairing import Retries
 from pdcluster_router.core.placement import usable_prefills
-from pdcluster_router.cycle import HotCycle
-from pdcluster_router.discovery import discovery_of
-from pdcluster_router.engine import Engine
-from pdcluster_router.failures import Failures
-from pdcluster_router.metrics import EngineSample, Metrics
-from pdcluster_router.pool import PoolLimits
-from pdcluster_router.request import Terms
-from pdcluster_router.roster import Roster
+from pdcluster_router.engines.discovery import discovery_of
+from pdcluster_router.engines.engine import Engine
+from pdcluster_router.engines.roster import Roster
+from pdcluster_router.engines.terms import Terms
+from pdcluster_router.http.connections import PoolLimits
+from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.settings import Settings
-from pdcluster_router.trace import TraceFile
+from pdcluster_router.telemetry.failures import Failures
+from pdcluster_router.telemetry.metrics import EngineSample, Metrics
+from pdcluster_router.telemetry.trace import TraceFile
 
 
 class Running(Protocol):

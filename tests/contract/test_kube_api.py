@@ -13,9 +13,9 @@ import pytest
 from contract.kube_ends import API_SERVERS, MARKS, KubeApi
 from fakes.kube_api import endpoint, slice_of
 from pdcluster_protocol.errors import Unavailable
-from pdcluster_router.core.watching import SliceCache
-from pdcluster_router.discovery import Source
-from pdcluster_router.kube_client import KubeClient, Lines, Refused
+from pdcluster_router.core.endpoint_slices import SliceCache
+from pdcluster_router.engines.discovery import Source
+from pdcluster_router.engines.kube_client import KubeClient, Lines, Refused
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from typing import Any
 from fakes.engine import FakeEngine, Wire
 from fakes.kube_api import FakeKubeApi, endpoint, slice_of
 from fakes.router import Rig, running_server, until
-from pdcluster_router.engine import Engine
+from pdcluster_router.engines.engine import Engine
 
 
 @dataclass

@@ -15,9 +15,9 @@ from fakes.http import Message, RawClient, request_bytes
 from fakes.reservations import SECRET, reservation_call, reservation_of
 from patience import EDGE_S, PATIENCE_S
 from pdcluster_protocol.ids import Attempt, TransferId
-from pdcluster_router.protocol import RouterProtocol
-from pdcluster_router.router import Router
-from pdcluster_router.server import RouterServer, listen
+from pdcluster_router.front.router import Router
+from pdcluster_router.front.server import RouterServer, listen
+from pdcluster_router.front.server_protocol import RouterProtocol
 from pdcluster_router.settings import build_settings
 
 PROMPT = {"model": "m", "prompt": "once upon a time"}

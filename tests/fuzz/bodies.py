@@ -27,8 +27,8 @@ from pdcluster_protocol.params import (
 from pdcluster_protocol.secret import Secret, make_secret
 from pdcluster_router.core.request_head import RequestHead, read_head
 from pdcluster_router.core.rewrite import BadBody, parse_body
-from pdcluster_router.cycle import HotCycle
-from pdcluster_router.metaserver import take_reservation
+from pdcluster_router.http.cycle import HotCycle
+from pdcluster_router.requests.reservation import take_reservation
 from pdcluster_router.services import Services
 
 OURS, THEIRS = make_secret("the secret of ours"), make_secret("the secret of theirs")

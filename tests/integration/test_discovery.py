@@ -13,10 +13,10 @@ import pytest
 
 from fakes.kube_api import FakeKubeApi, Fault, endpoint, slice_of
 from fakes.router import until
+from pdcluster_router.core.endpoint_slices import MIN_DELAY_S
 from pdcluster_router.core.membership import Member
-from pdcluster_router.core.watching import MIN_DELAY_S
-from pdcluster_router.discovery import EngineDiscovery, Source
-from pdcluster_router.kube_client import KubeAccess, KubeClient
+from pdcluster_router.engines.discovery import EngineDiscovery, Source
+from pdcluster_router.engines.kube_client import KubeAccess, KubeClient
 
 pytestmark = pytest.mark.anyio
 

@@ -18,9 +18,9 @@ from cryptography.x509.oid import NameOID
 from fakes.kube_api import FakeKubeApi, endpoint, slice_of
 from fakes.router import until
 from pdcluster_protocol.errors import Unavailable
-from pdcluster_router.core.watching import SliceCache
-from pdcluster_router.discovery import Source
-from pdcluster_router.kube_client import KubeAccess, KubeClient
+from pdcluster_router.core.endpoint_slices import SliceCache
+from pdcluster_router.engines.discovery import Source
+from pdcluster_router.engines.kube_client import KubeAccess, KubeClient
 
 pytestmark = pytest.mark.anyio
 

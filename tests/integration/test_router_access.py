@@ -20,7 +20,7 @@ from fakes.router import CHAT, COMPLETIONS, PATIENT, PROMPT, Rig, params_of, run
 from integration.test_router_process import process, start_router
 from integration.test_router_verify import verify
 from patience import PATIENCE_S
-from pdcluster_router.server import RouterServer, listen
+from pdcluster_router.front.server import RouterServer, listen
 from pdcluster_router.settings import build_settings
 
 pytestmark = pytest.mark.anyio

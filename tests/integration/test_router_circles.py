@@ -11,11 +11,10 @@ import pytest
 from fakes.engine import Fault, Gate
 from fakes.router import COMPLETIONS, running_rig, send
 from patience import PATIENCE_S
-from pdcluster_router.attempts import PrefillAttempts
-from pdcluster_router.exchange import Exchange
-from pdcluster_router.prefill import PrefillLeg
-from pdcluster_router.relay import Relay
-from pdcluster_router.reservation import ReservationCalls
+from pdcluster_router.requests.exchange import Exchange
+from pdcluster_router.requests.legs import PrefillAttempts, PrefillLeg
+from pdcluster_router.requests.relay import Relay
+from pdcluster_router.requests.reservation import ReservationCalls
 
 pytestmark = pytest.mark.anyio
 

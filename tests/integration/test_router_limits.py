@@ -18,8 +18,8 @@ from pdcluster_protocol.secret import make_secret
 from pdcluster_router.core.load import AnswerLength
 from pdcluster_router.core.rewrite import ClientBody
 from pdcluster_router.core.room import Share
-from pdcluster_router.protocol import RouterProtocol
-from pdcluster_router.reading import LINE_OBJECTS_BYTES, PIECE_BYTES
+from pdcluster_router.front.server_protocol import RouterProtocol
+from pdcluster_router.http.reading import LINE_OBJECTS_BYTES, PIECE_BYTES
 
 pytestmark = pytest.mark.anyio
 

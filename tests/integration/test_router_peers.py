@@ -44,7 +44,7 @@ from fakes.reservations import SECRET, reservation_call, reservation_of
 from fakes.router import COMPLETIONS, Rig, params_of, running_rig, until
 from patience import PATIENCE_S
 from pdcluster_protocol.secret import make_secret
-from pdcluster_router.server import RouterServer, listen
+from pdcluster_router.front.server import RouterServer, listen
 
 pytestmark = pytest.mark.anyio
 

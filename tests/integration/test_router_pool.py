@@ -17,9 +17,9 @@ from fakes.http import RawClient, read_body, read_head, request_bytes
 from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig, running_server, send, until
 from patience import PATIENCE_S
 from pdcluster_protocol.labels import Role
-from pdcluster_router.connection import Call, Lost, Request, ResponseHead, ResponseSink
-from pdcluster_router.models import Models
-from pdcluster_router.pool import Pool, PoolLimits
+from pdcluster_router.engines.models import Models
+from pdcluster_router.http.connection import Call, Lost, Request, ResponseHead, ResponseSink
+from pdcluster_router.http.connections import Pool, PoolLimits
 
 pytestmark = pytest.mark.anyio
 

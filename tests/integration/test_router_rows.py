@@ -11,7 +11,7 @@ from fakes.engine import Gate
 from fakes.http import RawClient, request_bytes
 from fakes.router import COMPLETIONS, Rig, running_rig, until
 from patience import PATIENCE_S
-from pdcluster_router.protocol import RouterProtocol
+from pdcluster_router.front.server_protocol import RouterProtocol
 
 pytestmark = pytest.mark.anyio
 

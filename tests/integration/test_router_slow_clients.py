@@ -12,7 +12,7 @@ from fakes.engine import Fault
 from fakes.http import RawClient, request_bytes
 from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig, send, until
 from patience import PATIENCE_S
-from pdcluster_router.reading import SLICE_BYTES
+from pdcluster_router.http.reading import SLICE_BYTES
 
 pytestmark = pytest.mark.anyio
 

@@ -13,8 +13,8 @@ from fakes.http import RawClient, request_bytes
 from fakes.router import COMPLETIONS, Rig, running_rig, until
 from patience import PATIENCE_S
 from pdcluster_router.core.openai_errors import body_too_large
-from pdcluster_router.protocol import RouterProtocol
-from pdcluster_router.reading import SLICE_BYTES
+from pdcluster_router.front.server_protocol import RouterProtocol
+from pdcluster_router.http.reading import SLICE_BYTES
 
 pytestmark = pytest.mark.anyio
 

@@ -12,8 +12,8 @@ from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.metaserver import Action, Outcome, decode_outcome, failed, succeeded
 from pdcluster_protocol.params import Reservation, for_attempt
 from pdcluster_router.core.pairing import Command, Event, Pairing, Phase, Retries, Timeouts
-from pdcluster_router.cycle import CycleOwner, HotCycle
-from pdcluster_router.reservation import ReservationCalls, refusal_of
+from pdcluster_router.http.cycle import CycleOwner, HotCycle
+from pdcluster_router.requests.reservation import ReservationCalls, refusal_of
 
 FAILED: Final = failed("", Action.RECOMPUTE)
 

@@ -18,7 +18,7 @@ from operator_on_server.node import is_ready
 from pdcluster_protocol import labels
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.secret import make_secret
-from pdcluster_router.verify_page import VERIFY_PATH, VerifyOrder
+from pdcluster_router.front.verify_page import VERIFY_PATH, VerifyOrder
 
 _SECRET_KEY: Final = "secret"
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from pdcluster_router.clients import Clients
 from pdcluster_router.core.room import Room
-from pdcluster_router.cycle import HotCycle
-from pdcluster_router.protocol import ROUTER_STATE, RouterProtocol
-from pdcluster_router.reading import PIECE_BYTES, SLICE_BYTES
+from pdcluster_router.front.clients import Clients
+from pdcluster_router.front.server_protocol import ROUTER_STATE, RouterProtocol
+from pdcluster_router.http.cycle import HotCycle
+from pdcluster_router.http.reading import PIECE_BYTES, SLICE_BYTES
 from pdcluster_router.settings import build_settings
 
 

@@ -20,7 +20,7 @@ from pdcluster_cli import doctor, drain, explain, plan, ready
 from pdcluster_cli.local import options
 from pdcluster_router.__main__ import parse_settings
 from pdcluster_router.core.api_keys import parse_keys
-from pdcluster_router.router import OPENAI_PATHS
+from pdcluster_router.front.router import OPENAI_PATHS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]

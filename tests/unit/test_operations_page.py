@@ -9,8 +9,8 @@ import pytest
 
 from pdcluster_connector import failures as connector
 from pdcluster_connector.settings import Settings as ConnectorSettings
-from pdcluster_router import failures as router
 from pdcluster_router.settings import Settings as RouterSettings
+from pdcluster_router.telemetry import failures as router
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 WAITS: Final = sorted(

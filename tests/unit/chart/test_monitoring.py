@@ -23,8 +23,8 @@ from pdcluster_operator.kinds import PDCLUSTER
 from pdcluster_operator.metrics import Metrics as OperatorMetrics
 from pdcluster_operator.work_queue import Outcome as LookOutcome
 from pdcluster_protocol import labels
-from pdcluster_router.failures import Kind as RouterKind
-from pdcluster_router.metrics import EngineSample, Metrics, Outcome, Span
+from pdcluster_router.telemetry.failures import Kind as RouterKind
+from pdcluster_router.telemetry.metrics import EngineSample, Metrics, Outcome, Span
 
 RULES = [
     rule for group in yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"] for rule in group["rules"]

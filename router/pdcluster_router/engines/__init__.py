@@ -1,0 +1,1 @@
+"""Which engines there are, how they are, and who may be asked."""

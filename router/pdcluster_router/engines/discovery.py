@@ -1,0 +1,169 @@
+"""Finds the engines of one PDCluster: lists its EndpointSlices, watches them, and tells every change.
+
+    LIST --200--> WATCH --the API server ends it in time--> WATCH, from the last version
+     ^              |
+     +--1 to 30 s---+-- cut, silent, refused, 410: what is known stays, and the list is asked for again
+
+A failure of the API server, or of the way to it, changes no engine. It is one log line when it begins, one when it
+is over, and a metric. What an answer means is decided in ``core/endpoint_slices.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+from pdcluster_protocol import labels
+from pdcluster_protocol.errors import ProtocolError, Unavailable
+from pdcluster_protocol.labels import Role
+from pdcluster_router.core.endpoint_slices import SliceCache, delay_s
+from pdcluster_router.core.membership import Member
+from pdcluster_router.core.scrub import scrub
+from pdcluster_router.engines.kube_client import KubeClient, Lines, Refused, access_of
+from pdcluster_router.settings import Discovery, Settings
+
+logger = logging.getLogger(__name__)
+
+GRACE_S: Final = 5.0
+"""A watch that should have ended so long ago is taken for dead."""
+MIN_WATCH_S: Final = 0.5
+"""A watch that ends sooner is a failure, whatever it has said: asking again at once would be a storm."""
+GOOD_WATCH_S: Final = 10.0
+"""A watch that lived so long was no failure from the start: what cuts it now is the first one in a row."""
+
+Tell = Callable[[tuple[Member, ...]], None]
+
+_CURES: Final = {
+    401: "look at the token file:",
+    403: "give our service account list and watch on endpointslices (discovery.k8s.io) in this namespace:",
+    404: "is this a Kubernetes API server with discovery.k8s.io/v1?",
+}
+"""By status; the reason's first words, because the rest of it may be cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Which slices, how long one watch lasts, and how long after that its end is waited for (seconds)."""
+
+    namespace: str
+    cluster: str
+    watch_timeout_s: int
+    grace_s: float = GRACE_S
+
+    @property
+    def list_path(self) -> str:
+        """Only engines' slices: a cluster's router has slices too."""
+        roles = ",".join(role.value for role in Role)
+        selector = quote(f"{labels.CLUSTER}={self.cluster},{labels.ROLE} in ({roles})", safe="")
+        return f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices?labelSelector={selector}"
+
+    def watch_path(self, resource_version: str) -> str:
+        return (
+            f"{self.list_path}&watch=true&allowWatchBookmarks=true"
+            f"&resourceVersion={quote(resource_version, safe='')}&timeoutSeconds={self.watch_timeout_s}"
+        )
+
+
+class EngineDiscovery:
+    """Follows one cluster's slices. One task runs it; the event loop's callbacks may read its attributes."""
+
+    def __init__(self, client: KubeClient, source: Source, tell: Tell, count_failure: Callable[[], None]) -> None:
+        """``tell`` gets all engines there are, whenever a slice has changed."""
+        self.is_current = False
+        """Whether changes reach us; False from the start until the first watch is open."""
+        self.reason = "nothing was heard of the API server yet"
+        """Why not; empty while changes reach us."""
+        self.problems: frozenset[str] = frozenset()
+        """Slices that cannot be used, and why."""
+        self._client = client
+        self._source = source
+        self._tell = tell
+        self._count_failure = count_failure
+        self._cache = SliceCache()
+        self._num_in_a_row = 0
+        self._opened_at = 0.0
+        self._has_spoken = False
+
+    async def run(self) -> None:
+        """For ever: cancel it. No error of the API server, and no bug of ours, ends it."""
+        while True:
+            asked_s = 0.0
+            try:
+                await self._follow()
+            except Refused as error:
+                asked_s = error.retry_after_s
+                self._failed(f"{_CURES.get(error.status, '')} {error}".lstrip())
+            except (Unavailable, ProtocolError) as error:
+                self._failed(str(error))
+            except Exception as error:  # Logged. The top of a task: without it no engine is found any more.
+                logger.exception("discovery failed")
+                self._failed(f"a bug of ours: {error!r}")
+            chance = random.random()  # noqa: S311 - spreads the load, keeps no secret
+            await asyncio.sleep(delay_s(self._num_in_a_row, chance, asked_s=asked_s))
+
+    async def _follow(self) -> None:
+        self._cache.replace(await self._client.read(self._source.list_path))
+        self._tell_all()
+        while True:
+            await self._watch()
+
+    async def _watch(self) -> None:
+        """One watch, to the end that the API server gives it."""
+        path = self._source.watch_path(self._cache.resource_version)
+        async with self._client.stream(path, limit_s=self._source.watch_timeout_s + self._source.grace_s) as lines:
+            self._follows()
+            await self._take_all(lines)
+        if self._watched_s() < MIN_WATCH_S:
+            raise Unavailable("the API server ended a watch at once")
+        self._num_in_a_row = 0
+
+    async def _take_all(self, lines: Lines) -> None:
+        while (line := await lines.next()) is not None:
+            if self._cache.apply(line):
+                self._tell_all()
+            self._num_in_a_row = 0
+
+    def _tell_all(self) -> None:
+        picture = self._cache.picture
+        for problem in sorted(picture.problems - self.problems):
+            logger.warning("discovery cannot use %s", scrub(problem))
+        self.problems = picture.problems
+        self._tell(picture.members)
+
+    def _follows(self) -> None:
+        self.reason = ""
+        self._opened_at = time.monotonic()
+        if not self.is_current:
+            self.is_current = self._has_spoken = True
+            logger.info("discovery follows the API server cluster=%s", self._source.cluster)
+
+    def _watched_s(self) -> float:
+        """Seconds since the newest watch was opened."""
+        return time.monotonic() - self._opened_at
+
+    def _failed(self, reason: str) -> None:
+        self._count_failure()
+        if self.is_current and self._watched_s() > GOOD_WATCH_S:
+            self._num_in_a_row = 0
+        self._num_in_a_row += 1
+        self.reason = scrub(reason)
+        if self.is_current or not self._has_spoken:
+            self.is_current, self._has_spoken = False, True
+            logger.warning("discovery is cut off from the API server, engines stay as they are reason=%s", self.reason)
+
+
+def discovery_of(settings: Settings, tell: Tell, count_failure: Callable[[], None]) -> EngineDiscovery | None:
+    """What the settings ask for; None: engines are named at start."""
+    if settings.discovery is not Discovery.KUBERNETES:
+        return None
+    assert settings.namespace is not None
+    assert settings.cluster is not None
+    client = KubeClient(access_of(settings), timeout_s=settings.kube_timeout_s)
+    source = Source(settings.namespace, settings.cluster, settings.watch_timeout_s)
+    return EngineDiscovery(client, source, tell, count_failure)

@@ -1,0 +1,186 @@
+"""One vLLM engine as the router sees it: where it is, what it may get, what it has to do, whether it is well.
+
+Knows no request and no policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from pdcluster_protocol.errors import Unavailable
+from pdcluster_router.core.breaker import CLOSED, Breaker, Era
+from pdcluster_router.core.load import Load
+from pdcluster_router.core.membership import Member, State
+from pdcluster_router.core.rewrite import Parts
+from pdcluster_router.core.scrub import scrub
+from pdcluster_router.http.connection import Call, Lost, ResponseHead, ResponseSink
+from pdcluster_router.http.connections import Pool, PoolLimits
+
+MAX_FETCHED_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A whole response."""
+
+    head: ResponseHead
+    body: bytes
+
+
+class EngineOwner(Protocol):
+    """The roster that an engine belongs to."""
+
+    def became_idle(self) -> None:
+        """An engine's last request has ended, while it gets nothing new."""
+        ...
+
+    def breaker_changed(self, engine: Engine) -> None:
+        """The engine is ejected, tried, or back."""
+        ...
+
+
+class Engine:
+    """One engine. One event loop owns it; ``close`` closes its connections."""
+
+    def __init__(
+        self, name: str, member: Member, limits: PoolLimits, owner: EngineOwner, now: Callable[[], float]
+    ) -> None:
+        """``now``: monotonic seconds."""
+        parts = urlsplit(member.url)
+        self.name = name
+        """What logs and errors call it: an address is nobody else's business."""
+        self.role = member.role
+        self.revision = member.revision
+        self.url = member.url
+        self.pod = member.pod
+        self.state = State.SERVING
+        """What it may get. Its roster's to change."""
+        self.is_healthy = False
+        self.num_running = 0
+        """Requests that are there now."""
+        self.load = Load()
+        self.breaker = Breaker()
+        self._owner = owner
+        self._now = now
+        self._host = parts.netloc.encode()
+        self.pool = Pool(parts.hostname or "", parts.port or 80, limits)
+        if member.state is not State.SERVING:
+            self.drain(member.state)
+
+    @property
+    def is_busy(self) -> bool:
+        return self.num_running > 0
+
+    def drain(self, state: State) -> None:
+        """It gets nothing new, as ``state`` says, and a connection that is idle is closed."""
+        self.state = state
+        self.pool.keep(False)
+
+    def revive(self) -> None:
+        """It gets new work again."""
+        self.state = State.SERVING
+        self.pool.keep(True)
+
+    def take(self, num_tokens: int) -> Era:
+        """A request of about ``num_tokens`` is placed here. ``give_back`` the same when it has ended.
+
+        Returns what ``began``, ``succeeded`` and ``failed`` must be told with.
+        """
+        self.load.outstanding_tokens += num_tokens
+        self.load.num_placed += 1
+        self.num_running += 1
+        breaker = self.breaker
+        if breaker.circuit is not CLOSED and breaker.take(now=self._now()):
+            self._owner.breaker_changed(self)
+        return breaker.era
+
+    def recount(self, num_tokens: int) -> None:
+        """A request that is placed here is so many tokens more than was thought, or fewer."""
+        self.load.outstanding_tokens += num_tokens
+
+    def give_back(self, num_tokens: int) -> None:
+        self.load.outstanding_tokens -= num_tokens
+        self.num_running -= 1
+        if not self.num_running and self.state is not State.SERVING:
+            self._owner.became_idle()
+
+    def began(self, era: Era) -> None:
+        """A request of ``era`` gets its answer's first bytes, or the engine has done its part of it."""
+        if self.breaker.began(era):
+            self._owner.breaker_changed(self)
+
+    def succeeded(self, era: Era) -> None:
+        """A request of ``era`` has ended well."""
+        self.breaker.succeeded(era)
+
+    def weigh_down(self, num_tokens: int) -> None:
+        """A request of ``num_tokens`` has failed here: for some seconds it counts as if it ran on."""
+        self.load.add_failed(num_tokens, now=self._now())
+
+    def failed(self, era: Era) -> None:
+        """A request of ``era`` has failed, and this engine is to blame."""
+        if self.breaker.failed(era, now=self._now()):
+            self._owner.breaker_changed(self)
+
+    def post(self, path: bytes, headers: bytes, body: Parts, sink: ResponseSink, *, fresh: bool = False) -> Call:
+        """Start one POST. ``headers``: whole lines, without Host and Content-Length."""
+        length = sum(map(len, body))
+        head = b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b\r\n" % (path, self._host, length, headers)
+        return self.pool.send((head, *body), sink, fresh=fresh)
+
+    async def fetch(self, path: str, *, timeout_s: float, headers: bytes = b"", is_probe: bool = False) -> Fetched:
+        """The whole answer to one GET. ``headers``: whole lines. ``is_probe``: also when all connections are in use, so
+        at most one at a time.
+
+        Raises:
+            Unavailable: No complete answer within ``timeout_s`` seconds.
+        """
+        request = b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path.encode(), self._host, headers)
+        collector = _Collector()
+        call = self.pool.send((request,), collector, is_exempt=is_probe)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await collector.done
+        except TimeoutError as error:
+            raise Unavailable(f"{self.name} sent no answer within {timeout_s:g} s") from error
+        except _LostError as error:
+            raise Unavailable(scrub(f"{self.name}: {error}")) from error
+        finally:
+            call.close()
+
+    async def close(self) -> None:
+        await self.pool.close()
+
+
+class _LostError(Exception):
+    pass
+
+
+class _Collector:
+    """Waits for a whole response."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
+        self._head: ResponseHead | None = None
+        self._body = bytearray()
+
+    def on_head(self, head: ResponseHead) -> None:
+        self._head = head
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+        if len(self._body) > MAX_FETCHED_BYTES:
+            self.on_lost(Lost(f"the answer is larger than {MAX_FETCHED_BYTES} bytes"))
+
+    def on_end(self) -> None:
+        assert self._head is not None
+        if not self.done.done():
+            self.done.set_result(Fetched(self._head, bytes(self._body)))
+
+    def on_lost(self, lost: Lost) -> None:
+        if not self.done.done():
+            self.done.set_exception(_LostError(lost.reason))

@@ -1,0 +1,84 @@
+"""The list of models: a decode engine's own, asked for by one call at a time and remembered for some seconds.
+
+Anybody may ask for it as often as he likes; engines must not feel it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from pdcluster_protocol.errors import Unavailable
+from pdcluster_router.core.openai_errors import NO_DECODE
+from pdcluster_router.engines.engine import Engine, Fetched
+from pdcluster_router.engines.roster import Roster
+
+TIMEOUT_S: Final = 10.0
+"""For one engine. Nobody's request waits for it."""
+KEPT_S: Final = 5.0
+"""An adapter that was loaded is seen within this time."""
+_MAX_KEPT: Final = 16
+"""Lists of one engine, by the key that was sent with the question."""
+
+
+class Models:
+    """What decode engines serve. Event loop only."""
+
+    def __init__(self, roster: Roster, now: Callable[[], float]) -> None:
+        """``now``: monotonic seconds."""
+        self._roster = roster
+        self._now = now
+        self._lists: WeakKeyDictionary[Engine, _Lists] = WeakKeyDictionary()
+
+    async def read(self, line: bytes) -> Fetched:
+        """An engine's answer. ``line``: the header with a key, which the engine may want; empty for none.
+
+        Raises:
+            Unavailable: No decode engine answers.
+        """
+        tried: list[Engine] = []
+        reason = NO_DECODE
+        while (engine := self._roster.place_decode(tried)) is not None:
+            tried.append(engine)
+            try:
+                return await self._ask(engine, line)
+            except Unavailable as error:
+                reason = str(error)
+        raise Unavailable(reason)
+
+    async def _ask(self, engine: Engine, line: bytes) -> Fetched:
+        lists = self._lists.setdefault(engine, _Lists())
+        if known := lists.find(line, self._now()):
+            return known  # Not behind those who ask with other keys.
+        try:
+            async with asyncio.timeout(TIMEOUT_S), lists.lock:
+                known = lists.find(line, self._now())
+                return known or await self._fetch(engine, line, lists)
+        except TimeoutError as error:
+            raise Unavailable(f"{engine.name} sent no list of models within {TIMEOUT_S:g} s") from error
+
+    async def _fetch(self, engine: Engine, line: bytes, lists: _Lists) -> Fetched:
+        answer = await engine.fetch("/v1/models", timeout_s=TIMEOUT_S, headers=line)
+        if answer.head.status == 200:
+            lists.keep(line, answer, until=self._now() + KEPT_S)
+        return answer
+
+
+class _Lists:
+    """One engine's. ``lock``: who holds it may ask the engine."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self._kept: dict[bytes, tuple[float, Fetched]] = {}
+
+    def find(self, line: bytes, now: float) -> Fetched | None:
+        until, answer = self._kept.get(line, (now, None))
+        return answer if now < until else None
+
+    def keep(self, line: bytes, answer: Fetched, *, until: float) -> None:
+        self._kept.pop(line, None)
+        while len(self._kept) >= _MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[line] = (until, answer)

@@ -1,0 +1,200 @@
+"""The engines that this router knows now: they come, change and go while requests run.
+
+``core/membership.py`` decides what happens to each, ``core/placement.py`` who may get work; this file carries it out.
+A request holds the engine that it was given, whatever becomes of it here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import Final
+
+from pdcluster_protocol.labels import Role
+from pdcluster_router.core.breaker import Circuit
+from pdcluster_router.core.membership import Add, Command, Drain, Key, Known, Member, Remove, Revive, State, plan
+from pdcluster_router.core.placement import choose, decode_tiers, left_of, prefill_tiers, proven
+from pdcluster_router.engines.engine import Engine
+from pdcluster_router.http.connections import PoolLimits
+
+logger = logging.getLogger(__name__)
+
+_NOBODY: Final[tuple[list[Engine], ...]] = ()
+_MIN_TICK_S: Final = 0.01
+"""Timers may fire a little early: not so that the loop would spin until the time has come."""
+
+
+class Roster:
+    """All engines of one router. Event loop only; ``close`` ends their connections."""
+
+    def __init__(
+        self,
+        limits: PoolLimits,
+        on_change: Callable[[], None],
+        on_ejected: Callable[[Role], None],
+        now: Callable[[], float],
+    ) -> None:
+        """``on_change``: an engine has come, gone, or changed what it may get. ``on_ejected``: one of this role is left
+        alone from now on. ``now``: monotonic seconds."""
+        self.engines: dict[Role, list[Engine]] = {role: [] for role in Role}
+        self.members: tuple[Member, ...] = ()
+        """What was said last."""
+        self._limits = limits
+        self._on_change = on_change
+        self._on_ejected = on_ejected
+        self._now = now
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._by_key: dict[Key, Engine] = {}
+        self._numbers = {role: count() for role in Role}
+        self._decode_tiers = _NOBODY
+        self._prefill_tiers: dict[str, tuple[list[Engine], ...]] = {}
+        self._is_settling = False
+
+    def all_engines(self) -> list[Engine]:
+        return [engine for engines in self.engines.values() for engine in engines]
+
+    def update(self, members: Iterable[Member]) -> None:
+        """``members`` are all engines that there are."""
+        self.members = tuple(members)
+        self._settle()
+
+    def refresh(self) -> None:
+        """Who may get work is worked out again. Call it when an engine's health has changed."""
+        engines = self.all_engines()
+        self._decode_tiers = decode_tiers(engines)
+        revisions = {engine.revision for engine in engines}
+        self._prefill_tiers = {revision: prefill_tiers(engines, revision) for revision in revisions}
+        self._on_change()
+
+    def place_decode(self, excluded: Sequence[Engine] = ()) -> Engine | None:
+        """The decode engine for the next request; None when nobody is left."""
+        return self._choose(self._decode_tiers, excluded)
+
+    def place_prefill(self, revision: str, excluded: Sequence[Engine] = ()) -> Engine | None:
+        """The prefill engine for a request whose decode engine is of ``revision``; None when nobody is left."""
+        return self._choose(self._prefill_tiers.get(revision, _NOBODY), excluded)
+
+    @property
+    def num_usable_decodes(self) -> int:
+        """The decode engines that new requests are placed among."""
+        return len(self._decode_tiers[0]) if self._decode_tiers else 0
+
+    # What an engine says (EngineOwner).
+
+    def became_idle(self) -> None:
+        """Soon, and not within the request that has ended, it is seen whether its engine is to be removed."""
+        if not self._is_settling:
+            self._is_settling = True
+            self._loop.call_soon(self._settle)
+
+    def breaker_changed(self, engine: Engine) -> None:
+        _log_breaker(engine, self._now())
+        if engine.breaker.circuit is Circuit.EJECTED:
+            self._on_ejected(engine.role)
+        self.refresh()
+        self._set_timer()
+
+    async def close(self) -> None:
+        """No connection and no task is left."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for engine in self.all_engines():
+            await engine.close()
+
+    def _choose(self, tiers: tuple[list[Engine], ...], excluded: Sequence[Engine]) -> Engine | None:
+        engines = left_of(tiers, excluded)
+        if excluded:
+            engines = proven(engines)
+        return choose(engines, now=self._now(), chance=random.random) if engines else None
+
+    def _set_timer(self) -> None:
+        """One for all breakers: when the next engine may be asked again."""
+        if self._timer is not None:
+            self._timer.cancel()
+        waiting = [engine.breaker.until for engine in self.all_engines() if engine.breaker.is_ejected]
+        delay_s = min(waiting, default=0.0) - self._now()
+        self._timer = self._loop.call_later(max(_MIN_TICK_S, delay_s), self._wake) if waiting else None
+
+    def _wake(self) -> None:
+        self._timer = None
+        now = self._now()
+        woken = [engine for engine in self.all_engines() if engine.breaker.wake(now=now)]
+        for engine in woken:
+            _log_breaker(engine, now)
+        if woken:
+            self.refresh()
+        self._set_timer()
+
+    def _settle(self) -> None:
+        self._is_settling = False
+        known = {key: Known(engine.state, engine.is_busy) for key, engine in self._by_key.items()}
+        commands = plan(known, self.members)
+        for command in commands:
+            self._carry_out(command)
+        if commands:
+            self.refresh()
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Add(member):
+                self._add(member)
+            case Drain(key, state):
+                self._by_key[key].drain(state)
+                _log("draining", self._by_key[key])
+            case Revive(key):
+                self._by_key[key].revive()
+                _log("serving again", self._by_key[key])
+            case Remove(key):
+                self._remove(self._by_key.pop(key))
+
+    def _add(self, member: Member) -> None:
+        name = f"{member.role.value}-{next(self._numbers[member.role])}"
+        engine = Engine(name, member, self._limits, self, self._now)
+        self._by_key[member.key] = engine
+        self.engines[member.role].append(engine)
+        _log("added", engine)
+
+    def _remove(self, engine: Engine) -> None:
+        engine.drain(State.LEAVING)  # What is not a request, as a list of models, may still be under way.
+        self.engines[engine.role].remove(engine)
+        _log("removed", engine)
+
+
+def _log(what: str, engine: Engine) -> None:
+    logger.info(
+        "engine %s role=%s engine=%s revision=%s pod=%s state=%s",
+        what,
+        engine.role.value,
+        engine.name,
+        engine.revision or "-",
+        engine.pod or "-",
+        engine.state.value,
+    )
+
+
+_BREAKER_NEWS: Final = {
+    Circuit.CLOSED: "is back: it has answered",
+    Circuit.EJECTED: "ejected: its requests fail",
+    Circuit.HALF_OPEN: "gets one request to show how it is",
+}
+
+
+def _log_breaker(engine: Engine, now: float) -> None:
+    """One line for each change; that the one request was placed is none."""
+    circuit = engine.breaker.circuit
+    if circuit is Circuit.TRYING:
+        return
+    level = logging.WARNING if circuit is Circuit.EJECTED else logging.INFO
+    seconds = engine.breaker.until - now if circuit is Circuit.EJECTED else 0.0
+    logger.log(
+        level,
+        "engine %s role=%s engine=%s seconds=%.0f",
+        _BREAKER_NEWS[circuit],
+        engine.role.value,
+        engine.name,
+        seconds,
+    )

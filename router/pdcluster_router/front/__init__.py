@@ -1,0 +1,1 @@
+"""What a client meets: sockets, HTTP, the two applications, keys, and the hot paths."""

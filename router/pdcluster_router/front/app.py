@@ -1,0 +1,211 @@
+"""Everything that is not hot: one FastAPI application behind each port, errors in OpenAI's shape.
+
+    client port     /v1/...  /health  /docs  /openapi.json                        keys, where there are any, for /v1/...
+    internal port   /v1/metaserver  /metrics  /pdcluster/...  /  /health  /docs   engines, operator, monitoring
+
+The hot paths never reach these applications (``RouterProtocol`` answers them); they appear here only
+for the methods that they do not take.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import anyio
+from anyio.abc import TaskGroup
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from pdcluster_protocol.errors import Unavailable
+from pdcluster_protocol.metaserver import METASERVER_PATH
+from pdcluster_protocol.secret import Secret
+from pdcluster_router.core.openai_errors import (
+    ApiError,
+    RefusedRequest,
+    bad_request,
+    method_not_allowed,
+    no_engine,
+    not_found,
+)
+from pdcluster_router.engines.health import Probes, health_of
+from pdcluster_router.front.engines_page import POOL_PATH, describe_pool
+from pdcluster_router.front.router import OPENAI_PATHS, Router
+from pdcluster_router.front.server_protocol import ROUTER_STATE
+from pdcluster_router.front.verify_page import RESPONSES, SCHEMA, VERIFY_PATH, carry_out
+from pdcluster_router.services import Services
+from pdcluster_router.settings import Settings
+from pdcluster_router.telemetry.metrics import CONTENT_TYPE
+
+logger = logging.getLogger(__name__)
+
+_JSON = "application/json"
+_NOT_POST = ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"]
+
+
+class TwoPorts:
+    """The ASGI application of both: each connection is served by that of the port it came to."""
+
+    def __init__(self, client: FastAPI, internal: FastAPI, internal_port: int | None) -> None:
+        """``client``'s lifespan is that of both."""
+        self._client = client
+        self._internal = internal
+        self._internal_port = internal_port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_internal = scope["type"] == "http" and scope["server"][1] == self._internal_port
+        await (self._internal if is_internal else self._client)(scope, receive, send)
+
+
+def build_app(settings: Settings, secret: Secret) -> TwoPorts:
+    """The application of both ports, bound by now. Its lifespan makes the router and hands it to the protocol."""
+    return TwoPorts(_client_app(settings, secret), _internal_app(), settings.internal_port)
+
+
+def _client_app(settings: Settings, secret: Secret) -> FastAPI:
+    app = FastAPI(title="pdcluster router", description=_FOR_CLIENTS, lifespan=_lifespan(settings, secret))
+    app.add_exception_handler(HTTPException, _http_error)
+    app.middleware("http")(_require_key)
+    _add_health(app)
+    app.get("/v1/models", tags=["OpenAI"])(read_models)
+    app.head("/v1/models", include_in_schema=False)(read_models)
+    for path in sorted(OPENAI_PATHS):
+        app.api_route(path.decode(), methods=_NOT_POST, include_in_schema=False)(refuse_method)
+    return app
+
+
+def _internal_app() -> FastAPI:
+    app = FastAPI(title="pdcluster router, internal port", description=_FOR_THE_CLUSTER)
+    app.add_exception_handler(HTTPException, _http_error)
+    _add_health(app)
+    app.get("/", tags=["router"])(read_overview)
+    app.head("/", include_in_schema=False)(read_overview)
+    app.get("/metrics", tags=["router"])(read_metrics)
+    app.get(POOL_PATH, tags=["router"])(read_pool)
+    app.post(VERIFY_PATH, tags=["router"], openapi_extra=SCHEMA, responses=RESPONSES)(verify_pair)
+    app.api_route(METASERVER_PATH, methods=_NOT_POST, include_in_schema=False)(refuse_method)
+    return app
+
+
+def _add_health(app: FastAPI) -> None:
+    app.get("/health", tags=["router"])(read_health)
+    app.head("/health", include_in_schema=False)(read_health)
+
+
+_FOR_CLIENTS = (
+    "One OpenAI endpoint in front of prefill and decode engines: "
+    "`POST /v1/chat/completions` and `POST /v1/completions` as with vLLM."
+)
+_FOR_THE_CLUSTER = "For engines, the operator and monitoring. Clients have a port of their own."
+_WITHOUT_KEY = frozenset({"/health", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
+"""What a probe or a browser asks for: it says nothing of the pool but whether it is well."""
+
+
+async def _require_key(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+    if request.scope["path"] not in _WITHOUT_KEY:
+        refusal = _router(request).access.refusal_of(request.headers.raw)
+        if refusal is not None:
+            return _error(refusal)
+    return await call_next(request)
+
+
+async def read_overview(request: Request) -> dict[str, object]:
+    """What this is, and which engines it knows."""
+    router = _router(request)
+    engines = [
+        {"name": engine.name, "role": engine.role.value, "url": engine.url, "healthy": engine.is_healthy}
+        for engine in router.services.all_engines()
+    ]
+    return {"service": "pdcluster router", "engines": engines, "in_flight": len(router.services.running)}
+
+
+async def read_health(request: Request) -> Response:
+    """200 when a prefill and a decode engine of one revision are well; otherwise 503 and who is missing."""
+    router = _router(request)
+    if router.is_draining:
+        return _error(ApiError(503, "server_error", "draining", "this router is shutting down"))
+    health = health_of(router.services.roster)
+    if not health.problem:
+        return Response(b'{"status":"ok"}', media_type=_JSON)
+    return _error(ApiError(503, "server_error", "not_ready", health.problem))
+
+
+async def read_metrics(request: Request) -> Response:
+    """Prometheus' text format."""
+    return Response(_router(request).services.metrics.render(), media_type=CONTENT_TYPE)
+
+
+async def read_pool(request: Request) -> dict[str, object]:
+    """Every engine with its revision and state, which revisions get work, and whether changes reach this router."""
+    return describe_pool(_router(request).services)
+
+
+async def verify_pair(request: Request) -> Response:
+    """Proves that a pair of this revision hands KV over, with one real request. Needs a pass made with the secret."""
+    try:
+        return Response(await carry_out(_router(request), request), media_type=_JSON)
+    except RefusedRequest as refused:
+        return _error(refused.error)
+
+
+async def read_models(request: Request) -> Response:
+    """A decode engine's own list."""
+    line = _router(request).access.line_for_engines(request.headers.raw)
+    try:
+        answer = await _router(request).models.read(line)
+    except Unavailable as error:
+        return _error(no_engine("decode", str(error)))
+    return Response(answer.body, answer.head.status, media_type=answer.head.content_type.decode("latin-1"))
+
+
+async def refuse_method(request: Request) -> Response:
+    """The hot paths take POST only."""
+    return _error(method_not_allowed(request.method, request.url.path), {"allow": "POST"})
+
+
+def _lifespan(
+    settings: Settings, secret: Secret
+) -> Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Router]]]:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Router]]:
+        router = Router(settings, secret)
+        num_prefill, num_decode = len(settings.prefill_urls), len(settings.decode_urls)
+        logger.info("router started prefill_engines=%d decode_engines=%d", num_prefill, num_decode)
+        try:
+            async with anyio.create_task_group() as tasks:
+                _start_watching(tasks, router.services)
+                tasks.start_soon(router.access.watch)
+                yield {ROUTER_STATE: router}
+                tasks.cancel_scope.cancel()
+        finally:
+            await router.close()
+
+    return lifespan
+
+
+def _start_watching(tasks: TaskGroup, services: Services) -> None:
+    probes = Probes(tasks, services.roster, services.settings)
+    services.on_pool_change = probes.follow
+    probes.follow()
+    if services.discovery is not None:
+        tasks.start_soon(services.discovery.run)
+
+
+async def _http_error(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, HTTPException)
+    if exc.status_code == 404:
+        return _error(not_found(request.url.path))
+    if exc.status_code == 405:
+        return _error(method_not_allowed(request.method, request.url.path), exc.headers)
+    return _error(bad_request(str(exc.detail)), exc.headers)
+
+
+def _router(request: Request) -> Router:
+    router: Router = getattr(request.state, ROUTER_STATE)
+    return router
+
+
+def _error(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(error.body(), error.status, headers={**(headers or {}), **error.headers}, media_type=_JSON)

@@ -1,0 +1,213 @@
+"""The router of one process: takes hot requests from the protocol, and looks after what they share.
+
+A request goes: ``RouterProtocol`` -> ``Router.dispatch`` -> ``exchange.Exchange``; a reservation:
+``RouterProtocol`` -> ``Router.dispatch`` -> ``metaserver.take_reservation`` -> the exchange of its transfer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from pdcluster_protocol.metaserver import METASERVER_PATH
+from pdcluster_protocol.secret import Secret
+from pdcluster_router.core.openai_errors import ApiError, RefusedRequest, bad_request, draining, internal, stopped
+from pdcluster_router.core.pairing import Timeouts
+from pdcluster_router.core.request_head import ID_HEADER
+from pdcluster_router.core.rewrite import BadBody, parse_body
+from pdcluster_router.core.room import Room
+from pdcluster_router.engines.models import Models
+from pdcluster_router.front.access import Access
+from pdcluster_router.front.clients import Clients, default_max_connections
+from pdcluster_router.http.cycle import NO_HEAD, HotCycle
+from pdcluster_router.requests.exchange import Exchange
+from pdcluster_router.requests.gate import Gate
+from pdcluster_router.requests.request import ClientRequest
+from pdcluster_router.requests.reservation import take_reservation
+from pdcluster_router.requests.verifier import Verifier
+from pdcluster_router.services import Services
+from pdcluster_router.settings import Settings
+from pdcluster_router.telemetry.failures import Failure, Kind
+from pdcluster_router.telemetry.metrics import Outcome
+
+logger = logging.getLogger(__name__)
+
+OPENAI_PATHS: Final = frozenset((b"/v1/chat/completions", b"/v1/completions"))
+METASERVER: Final = METASERVER_PATH.encode()
+INTERNAL_PATHS: Final = frozenset((METASERVER,))
+
+_TIMEOUT_HEADER: Final = b"x-request-timeout"
+_NOT_FORWARDED: Final = frozenset(
+    (
+        b"authorization",  # ``Access`` says what engines are shown.
+        b"accept-encoding",  # The first event of a stream must be readable; vLLM compresses nothing anyway.
+        b"connection",
+        b"content-length",
+        b"expect",
+        b"host",
+        b"keep-alive",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        ID_HEADER,
+        _TIMEOUT_HEADER,
+    )
+)
+
+
+class Router:
+    """All requests of this process. Event loop only."""
+
+    def __init__(self, settings: Settings, secret: Secret) -> None:
+        self.settings = settings
+        self.services = Services(settings, secret)
+        self.gate = Gate(self.services, self._start)
+        self.access = Access(settings)
+        self.verifier = Verifier(self.services, self.access.engine_line)
+        self.models = Models(self.services.roster, self.services.now)
+        self.room = Room(settings.max_buffered_bytes)
+        """For requests whose answer has not begun."""
+        self.clients = Clients(settings.max_connections or default_max_connections())
+        self.is_draining = False
+        self._stream_timeouts = _timeouts_in(settings, settings.first_byte_timeout_s)
+        self._plain_timeouts = _timeouts_in(settings, settings.whole_answer_timeout_s)
+
+    def dispatch(self, cycle: HotCycle) -> None:
+        """A hot request has arrived whole and it is its turn: answered, or on its way."""
+        try:
+            if cycle.path in OPENAI_PATHS:
+                self._take_request(cycle)
+            else:
+                take_reservation(self.services, cycle)
+        except Exception:  # noqa: BLE001 - logged below. The top of a request: a bug of ours fails this one, and no other.
+            self._answer_bug(cycle)
+
+    def is_internal(self, port: int) -> bool:
+        """Whether this port of ours is the one for engines, the operator and monitoring."""
+        return port == self.settings.internal_port
+
+    def admit(self, cycle: HotCycle) -> ApiError | None:
+        """What a hot request is told as soon as its head is there; None: its body is read."""
+        if cycle.is_for_engines or self.access.keys is None:
+            return None
+        admitted = self.access.admit(cycle.headers)
+        if isinstance(admitted, str):
+            cycle.client, cycle.keys = admitted, self.access.keys
+            cycle.holder = admitted if cycle.keys.are_several else ""
+            return None
+        self.services.metrics.ended(Outcome.REJECTED)
+        cycle.head = NO_HEAD  # It may have to wait for its turn to be refused.
+        return admitted
+
+    def max_body_bytes(self, *, is_internal: bool) -> int:
+        """How large a body on the hot paths of this port may be."""
+        return self.settings.max_reservation_bytes if is_internal else self.settings.max_body_bytes
+
+    def drain(self) -> None:
+        """No new requests are taken, and those that wait are turned away; those that run go on."""
+        self.is_draining = True
+        self.gate.drain()
+
+    async def wait_until_idle(self, timeout_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
+        """No request runs. Those that still do after ``timeout_s`` seconds, or once it is urgent, get an error."""
+        deadline = self.services.now() + timeout_s
+        while self.services.running and self.services.now() < deadline and not is_urgent():
+            await asyncio.sleep(0.05)
+        for running in list(self.services.running):
+            running.stop(stopped())
+
+    async def close(self) -> None:
+        """Nothing is left: no request, no connection to an engine, no task."""
+        await self.wait_until_idle(0)
+        await self.services.close()
+
+    def _take_request(self, cycle: HotCycle) -> None:
+        try:
+            request = self._parse(cycle)
+        except RefusedRequest as refused:
+            self.services.metrics.ended(Outcome.REJECTED)
+            cycle.answer_error(refused.error)
+            return
+        self.gate.enter(cycle, request)
+
+    def _start(self, cycle: HotCycle, request: ClientRequest) -> None:
+        try:
+            Exchange(self.services, cycle, request).start()
+        except Exception:  # noqa: BLE001 - logged below. The top of a request that waited: no ``dispatch`` is above it.
+            self._answer_bug(cycle)
+
+    def _answer_bug(self, cycle: HotCycle) -> None:
+        logger.exception("request failed path=%s", cycle.path.decode("latin-1"))
+        if not cycle.has_started and not cycle.response_complete:
+            cycle.answer_error(internal())
+
+    def _parse(self, cycle: HotCycle) -> ClientRequest:
+        if self.is_draining:
+            cycle.keep_alive = False
+            self.services.failures.tell(Failure(Kind.DRAINING))
+            raise RefusedRequest(draining())
+        received_at = self.services.now()
+        headers, fields, client = cycle.head.headers, cycle.head.fields, cycle.client
+        if cycle.keys is not self.access.keys:  # They have changed since its head was read.
+            client = self._admitted_again(headers)
+        lines = [b"%b: %b\r\n" % header for header in headers if header[0] not in _NOT_FORWARDED]
+        lines.append(b"x-request-id: %b\r\n" % cycle.request_id)
+        if self.access.keys is not None or b"authorization" in fields:
+            lines.append(self.access.line_for_engines(headers))
+        try:
+            body = parse_body(cycle.take_body())
+        except BadBody as error:
+            raise RefusedRequest(bad_request(str(error))) from error
+        return ClientRequest(
+            path=cycle.path,
+            headers=b"".join(lines),
+            request_id=cycle.request_id.decode("ascii"),
+            body=body,
+            timeouts=self._timeouts(fields.get(_TIMEOUT_HEADER), is_stream=body.is_stream),
+            terms=self.services.terms,
+            has_transfer=not body.needs_local_prefill,
+            client=client,
+            received_at=received_at,
+        )
+
+    def _admitted_again(self, headers: list[tuple[bytes, bytes]]) -> str:
+        admitted = self.access.admit(headers)
+        if isinstance(admitted, str):
+            return admitted
+        raise RefusedRequest(admitted)
+
+    def _timeouts(self, wanted: bytes | None, *, is_stream: bool) -> Timeouts:
+        usual = self._stream_timeouts if is_stream else self._plain_timeouts
+        if wanted is None:
+            return usual
+        seconds = _seconds(wanted)
+        return replace(usual, request_s=seconds if usual.request_s is None else min(usual.request_s, seconds))
+
+
+def _timeouts_in(settings: Settings, first_byte_s: float) -> Timeouts:
+    return Timeouts(
+        settings.request_timeout_s,
+        settings.prefill_timeout_s,
+        settings.reservation_timeout_s,
+        transfer_s=settings.first_byte_timeout_s,
+        first_byte_s=first_byte_s,
+        idle_s=settings.idle_timeout_s,
+    )
+
+
+def _seconds(value: bytes) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        text = value.decode("latin-1")
+        raise RefusedRequest(bad_request(f"X-Request-Timeout is {text!r}: give seconds above 0", "invalid_timeout"))
+    return seconds

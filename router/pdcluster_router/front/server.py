@@ -1,0 +1,170 @@
+"""The process around the router: sockets, uvicorn, signals, a graceful stop within a limit.
+
+SIGTERM --> no new requests (503), running ones go on up to drain_timeout_s --> the rest gets an error
+        --> connections close --> the application's lifespan ends: no task, no connection to an engine is left
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import resource
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.secret import SECRET_VARIABLE, Secret
+from pdcluster_router.front.access import read_keys
+from pdcluster_router.front.app import build_app
+from pdcluster_router.front.router import Router
+from pdcluster_router.front.server_protocol import ROUTER_STATE, RouterProtocol
+from pdcluster_router.settings import Settings
+from pdcluster_router.telemetry.trace import TraceFile
+
+_BACKLOG = 2048
+_CLOSE_TIMEOUT_S = 2
+
+
+class RouterServer(uvicorn.Server):
+    """uvicorn, with a router that is drained before connections are closed.
+
+    While it drains the port stays open: decode engines must still reach the metaserver for requests that run.
+    """
+
+    def __init__(self, settings: Settings, secret: Secret) -> None:
+        super().__init__(_uvicorn_config(settings, secret))
+        self._settings = settings
+
+    @property
+    def router(self) -> Router:
+        """The running router. Only between start-up and shutdown."""
+        router: Router = self.lifespan.state[ROUTER_STATE]
+        return router
+
+    async def start(self, sockets: list[socket.socket]) -> None:
+        """The router answers. For whoever runs the event loop: no signals are handled."""
+        self.config.load()
+        self.lifespan = self.config.lifespan_class(self.config)
+        await self.startup(sockets=sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
+        """The first signal drains, another one does not wait. Not raised again, as uvicorn would: we end with 0."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's, and SIGHUP: the keys are read anew. Without a file of keys SIGHUP ends the process, as ever."""
+        if self._settings.api_key_file is None:
+            with super().capture_signals():
+                yield
+            return
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
+        try:
+            with super().capture_signals():
+                yield
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)
+
+    def _reload_keys(self) -> None:
+        if self.started:
+            self.router.access.reload()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.router.drain()
+        await self.router.wait_until_idle(self._settings.drain_timeout_s, lambda: self.force_exit)
+        await super().shutdown(sockets=sockets)
+
+
+def listen(settings: Settings) -> tuple[list[socket.socket], Settings]:
+    """Bound sockets, the clients' and the internal one, and the settings with the ports that they really have.
+
+    Raises:
+        ConfigError: A port is taken, or the address is not ours.
+    """
+    client = _bind(settings.host, settings.port, "--port")
+    port: int = client.getsockname()[1]
+    wanted = settings.wanted_internal_port
+    try:
+        internal = _bind(settings.host, wanted, "--internal-port")
+    except ConfigError:
+        client.close()
+        raise
+    return [client, internal], settings.model_copy(update={"port": port, "internal_port": internal.getsockname()[1]})
+
+
+def _bind(host: str, port: int, flag: str) -> socket.socket:
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+        bound.listen(_BACKLOG)
+    except OSError as error:
+        bound.close()
+        where = f"{host}:{port}"
+        raise ConfigError(f"cannot listen on {where} ({error.strerror}): choose another {flag} or --host") from error
+    bound.setblocking(False)
+    return bound
+
+
+def run(settings: Settings, secret: Secret) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError: A port is taken, or a file cannot be used.
+    """
+    if settings.trace_file is not None:
+        TraceFile(settings.trace_file).close()
+    if settings.api_key_file is not None:
+        read_keys(settings.api_key_file)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until ``capture_signals``: the keys are read after this anyway.
+    _raise_open_file_limit()
+    sockets, settings = listen(settings)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    print(f"router on http://{host}:{settings.port}", flush=True)
+    print(f"engines, operator and monitoring on http://{host}:{settings.internal_port}", flush=True)
+    for warning in warnings_of(settings, secret):
+        print(warning, flush=True)
+    server = RouterServer(settings, secret)
+    gc.collect()
+    gc.freeze()  # What is there for good is looked at no more: modules and FastAPI alone would stop the loop for 50 ms.
+    server.run(sockets=sockets)
+
+
+def warnings_of(settings: Settings, secret: Secret) -> list[str]:
+    """What whoever starts this router should know about who may use it; a line each."""
+    warnings = []
+    if settings.api_key_file is None:
+        warnings.append("clients are not authenticated: add --api-key-file, or put a gateway in front")
+    if secret.is_well_known:
+        warnings.append(f"{SECRET_VARIABLE} is not set: any user of this machine may order verifications")
+    return warnings
+
+
+def _uvicorn_config(settings: Settings, secret: Secret) -> uvicorn.Config:
+    return uvicorn.Config(
+        build_app(settings, secret),
+        http=RouterProtocol,
+        loop="uvloop",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level="warning",  # Its lines of information name our address.
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=int(settings.client_idle_s) or 1,
+        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+        backlog=_BACKLOG,
+    )
+
+
+def _raise_open_file_limit() -> None:
+    """As many sockets as the system lets us: a request holds up to four, and many systems start with 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

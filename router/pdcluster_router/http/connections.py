@@ -1,0 +1,138 @@
+"""The connections to one engine, kept alive between requests.
+
+The connection that became idle last is used first, so that the others age and the engine closes them.
+Above the limit a call fails at once: waiting belongs to admission, not here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from dataclasses import dataclass
+from typing import Final
+
+from pdcluster_router.http.connection import Call, Connection, Lost, Request, ResponseSink
+
+_OUR_LIMITS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
+"""Nothing of these reached the engine: this process, or this machine, has no more to give."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """``idle_s``: seconds that an idle connection may be used again. ``connect_timeout_s``: seconds to connect."""
+
+    max_connections: int
+    connect_timeout_s: float
+    idle_s: float
+
+
+class Pool:
+    """Connections to one address. One event loop owns it; ``close`` ends everything that it started."""
+
+    def __init__(self, host: str, port: int, limits: PoolLimits) -> None:
+        self._host = host
+        self._port = port
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._idle: dict[Connection, None] = {}
+        self._all: set[Connection] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._keeps = True
+
+    @property
+    def num_busy(self) -> int:
+        """Connections that a call holds, or that are being made for one."""
+        return len(self._all) - len(self._idle) + len(self._connecting)
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    def send(self, request: Request, sink: ResponseSink, *, fresh: bool = False, is_exempt: bool = False) -> Call:
+        """Start one call. Its sink hears the rest, never before this returns.
+
+        ``fresh``: on a new connection, because an idle one was found closed. ``is_exempt``: the limit does not
+        count, so that a busy engine still answers its probe.
+        """
+        call = Call(sink)
+        idle = None if fresh else self._take_idle()
+        if idle is not None:
+            idle.send(request, call)
+        elif self.num_busy >= self._limits.max_connections and not is_exempt:
+            lost = Lost(f"all {self._limits.max_connections} connections are in use", is_unsent=True, is_ours=True)
+            self._loop.call_soon(call.fail, lost)
+        else:
+            self._connect(request, call)
+        return call
+
+    def keep(self, keeps: bool) -> None:
+        """Whether connections are kept between calls. If not, idle ones close now, the others after their call."""
+        self._keeps = keeps
+        if not keeps:
+            for connection in list(self._idle):
+                connection.abort()
+
+    async def close(self) -> None:
+        """No connection and no task is left."""
+        tasks = list(self._connecting)
+        for task in tasks:
+            task.cancel()
+        for connection in list(self._all):
+            connection.abort()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # What a connection says.
+
+    def released(self, connection: Connection) -> None:
+        if not self._keeps:
+            connection.abort()
+            return
+        connection.idle_since = self._loop.time()
+        self._idle[connection] = None
+
+    def closed(self, connection: Connection) -> None:
+        self._idle.pop(connection, None)
+        self._all.discard(connection)
+
+    def _take_idle(self) -> Connection | None:
+        oldest = self._loop.time() - self._limits.idle_s
+        while self._idle:
+            connection, _ = self._idle.popitem()
+            if connection.is_usable and connection.idle_since >= oldest:
+                return connection
+            connection.abort()
+        return None
+
+    def _connect(self, request: Request, call: Call) -> None:
+        task = self._loop.create_task(self._connect_and_send(request, call))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+        call.connecting(task.cancel)
+
+    async def _connect_and_send(self, request: Request, call: Call) -> None:
+        try:
+            async with asyncio.timeout(self._limits.connect_timeout_s):
+                connection = await self._open()
+        except TimeoutError:
+            call.fail(Lost(f"no connection within {self._limits.connect_timeout_s:g} s", is_unsent=True))
+        except OSError as error:
+            is_ours = error.errno in _OUR_LIMITS
+            call.fail(Lost(f"cannot connect: {error.strerror or error}", is_unsent=True, is_ours=is_ours))
+        except UnicodeError as error:  # Of a name that DNS cannot have.
+            call.fail(Lost(f"cannot connect: {error}", is_unsent=True))
+        else:
+            connection.send(request, call)
+
+    async def _open(self) -> Connection:
+        connection = Connection(self, self._loop)
+        is_open = False
+        try:
+            await self._loop.create_connection(lambda: connection, self._host, self._port)
+            is_open = True
+        finally:
+            # Cancelled when the connection was made, but nobody had been told yet.
+            if not is_open:
+                connection.abort()
+        if connection.is_usable:
+            self._all.add(connection)
+        return connection

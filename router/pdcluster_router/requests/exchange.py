@@ -1,0 +1,393 @@
+"""One client request between decode and prefill engines: carries out what the pairing decides.
+
+    client <--HotCycle-- Relay <-- DecodeLeg --> decode engine --reservation--> metaserver
+                          |                                                         |
+                       Exchange <----------------- ReservationCalls <---------------+
+                          |
+                    PrefillAttempts --> prefill engine, and the next one
+
+Owns the request's legs, its open metaserver calls, its share of the prefill backlog and its one timer, and gives all
+of them back when the pairing is over. Decides nothing that ``core/pairing.py`` can decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from pdcluster_protocol.metaserver import Outcome, failed, succeeded
+from pdcluster_protocol.params import DecodeParams, Reservation
+from pdcluster_router.core.breaker import Blame
+from pdcluster_router.core.openai_errors import (
+    ApiError,
+    deadline_passed,
+    decode_lost,
+    no_engine,
+    prefill_failed,
+    stalled,
+)
+from pdcluster_router.core.pairing import RETRIED_STATUSES, TERMINAL, WORK, Command, Event, Pairing, Phase
+from pdcluster_router.core.scrub import scrub
+from pdcluster_router.http.connection import Lost
+from pdcluster_router.http.cycle import HotCycle
+from pdcluster_router.requests.blame import blame_for
+from pdcluster_router.requests.legs import DecodeLeg, PrefillAttempts
+from pdcluster_router.requests.record import Record
+from pdcluster_router.requests.relay import Refusal, Relay
+from pdcluster_router.requests.request import LARGE_BODY_BYTES, ClientRequest
+from pdcluster_router.requests.reservation import ReservationCalls, refusal_of
+from pdcluster_router.requests.share import Share
+from pdcluster_router.requests.verdict import DOING, NOT_DECODES_FAULT, UNDECIDED, Verdict, is_overloaded
+from pdcluster_router.services import Services
+from pdcluster_router.telemetry import metrics
+from pdcluster_router.telemetry.failures import Kind
+
+
+class Exchange:
+    """One request. Event loop only."""
+
+    def __init__(self, services: Services, cycle: HotCycle, request: ClientRequest) -> None:
+        """The request has been admitted: it holds its share of the backlog of the engines that will prefill it."""
+        self._services = services
+        self._request = request
+        self._pairing = Pairing(
+            services.new_transfer_id(),
+            request.timeouts,
+            request.terms.retries,
+            now=services.now(),
+            began_at=request.received_at,
+            with_transfer=request.has_transfer,
+        )
+        self._record = Record(services, request, self._pairing.transfer_id)
+        self._cycle = cycle
+        self._relay = Relay(self, cycle)
+        self._decode = DecodeLeg(request, services.answers.expected(request.body.max_answer_tokens))
+        self._calls = ReservationCalls(self)
+        self._attempts = PrefillAttempts(services, request, self)
+        self._num_heard_bytes = 0
+        self._share = Share(services, request.prefill_role, request.body.estimated_prompt_tokens)
+        self._verdict = UNDECIDED
+        self._prefill_reason = "no prefill engine is there to ask"
+        """Why there is no KV, should no prefill engine be left: what the last one said, whichever decode asked."""
+        self._prefill_failure = ""
+        """Why decode was told for good that there is no KV; empty while it was not."""
+        self._set_timer()
+
+    def start(self) -> None:
+        """The request goes to decode. The cycle is ours until its answer is over."""
+        self._cycle.owner = self
+        self._services.running.add(self)
+        self._services.transfers[self._pairing.transfer_id] = self
+        if not self._request.has_transfer:
+            self._services.metrics.num_local_prefills += 1
+        self._send_to_decode()
+
+    @property
+    def reservation(self) -> Reservation | None:
+        """What decode asked for; None while it has not."""
+        return self._calls.reservation
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What decode was told of its prefill; None while that is not known."""
+        return self._calls.outcome
+
+    @property
+    def is_done(self) -> bool:
+        """The client has decode's whole answer, and prefill is over."""
+        return self._pairing.phase is Phase.DONE
+
+    # What the router and the metaserver say (Running).
+
+    def stop(self, error: ApiError) -> None:
+        self._record.failed(Kind.STOPPED, DOING[self._pairing.phase])
+        self._verdict = Verdict(failed(error.message), error, metrics.Outcome.LOST)
+        self._handle(Event.GIVEN_UP)
+
+    def reserve(self, reservation: Reservation, cycle: HotCycle) -> Outcome | None:
+        action = self._request.terms.on_prefill_failure
+        if refusal := refusal_of(reservation, self._calls, self._pairing, action):
+            self._record.failed(Kind.RESERVATION_REFUSED, refusal.reason)
+            return refusal
+        is_first = self._calls.reservation is None
+        is_lost = reservation.lost_attempt == self._pairing.attempt
+        if is_lost:
+            self._calls.reopen()
+        outcome = self._calls.join(reservation, cycle)
+        if is_first:
+            self._record.reserved(reservation)
+            self._decode.recount(reservation.num_prompt_tokens)
+            self._share.recount(reservation.num_prompt_tokens - reservation.remote_cached_tokens)
+            self._handle(Event.RESERVED)
+        elif is_lost:
+            self._attempt_failed(Event.ATTEMPT_LOST, Kind.ATTEMPT_LOST, reservation.lost_reason, Blame.PERHAPS)
+        return outcome
+
+    def reservation_lost(self) -> None:
+        self._record.failed(Kind.RESERVATION_LOST, "decode hung up on the metaserver")
+        self._handle(Event.RESERVATION_LOST)
+
+    # What the client's connection says (CycleOwner).
+
+    def client_gone(self) -> None:
+        self._record.failed(Kind.CLIENT_GONE, DOING[self._pairing.phase])
+        self._record.answered(None, metrics.Outcome.CLIENT_GONE)
+        self._verdict = Verdict(failed("the client has left"), self._verdict.error, metrics.Outcome.CLIENT_GONE)
+        self._relay.stop()
+        self._handle(Event.CLIENT_GONE)
+
+    def pause(self) -> None:
+        self._relay.pause()
+
+    def resume(self) -> None:
+        self._relay.resume()
+
+    # What decode's answer says (RelayOwner).
+
+    def first_byte(self) -> None:
+        self._record.first_byte()
+
+    def begins(self) -> None:
+        self._decode.began()
+        if self._has_pushed_kv():
+            self._attempts.succeeded()
+        self._handle(Event.FIRST_BYTE)
+
+    def answered(self, status: int) -> None:
+        self._decode.succeeded()
+        self._services.answers.saw(self._relay.num_bytes, is_stream=self._request.body.is_stream)
+        self._record.answered(status, metrics.Outcome.OK)
+        self._handle(Event.DECODE_DONE)
+
+    def refused(self, refusal: Refusal) -> None:
+        # vLLM says no more than "Internal server error" of a request whose KV did not come.
+        is_prefills_fault = refusal.status >= 500 and bool(self._prefill_failure)
+        error = prefill_failed(self._prefill_failure) if is_prefills_fault else refusal
+        self._verdict = Verdict(failed("decode answered an error"), error, metrics.Outcome.ENGINE_ERROR)
+        if is_prefills_fault or refusal.status not in RETRIED_STATUSES:
+            self._decode.refused(refusal.status)
+            self._handle(Event.DECODE_REFUSED)
+        else:
+            self._decode.failed(Blame.NOBODY if is_overloaded(refusal) else Blame.PERHAPS)
+            self._record.failed(Kind.DECODE_ERROR, f"it answered {refusal.status}", self._decode.name)
+            self._handle(Event.DECODE_FAILED)
+
+    def decode_lost(self, lost: Lost) -> None:
+        name, reason = self._decode.name, scrub(lost.reason)
+        error = decode_lost(name, reason)
+        if not lost.is_stale:
+            self._decode.failed(blame_for(lost))
+        if self._calls.reservation is None and self._decode.may_send_again(lost):
+            self._record.failed(Kind.DECODE_UNREACHED, reason, name)
+            error = no_engine("decode", f"{name}: {reason}")
+            self._verdict = Verdict(failed(error.message), error, metrics.Outcome.UNAVAILABLE)
+            self._renew_transfer()
+            self._send_to_decode()
+            return
+        self._record.failed(Kind.DECODE_LOST, reason, name)
+        self._verdict = Verdict(failed(error.message), error, metrics.Outcome.LOST)
+        self._handle(Event.DECODE_FAILED)
+
+    # What prefill's answer says (PrefillOwner).
+
+    def prefill_ended(self, failure: str | None, blame: Blame) -> None:
+        self._record.prefill_replied()
+        self._attempts.abort()
+        if failure is None:
+            self._attempts.replied()
+            self._handle(Event.PREFILL_DONE)
+        else:
+            self._attempt_failed(Event.PREFILL_FAILED, Kind.PREFILL_FAILED, failure, blame)
+
+    def _has_pushed_kv(self) -> bool:
+        """Whether an answer that begins now has its KV from the newest attempt."""
+        if self._calls.reservation is None:
+            return False
+        phase, outcome = self._pairing.phase, self._calls.outcome
+        is_told = outcome is not None and outcome.is_ok
+        return phase is Phase.PREFILLING or (phase is Phase.AWAITING_ANSWER and is_told)
+
+    def _handle(self, event: Event) -> None:
+        pairing = self._pairing
+        for command in pairing.handle(event, now=self._services.now()):
+            _CARRY_OUT[command](self)
+        phase = pairing.phase
+        if WORK.get(phase) is not self._share.role:
+            self._share.move(WORK.get(phase))
+        if phase is _DECODING:
+            self._forget_body()  # Decode answers and prefill is over: nothing is sent again.
+        elif phase in TERMINAL:
+            self._close()
+
+    # Time.
+
+    def _set_timer(self) -> None:
+        # Never later than a prefill that starts now may last, and four times while an answer is silent: no step that
+        # follows needs an earlier wake-up, and no byte has to look at the clock.
+        timeouts = self._request.timeouts
+        left_s = self._pairing.deadline - self._services.now()
+        delay_s = min(left_s, timeouts.prefill_s, timeouts.idle_s / 4)
+        self._timer = self._services.call_later(delay_s, self._check_deadline)
+
+    def _check_deadline(self) -> None:
+        """The timer has fired: a deadline has passed, or has moved on since it was set."""
+        now = self._services.now()
+        if self._num_heard_bytes != self._relay.num_bytes:
+            self._num_heard_bytes = self._relay.num_bytes
+            self._pairing.heard(now=now)
+        event = self._pairing.late_event(now=now)
+        if event is Event.PREFILL_TIMED_OUT:
+            reason = f"{self._attempts.engine_name} did not answer in time"
+            self._attempt_failed(event, Kind.PREFILL_TIMEOUT, reason, Blame.ENGINE)
+        elif event is Event.STALLED:
+            self._stalled()
+        elif event is not None:
+            self._time_is_over(now - self._request.received_at)
+        if not self._pairing.is_over:
+            self._set_timer()
+
+    def _stalled(self) -> None:
+        """No byte of the answer has moved for too long: decode sends none, or the client takes none."""
+        is_client = self._relay.is_paused
+        error = stalled(self._decode.name, self._request.timeouts.idle_s, is_client=is_client)
+        self._record.failed(Kind.CLIENT_STALLED if is_client else Kind.DECODE_STALLED, error.message, self._decode.name)
+        self._decode.failed(Blame.NOBODY if is_client else Blame.ENGINE)
+        self._verdict = Verdict(failed(error.message), error, metrics.Outcome.TIMEOUT)
+        self._handle(Event.STALLED)
+
+    def _time_is_over(self, seconds: float) -> None:
+        doing = DOING[self._pairing.phase]
+        if seconds >= self._request.timeouts.first_byte_s and self._pairing.phase not in NOT_DECODES_FAULT:
+            self._decode.failed(Blame.ENGINE)
+        error = deadline_passed(seconds, doing)
+        self._record.failed(Kind.DEADLINE, doing)
+        self._verdict = Verdict(failed(error.message), error, metrics.Outcome.TIMEOUT)
+        self._handle(Event.REQUEST_TIMED_OUT)
+
+    # Decode.
+
+    def _start_decode(self) -> None:
+        """Another decode engine gets the whole request, as if it were new: nothing of the first try is kept."""
+        self._relay.close()
+        self._relay = Relay(self, self._cycle)
+        self._calls.close()
+        self._calls = ReservationCalls(self)
+        self._prefill_failure = ""
+        self._renew_transfer()
+        self._timer.cancel()
+        self._set_timer()
+        self._send_to_decode()
+
+    def _send_to_decode(self) -> None:
+        if not self._decode.place():
+            self._record.failed(Kind.NO_DECODE, "every decode engine that may be asked was tried")
+            self._handle(Event.GIVEN_UP)  # With the last verdict: the client learns of the last failure.
+            return
+        self._relay.begin(self._decode.send(self._decode_params(), self._relay))
+
+    def _decode_params(self) -> DecodeParams | None:
+        if not self._request.has_transfer:
+            return None
+        pairing = self._pairing
+        return self._services.decode_params(
+            pairing.transfer_id,
+            pairing.attempt,
+            pairing.transfer_deadline,
+            wants_receipt=self._request.terms.wants_receipt,
+        )
+
+    def _renew_transfer(self) -> None:
+        """The request gets a new transfer id: whatever the first try may have left cannot be taken for it."""
+        del self._services.transfers[self._pairing.transfer_id]
+        self._pairing.restart(self._services.new_transfer_id(), now=self._services.now())
+        self._record.renewed(self._pairing.transfer_id)
+        self._services.transfers[self._pairing.transfer_id] = self
+
+    def _leave_decode(self) -> None:
+        self._decode.leave()
+
+    # Prefill.
+
+    def _attempt_failed(self, event: Event, kind: Kind, reason: str, blame: Blame) -> None:
+        """One attempt is over without KV: the next one, or the end of prefill."""
+        self._prefill_reason = scrub(reason) or "no reason was given"
+        self._record.failed(kind, self._prefill_reason, self._attempts.engine_name)
+        self._attempts.failed(blame)
+        self._no_kv(event)
+
+    def _no_kv(self, event: Event) -> None:
+        """Whoever hears of ``event`` is told why there is no KV; this decode engine perhaps for good."""
+        reason = self._prefill_reason
+        outcome = failed(reason, self._request.terms.on_prefill_failure)
+        self._verdict = Verdict(outcome, prefill_failed(reason), metrics.Outcome.PREFILL_FAILED)
+        self._handle(event)
+        if self._pairing.phase in (Phase.LOCAL_PREFILL, Phase.FAILED) and not self._prefill_failure:
+            self._prefill_failure = reason
+            self._record.failed(Kind.PREFILL_EXHAUSTED, reason)
+
+    def _start_prefill(self) -> None:
+        reservation = self._calls.reservation
+        assert reservation is not None
+        attempt = self._pairing.attempt
+        if self._attempts.start(reservation, attempt, self._pairing.transfer_deadline, self._decode.revision):
+            self._record.prefill_sent(attempt)
+        else:
+            self._no_kv(Event.NO_PREFILL_LEFT)  # Perhaps all have failed while another decode engine had the request.
+
+    def _leave_prefill(self) -> None:
+        self._attempts.abort()
+
+    def _reply_ok(self) -> None:
+        self._calls.reply(succeeded(self._pairing.attempt))
+
+    def _reply_failed(self) -> None:
+        self._calls.reply(self._verdict.outcome)
+
+    # The end.
+
+    def _answer_error(self) -> None:
+        error = self._verdict.error
+        status = None if self._cycle.has_started else error.status
+        if isinstance(error, Refusal):
+            self._relay.refuse(error)
+        else:
+            self._relay.fail(error)
+        self._record.answered(status, self._verdict.result)
+
+    def _close(self) -> None:
+        """The pairing is over: nothing of this request is left."""
+        if self not in self._services.running:
+            return
+        self._services.running.discard(self)
+        self._services.transfers.pop(self._pairing.transfer_id, None)
+        self._timer.cancel()
+        self._attempts.close()
+        self._decode.close()
+        self._record.write()
+        self._calls.close()
+        self._relay.close()
+        # They know us, and Python looks for circles: that took a tenth of the time of a request.
+        del self._relay, self._attempts
+
+    def _forget_body(self) -> None:
+        """Its memory is free now: the request itself may last as long as its answer."""
+        self._cycle.forget()
+        if self._request.body.num_bytes <= LARGE_BODY_BYTES:
+            return
+        request = self._request = self._request.without_body()
+        self._decode.request = request
+        self._attempts.request = request
+
+
+_DECODING: Final = Phase.DECODING
+"""Each event asks for it: see ``relay.py``."""
+_CARRY_OUT: Final[dict[Command, Callable[[Exchange], None]]] = {
+    Command.START_PREFILL: Exchange._start_prefill,
+    Command.ABORT_PREFILL: Exchange._leave_prefill,
+    Command.START_DECODE: Exchange._start_decode,
+    Command.ABORT_DECODE: Exchange._leave_decode,
+    Command.REPLY_OK: Exchange._reply_ok,
+    Command.REPLY_FAILED: Exchange._reply_failed,
+    Command.ANSWER_ERROR: Exchange._answer_error,
+    Command.ANSWER_TIMEOUT: Exchange._answer_error,
+}

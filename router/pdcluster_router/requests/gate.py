@@ -1,0 +1,141 @@
+"""The way in: a request enters at once, waits for room, or is told when to come back: ``core/admission.py`` decides.
+
+Who enters at once pays one addition. For all that wait there is one timer, set to the earliest deadline; who enters
+from the queue is started from the event loop, not from within the request that made room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from pdcluster_protocol.labels import Role
+from pdcluster_router.core.admission import Admission
+from pdcluster_router.core.openai_errors import ApiError, deadline_passed, draining, queue_full, queue_timeout
+from pdcluster_router.http.cycle import HotCycle
+from pdcluster_router.requests.request import ClientRequest
+from pdcluster_router.services import Services
+from pdcluster_router.telemetry.failures import Failure, Kind
+from pdcluster_router.telemetry.metrics import Outcome
+
+MIN_TICK_S: Final = 0.01
+"""The timer rests this long between two looks at the queue, so that a crowd of deadlines does not cost a look each."""
+
+Start = Callable[[HotCycle, ClientRequest], None]
+
+
+class Gate:
+    """The queue of one router. Event loop only; ``drain`` empties it."""
+
+    def __init__(self, services: Services, start: Start) -> None:
+        """``start``: the request enters."""
+        self._services = services
+        self._start = start
+        self._admissions: dict[Role, Admission[_Waiting]] = services.admissions
+        self._timer: asyncio.TimerHandle | None = None
+        self._wakes_at = 0.0
+        services.on_room = self._admit
+        prefill, decode = self._admissions[Role.PREFILL], self._admissions[Role.DECODE]
+        services.metrics.watch_queue(
+            lambda: services.num_queued, lambda: prefill.backlog_tokens, lambda: decode.backlog_tokens
+        )
+
+    def enter(self, cycle: HotCycle, request: ClientRequest) -> None:
+        """The request is started, waits, or is answered that it cannot."""
+        admission = self._admissions[request.prefill_role]
+        share = admission.share_of(request.body.estimated_prompt_tokens)
+        if admission.enter(share):
+            self._start(cycle, request)
+            return
+        waiting = _Waiting(self, cycle, request, admission)
+        until = admission.queue(waiting, share, now=self._services.now(), deadline=request.deadline)
+        if until is None:
+            self._turn_away(waiting, Kind.QUEUE_FULL, queue_full(self._retry_after_s(waiting)))
+            return
+        cycle.owner = waiting
+        self._wake_by(until)
+        self._services.make_room()  # It may be small enough to pass those before it.
+
+    def leave(self, waiting: _Waiting) -> None:
+        """The client has left the queue."""
+        waiting.admission.leave(waiting)
+        self._services.make_room()  # Who waits behind may be small enough for what there is.
+        self._ended(waiting, Kind.CLIENT_GONE, Outcome.CLIENT_GONE)
+
+    def drain(self) -> None:
+        """Nobody waits any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for admission in self._admissions.values():
+            for waiting in admission.clear():
+                waiting.cycle.keep_alive = False
+                self._turn_away(waiting, Kind.DRAINING, draining(), Outcome.REJECTED)
+
+    def _admit(self) -> None:
+        now = self._services.now()
+        for admission in self._admissions.values():
+            for waiting in admission.admit(now=now):
+                waiting.cycle.owner = None
+                self._start(waiting.cycle, waiting.request)
+
+    def _wake_by(self, deadline: float) -> None:
+        if self._timer is not None:
+            if self._wakes_at <= deadline:
+                return
+            self._timer.cancel()
+        now = self._services.now()
+        self._wakes_at = max(deadline, now + MIN_TICK_S)
+        self._timer = self._services.call_later(self._wakes_at - now, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self._services.now()
+        for admission in self._admissions.values():
+            retry_after_s = admission.retry_after_s(now=now)
+            for waiting in admission.expire(now=now):
+                self._waited_too_long(waiting, now, retry_after_s)
+        self._services.make_room()
+        deadlines = [admission.next_deadline() for admission in self._admissions.values()]
+        if left := [deadline for deadline in deadlines if deadline is not None]:
+            self._wake_by(min(left))
+
+    def _waited_too_long(self, waiting: _Waiting, now: float, retry_after_s: int) -> None:
+        if now >= waiting.request.deadline:
+            error = deadline_passed(now - waiting.request.received_at, "waiting to be admitted")
+            self._turn_away(waiting, Kind.DEADLINE, error, Outcome.TIMEOUT)
+        else:
+            self._turn_away(waiting, Kind.QUEUE_TIMEOUT, queue_timeout(retry_after_s))
+
+    def _retry_after_s(self, waiting: _Waiting) -> int:
+        return waiting.admission.retry_after_s(now=self._services.now())
+
+    def _turn_away(self, waiting: _Waiting, kind: Kind, error: ApiError, outcome: Outcome = Outcome.OVERLOADED) -> None:
+        self._ended(waiting, kind, outcome)
+        waiting.cycle.answer_error(error)
+
+    def _ended(self, waiting: _Waiting, kind: Kind, outcome: Outcome) -> None:
+        self._services.metrics.ended(outcome)
+        admission = waiting.admission
+        reason = f"{admission.num_queued} wait, the backlog is {admission.backlog_tokens} tokens"
+        self._services.failures.tell(Failure(kind, waiting.request.request_id, reason=reason))
+
+
+class _Waiting:
+    """One request that waits for room."""
+
+    __slots__ = ("_gate", "admission", "cycle", "request")
+
+    def __init__(self, gate: Gate, cycle: HotCycle, request: ClientRequest, admission: Admission[_Waiting]) -> None:
+        self._gate = gate
+        self.admission = admission
+        self.cycle = cycle
+        self.request = request
+
+    def client_gone(self) -> None:
+        self._gate.leave(self)
+
+    def pause(self) -> None:
+        """Nothing is being written."""
+
+    def resume(self) -> None: ...

@@ -1,0 +1,332 @@
+"""Both legs of one request: to a decode engine, and to one prefill engine after the other.
+
+    DecodeLeg        the engine, the request to it, and again elsewhere. Its answer goes to the ``Relay``, unread.
+    PrefillAttempts  which engine gets the order, and which are not asked again
+    PrefillLeg       one order, and the one word that comes back: whether it worked, and why not
+
+How often something is tried is decided in ``core/pairing.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from pdcluster_protocol.ids import Attempt
+from pdcluster_protocol.params import DecodeParams, Reservation, refusal_in
+from pdcluster_router.core.breaker import Blame, Era
+from pdcluster_router.core.membership import State
+from pdcluster_router.core.rewrite import Parts
+from pdcluster_router.core.sse import GAVE_UP, is_given_up
+from pdcluster_router.engines.engine import Engine
+from pdcluster_router.http.connection import Call, Lost, ResponseHead, ResponseSink
+from pdcluster_router.requests.blame import Suspects, blame_for
+from pdcluster_router.requests.request import ClientRequest
+from pdcluster_router.services import Services
+
+_UNKNOWN: Final = frozenset((401, 403, 404))
+"""Key or model is unknown: to all engines alike, or one of them was started otherwise."""
+
+
+class DecodeLeg:
+    """Owned by its exchange. ``close`` gives back the call and the engine."""
+
+    __slots__ = (
+        "_call",
+        "_era",
+        "_fresh",
+        "_num_asked",
+        "_num_prompt_tokens",
+        "_num_tokens",
+        "_suspects",
+        "_tried",
+        "engine",
+        "request",
+    )
+
+    def __init__(self, request: ClientRequest, num_answer_tokens: int) -> None:
+        """``num_answer_tokens``: about how many there will be."""
+        self.engine: Engine | None = None
+        self.request = request
+        self._num_prompt_tokens = request.body.estimated_prompt_tokens
+        self._num_tokens = self._num_prompt_tokens + num_answer_tokens
+        self._era = Era(0)
+        self._num_asked = 0
+        self._suspects: Suspects | None = None
+        self._call: Call | None = None
+        self._tried: list[Engine] = []
+        self._fresh = False
+
+    @property
+    def name(self) -> str:
+        """Who has the request; empty when nobody does."""
+        return self.engine.name if self.engine is not None else ""
+
+    @property
+    def revision(self) -> str:
+        """Of the engine that has the request. Only while one does."""
+        assert self.engine is not None
+        return self.engine.revision
+
+    def place(self) -> bool:
+        """Whether there is an engine to send to: the one that is placed, or the next that was not tried."""
+        if self.engine is None:
+            self.engine = self.request.terms.place_decode(self._tried)
+            if self.engine is not None:
+                self._era = self.engine.take(self._num_tokens)
+                self._num_asked += 1
+        return self.engine is not None
+
+    def send(self, params: DecodeParams | None, sink: ResponseSink) -> Call:
+        """The request is on its way to the placed engine. None: decode prefills by itself."""
+        assert self.engine is not None
+        body = self.request.body.for_decode(params)
+        self._call = self.engine.post(self.request.path, self.request.headers, body, sink, fresh=self._fresh)
+        return self._call
+
+    def recount(self, num_prompt_tokens: int) -> None:
+        """Decode has tokenized the prompt: so many, exactly."""
+        num_more = num_prompt_tokens - self._num_prompt_tokens
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_tokens += num_more
+        if self.engine is not None:
+            self.engine.recount(num_more)
+
+    # What the answer says of the engine.
+
+    def began(self) -> None:
+        """The client gets the answer's first bytes."""
+        if self._suspects is not None:
+            self._suspects.accuse()
+        if self.engine is not None:
+            self.engine.began(self._era)
+
+    def responded(self) -> None:
+        """The engine has said what it thinks of the request, be it an error of the client's."""
+        if self.engine is not None:
+            self.engine.began(self._era)
+
+    def refused(self, status: int) -> None:
+        """The engine answered an error that is the client's to see."""
+        self.responded()
+        if self.engine is not None and status in _UNKNOWN:
+            self.engine.weigh_down(self._num_tokens)  # Else it would get nearly all that is asked: it is done at once.
+
+    def succeeded(self) -> None:
+        """The answer is whole."""
+        if self.engine is not None:
+            self.engine.succeeded(self._era)
+
+    def failed(self, blame: Blame) -> None:
+        """There is no answer, or not all of it."""
+        if self.engine is not None:
+            self._suspects = self._suspects or Suspects()
+            self._suspects.failed(self.engine, self._era, self._num_tokens, blame)
+
+    def may_send_again(self, lost: Lost) -> bool:
+        """Whether the request surely never reached an engine. If so it is ready to be placed again."""
+        if lost.is_unsent or (lost.is_stale and not self._may_get_work()):
+            self.leave()
+            return True
+        is_first_time = not self._fresh
+        self._fresh = True
+        return lost.is_stale and is_first_time
+
+    def _may_get_work(self) -> bool:
+        """Whether the engine still takes requests that it has not seen: it may have begun to terminate meanwhile."""
+        return self.engine is not None and self.engine.state is State.SERVING
+
+    def leave(self) -> None:
+        """This engine is not asked again for this request; another one may be."""
+        if self.engine is not None:
+            self._tried.append(self.engine)
+        self._fresh = False
+        self._give_back()
+
+    def close(self) -> None:
+        """Nothing more comes of this request."""
+        self._give_back()
+        if self._suspects is not None:
+            self._suspects.close(num_asked=self._num_asked)
+
+    def _give_back(self) -> None:
+        """The engine aborts the request if it still runs; the engine no longer counts it."""
+        if self._call is not None:
+            self._call.close()
+            self._call = None
+        if self.engine is not None:
+            self.engine.give_back(self._num_tokens)
+            self.engine = None
+
+
+class PrefillAttempts:
+    """At most one leg runs at a time. Owned by its exchange; ``abort`` gives the leg back."""
+
+    __slots__ = (
+        "_engine",
+        "_era",
+        "_failed",
+        "_leg",
+        "_num_asked",
+        "_num_tokens",
+        "_owner",
+        "_services",
+        "_suspects",
+        "request",
+    )
+
+    def __init__(self, services: Services, request: ClientRequest, owner: PrefillOwner) -> None:
+        self._services = services
+        self.request = request
+        self._owner = owner
+        self._engine: Engine | None = None
+        self._era = Era(0)
+        self._num_tokens = 0
+        self._failed: list[Engine] = []
+        self._num_asked = 0
+        self._suspects: Suspects | None = None
+        self._leg: PrefillLeg | None = None
+
+    @property
+    def engine_name(self) -> str:
+        """Who has, or had, the newest attempt; empty before the first."""
+        return self._engine.name if self._engine is not None else ""
+
+    def start(self, reservation: Reservation, attempt: Attempt, deadline: float, revision: str) -> bool:
+        """The order is on its way; False when no engine is left. ``deadline``: the request's, monotonic seconds.
+
+        ``revision``: decode's. Prefill engines of another one write KV that decode would misread.
+        """
+        assert self._leg is None, "the attempt before must be aborted first"
+        engine = self.request.terms.place_prefill(revision, self._failed)
+        if engine is None:
+            return False
+        self._engine = engine
+        params = self._services.prefill_params(reservation, attempt, deadline)
+        self._num_tokens = reservation.num_prompt_tokens - reservation.remote_cached_tokens
+        self._leg = PrefillLeg(self._owner, engine, self._num_tokens)
+        self._era = self._leg.era
+        self._num_asked += 1
+        self._leg.send(self.request.path, self.request.headers, self.request.body.for_prefill(params))
+        return True
+
+    def replied(self) -> None:
+        """Prefill says that it has done its part."""
+        if self._engine is not None:
+            self._engine.began(self._era)
+
+    def succeeded(self) -> None:
+        """Decode answers with the KV of the newest attempt: only that proves it."""
+        if self._suspects is not None:
+            self._suspects.accuse()
+        if self._engine is not None:
+            self._engine.began(self._era)
+            self._engine.succeeded(self._era)
+
+    def failed(self, blame: Blame) -> None:
+        """The newest attempt brought no KV; its engine gets no order of this request any more."""
+        if self._engine is not None and self._engine not in self._failed:
+            self._failed.append(self._engine)
+            self._suspects = self._suspects or Suspects()
+            self._suspects.failed(self._engine, self._era, self._num_tokens, blame)
+
+    def close(self) -> None:
+        """No attempt runs, and none follows."""
+        self.abort()
+        if self._suspects is not None:
+            self._suspects.close(num_asked=self._num_asked)
+
+    def abort(self) -> None:
+        """No attempt runs."""
+        leg, self._leg = self._leg, None
+        if leg is not None:
+            leg.close()
+
+
+_MAX_REASON_BYTES: Final = 300
+_MAX_REPLY_BYTES: Final = 1 << 20
+"""One token and what surrounds it; what goes beyond is not looked into."""
+
+
+class PrefillOwner(Protocol):
+    def prefill_ended(self, failure: str | None, blame: Blame) -> None:
+        """Prefill has answered (None), or why it did not. Comes exactly once, unless the leg is closed."""
+        ...
+
+
+class PrefillLeg:
+    """One order to one prefill engine. Owned by its exchange; ``close`` gives back the call and the engine."""
+
+    __slots__ = (
+        "_body",
+        "_call",
+        "_engine",
+        "_head",
+        "_headers",
+        "_is_resent",
+        "_num_tokens",
+        "_owner",
+        "_path",
+        "_reply",
+        "era",
+    )
+
+    def __init__(self, owner: PrefillOwner, engine: Engine, num_tokens: int) -> None:
+        """``num_tokens``: prompt tokens that this engine will have to compute."""
+        self._owner = owner
+        self._engine = engine
+        self._num_tokens = num_tokens
+        self._head: ResponseHead | None = None
+        self._reply = b""
+        self._is_resent = False
+        self._call: Call | None = None
+        self.era = engine.take(num_tokens)
+        """When it was placed, for the engine's breaker."""
+
+    def send(self, path: bytes, headers: bytes, body: Parts) -> None:
+        """The order is on its way."""
+        self._path, self._headers, self._body = path, headers, body
+        self._call = self._engine.post(path, headers, body, self)
+
+    def close(self) -> None:
+        """Prefill aborts the request if it still runs; nothing more is said."""
+        if self._call is not None:
+            self._call.close()
+            self._call = None  # It knows us: nothing that is large stays because of it.
+        self._body = (b"", b"")
+        self._engine.give_back(self._num_tokens)
+
+    # What the call says (ResponseSink).
+
+    def on_head(self, head: ResponseHead) -> None:
+        self._head = head
+
+    def on_body(self, body: bytes) -> None:
+        if len(self._reply) <= _MAX_REPLY_BYTES:
+            self._reply += body
+
+    def on_end(self) -> None:
+        assert self._head is not None
+        if self._head.status == 200:
+            self._owner.prefill_ended(self._failure_in(self._reply), Blame.PERHAPS)
+        else:
+            # Not of a 4xx: vLLM's validation errors quote the request, and prompts belong in no log.
+            quoted = self._reply[:_MAX_REASON_BYTES] if self._head.status >= 500 else b""
+            text = quoted.decode("utf-8", "replace")
+            reason = f"{self._engine.name} answered {self._head.status} {text}".rstrip()
+            # A 4xx too: decode takes this request, so another prefill engine may.
+            self._owner.prefill_ended(reason, Blame.PERHAPS)
+
+    def _failure_in(self, reply: bytes) -> str | None:
+        """Why there is no KV although the status says that all is well; None: it is well."""
+        if is_given_up(reply):
+            return f"{self._engine.name}: {GAVE_UP}"
+        refusal = refusal_in(reply)
+        return f"{self._engine.name} refused: {refusal}" if refusal else None
+
+    def on_lost(self, lost: Lost) -> None:
+        if lost.is_stale and not self._is_resent:
+            # The engine closed the idle connection before it could read the order: nothing has begun.
+            self._is_resent = True
+            self._call = self._engine.post(self._path, self._headers, self._body, self, fresh=True)
+        else:
+            self._owner.prefill_ended(f"{self._engine.name}: {lost.reason}", blame_for(lost))

@@ -1,0 +1,284 @@
+"""From decode's response to the client's answer: bytes verbatim, and never an error that looks like success.
+
+    HOLDING --first event or body byte--> RELAYING --end--> OVER
+       |                                     |
+       +--error before it--> one HTTP error  +--lost--> an SSE error event, then a cut
+
+vLLM sends ``200`` and headers before it knows that the request works, so status and headers are held back
+until the first event of a stream, or the first byte of a plain answer, is there. Errors are collected whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final, Protocol
+
+from pdcluster_router.core.openai_errors import ApiError, from_engine
+from pdcluster_router.core.sse import (
+    GAVE_UP,
+    MAX_FIRST_EVENT_BYTES,
+    ErrorWatch,
+    error_event,
+    error_of,
+    first_event_end,
+    is_given_up,
+)
+from pdcluster_router.http.connection import Call, Lost, ResponseHead
+from pdcluster_router.http.cycle import JSON, HotCycle
+
+MAX_ERROR_BYTES: Final = 1 << 20
+"""An error answer longer than this is cut off: nobody reads it."""
+
+_OURS: Final = frozenset(
+    (
+        b"connection",
+        b"content-length",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"x-request-id",
+    )
+)
+"""Headers that are about one connection, not about the answer (RFC 9110, 7.6.1), and the id, which is ours to tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Decode's error answer, in OpenAI's shape, ready to be passed on. ``headers``: whole lines."""
+
+    status: int
+    body: bytes
+    headers: bytes
+
+
+class RelayOwner(Protocol):
+    """The exchange that this answer belongs to. Exactly one of answered, refused and lost comes."""
+
+    def first_byte(self) -> None:
+        """Decode's first body byte has come."""
+        ...
+
+    def begins(self) -> None:
+        """The client now gets the first bytes: from here on there is no other answer."""
+        ...
+
+    def answered(self, status: int) -> None:
+        """The client has decode's whole answer."""
+        ...
+
+    def refused(self, refusal: Refusal) -> None:
+        """Decode answered an error. The client knows nothing yet."""
+        ...
+
+    def decode_lost(self, lost: Lost) -> None:
+        """Decode did not answer to the end. The client knows nothing yet."""
+        ...
+
+
+class _State(Enum):
+    HOLDING = auto()
+    RELAYING = auto()
+    OVER = auto()
+
+
+_RELAYING: Final = _State.RELAYING
+"""Each event of a stream asks for it, and to find a member in its Enum takes Python 3.11 ten times as long."""
+
+
+class Relay:
+    """What one decode engine answers to one client. Event loop only; owned by its exchange."""
+
+    __slots__ = (
+        "_call",
+        "_cycle",
+        "_head",
+        "_held",
+        "_is_event_stream",
+        "_owner",
+        "_state",
+        "_watch",
+        "is_paused",
+        "num_bytes",
+    )
+
+    def __init__(self, owner: RelayOwner, cycle: HotCycle) -> None:
+        self._owner = owner
+        self._cycle = cycle
+        self._call: Call | None = None
+        self._head: ResponseHead | None = None
+        self._is_event_stream = False
+        self._held = b""
+        self.num_bytes = 0
+        """Body bytes that decode has sent."""
+        self.is_paused = False
+        """Whether the client is slower than decode: no byte comes because none is read."""
+        self._state = _State.HOLDING
+        self._watch: ErrorWatch | None = None
+
+    def begin(self, call: Call) -> None:
+        """What comes from ``call`` goes to the client."""
+        self._call = call
+
+    def fail(self, error: ApiError) -> None:
+        """The client learns of ``error``: as the answer, or, when that has begun, as its last event and a cut."""
+        if self._state is _State.OVER or self._cycle.response_complete:
+            return
+        is_stream = self._state is _RELAYING and self._is_event_stream
+        has_started = self._cycle.has_started
+        self._state = _State.OVER
+        if not has_started:
+            self._cycle.answer_error(error)
+        else:
+            self._cycle.cut(error_event(error) if is_stream else b"")
+
+    def refuse(self, refusal: Refusal) -> None:
+        """The client gets decode's own error."""
+        self._state = _State.OVER
+        if not self._cycle.response_complete:
+            self._cycle.answer(refusal.status, refusal.body, refusal.headers)
+
+    def stop(self) -> None:
+        """There is no client any more."""
+        self._state = _State.OVER
+
+    def close(self) -> None:
+        """The request is over, or another relay serves it."""
+        self._state = _State.OVER
+        self._call = None  # It knows us.
+
+    def pause(self) -> None:
+        """The client is slower than decode: read no more from decode."""
+        self.is_paused = True
+        if self._call is not None:
+            self._call.pause()
+
+    def resume(self) -> None:
+        self.is_paused = False
+        if self._call is not None:
+            self._call.resume()
+
+    # What the call says (ResponseSink).
+
+    def on_head(self, head: ResponseHead) -> None:
+        self._head = head
+        self._is_event_stream = head.content_type.lower().startswith(b"text/event-stream")
+
+    def on_body(self, body: bytes) -> None:
+        num_before = self.num_bytes
+        self.num_bytes = num_before + len(body)
+        if self._state is _RELAYING:
+            if self._watch is None:
+                self._cycle.write(body)
+            else:
+                self._write_watched(self._watch, body)
+            return
+        if not num_before:
+            self._owner.first_byte()
+        self._held = self._held + body if self._held else body
+        self._look_at_the_beginning()
+
+    def on_end(self) -> None:
+        head = self._known_head()
+        if self._watch is not None and self._watch.has_error:
+            self._break_off("an error that it did not finish")
+        elif self._state is _RELAYING:
+            self._finish(head)
+        elif head.status >= 400:
+            self._refuse(head.status, from_engine(head.status, self._held), head)
+        elif self._held:
+            self._release(head)
+            if self._watch is not None and self._watch.has_error:
+                self._break_off("an error that it did not finish")
+            self._finish(head)
+        else:
+            self._owner.decode_lost(Lost(f"it answered {head.status} with an empty body"))
+
+    def on_lost(self, lost: Lost) -> None:
+        self._owner.decode_lost(lost)
+
+    def _write_watched(self, watch: ErrorWatch, body: bytes) -> None:
+        """Pass on what is no error: its engine would end the stream after one as if all was well."""
+        passed = watch.feed(body)
+        if passed:
+            self._cycle.write(passed)
+        if len(passed) < len(body):
+            self._look_for_late_error()
+
+    def _look_for_late_error(self) -> None:
+        message = self._watch.message() if self._watch is not None else None
+        if message is not None:
+            self._break_off(message)
+
+    def _break_off(self, message: str) -> None:
+        if self._is_event_stream and self._watch is not None and self._watch.is_torn:
+            self._cycle.write(b"\n\n")  # What follows is an event of its own.
+        self._watch = None
+        if self._call is not None:
+            self._call.close()
+        self._owner.decode_lost(Lost(f"it broke off its answer: {message}"))
+
+    def _finish(self, head: ResponseHead) -> None:
+        if self._state is _State.OVER:
+            return  # It has broken off already.
+        self._state = _State.OVER
+        self._cycle.end()
+        self._owner.answered(head.status)
+
+    def _look_at_the_beginning(self) -> None:
+        head = self._known_head()
+        if head.status >= 400:
+            if len(self._held) > MAX_ERROR_BYTES:
+                self._abandon(head.status, from_engine(head.status, self._held), head)
+        elif is_given_up(self._held):
+            self._break_off(GAVE_UP)
+        elif not self._is_event_stream:
+            self._release(head)
+        else:
+            self._look_at_the_first_event(head)
+
+    def _look_at_the_first_event(self, head: ResponseHead) -> None:
+        end = first_event_end(self._held)
+        if end < 0 and len(self._held) <= MAX_FIRST_EVENT_BYTES:
+            return
+        error = error_of(self._held[:end]) if end >= 0 else None
+        if error is None:
+            self._release(head)
+        else:
+            self._abandon(error.status, error.body, head)
+
+    def _abandon(self, status: int, body: bytes, head: ResponseHead) -> None:
+        """Answer the error now; what else decode may send is not read."""
+        if self._call is not None:
+            self._call.close()
+        self._refuse(status, body, head)
+
+    def _refuse(self, status: int, body: bytes, head: ResponseHead) -> None:
+        extra = b"".join([_LINE % header for header in head.headers if header[0] in _KEPT_ON_ERRORS])
+        self._owner.refused(Refusal(status, body, JSON + extra))
+
+    def _release(self, head: ResponseHead) -> None:
+        """Status, headers and what was held go to the client."""
+        self._owner.begins()
+        held, self._held = self._held, b""
+        self._state = _RELAYING
+        headers = b"".join([_LINE % header for header in head.headers if header[0] not in _OURS])
+        if self._is_event_stream:
+            headers += b"x-accel-buffering: no\r\n"  # Else an nginx in front holds tokens back.
+        if len(held) != head.content_length:  # Else it is whole, and looked at already.
+            self._watch = ErrorWatch()
+            held = self._watch.feed(held)
+        self._cycle.start(head.status, headers, head.content_length, held)
+        self._look_for_late_error()
+
+    def _known_head(self) -> ResponseHead:
+        assert self._head is not None
+        return self._head
+
+
+_KEPT_ON_ERRORS: Final = frozenset((b"retry-after", b"www-authenticate"))
+_LINE: Final = b"%b: %b\r\n"

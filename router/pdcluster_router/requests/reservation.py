@@ -1,0 +1,173 @@
+"""Where decode engines bring their reservations, and who waits there for the outcome of the prefill.
+
+200 carries an outcome. All else carries a failed one: 400 what is no reservation, 403 a call that no holder of the
+cluster's secret has sealed, or a token that is not of this cluster or not for this attempt, 404 an unknown or ended
+transfer: the live table is what ends a token's life, so a replayed one is of no use.
+
+The token is for a transfer and an attempt and says nothing of where the KV goes; the seal is for every byte of the
+body. Whether the decode engine that sealed it is the one that this transfer was sent to is not asked: its calls may
+come from another address than it is reached at (a Service, another node of the engine), and holders of the secret
+trust each other.
+
+vLLM may submit a request twice with the same transfer parameters, so several calls can wait for one decision. A call
+that says that an attempt was lost opens the question again: it, and whoever comes after it, waits for a new outcome.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import msgspec
+import orjson
+
+from pdcluster_protocol.errors import ProtocolError
+from pdcluster_protocol.ids import Attempt
+from pdcluster_protocol.metaserver import SEAL_HEADER, Action, Outcome, encode_outcome, failed
+from pdcluster_protocol.params import Reservation, parse_reservation
+from pdcluster_router.core.pairing import FIRST_ATTEMPT, Pairing, Phase
+from pdcluster_router.http.cycle import HotCycle
+from pdcluster_router.services import Services
+from pdcluster_router.telemetry.failures import Failure, Kind
+
+_SEAL: Final = SEAL_HEADER.encode()
+
+
+def take_reservation(services: Services, cycle: HotCycle) -> None:
+    """The reservation is with its transfer; the call is answered, or waits there for the outcome."""
+    seal, body = cycle.head.fields.get(_SEAL, b""), cycle.take_body()
+    try:
+        # Before anything is parsed: 8 MiB of numbers take half a second and 150 MB, their seal 10 ms and nothing.
+        services.secret.check_call(seal, body)
+    except ProtocolError as error:
+        _refuse(services, cycle, 403, Failure(Kind.BAD_TOKEN, reason=str(error)))
+        return
+    try:
+        reservation = parse_reservation(orjson.loads(body))
+    except (orjson.JSONDecodeError, ProtocolError) as error:
+        _refuse(services, cycle, 400, Failure(Kind.RESERVATION_REFUSED, reason=str(error)))
+        return
+    try:
+        services.secret.check(reservation.token, reservation.transfer_id, reservation.attempt, reservation.deadline_ms)
+    except ProtocolError as error:
+        _refuse(services, cycle, 403, _failure(Kind.BAD_TOKEN, reservation, str(error)))
+        return
+    transfer = services.transfers.get(reservation.transfer_id)
+    if transfer is None:
+        reason = f"transfer {reservation.transfer_id} is not known here, or has ended"
+        _refuse(services, cycle, 404, _failure(Kind.RESERVATION_REFUSED, reservation, reason))
+        return
+    outcome = transfer.reserve(reservation, cycle)
+    if outcome is not None:
+        cycle.answer(200, encode_outcome(outcome))
+
+
+def _failure(kind: Kind, reservation: Reservation, reason: str) -> Failure:
+    return Failure(kind, transfer_id=reservation.transfer_id, attempt=reservation.attempt, reason=reason)
+
+
+def _refuse(services: Services, cycle: HotCycle, status: int, failure: Failure) -> None:
+    services.failures.tell(failure)
+    cycle.answer(status, encode_outcome(failed(failure.reason)))
+
+
+class ReservationOwner(Protocol):
+    def reservation_lost(self) -> None:
+        """Decode has hung up on every call before the outcome was known."""
+        ...
+
+
+class ReservationCalls:
+    """One transfer's reservation and who waits for its outcome. Owned by the exchange."""
+
+    __slots__ = ("_owner", "_waiters", "outcome", "reservation")
+
+    def __init__(self, owner: ReservationOwner) -> None:
+        self.reservation: Reservation | None = None
+        self.outcome: Outcome | None = None
+        """None while it is not known."""
+        self._owner: ReservationOwner | None = owner
+        self._waiters: list[_Waiter] = []
+
+    def fits(self, reservation: Reservation) -> bool:
+        """Whether this is the transfer's own reservation, or its first: nobody would fill other blocks."""
+        return self.reservation is None or _blocks_of(reservation) == _blocks_of(self.reservation)
+
+    def join(self, reservation: Reservation, cycle: HotCycle) -> Outcome | None:
+        """The outcome if it is known; None: ``cycle`` waits for it. ``fits`` holds."""
+        if self.reservation is None:
+            self.reservation = reservation
+        if self.outcome is None:
+            self._waiters.append(_Waiter(self, cycle))
+        return self.outcome
+
+    def reopen(self) -> None:
+        """The outcome is not known any more: another attempt will tell."""
+        self.outcome = None
+
+    def reply(self, outcome: Outcome) -> None:
+        """The outcome is known; whoever waits gets it. Nothing happens when it was known already."""
+        if self.outcome is not None:
+            return
+        self.outcome = outcome
+        waiters, self._waiters = self._waiters, []
+        body = encode_outcome(outcome)
+        for waiter in waiters:
+            waiter.cycle.answer(200, body)
+
+    def gone(self, waiter: _Waiter) -> None:
+        """One call was cut off by decode."""
+        self._waiters.remove(waiter)
+        if not self._waiters and self.outcome is None:
+            self.outcome = failed("decode hung up on the metaserver")
+            if self._owner is not None:
+                self._owner.reservation_lost()
+
+    def close(self) -> None:
+        """The request is over: its owner hears nothing any more."""
+        self._owner = None
+
+
+def _blocks_of(reservation: Reservation) -> Reservation:
+    """What stays the same when decode posts again: all but what it lost and the time that is left."""
+    return msgspec.structs.replace(reservation, lost_attempt=Attempt(0), lost_reason="", deadline_ms=0)
+
+
+class _Waiter:
+    """One open call."""
+
+    __slots__ = ("_calls", "cycle")
+
+    def __init__(self, calls: ReservationCalls, cycle: HotCycle) -> None:
+        self._calls = calls
+        self.cycle = cycle
+        cycle.owner = self
+
+    def client_gone(self) -> None:
+        self._calls.gone(self)
+
+    def pause(self) -> None:
+        """An outcome is one small write: there is nothing to hold back."""
+
+    def resume(self) -> None: ...
+
+
+def refusal_of(reservation: Reservation, calls: ReservationCalls, pairing: Pairing, action: Action) -> Outcome | None:
+    """Why this call cannot be taken, if it cannot. ``action``: what decode shall do when prefill has failed."""
+    lost = reservation.lost_attempt
+    newest = Attempt(0) if calls.reservation is None else pairing.attempt
+    if reservation.attempt != FIRST_ATTEMPT:
+        return failed(f"attempt {reservation.attempt} of this transfer is not running")
+    if not calls.fits(reservation):
+        return failed("this transfer has another reservation already")
+    if lost > newest:
+        return failed(f"attempt {lost} of this transfer was never made: the newest is {newest}")
+    if not newest and pairing.phase is not Phase.AWAITING_RESERVATION:
+        return failed("this request does not wait for a reservation any more")
+    if lost and lost == newest and not pairing.may_lose_attempt:
+        return _known_failure(calls) or failed("decode's answer has begun already", action)
+    return None
+
+
+def _known_failure(calls: ReservationCalls) -> Outcome | None:
+    outcome = calls.outcome
+    return outcome if outcome is not None and not outcome.is_ok else None

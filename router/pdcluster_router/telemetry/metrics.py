@@ -1,0 +1,279 @@
+"""All metrics of the router, declared here: name, unit, labels and their bounds.
+
+Labels are bounded by enums in the code, never by what a client or an engine sends. Each router has its own
+registry, so several can live in one process. What each request tells is counted here and handed over when it is read:
+``Counter.inc`` costs four times as much, ``Histogram.observe`` six times, four times a request.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter as Counted
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from itertools import accumulate
+from typing import Any, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pdcluster_protocol.labels import Role
+from pdcluster_router.telemetry.failures import Kind
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_PREFIX = "pdcluster_router_"
+_MANY = 256
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Outcome(Enum):
+    """How a request ended, for the client."""
+
+    __hash__ = object.__hash__  # Enum's own is written in Python, and each request looks up some.
+
+    OK = "ok"
+    REJECTED = "rejected"
+    """The router refused it: malformed, too large, or while it was draining."""
+    ENGINE_ERROR = "engine_error"
+    """Decode answered an error."""
+    OVERLOADED = "overloaded"
+    """Turned away: the queue for prefill was full, or the wait in it too long."""
+    PREFILL_FAILED = "prefill_failed"
+    """No prefill attempt was left, and decode shall not recompute."""
+    UNAVAILABLE = "unavailable"
+    """No engine could be reached."""
+    LOST = "lost"
+    """Decode was lost before its answer was complete."""
+    TIMEOUT = "timeout"
+    CLIENT_GONE = "client_gone"
+
+
+class Span(Enum):
+    """A stretch of a request's life, each from the request's arrival but ``PREFILL``."""
+
+    __hash__ = object.__hash__
+
+    RESERVATION = "reservation"
+    PREFILL = "prefill"
+    """From the order to prefill to its answer."""
+    FIRST_BYTE = "first_byte"
+    TOTAL = "total"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSample:
+    """What the metrics say of one engine. ``is_up``: None when it is not probed any more."""
+
+    role: str
+    url: str
+    revision: str
+    state: str
+    is_up: bool | None
+    is_ejected: bool
+
+
+class DiscoverySample(Protocol):
+    """What the metrics say of the discovery."""
+
+    is_current: bool
+
+
+class Metrics:
+    """The router's metrics."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._ended = dict.fromkeys(Outcome, 0)
+        self._failed = dict.fromkeys(Kind, 0)
+        outcomes = "Requests that have ended, by how they ended for the client"
+        self._registry.register(_Counts("requests", outcomes, "outcome", self._ended))
+        self._registry.register(_Counts("failures", "Everything that failed, by kind", "kind", self._failed))
+        self._ejected = dict.fromkeys(Role, 0)
+        ejections = "Engines left alone for a while because they failed"
+        self._registry.register(_Counts("engine_ejections", ejections, "role", self._ejected))
+        self._seconds = {span: _Seconds() for span in Span}
+        self._registry.register(_Spans(self._seconds))
+        self._in_flight = self._gauge("in_flight", "Requests that have not ended")
+        self._queued = self._gauge("queue_length", "Requests that wait until there is room to prefill them")
+        self._backlog = self._gauge(
+            "prefill_backlog_tokens",
+            "Prompt tokens of requests that are, or will be, work for a prefill engine; none counts for more than a "
+            "quarter of max_prefill_backlog_tokens",
+        )
+        self._local_backlog = self._gauge(
+            "local_prefill_backlog_tokens", "Likewise of requests that decode engines prefill by themselves"
+        )
+        self.num_local_prefills = 0
+        """For the exchange to count: a ``Counter`` has a lock, which costs a hundredth of a request."""
+        local = "Requests that decode prefills by itself: n > 1, best_of > 1, lists of prompts, prompt logprobs"
+        self._registry.register(_Total("local_prefill", local, lambda: self.num_local_prefills))
+        self.decode_resent = self._counter(
+            "decode_resent",
+            "Requests sent to decode again: the first try never reached an engine, or the engine failed",
+        )
+        self.trace_lost = self._counter("trace_lost_lines", "Lines of --trace-file that could not be written")
+        self.discovery_failed = self._counter("discovery_failures", "Lists and watches of the API server that failed")
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(_PREFIX + name, text, labels, registry=self._registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(_PREFIX + name, text, labels, registry=self._registry)
+
+    def ended(self, outcome: Outcome) -> None:
+        self._ended[outcome] += 1
+
+    def failed(self, kind: Kind) -> None:
+        self._failed[kind] += 1
+
+    def ejected(self, role: Role) -> None:
+        self._ejected[role] += 1
+
+    def took(self, span: Span, seconds: float) -> None:
+        times = self._seconds[span].times
+        times.append(seconds)
+        if len(times) >= _MANY:
+            self._seconds[span].count()
+
+    def watch_in_flight(self, count: Callable[[], float]) -> None:
+        """``count`` is asked when the metrics are read: nothing is counted on the hot path."""
+        self._in_flight.set_function(count)
+
+    def watch_queue(
+        self,
+        length: Callable[[], float],
+        backlog_tokens: Callable[[], float],
+        local_backlog_tokens: Callable[[], float],
+    ) -> None:
+        """As ``watch_in_flight``."""
+        self._queued.set_function(length)
+        self._backlog.set_function(backlog_tokens)
+        self._local_backlog.set_function(local_backlog_tokens)
+
+    def watch_engines(self, samples: Callable[[], Iterable[EngineSample]]) -> None:
+        """As ``watch_in_flight``. Engines that are gone are gone from the metrics too."""
+        self._registry.register(_Engines(samples))
+
+    def watch_discovery(self, discovery: DiscoverySample) -> None:
+        """As ``watch_in_flight``. Not there where engines are named at start."""
+        up = self._gauge("discovery_up", "Whether changes of the engines reach us from the API server")
+        up.set_function(lambda: float(discovery.is_current))
+
+    def render(self) -> bytes:
+        """All of them in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class _Counts(Collector):
+    """How often each of some things has happened, as a counter."""
+
+    def __init__(self, name: str, text: str, label: str, numbers: Mapping[Any, int]) -> None:
+        """``numbers``: by a member of an Enum, whose value is the label's. They go on growing."""
+        self._name = _PREFIX + name
+        self._text = text
+        self._label = label
+        self._numbers = numbers
+        self._created_at = time.time()
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(self._name, self._text, labels=(self._label,))
+        for member, number in self._numbers.items():
+            family.add_metric((member.value,), number, created=self._created_at)
+        yield family
+
+
+class _Total(Collector):
+    """A number that only grows, read when the metrics are."""
+
+    def __init__(self, name: str, text: str, number: Callable[[], int]) -> None:
+        self._name = _PREFIX + name
+        self._text = text
+        self._number = number
+        self._created_at = time.time()
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(self._name, self._text, value=self._number(), created=self._created_at)
+
+
+class _Seconds:
+    """How long one span took: ``counts`` has one number for each bucket, and one for what is longer.
+
+    A request only notes its time: they are counted when somebody asks, or when there are many.
+    """
+
+    __slots__ = ("counts", "times", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_SECONDS) + 1)
+        self.times: list[float] = []
+        """Seconds that are not counted yet."""
+        self.total = 0.0
+
+    def count(self) -> None:
+        for seconds in self.times:
+            self.counts[bisect_left(_SECONDS, seconds)] += 1
+        self.total += sum(self.times)
+        self.times.clear()
+
+
+class _Spans(Collector):
+    """The seconds of all spans, as a histogram."""
+
+    def __init__(self, seconds: dict[Span, _Seconds]) -> None:
+        self._seconds = seconds
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(
+            _PREFIX + "phase_seconds",
+            "Seconds from a request's arrival to its reservation, first body byte and end, and of its prefill alone",
+            labels=("phase",),
+        )
+        bounds = [*map(str, _SECONDS), "+Inf"]
+        for span, one in self._seconds.items():
+            one.count()
+            buckets = list(zip(bounds, accumulate(one.counts), strict=True))
+            family.add_metric((span.value,), buckets, sum_value=one.total)
+        yield family
+
+
+class _Engines(Collector):
+    """The engines of the moment, read when the metrics are."""
+
+    def __init__(self, samples: Callable[[], Iterable[EngineSample]]) -> None:
+        self._samples = samples
+
+    def collect(self) -> Iterator[Metric]:
+        samples = list(self._samples())
+        up = GaugeMetricFamily(
+            _PREFIX + "engine_up",
+            "Whether the engine answered its last probe, by role and URL",
+            labels=("role", "engine"),
+        )
+        for (role, url), is_up in {(one.role, one.url): one.is_up for one in samples if one.is_up is not None}.items():
+            up.add_metric((role, url), float(is_up))
+        yield up
+        ejected = GaugeMetricFamily(
+            _PREFIX + "engine_ejected",
+            "Whether the engine gets no requests for a while because its last ones failed, by role and URL",
+            labels=("role", "engine"),
+        )
+        for (role, url), is_ejected in {(one.role, one.url): one.is_ejected for one in samples}.items():
+            ejected.add_metric((role, url), float(is_ejected))
+        yield ejected
+        yield _counted(samples)
+
+
+def _counted(samples: Iterable[EngineSample]) -> Metric:
+    engines = GaugeMetricFamily(
+        _PREFIX + "engines",
+        "Engines that are known, by role, revision and state; only serving ones get new work",
+        labels=("role", "revision", "state"),
+    )
+    for labels, number in Counted((one.role, one.revision, one.state) for one in samples).items():
+        engines.add_metric(labels, number)
+    return engines

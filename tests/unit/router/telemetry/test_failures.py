@@ -1,0 +1,73 @@
+"""One line and one count for each failure, with the same keys."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from pdcluster_router.core.scrub import MAX_REASON_CHARS
+from pdcluster_router.telemetry.failures import MAX_LINES_PER_S, Failure, Failures, Kind
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def counted() -> list[Kind]:
+    return []
+
+
+@pytest.fixture
+def failures(clock: Clock, counted: list[Kind]) -> Failures:
+    return Failures(counted.append, clock)
+
+
+def test_a_failure_is_one_line_with_all_keys_and_one_count(
+    failures: Failures, counted: list[Kind], caplog: pytest.LogCaptureFixture
+) -> None:
+    failures.tell(Failure(Kind.PREFILL_FAILED, "R-1", "t-1", 2, "prefill-0", "it answered 500"))
+    failures.tell(Failure(Kind.QUEUE_FULL))
+    assert caplog.messages == [
+        "failure kind=prefill_failed request_id=R-1 transfer_id=t-1 attempt=2 engine=prefill-0 reason=it answered 500",
+        "failure kind=queue_full request_id=- transfer_id=- attempt=0 engine=- reason=-",
+    ]
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+    assert counted == [Kind.PREFILL_FAILED, Kind.QUEUE_FULL]
+
+
+def test_a_stranger_cannot_write_a_line_of_its_own_or_a_long_one(
+    failures: Failures, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures.tell(Failure(Kind.BAD_TOKEN, transfer_id="x\nfailure kind=decode_lost", reason="y\n" * 10_000))
+    (line,) = caplog.messages
+    assert "\n" not in line
+    assert "transfer_id=x_failure_kind=decode_lost attempt=0" in line
+    assert len(line) < MAX_REASON_CHARS + 200
+
+
+def test_a_storm_is_counted_whole_and_logged_in_part(
+    failures: Failures, clock: Clock, counted: list[Kind], caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(1000):
+        failures.tell(Failure(Kind.CLIENT_GONE))
+    failures.tell(Failure(Kind.DECODE_LOST))
+    assert len(counted) == 1001
+    assert len(caplog.messages) == MAX_LINES_PER_S + 2
+    assert caplog.messages[-2] == "failure kind=client_gone: more in this second are counted, not logged"
+    clock.now += 1.0
+    failures.tell(Failure(Kind.CLIENT_GONE))
+    assert len(caplog.messages) == MAX_LINES_PER_S + 3
+
+
+def test_kinds_are_words_that_fit_a_label() -> None:
+    assert all(kind.value == kind.name.lower() for kind in Kind)

@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 # Where it is set, each process of a test run would compile anew what it imports of vLLM and PyTorch.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help install run check test model faults bench crds chart kube e2e lock clean
+.PHONY: help install run check test test-all model faults bench crds chart kube e2e lock clean
 BIN := .venv/bin
 PORT ?= 8000
 ARGS ?=
@@ -13,7 +13,7 @@ WORKERS ?= 3
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 help:     ## what can be made
-	@sed -n 's/^\([a-z0-9]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
 install:  ## system libraries, virtual environment, locked packages; nothing when they are there
 	@tools/bootstrap.sh
@@ -43,13 +43,19 @@ check-connector:
 check-parts:
 	$(BIN)/python -m pytest -q tests/unit $(addprefix --ignore=,$(WITH_VLLM))
 
-test: kube  ## everything: check, then all tests, also those with real engines
-	@$(MAKE) --no-print-directory -j 2 test-all check-style
+# The linters beside the tests: their one core would leave the other idle for a minute, and they end long before.
+test: kube  ## check, and tests of all parts, also with real engines: before every merge
+	@$(MAKE) --no-print-directory -j 2 run-most check-style
 
-# Beside the linters, whose one core would leave the other idle for a minute; these end long before.
-.PHONY: test-all
-test-all:
-	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) --durations=30 --durations-min=5
+test-all: kube  ## the same with the slow ones, as all models and rank sizes: before every release
+	@$(MAKE) --no-print-directory -j 2 run-all check-style
+
+.PHONY: run-most run-all
+TESTS = $(BIN)/python -m pytest -q $(SIDE_BY_SIDE) --durations=30 --durations-min=5
+run-most:
+	$(TESTS) -m "not slow"
+run-all:
+	$(TESTS)
 
 model: install  ## every interleaving of a small system of the real cores (ARGS=small: one minute)
 	$(BIN)/python -m tests.model $(ARGS)

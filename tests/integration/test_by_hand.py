@@ -21,7 +21,7 @@ from patience import PATIENCE_S
 from pdcluster_cli.linux import die_with_parent
 from pdcluster_cli.waiting import is_healthy
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
 PAGE = Path(__file__).parents[2] / "docs" / "by-hand.md"
 SMALL = ("--enforce-eager", "--max-model-len", "2048")

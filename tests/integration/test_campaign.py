@@ -51,11 +51,12 @@ def lent(zygote: Zygote) -> Iterator[Zygote]:
         assert eventually(lambda: not any(map(is_running, started)))
 
 
-def test_of_500_requests_among_faults_none_hangs_or_lies_and_nothing_leaks(tmp_path: Path) -> None:
-    status, summary, output = run_campaign(tmp_path, "--requests", "500", "--seed", "1")
+@pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.slow)])
+def test_of_requests_among_faults_none_hangs_or_lies_and_nothing_leaks(tmp_path: Path, count: int) -> None:
+    status, summary, output = run_campaign(tmp_path, "--requests", str(count), "--seed", "1")
     assert status == 0, output
-    assert sum(summary["ends"].values()) == 500
-    assert summary["faults"] >= 60
+    assert sum(summary["ends"].values()) == count
+    assert summary["faults"] >= 0.12 * count
     assert set(summary["zeros"].values()) == {0}
 
 

@@ -58,9 +58,9 @@ def require_no_block_in_use(pool: Pool) -> None:
     ("prefill_args", "decode_args"),
     [
         pytest.param((), (), id="prefix caching"),
-        pytest.param(NO_CACHE, NO_CACHE, id="no prefix caching"),
-        pytest.param(("--max-num-batched-tokens", "192"), (), id="chunked prefill"),
-        pytest.param(NO_CACHE, (), id="cache on decode only"),
+        pytest.param(NO_CACHE, NO_CACHE, id="no prefix caching", marks=pytest.mark.slow),
+        pytest.param(("--max-num-batched-tokens", "192"), (), id="chunked prefill", marks=pytest.mark.slow),
+        pytest.param(NO_CACHE, (), id="cache on decode only", marks=pytest.mark.slow),
     ],
 )
 def test_200_prompts_at_concurrency_16_answer_like_a_single_engine(
@@ -86,6 +86,7 @@ def test_a_warm_decode_cache_receives_only_what_it_lacks_and_answers_the_same(
         assert again < pushed / 2
 
 
+@pytest.mark.slow
 def test_compiled_engines_answer_like_a_single_compiled_engine(harness: Harness, reference: Reference) -> None:
     # Each engine compiles its own: half a minute for eight layers, half of that for four.
     prompts, model = reference.prompts, ensure_model(llama(4))

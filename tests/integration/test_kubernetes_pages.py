@@ -29,7 +29,7 @@ from control_plane.recipe import KUBECTL
 from integration.harness import eventually
 from pdcluster_operator.core.explain import NOT_LOOKED_AT
 
-pytestmark = pytest.mark.control_plane
+pytestmark = [pytest.mark.control_plane, pytest.mark.slow]
 
 NODELESS: Final = ("port-forward",)
 """What cannot be done without a node."""

@@ -94,7 +94,14 @@ def test_once_prints_the_answer_and_a_report_and_ends_with_status_0_and_the_read
     assert local.end() == 0
     _assert_nothing_is_left(local, pids)
     report = local.text().partition("Transfer report")[2]
-    for row in ("layers                 8\n", "KV pushed ", "coalesced from", "hand-over ", "hidden behind compute "):
+    for row in (
+        "proven ",
+        "layers per rank        8\n",
+        "KV pushed ",
+        "coalesced from",
+        "hand-over ",
+        "hidden behind compute ",
+    ):
         assert row in report
     assert "unknown" not in report
     assert local.answer
@@ -113,13 +120,23 @@ def _answer_of_readmes_ranks(folder: Path) -> str:
     return Local(subprocess.Popen(["true"]), 0, folder / "output-make").answer
 
 
-def test_a_question_of_ones_own_and_two_engines_of_each_role(start: Callable[..., Local]) -> None:
+def test_a_question_of_ones_own_and_two_engines_of_each_role_that_ask_for_a_key(start: Callable[..., Local]) -> None:
     small = "--kv-cache-memory-bytes 67108864"
     counts = ("--prefill", "2", "--decode", "2", "--prefill-args", small, "--decode-args", small)
-    local = start(*counts, "--once", "Why is the sky blue?")
+    local = start(*counts, "--once", "Why is the sky blue?", env={"VLLM_API_KEY": "of-engines"})
     assert local.end() == 0, local.text()
     assert "Question: Why is the sky blue?" in local.text()
+    assert '-H "Authorization: Bearer $VLLM_API_KEY"' in local.text()
     assert all(f"{name} is ready" in local.text() for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [("--prefill-pp", "2"), ("--prefill-dp", "2"), ("--decode-dp", "2")])
+def test_pipeline_and_data_parallel_engines_start_and_hand_over(start: Callable[..., Local], ranks: list[str]) -> None:
+    local = start(*ranks, "--once")
+    assert local.end() == 0, local.text()
+    assert "content compared on both engines" in local.text()
+    assert local.answer
 
 
 def test_it_serves_the_curl_line_it_prints_until_sigterm(start: Callable[..., Local]) -> None:

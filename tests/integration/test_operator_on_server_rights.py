@@ -150,6 +150,7 @@ def test_the_operator_needs_all_its_rights_and_no_other(server: Server) -> None:
     check_rights(server)
 
 
+@pytest.mark.slow
 def test_with_rights_in_some_namespaces_it_needs_all_of_them_and_no_other(tmp_path: Path) -> None:
     with server_of(tmp_path, "namespaced") as server:
         with server.operator() as process, server.pool(namespace="team-a") as pool, server.pool() as elsewhere:

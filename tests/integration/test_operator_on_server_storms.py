@@ -21,7 +21,7 @@ from operator_on_server.process import OperatorProcess
 from operator_on_server.proxy import OF_WATCHES, OF_WRITES, FaultyProxy
 from operator_on_server.server import READY_LIMIT_S, Pool, Server, running_server
 
-pytestmark = pytest.mark.control_plane
+pytestmark = [pytest.mark.control_plane, pytest.mark.slow]
 
 SEED: Final = 20_261_121
 RATE: Final = 0.3

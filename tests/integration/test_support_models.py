@@ -6,6 +6,8 @@ their beginnings in the prefix cache, where the model has one.
 
 from __future__ import annotations
 
+from typing import Final
+
 import pytest
 
 from integration.harness import Harness
@@ -15,7 +17,23 @@ from zoo.cases import CASES
 pytestmark = pytest.mark.engines
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK: Final = frozenset({
+    "mistral 2 to 1",  # one window, fewer ranks
+    "gemma3",  # windows beside full layers
+    "mla 1 to 2",  # latent, copied to each rank
+    "delta net 2 to 2",  # state and attention, of equal ranks
+    "mamba2",  # state alone
+    "mtp",  # layers that look ahead
+    "fp8 2 to 1",  # another width of a number
+    "pipeline 2 to tp 2",  # layers on other ranks
+})  # fmt: skip
+"""One of each layout; the others differ from one of them in one thing."""
+assert CASES.keys() >= QUICK
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_a_pool_answers_like_a_single_engine(harness: Harness, name: str) -> None:
     case = CASES[name]()
     first = pools.make_prompts(case.lengths, seed=11)

@@ -55,7 +55,7 @@ COMMANDS: Final = sorted(
 
 
 def make_targets() -> set[str]:
-    return set(re.findall(r"^([a-z0-9]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    return set(re.findall(r"^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 def check_pdcluster(words: list[str]) -> None:

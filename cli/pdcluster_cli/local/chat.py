@@ -1,13 +1,19 @@
-"""Asks an OpenAI endpoint one streamed chat question. Knows the wire format, prints nothing."""
+"""Asks an OpenAI endpoint one streamed chat question. Knows the wire format, prints nothing.
+
+Engines that vLLM's own ``VLLM_API_KEY`` makes ask for a key have it from our environment: so we show it too.
+"""
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from pdcluster_cli.engines import LOOPBACK
+
+KEY_VARIABLE: Final = "VLLM_API_KEY"
 
 
 class ChatError(Exception):
@@ -29,10 +35,11 @@ def stream_answer(port: int, model: str, question: str, *, max_tokens: int, time
     }
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=timeout_s)
     try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+        headers = {"content-type": "application/json", **_authorization()}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != http.HTTPStatus.OK:
-            raise ChatError(f"HTTP {response.status}: {response.read().decode(errors='replace')}")
+            raise ChatError(_refusal("POST /v1/chat/completions", response.status, response.read()))
         yield from _pieces(response)
     except (OSError, http.client.HTTPException) as error:
         raise ChatError(f"the answer broke off: {error!r}") from error
@@ -48,13 +55,27 @@ def served_model(port: int, *, timeout_s: float) -> str:
     """
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=timeout_s)
     try:
-        connection.request("GET", "/v1/models")
-        reply = json.loads(connection.getresponse().read())
-        return str(reply["data"][0]["id"])
+        connection.request("GET", "/v1/models", headers=_authorization())
+        response = connection.getresponse()
+        text = response.read()
+        if response.status != http.HTTPStatus.OK:
+            raise ChatError(_refusal("GET /v1/models", response.status, text))
+        return str(json.loads(text)["data"][0]["id"])
     except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
         raise ChatError(f"GET /v1/models names no model: {error!r}") from error
     finally:
         connection.close()
+
+
+def _authorization() -> dict[str, str]:
+    key = os.environ.get(KEY_VARIABLE)
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def _refusal(call: str, status: int, text: bytes) -> str:
+    is_key_wrong = status == http.HTTPStatus.UNAUTHORIZED
+    cure = f": engines ask for a key: give it to all by {KEY_VARIABLE}, not by --api-key" if is_key_wrong else ""
+    return f"{call} was answered {status}{cure}: {text.decode(errors='replace')}"
 
 
 def _pieces(lines: http.client.HTTPResponse) -> Iterator[str]:

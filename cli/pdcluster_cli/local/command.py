@@ -23,7 +23,7 @@ from typing import Final
 
 from pdcluster_cli import checks
 from pdcluster_cli.engines import LOOPBACK, OFFLINE, SCRATCH, patience_env, preload_modules, secret_env, zygote_env
-from pdcluster_cli.local.chat import ChatError, served_model, stream_answer
+from pdcluster_cli.local.chat import KEY_VARIABLE, ChatError, served_model, stream_answer
 from pdcluster_cli.local.options import Options, parse_options
 from pdcluster_cli.local.plan import Machine, plan_engines, problems_here, remarks
 from pdcluster_cli.local.pool import Member, RouterPlan, find_dead, start_members
@@ -192,7 +192,8 @@ def _newest_request(traces: Sequence[Path]) -> tuple[RequestTrace | None, list[P
 
 def _curl_line(port: int, model: str) -> str:
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 32}}'
-    return f"curl http://127.0.0.1:{port}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+    key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if os.environ.get(KEY_VARIABLE) else ""
+    return f"curl http://127.0.0.1:{port}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
 
 
 def _make_run_folder(runs: Path) -> Path:

@@ -21,6 +21,7 @@ class Report:
     prompt_tokens: int
     cached_tokens: int
     num_layers: int
+    """Of the prefill rank that has most: a pipeline stage has only its own."""
     num_bytes: int
     ranges: int
     """Block ranges over all layers, before coalescing."""
@@ -71,7 +72,7 @@ def format_report(report: Report, proved: str) -> str:
     rows = [
         ("proven", proved),
         ("prompt", f"{report.prompt_tokens:,} tokens ({report.cached_tokens:,} cached on decode)"),
-        ("layers", f"{report.num_layers}"),
+        ("layers per rank", f"{report.num_layers}"),
         ("KV pushed", _format_bytes(report.num_bytes)),
         ("writes", f"{report.writes:,} (coalesced from {report.ranges:,} block ranges)"),
         ("time to first token", _format_ms(report.ttft_s)),

@@ -74,7 +74,7 @@ def test_the_report_is_a_table_that_a_person_reads() -> None:
         "Transfer report",
         "  proven                 300 tokens compared",
         "  prompt                 100 tokens (16 cached on decode)",
-        "  layers                 4",
+        "  layers per rank        4",
         "  KV pushed              4.0 MiB",
         "  writes                 2 (coalesced from 12 block ranges)",
         "  time to first token    300.0 ms",

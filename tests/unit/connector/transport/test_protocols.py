@@ -37,6 +37,7 @@ def test_each_protocol_is_forced_by_what_mooncake_obeys(
         ("rdma", "MC_FORCE_TCP", "0"),
         ("rdma", "MC_FORCE_MNNVL", "1"),
         ("rdma", "MC_USE_TENT", "1"),
+        ("tcp", "MC_USE_TEV1", "1"),
         ("ascend", "MC_FORCE_TCP", "1"),
     ],
 )

@@ -1,0 +1,63 @@
+"""What is asked of the endpoint, and what is said of its refusals."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from patience import PATIENCE_S
+from pdcluster_cli.local.chat import ChatError, served_model, stream_answer
+
+KEY = "of-engines"
+
+
+class Engine(BaseHTTPRequestHandler):
+    """It asks for a key, and lists one model."""
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def do_POST(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        is_known = self.headers.get("authorization") == f"Bearer {KEY}"
+        self.send_response(200 if is_known else 401)
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": [{"id": "tiny"}]} if is_known else {"error": "Unauthorized"}).encode())
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextmanager
+def running() -> Iterator[int]:
+    server = HTTPServer(("127.0.0.1", 0), Engine)
+    thread = threading.Thread(target=server.serve_forever, name="engine")
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_the_engines_key_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    with running() as port:
+        assert served_model(port, timeout_s=PATIENCE_S) == "tiny"
+
+
+def test_who_shows_none_is_told_where_it_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    told = r"was answered 401: engines ask for a key: give it to all by VLLM_API_KEY, not by --api-key"
+    with running() as port:
+        with pytest.raises(ChatError, match=f"GET /v1/models {told}"):
+            served_model(port, timeout_s=PATIENCE_S)
+        with pytest.raises(ChatError, match=f"POST /v1/chat/completions {told}"):
+            list(stream_answer(port, "tiny", "?", max_tokens=1, timeout_s=PATIENCE_S))

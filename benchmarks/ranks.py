@@ -19,10 +19,10 @@ from benchmarks.kv_shape import KvShape
 from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_rank, make_prefill_rank
 from pdcluster_connector.core.ranges import GroupSlice
 from pdcluster_connector.core.watermark import KvGroup
+from pdcluster_connector.device import CpuDevice, DeviceEvent
 from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import DecodeStep, Expect, PrefillStep, PushSlice, Target
-from pdcluster_connector.worker.device import CpuDevice, DeviceEvent
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.params import SideChannelAddress

@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from pdcluster_connector.core.exchange import PrefillRank, Round, plan_rounds, write_rows
-from pdcluster_connector.core.resharding import ReshardItem, TokenPages, TokenShape
+from pdcluster_connector.reshard.feeds import ReshardItem, TokenPages, TokenShape
+from pdcluster_connector.reshard.rounds import GroupRank, Round, plan_rounds, write_rows
 from pdcluster_protocol.ids import RequestId
 
 PREFILL_TP, KV_HEADS, CELL_BYTES, BLOCK_TOKENS, PROMPT_TOKENS = 4, 8, 128, 128, 2048
@@ -70,7 +70,7 @@ def measure(rank: int, cases: Sequence[Case], repeats: int, store: str, pipe: Co
     import torch
     import torch.distributed as dist
 
-    from pdcluster_connector.worker.regrouping import open_reshard_group
+    from pdcluster_connector.reshard.tensors import open_reshard_group
 
     torch.set_num_threads(1)
     file_store = torch._C._distributed_c10d.FileStore(store, PREFILL_TP)
@@ -83,11 +83,11 @@ def _measure(rank: int, case: Case, repeats: int, group: object) -> Cost:
     import torch
     import torch.distributed as dist
 
-    from pdcluster_connector.worker.regrouping import Indices, Regrouping, Scratch, TokenRegion
+    from pdcluster_connector.reshard.tensors import Indices, Regrouping, Scratch, TokenRegion
 
     shape, items = TokenShape(KV_HEADS, CELL_BYTES, pages(KV_HEADS // PREFILL_TP)), case.items()
     begin = time.perf_counter()
-    (turn,) = plan_rounds(PrefillRank(rank, PREFILL_TP), [shape] * REGIONS, items, 1 << 40)
+    (turn,) = plan_rounds(GroupRank(rank, PREFILL_TP), [shape] * REGIONS, items, 1 << 40)
     plan_s = time.perf_counter() - begin
     num_blocks = 1 + case.num_requests * PROMPT_TOKENS // BLOCK_TOKENS
     regions = [
@@ -133,19 +133,19 @@ def _median(work: Callable[[], object], repeats: int, group: object) -> float:
 
 
 def _splits(turn: Round) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return turn.exchanges[0].sends, turn.exchanges[0].receives
+    return turn.regions[0].sends, turn.regions[0].receives
 
 
 def _writes(turn: Round, items: Sequence[ReshardItem], case: Case) -> int:
     decode = pages(KV_HEADS // case.decode_tp)
-    parts = [part for exchange in turn.exchanges for part in exchange.parts]
+    parts = [part for exchange in turn.regions for part in exchange.parts]
     return sum(len(write_rows(part, items[part.item], decode).source) for part in parts)
 
 
 def _direct_writes(turn: Round) -> int:
     """One for each token and decode rank, of all tokens of this rank's heads."""
-    tokens = [gather.pieces for exchange in turn.exchanges for gather in exchange.gathers]
-    tokens += [copy.pieces for exchange in turn.exchanges for copy in exchange.copies]
+    tokens = [gather.pieces for exchange in turn.regions for gather in exchange.gathers]
+    tokens += [copy.pieces for exchange in turn.regions for copy in exchange.copies]
     return sum(len(pieces.tokens) * pieces.piece_tokens for pieces in tokens)
 
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 
 from pdcluster_connector.core.receiving import ReceiveTimes
 from pdcluster_connector.core.reception import Reception
+from pdcluster_connector.device import Device, select_device
 from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.metaserver_client import MetaserverClient
+from pdcluster_connector.reshard.staging import StagingMemory
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.trace import Trace
@@ -17,13 +19,11 @@ from pdcluster_connector.transport import make_transport
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.worker.decode import DecodeWorker
-from pdcluster_connector.worker.device import Device, select_device
 from pdcluster_connector.worker.inbound import InboundSessions
 from pdcluster_connector.worker.lane_parts import LaneParts
 from pdcluster_connector.worker.prefill import PrefillWorker
 from pdcluster_connector.worker.receiver import Receiver
 from pdcluster_connector.worker.resharding import GroupResharding, NoResharding, Resharding, TokenMemory
-from pdcluster_connector.worker.staging import StagingMemory
 from pdcluster_protocol.ids import BootId, RequestId
 from pdcluster_protocol.metaserver import Outcome
 from pdcluster_protocol.params import SideChannelAddress

@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 
-from pdcluster_connector.worker.device import DeviceEvent
+from pdcluster_connector.device import DeviceEvent
 
 
 class ManualEvent:

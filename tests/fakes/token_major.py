@@ -9,10 +9,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pdcluster_connector.core.exchange import StagedPart, write_rows
 from pdcluster_connector.core.ranges import NULL_BLOCK
-from pdcluster_connector.core.resharding import ReshardItem, TokenPages, TokenShape
 from pdcluster_connector.core.tp_mapping import Sharding
+from pdcluster_connector.reshard.feeds import ReshardItem, TokenPages, TokenShape
+from pdcluster_connector.reshard.rounds import StagedPart, write_rows
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 

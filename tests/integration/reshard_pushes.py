@@ -383,7 +383,7 @@ def _start(rank: int, tp_size: int, store: str, settings: Settings) -> tuple[Pre
     import torch.distributed as dist
 
     from pdcluster_connector.assembly import make_prefill_rank
-    from pdcluster_connector.worker.regrouping import open_reshard_group
+    from pdcluster_connector.reshard.tensors import open_reshard_group
     from pdcluster_connector.worker.resharding import TokenMemory
 
     torch.set_num_threads(1)

@@ -33,7 +33,7 @@ from fakes.token_major import (
     rounded_stop,
     shape_of,
 )
-from pdcluster_connector.core.resharding import ReshardItem, TokenShape
+from pdcluster_connector.reshard.feeds import ReshardItem, TokenShape
 from pdcluster_protocol.ids import RequestId
 
 END_S = 60.0
@@ -222,11 +222,11 @@ class _Rank:
         import torch
         import torch.distributed as dist
 
-        from pdcluster_connector.core.exchange import PrefillRank
-        from pdcluster_connector.worker.device import CpuDevice
-        from pdcluster_connector.worker.regrouping import TokenRegion, open_reshard_group
-        from pdcluster_connector.worker.resharder import Outcome, Resharder, ResharderParts, ReshardTimes
-        from pdcluster_connector.worker.staging import StagingMemory
+        from pdcluster_connector.device import CpuDevice
+        from pdcluster_connector.reshard.resharder import Outcome, Resharder, ResharderParts, ReshardTimes
+        from pdcluster_connector.reshard.rounds import GroupRank
+        from pdcluster_connector.reshard.staging import StagingMemory
+        from pdcluster_connector.reshard.tensors import TokenRegion, open_reshard_group
 
         torch.set_num_threads(1)
         self.rank, self.scenario = rank, scenario
@@ -244,7 +244,7 @@ class _Rank:
         times = ReshardTimes(scenario.device_s, scenario.room_s)
         self.num_sockets = _num_sockets()
         group = open_reshard_group(ranks, scenario.timeout_s)
-        parts = ResharderParts(PrefillRank(rank, len(ranks)), regions, self.staging, CpuDevice(), times)
+        parts = ResharderParts(GroupRank(rank, len(ranks)), regions, self.staging, CpuDevice(), times)
         self.resharder = Resharder(parts, group, self.outcomes.put)
         self.hoarded: list[Any] = []
         self.decodes: dict[tuple[int, int, int], DecodeRank] = {}
@@ -308,7 +308,7 @@ class _Rank:
 
     def _lane(self) -> None:
         """Write every part that was staged, until the last step was read."""
-        from pdcluster_connector.worker.resharder import Resharded, ReshardFailed, StepRead
+        from pdcluster_connector.reshard.resharder import Resharded, ReshardFailed, StepRead
 
         while True:
             try:

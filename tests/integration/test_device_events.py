@@ -13,13 +13,13 @@ import torch
 from fakes.device import ManualDevice, ManualStream
 from fakes.token_major import Pages, shape_of
 from integration.ranks import LIFE, Pair, make_pair
-from pdcluster_connector.core.exchange import PrefillRank
-from pdcluster_connector.core.resharding import ReshardItem
+from pdcluster_connector.device import CpuDevice
+from pdcluster_connector.reshard.feeds import ReshardItem
+from pdcluster_connector.reshard.resharder import Outcome, Resharded, Resharder, ResharderParts, StepRead
+from pdcluster_connector.reshard.rounds import GroupRank
+from pdcluster_connector.reshard.staging import StagingMemory
+from pdcluster_connector.reshard.tensors import TokenRegion
 from pdcluster_connector.steps import PrefillStep
-from pdcluster_connector.worker.device import CpuDevice
-from pdcluster_connector.worker.regrouping import TokenRegion
-from pdcluster_connector.worker.resharder import Outcome, Resharded, Resharder, ResharderParts, StepRead
-from pdcluster_connector.worker.staging import StagingMemory
 from pdcluster_protocol.ids import RequestId
 
 _WHILE_NOTHING_MAY_HAPPEN_S = 0.3
@@ -90,7 +90,7 @@ def test_staging_is_handed_on_when_the_side_stream_is_through_with_it() -> None:
     stream, shape = ManualStream(), shape_of(Pages(128), 1, 8, 16)
     region = TokenRegion(torch.zeros(8 * shape.pages.block_stride, dtype=torch.uint8), shape, group=0)
     staging = StagingMemory(1 << 20, torch.device("cpu"))
-    parts = ResharderParts(PrefillRank(0, 1), {0: region}, staging, CpuDevice(), open_stream=lambda _: stream)
+    parts = ResharderParts(GroupRank(0, 1), {0: region}, staging, CpuDevice(), open_stream=lambda _: stream)
     resharder = Resharder(parts, None, outcomes.append)
     resharder.begin_step(1, {0: [ReshardItem(RequestId("r"), 2, 0, 256, [1, 2], [1, 2], 128, 128)]})
     resharder.layer_saved([0], None)

@@ -14,6 +14,7 @@ import pytest
 from fakes.vllm_server import VllmPages, serving
 from integration.harness import Harness, complete, eventually, metric
 from integration.ports import fresh_port
+from patience import PATIENCE_S
 from pdcluster_cli.__main__ import main
 from pdcluster_cli.drain import wait_until_idle
 from pdcluster_cli.engine_http import Answer, NoAnswer
@@ -119,7 +120,7 @@ def test_an_engine_that_stalls_for_a_question_is_waited_for_when_it_speaks_again
         pages.running = int(len(asked) <= 4)
         return Answer(200, "" if path == "/health" else pages.metrics())
 
-    assert wait_until_idle(ask, timeout_s=30, idle_s=0.1).startswith("idle for 0.1 s after ")
+    assert wait_until_idle(ask, timeout_s=PATIENCE_S, idle_s=0.1).startswith("idle for 0.1 s after ")
     assert len(asked) > 4
 
 

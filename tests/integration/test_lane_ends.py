@@ -26,19 +26,19 @@ from integration.ranks import (
 )
 from patience import EDGE_S
 from pdcluster_connector.assembly import make_prefill_rank
-from pdcluster_connector.core.exchange import StagedPart
 from pdcluster_connector.core.receiving import PeerId
-from pdcluster_connector.core.resharding import ReshardItem
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.engine_facts import EngineRole
+from pdcluster_connector.reshard.feeds import ReshardItem
+from pdcluster_connector.reshard.resharder import ReshardFailed
+from pdcluster_connector.reshard.rounds import StagedPart
+from pdcluster_connector.reshard.staging import Room
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.steps import PrefillStep, PushSlice, Target
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
 from pdcluster_connector.worker.orders import Order, Quiesce, Staged, StagedWrite
 from pdcluster_connector.worker.prefill import PrefillWorker
-from pdcluster_connector.worker.resharder import ReshardFailed
-from pdcluster_connector.worker.staging import Room
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.params import SideChannelAddress
 from pdcluster_protocol.side_channel import Denial, Failed, Fenced, Grant, Hello, Open, Revoke, ToDecode, Welcome

@@ -95,7 +95,7 @@ def test_once_prints_the_answer_and_a_report_and_ends_with_status_0_and_the_read
     _assert_nothing_is_left(local, pids)
     report = local.text().partition("Transfer report")[2]
     for row in (
-        "proven ",
+        "tokens by tcp, their content compared on both engines\n",
         "layers per rank        8\n",
         "KV pushed ",
         "coalesced from",

@@ -21,6 +21,7 @@ from integration.ranks import (
     fingerprint_of,
     make_pair,
 )
+from patience import PATIENCE_S
 from pdcluster_connector.assembly import DecodeRank, make_decode_rank, make_prefill_rank, new_boot_id
 from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.settings import Settings
@@ -77,7 +78,7 @@ def test_ranks_on_two_nodes_push_one_prompt_together(bench: Bench) -> None:
         bench.expect(name)
         for rank in bench.ranks:
             rank.forward(bench.part(name))
-        assert eventually(lambda name=name: bench.has_ended(name), timeout_s=60), bench.losses()  # type: ignore[misc]  # bound
+        assert eventually(lambda name=name: bench.has_ended(name), timeout_s=PATIENCE_S), bench.losses()  # type: ignore[misc]  # bound
     assert bench.ended == {"a": True, "b": True}
     block = bench.cache.layers[:, 5].reshape(SHAPE.num_layers, 2, -1)
     assert np.array_equal(np.unique(block[:, 0]), [100])
@@ -92,10 +93,10 @@ def test_data_parallel_ranks_of_one_engine_do_not_share_an_attempt(caplog: pytes
         other = replace(pair, prefill=rank, life=new_boot_id())
         pair.expect("a", 2)
         pair.forward(pair.slice_of("a", [1], [5], is_last=False))
-        assert pair.step_until(lambda: bool(pair.target.layers[:, 5].any()), timeout_s=60)
+        assert pair.step_until(lambda: bool(pair.target.layers[:, 5].any()), timeout_s=PATIENCE_S)
         other.forward(other.slice_of("a", [2, 3], [5, 6]))
         other.step(finished=["a"])
-        assert other.step_until(lambda: other.released == {"a"}, timeout_s=60)
+        assert other.step_until(lambda: other.released == {"a"}, timeout_s=PATIENCE_S)
         assert not pair.target.layers[:, 6].any()
         assert "another prefill engine holds the grant of this attempt" in caplog.text
         rank.close()

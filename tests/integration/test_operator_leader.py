@@ -14,6 +14,7 @@ import pytest
 
 from fakes.api_server import ApiServer, Fault, is_parting
 from fakes.router import until
+from patience import PATIENCE_S
 from pdcluster_operator.access import KubeAccess, open_session
 from pdcluster_operator.core.leasing import LeaseTimes
 from pdcluster_operator.http_kube import HttpKube
@@ -223,7 +224,7 @@ async def test_a_parting_word_that_nobody_answers_is_not_waited_for_beyond_its_d
         unheard = Fault(is_parting, 0)
         api.faults.append(unheard)
         task.cancel()
-        done, _ = await asyncio.wait({task}, timeout=20)
+        done, _ = await asyncio.wait({task}, timeout=PATIENCE_S)
         task.cancel()
         assert (bool(done), unheard.times) == (True, 0)
     await api.stop()

@@ -145,6 +145,7 @@ def test_a_status_that_arrives_when_another_one_leads_is_refused(server: Server,
             assert eventually(lambda: proxy.num_held > 0, timeout_s=READY_LIMIT_S)
             first.kill()
             pool.wait_ready()
+            pool.wait_still(quiet_s=2.0)
             assert holder(server) == second.identity
             told, since = pool.read()["status"], server.mark()
             proxy.holds_status = False

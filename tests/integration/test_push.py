@@ -15,12 +15,12 @@ from integration import broken
 from integration.ports import fresh_port
 from integration.ranks import LIFE, Cache, Pair, Shape, engine_facts, fingerprint_of, make_pair
 from pdcluster_connector.assembly import DecodeRank, make_decode_rank, make_prefill_rank
+from pdcluster_connector.device import CpuDevice
 from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_connector.steps import PrefillStep
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Sessions
-from pdcluster_connector.worker.device import CpuDevice
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import BootId, RequestId
 from pdcluster_protocol.params import SideChannelAddress

@@ -14,12 +14,12 @@ import torch
 from fakes.token_major import Pages, shape_of
 from integration.processes import descendants
 from integration.reshard_ranks import Scenario, assert_as_reference, run, running
-from pdcluster_connector.core.exchange import PrefillRank
-from pdcluster_connector.core.resharding import ReshardItem
-from pdcluster_connector.worker.device import CpuDevice
-from pdcluster_connector.worker.regrouping import TokenRegion, region_bytes
-from pdcluster_connector.worker.resharder import Outcome, Resharder, ResharderParts, ReshardFailed, StepRead
-from pdcluster_connector.worker.staging import StagingMemory
+from pdcluster_connector.device import CpuDevice
+from pdcluster_connector.reshard.feeds import ReshardItem
+from pdcluster_connector.reshard.resharder import Outcome, Resharder, ResharderParts, ReshardFailed, StepRead
+from pdcluster_connector.reshard.rounds import GroupRank
+from pdcluster_connector.reshard.staging import StagingMemory
+from pdcluster_connector.reshard.tensors import TokenRegion, region_bytes
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import RequestId
 
@@ -159,7 +159,7 @@ def lone_resharder(on_outcome: Callable[[Outcome], object], *, room_bytes: int =
     shape = shape_of(Pages(128), 1, 8, 16)
     region = TokenRegion(torch.zeros(8 * shape.pages.block_stride, dtype=torch.uint8), shape, group=0)
     staging = StagingMemory(room_bytes, torch.device("cpu"))
-    return Resharder(ResharderParts(PrefillRank(0, 1), {0: region}, staging, CpuDevice()), None, on_outcome)
+    return Resharder(ResharderParts(GroupRank(0, 1), {0: region}, staging, CpuDevice()), None, on_outcome)
 
 
 def request(tokens: int = 256) -> ReshardItem:

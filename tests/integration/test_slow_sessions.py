@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from integration.ranks import Pair, engine_facts, fingerprint_of, make_pair
+from patience import PATIENCE_S
 from pdcluster_connector.assembly import make_prefill_rank, new_boot_id
 from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.settings import Settings
@@ -18,7 +19,6 @@ from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_protocol.errors import ConfigError
 
 PATIENT = Settings(quarantine_s=30, hold_s=30, lease_s=60, handshake_timeout_s=60)
-WAIT_S = 60.0
 
 
 class Held(Sessions):
@@ -31,7 +31,7 @@ class Held(Sessions):
 
     def open(self) -> Transport:
         self.is_asked.set()
-        assert self.may_open.wait(2 * WAIT_S)
+        assert self.may_open.wait(2 * PATIENCE_S)
         if self.failure:
             raise ConfigError(self.failure)
         return self._inner.open()
@@ -72,7 +72,7 @@ def require_push(pair: Pair, name: str) -> None:
     """A push of ``pair`` begins and ends well."""
     pair.expect(name, 1)
     pair.forward(pair.slice_of(name, [1], [5]))
-    assert pair.step_until(lambda: name in pair.ended, timeout_s=WAIT_S)
+    assert pair.step_until(lambda: name in pair.ended, timeout_s=PATIENCE_S)
     assert pair.ended[name]
 
 
@@ -83,11 +83,11 @@ def test_while_decode_opens_a_session_for_one_prefill_engine_the_others_go_on() 
         with with_another_prefill(pair) as other:
             other.expect("slow", 1, deadline_ms=120_000)
             other.forward(other.slice_of("slow", [2], [6], deadline_ms=120_000))
-            assert held.is_asked.wait(WAIT_S)
+            assert held.is_asked.wait(PATIENCE_S)
             require_push(pair, "b")
             assert "slow" not in other.ended
             held.may_open.set()
-            assert other.step_until(lambda: other.ended.get("slow", False), timeout_s=WAIT_S)
+            assert other.step_until(lambda: other.ended.get("slow", False), timeout_s=PATIENCE_S)
             assert np.array_equal(other.source.layers[:, 2], other.target.layers[:, 6])
 
 
@@ -96,8 +96,8 @@ def test_decodes_deadlines_hold_while_it_opens_a_session() -> None:
         held = hold_decode(pair)
         pair.expect("a", 1, deadline_ms=1_000)
         pair.forward(pair.slice_of("a", [1], [5]))
-        assert held.is_asked.wait(WAIT_S)
-        assert pair.step_until(lambda: pair.ended == {"a": False}, timeout_s=WAIT_S)
+        assert held.is_asked.wait(PATIENCE_S)
+        assert pair.step_until(lambda: pair.ended == {"a": False}, timeout_s=PATIENCE_S)
         held.may_open.set()
 
 
@@ -110,7 +110,7 @@ def test_a_session_that_decode_cannot_open_fails_the_push_at_once_and_harms_no_o
         with with_another_prefill(pair) as other:
             other.expect("slow", 1)
             other.forward(other.slice_of("slow", [2], [6]))
-            assert other.step_until(lambda: bool(other.losses), timeout_s=WAIT_S / 2)
+            assert other.step_until(lambda: bool(other.losses), timeout_s=30.0)
             assert "no descriptor is left" in other.losses[0].reason
             require_push(pair, "b")
 
@@ -121,8 +121,8 @@ def test_prefills_deadlines_hold_while_a_lane_opens_its_session() -> None:
         pair.expect("a", 1)
         pair.forward(pair.slice_of("a", [1], [5], deadline_ms=1_000))
         pair.step(finished=["a"])
-        assert held.is_asked.wait(WAIT_S)
-        assert pair.step_until(lambda: pair.released == {"a"}, timeout_s=WAIT_S)
+        assert held.is_asked.wait(PATIENCE_S)
+        assert pair.step_until(lambda: pair.released == {"a"}, timeout_s=PATIENCE_S)
         held.may_open.set()
         require_push(pair, "b")
 
@@ -132,10 +132,10 @@ def test_a_rank_that_closes_while_a_session_opens_leaves_no_thread_behind() -> N
         held = [hold_prefill(pair)]
         pair.expect("a", 1)
         pair.forward(pair.slice_of("a", [1], [5]))
-        assert held[0].is_asked.wait(WAIT_S)
+        assert held[0].is_asked.wait(PATIENCE_S)
         pair.prefill.close()
         opening = [thread for thread in threading.enumerate() if thread.name == "pdcluster-session"]
         held[0].may_open.set()
         for thread in opening:
-            thread.join(WAIT_S)
+            thread.join(PATIENCE_S)
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("pdcluster")] == []

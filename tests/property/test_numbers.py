@@ -14,20 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuzz.frames import BOOT, LAYOUT, MEMBER, OURS, PRINT, VALID, A, T, hear, new_reception
+from pdcluster_connector.core.clock import deadline_after
 from pdcluster_connector.core.content import cells_of, parts_pushed
-from pdcluster_connector.core.deadline import deadline_after
-from pdcluster_connector.core.exchange import PrefillRank, plan_rounds
 from pdcluster_connector.core.link import require_possible
 from pdcluster_connector.core.ranges import GroupSlice
-from pdcluster_connector.core.resharding import TokenPages, TokenShape
 from pdcluster_connector.core.sending import Push, PushKey
 from pdcluster_connector.core.tp_mapping import target_ranks
 from pdcluster_connector.core.watermark import KvGroup
+from pdcluster_connector.device import CpuDevice
+from pdcluster_connector.reshard.feeds import TokenPages, TokenShape
+from pdcluster_connector.reshard.rounds import GroupRank, plan_rounds
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import PushSlice, Target
 from pdcluster_connector.transport.base import WriteId, WriteStatus
-from pdcluster_connector.worker.device import CpuDevice
 from pdcluster_connector.worker.orders import LayerSaved
 from pdcluster_connector.worker.pushes import LivePush
 from pdcluster_connector.worker.resharding import plan_item
@@ -227,7 +227,7 @@ def plan_push(fields: dict[str, Any]) -> int:
             for decode_rank in target_ranks(rank, 2, part.target.tp_size, part.target.num_stages, (2,)):
                 assert part.target.side_channels[decode_rank].port in range(1, 1 << 16)
             item = plan_item(part, 0, shape.pages)
-            plan_rounds(PrefillRank(rank, 2), (shape,), [item] if item else [], 1 << 20)
+            plan_rounds(GroupRank(rank, 2), (shape,), [item] if item else [], 1 << 20)
     return len(slices)
 
 

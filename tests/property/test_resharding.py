@@ -24,16 +24,16 @@ from fakes.token_major import (
     shape_of,
     with_null_prefix,
 )
-from pdcluster_connector.core.exchange import Exchange, Place, PrefillRank, Round, plan_rounds
 from pdcluster_connector.core.link import plan_link
 from pdcluster_connector.core.ranges import GroupSlice, Offsets, wanted_bytes
-from pdcluster_connector.core.resharding import (
+from pdcluster_connector.core.tp_mapping import Sharding, stripe_tokens
+from pdcluster_connector.reshard.feeds import (
     ReshardItem,
     TokenShape,
     is_resharded,
     plan_feeds,
 )
-from pdcluster_connector.core.tp_mapping import Sharding, stripe_tokens
+from pdcluster_connector.reshard.rounds import GroupRank, Place, RegionRound, Round, plan_rounds
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
@@ -65,7 +65,7 @@ class Case:
 
     def rounds(self) -> list[tuple[Round, ...]]:
         """What each rank plans, by itself."""
-        ranks = [PrefillRank(rank, self.prefill_tp) for rank in range(self.prefill_tp)]
+        ranks = [GroupRank(rank, self.prefill_tp) for rank in range(self.prefill_tp)]
         return [plan_rounds(us, self.shapes, self.items, self.room_bytes) for us in ranks]
 
 
@@ -121,7 +121,7 @@ def most_of_a_piece(item: ReshardItem, prefill_tp: int, shapes: tuple[TokenShape
     return item.piece_tokens * heads * sum(shape.cell_bytes for shape in shapes)
 
 
-def gathered(exchange: Exchange, region: Bytes, shape: TokenShape, num_heads: int) -> list[Bytes]:
+def gathered(exchange: RegionRound, region: Bytes, shape: TokenShape, num_heads: int) -> list[Bytes]:
     """For each peer, the bytes that go to it."""
     outgoing = [np.full(num_bytes, 0xAA, np.uint8) for num_bytes in exchange.sends]
     for gather in exchange.gathers:
@@ -144,7 +144,7 @@ def fill(room: Bytes, place: Place, cells: Bytes) -> None:
     slot[:, :, place.heads.start : place.heads.stop] = cells
 
 
-def staged(exchange: Exchange, incoming: list[Bytes], region: Bytes, shape: TokenShape, num_heads: int) -> Bytes:
+def staged(exchange: RegionRound, incoming: list[Bytes], region: Bytes, shape: TokenShape, num_heads: int) -> Bytes:
     room = np.full(exchange.staged_bytes, 0xBB, np.uint8)
     cell = shape.cell_bytes
     for landing in exchange.landings:
@@ -181,9 +181,9 @@ def test_every_decode_rank_gets_exactly_the_bytes_of_a_reference_reshard_each_on
         num_heads = len(Sharding(case.prefill_tp, shape.kv_heads).heads_of(0))
         regions = [prefill_memory(rank, case.prefill_tp, shape, wanted, NUM_BLOCKS) for rank in range(case.prefill_tp)]
         decodes = decode_ranks(case, index)
-        for exchanges in zip(*([turn.exchanges[index] for turn in rounds] for rounds in planned), strict=True):
-            sent = [gathered(e, region, shape, num_heads) for e, region in zip(exchanges, regions, strict=True)]
-            for rank, exchange in enumerate(exchanges):
+        for shares in zip(*([turn.regions[index] for turn in rounds] for rounds in planned), strict=True):
+            sent = [gathered(e, region, shape, num_heads) for e, region in zip(shares, regions, strict=True)]
+            for rank, exchange in enumerate(shares):
                 room = staged(exchange, [data[rank] for data in sent], regions[rank], shape, num_heads)
                 for part in exchange.parts:
                     decode = decodes[(*engine_of(wanted[part.item]), part.decode_rank)]
@@ -202,13 +202,13 @@ def test_any_two_ranks_agree_on_every_split_and_on_whether_to_meet(case: Case) -
     assert len({len(rounds) for rounds in planned}) == 1
     for turns in zip(*planned, strict=True):
         assert len({turn.travels for turn in turns}) == 1
-        for exchanges in zip(*(turn.exchanges for turn in turns), strict=True):
-            for sender, theirs in enumerate(exchanges):
+        for regions in zip(*(turn.regions for turn in turns), strict=True):
+            for sender, theirs in enumerate(regions):
                 assert theirs.sends[sender] == theirs.receives[sender] == 0
                 assert [theirs.sends[receiver] for receiver in range(case.prefill_tp)] == [
-                    exchange.receives[sender] for exchange in exchanges
+                    exchange.receives[sender] for exchange in regions
                 ]
-        assert turns[0].travels == any(sum(e.sends) for turn in turns for e in turn.exchanges)
+        assert turns[0].travels == any(sum(e.sends) for turn in turns for e in turn.regions)
 
 
 @settings(max_examples=150, deadline=None)
@@ -217,7 +217,7 @@ def test_a_rank_stages_the_pieces_of_its_stripes_and_no_more_than_its_room(case:
     for rank, rounds in enumerate(case.rounds()):
         for turn in rounds:
             assert turn.staged_bytes <= case.room_bytes
-            for shape, exchange in zip(case.shapes, turn.exchanges, strict=True):
+            for shape, exchange in zip(case.shapes, turn.regions, strict=True):
                 for part in exchange.parts:
                     decode_tp = case.items[part.item].decode_tp_size
                     owners = plan_feeds(case.prefill_tp, decode_tp, shape.kv_heads)[part.decode_rank].owners
@@ -254,8 +254,8 @@ def test_over_whole_cycles_of_stripes_every_contributor_stages_the_same(
     shape = shape_of(Pages(page_tokens), prefill_tp, kv_heads, 2)
     staged_bytes: dict[int, set[int]] = {}
     for rank in range(prefill_tp):
-        for turn in plan_rounds(PrefillRank(rank, prefill_tp), [shape], [item], 1 << 40):
-            for part in turn.exchanges[0].parts:
+        for turn in plan_rounds(GroupRank(rank, prefill_tp), [shape], [item], 1 << 40):
+            for part in turn.regions[0].parts:
                 staged_bytes.setdefault(part.decode_rank, set()).add(part.num_bytes)
     assert all(len(amounts) == 1 for amounts in staged_bytes.values())
     assert len(staged_bytes) == (decode_tp if is_resharded(prefill_tp, decode_tp, kv_heads) else 0)
@@ -284,10 +284,8 @@ def test_a_rank_stages_for_a_decode_rank_as_many_bytes_as_their_link_owes(
     item = ReshardItem(RequestId("r"), decode_tp, start, start + num_tokens, blocks, blocks, decode.block_tokens, piece)
     for rank in range(prefill_tp):
         ours = layout(prefill_tp, rank, kv_heads, prefill)
-        rounds = plan_rounds(
-            PrefillRank(rank, prefill_tp), [shape_of(prefill, prefill_tp, kv_heads, 2)], [item], 1 << 40
-        )
-        parts = [part for turn in rounds for part in turn.exchanges[0].parts]
+        rounds = plan_rounds(GroupRank(rank, prefill_tp), [shape_of(prefill, prefill_tp, kv_heads, 2)], [item], 1 << 40)
+        parts = [part for turn in rounds for part in turn.regions[0].parts]
         for decode_rank in range(decode_tp):
             link = plan_link(ours, layout(decode_tp, decode_rank, kv_heads, decode))
             owed = link.owed_bytes([[(start, start + num_tokens)]]) if any(c.is_resharded for c in link.copies) else 0
@@ -309,8 +307,8 @@ def test_a_push_plans_as_many_bytes_as_are_staged_for_it_also_outside_of_a_windo
     shapes = [shape_of(prefill, prefill_tp, kv_heads, 2)]
     for rank in range(prefill_tp):
         ours = layout(prefill_tp, rank, kv_heads, prefill)
-        rounds = plan_rounds(PrefillRank(rank, prefill_tp), shapes, [item], 1 << 40)
-        parts = [part for turn in rounds for part in turn.exchanges[0].parts]
+        rounds = plan_rounds(GroupRank(rank, prefill_tp), shapes, [item], 1 << 40)
+        parts = [part for turn in rounds for part in turn.regions[0].parts]
         for decode_rank in range(decode_tp):
             link = plan_link(ours, layout(decode_tp, decode_rank, kv_heads, decode))
             planned = sum(wanted_bytes(link.shapes[copy.shape], piece) for copy in link.copies if copy.is_resharded)

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import NoReturn, TypeAlias
 
 from pdcluster_connector.core.ranges import CopyShape, Grid, Span, bytes_of
-from pdcluster_connector.core.tp_mapping import WHOLE, Push, Sharding, Share, plan_pushes
+from pdcluster_connector.core.tp_mapping import WHOLE, RankPush, Sharding, Share, plan_pushes
 from pdcluster_protocol.bounds import MAX_BYTES, MAX_SIDE
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
@@ -222,7 +222,7 @@ def _plan_state(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Pla
     return _Planned(shape, Fraction(1))
 
 
-def _row_grid(region: RegionLayout, rank: RankLayout, push: Push, cell: int) -> Grid:
+def _row_grid(region: RegionLayout, rank: RankLayout, push: RankPush, cell: int) -> Grid:
     row = region.page_tokens * cell
     first = push.heads.start - _heads_of(region, rank).start
     return _grid(region, row, cell, first * row)
@@ -267,7 +267,7 @@ def _unit(source: RegionLayout, target: RegionLayout) -> int:
     return min(source.block_tokens, target.block_tokens)
 
 
-def _push_between(region: RegionLayout, ends: _Ends) -> Push | None:
+def _push_between(region: RegionLayout, ends: _Ends) -> RankPush | None:
     pushes = plan_pushes(_sharding(region, ends.prefill), _sharding(region, ends.decode))
     ranks = (ends.prefill.tp_rank, ends.decode.tp_rank)
     return next((push for push in pushes if (push.prefill_rank, push.decode_rank) == ranks), None)

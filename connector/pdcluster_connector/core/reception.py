@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from pdcluster_connector.core import receiving
-from pdcluster_connector.core.deadline import deadline_after
+from pdcluster_connector.core.clock import deadline_after
 from pdcluster_connector.core.link import full_coverage, plan_link, require_possible
 from pdcluster_connector.core.peers import EARLY_S, Incoming, Peer, Peers
 from pdcluster_connector.core.ranges import Spans

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from pdcluster_connector.core.deadline import deadline_after, remaining_ms
+from pdcluster_connector.core.clock import deadline_after, remaining_ms
 from pdcluster_connector.core.watermark import KvGroup, num_kept_back, wanted_spans
 from pdcluster_connector.failures import Kind, log_failure
 from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillEnded

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
-from pdcluster_connector.core.deadline import deadline_after, remaining_ms
+from pdcluster_connector.core.clock import deadline_after, remaining_ms
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.core.tp_mapping import related_ranks
 from pdcluster_connector.core.watermark import GroupPair, KvGroup, Prompt, num_blocks, slice_of, wanted_spans

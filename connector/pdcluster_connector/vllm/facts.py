@@ -29,10 +29,10 @@ from vllm.v1.kv_cache_interface import (
 
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
+from pdcluster_connector.reshard.tensors import open_reshard_group, region_bytes
 from pdcluster_connector.settings import PushTiming, parse_settings, require_ipv4
 from pdcluster_connector.vllm.fingerprint import HEAD_MAJOR, models_of, read_fingerprint
 from pdcluster_connector.vllm.specs import TOKEN_MAJOR, meaning_of, require_axes
-from pdcluster_connector.worker.regrouping import open_reshard_group, region_bytes
 from pdcluster_connector.worker.resharding import TokenMemory
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import EngineId

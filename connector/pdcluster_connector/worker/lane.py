@@ -26,9 +26,10 @@ from typing import Final
 
 import zmq
 
-from pdcluster_connector.core.deadline import deadline_after, remaining_ms
+from pdcluster_connector.core.clock import deadline_after, remaining_ms
 from pdcluster_connector.core.sending import Push, PushKey
 from pdcluster_connector.failures import Kind, log_failure
+from pdcluster_connector.reshard.resharder import ReshardFailed, StepRead
 from pdcluster_connector.settings import CUT_S
 from pdcluster_connector.side_channel import PrefillChannel, Wakeup
 from pdcluster_connector.steps import PushSlice
@@ -49,7 +50,6 @@ from pdcluster_connector.worker.orders import (
 )
 from pdcluster_connector.worker.outbound import Outbound
 from pdcluster_connector.worker.pushes import LivePush, PushBook
-from pdcluster_connector.worker.resharder import ReshardFailed, StepRead
 from pdcluster_connector.worker.route import plan_route
 from pdcluster_protocol.errors import ConfigError, PDClusterError, ProtocolError
 from pdcluster_protocol.ids import RequestId

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from pdcluster_connector.device import Device
+from pdcluster_connector.reshard.staging import StagingMemory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.worker.content import KvReader
-from pdcluster_connector.worker.device import Device
-from pdcluster_connector.worker.staging import StagingMemory
 from pdcluster_protocol.ids import BootId
 from pdcluster_protocol.secret import Secret
 from pdcluster_protocol.side_channel import Hello

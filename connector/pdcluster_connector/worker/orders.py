@@ -9,13 +9,13 @@ import threading
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pdcluster_connector.core.exchange import StagedPart
-from pdcluster_connector.core.resharding import ReshardItem
 from pdcluster_connector.core.sending import PushKey
+from pdcluster_connector.device import DeviceEvent
+from pdcluster_connector.reshard.feeds import ReshardItem
+from pdcluster_connector.reshard.resharder import ReshardFailed, StepRead
+from pdcluster_connector.reshard.rounds import StagedPart
+from pdcluster_connector.reshard.staging import Room
 from pdcluster_connector.steps import PushSlice
-from pdcluster_connector.worker.device import DeviceEvent
-from pdcluster_connector.worker.resharder import ReshardFailed, StepRead
-from pdcluster_connector.worker.staging import Room
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Container
 from typing import Final
 
 from pdcluster_connector.core.sending import PushKey
+from pdcluster_connector.device import Device
+from pdcluster_connector.reshard.resharder import ReshardFailed, StepRead
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Opening, Sessions, close_or_end_engine
-from pdcluster_connector.worker.device import Device
 from pdcluster_connector.worker.orders import LayerSaved, Staged, StepBegun, StepEnded, StepOrder, discard
 from pdcluster_connector.worker.pushes import LivePush, PushBook
-from pdcluster_connector.worker.resharder import ReshardFailed, StepRead
 from pdcluster_connector.worker.route import Route, StepPlan
 from pdcluster_connector.worker.writes import WriteQueue
 

@@ -15,10 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from pdcluster_connector.core.deadline import deadline_after
+from pdcluster_connector.core.clock import RunningClock, deadline_after
 from pdcluster_connector.core.receiving import Cut, Reply, Report
 from pdcluster_connector.core.reception import Command, Compare, Ended, Expected, Invite, Lost, Reception
-from pdcluster_connector.core.running_clock import RunningClock
 from pdcluster_connector.counts import RECEIVES_DONE, count
 from pdcluster_connector.failures import Kind, log_failure
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
@@ -42,7 +41,7 @@ _MAX_FRAMES_PER_TURN: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class WaitEnded:
     """The end of one request's wait. ``reason`` is empty when its KV is here."""
 
     request_id: RequestId
@@ -73,7 +72,7 @@ class Receiver:
         self._trace = trace
         self._digests = ReceiveDigests(reader)
         self._inbox: deque[tuple[_News, float]] = deque()
-        self._results: deque[Received] = deque()
+        self._results: deque[WaitEnded] = deque()
         self._losses: deque[Lost] = deque()
         self._expected_at: dict[RequestId, tuple[TransferId, float]] = {}
         self._next_expiry = 0.0
@@ -87,7 +86,7 @@ class Receiver:
         self._inbox.extend((item, now) for item in news)
         self._wakeup.set()
 
-    def take_results(self) -> list[Received]:
+    def take_results(self) -> list[WaitEnded]:
         """What ended since the last call; each request once."""
         results = []
         while self._results:
@@ -176,7 +175,7 @@ class Receiver:
                 case Reply(peer, message):
                     self._channel.send(peer, message)
                 case Ended(request_id, report):
-                    self._results.append(Received(request_id, report))
+                    self._results.append(WaitEnded(request_id, report))
                     self._report(request_id, report)
                 case Invite():
                     self._invite(command, now)

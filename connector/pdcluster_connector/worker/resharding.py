@@ -21,17 +21,11 @@ from typing import Final, Protocol
 import torch
 import torch.distributed as dist
 
-from pdcluster_connector.core.exchange import PrefillRank, StagedPart
-from pdcluster_connector.core.resharding import ReshardItem, TokenPages, TokenShape
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.core.tp_mapping import Sharding
-from pdcluster_connector.settings import Settings
-from pdcluster_connector.steps import PushSlice
-from pdcluster_connector.worker.device import Device, DeviceEvent
-from pdcluster_connector.worker.lane import Lane
-from pdcluster_connector.worker.orders import Staged, StagedWrite
-from pdcluster_connector.worker.regrouping import TokenRegion
-from pdcluster_connector.worker.resharder import (
+from pdcluster_connector.device import Device, DeviceEvent
+from pdcluster_connector.reshard.feeds import ReshardItem, TokenPages, TokenShape
+from pdcluster_connector.reshard.resharder import (
     Outcome,
     Resharded,
     Resharder,
@@ -40,7 +34,13 @@ from pdcluster_connector.worker.resharder import (
     ReshardTimes,
     StepRead,
 )
-from pdcluster_connector.worker.staging import Room, StagingMemory
+from pdcluster_connector.reshard.rounds import GroupRank, StagedPart
+from pdcluster_connector.reshard.staging import Room, StagingMemory
+from pdcluster_connector.reshard.tensors import TokenRegion
+from pdcluster_connector.settings import Settings
+from pdcluster_connector.steps import PushSlice
+from pdcluster_connector.worker.lane import Lane
+from pdcluster_connector.worker.orders import Staged, StagedWrite
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.side_channel import RankLayout, RegionLayout
 
@@ -138,7 +138,7 @@ class GroupResharding:
         regions = {index: TokenRegion(data, _shape(layout, index), layout.regions[index].group)
                    for index, data in memory.data.items()}  # fmt: skip
         times = ReshardTimes(settings.reshard_wait_s, settings.reshard_wait_s)
-        parts = ResharderParts(PrefillRank(layout.tp_rank, layout.tp_size), regions, staging, device, times)
+        parts = ResharderParts(GroupRank(layout.tp_rank, layout.tp_size), regions, staging, device, times)
         _require_room(layout, parts)
         self.read_step = 0
         self._staging = staging

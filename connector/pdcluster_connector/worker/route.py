@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from pdcluster_connector.core.exchange import StagedPart, write_rows
 from pdcluster_connector.core.link import Link, RegionCopy, plan_link, require_possible
 from pdcluster_connector.core.ranges import (
     ByteRanges,
@@ -19,12 +18,13 @@ from pdcluster_connector.core.ranges import (
     require_held,
     wanted_bytes,
 )
-from pdcluster_connector.core.resharding import TokenPages
 from pdcluster_connector.core.sending import Commands, PushKey
+from pdcluster_connector.reshard.feeds import TokenPages
+from pdcluster_connector.reshard.resharder import StepRead
+from pdcluster_connector.reshard.rounds import StagedPart, write_rows
 from pdcluster_connector.steps import PushSlice, Target
 from pdcluster_connector.worker.orders import LayerSaved, Staged, StagedWrite, StepEnded
 from pdcluster_connector.worker.pushes import LivePush
-from pdcluster_connector.worker.resharder import StepRead
 from pdcluster_connector.worker.writes import Batch, LayerRecord, Part
 from pdcluster_protocol.errors import ProtocolError, Unavailable
 from pdcluster_protocol.ids import BootId

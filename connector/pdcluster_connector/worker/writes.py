@@ -16,9 +16,9 @@ from typing import Final
 from pdcluster_connector.core.pace import LONGEST_LOOK_S, Pace
 from pdcluster_connector.core.ranges import ByteRanges
 from pdcluster_connector.core.sending import Commands, Push, PushKey
+from pdcluster_connector.device import Device, DeviceEvent
+from pdcluster_connector.reshard.staging import Room
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
-from pdcluster_connector.worker.device import Device, DeviceEvent
-from pdcluster_connector.worker.staging import Room
 from pdcluster_protocol.errors import TransferError
 
 MAX_WRITES_IN_FLIGHT: Final = 1024

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcluster_connector.core.tp_mapping import (
-    Push,
+    RankPush,
     Sharding,
     Share,
     plan_pushes,
@@ -77,17 +77,17 @@ def test_replicas_share_the_sending_evenly(pair: tuple[Sharding, Sharding]) -> N
 )
 def test_known_plans(prefill_tp: int, decode_tp: int, kv_heads: int, pushes: list[tuple[int, int, int, int]]) -> None:
     plan = plan_pushes(Sharding(prefill_tp, kv_heads), Sharding(decode_tp, kv_heads))
-    assert plan == tuple(Push(p, d, range(a, b)) for p, d, a, b in pushes)
+    assert plan == tuple(RankPush(p, d, range(a, b)) for p, d, a, b in pushes)
 
 
 def test_every_rank_that_holds_a_latent_pushes_a_share_of_it() -> None:
     plan = plan_pushes(Sharding(4, 1), Sharding(2, 1))
     head = range(1)
     assert plan == (
-        Push(0, 0, head, Share(0, 2)),
-        Push(1, 0, head, Share(1, 2)),
-        Push(2, 1, head, Share(0, 2)),
-        Push(3, 1, head, Share(1, 2)),
+        RankPush(0, 0, head, Share(0, 2)),
+        RankPush(1, 0, head, Share(1, 2)),
+        RankPush(2, 1, head, Share(0, 2)),
+        RankPush(3, 1, head, Share(1, 2)),
     )
 
 

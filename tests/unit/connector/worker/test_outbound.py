@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from pdcluster_connector.core.exchange import StagedPart
-from pdcluster_connector.core.resharding import ReshardItem
 from pdcluster_connector.core.sending import Phase, Push, PushKey
+from pdcluster_connector.device import CpuDevice
+from pdcluster_connector.reshard.feeds import ReshardItem
+from pdcluster_connector.reshard.rounds import StagedPart
+from pdcluster_connector.reshard.staging import Room
 from pdcluster_connector.trace import Trace
-from pdcluster_connector.worker.device import CpuDevice
 from pdcluster_connector.worker.orders import Staged, StagedWrite, StepEnded
 from pdcluster_connector.worker.outbound import Outbound
 from pdcluster_connector.worker.pushes import LivePush, PushBook
-from pdcluster_connector.worker.staging import Room
 from pdcluster_protocol.ids import Attempt, RequestId, TransferId
 from pdcluster_protocol.side_channel import Failed, ToDecode
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from pdcluster_connector.core.ranges import GroupSlice
-from pdcluster_connector.core.resharding import TokenPages
+from pdcluster_connector.device import CpuDevice
+from pdcluster_connector.reshard.feeds import TokenPages
+from pdcluster_connector.reshard.staging import StagingMemory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import PushSlice, Target
-from pdcluster_connector.worker.device import CpuDevice
 from pdcluster_connector.worker.resharding import GroupResharding, NoResharding, TokenMemory, plan_item
-from pdcluster_connector.worker.staging import StagingMemory
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout

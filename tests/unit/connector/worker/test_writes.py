@@ -12,9 +12,9 @@ from pdcluster_connector.core.pace import SHORTEST_LOOK_S
 from pdcluster_connector.core.ranges import CopyShape, Grid, GroupSlice, plan_ranges
 from pdcluster_connector.core.sending import Cut, Phase, Push, PushKey, Send
 from pdcluster_connector.core.tp_mapping import WHOLE
+from pdcluster_connector.device import CpuDevice
+from pdcluster_connector.reshard.staging import Room
 from pdcluster_connector.transport.fake import FakeNetwork
-from pdcluster_connector.worker.device import CpuDevice
-from pdcluster_connector.worker.staging import Room
 from pdcluster_connector.worker.writes import MAX_WRITES_IN_FLIGHT, Batch, LayerRecord, Part, WriteQueue
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.side_channel import Done, Failed, ToDecode

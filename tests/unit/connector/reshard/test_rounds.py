@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.token_major import Pages, shape_of
-from pdcluster_connector.core.exchange import PrefillRank, Round, StagedPart, plan_rounds, write_rows
-from pdcluster_connector.core.resharding import ReshardItem, Supply, is_resharded, plan_feeds
-from pdcluster_connector.core.staging import SpanPool
+from pdcluster_connector.reshard.feeds import ReshardItem, Supply, is_resharded, plan_feeds
+from pdcluster_connector.reshard.rounds import GroupRank, Round, StagedPart, plan_rounds, write_rows
+from pdcluster_connector.reshard.staging import SpanPool
 from pdcluster_protocol.ids import RequestId
 
 PLENTY = 1 << 30
@@ -25,7 +25,7 @@ def item(stop: int, *, start: int = 0, decode_tp: int = 1, blocks: list[int] | N
 
 def rounds(rank: int, tp_size: int, items: list[ReshardItem], room_bytes: int = PLENTY) -> tuple[Round, ...]:
     """8 KV heads of 2 bytes."""
-    return plan_rounds(PrefillRank(rank, tp_size), [shape_of(Pages(128), tp_size, 8, 2)], items, room_bytes)
+    return plan_rounds(GroupRank(rank, tp_size), [shape_of(Pages(128), tp_size, 8, 2)], items, room_bytes)
 
 
 def test_from_tp_2_to_1_each_rank_supplies_the_other_with_half_the_heads() -> None:
@@ -43,7 +43,7 @@ def test_from_tp_2_to_4_each_decode_rank_has_one_contributor_and_nothing_travels
     assert [feed.owners for feed in plan_feeds(2, 4, 8)] == [(0,), (0,), (1,), (1,)]
     (turn,) = rounds(0, 2, [item(1000, decode_tp=4)])
     assert not turn.travels
-    assert turn.exchanges[0].sends == (0, 0)
+    assert turn.regions[0].sends == (0, 0)
     assert turn.staged_bytes == 1024 * 4 * 2
 
 
@@ -72,8 +72,8 @@ def test_six_heads_from_tp_3_to_2_are_counted_from_each_ranks_own_first(
     ``sent``: (to, heads of ours). ``copied``: (decode rank, heads of ours, heads of decode's). ``landed``: (decode
     rank, from, heads of decode's).
     """
-    (turn,) = plan_rounds(PrefillRank(rank, 3), [shape_of(Pages(128), 3, 6, 2)], [item(512, decode_tp=2)], PLENTY)
-    (exchange,) = turn.exchanges
+    (turn,) = plan_rounds(GroupRank(rank, 3), [shape_of(Pages(128), 3, 6, 2)], [item(512, decode_tp=2)], PLENTY)
+    (exchange,) = turn.regions
     decode_rank_at = {part.offset: part.decode_rank for part in exchange.parts}
     assert [(gather.peer, gather.heads) for gather in exchange.gathers] == sent
     assert [(decode_rank_at[copy.place.offset], copy.heads, copy.place.heads) for copy in exchange.copies] == copied
@@ -92,10 +92,10 @@ def test_only_ranks_that_hold_different_runs_of_heads_are_resharded(
 
 def test_two_contributors_own_alternate_stripes_by_absolute_position() -> None:
     (turn,) = rounds(0, 2, [item(1024, start=384)])
-    (part,) = turn.exchanges[0].parts
+    (part,) = turn.regions[0].parts
     assert part.tokens.tolist() == [512, 640]
     (turn,) = rounds(1, 2, [item(1024, start=384)])
-    (part,) = turn.exchanges[0].parts
+    (part,) = turn.regions[0].parts
     assert part.tokens.tolist() == [384, 768, 896]
 
 
@@ -105,16 +105,16 @@ def test_two_contributors_take_turns_with_pages_larger_than_a_stripe() -> None:
     dealt = []
     for rank in range(2):
         shape = shape_of(Pages(512), 2, 8, 2)
-        cut = plan_rounds(PrefillRank(rank, 2), [shape], [whole], 2 * 512 * 8 * 2)
-        dealt.append([part.tokens.tolist() for turn in cut for part in turn.exchanges[0].parts])
+        cut = plan_rounds(GroupRank(rank, 2), [shape], [whole], 2 * 512 * 8 * 2)
+        dealt.append([part.tokens.tolist() for turn in cut for part in turn.regions[0].parts])
     assert dealt == [[[0, 1024], [2048]], [[512, 1536]]]
 
 
 def test_a_short_prompt_has_one_owner_and_the_others_only_supply() -> None:
     (turn,) = rounds(1, 2, [item(100)])
     assert turn.travels
-    assert turn.exchanges[0].sends == (128 * 4 * 2, 0)
-    assert turn.exchanges[0].parts == ()
+    assert turn.regions[0].sends == (128 * 4 * 2, 0)
+    assert turn.regions[0].parts == ()
     assert turn.staged_bytes == 0
 
 
@@ -125,14 +125,14 @@ def test_without_a_wanted_piece_there_is_no_round(items: list[ReshardItem]) -> N
 
 def test_equal_tp_beside_unequal_tp_stages_only_the_unequal() -> None:
     (turn,) = rounds(0, 2, [item(256, decode_tp=2), item(256)])
-    assert [part.item for part in turn.exchanges[0].parts] == [1]
+    assert [part.item for part in turn.regions[0].parts] == [1]
 
 
 def test_a_small_room_cuts_the_layer_into_rounds_that_each_fit() -> None:
     piece_bytes = 128 * 8 * 2
     cut = rounds(0, 2, [item(2048)], room_bytes=2 * piece_bytes)
     assert [turn.staged_bytes for turn in cut] == [2 * piece_bytes] * 4
-    staged = [part.tokens.tolist() for turn in cut for part in turn.exchanges[0].parts]
+    staged = [part.tokens.tolist() for turn in cut for part in turn.regions[0].parts]
     assert staged == [[0, 128], [512, 640], [1024, 1152], [1536, 1664]]
 
 

@@ -1,4 +1,4 @@
-"""One exchange on tensors: gather from the KV cache, all-to-all inside the prefill TP group, place in staging.
+"""One round on tensors: gather from the KV cache, all-to-all inside the prefill TP group, place in staging.
 
 Only whole pieces are gathered from the cache (``index_select`` over its first dimension), and heads are cut out of the
 small result: Ascend would copy a whole cache to make a cut of it contiguous.
@@ -15,8 +15,8 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 
-from pdcluster_connector.core.exchange import Exchange, Gather, Pieces, Place, Round
-from pdcluster_connector.core.resharding import TokenShape
+from pdcluster_connector.reshard.feeds import TokenShape
+from pdcluster_connector.reshard.rounds import Gather, Pieces, Place, RegionRound, Round
 from pdcluster_protocol.errors import ConfigError
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -91,7 +91,7 @@ def open_reshard_group(ranks: Sequence[int], timeout_s: float, backend: str | No
     """A group for the resharder alone: collectives of other threads must not mix with its own.
 
     Every process of the default group calls it, for every TP group, in the same order; waits for them. Engine start.
-    ``timeout_s`` bounds one exchange; it must be longer than what a rank may be late: the resharder's ``room_s``.
+    ``timeout_s`` bounds one round; it must be longer than what a rank may be late: the resharder's ``room_s``.
     """
     group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s), backend=backend)
     return group
@@ -122,9 +122,9 @@ class Indices:
 
 @dataclass(slots=True, eq=False)
 class Scratch:
-    """Buffers for what leaves and what comes, kept from exchange to exchange: one exchange uses them at a time.
+    """Buffers for what leaves and what comes, kept from round to round: one round uses them at a time.
 
-    They grow to the largest exchange; fresh memory costs more than the copy into it (page faults).
+    They grow to the largest round; fresh memory costs more than the copy into it (page faults).
     """
 
     device: torch.device
@@ -150,8 +150,8 @@ class Regrouping:
         self._scratch = scratch
         self._word = math.gcd(*(region.word_bytes for region in regions))
         self._gathered: dict[tuple[int, int], torch.Tensor] = {}
-        self._send_bases = _bases([exchange.sends for exchange in planned.exchanges])
-        self._receive_bases = _bases([exchange.receives for exchange in planned.exchanges])
+        self._send_bases = _bases([share.sends for share in planned.regions])
+        self._receive_bases = _bases([share.receives for share in planned.regions])
         self._received = torch.empty(0)
         self._work: dist.Work | None = None
 
@@ -161,8 +161,8 @@ class Regrouping:
         Raises:
             RuntimeError: The group is broken.
         """
-        sends = _sums([exchange.sends for exchange in self._planned.exchanges])
-        receives = _sums([exchange.receives for exchange in self._planned.exchanges])
+        sends = _sums([share.sends for share in self._planned.regions])
+        receives = _sums([share.receives for share in self._planned.regions])
         outgoing = self._scratch.buffer("outgoing", sum(sends))
         self._received = self._scratch.buffer("incoming", sum(receives))
         self._gather(outgoing)
@@ -183,13 +183,13 @@ class Regrouping:
     def place(self, room: torch.Tensor) -> None:
         """``room`` (uint8 [planned.staged_bytes]) holds our parts as decode has them."""
         start = 0
-        for index, exchange in enumerate(self._planned.exchanges):
-            self._place(index, exchange, room[start : start + exchange.staged_bytes])
-            start += exchange.staged_bytes
+        for index, share in enumerate(self._planned.regions):
+            self._place(index, share, room[start : start + share.staged_bytes])
+            start += share.staged_bytes
 
     def _gather(self, outgoing: torch.Tensor) -> None:
-        for index, exchange in enumerate(self._planned.exchanges):
-            for gather in exchange.gathers:
+        for index, share in enumerate(self._planned.regions):
+            for gather in share.gathers:
                 start = self._send_bases[index][gather.peer] + gather.offset
                 self._copy(index, gather, outgoing[start:])
 
@@ -213,12 +213,12 @@ class Regrouping:
             self._gathered[key] = torch.index_select(view, 0, self._indices.rows(region, pieces))
         return self._gathered[key]
 
-    def _place(self, index: int, exchange: Exchange, room: torch.Tensor) -> None:
+    def _place(self, index: int, share: RegionRound, room: torch.Tensor) -> None:
         cell_bytes = self._regions[index].shape.cell_bytes
-        for copy in exchange.copies:
+        for copy in share.copies:
             whole = self._whole(index, copy.pieces)
             self._slot(room, copy.place, cell_bytes).copy_(whole[:, :, copy.heads.start : copy.heads.stop])
-        for landing in exchange.landings:
+        for landing in share.landings:
             place, start = landing.place, self._receive_bases[index][landing.peer] + landing.offset
             shape = (place.num_pieces, place.piece_tokens, len(place.heads), cell_bytes)
             self._slot(room, place, cell_bytes).copy_(self._words(self._received[start:], shape))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_connector.worker.device import AcceleratorDevice, CpuDevice, select_device
+from pdcluster_connector.device import AcceleratorDevice, CpuDevice, select_device
 from pdcluster_protocol.errors import ConfigError
 
 

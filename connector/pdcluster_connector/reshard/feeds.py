@@ -13,7 +13,7 @@ them, and the others *supply* it with their heads. A *piece* lies side by side o
 smaller page.
 
 Every rank makes the plan from the step's metadata alone, which all ranks have alike, so they agree on what is sent in
-which order without a word. ``exchange.py`` turns these facts into the plan of one rank.
+which order without a word. ``rounds.py`` turns these facts into the plan of one rank.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdcluster_connector.core.running_clock import RunningClock
+from pdcluster_connector.core.clock import RunningClock
 
 
 def test_running_time_is_monotonic_time_while_the_process_runs() -> None:

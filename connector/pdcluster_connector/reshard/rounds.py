@@ -1,7 +1,7 @@
-"""The plan of one exchange: what one prefill rank gathers, sends, receives and places for one layer of one step.
+"""The plan of one round: what one prefill rank gathers, sends, receives and places for one layer of one step.
 
-All requests of the step and all decode ranks go in one all-to-all. Each rank's half is an ``Exchange`` for each region
-of the layer; bytes for one peer lie side by side, and both ends go through them in the same order:
+All requests of the step and all decode ranks go in one all-to-all. Each rank's half is a ``RegionRound`` for each
+region of the layer; bytes for one peer lie side by side, and both ends go through them in the same order:
 
     regions in order > families of items in order > decode ranks > owners > runs of heads > pieces of items in order
 
@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pdcluster_connector.core.ranges import ByteRanges, Offsets
-from pdcluster_connector.core.resharding import (
+from pdcluster_connector.core.tp_mapping import Sharding, stripe_tokens
+from pdcluster_connector.reshard.feeds import (
     Feed,
     ReshardItem,
     Supply,
@@ -26,7 +27,6 @@ from pdcluster_connector.core.resharding import (
     is_resharded,
     plan_feeds,
 )
-from pdcluster_connector.core.tp_mapping import Sharding, stripe_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +98,7 @@ class StagedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class RegionRound:
     """Our half for one region. ``sends`` and ``receives``: bytes for and from each rank."""
 
     gathers: tuple[Gather, ...]
@@ -114,28 +114,28 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One all-to-all: an exchange for each region of the layer, in order."""
+    """One all-to-all: one part for each region of the layer, in order."""
 
-    exchanges: tuple[Exchange, ...]
+    regions: tuple[RegionRound, ...]
 
     @property
     def travels(self) -> bool:
         """Whether the ranks must meet; all of them answer alike."""
-        return any(exchange.travels for exchange in self.exchanges)
+        return any(region.travels for region in self.regions)
 
     @property
     def staged_bytes(self) -> int:
         """Staging room that this rank needs; the regions' shares follow each other."""
-        return sum(exchange.staged_bytes for exchange in self.exchanges)
+        return sum(region.staged_bytes for region in self.regions)
 
     @property
     def num_parts(self) -> int:
         """How many parts must be written before the room is free again."""
-        return sum(len(exchange.parts) for exchange in self.exchanges)
+        return sum(len(region.parts) for region in self.regions)
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillRank:
+class GroupRank:
     """One rank of the prefill TP group."""
 
     rank: int
@@ -143,7 +143,7 @@ class PrefillRank:
 
 
 def plan_rounds(
-    us: PrefillRank, shapes: Sequence[TokenShape], items: Sequence[ReshardItem], room_bytes: int
+    us: GroupRank, shapes: Sequence[TokenShape], items: Sequence[ReshardItem], room_bytes: int
 ) -> tuple[Round, ...]:
     """The rounds of a layer whose regions have ``shapes``, all of one KV group. Empty when there is nothing to do.
 
@@ -255,7 +255,7 @@ def _cut(owned: Offsets, room_bytes: int) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def _plan_region(us: PrefillRank, shape: TokenShape, items: Sequence[ReshardItem], table: _Table) -> Exchange:
+def _plan_region(us: GroupRank, shape: TokenShape, items: Sequence[ReshardItem], table: _Table) -> RegionRound:
     draft = _Draft(us, shape)
     for (decode_tp, piece_tokens), numbers in _families(items).items():
         feeds = _feeds(shape, us.tp_size, decode_tp)
@@ -277,9 +277,9 @@ def _sources(pages: TokenPages, items: Sequence[ReshardItem], table: _Table) -> 
 
 @dataclass(slots=True)
 class _Draft:
-    """An exchange in the making; everything is added in the order that all ranks share."""
+    """A ``RegionRound`` in the making; everything is added in the order that all ranks share."""
 
-    us: PrefillRank
+    us: GroupRank
     shape: TokenShape
     gathers: list[Gather] = field(default_factory=list)
     landings: list[Landing] = field(default_factory=list)
@@ -303,9 +303,9 @@ class _Draft:
                 if len(owned[share].tokens):
                     self._add(feed, owner, owned[share], feed.supplies[turn])
 
-    def finish(self) -> Exchange:
+    def finish(self) -> RegionRound:
         lists = tuple(self.gathers), tuple(self.landings), tuple(self.copies), tuple(self.parts)
-        return Exchange(*lists, tuple(self.sends), tuple(self.receives), self.staged_bytes, self.travels)
+        return RegionRound(*lists, tuple(self.sends), tuple(self.receives), self.staged_bytes, self.travels)
 
     def _add(self, feed: Feed, owner: int, pieces: Pieces, supplies: Sequence[Supply]) -> None:
         for supply in supplies:

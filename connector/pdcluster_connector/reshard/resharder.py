@@ -27,12 +27,11 @@ from typing import Final, TypeAlias
 import torch
 import torch.distributed as dist
 
-from pdcluster_connector.core.exchange import PrefillRank, Round, StagedPart, plan_rounds
-from pdcluster_connector.core.resharding import ReshardItem
-from pdcluster_connector.worker.device import Device, DeviceEvent
-from pdcluster_connector.worker.regrouping import Indices, Regrouping, Scratch, TokenRegion, close_reshard_group
-from pdcluster_connector.worker.side_stream import NoStream, SideStream, open_side_stream
-from pdcluster_connector.worker.staging import StagingMemory, Ticket
+from pdcluster_connector.device import Device, DeviceEvent, NoStream, SideStream, open_side_stream
+from pdcluster_connector.reshard.feeds import ReshardItem
+from pdcluster_connector.reshard.rounds import GroupRank, Round, StagedPart, plan_rounds
+from pdcluster_connector.reshard.staging import StagingMemory, Ticket
+from pdcluster_connector.reshard.tensors import Indices, Regrouping, Scratch, TokenRegion, close_reshard_group
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.reshard")
 _POLL_S: Final = 0.0002
@@ -94,7 +93,7 @@ class ReshardTimes:
 class ResharderParts:
     """What a resharder works with. ``regions``: by region index."""
 
-    us: PrefillRank
+    us: GroupRank
     regions: Mapping[int, TokenRegion]
     staging: StagingMemory
     device: Device
@@ -284,7 +283,7 @@ class Resharder:
         return plans[group, shapes]
 
     def _run(self, turn: _Turn, planned: Round, indices: Indices) -> str:
-        """One exchange; the reason why our parts of it did not get into staging, if so."""
+        """One round; the reason why our parts of it did not get into staging, if so."""
         regions = [self._parts.regions[index] for index in turn.regions]
         regrouping = Regrouping(planned, regions, indices, self._scratch)
         if planned.travels:
@@ -320,10 +319,10 @@ class Resharder:
 
     def _hand_on(self, turn: _Turn, planned: Round, ticket: Ticket | None) -> None:
         offset = ticket.offset if ticket else 0
-        for region, exchange in zip(turn.regions, planned.exchanges, strict=True):
-            mine = ticket if exchange.parts else None
-            self._on_outcome(Resharded(turn.step, region, offset, exchange.parts, mine, turn.is_last))
-            offset += exchange.staged_bytes
+        for region, share in zip(turn.regions, planned.regions, strict=True):
+            mine = ticket if share.parts else None
+            self._on_outcome(Resharded(turn.step, region, offset, share.parts, mine, turn.is_last))
+            offset += share.staged_bytes
 
     def _wait_for(self, event: DeviceEvent, what: str) -> None:
         """``event`` is complete.
@@ -338,7 +337,7 @@ class Resharder:
             time.sleep(_POLL_S)
 
     def _break(self, reason: str) -> None:
-        """No further exchange: the ranks may not agree any more on which one comes next."""
+        """No further round: the ranks may not agree any more on which one comes next."""
         if not self._failure:
             self._failure = reason
             _LOG.error("resharder broken rank=%d reason=%r", self._parts.us.rank, reason)

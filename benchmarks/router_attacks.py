@@ -1,6 +1,6 @@
 """What one rude client costs the others: streams, memory and the event loop of a router while it is attacked.
 
-    .venv/bin/python benchmarks/router_attacks.py [--streams 100] [ATTACK ...]
+    .venv/bin/python -m benchmarks.router_attacks [--streams 100] [ATTACK ...]
 
 For each attack: a fresh router with fake engines, ``--streams`` clients that stream all the time, one client that asks
 for ``/health`` without a pause, and the attack from one more. Read *RSS growth*: the most memory above what the router
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -269,10 +269,10 @@ def memory_bytes(pid: int, field: str) -> int:
 
 
 @contextmanager
-def running_router(log: Path) -> Iterator[tuple[int, tuple[str, int], tuple[str, int]]]:
+def running_router(log: Path, flags: Sequence[str] = ()) -> Iterator[tuple[int, tuple[str, int], tuple[str, int]]]:
     """Process id, clients' address and internal address of a router with engines; all have ended when it is left."""
     engines, url = spawn("-m", "benchmarks.router_attacks", "--engines")
-    command = [sys.executable, "-m", "pdcluster_router", "--prefill", url, "--decode", url, "--port", "0"]
+    command = [sys.executable, "-m", "pdcluster_router", "--prefill", url, "--decode", url, "--port", "0", *flags]
     with log.open("wb") as errors:
         router = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
     try:
@@ -303,10 +303,13 @@ def wait_healthy(router: tuple[str, int]) -> None:
     raise TimeoutError("the router found no engines within 60 s")
 
 
-def measure(name: str, num_streams: int) -> Figures:
-    """What the attack cost. Takes some seconds."""
+def measure(name: str, num_streams: int, flags: Sequence[str] = ()) -> Figures:
+    """What the attack cost. Takes some seconds. ``flags``: of the router."""
     attack = ATTACKS[name]
-    with tempfile.TemporaryDirectory() as folder, running_router(Path(folder) / "log") as (pid, router, internal):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_router(Path(folder) / "log", flags) as (pid, router, internal),
+    ):
         with Streams(router, num_streams) as streams:
             time.sleep(3)  # All of them stream, and what they need is there.
             Path(f"/proc/{pid}/clear_refs").write_text("5")  # VmHWM begins anew.

@@ -50,17 +50,26 @@ def take_parallelism(words: Sequence[str]) -> tuple[Parallelism, tuple[str, ...]
     """The sizes that vLLM's words name, and the other words.
 
     Raises:
-        ConfigError: A size is no number in 1..64, or is missing.
+        ConfigError: A size is no number in 1..64, or is missing; or its option is shortened, as vLLM would take it.
     """
     found, rest, left = ONE_RANK, [], iter(words)
     for word in left:
         name, has_value, value = word.partition("=")
-        field = _FIELD_OF.get(name.replace("_", "-"))
+        name = name.replace("_", "-")
+        field = _FIELD_OF.get(name)
         if field is None:
+            _require_whole(name)
             rest.append(word)
         else:
             found = replace(found, **{field: checked_size(value if has_value else next(left, ""), name)})
     return found, tuple(rest)
+
+
+def _require_whole(name: str) -> None:
+    """vLLM takes a beginning of an option's name for the option: what we do not count would be one more rank."""
+    for field, (flag, _) in _FLAGS.items():
+        if flag.startswith(name) and name.startswith(f"--{field}"):
+            raise ConfigError(f"{name}: write {flag}")
 
 
 def checked_size(text: str, name: str) -> int:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 from benchmarks.router_attacks import MB, measure
 
+from patience import EDGE_S
+
+PATIENT = ("--probe-timeout", str(EDGE_S))
+"""Beside other work on the machine an engine of the test may answer its probe late; that is nobody's attack."""
+
 
 @pytest.mark.parametrize("attack", ["t6", "c2", "pipe", "meta", "jb", "idle"])
 def test_one_clients_attack_costs_others_nothing(attack: str) -> None:
-    figures = measure(attack, num_streams=20)
+    figures = measure(attack, num_streams=100, flags=PATIENT)
     assert figures.growth_bytes < 50 * MB
     assert (figures.num_broken, figures.num_unhealthy) == (0, 0)
-    assert figures.num_whole >= 20
+    assert figures.num_whole >= 100

@@ -21,6 +21,8 @@ MAX_KEYS: Final = 1000
 
 CURE: Final = "printf %s KEY | sha256sum"
 _LINE: Final = re.compile(r"([0-9a-fA-F]{64})(?:\s+(\S+))?")
+_NO_NAME: Final = "-"
+"""What sha256sum prints for its standard input: all keys so called would have one share of what clients may take."""
 _BEARER: Final = b"bearer "
 
 
@@ -65,7 +67,8 @@ def parse_keys(text: str) -> ApiKeys:
         digest = bytes.fromhex(match[1])
         if digest in found:
             raise ConfigError(f"line {number} has the key of {found[digest]} again: remove one of the two")
-        found[digest] = match[2] or f"line-{number}"
+        is_named = match[2] not in (None, _NO_NAME)
+        found[digest] = match[2] if is_named else f"line-{number}"
     if not 0 < len(found) <= MAX_KEYS:
         raise ConfigError(f"it has {len(found)} keys: write 1 to {MAX_KEYS} lines, each as `{CURE}` prints it")
     return ApiKeys(tuple(found.items()))

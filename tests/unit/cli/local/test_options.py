@@ -124,6 +124,19 @@ def test_a_size_that_is_none_is_refused_by_name(words: str) -> None:
         parse("--prefill-args", words)
 
 
+@pytest.mark.parametrize("words", ["--tensor-parallel 2", "--pipeline_parallel=2", "--data-parallel-si 2"])
+def test_a_shortened_size_is_refused_for_vllm_would_take_it_and_we_would_not(words: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^--prefill-args: --(tensor|pipeline|data)-parallel\S*: write --\w+-parallel-size$"
+    ):
+        parse("--prefill-args", words)
+
+
+def test_other_options_of_data_parallel_are_left_alone() -> None:
+    words = "--data-parallel-size-local 1 --data-parallel-backend mp"
+    assert parse("--prefill-args", words).prefill_args == tuple(words.split())
+
+
 @pytest.mark.parametrize("executor", ["mp", "ray", "external_launcher", "my.Executor"])
 def test_any_executor_that_is_asked_for_is_left_alone(executor: str) -> None:
     words = f"--distributed-executor-backend {executor}"

@@ -17,9 +17,9 @@ def digest(key: str) -> str:
 def test_each_key_is_known_by_its_digest_and_called_by_its_name() -> None:
     text = f"# ours\n\n{digest('a')}  team-a # until May\r\n{digest('b').upper()}\n  {digest('c')}  -\n"
     keys = parse_keys(text)
-    assert [keys.name_of(key) for key in (b"a", b"b", b"c")] == ["team-a", "line-4", "-"]
+    assert [keys.name_of(key) for key in (b"a", b"b", b"c")] == ["team-a", "line-4", "line-5"]
     assert [keys.name_of(key) for key in (b"", b"A", b"a ", digest("a").encode())] == [None] * 4
-    assert keys.names == ("team-a", "line-4", "-")
+    assert keys.names == ("team-a", "line-4", "line-5")
 
 
 @pytest.mark.parametrize(

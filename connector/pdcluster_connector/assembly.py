@@ -95,7 +95,7 @@ def make_prefill_rank(
 ) -> PrefillRank:
     """A prefill rank that can push. ``tokens``: what reshards its token-major KV, if it has any.
 
-    ``device``: asked in place of the engine's own, by who wants to see what is asked.
+    ``device``: used in place of the engine's own, for tests that watch the calls.
 
     Raises:
         ConfigError: The transport cannot start, the memory cannot be registered, or there is too little to stage KV in.

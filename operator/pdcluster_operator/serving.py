@@ -320,8 +320,8 @@ async def _end(*tasks: asyncio.Task[Any]) -> None:
 
 
 class _Everything(frozenset[asyncio.Task[Any]]):
-    """Tasks that are none of kopf's business: all. When it ends it would wait for, and cancel, any that it is not told
-    to leave alone, ours too; its own have ended by then."""
+    """Every task. When kopf stops it waits for, and cancels, all tasks that are not listed here. Its own have ended by
+    then; the others are ours."""
 
     def __contains__(self, task: object) -> bool:
         return True

@@ -61,14 +61,14 @@ class Services:
         self.running: set[Running] = set()
         self.answers = AnswerLength()
         self.admissions: dict[Role, Admission[Any]] = {role: _admission_of(settings) for role in Role}
-        """By the role that prefills. The guests are the gate's own."""
+        """By the role that prefills. The gate owns their guests."""
         self.on_room: Callable[[], None] = _nobody_waits
-        """The gate's: those who have room now enter."""
+        """Called when requests may leave the queue."""
         self._is_room_told = False
         self._metaserver_url = settings.metaserver_url
         self._loop = asyncio.get_running_loop()
         self.on_pool_change: Callable[[], None] = _nobody_waits
-        """The probes': another set of engines is to be asked how it is."""
+        """Called when the set of engines changes."""
         self.roster = Roster(limits, self._pool_changed, self.metrics.ejected, self.now)
         self.engines = self.roster.engines
         self.terms = Terms(self.roster.place_decode, self.roster.place_prefill, _retries_in(settings))

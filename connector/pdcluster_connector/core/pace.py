@@ -33,7 +33,7 @@ class Pace:
         self._since = now
 
     def looked(self, num_ended: int, *, now: float) -> None:
-        """``num_ended`` writes have ended since the last look. None says nothing: a large one may be half done."""
+        """``num_ended`` writes have ended since the last look. Zero proves nothing: a large write may be half done."""
         if num_ended:
             self.write_s = (self.write_s + (now - self._since) / num_ended) / 2
             self._since = now

@@ -97,7 +97,8 @@ class Peers:
         return refused.reason if refused else ""
 
     def add(self, peer: PeerId, hello: Hello, work_out: Callable[[Hello], Incoming], *, now: float) -> None:
-        """``peer`` is welcome, and speaks for its rank from now on. ``work_out`` is asked if the rank says news.
+        """``peer`` is welcome, and speaks for its rank from now on. ``work_out`` is called when the rank
+        says something new.
 
         Raises: What ``work_out`` raises; then nothing has changed.
         """

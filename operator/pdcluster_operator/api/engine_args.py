@@ -84,8 +84,9 @@ MUST_AGREE: Final = (
     "video-pruning-rate",
 )
 """What decides what a KV block's bytes mean, as the handshake's fingerprint does, and which tokens a prompt is; here
-it is found out before any engine starts. One that a role leaves out is vLLM's own choice, which no rule can know: it
-differs from any value. Two names of one thing (``spec-model`` is a key of ``speculative-config``) are both asked for.
+it is found out before any engine starts. An option that a role omits counts as different from every value: vLLM then
+chooses, and no rule can know what. Two names of one thing (``spec-model`` is a key of ``speculative-config``) are both
+asked for.
 By ``max-model-len`` and the generation configuration vLLM chooses LongRoPE's factors and Llama 4's attention
 temperature, and with them what a key is.
 
@@ -156,7 +157,8 @@ _NAMES: Final = (*MUST_AGREE, *MAY_DIFFER, *SET_ELSEWHERE, ON_ONE_NODE)
 _BEGINS_ONE: Final = " || ".join(
     f"(name.size() < {len(whole)} && '{whole}'.substring(0, name.size()) == name)" for whole in _NAMES
 )
-"""A constant's part, not ``startsWith`` and not a list's items: what has no bound is charged as endless."""
+"""CEL charges unbounded strings at the highest cost, so a part of a constant, which has a bound, is compared. Neither
+``startsWith`` nor the items of a list have one."""
 _ALSO_BEGINNINGS: Final = [name for name in _NAMES if any(whole.startswith(f"{name}-") for whole in _NAMES)]
 """Options that another one begins with, like tokenizer."""
 _IS_SHORT: Final = f"name != '' && !(name in {_ALSO_BEGINNINGS}) && ({_BEGINS_ONE})"

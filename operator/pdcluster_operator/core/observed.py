@@ -163,7 +163,7 @@ class Move:
 class Prune:
     """Delete an object, if it is still of this version; its dependents go after it (background).
 
-    A workload in the state in which it was seen empty; of anything else only the uid counts, for no number decided.
+    Of a workload: only the resourceVersion that was seen empty. Of anything else the uid suffices: no number decided.
     """
 
     api_version: str

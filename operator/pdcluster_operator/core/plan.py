@@ -209,8 +209,8 @@ def _workloads(
 def _asked(
     pool: Pool, wanted: Iterable[WorkloadDesign], seen: Mapping[str, SeenWorkload], children: Iterable[Child]
 ) -> tuple[Child, ...]:
-    """What the user's words are in: workloads that are wanted and not there yet, also those whose first replica comes
-    in a later step, and the routers' Deployment and Service."""
+    """Objects that carry the user's ``podOverrides``: the routers' Deployment and Service, and each workload that is
+    wanted and not there yet. Its first replica may come in a later step."""
     missing = [design for design in wanted if design.name not in seen]
     workloads = [Child(render_workload(pool, design, 0), Way.CREATE) for design in missing]
     name = router_name(pool)

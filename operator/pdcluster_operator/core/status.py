@@ -78,7 +78,7 @@ class Facts:
     @property
     def is_proof_void(self) -> bool:
         """Engines of the target go or have gone, and those that come after them have proven nothing. A refused spec
-        stops none, but whom a stop before it took is gone."""
+        stops no engine; engines that an earlier stop removed stay removed."""
         return self.is_target_empty or (self.is_stopped and not self.refusal)
 
     def of(self, role: Role) -> Counts:
@@ -333,9 +333,9 @@ def _is_better(now: Counts, before: Counts, is_looping: bool) -> bool:
 
 
 def _is_complete(status: Status, before: Status | None) -> bool:
-    """Reached now, or reached before and nothing old came back: then what gets lost is no rollout's fault.
+    """Reached now, or reached before and nothing old came back: then a later loss is no fault of the rollout.
 
-    That a stop was reached is not that what is wanted now ever ran.
+    Reaching a stop does not prove that the current target ever ran.
     """
     is_proven = status.verified == status.target or not status.prefill.wanted
     if is_proven and all(status.of(role).is_updated for role in Role):

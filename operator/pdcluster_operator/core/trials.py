@@ -1,6 +1,6 @@
 """When a target is verified, and what became of it: one request at a time, later and later after failures.
 
-What only says that nobody could be asked is no verdict at first, for routers come and go; when it goes on, it is one.
+Routers come and go, so an unreachable router is no verdict until it lasts.
 """
 
 from __future__ import annotations

@@ -166,7 +166,9 @@ class _Body:
         self._left = int(headers.get("content-length", 0))
         self._num_bytes = 0
         if not self._is_chunked and "content-length" not in headers:
-            raise Unavailable("the answer says not where it ends, so an end could not be told from a cut")
+            raise Unavailable(
+                "the answer has neither a length nor chunks, so its end cannot be told from a lost connection"
+            )
 
     async def read(self, deadline: float) -> bytes:
         """The next part; empty at the end."""

@@ -1,9 +1,8 @@
 """``POST /pdcluster/verify``: an operator's order, checked, carried out, and answered.
 
-The port is everybody's and a verification costs engines' time, so the order carries a pass (``Secret.mint_pass``): made
-with the cluster's secret, which itself never travels, for this very body, and good for minutes. Which template a pod
-was made from no EndpointSlice says; so an operator that wants to know it of certain pods names them, or reads from the
-answer which pods it was.
+Anybody may reach the port and a verification costs engines' time, so the order carries a pass (``Secret.mint_pass``).
+The pass is made with the cluster's secret, which itself never travels; it is good for this very body, and for minutes.
+EndpointSlices do not carry a pod's template, so the operator names the pods, or reads in the answer which they were.
 """
 
 from __future__ import annotations

@@ -222,8 +222,8 @@ class Exchange:
     # Time.
 
     def _set_timer(self) -> None:
-        # Never later than a prefill that starts now may last, and four times while an answer is silent: no step that
-        # follows needs an earlier wake-up, and no byte has to look at the clock.
+        # Capped at one prefill timeout, so that a prefill that starts meanwhile is not missed; and at a quarter of the
+        # idle timeout, so that no byte of an answer has to look at the clock.
         timeouts = self._request.timeouts
         left_s = self._pairing.deadline - self._services.now()
         delay_s = min(left_s, timeouts.prefill_s, timeouts.idle_s / 4)

@@ -60,12 +60,12 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str], service_acco
         ConfigError: A value cannot work.
     """
     given = vars(_parser().parse_args(argv))
-    told = _told(environ, service_account, is_elsewhere=given["kube_api"] is not None)
+    told = _access_told_by(environ, service_account, is_elsewhere=given["kube_api"] is not None)
     named = {name: value for name, value in given.items() if value is not None}
     return build_settings(**{**told, **named})
 
 
-def _told(environ: Mapping[str, str], service_account: Path, *, is_elsewhere: bool) -> dict[str, object]:
+def _access_told_by(environ: Mapping[str, str], service_account: Path, *, is_elsewhere: bool) -> dict[str, object]:
     """What a pod knows without flags. ``is_elsewhere``: of another API server than the pod's own."""
     found: dict[str, object] = {"identity": f"{socket.gethostname()}_{secrets.token_hex(4)}"}
     namespace = service_account / "namespace"

@@ -117,10 +117,10 @@ def build_settings(**values: object) -> Settings:
     try:
         return Settings.model_validate(given)
     except ValidationError as error:
-        raise ConfigError("; ".join(_told(item) for item in error.errors())) from error
+        raise ConfigError("; ".join(_message_of(item) for item in error.errors())) from error
 
 
-def _told(item: object) -> str:
+def _message_of(item: object) -> str:
     assert isinstance(item, dict)
     location = item["loc"]
     if not location:

@@ -214,15 +214,15 @@ class Resharder:
         try:
             self._stream = self._parts.open_stream(self._parts.staging.tensor.device)
             with self._stream.current():
-                self._obey_all()
+                self._on_orders()
         except Exception as error:  # noqa: BLE001  # top of a thread
             _LOG.exception("resharder failed rank=%d", self._parts.us.rank)
             self._break(f"prefill's resharder failed: {error!r}")
-            self._obey_all()
+            self._on_orders()
         finally:
             self._leave_group()
 
-    def _obey_all(self) -> None:
+    def _on_orders(self) -> None:
         while (order := self._inbox.get()) is not None:
             match order:
                 case _Step():

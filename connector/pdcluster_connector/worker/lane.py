@@ -179,7 +179,7 @@ class Lane:
         self._failure = self._failure or "the lane was closed"
         now = time.monotonic()
         while self._inbox:
-            self._obey(self._inbox.popleft(), now)
+            self._on_order(self._inbox.popleft(), now)
         self._cut(self._failure)
         for order in self._quiesces:
             order.quiet.set()
@@ -194,8 +194,8 @@ class Lane:
         self._wait(channel)
         now = time.monotonic()
         while self._inbox:
-            self._obey(self._inbox.popleft(), now)
-        self._hear_all(channel, now)
+            self._on_order(self._inbox.popleft(), now)
+        self._receive_all(channel, now)
         self._enter(now)
         self._advance(now)
         self._expire(now)
@@ -212,13 +212,13 @@ class Lane:
             return
         channel.wait(_EXPIRE_EVERY_S if len(self._book) else _IDLE_S)
 
-    def _obey(self, order: Order, now: float) -> None:
+    def _on_order(self, order: Order, now: float) -> None:
         match order:
             case StepBegun():
-                self._adopt_all(order, now)
-                self._follow(order, now)
+                self._start_pushes(order, now)
+                self._on_step(order, now)
             case LayerSaved() | Staged() | ReshardFailed() | StepEnded() | StepRead():
-                self._follow(order, now)
+                self._on_step(order, now)
             case GiveUp(key, reason):
                 if live := self._book.get(key):
                     self._book.apply(live, live.push.give_up(reason, now=now))
@@ -230,17 +230,17 @@ class Lane:
             case Close(deadline):
                 self._closing_at = deadline
 
-    def _adopt_all(self, order: StepBegun, now: float) -> None:
+    def _start_pushes(self, order: StepBegun, now: float) -> None:
         for part in order.slices:
             key = PushKey(part.transfer_id, part.attempt)
             if self._book.has_ended(key):
                 continue
-            live = self._book.get(key) or self._adopt(key, part, order.at, now)
+            live = self._book.get(key) or self._start_push(key, part, order.at, now)
             if part.is_last:
                 live.last_step, live.content = order.step, part.content
                 live.push.wants_digest = part.content is not None
 
-    def _adopt(self, key: PushKey, part: PushSlice, begun_at: float, now: float) -> LivePush:
+    def _start_push(self, key: PushKey, part: PushSlice, begun_at: float, now: float) -> LivePush:
         deadline = deadline_after(part.target.deadline_ms, now=now)
         push = Push(key, hold_s=self._parts.settings.hold_s, deadline=deadline)
         live = LivePush(push, part.request_id, part.token, part.num_prompt_tokens, begun_at)
@@ -255,7 +255,7 @@ class Lane:
         left = remaining_ms(live.push.deadline, now=now)
         self._book.apply(live, live.push.opening(Open(*live.push.key, self.address.boot_id, left, live.token)))
 
-    def _follow(self, order: StepOrder, now: float) -> None:
+    def _on_step(self, order: StepOrder, now: float) -> None:
         if isinstance(order, StepEnded):
             self._mark_forward_end(order)
         if self._failure:
@@ -269,26 +269,26 @@ class Lane:
                 live.forward_end = order.at
                 self._book.report_if_due(live)
 
-    def _hear_all(self, channel: PrefillChannel, now: float) -> None:
+    def _receive_all(self, channel: PrefillChannel, now: float) -> None:
         try:
             while (message := channel.receive()) is not None:
-                self._heed(message, now)
+                self._on_message(message, now)
         except ProtocolError as error:
             self._fail(str(error))
         if channel.take_loss():
             which = f"decode rank {self.decode_rank}, boot id {self.address.boot_id},"
             self._fail(f"the connection to {which} was lost: has its engine ended?")
 
-    def _heed(self, message: ToPrefill, now: float) -> None:
+    def _on_message(self, message: ToPrefill, now: float) -> None:
         match message:
             case Welcome():
                 self._welcome(message)
             case Refusal(reason):
                 self._fail(reason)
             case Grant() | Unneeded() | Denial() | Revoke():
-                self._answered(message, now)
+                self._on_reply(message, now)
 
-    def _answered(self, message: Grant | Unneeded | Denial | Revoke, now: float) -> None:
+    def _on_reply(self, message: Grant | Unneeded | Denial | Revoke, now: float) -> None:
         key = PushKey(message.transfer_id, message.attempt)
         live = self._book.get(key)
         match message:

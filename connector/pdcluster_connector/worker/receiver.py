@@ -125,18 +125,18 @@ class Receiver:
         self._channel.wait(0 if self._digests.is_busy else wait_s)
         now = self._clock.read(time.monotonic(), max_step_s=wait_s + MAX_WORK_S)
         while self._inbox:
-            self._heed(*self._inbox.popleft(), now)
+            self._on_news(*self._inbox.popleft(), now)
         for opened in self._sessions.take_opened(now=now):
             self._welcome(opened, now)
         for session in self._sessions.take_closed():
             self._do(self._reception.cut(session, now=now), now)
-        self._hear(now)
+        self._receive_all(now)
         self._digest(now)
         if now >= self._next_expiry:
             self._next_expiry = now + _EXPIRE_EVERY_S
             self._do(self._reception.expire(now=now), now)
 
-    def _hear(self, now: float) -> None:
+    def _receive_all(self, now: float) -> None:
         for _ in range(_MAX_FRAMES_PER_TURN):
             received = self._channel.receive()
             if received is None:
@@ -155,7 +155,7 @@ class Receiver:
             reason = "this decode rank cannot read its own KV, so that its content cannot be compared"
             self._do(self._reception.fail(compare.transfer_id, reason, now=now), now)
 
-    def _heed(self, news: _News, announced_at: float, now: float) -> None:
+    def _on_news(self, news: _News, announced_at: float, now: float) -> None:
         if isinstance(news, Cancel):
             self._do(self._reception.cancel(news.request_id, news.reason, now=now), now)
             return

@@ -146,7 +146,7 @@ class GroupResharding:
         self._pages = {region.group: region.shape.pages for region in regions.values()}
         self._steps: dict[int, _StepParts] = {}
         """The forward thread adds, the resharder's thread takes away."""
-        self._resharder = Resharder(parts, memory.group, self._hear)
+        self._resharder = Resharder(parts, memory.group, self._on_outcome)
 
     def begin_step(self, step: int, pushes: Sequence[StepPush]) -> None:
         items: dict[int, list[ReshardItem]] = {group: [] for group in self._pages}
@@ -176,7 +176,7 @@ class GroupResharding:
 
     # Everything below runs in the resharder's thread.
 
-    def _hear(self, outcome: Outcome) -> None:
+    def _on_outcome(self, outcome: Outcome) -> None:
         match outcome:
             case Resharded(step=step):
                 self._hand_out(outcome, self._steps[step])

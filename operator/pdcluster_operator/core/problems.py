@@ -148,18 +148,18 @@ def _death_of(container: Part, is_init: bool, times: _Times, is_going: bool) -> 
     if ended and is_init and ended.get("exitCode") == 0:
         return None  # It has done its work.
     if ended and not is_going:
-        return _told(container["name"], ended, restarts + 1, times)
+        return _as_death(container["name"], ended, restarts + 1, times)
     last = _ended_last(container)
     if last is None:
         return None
-    return _told(container["name"], last, restarts + (1 if state.get("waiting") and not is_going else 0), times)
+    return _as_death(container["name"], last, restarts + (1 if state.get("waiting") and not is_going else 0), times)
 
 
 def _ended_last(container: Part) -> Part | None:
     return (container.get("lastState") or {}).get("terminated")
 
 
-def _told(name: str, ended: Part, count: int, times: _Times) -> Death:
+def _as_death(name: str, ended: Part, count: int, times: _Times) -> Death:
     ended_s = unix_s(ended.get("finishedAt"))
     began_s = unix_s(ended.get("startedAt")) or ended_s  # containerd says 1970 of what never began (its issue 9080).
     served_long = times.unready_s > began_s + 1 and ended_s > began_s + LONG_LIFE_S

@@ -93,7 +93,7 @@ class KubeClient:
     async def _answer(self, path: str, deadline: float) -> AsyncIterator[_Body]:
         writer: asyncio.StreamWriter | None = None
         try:
-            with _told_plainly():
+            with _errors_in_plain_words():
                 async with asyncio.timeout_at(deadline):
                     reader, writer = await self._connect()
                     writer.write(self._request(path))
@@ -172,7 +172,7 @@ class _Body:
 
     async def read(self, deadline: float) -> bytes:
         """The next part; empty at the end."""
-        with _told_plainly():
+        with _errors_in_plain_words():
             async with asyncio.timeout_at(deadline):
                 return await (self._read_chunk() if self._is_chunked else self._read_part())
 
@@ -211,7 +211,7 @@ def _retry_after_s(headers: dict[str, str]) -> float:
 
 
 @contextmanager
-def _told_plainly() -> Iterator[None]:
+def _errors_in_plain_words() -> Iterator[None]:
     """Whatever can go wrong with a file or a connection is Unavailable, in words."""
     try:
         yield

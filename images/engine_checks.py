@@ -91,7 +91,7 @@ def say_what_to_do_about_mooncake() -> None:
 
 
 def say_packages() -> None:
-    print(*sorted(PACKAGES[library] for library in missing_libraries() if library in PACKAGES))
+    print(*sorted(PACKAGES[library] for library in missing_libraries(what_ldd_says()) if library in PACKAGES))
 
 
 def check_load() -> None:
@@ -114,26 +114,40 @@ def load_trouble(coming: frozenset[str]) -> str:
     found = asked(f"{_WITH_TORCH}; from mooncake.engine import TransferEngine")
     if not found.returncode:
         return ""
-    lacks = missing_libraries()
+    told = what_ldd_says()
+    if old := old_libraries(told):
+        return f"it cannot be loaded, libraries of this image are too old: {', '.join(old)}: take a newer BASE"
+    lacks = missing_libraries(told)
     if not lacks:
         return f"it cannot be loaded: {last_line(found.stderr)}"
     lacks = [library for library in lacks if library not in coming]
     hints = [WHEELS[library] for library in lacks if library in WHEELS]
-    told = "; ".join([f"it cannot be loaded, this image lacks {', '.join(lacks)}", *hints, CURE])
-    return told if set(lacks) - DRIVERS else ""
+    lack = "; ".join([f"it cannot be loaded, this image lacks {', '.join(lacks)}", *hints, CURE])
+    return lack if set(lacks) - DRIVERS else ""
 
 
-def missing_libraries() -> list[str]:
-    """All that Mooncake's own part needs, directly or not, and that is neither here nor loaded by PyTorch: the loader
-    itself stops at the first, and that may be the driver's."""
+def what_ldd_says() -> str:
+    """Of Mooncake's own part, all at once: the loader itself stops at the first trouble, and that may be the driver's
+    library, which is never there while an image is built. Empty: there is no such part."""
     spec = importlib.util.find_spec("mooncake")
     folders = spec.submodule_search_locations if spec and spec.submodule_search_locations else ()
     part = next((found for found in (Path(one) / "engine.so" for one in folders) if found.exists()), None)
     if part is None:
-        return []
+        return ""
     command = ["ldd", str(part)]
     told = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # no shell
-    absent = re.findall(r"^\s*(\S+) => not found", told.stdout, re.MULTILINE)
+    return told.stdout + told.stderr
+
+
+def old_libraries(told: str) -> list[str]:
+    """Libraries that are there without the version that is needed, each with it."""
+    found = re.findall(r"(\S+): version `(\S+)' not found", told)
+    return sorted({f"{Path(library).name} without {version}" for library, version in found})
+
+
+def missing_libraries(told: str) -> list[str]:
+    """All that Mooncake's own part needs, directly or not, and that is neither here nor loaded by PyTorch."""
+    absent = re.findall(r"^\s*(\S+) => not found", told, re.MULTILINE)
     maps = asked(f"{_WITH_TORCH}; print(open('/proc/self/maps').read())").stdout
     loaded = {Path(line.split()[-1]).name for line in maps.splitlines() if "/" in line}
     return [library for library in dict.fromkeys(absent) if library not in loaded]

@@ -205,6 +205,18 @@ def test_a_library_behind_the_drivers_is_missed_all_the_same(found: Image) -> No
     assert "lacks libcuda.so.1, libsomething.so.7" in done.stderr
 
 
+def test_a_library_that_is_too_old_is_found_also_where_the_driver_is_absent(found: Image) -> None:
+    """ldd, as glibc 2.36 tells it of a library that needs more than there is."""
+    found.transfer = str(found.mooncake(needs("libcuda.so.1", "libc.so.6")))
+    ldd = found.python.parent / "ldd"
+    old = "$1: /lib/libibverbs.so.1: version \\`IBVERBS_1.14' not found (required by $1)"
+    ldd.write_text(f'#!/bin/sh\necho "{old}" >&2\necho "	libcuda.so.1 => not found"\n')
+    ldd.chmod(0o755)
+    done = found.build()
+    assert done.returncode == 1
+    assert "too old: libibverbs.so.1 without IBVERBS_1.14: take a newer BASE" in done.stderr
+
+
 def test_a_mooncake_of_the_image_that_is_new_enough_stays_whatever_was_given(found: Image) -> None:
     found.has_its_own(found.mooncake(LOADS, "0.3.14"))
     found.transfer = str(found.mooncake(needs(*CUDA_12), name=OLD_NAME))

@@ -101,8 +101,9 @@ async def test_the_reservation_says_how_much_is_to_be_prefilled_and_makes_room()
 
 
 async def test_what_decode_prefills_by_itself_is_counted_and_queued_too() -> None:
-    async with running_rig(**ONE, max_queued_requests=2, queue_timeout_s=0.5) as rig:
-        rig.decode.work_s = 2.0
+    # Beside other work twenty requests take seconds to come: the first one works, and two wait, for longer than that.
+    async with running_rig(**ONE, max_queued_requests=2, queue_timeout_s=4.0) as rig:
+        rig.decode.work_s = 8.0
         clients = [await send(rig, {"prompt": "x" * 400, "n": 2}) for _ in range(20)]
         statuses = [(await answer_of(client)).status for client in clients]
         assert sorted(statuses) == [200] + [429] * 17 + [503] * 2

@@ -96,13 +96,39 @@ def problems_of(findings: Iterable[Finding]) -> list[str]:
     return [finding.problem for finding in findings if finding.problem is not None]
 
 
+_DEVICE_FILES: Final = {Device.CUDA: ("nvidiactl", "dxg"), Device.NPU: ("davinci_manager",)}
+"""By which a driver is reached; dxg is Windows' for Linux guests."""
+_BUILD_CURES: Final = {
+    Device.CUDA: "the vLLM that is installed computes on CPUs: install vLLM for CUDA",
+    Device.NPU: "torch_npu is not installed: use an image of vLLM-Ascend",
+}
+
+
 def detect_device() -> Device:
     """Where engines can compute here: what the installed vLLM was built for, then which device files exist."""
-    if importlib.util.find_spec("torch_npu") is not None and Path("/dev/davinci_manager").exists():
+    if _is_built_for(Device.NPU) and Path("/dev/davinci_manager").exists():
         return Device.NPU
-    if Path("/dev/nvidiactl").exists() and not _is_cpu_build():
+    if Path("/dev/nvidiactl").exists() and _is_built_for(Device.CUDA):
         return Device.CUDA
     return Device.CPU
+
+
+def check_device(
+    device: Device, folder: Path = Path("/dev"), is_built_for: Callable[[Device], bool] | None = None
+) -> Finding:
+    """Engines of this kind can start here: else each would wait for its workers until the start's deadline.
+
+    ``is_built_for``: whether the installed vLLM is; None: asked of what is installed.
+    """
+    name, cure = f"device {device.value}", "or leave --device out"
+    if device is Device.CPU:
+        return Finding(name)
+    if not (is_built_for or _is_built_for)(device):
+        return Finding(name, f"{_BUILD_CURES[device]}, {cure}")
+    files = _DEVICE_FILES[device]
+    if not any((folder / file).exists() for file in files):
+        return Finding(name, f"this machine has no {folder / files[0]}: give it its {device.value} devices, {cure}")
+    return Finding(name)
 
 
 def count_accelerators(device: Device) -> int:
@@ -133,6 +159,12 @@ def _cgroup_free(folder: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return None if limit == "max" else int(limit) - taken + int(stat.get("file", 0))
+
+
+def _is_built_for(device: Device) -> bool:
+    if device is Device.NPU:
+        return importlib.util.find_spec("torch_npu") is not None
+    return (device is Device.CPU) == _is_cpu_build()
 
 
 def _is_cpu_build() -> bool:

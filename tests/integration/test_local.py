@@ -130,8 +130,9 @@ def test_a_question_of_ones_own_and_two_engines_of_each_role_that_ask_for_a_key(
     assert all(f"{name} is ready" in local.text() for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [("--prefill-pp", "2"), ("--prefill-dp", "2"), ("--decode-dp", "2")])
+@pytest.mark.parametrize(
+    "ranks", [("--prefill-pp", "2"), ("--prefill-dp", "2"), pytest.param(("--decode-dp", "2"), marks=pytest.mark.slow)]
+)
 def test_pipeline_and_data_parallel_engines_start_and_hand_over(start: Callable[..., Local], ranks: list[str]) -> None:
     local = start(*ranks, "--once")
     assert local.end() == 0, local.text()

@@ -205,7 +205,8 @@ async def test_a_file_that_breaks_changes_no_key_and_is_told_once(
 
 
 async def test_sighup_reads_the_keys_anew(key_file: Path) -> None:
-    async with process("--api-key-file", str(key_file)) as (router, url, _, _):
+    # And not the look at the file, which is an hour away.
+    async with process("--api-key-file", str(key_file), "--api-key-interval", "3600") as (router, url, _, _):
         client = await RawClient.connect(url)
         assert (await client.post(COMPLETIONS, PROMPT, bearer(KEY))).status == 200
         state = key_file.stat()
@@ -216,7 +217,7 @@ async def test_sighup_reads_the_keys_anew(key_file: Path) -> None:
             while (await (await RawClient.connect(url)).post(COMPLETIONS, PROMPT, bearer(KEY[::-1]))).status != 200:
                 await asyncio.sleep(0.01)
         router.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(router.wait(), 20) == 0
+        assert await asyncio.wait_for(router.wait(), PATIENCE_S) == 0
 
 
 async def test_sighup_behind_its_first_line_does_not_end_the_router(key_file: Path) -> None:

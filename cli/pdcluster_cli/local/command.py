@@ -90,6 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_and_serve(options: Options) -> int:
     machine = _machine(options)
     findings = [checks.check_system_libraries(), checks.check_modules(), checks.check_port(options.port)]
+    findings.append(checks.check_device(machine.device))
     findings.append(checks.check_cache(cache_root(os.environ)))
     problems = [*checks.problems_of(findings), *problems_here(options, machine)]
     model = _find_model(options) if not problems else None

@@ -47,9 +47,6 @@ larger pieces would spare is less than what four or sixteen times as many reques
 LINE_OBJECTS_BYTES: Final = 176
 """What Python adds to each header line: a name, a value, a pair and its place in two tables."""
 
-_LINE_BYTES: Final = 4
-"""Of a header line beside its name and value."""
-
 _NO_HEADERS: Final[Headers] = []
 """Nothing is ever added to it: each message begins with a list of its own."""
 
@@ -88,7 +85,6 @@ class ReadingProtocol(HttpToolsProtocol):
         lines, which begin none (RFC 9112, 2.2): a client that waits for its answer may have sent some behind its body.
         """
         self._max_header_bytes = max_header_bytes
-        self._num_trailer_bytes = 0
         self._is_upgrade = False
         self._refusal: ApiError | None = None
         self._rest: memoryview | None = None
@@ -230,12 +226,8 @@ class ReadingProtocol(HttpToolsProtocol):
         self.is_in_message = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.is_in_head:
+        if self.is_in_head:  # Else it is a trailer, which goes no further; ``num_silent_bytes`` bounds them.
             self.headers.append((name.lower(), value))
-            return
-        self._num_trailer_bytes += len(name) + len(value) + _LINE_BYTES
-        if self._num_trailer_bytes > self._max_header_bytes:
-            raise self._refused(headers_too_large(self._max_header_bytes))
 
     def on_headers_complete(self) -> None:
         if self.num_silent_bytes > self._max_header_bytes:
@@ -243,7 +235,6 @@ class ReadingProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
             self._is_upgrade = True  # The parser now ends this message, and says so.
             return
-        self._num_trailer_bytes = 0
         try:
             self.head_is_whole()
         except RefusedRequest as refused:

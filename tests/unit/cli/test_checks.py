@@ -12,6 +12,7 @@ from pdcluster_cli.checks import (
     SYSTEM_LIBRARIES,
     Finding,
     check_cache,
+    check_device,
     check_modules,
     check_port,
     check_python,
@@ -77,6 +78,28 @@ def test_only_problems_are_shown_in_order() -> None:
     findings = [Finding("a"), Finding("b", "b is wrong"), Finding("c"), Finding("d", "d is wrong")]
     assert problems_of(findings) == ["b is wrong", "d is wrong"]
     assert problems_of([]) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        (Device.CUDA, "the vLLM that is installed computes on CPUs: install vLLM for CUDA, or leave --device out"),
+        (Device.NPU, "torch_npu is not installed: use an image of vLLM-Ascend, or leave --device out"),
+    ],
+)
+def test_a_device_that_the_installed_vllm_cannot_use_is_refused_with_the_cure(device: Device, said: str) -> None:
+    assert check_device(device).problem == said
+    assert check_device(Device.CPU).problem is None
+
+
+def test_a_device_that_is_not_there_is_named_by_its_file(tmp_path: Path) -> None:
+    def check() -> Finding:
+        return check_device(Device.CUDA, tmp_path, lambda _: True)
+
+    lacks = f"this machine has no {tmp_path}/nvidiactl: give it its cuda devices, or leave --device out"
+    assert check().problem == lacks
+    (tmp_path / "dxg").touch()
+    assert check().problem is None
 
 
 def test_the_cpu_has_no_accelerators() -> None:

@@ -42,6 +42,10 @@ LIMITS: Final = (
     "watch_timeout_s",
 )
 """Settings whose flags need no more words than the page has."""
+_DEFAULTS_IN_WORDS: Final = {
+    "reservation_timeout_s": "none but the first byte's",
+    "max_connections": "a quarter of the files that the process may open, at most 16,384",
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -146,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
             dest=name,
             type=int if is_count else float,
             metavar="N" if is_count else "SECONDS",
-            help=f"default: {default if is_count or default is None else format(default, 'g')}",
+            help=f"default: {_DEFAULTS_IN_WORDS.get(name) or format(default, 'd' if is_count else 'g')}",
         )
     return parser
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from tools.chart.dashboard import PANELS, expressions
 
 from chart_cases.rendering import CHART, ROOT, named, of_kind
+from operator_cases.statuses import FAILED_STATUS, WELL, WELL_STATUS
 from pdcluster_connector.failures import Kind as TransferKind
 from pdcluster_operator.api.status import ConditionStatus
-from pdcluster_operator.core.conditions import Type
-from pdcluster_operator.core.gauges import PoolSample
+from pdcluster_operator.core.conditions import Status, Type
+from pdcluster_operator.core.gauges import PoolSample, sample_of
+from pdcluster_operator.core.status import reduce_status
 from pdcluster_operator.http_kube import Call
 from pdcluster_operator.kinds import PDCLUSTER
 from pdcluster_operator.metrics import Metrics as OperatorMetrics
@@ -171,6 +174,30 @@ def test_an_alert_comes_at_its_bound_and_after_its_time() -> None:
         for rule in RULES
     }
     assert found == BOUNDS
+
+
+REFUSED = reduce_status(replace(WELL, refusal="no"), WELL_STATUS, now=2000)
+
+
+@pytest.mark.parametrize(
+    ("alert", "status"),
+    [
+        pytest.param("PDClusterDegraded", FAILED_STATUS, id="degraded"),
+        pytest.param("PDClusterRefused", REFUSED, id="refused"),
+    ],
+)
+def test_an_alert_on_a_condition_picks_the_pool_that_has_it_and_no_other(alert: str, status: Status) -> None:
+    (rule,) = [rule for rule in RULES if rule["alert"] == alert]
+    metrics = OperatorMetrics()
+    pools = {"well": WELL_STATUS, "failed": FAILED_STATUS, "refused": REFUSED}
+    metrics.watch_pools(lambda: [sample_of("team", name, found, 600, 3000) for name, found in pools.items()])
+    asked = {(label, value) for _, label, value in selections_in(rule["expr"])}
+    samples = [
+        sample for family in text_string_to_metric_families(metrics.page().decode()) for sample in family.samples
+    ]
+    (metric,) = metrics_in(rule["expr"])
+    picked = {one.labels["name"] for one in samples if one.name == metric and asked <= set(one.labels.items())}
+    assert picked == {name for name, found in pools.items() if found is status}
 
 
 def test_not_ready_is_told_after_the_pools_own_deadline() -> None:

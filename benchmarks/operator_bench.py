@@ -26,7 +26,7 @@ from benchmarks.operator_plane import (
     running_plane,
 )
 
-from pdcluster_operator.access import open_session
+from pdcluster_kube.session import open_session
 from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import PDCLUSTER, POD, WATCHED_CHILDREN
 from pdcluster_operator.verify import VERIFY_PATH

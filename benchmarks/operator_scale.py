@@ -53,7 +53,7 @@ from benchmarks.operator_plane import admin_access, make_namespace, read_usage, 
 from benchmarks.pages import format_minutes, write_page
 from benchmarks.pod_churn import Churn
 
-from pdcluster_operator.access import open_session
+from pdcluster_kube.session import open_session
 from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.core.observed import Child, Observed, Way
 from pdcluster_operator.core.plan import plan_pool

@@ -14,12 +14,14 @@ from typing import Any, Final
 
 import kopf
 
-from pdcluster_operator.access import KubeAccess, open_session
+from pdcluster_kube.access import Access
+from pdcluster_kube.session import open_session
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.core.views import view_of
 from pdcluster_operator.kinds import PDCLUSTER, Kind, ref_of
 from pdcluster_protocol.labels import MANAGED_BY, MANAGER
 
+USER_AGENT: Final = "pdcluster-operator"
 OURS: Final = f"{MANAGED_BY}={MANAGER}"
 """Label selector of everything that the operator makes."""
 
@@ -64,12 +66,12 @@ class Handlers:
             self._on_news(key)
 
 
-def make_registry(handlers: Handlers, kinds: Iterable[Kind], access: KubeAccess) -> kopf.OperatorRegistry:
+def make_registry(handlers: Handlers, kinds: Iterable[Kind], access: Access) -> kopf.OperatorRegistry:
     """All that kopf has to know of us."""
     registry = kopf.OperatorRegistry()
 
     async def log_in(**_: Any) -> kopf.AiohttpSession:
-        return kopf.AiohttpSession(server=access.url, aiohttp_session=open_session(access))
+        return kopf.AiohttpSession(server=access.url, aiohttp_session=open_session(access, USER_AGENT))
 
     kopf.on.login(registry=registry, id="log_in")(log_in)
     for kind in kinds:

@@ -19,7 +19,9 @@ from typing import Any, Final
 import aiohttp
 import kopf
 
-from pdcluster_operator.access import open_session
+from pdcluster_kube.access import Access
+from pdcluster_kube.kubeconfig import read_kubeconfig
+from pdcluster_kube.session import open_session
 from pdcluster_operator.api.cluster import Rollout
 from pdcluster_operator.audit import Auditor
 from pdcluster_operator.caches import Caches, Key
@@ -27,7 +29,7 @@ from pdcluster_operator.clock import unix_s
 from pdcluster_operator.core.gauges import PoolSample, sample_of
 from pdcluster_operator.core.status_document import read_status
 from pdcluster_operator.core.views import ClusterView
-from pdcluster_operator.handlers import Handlers, make_kopf_settings, make_registry
+from pdcluster_operator.handlers import USER_AGENT, Handlers, make_kopf_settings, make_registry
 from pdcluster_operator.http_kube import Fence, HttpKube
 from pdcluster_operator.kinds import GROUP_SET, PDCLUSTER, POD, SCALER, WATCHED_CHILDREN, Kind
 from pdcluster_operator.leader import Leader
@@ -54,13 +56,15 @@ class Operator:
     def __init__(
         self,
         settings: Settings,
+        access: Access,
         session: aiohttp.ClientSession,
         strangers: aiohttp.ClientSession,
         take_signals: Callable[[], None],
     ) -> None:
-        """``session``: to the API server. ``strangers``: to routers, without our token. ``take_signals``: makes signals
-        ours, for kopf takes them too and would end its watches before our term has ended."""
+        """``session``: to the API server of ``access``. ``strangers``: to routers, without our token. ``take_signals``:
+        makes signals ours, for kopf takes them too and would end its watches before our term has ended."""
         self._settings = settings
+        self._access = access
         self._strangers = strangers
         self._take_signals = take_signals
         self.caches = Caches()
@@ -142,7 +146,7 @@ class Operator:
         # Any: kopf's argument is public but not its type, a NewType of str. Its other way, $POD_ID, is a pod's only.
         own_name: Any = settings.identity
         tasks = await kopf.spawn_tasks(
-            registry=make_registry(self._handlers, kinds, settings.access),
+            registry=make_registry(self._handlers, kinds, self._access),
             settings=make_kopf_settings(kinds, timeout_s=settings.call_timeout_s, silence_s=settings.watch_silence_s),
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
@@ -257,16 +261,17 @@ class Operator:
         return [sample for view in views if (sample := _sample_of(view))] if self.leader.is_leading else []
 
     def _client(self, session: aiohttp.ClientSession, timeout_s: float, fence: Fence | None) -> HttpKube:
-        url = self._settings.kube_api
-        return HttpKube(session, url, timeout_s=timeout_s, fence=fence, on_answer=self._metrics.count_call)
+        return HttpKube(session, self._access.url, timeout_s=timeout_s, fence=fence, on_answer=self._metrics.count_call)
 
 
 async def serve(settings: Settings) -> None:
     """The operator runs until SIGTERM or SIGINT.
 
     Raises:
+        ConfigError: The kubeconfig cannot be used.
         Exception: Something ended that has to run for ever.
     """
+    access = settings.access or await read_kubeconfig(settings.kubeconfig, settings.kube_context)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -276,8 +281,8 @@ async def serve(settings: Settings) -> None:
 
     take_signals()
     try:
-        async with open_session(settings.access) as session, aiohttp.ClientSession() as strangers:
-            await Operator(settings, session, strangers, take_signals).run(stopped)
+        async with open_session(access, USER_AGENT) as session, aiohttp.ClientSession() as strangers:
+            await Operator(settings, access, session, strangers, take_signals).run(stopped)
     finally:
         # A watch of kopf that is cancelled while its session closes asks for another one, for ever, and asyncio waits
         # for every task before the process may end.

@@ -22,7 +22,8 @@ from fakes.api_server import ApiServer, Fault, is_parting, selects
 from fakes.api_store import ApiStore, Object
 from operator_cases.objects import pdcluster
 from patience import EDGE_S
-from pdcluster_operator.access import KubeAccess, open_session
+from pdcluster_kube.access import KubeAccess
+from pdcluster_kube.session import open_session
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.core.manifests.pool import API_SERVER_PORTS, INTERNAL_PORT
 from pdcluster_operator.core.views import view_of
@@ -280,8 +281,9 @@ async def running_operator(api: ApiServer, identity: str = "a", **values: Any) -
         port: int = api.store.read(AT)["spec"]["router"]["service"]["port"]
         return port
 
-    async with open_session(settings.access) as session, strangers_session(router_port) as strangers:
-        operator = Operator(settings, session, strangers, lambda: None)
+    access = KubeAccess(api.url)
+    async with open_session(access) as session, strangers_session(router_port) as strangers:
+        operator = Operator(settings, access, session, strangers, lambda: None)
         replica = Replica(api, operator, asyncio.create_task(operator.run(stopped)), stopped)
         try:
             yield replica

@@ -15,7 +15,8 @@ import pytest
 from fakes.api_server import ApiServer
 from fakes.operator_rig import KEY, SECRET, FakeRouter, running_router, strangers_session
 from fakes.router import until
-from pdcluster_operator.access import KubeAccess, open_session
+from pdcluster_kube.access import KubeAccess
+from pdcluster_kube.session import open_session
 from pdcluster_operator.caches import Key
 from pdcluster_operator.core.observed import VerificationResult
 from pdcluster_operator.core.status import Verification

@@ -1,6 +1,6 @@
 """What the operator takes for hundreds of PDClusters, on a real API server: seconds, memory, CPU, calls, lag.
 
-    .venv/bin/python -m benchmarks.operator_scale --write          500 PDClusters, 5,000 engines; docs/operator_scale.md
+    .venv/bin/python -m benchmarks.operator_scale --write          500 PDClusters, 5,000 engines; docs/operator-scale.md
     .venv/bin/python -m benchmarks.operator_scale --quick          10 PDClusters, some seconds
     .venv/bin/python -m benchmarks.operator_scale --clusters 100   as many as one likes
 
@@ -231,7 +231,7 @@ def _parse(argv: Sequence[str]) -> tuple[Plan, bool]:
     parser.add_argument("--clusters", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=60.0, help="of rest and of churn, each")
     parser.add_argument("--pace", type=float, default=1.0, help="changes of each engine in a minute of churn")
-    parser.add_argument("--write", action="store_true", help="write docs/operator_scale.md")
+    parser.add_argument("--write", action="store_true", help="write docs/operator-scale.md")
     parser.add_argument("--quick", action="store_true", help="10 PDClusters, no file")
     given = parser.parse_args(argv)
     plan = QUICK if given.quick else Plan(given.clusters, given.seconds, given.pace)

@@ -1,6 +1,6 @@
 """How fast our connector pushes beside the link itself, and what its lanes cost, for any TP.
 
-    .venv/bin/python -m benchmarks.push_bandwidth --write   all of it, about 10 minutes; docs/push_bandwidth.{md,png}
+    .venv/bin/python -m benchmarks.push_bandwidth --write   all of it, about 10 minutes; docs/push-bandwidth.{md,png}
     .venv/bin/python -m benchmarks.push_bandwidth --quick   loopback, TP 1→1 and 2→1, two rounds, half a minute
 
 Four ways to move one request of 2,048 tokens (64 KiB of KV a token in 16 layers), in turn in every round, by the same
@@ -112,9 +112,9 @@ def _request(shape: KvShape, placement: Placement) -> Request:
 def _write(rows: Sequence[BandwidthRow]) -> None:
     from benchmarks.bandwidth_plot import draw  # not in the ranks' processes, which import this file
 
-    draw(rows, DOCS / "push_bandwidth.png")
+    draw(rows, DOCS / "push-bandwidth.png")
     words = (__doc__ or "").rpartition("\n\n")[2].replace("``", "`")
-    plot = "![Share of the best reference's bandwidth](push_bandwidth.png)"
+    plot = "![Share of the best reference's bandwidth](push-bandwidth.png)"
     write_page("push_bandwidth", "Push bandwidth beside the link", f"{words}\n{NOTE}\n\n{format_rows(rows)}\n\n{plot}")
 
 
@@ -133,7 +133,7 @@ def _parse(argv: Sequence[str]) -> Plan:
     parser.add_argument("--block-sizes", nargs="+", type=int, default=list(BLOCK_SIZES))
     parser.add_argument("--placements", nargs="+", choices=[it.name.lower() for it in Placement], default=["used"])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--write", action="store_true", help="write docs/push_bandwidth.{md,png}")
+    parser.add_argument("--write", action="store_true", help="write docs/push-bandwidth.{md,png}")
     parser.add_argument("--quick", action="store_true", help="a look: no link, two pairs, two rounds")
     given = parser.parse_args(argv)
     if given.quick:

@@ -7,7 +7,6 @@ replica, kopf's watches and all.
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -34,8 +33,9 @@ from pdcluster_operator.pool_secrets import PoolSecrets
 from pdcluster_operator.reconcile import Reconciler
 from pdcluster_operator.serving import Operator
 from pdcluster_operator.settings import Settings
-from pdcluster_operator.verify import VERIFY_PATH, Verifier
+from pdcluster_operator.verify import Verifier
 from pdcluster_protocol import labels
+from pdcluster_protocol.verify import VERIFY_PATH, VerifyOrder, parse_order
 
 KEY = Key("default", "pool")
 AT = ("pdclusters", "default", "pool")
@@ -72,7 +72,8 @@ class FakeRouter:
     """Answers verifications. ``answers``: status and message, one after the other; then 200."""
 
     answers: list[tuple[int, str]] = field(default_factory=list)
-    orders: list[dict[str, Any]] = field(default_factory=list)
+    orders: list[VerifyOrder] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
     passes: list[str] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
     """By which name and port each order came."""
@@ -81,7 +82,8 @@ class FakeRouter:
     """While it is not set, nobody is answered."""
 
     async def verify(self, request: web.Request) -> web.Response:
-        self.orders.append(json.loads(await request.read()))
+        self.bodies.append(await request.read())
+        self.orders.append(parse_order(self.bodies[-1]))
         self.hosts.append(request.host)
         await self.is_open.wait()
         self.passes.append(request.headers["Authorization"])

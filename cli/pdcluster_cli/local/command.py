@@ -29,13 +29,14 @@ from pdcluster_cli.local.plan import Machine, plan_engines, problems_here, remar
 from pdcluster_cli.local.pool import Member, RouterPlan, find_dead, start_members
 from pdcluster_cli.local.proof import prove_transfer
 from pdcluster_cli.local.report import build_report, format_report
-from pdcluster_cli.local.traces import PushTrace, RequestTrace, pushes_in, read_traces, requests_in
+from pdcluster_cli.local.traces import pushes_in, read_traces, requests_in
 from pdcluster_cli.model_source import ModelSource, find_model
 from pdcluster_cli.tiny_model import CORPUS, cache_root, ensure_tiny_model
 from pdcluster_cli.waiting import EngineDied, free_port
 from pdcluster_cli.zygote import Zygote, ZygoteError
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.secret import load_secret
+from pdcluster_protocol.trace import PushTrace, RequestTrace
 
 QUESTION: Final = f"Please read this.\n{CORPUS * 3}\nWho writes the answer?"
 """Long enough that there is a transfer to see: about 1,200 tokens of the tiny model."""

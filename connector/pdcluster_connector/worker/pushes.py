@@ -15,6 +15,7 @@ from pdcluster_connector.trace import Trace
 from pdcluster_connector.worker.writes import LayerRecord
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.side_channel import ToDecode
+from pdcluster_protocol.trace import PushTrace
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.push")
 
@@ -50,25 +51,24 @@ class LivePush:
             return "unneeded"
         return "done" if self.push.phase is Phase.DONE else "failed"
 
-    def as_event(self) -> dict[str, object]:
+    def as_trace(self) -> PushTrace:
         """The line for the trace file."""
-        return {
-            "event": "push",
-            "transfer_id": self.push.key.transfer_id,
-            "request_id": self.request_id,
-            "attempt": self.push.key.attempt,
-            "outcome": self._outcome,
-            "reason": self.push.reason,
-            "prompt_tokens": self.num_prompt_tokens,
-            "num_layers": len({record.layer for record in self.layers}),
-            "num_bytes": self.push.acked_bytes,
-            "is_content_compared": self.content is not None,
-            "ranges": self.num_pieces,
-            "writes": self.num_writes,
-            "forward_begin": self.forward_begin,
-            "forward_end": self.forward_end,
-            "layers": [record.as_row() for record in self.layers],
-        }
+        return PushTrace(
+            transfer_id=self.push.key.transfer_id,
+            request_id=self.request_id,
+            attempt=self.push.key.attempt,
+            outcome=self._outcome,
+            reason=self.push.reason,
+            prompt_tokens=self.num_prompt_tokens,
+            num_layers=len({record.layer for record in self.layers}),
+            num_bytes=self.push.acked_bytes,
+            is_content_compared=self.content is not None,
+            ranges=self.num_pieces,
+            writes=self.num_writes,
+            forward_begin=self.forward_begin,
+            forward_end=self.forward_end,
+            layers=tuple(record.as_trace() for record in self.layers),
+        )
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class PushBook:
             del self._live[live.push.key]
             if not live.is_forgotten:
                 self._ended.add(live.push.key)
-            self.trace.write(live.as_event())
+            self.trace.write(live.as_trace())
 
     def _release(self, live: LivePush) -> None:
         self.on_release(live.request_id)

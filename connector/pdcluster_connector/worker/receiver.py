@@ -28,6 +28,7 @@ from pdcluster_connector.worker.inbound import InboundSessions, Opened
 from pdcluster_protocol.errors import ConfigError, ProtocolError
 from pdcluster_protocol.ids import RequestId, TransferId
 from pdcluster_protocol.side_channel import Refusal
+from pdcluster_protocol.trace import ReceiveTrace
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.receiver")
 _EXPIRE_EVERY_S: Final = 0.02
@@ -219,14 +220,13 @@ class Receiver:
         else:
             log_failure(Kind.RECEIVE_FAILED, request_id, transfer_id, reason=report.reason)
         self._trace.write(
-            {
-                "event": "receive",
-                "transfer_id": transfer_id,
-                "request_id": request_id,
-                "outcome": "received" if report.is_received else "failed",
-                "reason": report.reason,
-                "is_content_compared": is_compared and report.is_received,
-                "expected_at": expected_at,
-                "ended_at": time.monotonic(),
-            }
+            ReceiveTrace(
+                transfer_id=transfer_id,
+                request_id=request_id,
+                outcome="received" if report.is_received else "failed",
+                reason=report.reason,
+                is_content_compared=is_compared and report.is_received,
+                expected_at=expected_at,
+                ended_at=time.monotonic(),
+            )
         )

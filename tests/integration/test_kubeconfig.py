@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import ssl
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
+from fakes.api_server import ApiServer, Fault
 from fakes.kube_api import FakeKubeApi
+from fakes.router import until
 from integration.authorities import api_behind, make_authority
 from pdcluster_kube.kubeconfig import read_kubeconfig
 from pdcluster_kube.reader import KubeReader, Refused
+from pdcluster_kube.session import open_session
+from pdcluster_operator.http_kube import HttpKube
 from pdcluster_protocol.errors import ConfigError, Unavailable
 
 pytestmark = pytest.mark.anyio
 
+MANIFEST = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "x", "namespace": "default"}}
 LIST = "/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices"
 
 
@@ -43,11 +48,12 @@ def plugin(folder: Path, script: str) -> dict[str, Any]:
     return {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(program)}}
 
 
+TELLS: Final = """echo '{{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {}}}'"""
+"""A plugin's script; the hole is for its status."""
+
+
 def tells(token_file: Path) -> str:
-    return (
-        'echo "{\\"apiVersion\\": \\"client.authentication.k8s.io/v1\\", \\"kind\\": \\"ExecCredential\\", '
-        f'\\"status\\": {{\\"token\\": \\"$(cat {token_file})\\"}}}}"'
-    )
+    return TELLS.format(f"""{{"token": "'$(cat {token_file})'"}}""")
 
 
 async def listed(path: str) -> bytes:
@@ -91,21 +97,68 @@ async def test_a_plugin_is_asked_again_when_its_token_has_run_out(tmp_path: Path
         reader = KubeReader(config, timeout_s=30)
         await reader.read(LIST)
         api.token = "second"
-        with pytest.raises(Refused, match="401"):
-            await reader.read(LIST)
         token_file.write_text("second")
         await reader.read(LIST)
     finally:
         await api.stop()
-    assert [one.headers["authorization"][7:] for one in api.asked] == ["first", "first", "first", "second"]
+    assert [one.headers["authorization"][7:] for one in api.asked] == ["first", "first", "second"]
+
+
+async def test_a_server_that_goes_on_refusing_does_not_run_the_plugin_with_each_call(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    token_file = tmp_path / "token"
+    token_file.write_text("wrong")
+    api = FakeKubeApi(token="right")
+    await api.start()
+    try:
+        user = plugin(tmp_path, f"echo >> {asked}; {tells(token_file)}")
+        reader = KubeReader(await read_kubeconfig(write(tmp_path, {"server": api.url}, user)), timeout_s=30)
+        for _ in range(3):
+            with pytest.raises(Refused, match="401"):
+                await reader.read(LIST)
+    finally:
+        await api.stop()
+    assert asked.read_text().count("\n") == 2
+
+
+async def test_a_write_is_sent_again_whole_with_the_renewed_token(tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text("first")
+    api = ApiServer()
+    await api.start()
+    try:
+        config = await read_kubeconfig(write(tmp_path, {"server": api.url}, plugin(tmp_path, tells(token_file))))
+        token_file.write_text("second")
+        api.faults.append(Fault(lambda asked: asked.is_write, 401))
+        async with open_session(config) as session:
+            await HttpKube(session, config.url, timeout_s=30, fence=None).create(MANIFEST)
+    finally:
+        await api.stop()
+    first, second = api.asked
+    assert (first.authorization, second.authorization) == ("Bearer first", "Bearer second")
+    assert first.body == second.body == MANIFEST
+
+
+async def test_a_certificate_of_a_plugin_is_shown(tmp_path: Path) -> None:
+    ca_file, context = make_authority(tmp_path, "server")
+    client_file, _ = make_authority(tmp_path, "client")
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(client_file)
+    given = {"clientCertificateData": client_file.read_text(), "clientKeyData": (tmp_path / "client.key").read_text()}
+    answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": given}
+    (tmp_path / "answer").write_text(json.dumps(answer))
+    async with api_behind(context) as api:
+        cluster = {"server": api.url, "certificate-authority": str(ca_file)}
+        assert b"10.0.0.1" in await listed(write(tmp_path, cluster, plugin(tmp_path, f"cat {tmp_path / 'answer'}")))
 
 
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("echo no login >&2; exit 3", "gave no credentials: exec: process returned 3. b'no login'"),
-        ("echo '{}'", "gave no credentials: exec: malformed response"),
-        ("echo nonsense", "gave no credentials: exec: failed to decode"),
+        ("echo no login >&2; exit 3", "ended with status 3: no login"),
+        ("echo '{}'", "printed no ExecCredential of client.authentication.k8s.io/v1 with a status"),
+        ("echo nonsense", "printed no ExecCredential: Expecting value"),
+        (TELLS.format('{"expirationTimestamp": "2026-11-23T10:00:00Z"}'), "gave neither a token nor a certificate"),
     ],
 )
 async def test_a_plugin_that_gives_nothing_is_named_with_what_it_said(tmp_path: Path, script: str, said: str) -> None:
@@ -115,9 +168,17 @@ async def test_a_plugin_that_gives_nothing_is_named_with_what_it_said(tmp_path: 
     assert str(tmp_path / "plugin") in str(caught.value)
 
 
+async def test_a_plugin_that_hangs_is_ended(tmp_path: Path) -> None:
+    path = write(tmp_path, {"server": "https://api"}, plugin(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600"))
+    with pytest.raises(ConfigError, match="its exec plugin gave nothing within 1 s"):
+        await read_kubeconfig(path, timeout_s=1)
+    pid = int((tmp_path / "pid").read_text())
+    await until(lambda: not Path(f"/proc/{pid}").exists())
+
+
 async def test_a_plugin_that_is_not_installed_is_named(tmp_path: Path) -> None:
     user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "no-such-login"}}
-    with pytest.raises(ConfigError, match=r"its exec plugin no-such-login gave no credentials: .*No such file"):
+    with pytest.raises(ConfigError, match="its exec plugin no-such-login cannot be run: No such file or directory"):
         await read_kubeconfig(write(tmp_path, {"server": "https://api"}, user))
 
 

@@ -18,7 +18,7 @@ from typing import Final
 from pdcluster_cli.parallelism import ONE_RANK, Parallelism
 from pdcluster_cli.zygote import EngineSpec
 from pdcluster_protocol import labels, launch
-from pdcluster_protocol.launch import ConnectorSettings, RouterFlag
+from pdcluster_protocol.launch import ConnectorSettings, router_flag
 from pdcluster_protocol.secret import SECRET_VARIABLE
 
 ENGINE_MODULE: Final = "vllm.entrypoints.openai.api_server"
@@ -192,10 +192,10 @@ def router_argv(
 ) -> tuple[str, ...]:
     """The router's command line, without the interpreter and the module. ``internal_port`` 0: any free one."""
     return (
-        *map(RouterFlag.PREFILL.to, prefill),
-        *map(RouterFlag.DECODE.to, decode),
-        RouterFlag.PORT.to(port),
-        RouterFlag.INTERNAL_PORT.to(internal_port),
-        *([RouterFlag.TRACE_FILE.to(trace_file)] if trace_file else []),
+        *(router_flag("--prefill", url) for url in prefill),
+        *(router_flag("--decode", url) for url in decode),
+        router_flag("--port", port),
+        router_flag("--internal-port", internal_port),
+        *([router_flag("--trace-file", trace_file)] if trace_file else []),
         *args,
     )

@@ -7,8 +7,7 @@ Source of truth of ``KVTransferConfig``: vLLM 0.32 ``config/kv_transfer.py``. Im
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
-from typing import Final, TypedDict
+from typing import Final, Literal, TypeAlias, TypedDict
 
 from pdcluster_protocol.labels import Role
 
@@ -41,27 +40,17 @@ class ConnectorSettings(TypedDict, total=False):
     trace_file: str
 
 
-class RouterFlag(Enum):
-    """The flags of ``pdcluster router`` that a launcher writes. Values, ranges and defaults: the router's own."""
+RouterFlag: TypeAlias = Literal[
+    "--advertise-url", "--api-key-file", "--cluster", "--decode", "--discovery", "--drain-timeout", "--host",
+    "--internal-port", "--on-prefill-failure", "--port", "--prefill", "--prefill-timeout", "--request-timeout",
+    "--trace-file",
+]  # fmt: skip
+"""The flags of ``pdcluster router`` that a launcher writes. Values, ranges and defaults: the router's own."""
 
-    ADVERTISE_URL = "--advertise-url"
-    API_KEY_FILE = "--api-key-file"
-    CLUSTER = "--cluster"
-    DECODE = "--decode"
-    DISCOVERY = "--discovery"
-    DRAIN_TIMEOUT = "--drain-timeout"
-    HOST = "--host"
-    INTERNAL_PORT = "--internal-port"
-    ON_PREFILL_FAILURE = "--on-prefill-failure"
-    PORT = "--port"
-    PREFILL = "--prefill"
-    PREFILL_TIMEOUT = "--prefill-timeout"
-    REQUEST_TIMEOUT = "--request-timeout"
-    TRACE_FILE = "--trace-file"
 
-    def to(self, value: object) -> str:
-        """The word that sets it: ``--port=8000``."""
-        return f"{self.value}={value}"
+def router_flag(name: RouterFlag, value: object) -> str:
+    """The word that sets it: ``--port=8000``."""
+    return f"{name}={value}"
 
 
 def kv_transfer_config(

@@ -35,7 +35,7 @@ from pdcluster_operator.core.manifests.pool import (
 from pdcluster_operator.core.manifests.strategic_merge import merge_template
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
-from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, RouterFlag
+from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, router_flag
 from pdcluster_protocol.secret import SECRET_VARIABLE
 
 NOTICE_S: Final = 5
@@ -112,18 +112,18 @@ def router_argv(pool: Pool) -> list[str]:
     """Every option that follows from the spec; the others keep the router's own defaults."""
     transfer, router = pool.spec.transfer, pool.spec.router
     return [
-        RouterFlag.DISCOVERY.to("kubernetes"),
-        RouterFlag.CLUSTER.to(pool.label),
-        RouterFlag.HOST.to("0.0.0.0"),  # noqa: S104  # a pod's own network
-        RouterFlag.PORT.to(PORT),
-        RouterFlag.INTERNAL_PORT.to(INTERNAL_PORT),
+        router_flag("--discovery", "kubernetes"),
+        router_flag("--cluster", pool.label),
+        router_flag("--host", "0.0.0.0"),  # noqa: S104  # a pod's own network
+        router_flag("--port", PORT),
+        router_flag("--internal-port", INTERNAL_PORT),
         # Decode engines call this very process, never the Service: it holds the request that they are about.
-        RouterFlag.ADVERTISE_URL.to(f"http://$(POD_IP):{INTERNAL_PORT}"),
-        RouterFlag.PREFILL_TIMEOUT.to(transfer.deadline_seconds),
-        RouterFlag.ON_PREFILL_FAILURE.to(transfer.on_failure.value),
-        RouterFlag.DRAIN_TIMEOUT.to(drain_s(pool)),
-        *([RouterFlag.REQUEST_TIMEOUT.to(router.request_timeout_seconds)] if router.request_timeout_seconds else []),
-        *([RouterFlag.API_KEY_FILE.to(f"{KEYS_FOLDER}/{KEYS_FILE}")] if router.api_keys_secret_ref else []),
+        router_flag("--advertise-url", f"http://$(POD_IP):{INTERNAL_PORT}"),
+        router_flag("--prefill-timeout", transfer.deadline_seconds),
+        router_flag("--on-prefill-failure", transfer.on_failure.value),
+        router_flag("--drain-timeout", drain_s(pool)),
+        *([router_flag("--request-timeout", router.request_timeout_seconds)] if router.request_timeout_seconds else []),
+        *([router_flag("--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}")] if router.api_keys_secret_ref else []),
     ]
 
 

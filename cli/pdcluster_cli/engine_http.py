@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-DEFAULT_PORT: Final = 8000
+from pdcluster_protocol.launch import HTTP_PORT
+
 _HOST_VARIABLES: Final = ("VLLM_HOST_IP", "POD_IP")
 """In this order: by the first the connector chooses where it listens, and the second is what pods call their own."""
 
@@ -39,7 +40,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, environ: Mapping[str, 
         "--host", default=host, help=f"of the engine (default: $VLLM_HOST_IP, else $POD_IP, else localhost; now {host})"
     )
     parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help=f"of the engine's HTTP server (default: {DEFAULT_PORT})"
+        "--port", type=int, default=HTTP_PORT, help=f"of the engine's HTTP server (default: {HTTP_PORT})"
     )
 
 

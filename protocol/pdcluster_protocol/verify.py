@@ -74,18 +74,6 @@ def parse_order(body: bytes) -> VerifyOrder:
     """
     try:
         return msgspec.json.decode(body, type=VerifyOrder)
-    except ValueError as error:  # Also of bytes that are no text.
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         what, _, where = str(error).partition(" - at `$.")
         raise ProtocolError(f"{where.rstrip('`') or 'the body'}: {what}") from error
-
-
-def parse_answer(body: bytes) -> VerifyAnswer:
-    """The answer that is ``body``.
-
-    Raises:
-        ProtocolError: It is none.
-    """
-    try:
-        return msgspec.json.decode(body, type=VerifyAnswer)
-    except ValueError as error:
-        raise ProtocolError(f"a verification's answer cannot be read: {error}") from error

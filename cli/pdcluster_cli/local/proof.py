@@ -11,9 +11,8 @@ import msgspec
 
 from pdcluster_cli.engines import LOOPBACK
 from pdcluster_cli.local.chat import ChatError
-from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.secret import Secret
-from pdcluster_protocol.verify import VERIFY_PATH, VerifyOrder, parse_answer
+from pdcluster_protocol.verify import VERIFY_PATH, VerifyAnswer, VerifyOrder
 
 _PASS_S: Final = 60
 _TIMEOUT_S: Final = 120.0
@@ -35,9 +34,9 @@ def prove_transfer(port: int, secret: Secret) -> str:
         raw = response.read()
         if response.status != http.HTTPStatus.OK:
             raise ChatError(f"the first request was not verified: {json.loads(raw)['error']['message']}")
-        told = parse_answer(raw)
+        told = msgspec.json.decode(raw, type=VerifyAnswer)
         return f"{told.pushed_tokens:,} tokens by {told.transfer_protocol}, their content compared on both engines"
-    except (OSError, http.client.HTTPException, ProtocolError, ValueError, LookupError) as error:
+    except (OSError, http.client.HTTPException, msgspec.DecodeError, ValueError, LookupError) as error:
         raise ChatError(f"the first request was not verified: {error!r}") from error
     finally:
         connection.close()

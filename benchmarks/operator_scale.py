@@ -10,12 +10,12 @@ no node, pods are objects whose status it patches, so Ready comes as soon as it 
 either: `POST /pdcluster/verify` of every pool is answered by a stub with 200 at once, and names of Services lead to
 127.0.0.1. All processes share the machine's cores, so the tables say who used them.
 
-Phases: *create* makes `examples/cpu.yaml` so many times and waits until all are Ready; *at rest* changes nothing, and
-the operator must write nothing but its Lease; *scale* asks for five engines of each role; *churn* changes each engine
+*Create* makes `examples/cpu.yaml` so many times and waits until all are Ready. *At rest* changes nothing, and the
+operator must write nothing but its Lease. *Scale* asks for five engines of each role. *Churn* changes each engine
 `--pace` times in a minute (readiness that flips; one in ten is deleted and replaced). A lag runs from before the
-pod's write until a watch of PDClusters shows the new count; what a watch of the pod itself takes is beside it, and
-50 ms are the operator's own wait for others of a burst. The bare loop applies the same children by the operator's own
-client, 16 at a time as the operator has workers, on an API server of its own: no reads, no status, no Events, no pods.
+pod's write until a watch of PDClusters shows the new count. The time of a watch of the pod itself is beside it; 50 ms
+are the operator's own wait for others of a burst. The bare loop applies the same children by the operator's own
+client, 16 at a time as the operator has workers. It has an API server of its own, no reads, status, Events or pods.
 The prototype's figures are of another day: 500 objects with three children each, 4.7 s, 84 MB. One run, no rounds: the
 spread is not known.
 """

@@ -20,7 +20,7 @@ _HOST_VARIABLES: Final = ("VLLM_HOST_IP", "POD_IP")
 
 
 class NotThere(Exception):
-    """Nobody listens on the engine's port, or nobody has its name: a pod's name goes with the pod."""
+    """The engine's port refuses connections, or its name does not exist: a pod's name goes with the pod."""
 
 
 class NoAnswer(Exception):
@@ -48,7 +48,7 @@ def ask(host: str, port: int, path: str, *, timeout_s: float) -> Answer:
     """The answer to one GET. ``timeout_s``: for each step of it.
 
     Raises:
-        NotThere: The connection was refused, or nobody has this name any more.
+        NotThere: The connection was refused, or the name does not exist any more.
         NoAnswer: There is no whole answer.
     """
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)

@@ -1,7 +1,7 @@
 """``pdcluster ready``: an engine's readiness probe. The engine answers, and on decode so does its side channel.
 
-A stranger without the secret gets no word from a side channel but one: why his frame is refused. That comes from the
-very thread that serves prefill engines, so it shows that this thread lives; a TCP connection alone shows only that
+Without the secret the probe gets one answer from a side channel: why its frame is refused. That comes from the very
+thread that serves prefill engines, so it shows that this thread lives; a TCP connection alone shows only that
 the operating system has the port. Prefill listens on no side channel, it calls decode's: whether that works only a real
 request can show (``POST /pdcluster/verify`` of a router).
 """

@@ -1,7 +1,7 @@
 """What kopf is asked to watch, and what becomes of each event: a view in the caches, and a key in the queue.
 
 Of kopf's stages only two are used. Its indexing stage runs for all objects of all kinds before any event handler does:
-there views are put into the caches, so that nobody looks at a part of a picture. Its event handlers then say whose
+there views are put into the caches, so that no look sees a part of a picture. Its event handlers then say whose
 PDCluster has news. kopf's other handlers (create, update, delete) are edge-triggered and keep state in annotations.
 """
 

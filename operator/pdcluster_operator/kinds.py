@@ -13,7 +13,7 @@ from urllib.parse import quote
 from pdcluster_operator.api.base import API_VERSION
 
 Object = Mapping[str, Any]
-"""One object as JSON: the API server's, or a manifest of ours. Nobody changes it."""
+"""One object as JSON: the API server's, or a manifest of ours. It does not change."""
 
 
 @dataclass(frozen=True, slots=True)

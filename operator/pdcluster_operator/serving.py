@@ -58,14 +58,14 @@ class Operator:
         settings: Settings,
         access: Access,
         session: aiohttp.ClientSession,
-        strangers: aiohttp.ClientSession,
+        to_routers: aiohttp.ClientSession,
         take_signals: Callable[[], None],
     ) -> None:
-        """``session``: to the API server of ``access``. ``strangers``: to routers, without our token. ``take_signals``:
-        makes signals ours, for kopf takes them too and would end its watches before our term has ended."""
+        """``session``: to the API server of ``access``. ``to_routers``: without our token. ``take_signals``: makes
+        signals ours, for kopf takes them too and would end its watches before our term has ended."""
         self._settings = settings
         self._access = access
-        self._strangers = strangers
+        self._to_routers = to_routers
         self._take_signals = take_signals
         self.caches = Caches()
         self._metrics = Metrics()
@@ -92,7 +92,7 @@ class Operator:
         """Until ``stopped``: then the term ends, the Lease is given back, and the watches end.
 
         Raises:
-            Exception: Something ended that has to run for ever; whoever started us starts us again.
+            Exception: Something ended that has to run for ever; our supervisor starts us again.
         """
         settings = self._settings
         probes = serve_probes(
@@ -172,7 +172,7 @@ class Operator:
         """One term: until it is cancelled."""
         settings = self._settings
         secrets = PoolSecrets(self._reader, believe_s=settings.resync_s)
-        verifier = Verifier(self._strangers, secrets, timeout_s=settings.verify_timeout_s, on_result=self._has_news)
+        verifier = Verifier(self._to_routers, secrets, timeout_s=settings.verify_timeout_s, on_result=self._has_news)
         reconciler = Reconciler(
             self._writer,
             self.caches,
@@ -281,8 +281,8 @@ async def serve(settings: Settings) -> None:
 
     take_signals()
     try:
-        async with open_session(access, USER_AGENT) as session, aiohttp.ClientSession() as strangers:
-            await Operator(settings, access, session, strangers, take_signals).run(stopped)
+        async with open_session(access, USER_AGENT) as session, aiohttp.ClientSession() as to_routers:
+            await Operator(settings, access, session, to_routers, take_signals).run(stopped)
     finally:
         # A watch of kopf that is cancelled while its session closes asks for another one, for ever, and asyncio waits
         # for every task before the process may end.

@@ -133,7 +133,7 @@ class MooncakeTransport:
         # Else a probe is still inside the engine: its peer was never opened, so no write of ours is under way.
 
     def _free(self) -> None:
-        """Free the engine, once, if it was closed. Whoever is the last to use it."""
+        """Free the engine, once, if it was closed. Its last user calls this."""
         try:
             engine = self._unfreed.popleft()
         except IndexError:

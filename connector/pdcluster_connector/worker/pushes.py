@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from pdcluster_connector.core.sending import Commands, Cut, Digest, Phase, Push, PushKey, Release, Send
+from pdcluster_connector.core.sending import Commands, CutLane, DigestPush, Push, PushKey, PushPhase, Release, Send
 from pdcluster_connector.counts import PUSHED_BYTES, PUSHES_DONE, count
 from pdcluster_connector.failures import Kind, log_failure
 from pdcluster_connector.steps import ContentOrder
@@ -42,14 +42,14 @@ class LivePush:
     @property
     def is_reportable(self) -> bool:
         """The push has ended, and so has the forward pass whose share of it the report shows."""
-        is_done = self.push.phase is Phase.DONE and not self.push.is_unneeded
+        is_done = self.push.phase is PushPhase.DONE and not self.push.is_unneeded
         return self.push.is_ended and (not is_done or self.forward_end > 0)
 
     @property
     def _outcome(self) -> str:
         if self.push.is_unneeded:
             return "unneeded"
-        return "done" if self.push.phase is Phase.DONE else "failed"
+        return "done" if self.push.phase is PushPhase.DONE else "failed"
 
     def as_trace(self) -> PushTrace:
         """The line for the trace file."""
@@ -118,9 +118,9 @@ class PushBook:
                     self.send(message)
                 case Release():
                     self._release(live)
-                case Cut(reason):
+                case CutLane(reason):
                     self.on_cut(reason)
-                case Digest():
+                case DigestPush():
                     self.on_digest(live)
         self.report_if_due(live)
 
@@ -135,7 +135,7 @@ class PushBook:
     def _release(self, live: LivePush) -> None:
         self.on_release(live.request_id)
         push = live.push
-        if push.phase is Phase.DONE:
+        if push.phase is PushPhase.DONE:
             count(PUSHES_DONE)
             count(PUSHED_BYTES, push.acked_bytes)
             _LOG.debug("push done transfer_id=%s bytes=%d", push.key.transfer_id, push.acked_bytes)

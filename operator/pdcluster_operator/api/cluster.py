@@ -169,7 +169,7 @@ class Router(ApiModel):
     that flows is no fault."""
     api_keys_secret_ref: KeysRef | None = None
     """Secret with the SHA-256 of each API key of clients, in the form of the router's --api-key-file. Default: none;
-    then whoever reaches the Service may use the model."""
+    then everyone who reaches the Service may use the model."""
     pod_overrides: OpenObject | None = None
     """Part of a pod template, merged over the operator's; the container is called router. Default: none."""
 

@@ -5,7 +5,7 @@
                        |                        |  +--add: once more afterwards, however often it was said
                        +--------- fail: later and later, up to most_s ---------+
 
-One key runs once at a time. Keys start in the order in which they became due, so a busy one holds up nobody.
+One key runs once at a time. Keys start in the order in which they became due, so a busy one holds up no other.
 """
 
 from __future__ import annotations

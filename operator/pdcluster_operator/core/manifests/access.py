@@ -1,7 +1,7 @@
 """The pool's secret, the engines' ServiceAccount, and the scalers: small children that are made once.
 
 What is made once is never applied again. A second secret would shut out everybody who holds the first; a second number
-in a scaler would fight whoever moved it.
+in a scaler would fight the autoscaler that moved it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Kubernetes copies a Service's labels to its slices, which is how a router learns role and revision. Slices list engines
 that are not ready and that terminate too, each marked so; ``publishNotReadyAddresses`` would mark them all ready.
-Nobody resolves these Services' names.
+The names of these Services are never resolved.
 """
 
 from __future__ import annotations

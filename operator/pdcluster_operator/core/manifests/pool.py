@@ -20,7 +20,7 @@ from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
 Document = dict[str, Any]
-"""An object, or a part of one, as the API server takes it. Nobody changes one after it was made."""
+"""An object, or a part of one, as the API server takes it. It does not change after it was made."""
 
 HTTP: Final = "http"
 """Name of the port on which engines and routers answer; the router looks for it in EndpointSlices."""
@@ -132,7 +132,7 @@ def pod_security(*, locks_memory: bool = False) -> Document:
     name none or root.
 
     ``locks_memory``: root, and by ``container_security`` with one capability. RDMA pins all KV, containers may lock a
-    few MiB, and Kubernetes gives a capability to nobody but root: it sets no ambient ones, and those of a file do not
+    few MiB, and Kubernetes gives a capability to root alone: it sets no ambient ones, and those of a file do not
     count where privileges may not grow (each tried on a kernel).
     """
     user = 0 if locks_memory else USER_ID

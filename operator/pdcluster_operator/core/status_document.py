@@ -14,14 +14,12 @@ from pydantic import ValidationError
 
 from pdcluster_operator.api.cluster import PDClusterSpec
 from pdcluster_operator.api.status import (
-    Condition as WireCondition,
-)
-from pdcluster_operator.api.status import (
     ConditionStatus,
     PDClusterStatus,
     RolesStatus,
     RoleStatus,
     RouterStatus,
+    WireCondition,
     summary_of,
 )
 from pdcluster_operator.core.conditions import Condition, Counts, Reason, Status, Truth, Type

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Final
 
 import yaml
+from tools.crd import KINDS, Kind, crd
 from tools.reference.page import page
-
-from pdcluster_operator.api.crd import KINDS, Kind, crd
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 FOLDER: Final = ROOT / "crds"

@@ -15,8 +15,7 @@ from typing import Final
 
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.errors import KubeError
-from pdcluster_operator.handlers import selector_of
-from pdcluster_operator.kinds import Kind
+from pdcluster_operator.kinds import Kind, selector_of
 from pdcluster_operator.kube import Kube, Listed
 
 logger = logging.getLogger(__name__)

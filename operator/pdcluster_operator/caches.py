@@ -1,4 +1,4 @@
-"""What the watches have shown so far, by PDCluster. Fed by ``handlers`` and by the answers to our own writes.
+"""What the watches have shown so far, by PDCluster. Fed by ``kopf_adapter`` and by the answers to our own writes.
 
 kopf 1.45 forgets no object by itself: what was deleted while a watch had a gap (410 Gone, then a new list) stays in its
 indexes for ever. So the storage is ours: ``audit`` drops what a list does not show.

@@ -11,6 +11,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from pdcluster_operator.api.base import API_VERSION
+from pdcluster_protocol.labels import MANAGED_BY, MANAGER
 
 Object = Mapping[str, Any]
 """One object as JSON: the API server's, or a manifest of ours. It does not change."""
@@ -89,6 +90,15 @@ WATCHED_CHILDREN: Final = (
 KINDS: Final = {
     (kind.api_version, kind.name): kind for kind in (PDCLUSTER, GROUP_SET, POD, SECRET, EVENT, LEASE, *WATCHED_CHILDREN)
 }
+
+
+_OURS: Final = f"{MANAGED_BY}={MANAGER}"
+"""Label selector of everything that the operator makes."""
+
+
+def selector_of(kind: Kind) -> str:
+    """Which objects of a kind are watched: all PDClusters, and of others those that are ours."""
+    return "" if kind == PDCLUSTER else _OURS
 
 
 def kind_of(manifest: Object) -> Kind:

@@ -18,14 +18,13 @@ from pdcluster_operator.apply import Applier
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.clock import unix_s
 from pdcluster_operator.core.conditions import Counts, Status
-from pdcluster_operator.core.event_document import event_document
 from pdcluster_operator.core.manifests.pool import secret_ref
 from pdcluster_operator.core.manifests.router import internal_url, router_url
 from pdcluster_operator.core.observed import Plan
 from pdcluster_operator.core.observing import Known, Picture, Routers, observed_of, ready_pods, routers_of
 from pdcluster_operator.core.plan import plan_pool, pool_of
 from pdcluster_operator.core.status import Event, Facts, events_between, reduce_status
-from pdcluster_operator.core.status_document import bare_document, read_status, status_document
+from pdcluster_operator.core.status_document import bare_document, event_document, read_status, status_document
 from pdcluster_operator.core.taken_back import TakenBack, TakenBackLog, event_of
 from pdcluster_operator.core.unknown_fields import UnknownFields
 from pdcluster_operator.core.views import ClusterView, View, view_of

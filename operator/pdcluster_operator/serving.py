@@ -1,6 +1,6 @@
 """The operator's parts, put together: watches and probes at all times, work while it leads.
 
-kopf's watches --> handlers --> caches          work queue --> reconcile --> apply, status, verify
+kopf's watches --> kopf_adapter --> caches      work queue --> reconcile --> apply, status, verify
                       |                             ^                            |
                       +--------- whose has news ----+                fenced by --+--> leader
 """
@@ -12,12 +12,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import aiohttp
-import kopf
 
 from pdcluster_kube.access import Access
 from pdcluster_kube.kubeconfig import read_kubeconfig
@@ -29,9 +27,9 @@ from pdcluster_operator.clock import unix_s
 from pdcluster_operator.core.gauges import PoolSample, sample_of
 from pdcluster_operator.core.status_document import read_status
 from pdcluster_operator.core.views import ClusterView
-from pdcluster_operator.handlers import USER_AGENT, Handlers, make_kopf_settings, make_registry
 from pdcluster_operator.http_kube import Fence, HttpKube
 from pdcluster_operator.kinds import GROUP_SET, PDCLUSTER, POD, SCALER, WATCHED_CHILDREN, Kind
+from pdcluster_operator.kopf_adapter import STOP_S, USER_AGENT, Handlers, running_watches
 from pdcluster_operator.leader import Leader
 from pdcluster_operator.metrics import Metrics
 from pdcluster_operator.pool_secrets import PoolSecrets
@@ -45,7 +43,6 @@ from pdcluster_protocol.errors import PDClusterError
 logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 5.0
-_KOPF_STOP_S: Final = 10.0
 _LEASE_CALLS: Final = 2
 """Calls for the Lease that fit into the time of a renewal, so that one that hangs does not end a term."""
 
@@ -127,7 +124,7 @@ class Operator:
             interval_s=settings.resync_s,
             on_news=self._has_news,
         )
-        async with self._watches(kinds) as watching:
+        async with running_watches(self._handlers, kinds, settings, self._access, self._take_signals) as watching:
             working = asyncio.create_task(self._work(self.auditor), name="operator: work")
             stopping = asyncio.create_task(stopped.wait(), name="operator: stop")
             try:
@@ -137,30 +134,6 @@ class Operator:
             for task in done - {stopping}:
                 task.result()
                 raise RuntimeError(f"{task.get_name()} has ended by itself")
-
-    @asynccontextmanager
-    async def _watches(self, kinds: tuple[Kind, ...]) -> AsyncIterator[asyncio.Task[None]]:
-        """kopf runs."""
-        settings, stop = self._settings, asyncio.Event()
-        # Else kopf asks for the name of our user, who has none in most images. It is for its peering, which is off.
-        # Any: kopf's argument is public but not its type, a NewType of str. Its other way, $POD_ID, is a pod's only.
-        own_name: Any = settings.identity
-        tasks = await kopf.spawn_tasks(
-            registry=make_registry(self._handlers, kinds, self._access),
-            settings=make_kopf_settings(kinds, timeout_s=settings.call_timeout_s, silence_s=settings.watch_silence_s),
-            clusterwide=not settings.namespaces,
-            namespaces=settings.namespaces,
-            standalone=True,
-            identity=own_name,
-            stop_flag=stop,
-        )
-        self._take_signals()
-        watching = asyncio.create_task(kopf.run_tasks(tasks, ignored=_Everything()), name="operator: watches")
-        try:
-            yield watching
-        finally:
-            stop.set()
-            await asyncio.wait({watching}, timeout=_KOPF_STOP_S)
 
     async def _work(self, auditor: Auditor) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -286,7 +259,7 @@ async def serve(settings: Settings) -> None:
     finally:
         # A watch of kopf that is cancelled while its session closes asks for another one, for ever, and asyncio waits
         # for every task before the process may end.
-        loop.call_later(_KOPF_STOP_S, _leave, 0 if stopped.is_set() else 1, sys.exception())
+        loop.call_later(STOP_S, _leave, 0 if stopped.is_set() else 1, sys.exception())
 
 
 def _leave(status: int, reason: BaseException | None) -> None:
@@ -322,11 +295,3 @@ async def _end(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
-
-
-class _Everything(frozenset[asyncio.Task[Any]]):
-    """Every task. When kopf stops it waits for, and cancels, all tasks that are not listed here. Its own have ended by
-    then; the others are ours."""
-
-    def __contains__(self, task: object) -> bool:
-        return True

@@ -26,9 +26,8 @@ from pdcluster_kube.session import open_session
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.core.manifests.pool import API_SERVER_PORTS, INTERNAL_PORT
 from pdcluster_operator.core.views import view_of
-from pdcluster_operator.handlers import selector_of
 from pdcluster_operator.http_kube import Fence, HttpKube
-from pdcluster_operator.kinds import DEPLOYMENT, PDCLUSTER, POD, WATCHED_CHILDREN
+from pdcluster_operator.kinds import DEPLOYMENT, PDCLUSTER, POD, WATCHED_CHILDREN, selector_of
 from pdcluster_operator.pool_secrets import PoolSecrets
 from pdcluster_operator.reconcile import Reconciler
 from pdcluster_operator.serving import Operator

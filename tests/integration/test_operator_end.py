@@ -24,7 +24,7 @@ async def run(operator, stopped):
     raise RuntimeError("a fault of the test")
 
 serving.Operator.run = run
-serving._KOPF_STOP_S = 0.2
+serving.STOP_S = 0.2
 sys.exit(__main__.main(sys.argv[1:]))
 """
 FLAGS = ("--kube-api=http://127.0.0.1:1", "--lease-namespace=system", "--router-image=router:1")

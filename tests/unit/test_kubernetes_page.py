@@ -14,12 +14,12 @@ from typing import Any, Final
 import helm_python as helm
 import pytest
 import yaml
+from tools.crd import KINDS, crd
 
 from chart_cases.pages import QUICK_START, Words, after, commands_of, of
 from chart_cases.rendering import CHART, chart
 from pdcluster_cli import explain, plan
 from pdcluster_operator.api.cluster import PDCluster
-from pdcluster_operator.api.crd import KINDS, crd
 
 SETTING: Final = ("--set", "--values", "--version")
 HELM: Final[dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]]] = {

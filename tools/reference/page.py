@@ -1,7 +1,7 @@
 """The reference of PDCluster and PDRoleScaler as a page in Markdown: fields, rules, conditions. Pure.
 
 Source of truth: the models of ``operator/pdcluster_operator/api`` through the CRDs that are made of them, and
-``core/reasons.py``.
+``core/conditions.py``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tools.crd import KINDS, Kind, crd, root_schema, rules_in
 from tools.reference.fields import Schema, bounds_of, default_of, type_of
+from tools.reference.reasons import REASONS_OF, TRUE_MEANS
 
-from pdcluster_operator.api.crd import KINDS, Kind, crd, root_schema, rules_in
 from pdcluster_operator.core.conditions import Reason, Type
-from pdcluster_operator.core.explain import CURES
-from pdcluster_operator.core.reasons import MEANS, REASONS_OF, TRUE_MEANS
 
 HEAD: Final = Path(__file__).with_name("head.md").read_text()
 
@@ -137,7 +136,7 @@ def _condition_parts() -> Iterator[str]:
 def _reason_row(reason: Reason) -> tuple[str, ...]:
     found = [(kind, reasons[reason]) for kind, reasons in REASONS_OF.items() if reason in reasons]
     stands = ", ".join(f"`{kind.value}` {truth.value}" for kind, truth in found)
-    return f"`{reason.value}`", stands, MEANS[reason], CURES.get(reason, "Nothing to do.")
+    return f"`{reason.value}`", stands, reason.means, reason.cure or "Nothing to do."
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -152,7 +152,7 @@ _SPLIT_VALUES: Final = (
 )
 
 
-class Role(ApiModel):
+class RoleSpec(ApiModel):
     """All engines of one role. Engines of one role are alike."""
 
     replicas: int = Field(default=1, ge=0, le=MAX_REPLICAS)
@@ -232,9 +232,9 @@ class Role(ApiModel):
 class Roles(ApiModel):
     """Both roles, by name, so that rules can compare them."""
 
-    prefill: Role
+    prefill: RoleSpec
     """Engines that compute prompts."""
-    decode: Role
+    decode: RoleSpec
     """Engines that generate tokens."""
 
     rules = (

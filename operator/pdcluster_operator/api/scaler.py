@@ -6,19 +6,12 @@ operator makes it and never writes its ``spec.replicas`` again, so it fights no 
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Any, Literal
 
 from pydantic import Field
 
 from pdcluster_operator.api.base import MAX_REPLICAS, ApiModel, Name, Rule
-
-
-class RoleName(Enum):
-    """Which engines."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
+from pdcluster_protocol.labels import Role
 
 
 class ClusterRef(ApiModel):
@@ -33,7 +26,7 @@ class PDRoleScalerSpec(ApiModel):
 
     cluster_ref: ClusterRef
     """Whose role. Cannot change: the numbers are of one pool."""
-    role: RoleName
+    role: Role
     """prefill or decode. Cannot change: an autoscaler's history is of one role."""
     replicas: int = Field(ge=0, le=MAX_REPLICAS)
     """Instances wanted, in [0, 1000]; counts when scaling.mode is External, within scaling.ratio. No default: the

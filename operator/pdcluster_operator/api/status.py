@@ -22,7 +22,7 @@ class ConditionStatus(Enum):
     UNKNOWN = "Unknown"
 
 
-class Condition(ApiModel):
+class WireCondition(ApiModel):
     """One fact about the object, as Kubernetes' ``metav1.Condition``."""
 
     type: str = Field(min_length=1, max_length=316)
@@ -83,7 +83,7 @@ class PDClusterStatus(ApiModel):
 
     observed_generation: int = Field(default=0, ge=0)
     """metadata.generation that this status was found for."""
-    conditions: Annotated[tuple[Condition, ...], Field(max_length=32), map_by("type")] = ()
+    conditions: Annotated[tuple[WireCondition, ...], Field(max_length=32), map_by("type")] = ()
     """What is true and what is not, each with its reason."""
     roles: RolesStatus = RolesStatus()
     """Counts of both roles."""

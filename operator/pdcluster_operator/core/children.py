@@ -6,12 +6,17 @@ from collections.abc import Iterator
 
 from pdcluster_operator.api.cluster import ScalingMode
 from pdcluster_operator.core.fleet import ROLES
-from pdcluster_operator.core.manifests.access import engine_account, pool_secret, role_scaler
-from pdcluster_operator.core.manifests.discovery import discovery_service
-from pdcluster_operator.core.manifests.disruption import role_budget, router_budget
 from pdcluster_operator.core.manifests.network import role_policy, router_policy
 from pdcluster_operator.core.manifests.pool import Document, Pool
 from pdcluster_operator.core.manifests.router import internal_service, router_access, router_deployment, router_service
+from pdcluster_operator.core.manifests.standing import (
+    discovery_service,
+    engine_account,
+    pool_secret,
+    role_budget,
+    role_scaler,
+    router_budget,
+)
 from pdcluster_operator.core.observed import Child, Observed, Way
 from pdcluster_operator.core.target import Target
 from pdcluster_protocol.labels import Role

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Final, Self
 
 from pdcluster_operator.core.fleet import RoleFleet
 from pdcluster_protocol.labels import Role
@@ -32,28 +33,111 @@ class Truth(Enum):
 
 
 class Reason(Enum):
-    """Why a condition is as it is. A reason always has the same truth in the same condition."""
+    """Why a condition is as it is. A reason always has the same truth in the same condition.
 
-    VALID = "Valid"
-    UNKNOWN_FIELDS = "UnknownFields"
-    REFUSED = "Refused"
-    NOT_ACCEPTED = "NotAccepted"
-    INSTANCES_READY = "InstancesReady"
-    INSTANCES_NOT_READY = "InstancesNotReady"
-    SCALED_TO_ZERO = "ScaledToZero"
-    ROUTERS_READY = "RoutersReady"
-    ROUTERS_NOT_READY = "RoutersNotReady"
-    VERIFIED = "Verified"
-    VERIFICATION_PENDING = "VerificationPending"
-    VERIFICATION_FAILED = "VerificationFailed"
-    ROLLING_OUT = "RollingOut"
-    ROLLOUT_COMPLETE = "RolloutComplete"
-    ROLLOUT_PAUSED = "RolloutPaused"
-    CRASH_LOOP = "CrashLoop"
-    PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
-    AS_WANTED = "AsWanted"
-    TOO_FEW_READY = "TooFewReady"
-    SERVING = "Serving"
+    ``means``: for the reference page. ``cure``: what to do about it; empty where nothing has to be done.
+    ``pdcluster explain`` and the reference page print it.
+    """
+
+    means: str
+    cure: str
+
+    def __new__(cls, word: str, means: str = "", cure: str = "") -> Self:
+        reason = object.__new__(cls)
+        reason._value_ = word
+        reason.means = means
+        reason.cure = cure
+        return reason
+
+    VALID = ("Valid", "the spec can be carried out")
+    UNKNOWN_FIELDS = (
+        "UnknownFields",
+        "the spec is carried out without the fields that the message names: the CRD is newer than the operator",
+        "Upgrade the operator to the version of the CRD, or take the fields out of the PDCluster.",
+    )
+    REFUSED = (
+        "Refused",
+        "the spec cannot be carried out, as the message says; what runs stays as it is",
+        "Change the spec as the message says; until then what runs stays as it is.",
+    )
+    NOT_ACCEPTED = (
+        "NotAccepted",
+        "nothing moves, for the spec is refused",
+        "Change the spec as Accepted says.",
+    )
+    INSTANCES_READY = ("InstancesReady", "all wanted instances are up to date and ready")
+    INSTANCES_NOT_READY = (
+        "InstancesNotReady",
+        "engines are starting, or cannot",
+        (
+            "Engines take minutes to load a model. If the number does not rise, look at the pods: `kubectl describe "
+            "pod` tells why one is not placed or started, `kubectl logs` why an engine does not come up."
+        ),
+    )
+    SCALED_TO_ZERO = (
+        "ScaledToZero",
+        "0 replicas of both roles are wanted",
+        "Nothing runs because 0 replicas are wanted of both roles. Ask for at least 1 of each.",
+    )
+    ROUTERS_READY = ("RoutersReady", "all routers are ready")
+    ROUTERS_NOT_READY = (
+        "RoutersNotReady",
+        "routers are starting, or cannot",
+        "Look at the router's pods with `kubectl describe pod` and `kubectl logs`.",
+    )
+    VERIFIED = ("Verified", "a request was answered with pushed KV")
+    VERIFICATION_PENDING = (
+        "VerificationPending",
+        "a request is sent as soon as a router and one engine of each role are ready",
+        "A request is sent by itself as soon as a router and one engine of each role are ready. Nothing to do.",
+    )
+    VERIFICATION_FAILED = (
+        "VerificationFailed",
+        "engines are up, and KV does not get from prefill to decode",
+        (
+            "Engines are up, but KV does not get from prefill to decode. Check transfer.protocol, network policies "
+            "between prefill and decode, and the engines' logs. To go back, apply the spec before it."
+        ),
+    )
+    ROLLING_OUT = (
+        "RollingOut",
+        "a rollout moves",
+        "A rollout is under way and moves by itself. Nothing to do.",
+    )
+    ROLLOUT_COMPLETE = ("RolloutComplete", "what the spec asks for is what runs, and it is verified")
+    ROLLOUT_PAUSED = (
+        "RolloutPaused",
+        "`rollout.paused` is true",
+        "Set rollout.paused to false to go on, or apply the spec before it to go back.",
+    )
+    CRASH_LOOP = (
+        "CrashLoop",
+        "a container died three times in a row of the same cause, and nothing got better since",
+        (
+            "It does not mend itself. The message has the last lines of the log; `kubectl logs --previous` has all of"
+            " it. Exit code 137 with OOMKilled is too little memory: raise resources, or take less of it in "
+            "engineArgs. Mend it, or apply the spec before it to go back."
+        ),
+    )
+    PROGRESS_DEADLINE_EXCEEDED = (
+        "ProgressDeadlineExceeded",
+        "no count got better for `rollout.progressDeadlineSeconds`; the rollout stopped",
+        (
+            "The rollout has stopped; what still runs goes on serving. Mend what keeps new pods from getting ready, "
+            "and it goes on by itself; or apply the spec before it to go back."
+        ),
+    )
+    AS_WANTED = ("AsWanted", "no fewer are ready than promised")
+    TOO_FEW_READY = (
+        "TooFewReady",
+        "fewer engines are ready than wanted less `rollout.maxUnavailable`, or no router is",
+        "Requests are served by fewer engines than promised. `kubectl get pods` shows which are not ready.",
+    )
+    SERVING = ("Serving", "all instances are ready, and a transfer was verified")
+
+
+TAKEN_BACK: Final = "TakenBack"
+"""Of an Event: somebody else had set a field of a child. No condition has this reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,40 +6,6 @@ from typing import Final
 
 from pdcluster_operator.core.conditions import Condition, Reason, Status, Truth, Type
 
-CURES: Final[dict[Reason, str]] = {
-    Reason.UNKNOWN_FIELDS: "Upgrade the operator to the version of the CRD, or take the fields out of the PDCluster.",
-    Reason.REFUSED: "Change the spec as the message says; until then what runs stays as it is.",
-    Reason.NOT_ACCEPTED: "Change the spec as Accepted says.",
-    Reason.INSTANCES_NOT_READY: (
-        "Engines take minutes to load a model. If the number does not rise, look at the pods: `kubectl describe pod` "
-        "tells why one is not placed or started, `kubectl logs` why an engine does not come up."
-    ),
-    Reason.SCALED_TO_ZERO: "Nothing runs because 0 replicas are wanted of both roles. Ask for at least 1 of each.",
-    Reason.ROUTERS_NOT_READY: "Look at the router's pods with `kubectl describe pod` and `kubectl logs`.",
-    Reason.VERIFICATION_PENDING: (
-        "A request is sent by itself as soon as a router and one engine of each role are ready. Nothing to do."
-    ),
-    Reason.VERIFICATION_FAILED: (
-        "Engines are up, but KV does not get from prefill to decode. Check transfer.protocol, network policies between "
-        "prefill and decode, and the engines' logs. To go back, apply the spec before it."
-    ),
-    Reason.ROLLING_OUT: "A rollout is under way and moves by itself. Nothing to do.",
-    Reason.CRASH_LOOP: (
-        "It does not mend itself. The message has the last lines of the log; `kubectl logs --previous` has all of it. "
-        "Exit code 137 with OOMKilled is too little memory: raise resources, or take less of it in engineArgs. Mend "
-        "it, or apply the spec before it to go back."
-    ),
-    Reason.ROLLOUT_PAUSED: "Set rollout.paused to false to go on, or apply the spec before it to go back.",
-    Reason.PROGRESS_DEADLINE_EXCEEDED: (
-        "The rollout has stopped; what still runs goes on serving. Mend what keeps new pods from getting ready, and "
-        "it goes on by itself; or apply the spec before it to go back."
-    ),
-    Reason.TOO_FEW_READY: (
-        "Requests are served by fewer engines than promised. `kubectl get pods` shows which are not ready."
-    ),
-}
-"""What to do about a reason that keeps a PDCluster from being ready or as it should be."""
-
 _WORTH_A_WORD: Final = frozenset({Reason.ROLLING_OUT, Reason.UNKNOWN_FIELDS})
 """Of conditions that are True."""
 
@@ -92,7 +58,7 @@ def _has_complaint(condition: Condition) -> bool:
 
 
 def _sentence(condition: Condition, is_held: bool) -> str:
-    cure = WAITS_FOR_PODS if is_held and condition.reason is Reason.ROLLING_OUT else CURES[condition.reason]
+    cure = WAITS_FOR_PODS if is_held and condition.reason is Reason.ROLLING_OUT else condition.reason.cure
     return f"{condition.type.value} is {condition.truth.value} ({condition.message}). {cure}"
 
 

@@ -27,9 +27,9 @@ from pdcluster_operator.core.children import Served, standing_children
 from pdcluster_operator.core.conditions import Counts, Reason, Status, Type
 from pdcluster_operator.core.fleet import ROLES
 from pdcluster_operator.core.last_prefill import keep_last_prefill
-from pdcluster_operator.core.manifests.access import scaler_selector
 from pdcluster_operator.core.manifests.pool import API_SERVER_PORTS, Pool
 from pdcluster_operator.core.manifests.router import router_name
+from pdcluster_operator.core.manifests.standing import scaler_selector
 from pdcluster_operator.core.manifests.workloads import (
     API_VERSIONS,
     WorkloadDesign,

@@ -1,4 +1,6 @@
-"""A PDCluster's status as JSON, and back. What was written reads as what was meant: tested.
+"""A PDCluster's status as JSON, and back; and a Kubernetes Event as JSON, which ``kubectl describe`` shows.
+
+What was written reads as what was meant: tested.
 
 Counts that status does not carry (``least``) are not read back: they are never compared.
 """
@@ -12,20 +14,24 @@ from pydantic import ValidationError
 
 from pdcluster_operator.api.cluster import PDClusterSpec
 from pdcluster_operator.api.status import (
-    Condition as WireCondition,
-)
-from pdcluster_operator.api.status import (
     ConditionStatus,
     PDClusterStatus,
     RolesStatus,
     RoleStatus,
     RouterStatus,
+    WireCondition,
     summary_of,
 )
 from pdcluster_operator.core.conditions import Condition, Counts, Reason, Status, Truth, Type
 from pdcluster_operator.core.observing import Routers
-from pdcluster_operator.kinds import Object
+from pdcluster_operator.core.status import Event
+from pdcluster_operator.core.views import View
+from pdcluster_operator.kinds import EVENT, Object
+from pdcluster_protocol.labels import MANAGER
 
+MAX_MESSAGE: Final = 1024
+"""What the newer API of Events allows; the whole is in the condition."""
+_MAX_NAME: Final = 253
 _TYPES: Final = frozenset(one.value for one in Type)
 _REASONS: Final = frozenset(one.value for one in Reason)
 
@@ -74,6 +80,34 @@ def read_status(document: Object | None) -> Status | None:
         _role_from_wire(roles.decode),
         conditions,
     )
+
+
+def event_document(event: Event, about: View, identity: str, now: int, suffix: str) -> dict[str, Any]:
+    """``identity``: which of the operator's replicas says so. ``suffix``: makes the name its own."""
+    at = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    ref = about.ref
+    name = f"{ref.name[: _MAX_NAME - len(suffix) - 1]}.{suffix}"
+    return {
+        "apiVersion": EVENT.api_version,
+        "kind": EVENT.name,
+        "metadata": {"name": name, "namespace": ref.namespace},
+        "involvedObject": {
+            "apiVersion": ref.kind.api_version,
+            "kind": ref.kind.name,
+            "namespace": ref.namespace,
+            "name": ref.name,
+            "uid": about.uid,
+        },
+        "type": event.kind.value,
+        "reason": event.reason,
+        "message": event.message[:MAX_MESSAGE],
+        "source": {"component": MANAGER, "host": identity},
+        "reportingComponent": MANAGER,
+        "reportingInstance": identity[:128],
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "count": 1,
+    }
 
 
 def _to_wire(condition: Condition) -> WireCondition:

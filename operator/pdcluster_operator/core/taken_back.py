@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from pdcluster_operator.core.conditions import TAKEN_BACK
 from pdcluster_operator.core.status import Event, EventKind
 
 CONTEST_S: Final = 60
@@ -42,7 +43,7 @@ class TakenBack:
 
 def event_of(taken: TakenBack) -> Event:
     cure = "the operator keeps it as the PDCluster says, so change it there"
-    return Event(EventKind.WARNING, "TakenBack", f"{taken}, and was taken back: {cure}")
+    return Event(EventKind.WARNING, TAKEN_BACK, f"{taken}, and was taken back: {cure}")
 
 
 class TakenBackLog:

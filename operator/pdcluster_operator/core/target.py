@@ -1,18 +1,26 @@
-"""What the spec asks for, beside what there is: the two workloads that are the target, and each role's numbers."""
+"""What the spec asks for, beside what there is: the two workloads that are the target, and each role's numbers.
+
+The numbers are the spec's, or those of the scalers within the ratio.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
+from pdcluster_operator.api.base import MAX_REPLICAS
+from pdcluster_operator.api.cluster import PDClusterSpec, ScalingMode
 from pdcluster_operator.core.conditions import Counts, counts_of
 from pdcluster_operator.core.fleet import ROLES, Fleet, RoleFleet, Workload, resolve_limits
 from pdcluster_operator.core.manifests.pool import Pool
 from pdcluster_operator.core.manifests.workloads import WorkloadDesign, WorkloadKind, design_workload, revision_for
 from pdcluster_operator.core.observed import Observed, SeenWorkload, TargetIds
-from pdcluster_operator.core.wanted import wanted_of
+from pdcluster_operator.core.scaling import Bounds, Pair, exact_ratio
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
+
+_MOST: Final = Pair(MAX_REPLICAS, MAX_REPLICAS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,33 @@ def target_of(pool: Pool, observed: Observed) -> Target:
     _require_both(wanted)
     fleets = {role: _role_fleet(pool, designs[role], wanted[role], observed) for role in ROLES}
     return Target(revision, designs, fleets)
+
+
+def wanted_of(spec: PDClusterSpec, scalers: Mapping[Role, int]) -> Mapping[Role, int]:
+    """``scalers``: replicas that somebody wishes, of those that are there; a role without one starts with its own.
+
+    Raises:
+        ConfigError: No numbers fit the ratio.
+    """
+    own = Pair(spec.roles.prefill.replicas, spec.roles.decode.replicas)
+    if spec.scaling.mode is ScalingMode.FIXED:
+        return _by_role(own)
+    wish = Pair(scalers.get(Role.PREFILL, own.prefill), scalers.get(Role.DECODE, own.decode))
+    return _by_role(_bounds_of(spec).fit(wish))
+
+
+def _bounds_of(spec: PDClusterSpec) -> Bounds:
+    ratio = spec.scaling.ratio
+    if ratio is None:
+        return Bounds(most=_MOST)
+    try:
+        return Bounds(exact_ratio(ratio.min), exact_ratio(ratio.max), most=_MOST)
+    except ValueError as error:
+        raise ConfigError(f"scaling.ratio: {error}") from error
+
+
+def _by_role(pair: Pair) -> Mapping[Role, int]:
+    return {Role.PREFILL: pair.prefill, Role.DECODE: pair.decode}
 
 
 def refused_counts(pool: Pool, observed: Observed) -> Mapping[Role, Counts]:

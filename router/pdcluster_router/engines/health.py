@@ -11,9 +11,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import anyio
-from anyio.abc import TaskGroup
-
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.membership import State
@@ -52,29 +49,32 @@ def health_of(roster: Roster) -> Health:
 class Probes:
     """One task for each engine that is worth asking, within the application's task group. Event loop only."""
 
-    def __init__(self, tasks: TaskGroup, roster: Roster, settings: Settings) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, roster: Roster, settings: Settings) -> None:
         self._tasks = tasks
         self._roster = roster
         self._settings = settings
-        self._scopes: dict[Engine, anyio.CancelScope] = {}
+        self._probing: dict[Engine, asyncio.Task[None]] = {}
 
     def follow(self) -> None:
         """Engines that came are probed from now on, those that go no longer. Call it when the pool has changed."""
         wanted = {engine for engine in self._roster.all_engines() if engine.state.is_probed}
-        for engine in self._scopes.keys() - wanted:
-            self._scopes.pop(engine).cancel()
-        for engine in wanted - self._scopes.keys():
-            scope = self._scopes[engine] = anyio.CancelScope()
-            self._tasks.start_soon(self._probe, engine, scope)
+        for engine in self._probing.keys() - wanted:
+            self._probing.pop(engine).cancel()
+        for engine in wanted - self._probing.keys():
+            self._probing[engine] = self._tasks.create_task(self._watch(engine), name=f"probes: {engine.name}")
 
-    async def _probe(self, engine: Engine, scope: anyio.CancelScope) -> None:
-        with scope:
-            await watch_engine(
-                engine,
-                interval_s=self._settings.probe_interval_s,
-                timeout_s=self._settings.probe_timeout_s,
-                on_change=self._roster.refresh,
-            )
+    def stop(self) -> None:
+        """No engine is probed any more."""
+        for task in self._probing.values():
+            task.cancel()
+
+    async def _watch(self, engine: Engine) -> None:
+        await watch_engine(
+            engine,
+            interval_s=self._settings.probe_interval_s,
+            timeout_s=self._settings.probe_timeout_s,
+            on_change=self._roster.refresh,
+        )
 
 
 async def watch_engine(engine: Engine, *, interval_s: float, timeout_s: float, on_change: Callable[[], None]) -> None:

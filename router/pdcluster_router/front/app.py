@@ -9,12 +9,11 @@ for the methods that they do not take.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-import anyio
-from anyio.abc import TaskGroup
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
@@ -36,7 +35,6 @@ from pdcluster_router.front.engines_page import POOL_PATH, describe_pool
 from pdcluster_router.front.router import OPENAI_PATHS, Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE
 from pdcluster_router.front.verify_page import RESPONSES, SCHEMA, carry_out
-from pdcluster_router.services import Services
 from pdcluster_router.settings import Settings
 from pdcluster_router.telemetry.metrics import CONTENT_TYPE
 
@@ -175,23 +173,28 @@ def _lifespan(
         num_prefill, num_decode = len(settings.prefill_urls), len(settings.decode_urls)
         logger.info("router started prefill_engines=%d decode_engines=%d", num_prefill, num_decode)
         try:
-            async with anyio.create_task_group() as tasks:
-                _start_watching(tasks, router.services)
-                tasks.start_soon(router.access.watch)
+            async with asyncio.TaskGroup() as tasks, _watching(tasks, router):
                 yield {ROUTER_STATE: router}
-                tasks.cancel_scope.cancel()
         finally:
             await router.close()
 
     return lifespan
 
 
-def _start_watching(tasks: TaskGroup, services: Services) -> None:
+@asynccontextmanager
+async def _watching(tasks: asyncio.TaskGroup, router: Router) -> AsyncIterator[None]:
+    """Engines, their EndpointSlices and the file of keys are watched until the end."""
+    services = router.services
     probes = Probes(tasks, services.roster, services.settings)
     services.on_pool_change = probes.follow
     probes.follow()
+    watching = [tasks.create_task(router.access.watch(), name="router: keys")]
     if services.discovery is not None:
-        tasks.start_soon(services.discovery.run)
+        watching.append(tasks.create_task(services.discovery.run(), name="router: discovery"))
+    yield
+    for task in watching:
+        task.cancel()
+    probes.stop()
 
 
 async def _http_error(request: Request, exc: Exception) -> Response:

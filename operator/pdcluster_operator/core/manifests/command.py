@@ -15,8 +15,7 @@ from enum import Enum, auto
 from typing import Final
 
 from pdcluster_operator.api.cluster import Model
-from pdcluster_operator.api.role import DeviceKind
-from pdcluster_operator.api.role import Role as RoleSpec
+from pdcluster_operator.api.role import DeviceKind, RoleSpec
 from pdcluster_operator.core.manifests.pool import ENGINE, PORT, Document, Pool, field_env, secret_ref
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.launch import MOONCAKE_PORTS, ConnectorSettings, kv_transfer_config

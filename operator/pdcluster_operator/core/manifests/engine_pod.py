@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from pdcluster_operator.api.cluster import TransferProtocol
-from pdcluster_operator.api.role import DeviceKind
-from pdcluster_operator.api.role import Role as RoleSpec
+from pdcluster_operator.api.role import DeviceKind, RoleSpec
 from pdcluster_operator.core import names
 from pdcluster_operator.core.manifests.command import (
     CACHE_FOLDER,

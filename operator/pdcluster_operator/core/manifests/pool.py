@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from pdcluster_operator.api.base import API_VERSION
 from pdcluster_operator.api.cluster import PDClusterSpec
-from pdcluster_operator.api.role import Resources
-from pdcluster_operator.api.role import Role as RoleSpec
+from pdcluster_operator.api.role import Resources, RoleSpec
 from pdcluster_operator.core import names
 from pdcluster_protocol import labels, launch
 from pdcluster_protocol.errors import ConfigError

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
+from tools.crd import CLUSTER, KINDS, MAX_CRD_BYTES, SCALER, Kind, crd, rules_in, structural
 from tools.crds import FOLDER, file_of, text_of
 
 from operator_cases.objects import By
 from operator_cases.refused import NOT_YOURS, REFUSED, SCALER_REFUSED
 from pdcluster_operator.api.base import RULES_KEY
-from pdcluster_operator.api.crd import CLUSTER, KINDS, MAX_CRD_BYTES, SCALER, Kind, crd, rules_in, structural
 from pdcluster_operator.api.engine_args import MUST_AGREE, SET_ELSEWHERE
 
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

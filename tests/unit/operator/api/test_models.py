@@ -8,9 +8,9 @@ from operator_cases.objects import Accepted, By, Refused, pdcluster, scaler
 from operator_cases.refused import REFUSED, SCALER_REFUSED
 from pdcluster_operator.api.base import ApiModel
 from pdcluster_operator.api.cluster import Model, PDCluster, TransferProtocol
-from pdcluster_operator.api.role import Role
+from pdcluster_operator.api.role import RoleSpec
 from pdcluster_operator.api.scaler import PDRoleScaler
-from pdcluster_operator.api.status import Condition, ConditionStatus, PDClusterStatus, RoleStatus, summary_of
+from pdcluster_operator.api.status import ConditionStatus, PDClusterStatus, RoleStatus, WireCondition, summary_of
 
 SCHEMA_REFUSED = [case for case in REFUSED if case.by is By.SCHEMA]
 RULE_REFUSED = [case for case in REFUSED if case.by is By.RULE]
@@ -124,8 +124,8 @@ def test_a_model_never_changes() -> None:
         found.spec.image = "other"
 
 
-def role(**fields: object) -> Role:
-    return Role.model_validate({"device": {"kind": "cuda"}} | fields)
+def role(**fields: object) -> RoleSpec:
+    return RoleSpec.model_validate({"device": {"kind": "cuda"}} | fields)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def role(**fields: object) -> Role:
         (role(parallelism={"tensor": 2}, device={"kind": "cpu"}), 0),
     ],
 )
-def test_a_pod_asks_for_its_part_of_the_ranks(given: Role, devices: int) -> None:
+def test_a_pod_asks_for_its_part_of_the_ranks(given: RoleSpec, devices: int) -> None:
     assert given.devices_per_pod == devices
 
 
@@ -184,7 +184,7 @@ def test_a_status_is_written_as_kubernetes_writes_it() -> None:
 
 def test_a_reason_is_one_word() -> None:
     with pytest.raises(ValidationError, match="reason"):
-        Condition.model_validate(
+        WireCondition.model_validate(
             {"type": "Ready", "status": "True", "reason": "not yet", "message": "", "lastTransitionTime": 0}
         )
 

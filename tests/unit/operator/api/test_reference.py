@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
+from tools.crd import KINDS, root_schema, rules_in
 from tools.crds import REFERENCE
 from tools.reference.fields import bounds_of, default_of, type_of
 from tools.reference.page import page
 
 from pdcluster_operator.api.base import API_VERSION
-from pdcluster_operator.api.crd import KINDS, root_schema, rules_in
 from pdcluster_operator.core.conditions import Reason, Type
 
 PAGE: Final = REFERENCE.read_text()

@@ -12,9 +12,6 @@ import pytest
 from chart_cases.rendering import of_kind
 from fakes.operator_cluster import IMAGE, make_cluster
 from operator_cases.objects import both
-from pdcluster_operator.core.manifests.access import engine_account, pool_secret, role_scaler, scaler_selector
-from pdcluster_operator.core.manifests.discovery import discovery_service
-from pdcluster_operator.core.manifests.disruption import role_budget, router_budget
 from pdcluster_operator.core.manifests.network import role_policy, router_policy
 from pdcluster_operator.core.manifests.pool import PORT, Pool
 from pdcluster_operator.core.manifests.router import (
@@ -24,6 +21,15 @@ from pdcluster_operator.core.manifests.router import (
     router_deployment,
     router_service,
     router_url,
+)
+from pdcluster_operator.core.manifests.standing import (
+    discovery_service,
+    engine_account,
+    pool_secret,
+    role_budget,
+    role_scaler,
+    router_budget,
+    scaler_selector,
 )
 from pdcluster_operator.core.manifests.workloads import design_workload, render_workload
 from pdcluster_operator.core.plan import pool_of

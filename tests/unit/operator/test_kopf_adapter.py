@@ -6,7 +6,7 @@ from typing import Any
 
 import kopf
 
-from pdcluster_operator.handlers import make_kopf_settings
+from pdcluster_operator.kopf_adapter import make_kopf_settings
 
 
 class NeverCopied(dict[str, Any]):

@@ -1,37 +1,51 @@
-"""What kopf is asked to watch, and what becomes of each event: a view in the caches, and a key in the queue.
+"""kopf, of which the operator uses the watches alone: what it watches, and what becomes of each event.
 
-Of kopf's stages only two are used. Its indexing stage runs for all objects of all kinds before any event handler does:
-there views are put into the caches, so that no look sees a part of a picture. Its event handlers then say whose
-PDCluster has news. kopf's other handlers (create, update, delete) are edge-triggered and keep state in annotations.
+No other file imports kopf. Two of its stages are used. The indexing stage runs for all objects of all kinds before any
+event handler does: there views are put into the caches, so that no reconcile looks at a part of the picture. Then the
+event handlers say which PDCluster has news.
+
+Switched off, or replaced:
+
+    what of kopf                            why
+    create, update and delete handlers      edge-triggered; they keep state in annotations of the user's objects
+    finalizers, daemons, timers             a PDCluster could not be deleted while no operator runs
+    the storage of its indexes              keeps what was deleted while a watch had a gap: ``caches``, ``audit``
+    diffs (``_NoDiffs``)                    copies every object twice for each event, for handlers that we have not
+    Events (``posting``)                    ours name a reason of the status, and only the leader sends them
+    peering (``standalone``), its identity  two equal replicas both freeze; ``leader`` holds a Lease
+    its probe                               answers 200 as long as the event loop turns: ``probes``
+    scanning for CRDs and namespaces        needs rights on the whole cluster; ``serving`` asks for the kinds itself
+    pauses after errors (``_Pauses``)       end after some tries; an operator that gives up watching is of no use
+    signal handlers (``on_spawned``)        would end the watches before our term has ended
+    waiting for tasks (``_Everything``)     would wait for, and cancel, tasks that are ours
+    the limit on its exit                   ``serving`` has one for the whole process
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import kopf
 
 from pdcluster_kube.access import Access
+from pdcluster_kube.backoff import Backoff
 from pdcluster_kube.session import open_session
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.core.views import view_of
-from pdcluster_operator.kinds import PDCLUSTER, Kind, ref_of
-from pdcluster_protocol.labels import MANAGED_BY, MANAGER
+from pdcluster_operator.kinds import Kind, ref_of, selector_of
+from pdcluster_operator.settings import Settings
 
 USER_AGENT: Final = "pdcluster-operator"
-OURS: Final = f"{MANAGED_BY}={MANAGER}"
-"""Label selector of everything that the operator makes."""
 
-_FIRST_PAUSE_S: Final = 1.0
-_MAX_PAUSE_S: Final = 30.0
-
-
-def selector_of(kind: Kind) -> str:
-    """Which objects of a kind are watched: all PDClusters, and of others those that are ours."""
-    return "" if kind == PDCLUSTER else OURS
+STOP_S: Final = 10.0
+"""For kopf's watches to end."""
+_BACKOFF: Final = Backoff(first_s=0.5, most_s=30.0)
 
 
 class Handlers:
@@ -66,7 +80,34 @@ class Handlers:
             self._on_news(key)
 
 
-def make_registry(handlers: Handlers, kinds: Iterable[Kind], access: Access) -> kopf.OperatorRegistry:
+@asynccontextmanager
+async def running_watches(
+    handlers: Handlers, kinds: Iterable[Kind], settings: Settings, access: Access, on_spawned: Callable[[], None]
+) -> AsyncIterator[asyncio.Task[None]]:
+    """kopf runs in the task. ``on_spawned``: called when kopf has taken the process's signals."""
+    stop = asyncio.Event()
+    # Else kopf asks for the name of our user, who has none in most images. It is for its peering, which is off.
+    # Any: kopf's argument is public but not its type, a NewType of str. Its other way, $POD_ID, is a pod's only.
+    own_name: Any = settings.identity
+    tasks = await kopf.spawn_tasks(
+        registry=_make_registry(handlers, kinds, access),
+        settings=make_kopf_settings(kinds, timeout_s=settings.call_timeout_s, silence_s=settings.watch_silence_s),
+        clusterwide=not settings.namespaces,
+        namespaces=settings.namespaces,
+        standalone=True,
+        identity=own_name,
+        stop_flag=stop,
+    )
+    on_spawned()
+    watching = asyncio.create_task(kopf.run_tasks(tasks, ignored=_Everything()), name="operator: watches")
+    try:
+        yield watching
+    finally:
+        stop.set()
+        await asyncio.wait({watching}, timeout=STOP_S)
+
+
+def _make_registry(handlers: Handlers, kinds: Iterable[Kind], access: Access) -> kopf.OperatorRegistry:
     """All that kopf has to know of us."""
     registry = kopf.OperatorRegistry()
 
@@ -117,7 +158,13 @@ class _Pauses:
     """Seconds between tries of a list or watch, without end: an operator that gives up watching is of no use."""
 
     def __iter__(self) -> Iterator[float]:
-        ceiling = _FIRST_PAUSE_S
-        while True:
-            yield ceiling * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load
-            ceiling = min(_MAX_PAUSE_S, 2 * ceiling)
+        for num_failures in itertools.count(1):
+            yield _BACKOFF.pause_s(num_failures, random.random())  # noqa: S311 - spreads load
+
+
+class _Everything(frozenset[asyncio.Task[Any]]):
+    """Every task. When kopf stops it waits for, and cancels, all tasks that are not listed here. Its own have ended by
+    then; the others are ours."""
+
+    def __contains__(self, task: object) -> bool:
+        return True

@@ -8,7 +8,7 @@ import pytest
 
 from fakes.operator_cluster import make_cluster
 from operator_cases.objects import D, P
-from pdcluster_operator.core.wanted import wanted_of
+from pdcluster_operator.core.target import wanted_of
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 

@@ -1,7 +1,7 @@
-"""What each condition and each reason of a PDCluster's status means, and which reasons a condition can have.
+"""What a condition that is True means, and which reasons each condition of a PDCluster can have.
 
-Data for people: the reference page is made of it, and ``explain`` has the cure to each reason that needs one. A test
-walks the reducer's cases and holds that this is exactly what it can say.
+Data for the reference page; what a reason means and asks for stands with ``Reason``. A test walks the reducer's cases
+and holds that this is exactly what it can say.
 """
 
 from __future__ import annotations
@@ -22,30 +22,6 @@ TRUE_MEANS: Final[dict[Type, str]] = {
     Type.PROGRESSING: "a rollout moves, or is complete",
     Type.DEGRADED: "fewer are ready than promised, or a rollout or a transfer has failed: what a pager should hear",
     Type.READY: "the five before `Progressing` are True: clients are served as the spec asks",
-}
-
-MEANS: Final[dict[Reason, str]] = {
-    Reason.VALID: "the spec can be carried out",
-    Reason.UNKNOWN_FIELDS: "the spec is carried out without the fields that the message names: the CRD is newer than "
-    "the operator",
-    Reason.REFUSED: "the spec cannot be carried out, as the message says; what runs stays as it is",
-    Reason.NOT_ACCEPTED: "nothing moves, for the spec is refused",
-    Reason.INSTANCES_READY: "all wanted instances are up to date and ready",
-    Reason.INSTANCES_NOT_READY: "engines are starting, or cannot",
-    Reason.SCALED_TO_ZERO: "0 replicas of both roles are wanted",
-    Reason.ROUTERS_READY: "all routers are ready",
-    Reason.ROUTERS_NOT_READY: "routers are starting, or cannot",
-    Reason.VERIFIED: "a request was answered with pushed KV",
-    Reason.VERIFICATION_PENDING: "a request is sent as soon as a router and one engine of each role are ready",
-    Reason.VERIFICATION_FAILED: "engines are up, and KV does not get from prefill to decode",
-    Reason.ROLLING_OUT: "a rollout moves",
-    Reason.ROLLOUT_COMPLETE: "what the spec asks for is what runs, and it is verified",
-    Reason.ROLLOUT_PAUSED: "`rollout.paused` is true",
-    Reason.CRASH_LOOP: "a container died three times in a row of the same cause, and nothing got better since",
-    Reason.PROGRESS_DEADLINE_EXCEEDED: "no count got better for `rollout.progressDeadlineSeconds`; the rollout stopped",
-    Reason.AS_WANTED: "no fewer are ready than promised",
-    Reason.TOO_FEW_READY: "fewer engines are ready than wanted less `rollout.maxUnavailable`, or no router is",
-    Reason.SERVING: "all instances are ready, and a transfer was verified",
 }
 
 _ROLE_READY: Final = {

@@ -1,4 +1,4 @@
-"""Turns the models into CustomResourceDefinitions (apiextensions.k8s.io/v1). Pure; ``tools/crds.py`` writes the files.
+"""Turns the models into CustomResourceDefinitions (apiextensions.k8s.io/v1). Pure; ``crds.py`` writes the files.
 
 Pydantic speaks JSON Schema 2020-12, Kubernetes 1.35 its own *structural* OpenAPI v3: no ``$ref``, no ``anyOf`` that
 says a type, no ``title``, ``exclusiveMinimum`` is a boolean, ``additionalProperties`` and ``properties`` exclude each

@@ -1,0 +1,96 @@
+"""The small children that stand beside engines and routers: Secret, ServiceAccount, scalers, discovery, budgets.
+
+The Secret and the scalers are made once and never applied again. A second secret would shut out everybody who holds the
+first; a second number in a scaler would fight whoever moved it.
+
+Routers find engines by the EndpointSlices of headless Services, one Service for each role and revision. Kubernetes
+copies a Service's labels to its slices, which is how a router learns role and revision. Slices list engines that are
+not ready and that terminate too, each marked so; ``publishNotReadyAddresses`` would mark them all ready. Nobody
+resolves these Services' names.
+
+PodDisruptionBudgets say how many pods a node drain may take at once. A role may lose what a rollout may lose, but at
+least one instance: a budget of none would hold up node drains for ever. An evicted engine finishes its requests as any
+removed one does.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+
+from pdcluster_operator.api.base import API_VERSION
+from pdcluster_operator.core import names
+from pdcluster_operator.core.manifests.pool import (
+    ENGINE,
+    HTTP,
+    PORT,
+    ROUTER,
+    SECRET_KEY,
+    Document,
+    Pool,
+    engine_selector,
+    make_object,
+    metadata_of,
+    role_labels,
+    router_selector,
+)
+from pdcluster_protocol import labels
+from pdcluster_protocol.labels import Role
+
+
+def pool_secret(pool: Pool, text: str) -> Document:
+    """``text``: random, 32 characters or more; the shell draws it."""
+    metadata = metadata_of(pool, names.child_name(pool.name, SECRET_KEY), SECRET_KEY)
+    data = {SECRET_KEY: b64encode(text.encode()).decode()}
+    return make_object("v1", "Secret", metadata, type="Opaque", immutable=True, data=data)
+
+
+def engine_account(pool: Pool) -> Document:
+    """Engines ask the API server for nothing, and get no token."""
+    metadata = metadata_of(pool, names.child_name(pool.name, ENGINE), ENGINE)
+    return make_object("v1", "ServiceAccount", metadata, automountServiceAccountToken=False)
+
+
+def role_scaler(pool: Pool, role: Role) -> Document:
+    """Starts with the role's own replicas."""
+    metadata = metadata_of(pool, names.role_name(pool.name, role), role.value, role_labels(role))
+    spec = {"clusterRef": {"name": pool.name}, "role": role.value, "replicas": pool.role(role).replicas}
+    return make_object(API_VERSION, "PDRoleScaler", metadata, spec=spec)
+
+
+def scaler_selector(pool: Pool, role: Role) -> str:
+    """For a scaler's status: one pod for each instance, so that an average over pods is one over instances."""
+    found = {**engine_selector(pool, role), labels.LEADER: "true"}
+    return ",".join(f"{name}={value}" for name, value in found.items())
+
+
+def discovery_service(pool: Pool, role: Role, revision: str) -> Document:
+    """For all templates of the revision; of an instance on several nodes only the pod that answers HTTP."""
+    name = names.discovery_service_name(pool.name, role, revision)
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": False,
+        "selector": {**engine_selector(pool, role, revision), labels.LEADER: "true"},
+        "ports": [{"name": HTTP, "port": PORT, "targetPort": HTTP, "protocol": "TCP"}],
+    }
+    return make_object("v1", "Service", metadata_of(pool, name, role.value, role_labels(role, revision)), spec=spec)
+
+
+def role_budget(pool: Pool, role: Role, unavailable: int) -> Document:
+    """``unavailable``: instances that a rollout may take. Of a group on several nodes all pods count: one that is
+    evicted takes the whole group with it, which uses the budget up until the group is back."""
+    metadata = metadata_of(pool, names.role_name(pool.name, role), role.value, role_labels(role))
+    return _budget(metadata, engine_selector(pool, role), max(unavailable, 1))
+
+
+def router_budget(pool: Pool) -> Document:
+    return _budget(metadata_of(pool, names.child_name(pool.name, ROUTER), ROUTER), router_selector(pool), 1)
+
+
+def _budget(metadata: Document, selector: dict[str, str], unavailable: int) -> Document:
+    spec = {
+        "selector": {"matchLabels": selector},
+        "maxUnavailable": unavailable,
+        # A pod that serves nobody must not keep a node.
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+    return make_object("policy/v1", "PodDisruptionBudget", metadata, spec=spec)

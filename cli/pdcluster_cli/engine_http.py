@@ -57,7 +57,7 @@ def ask(host: str, port: int, path: str, *, timeout_s: float) -> Answer:
         response = connection.getresponse()
         return Answer(response.status, response.read().decode("utf-8", "replace"))
     except ConnectionRefusedError as error:
-        raise NotThere(f"nobody listens on port {port}") from error
+        raise NotThere(f"no process listens on port {port}") from error
     except socket.gaierror as error:
         raise nameless(host, error) from error
     except (OSError, http.client.HTTPException) as error:
@@ -69,5 +69,5 @@ def ask(host: str, port: int, path: str, *, timeout_s: float) -> Answer:
 def nameless(host: str, error: socket.gaierror) -> NotThere | NoAnswer:
     """What it means that a name has no address: a name server that is away says nothing of the engine."""
     if error.errno == socket.EAI_NONAME:
-        return NotThere(f"nobody is called {host}")
+        return NotThere(f"the name {host} does not exist")
     return NoAnswer(f"the address of {host} is not known: {error.strerror}")

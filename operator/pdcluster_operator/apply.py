@@ -207,7 +207,7 @@ def _require_ours(ref: Ref, owners: Iterable[Object], owner: Object) -> None:
     """
     controller = next((one for one in owners if one.get("controller")), None)
     if controller is None:
-        raise Refused(f"{ref} is there and is nobody's: delete it, or give the PDCluster another name")
+        raise Refused(f"{ref} is there and has no owner: delete it, or give the PDCluster another name")
     if controller["uid"] == owner["metadata"]["uid"]:
         return
     told = f"{controller['kind']} {controller['name']}"

@@ -141,7 +141,7 @@ class Leader:
             if self.is_leading:
                 logger.info("leading lease=%s identity=%s", self._ref, self._candidate.identity)
                 await self._serve_term()
-                logger.warning("no longer leading lease=%s holder=%s", self._ref, self.holder or "nobody")
+                logger.warning("no longer leading lease=%s holder=%s", self._ref, self.holder or "none")
             self._won.clear()
             if self.is_leading:  # Won again in between.
                 self._won.set()

@@ -138,7 +138,7 @@ def test_where_nobody_listens_there_is_nothing_to_wait_for(capsys: pytest.Captur
     status, seconds = drain(fresh_port())
     assert status == 0
     assert seconds < LONG_S / 2
-    assert re.search(r"the engine is gone after \d+\.\d s: nobody listens", capsys.readouterr().out)
+    assert re.search(r"the engine is gone after \d+\.\d s: no process listens", capsys.readouterr().out)
 
 
 @pytest.mark.engines

@@ -142,7 +142,7 @@ async def test_a_strangers_object_in_our_place_is_refused_and_left_alone(kind: K
         theirs = {"apiVersion": kind.api_version, "kind": kind.name, "metadata": {}, "spec": {"theirs": True}}
         rig.store.create(at, theirs)
         rig.store.create(AT, pool(rig.router))
-        with pytest.raises(Refused, match="is nobody's: delete it"):
+        with pytest.raises(Refused, match="has no owner: delete it"):
             await rig.look()
         assert rig.store.read(at)["spec"] == theirs["spec"]
         assert f"{name} is there" in rig.condition("Accepted")["message"]
@@ -155,7 +155,7 @@ async def test_a_strangers_service_in_the_routers_place_is_found_before_anything
             at, {"apiVersion": "v1", "kind": "Service", "metadata": {}, "spec": {"selector": {"app": "x"}}}
         )
         rig.store.create(AT, pool(rig.router))
-        with pytest.raises(Refused, match="is nobody's: delete it"):
+        with pytest.raises(Refused, match="has no owner: delete it"):
             await rig.look()
         assert {one for one in rig.store.objects if one[0] != "events"} == {AT, at}
 

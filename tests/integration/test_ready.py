@@ -103,7 +103,7 @@ def test_a_prefill_engine_is_ready_when_its_server_is_well(capsys: pytest.Captur
 def test_nobody_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     port = fresh_port()
     assert probe("prefill", port)[0] == 1
-    assert capsys.readouterr().out == f"pdcluster ready: not ready: nobody listens on port {port}\n"
+    assert capsys.readouterr().out == f"pdcluster ready: not ready: no process listens on port {port}\n"
 
 
 def test_a_server_that_was_stopped_is_not_waited_for_longer_than_asked() -> None:
@@ -170,4 +170,4 @@ def test_a_real_decode_engine_with_two_ranks_is_ready(harness: Harness, capsys: 
         assert eventually(lambda: probe("decode", engine.port, *words)[0] == 0)
         assert "failure kind" not in engine.log_path.read_text()
     assert probe("decode", engine.port, *words)[0] == 1
-    assert "nobody listens" in capsys.readouterr().out
+    assert "no process listens" in capsys.readouterr().out

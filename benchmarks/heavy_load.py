@@ -1,6 +1,6 @@
 """Long prompts, more at once than the pool has room for: time to first token, layerwise beside serial.
 
-    .venv/bin/python -m benchmarks.heavy_load --write    about 15 minutes; docs/heavy_load.md
+    .venv/bin/python -m benchmarks.heavy_load --write    about 15 minutes; docs/heavy-load.md
     .venv/bin/python -m benchmarks.heavy_load --quick    short prompts, one run
 
 Clients ask again as soon as they are answered, until a run's requests are through; decode has room for two of these
@@ -106,7 +106,7 @@ def _parse(argv: Sequence[str]) -> tuple[Plan, bool]:
     parser.add_argument("--requests", type=int, default=24, help="in each run")
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help="write docs/heavy_load.md")
+    parser.add_argument("--write", action="store_true", help="write docs/heavy-load.md")
     parser.add_argument("--quick", action="store_true", help="loopback, 512 tokens, one run, no file")
     given = parser.parse_args(argv)
     if given.quick:

@@ -22,7 +22,7 @@ from typing import Any, Final
 import aiohttp
 from benchmarks.operator_figures import Counts, Usage, parse_counts
 
-from pdcluster_operator.access import KubeAccess
+from pdcluster_kube.access import KubeAccess
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 

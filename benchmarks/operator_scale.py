@@ -1,6 +1,6 @@
 """What the operator takes for hundreds of PDClusters, on a real API server: seconds, memory, CPU, calls, lag.
 
-    .venv/bin/python -m benchmarks.operator_scale --write          500 PDClusters, 5,000 engines; docs/operator_scale.md
+    .venv/bin/python -m benchmarks.operator_scale --write          500 PDClusters, 5,000 engines; docs/operator-scale.md
     .venv/bin/python -m benchmarks.operator_scale --quick          10 PDClusters, some seconds
     .venv/bin/python -m benchmarks.operator_scale --clusters 100   as many as one likes
 
@@ -10,12 +10,12 @@ no node, pods are objects whose status it patches, so Ready comes as soon as it 
 either: `POST /pdcluster/verify` of every pool is answered by a stub with 200 at once, and names of Services lead to
 127.0.0.1. All processes share the machine's cores, so the tables say who used them.
 
-Phases: *create* makes `examples/cpu.yaml` so many times and waits until all are Ready; *at rest* changes nothing, and
-the operator must write nothing but its Lease; *scale* asks for five engines of each role; *churn* changes each engine
+*Create* makes `examples/cpu.yaml` so many times and waits until all are Ready. *At rest* changes nothing, and the
+operator must write nothing but its Lease. *Scale* asks for five engines of each role. *Churn* changes each engine
 `--pace` times in a minute (readiness that flips; one in ten is deleted and replaced). A lag runs from before the
-pod's write until a watch of PDClusters shows the new count; what a watch of the pod itself takes is beside it, and
-50 ms are the operator's own wait for others of a burst. The bare loop applies the same children by the operator's own
-client, 16 at a time as the operator has workers, on an API server of its own: no reads, no status, no Events, no pods.
+pod's write until a watch of PDClusters shows the new count. The time of a watch of the pod itself is beside it; 50 ms
+are the operator's own wait for others of a burst. The bare loop applies the same children by the operator's own
+client, 16 at a time as the operator has workers. It has an API server of its own, no reads, status, Events or pods.
 The prototype's figures are of another day: 500 objects with three children each, 4.7 s, 84 MB. One run, no rounds: the
 spread is not known.
 """
@@ -53,7 +53,7 @@ from benchmarks.operator_plane import admin_access, make_namespace, read_usage, 
 from benchmarks.pages import format_minutes, write_page
 from benchmarks.pod_churn import Churn
 
-from pdcluster_operator.access import open_session
+from pdcluster_kube.session import open_session
 from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.core.observed import Child, Observed, Way
 from pdcluster_operator.core.plan import plan_pool
@@ -231,7 +231,7 @@ def _parse(argv: Sequence[str]) -> tuple[Plan, bool]:
     parser.add_argument("--clusters", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=60.0, help="of rest and of churn, each")
     parser.add_argument("--pace", type=float, default=1.0, help="changes of each engine in a minute of churn")
-    parser.add_argument("--write", action="store_true", help="write docs/operator_scale.md")
+    parser.add_argument("--write", action="store_true", help="write docs/operator-scale.md")
     parser.add_argument("--quick", action="store_true", help="10 PDClusters, no file")
     given = parser.parse_args(argv)
     plan = QUICK if given.quick else Plan(given.clusters, given.seconds, given.pace)

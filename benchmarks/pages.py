@@ -11,8 +11,11 @@ DOCS: Final = Path(__file__).parents[1] / "docs"
 
 
 def write_page(name: str, title: str, body: str, folder: Path = DOCS, flags: str = "") -> Path:
-    """``folder/name.md`` holds the title, when and on what it was measured, and the body. ``flags``: see below."""
-    path = folder / f"{name}.md"
+    """A page in ``folder`` holds the title, when and on what it was measured, and the body. ``flags``: see below.
+
+    The page has its program's name, with hyphens: ``step_time`` writes ``step-time.md``.
+    """
+    path = folder / f"{name.replace('_', '-')}.md"
     path.write_text(f"# {title}\n\n{measured_by(name, flags)}\n{body.strip()}\n")
     return path
 

@@ -1,11 +1,11 @@
 """How fast our connector pushes beside the link itself, and what its lanes cost, for any TP.
 
-    .venv/bin/python -m benchmarks.push_bandwidth --write   all of it, about 10 minutes; docs/push_bandwidth.{md,png}
+    .venv/bin/python -m benchmarks.push_bandwidth --write   all of it, about 10 minutes; docs/push-bandwidth.{md,png}
     .venv/bin/python -m benchmarks.push_bandwidth --quick   loopback, TP 1→1 and 2→1, two rounds, half a minute
 
-Four ways to move one request of 2,048 tokens (64 KiB of KV a token in 16 layers), in turn in every round, by the same
-processes (one for each rank) and over the same links: see ``references.py``. Outside of the clock, before each transfer
-prefill's blocks get new bytes and decode's are wiped, and after it decode compares every byte; a wrong one ends the
+Four ways move one request of 2,048 tokens (64 KiB of KV a token in 16 layers), in turn in every round. They use the
+same processes (one for each rank) and links: see ``references.py``. Before each transfer, outside of the clock,
+prefill's blocks get new bytes and decode's are wiped. After it decode compares every byte; a wrong one ends the
 program with status 1. Only the plain socket is exempt: its bytes have no place of their own. Needs root but for
 ``--links loopback``.
 """
@@ -112,9 +112,9 @@ def _request(shape: KvShape, placement: Placement) -> Request:
 def _write(rows: Sequence[BandwidthRow]) -> None:
     from benchmarks.bandwidth_plot import draw  # not in the ranks' processes, which import this file
 
-    draw(rows, DOCS / "push_bandwidth.png")
+    draw(rows, DOCS / "push-bandwidth.png")
     words = (__doc__ or "").rpartition("\n\n")[2].replace("``", "`")
-    plot = "![Share of the best reference's bandwidth](push_bandwidth.png)"
+    plot = "![Share of the best reference's bandwidth](push-bandwidth.png)"
     write_page("push_bandwidth", "Push bandwidth beside the link", f"{words}\n{NOTE}\n\n{format_rows(rows)}\n\n{plot}")
 
 
@@ -122,8 +122,8 @@ NOTE: Final = """
 Ratios compare transfers of the same round: median (least..most). *To the best* compares with the reference that has the
 best median; bare Mooncake is what a connector on Mooncake can reach at most. Our time begins before the grant is asked
 for and ends when decode's forward thread hears that the request is there; a reference's ends with its last
-acknowledgement. Drivers: the processor time of our lanes, or of the references' threads, over all prefill ranks, as a
-share of one core; senders: the same for the whole processes, with Mooncake's own threads and the kernel's copies."""
+acknowledgement. *Drivers* is the processor time of our lanes, or of the references' threads, over all prefill ranks, as
+a share of one core. *Senders* is that of the whole processes, with Mooncake's own threads and the kernel's copies."""
 
 
 def _parse(argv: Sequence[str]) -> Plan:
@@ -133,7 +133,7 @@ def _parse(argv: Sequence[str]) -> Plan:
     parser.add_argument("--block-sizes", nargs="+", type=int, default=list(BLOCK_SIZES))
     parser.add_argument("--placements", nargs="+", choices=[it.name.lower() for it in Placement], default=["used"])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--write", action="store_true", help="write docs/push_bandwidth.{md,png}")
+    parser.add_argument("--write", action="store_true", help="write docs/push-bandwidth.{md,png}")
     parser.add_argument("--quick", action="store_true", help="a look: no link, two pairs, two rounds")
     given = parser.parse_args(argv)
     if given.quick:

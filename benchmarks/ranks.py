@@ -20,11 +20,12 @@ from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_ra
 from pdcluster_connector.core.ranges import GroupSlice
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.device import CpuDevice, DeviceEvent
-from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
+from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import DecodeStep, Expect, PrefillStep, PushSlice, Target
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
+from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import SideChannelAddress
 from pdcluster_protocol.secret import SECRET_VARIABLE, load_secret
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
@@ -156,7 +157,7 @@ def open_prefill(cache: Cache, rank: int, host: str, trace_file: str = "") -> Pr
     Raises:
         ConfigError: The transport cannot start.
     """
-    facts, device = _facts(EngineRole.PREFILL, cache, host, trace_file), CountingDevice()
+    facts, device = _facts(Role.PREFILL, cache, host, trace_file), CountingDevice()
     return PrefillEnd(make_prefill_rank(facts, _memory(cache, rank), device=device), cache.shape, device)
 
 
@@ -166,11 +167,11 @@ def open_decode(cache: Cache, rank: int, host: str) -> DecodeEnd:
     Raises:
         ConfigError: The transport cannot start.
     """
-    facts = _facts(EngineRole.DECODE, cache, host, "")
+    facts = _facts(Role.DECODE, cache, host, "")
     return DecodeEnd(make_decode_rank(facts, _memory(cache, rank)), cache.shape)
 
 
-def _facts(role: EngineRole, cache: Cache, host: str, trace_file: str) -> EngineFacts:
+def _facts(role: Role, cache: Cache, host: str, trace_file: str) -> EngineFacts:
     shape = cache.shape
     return EngineFacts(
         engine_id=EngineId(role.name.lower()),

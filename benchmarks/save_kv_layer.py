@@ -34,10 +34,10 @@ from integration.ranks import (  # after the path is set
     fingerprint_of,
 )
 from pdcluster_connector.assembly import PrefillRank, make_decode_rank, make_prefill_rank
-from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import DecodeStep, PrefillStep, PushSlice, Target
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
+from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import SideChannelAddress
 
 SHAPE: Final = Shape(num_layers=32, num_blocks=8192, kv_heads=2)
@@ -50,7 +50,7 @@ MATRIX: Final = np.random.default_rng(1).random((256, 256), np.float32)
 def serve_decode(pipe: Connection) -> None:
     """Child process: a decode rank that expects what the parent announces."""
     cache = Cache(SHAPE)
-    rank = make_decode_rank(engine_facts(EngineRole.DECODE, SHAPE, Settings()), cache.memory(fingerprint_of(SHAPE)))
+    rank = make_decode_rank(engine_facts(Role.DECODE, SHAPE, Settings()), cache.memory(fingerprint_of(SHAPE)))
     pipe.send(rank.address)
     while (names := pipe.recv()) is not None:
         expects = [expect(n, BLOCKS_PER_REQUEST, 60_000) for n in names]
@@ -139,7 +139,7 @@ def main() -> None:
     there.close()  # Only the child holds that end now: should it die, ``recv`` says so and does not wait for ever.
     address = here.recv()
     source = Cache(SHAPE)
-    rank = make_prefill_rank(engine_facts(EngineRole.PREFILL, SHAPE, Settings()), source.memory(fingerprint_of(SHAPE)))
+    rank = make_prefill_rank(engine_facts(Role.PREFILL, SHAPE, Settings()), source.memory(fingerprint_of(SHAPE)))
     print(f"{SHAPE.num_layers} layers, {BLOCKS_PER_REQUEST} blocks per request, {STEPS} steps; microseconds")
     print("requests | per step  | per layer: median, p99 | Python per block | ratio", flush=True)
     for num_requests in (1, 8, 32):

@@ -4,11 +4,11 @@
     .venv/bin/python -m benchmarks.soak --quick              600 requests
     .venv/bin/python -m benchmarks.soak --requests 200000    as many as one likes
 
-Steps of 1 to 8 requests of 1 to 64 blocks go from TP 2 to TP 1, in blocks that pools like vLLM's hand out again and
+Steps of 1 to 8 requests of 1 to 64 blocks go from TP 2 to TP 1. Pools like vLLM's hand their blocks out again and
 again, and decode compares every byte. Resident memory, threads and descriptors of every rank's process are looked at 40
 times, memory after the process has given its allocator's free pages back. The slope is over the last three quarters,
-for each 1,000 requests; it is flat when memory would grow by less than 1 MiB over all requests, or by less than the
-spread of its calmer half, and threads and descriptors end as they were after the first quarter.
+for each 1,000 requests. A process is flat when memory would grow by less than 1 MiB over all requests, or by less than
+the spread of its calmer half. Threads and descriptors must also end as they were after the first quarter.
 """
 
 from __future__ import annotations

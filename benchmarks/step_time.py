@@ -1,6 +1,6 @@
 """What a transfer costs the forward passes of both engines: step times with one beside step times without.
 
-    .venv/bin/python -m benchmarks.step_time --write    about 14 minutes; docs/step_time.md
+    .venv/bin/python -m benchmarks.step_time --write    about 14 minutes; docs/step-time.md
     .venv/bin/python -m benchmarks.step_time --quick    loopback, two rounds
 
 Decode, receiving: an answer streams from the decode engine while another request's KV comes in; a step is the time
@@ -257,7 +257,7 @@ def _parse(argv: Sequence[str]) -> tuple[Plan, bool]:
     parser.add_argument("--links", nargs="+", choices=list(LINKS), default=list(LINKS))
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--write", action="store_true", help="write docs/step_time.md")
+    parser.add_argument("--write", action="store_true", help="write docs/step-time.md")
     parser.add_argument("--quick", action="store_true", help="loopback, two rounds, no file")
     given = parser.parse_args(argv)
     if given.quick:

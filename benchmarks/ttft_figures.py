@@ -19,7 +19,7 @@ from typing import Final
 from benchmarks.figures import Spread, format_table, ms, percent, ratios, spread, times
 
 from pdcluster_cli.local.report import Report, build_report
-from pdcluster_cli.local.traces import PushTrace, RequestTrace
+from pdcluster_protocol.trace import PushTrace, RequestTrace
 
 
 class Way(Enum):

@@ -31,7 +31,8 @@ from benchmarks.rank_processes import RankError, RankProcesses, Tp, start_ranks
 from benchmarks.ranks import Request
 from benchmarks.references import Way
 
-from pdcluster_cli.local.traces import PushTrace, read_traces
+from pdcluster_cli.local.traces import read_traces
+from pdcluster_protocol.trace import PushTrace
 
 TOKENS: Final = 2048
 BATCHES: Final = (1, 8, 32)
@@ -55,9 +56,9 @@ COLUMNS: Final = (
 )
 NOTE: Final = """
 With unequal TP nothing can be joined, wherever the blocks lie: *fewer by* is 1.0. In a head-major block the heads stand
-one after the other, so a pair of ranks that shares a part of a block's heads moves one strip of it, and between the
-strips of two neighbouring blocks lie the heads of other ranks: in decode's memory when prefill's TP is the larger one,
-else in prefill's own. A write needs neighbours on both sides. So at 2→1 each of the two lanes still submits 4,096
+one after the other, so a pair of ranks that shares a part of a block's heads moves one strip of it. The heads of other
+ranks lie between the strips of two neighbouring blocks: in decode's memory when prefill's TP is the larger one, else in
+prefill's own. A write needs neighbours on both sides. So at 2→1 each of the two lanes still submits 4,096
 writes a layer for 32 requests in blocks of 16 tokens. Fusing saves batches there, not writes; larger blocks save
 writes: with 128 tokens it is an eighth."""
 

@@ -24,7 +24,7 @@ from pdcluster_cli.tiny_model import ensure_folder
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCES: Final = (
-    *("protocol", "router", "connector", "operator", "cli", "images", "pyproject.toml"),
+    *("protocol", "router", "connector", "operator", "kube", "cli", "images", "pyproject.toml"),
     *("requirements/build.lock", "requirements/control.lock"),
 )
 FILES_BESIDE: Final = ("README.md", "LICENSE")

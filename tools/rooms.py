@@ -21,6 +21,7 @@ PACKAGES: Final = (
     "pdcluster_router",
     "pdcluster_connector",
     "pdcluster_operator",
+    "pdcluster_kube",
     "pdcluster_cli",
 )
 Arrow = tuple[str, str]

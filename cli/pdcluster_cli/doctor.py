@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 
 from pdcluster_cli import checks
+from pdcluster_protocol.launch import HTTP_PORT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", type=int, default=8000, help="the port that the router would use (default: 8000)")
+    told = f"the port that the router would use (default: {HTTP_PORT})"
+    parser.add_argument("--port", type=int, default=HTTP_PORT, help=told)
 
 
 def run(arguments: argparse.Namespace) -> int:

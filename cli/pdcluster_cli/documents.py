@@ -1,29 +1,33 @@
-"""PDClusters for ``pdcluster explain`` and ``pdcluster plan``: from a file, from standard input, or by kubectl.
+"""PDClusters for ``pdcluster explain`` and ``pdcluster plan``: from a file, from standard input, or from a cluster.
 
-kubectl is asked for what is in a cluster, so that the user's own context, credentials and rights count.
+The cluster is the one that kubectl would ask, with the user's own context, credentials and rights.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import json
+import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 from pydantic import ValidationError
 
+from pdcluster_kube.access import Access, read_pod
+from pdcluster_kube.kubeconfig import has_kubeconfig, read_kubeconfig
+from pdcluster_kube.reader import KubeReader, Refused
 from pdcluster_operator.api.cluster import PDCluster
+from pdcluster_operator.kinds import PDCLUSTER, Ref
+from pdcluster_protocol.errors import ConfigError, Unavailable
 
 KIND: Final = "PDCluster"
-_KUBECTL_S: Final = 30.0
-"""Longer than kubectl itself tries to reach an API server that does not answer."""
-
-_KLOG: Final = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d")
-"""How a line of Kubernetes' log begins: ``E1121 21:18:53.807144   32448 memcache.go:265] ...``."""
+_CALL_S: Final = 30.0
 
 Document = Mapping[str, Any]
 _NUMBERS: Final = {
@@ -97,39 +101,72 @@ def _require_name(path: str, document: Document) -> None:
         raise Unreadable(f"{path} has a {KIND} without a name: give it metadata.name")
 
 
-def ask_kubectl(name: str, namespace: str | None) -> Document:
-    """The PDCluster as the API server has it. Waits, at most 30 s.
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which cluster and namespace to look into. None: as kubectl would."""
+
+    namespace: str | None = None
+    kubeconfig: str | None = None
+    context: str | None = None
+
+
+def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
+    """``where_of`` reads them."""
+    parser.add_argument("--kubeconfig", metavar="PATH", help="to find the API server with (default: as kubectl)")
+    parser.add_argument("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")
+
+
+def where_of(given: argparse.Namespace) -> Where:
+    return Where(getattr(given, "namespace", None), given.kubeconfig, given.context)
+
+
+def read_cluster(name: str, where: Where) -> Document:
+    """The PDCluster as the API server has it. Waits, at most 30 s, and 60 s for a log-in.
 
     Raises:
-        Unreadable: kubectl is missing, or says why it has none.
+        Unreadable: There is no way to the API server, or it says why it has none.
     """
-    return dict(json.loads(_get(name, namespace)))
-
-
-def find_with_kubectl(name: str, namespace: str | None) -> Document | None:
-    """As ``ask_kubectl``; None when the API server has none of this name."""
-    told = _get(name, namespace, "--ignore-not-found")
-    return dict(json.loads(told)) if told.strip() else None
-
-
-def _get(name: str, namespace: str | None, *more: str) -> str:
-    command = ["kubectl", "get", "pdclusters.pdcluster.dev", name, "--output=json", *more]
-    command += [f"--namespace={namespace}"] if namespace else []
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_KUBECTL_S)  # noqa: S603  # no shell
-    except FileNotFoundError as error:
-        raise Unreadable("kubectl is not installed: install it, or give what it would print with -f") from error
-    except subprocess.TimeoutExpired as error:
-        raise Unreadable(f"kubectl gave no answer within {_KUBECTL_S:.0f} s: is the API server there?") from error
-    if done.returncode:
-        raise Unreadable(_said_to_people(done.stderr) or f"kubectl ended with status {done.returncode}")
-    return done.stdout
+        return asyncio.run(_get(name, where))
+    except Refused as error:
+        cure = ": are pdcluster's CRDs installed?" if error.status == 404 and not error.reason else ""
+        raise Unreadable(f"{error}{cure}") from error
+    except (ConfigError, Unavailable, OSError) as error:
+        raise Unreadable(str(error)) from error
 
 
-def _said_to_people(stderr: str) -> str:
-    """Without kubectl's log of its own tries, which is several lines for one API server that is not there."""
-    lines = (line for line in stderr.splitlines() if not _KLOG.match(line))
-    return "\n".join(lines).strip() or stderr.strip()
+def find_cluster(name: str, where: Where) -> Document | None:
+    """As ``read_cluster``; None when the API server has none of this name."""
+    try:
+        return read_cluster(name, where)
+    except Unreadable as error:
+        if isinstance(error.__cause__, Refused) and error.__cause__.reason == "NotFound":
+            return None
+        raise
+
+
+async def _get(name: str, where: Where) -> Document:
+    if "/" in name:
+        raise Unreadable(f"{name!r} is no name: give it without a kind, and its namespace with -n")
+    access, namespace = await _find_access(where)
+    path = Ref(PDCLUSTER, where.namespace or namespace, name).path()
+    answer = await KubeReader(access, timeout_s=_CALL_S, user_agent="pdcluster").read(path)
+    try:
+        found = json.loads(answer)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise Unreadable("the API server's answer is no object")
+    return found
+
+
+async def _find_access(where: Where) -> tuple[Access, str]:
+    """The API server, and the namespace to look in where none is given. As kubectl: a pod's own comes last."""
+    pod = read_pod(os.environ)
+    if pod.access and not (where.kubeconfig or where.context or has_kubeconfig()):
+        return pod.access, pod.namespace or "default"
+    found = await read_kubeconfig(where.kubeconfig, where.context)
+    return found, found.namespace
 
 
 def parse_cluster(document: Document, *, is_stored: bool = False) -> PDCluster:

@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-DEFAULT_PORT: Final = 8000
+from pdcluster_protocol.launch import HTTP_PORT
+
 _HOST_VARIABLES: Final = ("VLLM_HOST_IP", "POD_IP")
 """In this order: by the first the connector chooses where it listens, and the second is what pods call their own."""
 
 
 class NotThere(Exception):
-    """Nobody listens on the engine's port, or nobody has its name: a pod's name goes with the pod."""
+    """The engine's port refuses connections, or its name does not exist: a pod's name goes with the pod."""
 
 
 class NoAnswer(Exception):
@@ -39,7 +40,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, environ: Mapping[str, 
         "--host", default=host, help=f"of the engine (default: $VLLM_HOST_IP, else $POD_IP, else localhost; now {host})"
     )
     parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help=f"of the engine's HTTP server (default: {DEFAULT_PORT})"
+        "--port", type=int, default=HTTP_PORT, help=f"of the engine's HTTP server (default: {HTTP_PORT})"
     )
 
 
@@ -47,7 +48,7 @@ def ask(host: str, port: int, path: str, *, timeout_s: float) -> Answer:
     """The answer to one GET. ``timeout_s``: for each step of it.
 
     Raises:
-        NotThere: The connection was refused, or nobody has this name any more.
+        NotThere: The connection was refused, or the name does not exist any more.
         NoAnswer: There is no whole answer.
     """
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)

@@ -17,6 +17,8 @@ from typing import Final
 
 from pdcluster_cli.parallelism import ONE_RANK, Parallelism
 from pdcluster_cli.zygote import EngineSpec
+from pdcluster_protocol import labels, launch
+from pdcluster_protocol.launch import ConnectorSettings, router_flag
 from pdcluster_protocol.secret import SECRET_VARIABLE
 
 ENGINE_MODULE: Final = "vllm.entrypoints.openai.api_server"
@@ -25,7 +27,7 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 class Role(Enum):
-    """What an engine does in a pool; the value names it in logs and file names."""
+    """What an engine does in a pool; the value names it in logs and file names, and is that of the protocol's role."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -172,20 +174,11 @@ def engine_argv(plan: EnginePlan) -> tuple[str, ...]:
 
 def kv_transfer_config(plan: EnginePlan) -> dict[str, object]:
     """vLLM's ``KVTransferConfig`` for one side of a hand-over."""
-    settings: dict[str, object] = {
-        "host": LOOPBACK,
-        "transfer_protocol": _TRANSFER_PROTOCOL[plan.device],
-        **({"trace_file": str(plan.trace_file)} if plan.trace_file else {}),
-        **plan.connector,
-    }
-    return {
-        "kv_connector": "PDClusterConnector",
-        "kv_role": "kv_producer" if plan.role is Role.PREFILL else "kv_consumer",
-        "engine_id": plan.name,
-        "kv_connector_extra_config": settings,
-        "kv_load_failure_policy": plan.load_failure_policy,
-        **plan.kv_transfer,
-    }
+    ours: ConnectorSettings = {"host": LOOPBACK, "transfer_protocol": _TRANSFER_PROTOCOL[plan.device]}
+    if plan.trace_file:
+        ours["trace_file"] = str(plan.trace_file)
+    role, settings = labels.Role(plan.role.value), {**ours, **plan.connector}
+    return {**launch.kv_transfer_config(role, plan.name, settings, plan.load_failure_policy), **plan.kv_transfer}
 
 
 def router_argv(
@@ -198,9 +191,11 @@ def router_argv(
     args: tuple[str, ...],
 ) -> tuple[str, ...]:
     """The router's command line, without the interpreter and the module. ``internal_port`` 0: any free one."""
-    argv = [word for url in prefill for word in ("--prefill", url)]
-    argv += [word for url in decode for word in ("--decode", url)]
-    argv += ["--port", str(port), "--internal-port", str(internal_port)]
-    if trace_file:
-        argv += ["--trace-file", str(trace_file)]
-    return (*argv, *args)
+    return (
+        *(router_flag("--prefill", url) for url in prefill),
+        *(router_flag("--decode", url) for url in decode),
+        router_flag("--port", port),
+        router_flag("--internal-port", internal_port),
+        *([router_flag("--trace-file", trace_file)] if trace_file else []),
+        *args,
+    )

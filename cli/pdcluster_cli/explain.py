@@ -12,14 +12,14 @@ HELP: Final = "why a PDCluster is not ready, and what to do"
 
 def main(words: Sequence[str]) -> int:
     """Status 0 when it is ready, 1 when it is not, 2 when it could not be looked at."""
-    from pdcluster_cli.documents import Unreadable, ask_kubectl, read_file
+    from pdcluster_cli.documents import Unreadable, read_cluster, read_file, where_of
     from pdcluster_operator.core.conditions import Truth, Type
     from pdcluster_operator.core.explain import explain
     from pdcluster_operator.core.status_document import read_status
 
     given = make_parser().parse_args(words)
     try:
-        document = read_file(given.file) if given.file else ask_kubectl(given.name, given.namespace)
+        document = read_file(given.file) if given.file else read_cluster(given.name, where_of(given))
     except Unreadable as error:
         print(f"pdcluster explain: {error}", file=sys.stderr)
         return 2
@@ -31,11 +31,14 @@ def main(words: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
+    from pdcluster_cli.documents import add_cluster_flags
+
     parser = argparse.ArgumentParser(prog="pdcluster explain", description=HELP)
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("name", nargs="?", help="of the PDCluster; kubectl is asked for it")
+    which.add_argument("name", nargs="?", help="of the PDCluster, which the API server is asked for")
     which.add_argument(
         "-f", "--file", help="what `kubectl get pdcluster NAME -o yaml` has printed; - reads it from stdin"
     )
-    parser.add_argument("-n", "--namespace", help="where it is (default: as kubectl has it)")
+    parser.add_argument("-n", "--namespace", help="where it is (default: the context's)")
+    add_cluster_flags(parser)
     return parser

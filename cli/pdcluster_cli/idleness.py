@@ -1,4 +1,4 @@
-"""Whether an engine has anything left to do, from its own metrics. Pure: reads no clock and asks nobody.
+"""Whether an engine has anything left to do, from its own metrics. Pure: reads no clock and asks no engine.
 
 Source of truth: vLLM 0.32 ``v1/metrics/loggers.py`` (the names) and ``v1/core/sched/scheduler.py`` (what counts as
 running or waiting; requests that wait for KV are waiting). A request that has ended counts as neither while its KV is
@@ -59,7 +59,7 @@ class IdleWatch:
         self._num_ended = 0
 
     def hear(self, work: Work | None, *, now: float) -> bool:
-        """Whether that is long enough. ``work``: seen now; None: nobody knows. ``now``: monotonic seconds."""
+        """Whether that is long enough. ``work``: seen now; None: unknown. ``now``: monotonic seconds."""
         if work is None or not work.is_none:
             self._idle_since = None
             return False

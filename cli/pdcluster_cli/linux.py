@@ -1,7 +1,7 @@
 """The two promises about dying children that only Linux can keep. Knows nothing of engines.
 
-Source of truth: prctl(2). The parent-death signal is bound to the parent *thread*: whoever starts a process that
-shall die with it must start it from a thread that lives as long. It is not inherited over fork, hence the fork hook.
+Source of truth: prctl(2). The parent-death signal is bound to the parent *thread*: a process that shall die
+with its parent must be started from a thread that lives as long. It is not inherited over fork, hence the fork hook.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 HELP: Final = "what applying a PDCluster would make, and in which steps"
@@ -14,13 +15,13 @@ _EPILOG: Final = (
     "split) are checked by the API server only: kubectl apply --dry-run=server -f FILE"
 )
 _FROM_CLUSTER: Final = (
-    "kubectl is asked for what was applied before; its replicas are those of the spec, also where scalers say others"
+    "the API server says what was applied before; its replicas are those of the spec, also where scalers say others"
 )
 
 
 def main(words: Sequence[str]) -> int:
     """Status 0, or 2 when it could not be planned."""
-    from pdcluster_cli.documents import Unreadable, find_with_kubectl, parse_cluster, read_file
+    from pdcluster_cli.documents import Unreadable, find_cluster, parse_cluster, read_file, where_of
     from pdcluster_operator.core.preview import preview
     from pdcluster_protocol.errors import ConfigError
 
@@ -28,8 +29,9 @@ def main(words: Sequence[str]) -> int:
     try:
         wanted = read_file(given.file)
         running = read_file(given.before) if given.before else None
-        if given.from_cluster:  # A file without a namespace means that of kubectl's context, as for `kubectl apply`.
-            running = find_with_kubectl(wanted["metadata"]["name"], wanted["metadata"].get("namespace"))
+        if given.from_cluster:  # A file without a namespace means that of the context, as for `kubectl apply`.
+            where = replace(where_of(given), namespace=wanted["metadata"].get("namespace"))
+            running = find_cluster(wanted["metadata"]["name"], where)
         lines = preview(
             parse_cluster(running, is_stored=given.from_cluster) if running else None, parse_cluster(wanted)
         )
@@ -41,9 +43,12 @@ def main(words: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
+    from pdcluster_cli.documents import add_cluster_flags
+
     parser = argparse.ArgumentParser(prog="pdcluster plan", description=HELP, epilog=_EPILOG)
     parser.add_argument("-f", "--file", required=True, help="YAML or JSON with a PDCluster; - reads it from stdin")
     before = parser.add_mutually_exclusive_group()
     before.add_argument("--before", help="the file that was applied before (default: nothing runs)")
     before.add_argument("--from-cluster", action="store_true", help=_FROM_CLUSTER)
+    add_cluster_flags(parser)
     return parser

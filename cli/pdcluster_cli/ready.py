@@ -1,7 +1,7 @@
 """``pdcluster ready``: an engine's readiness probe. The engine answers, and on decode so does its side channel.
 
-A stranger without the secret gets no word from a side channel but one: why his frame is refused. That comes from the
-very thread that serves prefill engines, so it shows that this thread lives; a TCP connection alone shows only that
+Without the secret the probe gets one answer from a side channel: why its frame is refused. That comes from the very
+thread that serves prefill engines, so it shows that this thread lives; a TCP connection alone shows only that
 the operating system has the port. Prefill listens on no side channel, it calls decode's: whether that works only a real
 request can show (``POST /pdcluster/verify`` of a router).
 """
@@ -16,11 +16,10 @@ from typing import Final
 from pdcluster_cli.engine_http import NoAnswer, NotThere, add_engine_arguments, ask
 from pdcluster_cli.zmtp import NotZmtp, ask_router
 from pdcluster_protocol.labels import Role
+from pdcluster_protocol.launch import SIDE_CHANNEL_PORT
 
 HELP: Final = "whether the engine in this pod can serve: the readiness probe of an engine's container"
 DEFAULT_TIMEOUT_S: Final = 2.0
-DEFAULT_SIDE_CHANNEL_PORT: Final = 12100
-"""As ``transfer.port`` of a PDCluster."""
 QUESTION: Final = b"\0ready?"
 """A frame of version 0, which there never was: refused by every version, and changes nothing."""
 ANSWER_VERSION: Final = 2
@@ -48,8 +47,8 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--side-channel-port",
         type=int,
-        default=DEFAULT_SIDE_CHANNEL_PORT,
-        help=f"of the first decode rank in this pod (default: {DEFAULT_SIDE_CHANNEL_PORT})",
+        default=SIDE_CHANNEL_PORT,
+        help=f"of the first decode rank in this pod (default: {SIDE_CHANNEL_PORT})",
     )
     add("--ranks", type=int, default=1, help="decode ranks in this pod, on one port after the other (default: 1)")
     add("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help=f"for all (default: {DEFAULT_TIMEOUT_S:g})")

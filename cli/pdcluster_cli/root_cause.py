@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 MAX_CHARACTERS: Final = 600
-"""Of a cause: a message that quotes a whole configuration helps nobody."""
+"""Of a cause: a message that quotes a whole configuration is not read."""
 _PREFIX: Final = re.compile(
     r"(?:\[[\w-]+\] )?(?:\([^()]*pid=\d+\) )?(?:(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?"
 )

@@ -40,7 +40,7 @@ class NotReady(TimeoutError):
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on now."""
+    """A loopback port that no process listens on now."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]

@@ -20,7 +20,7 @@ _MORE, _LONG, _COMMAND = 1, 2, 4
 
 
 class NotZmtp(Exception):
-    """Whoever listens there does not speak ZeroMQ."""
+    """The process that listens there does not speak ZeroMQ."""
 
 
 def ask_router(host: str, port: int, message: bytes, *, deadline: float) -> bytes:

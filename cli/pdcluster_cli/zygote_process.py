@@ -3,7 +3,7 @@
 Run by ``zygote.py`` as ``python -m pdcluster_cli.zygote_process SOCKET_FD PARENT_PID MODULE...``. It must stay
 single-threaded: a fork copies only the calling thread, and locks that other threads hold stay locked for ever.
 
-Nothing outlives the parent, whoever gets SIGKILL:
+Nothing outlives the parent, whichever process gets SIGKILL:
     parent dies   -> end of file on the socket -> the zygote kills every engine's process group
     zygote dies   -> parent-death signal       -> engine dies -> its forks die (fork hook in ``linux.py``)
     engine dies   -> the zygote kills the rest of its process group and waits for them before it reports

@@ -21,7 +21,7 @@ MAX_MESSAGE_BYTES: Final = 1 << 17
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The zygote can fork. ``num_threads`` must be 1, or a fork may inherit a lock that nobody will release."""
+    """The zygote can fork. ``num_threads`` must be 1, or a fork may inherit a lock that is never released."""
 
     import_s: float
     num_threads: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 
@@ -13,15 +12,9 @@ from pdcluster_connector.worker.content import KvReader
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import EngineId
+from pdcluster_protocol.labels import Role
 from pdcluster_protocol.secret import Secret
 from pdcluster_protocol.side_channel import RankLayout
-
-
-class EngineRole(Enum):
-    """What an engine does in a hand-over; vLLM's name is ``kv_role``."""
-
-    PREFILL = "kv_producer"
-    DECODE = "kv_consumer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +23,7 @@ class EngineFacts:
 
     engine_id: EngineId
     """Its name in messages. Of this process: vllm-ascend gives each process of an engine another one."""
-    role: EngineRole
+    role: Role
     host: str
     tp_size: int
     kv_heads: tuple[int, ...]

@@ -21,7 +21,7 @@ class Target(msgspec.Struct, frozen=True):
     """Of each rank, stage by stage."""
     deadline_ms: int
     block_tokens: tuple[int, ...] = ()
-    """Tokens in a block of each of decode's KV groups. Empty where nobody needs it: only token-major KV does."""
+    """Tokens in a block of each of decode's KV groups. Empty unless KV is token-major, which alone needs it."""
     page_tokens: tuple[int, ...] = ()
     """Tokens in a page, likewise."""
 

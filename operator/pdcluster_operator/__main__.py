@@ -13,12 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from pdcluster_kube.access import SERVICE_ACCOUNT, read_pod
 from pdcluster_operator.serving import serve
 from pdcluster_operator.settings import Settings, build_settings
 from pdcluster_protocol.errors import ConfigError
 
-SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where Kubernetes tells a pod who it is."""
 LIMITS: Final = (
     "call_timeout_s",
     "watch_silence_s",
@@ -38,12 +37,10 @@ def main(argv: Sequence[str]) -> int:
     """Run until stopped. Returns the exit status: 0 after a signal, 1 to be started anew, 2 if settings cannot work."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        settings = parse_settings(argv, os.environ, SERVICE_ACCOUNT)
+        asyncio.run(serve(parse_settings(argv, os.environ, SERVICE_ACCOUNT)))
     except ConfigError as error:
         print(f"pdcluster operator: {error}", file=sys.stderr)
         return 2
-    try:
-        asyncio.run(serve(settings))
     except KeyboardInterrupt:  # Before the operator was there to take it.
         return 130
     except Exception:
@@ -60,25 +57,21 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str], service_acco
         ConfigError: A value cannot work.
     """
     given = vars(_parser().parse_args(argv))
-    told = _access_told_by(environ, service_account, is_elsewhere=given["kube_api"] is not None)
+    is_elsewhere = any(given[name] is not None for name in ("kube_api", "kubeconfig", "kube_context"))
+    told = _access_told_by(environ, service_account, is_elsewhere=is_elsewhere)
     named = {name: value for name, value in given.items() if value is not None}
     return build_settings(**{**told, **named})
 
 
 def _access_told_by(environ: Mapping[str, str], service_account: Path, *, is_elsewhere: bool) -> dict[str, object]:
-    """What a pod knows without flags. ``is_elsewhere``: of another API server than the pod's own."""
+    """What a pod knows without flags. ``is_elsewhere``: flags name an API server that is not the pod's own."""
     found: dict[str, object] = {"identity": f"{socket.gethostname()}_{secrets.token_hex(4)}"}
-    namespace = service_account / "namespace"
-    if namespace.exists():
-        found["lease_namespace"] = namespace.read_text().strip()
-    if image := environ.get("PDCLUSTER_ROUTER_IMAGE"):
-        found["router_image"] = image
-    if not is_elsewhere and (host := environ.get("KUBERNETES_SERVICE_HOST")):
-        port = environ.get("KUBERNETES_SERVICE_PORT", "443")
-        found["kube_api"] = f"https://{f'[{host}]' if ':' in host else host}:{port}"
-        found["kube_ca_file"] = service_account / "ca.crt"
-        found["kube_token_file"] = service_account / "token"
-    return found
+    told = read_pod(environ, service_account).as_settings()
+    if namespace := told.pop("namespace", None):
+        found["lease_namespace"] = namespace
+    names = {"router_image": "PDCLUSTER_ROUTER_IMAGE", "kubeconfig": "KUBECONFIG"}
+    found |= {name: value for name, variable in names.items() if (value := environ.get(variable))}
+    return found if is_elsewhere else {**found, **told}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -95,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         help="keep the PDClusters of this namespace; repeat for more (default: all namespaces)",
     )
-    add("--kube-api", metavar="URL", help="the API server (default: what Kubernetes tells a pod)")
+    add("--kube-api", metavar="URL", help="the API server (default: what Kubernetes tells a pod, else --kubeconfig)")
+    add("--kubeconfig", metavar="PATH", help="where the API server is, and who we are (default: kubectl's)")
+    add("--context", dest="kube_context", metavar="NAME", help="of the kubeconfig (default: its current one)")
     add("--kube-ca-file", metavar="PATH", help="the API server's authorities (default: a pod's own, else the system's)")
     add("--kube-token-file", metavar="PATH", help="our token (default: a pod's own, else none)")
     add(

@@ -149,12 +149,12 @@ class Applier:
             return None
 
     async def _checked(self, ref: Ref, child: Child, seen: ChildView | None, owner: Object) -> Object:
-        """What may be applied: where nothing of ours was seen, no stranger's object has the name."""
+        """What may be applied: where nothing of ours was seen, no other owner's object has the name."""
         uid = seen.uid if seen else await self._require_ours_there(ref, owner)
         return _with_preconditions(child, uid)
 
     async def _require_ours_there(self, ref: Ref, owner: Object) -> str:
-        """Nothing of this name is there, or it is ours: an apply would make a stranger's object look like ours. Its
+        """Nothing of this name is there, or it is ours: an apply would make another owner's object look like ours. Its
         uid; empty when there is none."""
         there = await self._kube.get(ref)
         if there is None:
@@ -163,7 +163,7 @@ class Applier:
         return str(there["metadata"]["uid"])
 
     def _keep(self, stored: Object) -> None:
-        """The next look shall not be at what was before. Secrets are not watched: nobody would ever drop one."""
+        """The next look shall not be at what was before. Secrets are not watched, so one would never be dropped."""
         if ref_of(stored).kind != SECRET:
             self._caches.put(view_of(stored))
 
@@ -203,7 +203,7 @@ def _require_ours(ref: Ref, owners: Iterable[Object], owner: Object) -> None:
     """
     Raises:
         Conflict: It belongs to an earlier PDCluster of this name, and goes with it.
-        Refused: It is a stranger's.
+        Refused: It has another owner, or none.
     """
     controller = next((one for one in owners if one.get("controller")), None)
     if controller is None:

@@ -1,6 +1,6 @@
 """What the watches have shown so far, by PDCluster. Fed by ``kopf_adapter`` and by the answers to our own writes.
 
-kopf 1.45 forgets nobody by itself: what was deleted while a watch had a gap (410 Gone, then a new list) stays in its
+kopf 1.45 forgets no object by itself: what was deleted while a watch had a gap (410 Gone, then a new list) stays in its
 indexes for ever. So the storage is ours: ``audit`` drops what a list does not show.
 """
 
@@ -80,7 +80,7 @@ class Caches:
         return Picture(ours, tuple(shelf.pods.values()))
 
     def child(self, ref: Ref) -> ChildView | None:
-        """Whoever owns it."""
+        """Of any owner."""
         view = self._views.get(ref)
         return view if isinstance(view, ChildView) else None
 

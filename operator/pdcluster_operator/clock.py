@@ -15,7 +15,7 @@ Clock = Callable[[], float]
 
 
 def steady_s() -> float:
-    """Counts while the machine sleeps too: whoever wakes up must not believe that it still leads."""
+    """Counts while the machine sleeps too: an operator that wakes up must not believe that it still leads."""
     return time.clock_gettime(_BOOT_CLOCK)
 
 

@@ -8,7 +8,7 @@ KubeError
   Forbidden      we lack the right: the chart's roles have to be mended
   Refused        the server refuses what we wrote: our user, or we, wrote something wrong
     Taken        a field has another owner: to be forced only where the object is ours
-  ApiUnavailable nobody answered, or not now: try again later
+  ApiUnavailable no answer, or not now: try again later
   Contested    somebody sets a field of ours again and again: it is set back, later and later
   NotLeader      we may no longer act; nothing was sent
 """

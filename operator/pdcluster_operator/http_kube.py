@@ -18,13 +18,15 @@ from urllib.parse import urlencode
 
 import aiohttp
 
-from pdcluster_operator.core.answers import error_of, pause_s
+from pdcluster_kube.backoff import Backoff
+from pdcluster_operator.core.answers import error_of
 from pdcluster_operator.errors import ApiUnavailable, NotFound, NotLeader, OwnConflict
 from pdcluster_operator.kinds import Kind, Object, Ref, ref_of
 from pdcluster_operator.kube import Listed
 from pdcluster_protocol.labels import MANAGER
 
 MAX_TRIES: Final = 4
+BACKOFF: Final = Backoff(first_s=0.1, most_s=5.0)
 PAGE_OBJECTS: Final = 500
 _JSON: Final = "application/json"
 _APPLY: Final = "application/apply-patch+yaml"
@@ -169,7 +171,8 @@ class HttpKube:
             try:
                 return await self._try(call, deadline)
             except ApiUnavailable as error:
-                pause = pause_s(num_tries, random.random(), error.retry_after_s)  # noqa: S311 - spreads load
+                chance = random.random()  # noqa: S311 - spreads load
+                pause = BACKOFF.pause_s(num_tries, chance, asked_s=error.retry_after_s)
                 if num_tries == MAX_TRIES or loop.time() + pause >= deadline:
                     raise
             await asyncio.sleep(pause)

@@ -14,7 +14,7 @@ from pdcluster_operator.api.base import API_VERSION
 from pdcluster_protocol.labels import MANAGED_BY, MANAGER
 
 Object = Mapping[str, Any]
-"""One object as JSON: the API server's, or a manifest of ours. Nobody changes it."""
+"""One object as JSON: the API server's, or a manifest of ours. It does not change."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ Switched off, or replaced:
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -32,16 +33,19 @@ from typing import Any, Final
 
 import kopf
 
-from pdcluster_operator.access import KubeAccess, open_session
+from pdcluster_kube.access import Access
+from pdcluster_kube.backoff import Backoff
+from pdcluster_kube.session import open_session
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.core.views import view_of
 from pdcluster_operator.kinds import Kind, ref_of, selector_of
 from pdcluster_operator.settings import Settings
 
+USER_AGENT: Final = "pdcluster-operator"
+
 STOP_S: Final = 10.0
 """For kopf's watches to end."""
-_FIRST_PAUSE_S: Final = 1.0
-_MAX_PAUSE_S: Final = 30.0
+_BACKOFF: Final = Backoff(first_s=0.5, most_s=30.0)
 
 
 class Handlers:
@@ -78,7 +82,7 @@ class Handlers:
 
 @asynccontextmanager
 async def running_watches(
-    handlers: Handlers, kinds: Iterable[Kind], settings: Settings, on_spawned: Callable[[], None]
+    handlers: Handlers, kinds: Iterable[Kind], settings: Settings, access: Access, on_spawned: Callable[[], None]
 ) -> AsyncIterator[asyncio.Task[None]]:
     """kopf runs in the task. ``on_spawned``: called when kopf has taken the process's signals."""
     stop = asyncio.Event()
@@ -86,7 +90,7 @@ async def running_watches(
     # Any: kopf's argument is public but not its type, a NewType of str. Its other way, $POD_ID, is a pod's only.
     own_name: Any = settings.identity
     tasks = await kopf.spawn_tasks(
-        registry=_make_registry(handlers, kinds, settings.access),
+        registry=_make_registry(handlers, kinds, access),
         settings=make_kopf_settings(kinds, timeout_s=settings.call_timeout_s, silence_s=settings.watch_silence_s),
         clusterwide=not settings.namespaces,
         namespaces=settings.namespaces,
@@ -103,12 +107,12 @@ async def running_watches(
         await asyncio.wait({watching}, timeout=STOP_S)
 
 
-def _make_registry(handlers: Handlers, kinds: Iterable[Kind], access: KubeAccess) -> kopf.OperatorRegistry:
+def _make_registry(handlers: Handlers, kinds: Iterable[Kind], access: Access) -> kopf.OperatorRegistry:
     """All that kopf has to know of us."""
     registry = kopf.OperatorRegistry()
 
     async def log_in(**_: Any) -> kopf.AiohttpSession:
-        return kopf.AiohttpSession(server=access.url, aiohttp_session=open_session(access))
+        return kopf.AiohttpSession(server=access.url, aiohttp_session=open_session(access, USER_AGENT))
 
     kopf.on.login(registry=registry, id="log_in")(log_in)
     for kind in kinds:
@@ -154,10 +158,8 @@ class _Pauses:
     """Seconds between tries of a list or watch, without end: an operator that gives up watching is of no use."""
 
     def __iter__(self) -> Iterator[float]:
-        ceiling = _FIRST_PAUSE_S
-        while True:
-            yield ceiling * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load
-            ceiling = min(_MAX_PAUSE_S, 2 * ceiling)
+        for num_failures in itertools.count(1):
+            yield _BACKOFF.pause_s(num_failures, random.random())  # noqa: S311 - spreads load
 
 
 class _Everything(frozenset[asyncio.Task[Any]]):

@@ -64,7 +64,7 @@ class Leader:
 
     @property
     def holder(self) -> str:
-        """Who leads as far as we know; empty: nobody."""
+        """The replica that leads as far as we know; empty: none."""
         return self._candidate.seen.holder if self._candidate.seen else ""
 
     async def run(self) -> None:

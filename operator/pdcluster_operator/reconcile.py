@@ -32,7 +32,7 @@ from pdcluster_operator.errors import Contested, Forbidden, KubeError, Refused
 from pdcluster_operator.kinds import SECRET, Object, Ref
 from pdcluster_operator.kube import Kube
 from pdcluster_operator.pool_secrets import PoolSecrets
-from pdcluster_operator.verify import Order, Verifier
+from pdcluster_operator.verify import ToVerify, Verifier
 from pdcluster_protocol.labels import Role
 
 logger = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class Reconciler:
         if ids is None:
             return None
         ref, secret_key = self._secret_of(cluster)
-        order = Order(
+        asked = ToVerify(
             ids.name,
             ids.revision,
             tuple(ready_pods(picture, Role.PREFILL, ids.revision, ids.prefill_template)),
@@ -161,7 +161,7 @@ class Reconciler:
             ref,
             secret_key,
         )
-        return self._verifier.ask(key, order)
+        return self._verifier.ask(key, asked)
 
     async def _tell(
         self, view: ClusterView, cluster: PDCluster, before: Status | None, status: Status, routers: Routers

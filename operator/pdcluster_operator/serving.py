@@ -17,7 +17,9 @@ from typing import Any, Final
 
 import aiohttp
 
-from pdcluster_operator.access import open_session
+from pdcluster_kube.access import Access
+from pdcluster_kube.kubeconfig import read_kubeconfig
+from pdcluster_kube.session import open_session
 from pdcluster_operator.api.cluster import Rollout
 from pdcluster_operator.audit import Auditor
 from pdcluster_operator.caches import Caches, Key
@@ -27,7 +29,7 @@ from pdcluster_operator.core.status_document import read_status
 from pdcluster_operator.core.views import ClusterView
 from pdcluster_operator.http_kube import Fence, HttpKube
 from pdcluster_operator.kinds import GROUP_SET, PDCLUSTER, POD, SCALER, WATCHED_CHILDREN, Kind
-from pdcluster_operator.kopf_adapter import STOP_S, Handlers, running_watches
+from pdcluster_operator.kopf_adapter import STOP_S, USER_AGENT, Handlers, running_watches
 from pdcluster_operator.leader import Leader
 from pdcluster_operator.metrics import Metrics
 from pdcluster_operator.pool_secrets import PoolSecrets
@@ -51,14 +53,16 @@ class Operator:
     def __init__(
         self,
         settings: Settings,
+        access: Access,
         session: aiohttp.ClientSession,
-        strangers: aiohttp.ClientSession,
+        to_routers: aiohttp.ClientSession,
         take_signals: Callable[[], None],
     ) -> None:
-        """``session``: to the API server. ``strangers``: to routers, without our token. ``take_signals``: makes signals
-        ours, for kopf takes them too and would end its watches before our term has ended."""
+        """``session``: to the API server of ``access``. ``to_routers``: without our token. ``take_signals``: makes
+        signals ours, for kopf takes them too and would end its watches before our term has ended."""
         self._settings = settings
-        self._strangers = strangers
+        self._access = access
+        self._to_routers = to_routers
         self._take_signals = take_signals
         self.caches = Caches()
         self._metrics = Metrics()
@@ -85,7 +89,7 @@ class Operator:
         """Until ``stopped``: then the term ends, the Lease is given back, and the watches end.
 
         Raises:
-            Exception: Something ended that has to run for ever; whoever started us starts us again.
+            Exception: Something ended that has to run for ever; our supervisor starts us again.
         """
         settings = self._settings
         probes = serve_probes(
@@ -120,7 +124,7 @@ class Operator:
             interval_s=settings.resync_s,
             on_news=self._has_news,
         )
-        async with running_watches(self._handlers, kinds, settings, self._take_signals) as watching:
+        async with running_watches(self._handlers, kinds, settings, self._access, self._take_signals) as watching:
             working = asyncio.create_task(self._work(self.auditor), name="operator: work")
             stopping = asyncio.create_task(stopped.wait(), name="operator: stop")
             try:
@@ -141,7 +145,7 @@ class Operator:
         """One term: until it is cancelled."""
         settings = self._settings
         secrets = PoolSecrets(self._reader, believe_s=settings.resync_s)
-        verifier = Verifier(self._strangers, secrets, timeout_s=settings.verify_timeout_s, on_result=self._has_news)
+        verifier = Verifier(self._to_routers, secrets, timeout_s=settings.verify_timeout_s, on_result=self._has_news)
         reconciler = Reconciler(
             self._writer,
             self.caches,
@@ -230,16 +234,17 @@ class Operator:
         return [sample for view in views if (sample := _sample_of(view))] if self.leader.is_leading else []
 
     def _client(self, session: aiohttp.ClientSession, timeout_s: float, fence: Fence | None) -> HttpKube:
-        url = self._settings.kube_api
-        return HttpKube(session, url, timeout_s=timeout_s, fence=fence, on_answer=self._metrics.count_call)
+        return HttpKube(session, self._access.url, timeout_s=timeout_s, fence=fence, on_answer=self._metrics.count_call)
 
 
 async def serve(settings: Settings) -> None:
     """The operator runs until SIGTERM or SIGINT.
 
     Raises:
+        ConfigError: The kubeconfig cannot be used.
         Exception: Something ended that has to run for ever.
     """
+    access = settings.access or await read_kubeconfig(settings.kubeconfig, settings.kube_context)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -249,8 +254,8 @@ async def serve(settings: Settings) -> None:
 
     take_signals()
     try:
-        async with open_session(settings.access) as session, aiohttp.ClientSession() as strangers:
-            await Operator(settings, session, strangers, take_signals).run(stopped)
+        async with open_session(access, USER_AGENT) as session, aiohttp.ClientSession() as to_routers:
+            await Operator(settings, access, session, to_routers, take_signals).run(stopped)
     finally:
         # A watch of kopf that is cancelled while its session closes asks for another one, for ever, and asyncio waits
         # for every task before the process may end.

@@ -6,29 +6,16 @@ Built once, in ``__main__``, checked there, and handed down. Nothing else reads 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, Self
-from urllib.parse import urlsplit
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pdcluster_operator.access import KubeAccess
+from pdcluster_kube.access import KubeAccess, checked_api_url
 from pdcluster_operator.core.leasing import LeaseTimes
 from pdcluster_operator.core.manifests.pool import API_SERVER_PORTS
 from pdcluster_protocol.errors import ConfigError
 
-_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
-
-
-def _checked_api(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url!r} is not a URL like https://HOST:PORT")
-    if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
-        raise ValueError(f"{url!r} would send the token in the clear: use https, or kubectl proxy on 127.0.0.1")
-    return f"{parts.scheme}://{parts.netloc}"
-
-
-ApiUrl = Annotated[str, AfterValidator(_checked_api)]
+ApiUrl = Annotated[str, AfterValidator(checked_api_url)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 
@@ -43,12 +30,17 @@ class Settings(BaseModel):
     both are of one version."""
     namespaces: tuple[DnsName, ...] = ()
     """Namespaces whose PDClusters it keeps, each with a Role there. Empty: all of them, which needs a ClusterRole."""
-    kube_api: ApiUrl
-    """Base URL of the API server. Default in a pod: what Kubernetes tells it. Plain http on loopback only."""
+    kube_api: ApiUrl | None = None
+    """Base URL of the API server. None: in a pod what Kubernetes tells it, elsewhere what ``kubeconfig`` says. Plain
+    http on loopback only."""
     kube_ca_file: Path | None = None
     """PEM file with the API server's authorities. None: in a pod the one mounted there, else the system's."""
     kube_token_file: Path | None = None
     """File with our token, read anew when it changes: Kubernetes renews it every hour. None: as ``kube_ca_file``."""
+    kubeconfig: str = "~/.kube/config"
+    """File to use where ``kube_api`` is None; several with ``:`` between. Default: ``$KUBECONFIG``, else kubectl's."""
+    kube_context: str | None = None
+    """Context of the kubeconfig. None: its current one."""
     api_server_ports: tuple[Port, ...] = Field(default=API_SERVER_PORTS, min_length=1)
     """Ports on which the NetworkPolicies of routers let them reach the API server: of its Service, and behind it. 443
     and 6443: where most servers listen."""
@@ -98,8 +90,9 @@ class Settings(BaseModel):
         return LeaseTimes(self.lease_duration_s, self.lease_renew_s, self.lease_retry_s)
 
     @property
-    def access(self) -> KubeAccess:
-        return KubeAccess(self.kube_api, self.kube_ca_file, self.kube_token_file)
+    def access(self) -> KubeAccess | None:
+        """None: the kubeconfig says."""
+        return KubeAccess(self.kube_api, self.kube_ca_file, self.kube_token_file) if self.kube_api else None
 
     @property
     def watched_namespaces(self) -> tuple[str | None, ...]:

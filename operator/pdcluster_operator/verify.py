@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import aiohttp
+import msgspec
 
 from pdcluster_operator.caches import Key
 from pdcluster_operator.clock import Clock, steady_s
@@ -27,10 +28,10 @@ from pdcluster_operator.kinds import Ref
 from pdcluster_operator.pool_secrets import PoolSecrets
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.secret import make_secret
+from pdcluster_protocol.verify import VERIFY_PATH, VerifyOrder
 
 logger = logging.getLogger(__name__)
 
-VERIFY_PATH: Final = "/pdcluster/verify"
 MAX_RUNNING: Final = 32
 """Requests of all pools at a time: each waits for engines, and costs us nothing but a connection."""
 MAX_PODS: Final = 100
@@ -43,7 +44,7 @@ _NO_VERDICT: Final = frozenset({408, 429})
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ToVerify:
     """What is to be proven. ``url``: of the Service of the routers' internal port. ``secret``,
     ``secret_key``: where the pool's own is."""
 
@@ -94,14 +95,14 @@ class Verifier:
         trial = self._trials.get(key)
         return {trial.target: trial.result} if trial and trial.result else {}
 
-    def ask(self, key: Key, order: Order) -> float | None:
+    def ask(self, key: Key, asked: ToVerify) -> float | None:
         """Prove it if it is time. Returns after how many seconds to ask again; None: the result will say so."""
         now, trial = self._clock(), self._trials.get(key)
-        if trial is None or trial.target != order.target:
-            trial = Trial(order.target, now)
+        if trial is None or trial.target != asked.target:
+            trial = Trial(asked.target, now)
         if trial.may_start(now) and self._tasks is not None:
             trial = trial.started()
-            self._tasks.create_task(self._prove(key, order, trial), name=f"verify {key}")
+            self._tasks.create_task(self._prove(key, asked, trial), name=f"verify {key}")
         self._trials[key] = trial
         return None if trial.due_at is None else max(0.0, trial.due_at - now)
 
@@ -109,45 +110,35 @@ class Verifier:
         """This PDCluster is gone, or stopped. What is under way proves nothing for it any more."""
         self._trials.pop(key, None)
 
-    async def _prove(self, key: Key, order: Order, trial: Trial) -> None:
+    async def _prove(self, key: Key, asked: ToVerify, trial: Trial) -> None:
         async with self._room:
-            verdict, error = await self._send(order)
+            verdict, error = await self._send(asked)
         if self._trials.get(key) is not trial:
             return  # Nobody wants to know any more, or of later engines only.
-        logger.info("verified key=%s target=%s verdict=%s error=%s", key, order.target, verdict.name, error or "-")
+        logger.info("verified key=%s target=%s verdict=%s error=%s", key, asked.target, verdict.name, error or "-")
         self._trials[key] = trial.ended(verdict, error, self._clock(), random.random())  # noqa: S311 - spreads load
         self._on_result(key)
 
-    async def _send(self, order: Order) -> tuple[Verdict, str]:
+    async def _send(self, asked: ToVerify) -> tuple[Verdict, str]:
         try:
-            secret = make_secret(await self._secrets.read(order.secret, order.secret_key))
-            body = _body_of(order, self._timeout_s)
+            secret = make_secret(await self._secrets.read(asked.secret, asked.secret_key))
+            pods = asked.prefill_pods[:MAX_PODS], asked.decode_pods[:MAX_PODS]
+            body = msgspec.json.encode(VerifyOrder(asked.revision, *pods, self._timeout_s))
             headers = {
                 "Authorization": f"Bearer {secret.mint_pass(body, int(time.time()) + _PASS_S)}",
                 "Content-Type": "application/json",
             }
             async with asyncio.timeout(self._timeout_s + _MARGIN_S):
-                async with self._session.post(order.url + VERIFY_PATH, data=body, headers=headers) as response:
+                async with self._session.post(asked.url + VERIFY_PATH, data=body, headers=headers) as response:
                     return _verdict_of(response.status, await response.read())
         except ConfigError as error:
-            return Verdict.FAILED, f"{order.secret}, key {order.secret_key}: {error}"
+            return Verdict.FAILED, f"{asked.secret}, key {asked.secret_key}: {error}"
         except KubeError as error:
             return Verdict.NOBODY_ANSWERED, str(error)
         except TimeoutError:
-            return Verdict.NOBODY_ANSWERED, f"{order.url} did not answer in {self._timeout_s + _MARGIN_S:g} s"
+            return Verdict.NOBODY_ANSWERED, f"{asked.url} did not answer in {self._timeout_s + _MARGIN_S:g} s"
         except (aiohttp.ClientError, OSError) as error:
-            return Verdict.NOBODY_ANSWERED, f"{order.url} could not be asked: {error}"
-
-
-def _body_of(order: Order, timeout_s: float) -> bytes:
-    return json.dumps(
-        {
-            "revision": order.revision,
-            "prefill_pods": order.prefill_pods[:MAX_PODS],
-            "decode_pods": order.decode_pods[:MAX_PODS],
-            "timeout_s": timeout_s,
-        }
-    ).encode()
+            return Verdict.NOBODY_ANSWERED, f"{asked.url} could not be asked: {error}"
 
 
 def _verdict_of(status: int, body: bytes) -> tuple[Verdict, str]:

@@ -6,7 +6,7 @@ ends in the middle of others' work. Each number of a message says its bounds bes
     page_tokens: Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 
 msgspec refuses without the name of an array's field and without the value: ``odd_number`` finds both. What two numbers
-mean together is checked by whoever puts them together.
+mean together is checked by the code that puts them together.
 """
 
 from __future__ import annotations

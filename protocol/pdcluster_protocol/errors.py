@@ -27,4 +27,4 @@ class Unavailable(PDClusterError):
 
 
 class TransferError(PDClusterError):
-    """KV bytes were not written, or nobody can say whether they were."""
+    """KV bytes were not written, or it is unknown whether they were."""

@@ -48,7 +48,7 @@ class Secret:
         return f"{deadline_ms}.{self._mac(transfer_id, attempt, deadline_ms)}"
 
     def check(self, token: str, transfer_id: TransferId, attempt: Attempt, deadline_ms: int) -> None:
-        """Whoever shows ``token`` may take ``deadline_ms`` more for this attempt of this transfer.
+        """A caller that shows ``token`` may take ``deadline_ms`` more for this attempt of this transfer.
 
         Raises:
             ProtocolError: The token is not of this cluster, not for this attempt, or not for so long.
@@ -106,12 +106,12 @@ class Secret:
     def mint_pass(self, body: bytes, expires_at_s: int) -> str:
         """What lets ``body`` be carried out until ``expires_at_s`` (Unix time), at most ``MAX_PASS_S`` ahead.
 
-        The secret itself never travels, and whoever reads the pass on its way can only repeat the same order.
+        The secret itself never travels, and a reader of the pass on its way can only repeat the same order.
         """
         return f"{expires_at_s}.{self._pass_mac(body, expires_at_s)}"
 
     def check_pass(self, shown: str, body: bytes, *, now_s: float) -> None:
-        """Whoever shows this may have ``body`` carried out. ``now_s``: Unix time.
+        """A caller that shows this may have ``body`` carried out. ``now_s``: Unix time.
 
         Raises:
             ProtocolError: The pass is not of this cluster, not for this body, or not for this time.
@@ -146,7 +146,7 @@ def make_secret(text: str) -> Secret:
     """The secret that ``text`` spells, in any length.
 
     Raises:
-        ConfigError: It is too short to keep a stranger out.
+        ConfigError: It is so short that it can be guessed.
     """
     key = text.encode("utf-8", "surrogateescape")  # as ``os.environ`` gives bytes that are no text
     if len(key) < MIN_SECRET_BYTES:

@@ -244,7 +244,7 @@ _TO_PREFILL: Final[msgspec.msgpack.Decoder[ToPrefill]] = msgspec.msgpack.Decoder
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """Seals and opens the frames of one connection: a frame of another one, or of a stranger, does not fit."""
+    """Seals and opens the frames of one connection: a frame of another one, or without the secret, does not fit."""
 
     secret: Secret
     connection: bytes

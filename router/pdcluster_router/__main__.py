@@ -11,10 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from pdcluster_kube.access import SERVICE_ACCOUNT, read_pod
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.metaserver import Action
 from pdcluster_protocol.secret import load_secret
-from pdcluster_router.engines.kube_client import SERVICE_ACCOUNT, api_server_of
 from pdcluster_router.front.server import run
 from pdcluster_router.settings import ENGINE_KEY_VARIABLE, Discovery, Settings, build_settings
 
@@ -104,7 +104,7 @@ def _discovery_settings(
     named: dict[str, object] = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
     if named.get("discovery") != Discovery.KUBERNETES.value:
         return named
-    told = api_server_of(environ, service_account)
+    told = read_pod(environ, service_account).as_settings()
     if given.kube_api is not None:
         told = {name: value for name, value in told.items() if name == "namespace"}
     return {**told, **named}

@@ -42,7 +42,7 @@ class Running(Protocol):
         ...
 
     def stop(self, error: ApiError) -> None:
-        """End it now; whoever waits for it gets ``error``."""
+        """End it now; its client gets ``error``."""
         ...
 
 
@@ -61,7 +61,7 @@ class Services:
         self.running: set[Running] = set()
         self.answers = AnswerLength()
         self.admissions: dict[Role, Admission[Any]] = {role: _admission_of(settings) for role in Role}
-        """By the role that prefills. The gate owns their guests."""
+        """By the role that prefills. The gate owns the requests that wait."""
         self.on_room: Callable[[], None] = _nobody_waits
         """Called when requests may leave the queue."""
         self._is_room_told = False

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from pdcluster_kube.access import checked_api_url
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.metaserver import METASERVER_PATH, Action
 
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _LAST_PORT = 65535
 
 ENGINE_KEY_VARIABLE: Final = "VLLM_API_KEY"
@@ -42,17 +42,8 @@ def _checked_url(url: str) -> str:
     return f"http://{parts.netloc}"
 
 
-def _checked_api(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.rstrip("/"):
-        raise ValueError(f"{url!r} is not a URL like https://HOST:PORT")
-    if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
-        raise ValueError(f"{url!r} would send the token in the clear: use https, or kubectl proxy on 127.0.0.1")
-    return f"{parts.scheme}://{parts.netloc}"
-
-
 EngineUrl = Annotated[str, AfterValidator(_checked_url)]
-ApiUrl = Annotated[str, AfterValidator(_checked_api)]
+ApiUrl = Annotated[str, AfterValidator(checked_api_url)]
 DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 
 

@@ -15,8 +15,9 @@ Words = list[str]
 
 
 def commands_of(page: Path) -> list[Words]:
-    """In the order of the page."""
-    return [shlex.split(line) for line in re.findall(r"^\$ (.*)$", page.read_text(), re.MULTILINE)]
+    """In the order of the page; a line that ends with a backslash goes on in the next one."""
+    text = page.read_text().replace("\\\n", "")
+    return [shlex.split(line) for line in re.findall(r"^\$ (.*)$", text, re.MULTILINE)]
 
 
 def of(program: str, *pages: Path) -> list[Words]:

@@ -14,7 +14,7 @@ import pytest
 from control_plane.accounts import make_account, make_namespace
 from control_plane.plane import ControlPlane
 from fakes.kube_api import FakeKubeApi
-from pdcluster_router.engines.kube_client import KubeAccess
+from pdcluster_kube.access import KubeAccess
 
 
 class KubeApi(Protocol):

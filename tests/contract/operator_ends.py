@@ -17,7 +17,7 @@ import pytest
 from control_plane.accounts import make_account, make_namespace
 from control_plane.plane import ControlPlane
 from fakes.api_server import ApiServer
-from pdcluster_operator.access import KubeAccess
+from pdcluster_kube.access import KubeAccess
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import pytest
 
 from contract.kube_ends import API_SERVERS, MARKS, KubeApi
 from fakes.kube_api import endpoint, slice_of
+from pdcluster_kube.reader import KubeReader, Lines, Refused
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_router.core.endpoint_slices import SliceCache
 from pdcluster_router.engines.discovery import Source
-from pdcluster_router.engines.kube_client import KubeClient, Lines, Refused
 
 pytestmark = pytest.mark.anyio
 
@@ -37,8 +37,8 @@ def source_of(api: KubeApi, cluster: str = "c") -> Source:
     return Source(api.namespace, cluster, watch_timeout_s=2)
 
 
-def client_of(api: KubeApi) -> KubeClient:
-    return KubeClient(api.access, timeout_s=LIMIT_S)
+def client_of(api: KubeApi) -> KubeReader:
+    return KubeReader(api.access, timeout_s=LIMIT_S)
 
 
 async def listed(api: KubeApi) -> SliceCache:

@@ -13,7 +13,7 @@ import pytest
 
 from contract.operator_ends import API_SERVERS, MARKS, ApiEnd
 from control_plane.plane import ControlPlane
-from pdcluster_operator.access import open_session
+from pdcluster_kube.session import open_session
 from pdcluster_operator.clock import micro_time
 from pdcluster_operator.errors import Conflict, Exists, NotFound, OwnConflict, Refused, Taken
 from pdcluster_operator.http_kube import HttpKube

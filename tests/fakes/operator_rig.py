@@ -7,7 +7,6 @@ replica, kopf's watches and all.
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -22,7 +21,8 @@ from fakes.api_server import ApiServer, Fault, is_parting, selects
 from fakes.api_store import ApiStore, Object
 from operator_cases.objects import pdcluster
 from patience import EDGE_S
-from pdcluster_operator.access import KubeAccess, open_session
+from pdcluster_kube.access import KubeAccess
+from pdcluster_kube.session import open_session
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.core.manifests.pool import API_SERVER_PORTS, INTERNAL_PORT
 from pdcluster_operator.core.views import view_of
@@ -32,8 +32,9 @@ from pdcluster_operator.pool_secrets import PoolSecrets
 from pdcluster_operator.reconcile import Reconciler
 from pdcluster_operator.serving import Operator
 from pdcluster_operator.settings import Settings
-from pdcluster_operator.verify import VERIFY_PATH, Verifier
+from pdcluster_operator.verify import Verifier
 from pdcluster_protocol import labels
+from pdcluster_protocol.verify import VERIFY_PATH, VerifyOrder, parse_order
 
 KEY = Key("default", "pool")
 AT = ("pdclusters", "default", "pool")
@@ -70,7 +71,8 @@ class FakeRouter:
     """Answers verifications. ``answers``: status and message, one after the other; then 200."""
 
     answers: list[tuple[int, str]] = field(default_factory=list)
-    orders: list[dict[str, Any]] = field(default_factory=list)
+    orders: list[VerifyOrder] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
     passes: list[str] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
     """By which name and port each order came."""
@@ -79,7 +81,8 @@ class FakeRouter:
     """While it is not set, nobody is answered."""
 
     async def verify(self, request: web.Request) -> web.Response:
-        self.orders.append(json.loads(await request.read()))
+        self.bodies.append(await request.read())
+        self.orders.append(parse_order(self.bodies[-1]))
         self.hosts.append(request.host)
         await self.is_open.wait()
         self.passes.append(request.headers["Authorization"])
@@ -279,8 +282,9 @@ async def running_operator(api: ApiServer, identity: str = "a", **values: Any) -
         port: int = api.store.read(AT)["spec"]["router"]["service"]["port"]
         return port
 
-    async with open_session(settings.access) as session, strangers_session(router_port) as strangers:
-        operator = Operator(settings, session, strangers, lambda: None)
+    access = KubeAccess(api.url)
+    async with open_session(access) as session, strangers_session(router_port) as strangers:
+        operator = Operator(settings, access, session, strangers, lambda: None)
         replica = Replica(api, operator, asyncio.create_task(operator.run(stopped)), stopped)
         try:
             yield replica

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from fuzz.mutations import noise, pack, spoil_bytes, spoil_fields
-from pdcluster_connector.core.receiving import Cut, PeerId, ReceiveTimes, Reply, SessionId
+from pdcluster_connector.core.receiving import CutSession, PeerId, ReceiveTimes, Reply, SessionId
 from pdcluster_connector.core.reception import Command, Compare, Ended, Expected, Invite, Lost, Reception
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.fingerprint import KvFingerprint
@@ -106,7 +106,7 @@ def is_harmless(command: Command) -> bool:
     match command:
         case Reply(_, message):
             return not isinstance(message, Grant)
-        case Ended() | Cut() | Compare():
+        case Ended() | CutSession() | Compare():
             return False
         case Invite() | Lost():
             return True

@@ -13,10 +13,10 @@ from multiprocessing.process import BaseProcess
 
 from integration.ranks import Cache, Shape, engine_facts, expect, fingerprint_of
 from pdcluster_connector.assembly import make_decode_rank
-from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import Cancel, DecodeStep, Expect
 from pdcluster_protocol.ids import RequestId
+from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import SideChannelAddress
 
 
@@ -64,7 +64,7 @@ def far_decode(shape: Shape, settings: Settings) -> Iterator[FarDecode]:
 
 def _serve(pipe: Connection, shape: Shape, settings: Settings) -> None:
     cache = Cache(shape)
-    rank = make_decode_rank(engine_facts(EngineRole.DECODE, shape, settings), cache.memory(fingerprint_of(shape)))
+    rank = make_decode_rank(engine_facts(Role.DECODE, shape, settings), cache.memory(fingerprint_of(shape)))
     pipe.send(rank.address)
     ended: dict[str, bool] = {}
     while True:

@@ -16,10 +16,11 @@ import msgspec
 
 from integration.ranks import Cache, Shape, engine_facts, fingerprint_of
 from pdcluster_connector.assembly import make_prefill_rank
-from pdcluster_connector.engine_facts import EngineRole, Memory
+from pdcluster_connector.engine_facts import Memory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import PrefillStep, PushSlice
 from pdcluster_protocol.ids import BootId, EngineId, RequestId
+from pdcluster_protocol.labels import Role
 from pdcluster_protocol.side_channel import RankLayout
 
 FAR_LIFE: Final = BootId("far life")
@@ -76,7 +77,7 @@ def _serve(
 ) -> None:
     cache = Cache(replace(shape, kv_heads=shape.kv_heads // tp_size))
     cache.layers[:] = fill
-    facts = replace(engine_facts(EngineRole.PREFILL, shape, settings), engine_id=EngineId(name), tp_size=tp_size)
+    facts = replace(engine_facts(Role.PREFILL, shape, settings), engine_id=EngineId(name), tp_size=tp_size)
     rank = make_prefill_rank(facts, _memory_of(cache, shape, tp_rank, tp_size))
     pipe.send("ready")
     while True:

@@ -17,11 +17,12 @@ from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_ra
 from pdcluster_connector.core.ranges import GroupSlice
 from pdcluster_connector.core.reception import Lost
 from pdcluster_connector.core.watermark import KvGroup
-from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
+from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillStep, PushSlice, Target
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
+from pdcluster_protocol.labels import Role
 from pdcluster_protocol.secret import load_secret
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
@@ -91,7 +92,7 @@ def fingerprint_of(shape: Shape, **changed: object) -> KvFingerprint:
     return KvFingerprint(**values)  # type: ignore[arg-type]  # values are checked by the struct's users
 
 
-def engine_facts(role: EngineRole, shape: Shape, settings: Settings) -> EngineFacts:
+def engine_facts(role: Role, shape: Shape, settings: Settings) -> EngineFacts:
     """One engine of TP 1 on this machine's CPU."""
     name = EngineId(role.name.lower())
     groups = (KvGroup(BLOCK_SIZE),)
@@ -206,9 +207,9 @@ def make_pair(
         ours = fingerprint_of(shape)
         theirs = decode_fingerprint or ours
         decode = make_decode_rank(
-            engine_facts(EngineRole.DECODE, shape, settings), replace(target.memory(ours), fingerprint=theirs)
+            engine_facts(Role.DECODE, shape, settings), replace(target.memory(ours), fingerprint=theirs)
         )
         stack.callback(decode.close)
-        prefill = make_prefill_rank(engine_facts(EngineRole.PREFILL, shape, settings), source.memory(ours))
+        prefill = make_prefill_rank(engine_facts(Role.PREFILL, shape, settings), source.memory(ours))
         stack.callback(prefill.close)
         yield Pair(prefill, decode, source, target)

@@ -25,12 +25,13 @@ from integration.ranks import LIFE, SECRET, engine_facts, fingerprint_of
 from integration.ranks import Shape as RankShape
 from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_connector.core.watermark import KvGroup, wanted_spans
-from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
+from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_connector.steps import Cancel, DecodeStep, Expect, PrefillStep
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
+from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import Reservation, digest_tokens, sealed, to_wire
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
@@ -108,7 +109,7 @@ def prefill_cache(tp_rank: int, tp_size: int) -> RankCache:
     return replace(empty, regions=regions)
 
 
-def facts_of(role: EngineRole, name: str, tp_size: int, block_tokens: int, settings: Settings) -> EngineFacts:
+def facts_of(role: Role, name: str, tp_size: int, block_tokens: int, settings: Settings) -> EngineFacts:
     facts = engine_facts(role, RankShape(kv_heads=KV_HEADS), settings)
     return replace(facts, engine_id=EngineId(name), tp_size=tp_size, groups=(KvGroup(block_tokens),))
 
@@ -134,7 +135,7 @@ class DecodeEngine:
             for stage in range(num_stages)
             for rank in range(tp_size)
         ]
-        facts = facts_of(EngineRole.DECODE, name, tp_size, self.block_tokens, settings)
+        facts = facts_of(Role.DECODE, name, tp_size, self.block_tokens, settings)
         facts = replace(facts, num_stages=num_stages)
         self.ranks: list[DecodeRank] = [make_decode_rank(facts, cache.memory()) for cache in self.caches]
         self.ended: dict[tuple[str, int], bool] = {}
@@ -393,5 +394,5 @@ def _start(rank: int, tp_size: int, store: str, settings: Settings) -> tuple[Pre
     cache = prefill_cache(rank, tp_size)
     data = {index: torch.from_numpy(region.reshape(-1)) for index, region in enumerate(cache.regions)}
     tokens = TokenMemory(open_reshard_group(range(tp_size), settings.reshard_timeout_s), data)
-    facts = facts_of(EngineRole.PREFILL, "prefill", tp_size, BLOCK, settings)
+    facts = facts_of(Role.PREFILL, "prefill", tp_size, BLOCK, settings)
     return make_prefill_rank(facts, cache.memory(), tokens), cache

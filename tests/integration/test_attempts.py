@@ -24,11 +24,11 @@ from integration.far_rank import FarPrefill, far_prefill
 from integration.ranks import Pair, Shape, engine_facts, fingerprint_of, make_pair
 from pdcluster_connector.assembly import make_prefill_rank
 from pdcluster_connector.core.receiving import SessionId
-from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.worker.inbound import InboundSessions
 from pdcluster_protocol.ids import BootId, EngineId
+from pdcluster_protocol.labels import Role
 from pdcluster_protocol.secret import make_secret
 
 QUICK = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=1.0, handshake_timeout_s=2.0)
@@ -41,7 +41,7 @@ FAR, NEAR = 200, 77
 def with_another_prefill(pair: Pair) -> Iterator[Pair]:
     """The same decode rank, pushed to by a second prefill engine."""
     shape = pair.source.shape
-    facts = replace(engine_facts(EngineRole.PREFILL, shape, QUICK), engine_id=EngineId("another"))
+    facts = replace(engine_facts(Role.PREFILL, shape, QUICK), engine_id=EngineId("another"))
     rank = make_prefill_rank(facts, pair.source.memory(fingerprint_of(shape)))
     try:
         yield replace(pair, prefill=rank, life=BootId("another life"))
@@ -186,7 +186,7 @@ def test_a_prefill_that_was_cut_off_comes_back_on_a_new_session() -> None:
 def test_ranks_with_different_secrets_never_write_and_both_say_why() -> None:
     with make_pair(settings=QUICK) as pair:
         shape = pair.source.shape
-        facts = replace(engine_facts(EngineRole.PREFILL, shape, QUICK), secret=make_secret("another cluster!"))
+        facts = replace(engine_facts(Role.PREFILL, shape, QUICK), secret=make_secret("another cluster!"))
         stranger = make_prefill_rank(facts, pair.source.memory(fingerprint_of(shape)))
         other = replace(pair, prefill=stranger)
         pair.expect("a", 1)

@@ -23,13 +23,13 @@ from pdcluster_cli.waiting import is_healthy
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
-PAGE = Path(__file__).parents[2] / "docs" / "by-hand.md"
+PAGE = (Path(__file__).parents[2] / "docs" / "by-hand.md").read_text().replace("\\\n", "")
 SMALL = ("--enforce-eager", "--max-model-len", "2048")
 
 
 def commands(model: Path, ports: Mapping[str, str]) -> list[list[str]]:
     """The page's three commands; what is not a start of a server is left out."""
-    lines = re.findall(r"^\$ ((?:python|pdcluster) .*)$", PAGE.read_text(), re.MULTILINE)
+    lines = re.findall(r"^\$ ((?:python|pdcluster) .*)$", PAGE, re.MULTILINE)
     text = [line.replace("MODEL", str(model)) for line in lines]
     for shown, free in ports.items():
         text = [line.replace(shown, free) for line in text]
@@ -39,7 +39,7 @@ def commands(model: Path, ports: Mapping[str, str]) -> list[list[str]]:
 
 def exports() -> dict[str, str]:
     """The page's environment."""
-    lines = re.findall(r"^\$ export (.*)$", PAGE.read_text(), re.MULTILINE)
+    lines = re.findall(r"^\$ export (.*)$", PAGE, re.MULTILINE)
     return dict(word.split("=", 1) for line in lines for word in line.split())
 
 

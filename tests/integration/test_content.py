@@ -11,8 +11,8 @@ import pytest
 from integration.broken import Permuting, WrappedSessions
 from integration.ranks import BLOCK_SIZE, HEAD_BYTES, Cache, Pair, Shape, engine_facts, fingerprint_of, make_pair
 from pdcluster_connector.assembly import make_decode_rank, make_prefill_rank
-from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.settings import Settings
+from pdcluster_protocol.labels import Role
 
 OURS, THEIRS = [3, 4, 5, 9], [8, 9, 2, 30]
 ROW: Final = BLOCK_SIZE * HEAD_BYTES
@@ -77,9 +77,9 @@ def test_tensors_whose_heads_and_tokens_one_side_reads_the_other_way_are_found_o
         view.reshape(shape.num_blocks, BLOCK_SIZE, shape.kv_heads, HEAD_BYTES).transpose(1, 2)
         for view in source.views()
     )
-    decode = make_decode_rank(engine_facts(EngineRole.DECODE, shape, settings), target.memory(print_of))
+    decode = make_decode_rank(engine_facts(Role.DECODE, shape, settings), target.memory(print_of))
     prefill = make_prefill_rank(
-        engine_facts(EngineRole.PREFILL, shape, settings), replace(source.memory(print_of), views=turned_views)
+        engine_facts(Role.PREFILL, shape, settings), replace(source.memory(print_of), views=turned_views)
     )
     try:
         pair = Pair(prefill, decode, source, target)
@@ -99,8 +99,8 @@ def test_a_rank_that_cannot_read_its_own_kv_verifies_nothing(side: str) -> None:
     whole = fingerprint_of(shape)
     memories = {"prefill": source.memory(whole), "decode": target.memory(whole)}
     memories[side] = replace(memories[side], views=())
-    decode = make_decode_rank(engine_facts(EngineRole.DECODE, shape, settings), memories["decode"])
-    prefill = make_prefill_rank(engine_facts(EngineRole.PREFILL, shape, settings), memories["prefill"])
+    decode = make_decode_rank(engine_facts(Role.DECODE, shape, settings), memories["decode"])
+    prefill = make_prefill_rank(engine_facts(Role.PREFILL, shape, settings), memories["prefill"])
     try:
         pair = Pair(prefill, decode, source, target)
         pair.compare("a", OURS, THEIRS)

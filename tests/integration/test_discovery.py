@@ -13,10 +13,10 @@ import pytest
 
 from fakes.kube_api import FakeKubeApi, Fault, endpoint, slice_of
 from fakes.router import until
-from pdcluster_router.core.endpoint_slices import MIN_DELAY_S
+from pdcluster_kube.access import KubeAccess
+from pdcluster_kube.reader import KubeReader
 from pdcluster_router.core.membership import Member
-from pdcluster_router.engines.discovery import EngineDiscovery, Source
-from pdcluster_router.engines.kube_client import KubeAccess, KubeClient
+from pdcluster_router.engines.discovery import BACKOFF, EngineDiscovery, Source
 
 pytestmark = pytest.mark.anyio
 
@@ -63,7 +63,7 @@ async def following(
 ) -> AsyncIterator[Following]:
     """At the end the API server has no watch of it any more."""
     await api.start()
-    client = KubeClient(KubeAccess(api.url, None, token_file), timeout_s=silence_s)
+    client = KubeReader(KubeAccess(api.url, None, token_file), timeout_s=silence_s)
     source = Source(api.namespace, "c", watch_timeout_s, grace_s=silence_s)
     holder: list[Following] = []
     discovery = EngineDiscovery(client, source, lambda told: holder[0].told_again(told), lambda: holder[0].failed())
@@ -168,7 +168,7 @@ async def test_a_list_that_fails_is_made_again(fault: Fault) -> None:
         assert it.discovery.reason
         await it.knows("10.0.0.1")
         first, second, *_ = it.api.asked
-        assert second.at - first.at >= MIN_DELAY_S
+        assert second.at - first.at >= BACKOFF.first_s
         await until(lambda: it.discovery.is_current)
 
 
@@ -246,6 +246,7 @@ async def test_the_token_is_read_anew_for_each_request(tmp_path: Path) -> None:
     api.token = "old"
     async with following(api, watch_timeout_s=1, token_file=token_file) as it:
         await it.knows("10.0.0.1")
+        await until(lambda: api.num_watches == 1)
         api.token = "new"
         token_file.write_text("new\n")
         await until(lambda: it.kinds().count("watch") == 2)

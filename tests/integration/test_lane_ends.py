@@ -28,7 +28,6 @@ from patience import EDGE_S
 from pdcluster_connector.assembly import make_prefill_rank
 from pdcluster_connector.core.receiving import PeerId
 from pdcluster_connector.core.sending import PushKey
-from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.reshard.feeds import ReshardItem
 from pdcluster_connector.reshard.resharder import ReshardFailed
 from pdcluster_connector.reshard.rounds import StagedPart
@@ -40,6 +39,7 @@ from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
 from pdcluster_connector.worker.orders import Order, Quiesce, Staged, StagedWrite
 from pdcluster_connector.worker.prefill import PrefillWorker
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
+from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import SideChannelAddress
 from pdcluster_protocol.side_channel import Denial, Failed, Fenced, Grant, Hello, Open, Revoke, ToDecode, Welcome
 
@@ -87,7 +87,7 @@ def welcomed_push(wrap: Callable[[Transport], Transport]) -> Iterator[tuple[Pref
     """A push that waits for its grant."""
     shape = Shape()
     decode = DecodeByHand(shape)
-    facts = engine_facts(EngineRole.PREFILL, shape, Settings(hold_s=0.3))
+    facts = engine_facts(Role.PREFILL, shape, Settings(hold_s=0.3))
     rank = make_prefill_rank(facts, Cache(shape).memory(fingerprint_of(shape)))
     worker = rank.worker
     worker._parts = dataclasses.replace(worker._parts, sessions=broken.WrappedSessions(worker._parts.sessions, wrap))
@@ -302,7 +302,7 @@ def test_parts_that_wait_for_a_decode_rank_that_never_answers_are_let_go() -> No
     shape, handshake_timeout_s = Shape(), 0.3
     decode = DecodeByHand(shape)
     rank = make_prefill_rank(
-        engine_facts(EngineRole.PREFILL, shape, Settings(handshake_timeout_s=handshake_timeout_s)),
+        engine_facts(Role.PREFILL, shape, Settings(handshake_timeout_s=handshake_timeout_s)),
         Cache(shape).memory(fingerprint_of(shape)),
     )
     try:

@@ -23,10 +23,10 @@ from integration.ranks import (
 )
 from patience import PATIENCE_S
 from pdcluster_connector.assembly import DecodeRank, make_decode_rank, make_prefill_rank, new_boot_id
-from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import DecodeStep, PushSlice, Target
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
+from pdcluster_protocol.labels import Role
 
 SHAPE = Shape(kv_heads=2)
 QUICK = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=30.0, handshake_timeout_s=60.0)
@@ -37,7 +37,7 @@ class Bench:
 
     def __init__(self, stack: ExitStack) -> None:
         self.cache = Cache(SHAPE)
-        facts = engine_facts(EngineRole.DECODE, SHAPE, QUICK)
+        facts = engine_facts(Role.DECODE, SHAPE, QUICK)
         self.decode: DecodeRank = make_decode_rank(facts, self.cache.memory(fingerprint_of(SHAPE)))
         stack.callback(self.decode.close)
         # vLLM mints instance_id for each VllmConfig, and vllm-ascend the engine id for each process.
@@ -88,7 +88,7 @@ def test_ranks_on_two_nodes_push_one_prompt_together(bench: Bench) -> None:
 def test_data_parallel_ranks_of_one_engine_do_not_share_an_attempt(caplog: pytest.LogCaptureFixture) -> None:
     """Each has a scheduler, and so a life, of its own: to decode they are two engines, whatever they are called."""
     with make_pair(settings=QUICK) as pair:
-        facts = engine_facts(EngineRole.PREFILL, pair.source.shape, QUICK)
+        facts = engine_facts(Role.PREFILL, pair.source.shape, QUICK)
         rank = make_prefill_rank(facts, pair.source.memory(fingerprint_of(pair.source.shape)))
         other = replace(pair, prefill=rank, life=new_boot_id())
         pair.expect("a", 2)

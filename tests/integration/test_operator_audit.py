@@ -12,7 +12,8 @@ import pytest
 from fakes.api_server import ApiServer, Asked, Fault
 from fakes.router import until
 from operator_cases.objects import pdcluster
-from pdcluster_operator.access import KubeAccess, open_session
+from pdcluster_kube.access import KubeAccess
+from pdcluster_kube.session import open_session
 from pdcluster_operator.audit import Auditor
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.core.views import view_of

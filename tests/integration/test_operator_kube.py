@@ -13,7 +13,8 @@ import pytest
 
 from fakes.api_server import ApiServer, Asked, Fault
 from patience import EDGE_S, PATIENCE_S
-from pdcluster_operator.access import KubeAccess, open_session
+from pdcluster_kube.access import KubeAccess
+from pdcluster_kube.session import open_session
 from pdcluster_operator.errors import ApiUnavailable, Conflict, Forbidden, NotLeader
 from pdcluster_operator.http_kube import Call, HttpKube
 from pdcluster_operator.kinds import SERVICE_ACCOUNT, Ref

@@ -15,7 +15,8 @@ import pytest
 from fakes.api_server import ApiServer, Fault, is_parting
 from fakes.router import until
 from patience import PATIENCE_S
-from pdcluster_operator.access import KubeAccess, open_session
+from pdcluster_kube.access import KubeAccess
+from pdcluster_kube.session import open_session
 from pdcluster_operator.core.leasing import LeaseTimes
 from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.leader import Leader

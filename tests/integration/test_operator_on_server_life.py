@@ -3,8 +3,12 @@ rights; controllers are Kubernetes' own."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -121,3 +125,26 @@ def test_a_pool_that_is_made_anew_under_its_old_name_gets_children_of_its_own(
             }
             assert owners == {again.read()["metadata"]["uid"]}
             assert old not in owners
+
+
+def test_from_a_laptop_an_operator_leads_and_people_look_by_a_kubeconfig(server: Server, tmp_path: Path) -> None:
+    where = ["--kubeconfig", str(server.plane.kubeconfig_file)]
+    with server.operator(is_on_a_laptop=True) as operator, server.pool() as pool:
+        operator.wait_leading()
+        pool.wait_ready()
+        told = run_pdcluster("explain", pool.name, "-n", pool.namespace, *where)
+        assert (told.returncode, told.stderr) == (0, "")
+        assert told.stdout.startswith("Ready: ")
+        file = tmp_path / "pool.json"
+        file.write_text(json.dumps(pool.read() | {"status": {}}))
+        plan = run_pdcluster("plan", "-f", str(file), "--from-cluster", *where)
+        assert (plan.returncode, plan.stderr) == (0, "")
+        assert "no engine is replaced" in plan.stdout
+    missing = run_pdcluster("explain", "absent", *where)
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert 'pdclusters.pdcluster.dev "absent" not found' in missing.stderr
+
+
+def run_pdcluster(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pdcluster_cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

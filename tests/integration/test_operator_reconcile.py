@@ -334,9 +334,9 @@ async def test_the_order_names_the_pods_of_the_target_and_is_signed_with_the_poo
         await made(rig)
         [order] = rig.router.orders
         pods = {one["metadata"]["name"] for one in rig.store.all_of("pods")}
-        assert set(order["prefill_pods"]) | set(order["decode_pods"]) == pods
+        assert {*(order.prefill_pods or ()), *(order.decode_pods or ())} == pods
         revisions = {one["metadata"]["labels"][labels.REVISION] for one in rig.store.all_of("pods")}
-        assert {order["revision"]} == revisions
+        assert {order.revision} == revisions
         assert rig.router.passes[0].startswith("Bearer ")
 
 

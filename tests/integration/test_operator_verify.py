@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from base64 import b64encode
 from collections.abc import AsyncIterator
@@ -15,7 +14,8 @@ import pytest
 from fakes.api_server import ApiServer
 from fakes.operator_rig import KEY, SECRET, FakeRouter, running_router, strangers_session
 from fakes.router import until
-from pdcluster_operator.access import KubeAccess, open_session
+from pdcluster_kube.access import KubeAccess
+from pdcluster_kube.session import open_session
 from pdcluster_operator.caches import Key
 from pdcluster_operator.core.observed import VerificationResult
 from pdcluster_operator.core.status import Verification
@@ -23,8 +23,9 @@ from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import SECRET as SECRET_KIND
 from pdcluster_operator.kinds import Ref
 from pdcluster_operator.pool_secrets import PoolSecrets
-from pdcluster_operator.verify import MAX_PODS, Order, Verifier
+from pdcluster_operator.verify import MAX_PODS, ToVerify, Verifier
 from pdcluster_protocol.secret import make_secret
+from pdcluster_protocol.verify import VerifyOrder
 
 pytestmark = pytest.mark.anyio
 
@@ -40,11 +41,11 @@ class Bench:
     secrets: PoolSecrets
     told: list[Key]
 
-    def order(self, target: str = "r-p-d", port: int | None = None, key: str = "secret") -> Order:
+    def order(self, target: str = "r-p-d", port: int | None = None, key: str = "secret") -> ToVerify:
         url = f"http://pool-router.default.svc:{port or self.router.port}"
-        return Order(target, "r", ("p0",), ("d0", "d1"), url, REF, key)
+        return ToVerify(target, "r", ("p0",), ("d0", "d1"), url, REF, key)
 
-    async def ask(self, order: Order | None = None) -> VerificationResult | None:
+    async def ask(self, order: ToVerify | None = None) -> VerificationResult | None:
         """One request, and what is said after it."""
         before = len(self.told)
         order = order or self.order()
@@ -82,9 +83,9 @@ async def test_a_pass_is_told_and_the_order_is_one_that_a_router_takes() -> None
         assert await it.ask() == VerificationResult(Verification.PASSED)
         assert it.told == [KEY]
         [order] = it.router.orders
-        assert order == {"revision": "r", "prefill_pods": ["p0"], "decode_pods": ["d0", "d1"], "timeout_s": 5.0}
+        assert order == VerifyOrder("r", ("p0",), ("d0", "d1"), 5.0)
         shown = it.router.passes[0].removeprefix("Bearer ")
-        make_secret(TEXT).check_pass(shown, json.dumps(order).encode(), now_s=time.time())
+        make_secret(TEXT).check_pass(shown, it.router.bodies[0], now_s=time.time())
 
 
 async def test_of_a_large_pool_some_pods_are_named() -> None:
@@ -93,7 +94,7 @@ async def test_of_a_large_pool_some_pods_are_named() -> None:
         many = tuple(f"p{number}" for number in range(MAX_PODS + 1))
         assert await it.ask(replace(it.order(), prefill_pods=many, decode_pods=many)) is not None
         [order] = it.router.orders
-        assert (len(order["prefill_pods"]), len(order["decode_pods"])) == (MAX_PODS, MAX_PODS)
+        assert (len(order.prefill_pods or ()), len(order.decode_pods or ())) == (MAX_PODS, MAX_PODS)
 
 
 @pytest.mark.parametrize(("status", "message"), [(409, "KV was not pushed"), (401, "the pass is not valid here")])

@@ -16,13 +16,13 @@ from integration.ports import fresh_port
 from integration.ranks import LIFE, Cache, Pair, Shape, engine_facts, fingerprint_of, make_pair
 from pdcluster_connector.assembly import DecodeRank, make_decode_rank, make_prefill_rank
 from pdcluster_connector.device import CpuDevice
-from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_connector.steps import PrefillStep
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import BootId, RequestId
+from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import SideChannelAddress
 
 PATIENT = Settings(quarantine_s=60, hold_s=60, lease_s=60, handshake_timeout_s=60, preempt_wait_s=10)
@@ -327,9 +327,9 @@ class _Picky(CpuDevice):
     registration_alignment_bytes = 1 << 46
 
 
-@pytest.mark.parametrize("side", EngineRole)
-def test_memory_is_registered_as_the_ranks_own_device_wants_it(side: EngineRole) -> None:
-    make = make_prefill_rank if side is EngineRole.PREFILL else make_decode_rank
+@pytest.mark.parametrize("side", Role)
+def test_memory_is_registered_as_the_ranks_own_device_wants_it(side: Role) -> None:
+    make = make_prefill_rank if side is Role.PREFILL else make_decode_rank
     memory = Cache(Shape()).memory(fingerprint_of(Shape()))
     with pytest.raises(ConfigError, match=f"a multiple of {1 << 46} bytes"):
         make(engine_facts(side, Shape(), Settings()), memory, device=_Picky())

@@ -17,7 +17,7 @@ from patience import PATIENCE_S
 from pdcluster_protocol.secret import make_secret
 from pdcluster_router.core.load import AnswerLength
 from pdcluster_router.core.rewrite import ClientBody
-from pdcluster_router.core.room import Share
+from pdcluster_router.core.room import RoomLimit
 from pdcluster_router.front.server_protocol import RouterProtocol
 from pdcluster_router.http.reading import LINE_OBJECTS_BYTES, PIECE_BYTES
 
@@ -57,7 +57,7 @@ async def test_an_engines_call_finds_room_when_clients_have_taken_theirs() -> No
         rig.decode.close_gate(Gate.RESERVE)
         client = await send(rig)
         await rig.decode.next_request()
-        while rig.router.room.take(1000, Share.CLIENTS):
+        while rig.router.room.take(1000, RoomLimit.CLIENTS):
             pass
         rig.decode.open_gate(Gate.RESERVE)
         assert (await asyncio.wait_for(client.receive(), 20)).status == 200
@@ -349,7 +349,7 @@ def everything_below(connection: RouterProtocol) -> list[object]:
 
 async def test_a_probe_finds_room_when_clients_have_taken_all() -> None:
     async with running_rig(max_buffered_bytes=MB) as rig:
-        while rig.router.room.take(100, Share.CLIENTS):
+        while rig.router.room.take(100, RoomLimit.CLIENTS):
             pass
         assert (await asyncio.wait_for((await rig.client()).get("/health"), 20)).status == 200
         client = await rig.client()

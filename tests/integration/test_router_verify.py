@@ -16,7 +16,7 @@ from fakes.reservations import SECRET
 from fakes.router import PROMPT, Rig, orders, running_rig, send, until
 from patience import PATIENCE_S
 from pdcluster_protocol.secret import make_secret
-from pdcluster_router.front.verify_page import MAX_ORDER_BYTES, VERIFY_PATH
+from pdcluster_protocol.verify import MAX_ORDER_BYTES, VERIFY_PATH
 from pdcluster_router.requests.verifier import MAX_RUNNING
 
 pytestmark = pytest.mark.anyio

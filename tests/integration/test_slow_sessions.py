@@ -12,11 +12,11 @@ import numpy as np
 from integration.ranks import Pair, engine_facts, fingerprint_of, make_pair
 from patience import PATIENCE_S
 from pdcluster_connector.assembly import make_prefill_rank, new_boot_id
-from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.labels import Role
 
 PATIENT = Settings(quarantine_s=30, hold_s=30, lease_s=60, handshake_timeout_s=60)
 
@@ -59,9 +59,7 @@ def hold_prefill(pair: Pair) -> Held:
 def with_another_prefill(pair: Pair) -> Iterator[Pair]:
     """The same decode rank, pushed to by a second prefill engine."""
     shape = pair.source.shape
-    rank = make_prefill_rank(
-        engine_facts(EngineRole.PREFILL, shape, PATIENT), pair.source.memory(fingerprint_of(shape))
-    )
+    rank = make_prefill_rank(engine_facts(Role.PREFILL, shape, PATIENT), pair.source.memory(fingerprint_of(shape)))
     try:
         yield replace(pair, prefill=rank, life=new_boot_id())
     finally:

@@ -13,10 +13,10 @@ from integration.far_decode import FarDecode, far_decode
 from integration.ranks import LIFE, SECRET, Cache, Shape, blocks_slice, engine_facts, fingerprint_of
 from patience import EDGE_S
 from pdcluster_connector.assembly import PrefillRank, make_prefill_rank
-from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import PrefillStep, PushSlice, Target
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
+from pdcluster_protocol.labels import Role
 
 QUICK = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=1.0, handshake_timeout_s=2.0)
 BIG = Shape(num_layers=8, num_blocks=2048, kv_heads=32)
@@ -24,7 +24,7 @@ BIG = Shape(num_layers=8, num_blocks=2048, kv_heads=32)
 
 @contextmanager
 def prefill_rank(cache: Cache) -> Iterator[PrefillRank]:
-    rank = make_prefill_rank(engine_facts(EngineRole.PREFILL, BIG, QUICK), cache.memory(fingerprint_of(BIG)))
+    rank = make_prefill_rank(engine_facts(Role.PREFILL, BIG, QUICK), cache.memory(fingerprint_of(BIG)))
     try:
         yield rank
     finally:

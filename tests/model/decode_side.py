@@ -12,7 +12,7 @@ import msgspec
 
 from model.link import Output, scrubbed
 from model.plan import BLOCK_BYTES, BLOCK_TOKENS, DEADLINE_MS, SECRET, Broken, Plan
-from pdcluster_connector.core.receiving import Cut, PeerId, ReceiveTimes, Reply, SessionId, State
+from pdcluster_connector.core.receiving import CutSession, PeerId, ReceiveTimes, Reply, SessionId, State
 from pdcluster_connector.core.reception import Command, Ended, Expected, Invite, Lost, Reception
 from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_connector.core.watermark import KvGroup
@@ -134,7 +134,7 @@ class Rank:
                     out += self._do(self.reception.invited((peer,), SessionId(self._session_for(boot_id)), now=0.0))
                 case Lost(request_id, attempt):
                     out.append(("lost", request_id, attempt))
-                case Cut(session):
+                case CutSession(session):
                     self._begin_cut(session)
         return tuple(out)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from model.plan import BLOCK_BYTES, DEADLINE_MS, SECRET, Plan
-from pdcluster_connector.core.sending import Commands, Cut, Phase, Push, PushKey, Release, Send
+from pdcluster_connector.core.sending import Commands, CutLane, Push, PushKey, PushPhase, Release, Send
 from pdcluster_protocol.ids import BootId
 from pdcluster_protocol.side_channel import Denial, Fenced, Grant, Open, Refusal, Revoke, ToPrefill, Unneeded, Welcome
 
@@ -237,7 +237,7 @@ class Link:
                     out.append(("send", peer, scrubbed(message)))
                 case Release():
                     out.append(("released", flight.push.key))
-                case Cut():
+                case CutLane():
                     is_cut = True
         if is_cut:
             self._cut(plan, peer, out)
@@ -256,7 +256,7 @@ class Link:
     def _forget_ended(self, peer: bytes) -> None:
         lane = self.lanes[peer]
         for key, flight in list(lane.flights.items()):
-            is_done = flight.push.phase is Phase.DONE and not flight.push.is_unneeded
+            is_done = flight.push.phase is PushPhase.DONE and not flight.push.is_unneeded
             # A push that ends with a write in flight is a bug: kept, so that the checks see it.
             if flight.push.is_ended and (flight.is_whole or not is_done) and not flight.in_flight:
                 del lane.flights[key]

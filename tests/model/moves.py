@@ -16,7 +16,7 @@ from model.plan import FAULT_NAMES
 from model.prefill_side import ABORTING, ORDERED, RUNNING
 from model.router_side import FAILED
 from model.state import REQUESTS, State, Step, System, World, transfer_of
-from pdcluster_connector.core.sending import Phase, PushKey
+from pdcluster_connector.core.sending import PushKey, PushPhase
 from pdcluster_protocol.ids import RequestId
 from pdcluster_router.core.pairing import Phase as PairingPhase
 
@@ -172,9 +172,9 @@ def _timers(system: System, step: Step) -> Iterator[Move]:
 
 def _timers_of(flight: Flight) -> Iterator[str]:
     push = flight.push
-    if push.phase is Phase.STOPPING and flight.in_flight:
+    if push.phase is PushPhase.STOPPING and flight.in_flight:
         yield "_hold_until"
-    elif push.phase in (Phase.OPENING, Phase.WRITING):
+    elif push.phase in (PushPhase.OPENING, PushPhase.WRITING):
         yield "deadline"
 
 

@@ -11,11 +11,10 @@ import msgspec
 
 from model.plan import Cores, Faults, Plan
 from pdcluster_connector.core import reception
-from pdcluster_connector.core.receiving import MAY_WRITE, PeerId, Phase, Receive, Report, SessionId, State
+from pdcluster_connector.core.receiving import MAY_WRITE, PeerId, Receive, ReceivePhase, Report, SessionId, State
 from pdcluster_connector.core.receiving import Commands as ReceiveCommands
 from pdcluster_connector.core.reception import Command, Ended, Reception
-from pdcluster_connector.core.sending import Commands, Push, Release
-from pdcluster_connector.core.sending import Cut as PrefillCut
+from pdcluster_connector.core.sending import Commands, CutLane, Push, Release
 from pdcluster_connector.core.source_hold import SourceHolds
 from pdcluster_connector.scheduler.decode import DecodeScheduler
 from pdcluster_protocol.ids import Attempt, RequestId, TransferId
@@ -101,7 +100,7 @@ class CountsNoRanks(Receive):
     """Is content with the first rank that is done."""
 
     def _receive_if_complete(self, now: float) -> ReceiveCommands:
-        self.phase = Phase.RECEIVED
+        self.phase = ReceivePhase.RECEIVED
         return (Report(is_received=True),)
 
 
@@ -134,7 +133,7 @@ class ReleasesBeforeCut(Push):
 
     def write_failed(self, reason: str, *, now: float) -> Commands:
         commands = super().write_failed(reason, now=now)
-        return *(command for command in commands if not isinstance(command, PrefillCut)), Release()
+        return *(command for command in commands if not isinstance(command, CutLane)), Release()
 
 
 class SaysDoneEarly(Push):
@@ -152,10 +151,10 @@ class NeverAsksForCut(Push):
     """Waits for ever for a write that does not end."""
 
     def write_failed(self, reason: str, *, now: float) -> Commands:
-        return tuple(c for c in super().write_failed(reason, now=now) if not isinstance(c, PrefillCut))
+        return tuple(c for c in super().write_failed(reason, now=now) if not isinstance(c, CutLane))
 
     def expire(self, *, now: float) -> Commands:
-        return tuple(command for command in super().expire(now=now) if not isinstance(command, PrefillCut))
+        return tuple(command for command in super().expire(now=now) if not isinstance(command, CutLane))
 
 
 class FencesCleanAfterCut(Push):

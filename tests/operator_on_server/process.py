@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import urllib.request
@@ -26,8 +27,18 @@ _SERVES: Final = re.compile(r"serving probes and metrics port=(\d+)")
 class OperatorProcess:
     """One replica. Its owner kills it."""
 
-    def __init__(self, plane: ControlPlane, folder: Path, identity: str, args: Sequence[str], *, url: str = "") -> None:
-        """It starts. ``args``: of the chart and ``service_names``. ``url``: of a proxy in front of the API server."""
+    def __init__(
+        self,
+        plane: ControlPlane,
+        folder: Path,
+        identity: str,
+        args: Sequence[str],
+        *,
+        url: str = "",
+        is_on_a_laptop: bool = False,
+    ) -> None:
+        """It starts. ``args``: of the chart and ``service_names``. ``url``: of a proxy in front of the API server.
+        ``is_on_a_laptop``: it is told of the API server by a kubeconfig whose exec plugin gives the token."""
         self.identity = identity
         token, text = folder / f"{identity}.token", plane.token_for(NAMESPACE, ACCOUNT)
         token.touch(mode=0o600)
@@ -35,6 +46,8 @@ class OperatorProcess:
         self.token_id = token_id_of(text)
         """It has a token of its own, so the audit log tells it from other replicas."""
         where = [f"--kube-api={url or plane.url}", f"--kube-ca-file={plane.ca_file}", f"--kube-token-file={token}"]
+        if is_on_a_laptop:
+            where = [f"--kubeconfig={write_kubeconfig(folder, plane, token)}", "--context=laptop"]
         own = [f"--identity={identity}", "--host=127.0.0.1", "--port=0"]  # the last one counts
         program = ROOT / "benchmarks" / "service_names.py"
         command: list[str | Path] = [sys.executable, "-P", program, *QUICK, *args, *where, *own]
@@ -103,3 +116,20 @@ class OperatorProcess:
                 return str(answer.read().decode())
         except OSError:  # URLError is one, and so is a timeout
             return None
+
+
+def write_kubeconfig(folder: Path, plane: ControlPlane, token_file: Path) -> Path:
+    """One that gets its token of an exec plugin, as those of managed clusters do."""
+    version = "client.authentication.k8s.io/v1"
+    told = f'{{"apiVersion": "{version}", "kind": "ExecCredential", "status": {{"token": "%s"}}}}'
+    script = f"printf '{told}' \"$(cat {token_file})\""
+    user = {"exec": {"apiVersion": version, "command": "sh", "args": ["-c", script]}}
+    document = {
+        "clusters": [{"name": "k", "cluster": {"server": plane.url, "certificate-authority": str(plane.ca_file)}}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "laptop", "context": {"cluster": "k", "user": "u"}}],
+        "current-context": "another",
+    }
+    path = folder / "laptop.kubeconfig"
+    path.write_text(json.dumps(document))
+    return path

@@ -1,6 +1,6 @@
 """Plays the routers of all pools: an order to verify is read and judged as a router does, and then it is answered.
 
-The body is parsed by the router's own model and the pass checked with the pool's own secret. The engines that an order
+The body is parsed as the router parses it and the pass checked with the pool's own secret. The engines that an order
 names have to be there and ready, of that revision: else 503, as from a router that does not know them.
 """
 
@@ -18,7 +18,7 @@ from operator_on_server.node import is_ready
 from pdcluster_protocol import labels
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.secret import make_secret
-from pdcluster_router.front.verify_page import VERIFY_PATH, VerifyOrder
+from pdcluster_protocol.verify import VERIFY_PATH, VerifyOrder, parse_order
 
 _SECRET_KEY: Final = "secret"
 
@@ -71,7 +71,7 @@ class PlayedRouters:
             )
             text = b64decode(secret["data"][_SECRET_KEY]).decode()
             make_secret(text).check_pass(shown.removeprefix("Bearer "), body, now_s=time.time())
-            order = VerifyOrder.model_validate_json(body)
+            order = parse_order(body)
         except OSError as error:
             return 503, _error(str(error))
         except (ProtocolError, ValueError) as error:

@@ -61,11 +61,14 @@ class Server:
         return self.plane.admin
 
     @contextmanager
-    def operator(self, name: str = "a", *, url: str = "", more: Sequence[str] = ()) -> Iterator[OperatorProcess]:
+    def operator(
+        self, name: str = "a", *, url: str = "", more: Sequence[str] = (), is_on_a_laptop: bool = False
+    ) -> Iterator[OperatorProcess]:
         """It starts; at the end it is killed, if it was not before. ``more``: flags."""
         self._num_started += 1
         args = [f"--router-port={self.routers.port}", *operator_args(self.case), *more]
-        process = OperatorProcess(self.plane, self.folder, f"{name}{self._num_started}", args, url=url)
+        identity = f"{name}{self._num_started}"
+        process = OperatorProcess(self.plane, self.folder, identity, args, url=url, is_on_a_laptop=is_on_a_laptop)
         try:
             yield process
         finally:

@@ -234,7 +234,7 @@ class System:
                     assert not lane.reading, "I1: released while a write reads the source"
                 case Send(message):
                     lane.to_decode.append(message)
-                case sending.Cut(reason):
+                case sending.CutLane(reason):
                     lane.sent, lane.reading, lane.failed = lane.sent + lane.reading, 0, 0
                     self.do(lane, lane.push.cut(reason, now=self.now))
 
@@ -245,7 +245,7 @@ class System:
                     self.reports.append(command)
                 case Reply(peer, message):
                     next(lane for lane in self.lanes if lane.peer == peer).to_prefill.append(message)
-                case receiving.Cut(session) if session not in (*self.closing, *self.closed):
+                case receiving.CutSession(session) if session not in (*self.closing, *self.closed):
                     self.closing.append(session)
 
     # What holds in every state, and at the end.

@@ -42,6 +42,7 @@ EXTRAS: Final = {
     "router": ("router",),
     "connector": ("connector", "cpu"),
     "operator": ("operator",),
+    "kube": ("operator",),
     "cli": ("connector", "cpu", "operator"),
 }
 """Top-level folder to the extras that whoever runs its package has installed."""

@@ -128,8 +128,8 @@ _HEAD: Final = """# What works, and how we know
 
 Written by `python -m tests.zoo` from `tests/zoo/support.py`; a test holds it fresh. The models are tiny ones with four
 layers, made by the tests. Where a proof runs on vLLM engines, a prefill engine, a decode engine and the router answer
-greedily, token for token like one plain engine: prompts shorter than a block, of one, of several and of several steps,
-then longer ones that begin alike. Every answer came by a push, none was recomputed, and every block came back.
+greedily, token for token like one plain engine. Prompts fill less than a block, one block, several, or several steps;
+then come longer ones that begin alike. Every answer came by a push, none was recomputed, and every block came back.
 """
 
 

@@ -45,7 +45,7 @@ class Image(ChartModel):
 
     repository: str = Field(default="localhost/pdcluster/pdcluster", min_length=1, max_length=255)
     """Repository where you pushed the image, with your registry's host in front. Default: a name that no registry can
-    answer for, only a node that the image was loaded into; nobody publishes one yet."""
+    answer for, only a node that the image was loaded into; it is not published yet."""
     tag: str = Field(default="", max_length=128, pattern=r"^[A-Za-z0-9_.-]*$")
     """Tag. Default: the chart's appVersion, with which this chart was tested."""
     digest: str = Field(default="", pattern=r"^(sha256:[0-9a-f]{64})?$")
@@ -144,7 +144,7 @@ class Dashboard(ChartModel):
     """A Grafana dashboard in a ConfigMap, for Grafana's sidecar."""
 
     enabled: bool = False
-    """Install files/dashboard.json. Default false: nobody reads it where no Grafana runs."""
+    """Install files/dashboard.json. Default false: it is of no use without Grafana."""
     labels: Labels = {"grafana_dashboard": "1"}
     """Labels by which the sidecar finds it. Default: the sidecar's own."""
     annotations: Labels = {}

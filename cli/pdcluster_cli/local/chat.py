@@ -9,11 +9,10 @@ import http.client
 import json
 import os
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 from pdcluster_cli.engines import LOOPBACK
-
-KEY_VARIABLE: Final = "VLLM_API_KEY"
+from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE
 
 
 class ChatError(Exception):
@@ -68,13 +67,13 @@ def served_model(port: int, *, timeout_s: float) -> str:
 
 
 def _authorization() -> dict[str, str]:
-    key = os.environ.get(KEY_VARIABLE)
+    key = os.environ.get(ENGINE_KEY_VARIABLE)
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def _refusal(call: str, status: int, text: bytes) -> str:
     is_key_wrong = status == http.HTTPStatus.UNAUTHORIZED
-    cure = f": engines ask for a key: give it to all by {KEY_VARIABLE}, not by --api-key" if is_key_wrong else ""
+    cure = f": engines ask for a key: give it to all by {ENGINE_KEY_VARIABLE}, not by --api-key" if is_key_wrong else ""
     return f"{call} was answered {status}{cure}: {text.decode(errors='replace')}"
 
 

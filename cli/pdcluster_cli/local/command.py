@@ -23,19 +23,21 @@ from typing import Final
 
 from pdcluster_cli import checks
 from pdcluster_cli.engines import LOOPBACK, OFFLINE, SCRATCH, patience_env, preload_modules, secret_env, zygote_env
-from pdcluster_cli.local.chat import KEY_VARIABLE, ChatError, served_model, stream_answer
+from pdcluster_cli.local.chat import ChatError, served_model, stream_answer
 from pdcluster_cli.local.options import Options, parse_options
 from pdcluster_cli.local.plan import Machine, plan_engines, problems_here, remarks
 from pdcluster_cli.local.pool import Member, RouterPlan, find_dead, start_members
 from pdcluster_cli.local.proof import prove_transfer
 from pdcluster_cli.local.report import build_report, format_report
-from pdcluster_cli.local.traces import PushTrace, RequestTrace, pushes_in, read_traces, requests_in
+from pdcluster_cli.local.traces import pushes_in, read_traces, requests_in
 from pdcluster_cli.model_source import ModelSource, find_model
 from pdcluster_cli.tiny_model import CORPUS, cache_root, ensure_tiny_model
 from pdcluster_cli.waiting import EngineDied, free_port
 from pdcluster_cli.zygote import Zygote, ZygoteError
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE
 from pdcluster_protocol.secret import load_secret
+from pdcluster_protocol.trace import PushTrace, RequestTrace
 
 QUESTION: Final = f"Please read this.\n{CORPUS * 3}\nWho writes the answer?"
 """Long enough that there is a transfer to see: about 1,200 tokens of the tiny model."""
@@ -193,7 +195,7 @@ def _newest_request(traces: Sequence[Path]) -> tuple[RequestTrace | None, list[P
 
 def _curl_line(port: int, model: str) -> str:
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 32}}'
-    key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if os.environ.get(KEY_VARIABLE) else ""
+    key = f' -H "Authorization: Bearer ${ENGINE_KEY_VARIABLE}"' if os.environ.get(ENGINE_KEY_VARIABLE) else ""
     return f"curl http://127.0.0.1:{port}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
 
 

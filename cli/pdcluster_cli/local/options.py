@@ -21,6 +21,7 @@ from pdcluster_cli.parallelism import (
     take_parallelism,
 )
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.launch import HTTP_PORT
 
 ROLES: Final = ("prefill", "decode")
 DEFAULT_START_TIMEOUT_S: Final = 600.0
@@ -68,7 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="MODEL", help=model_help)
     for role in ROLES:
         add_role_arguments(parser, role)
-    parser.add_argument("--port", type=_port, default=8000, help="port of the OpenAI endpoint (default: 8000)")
+    parser.add_argument(
+        "--port", type=_port, default=HTTP_PORT, help=f"port of the OpenAI endpoint (default: {HTTP_PORT})"
+    )
     devices = ["auto", *(device.value for device in Device)]
     parser.add_argument("--device", choices=devices, default="auto", help="where engines compute (default: auto)")
     parser.add_argument(

@@ -7,11 +7,13 @@ import json
 import time
 from typing import Final
 
+import msgspec
+
 from pdcluster_cli.engines import LOOPBACK
 from pdcluster_cli.local.chat import ChatError
 from pdcluster_protocol.secret import Secret
+from pdcluster_protocol.verify import VERIFY_PATH, VerifyAnswer, VerifyOrder
 
-_PATH: Final = "/pdcluster/verify"
 _PASS_S: Final = 60
 _TIMEOUT_S: Final = 120.0
 """The most that a router takes for it: the engines are fresh, and their first request is slow."""
@@ -23,19 +25,18 @@ def prove_transfer(port: int, secret: Secret) -> str:
     Raises:
         ChatError: It was not, and why.
     """
-    body = json.dumps({"timeout_s": _TIMEOUT_S}).encode()
+    body = msgspec.json.encode(VerifyOrder(timeout_s=_TIMEOUT_S))
     headers = {"authorization": f"Bearer {secret.mint_pass(body, int(time.time()) + _PASS_S)}"}
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=_TIMEOUT_S + 5)
     try:
-        connection.request("POST", _PATH, body, headers)
+        connection.request("POST", VERIFY_PATH, body, headers)
         response = connection.getresponse()
-        told = json.loads(response.read())
+        raw = response.read()
         if response.status != http.HTTPStatus.OK:
-            raise ChatError(f"the first request was not verified: {told['error']['message']}")
-        return (
-            f"{told['pushed_tokens']:,} tokens by {told['transfer_protocol']}, their content compared on both engines"
-        )
-    except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
+            raise ChatError(f"the first request was not verified: {json.loads(raw)['error']['message']}")
+        told = msgspec.json.decode(raw, type=VerifyAnswer)
+        return f"{told.pushed_tokens:,} tokens by {told.transfer_protocol}, their content compared on both engines"
+    except (OSError, http.client.HTTPException, msgspec.DecodeError, ValueError, LookupError) as error:
         raise ChatError(f"the first request was not verified: {error!r}") from error
     finally:
         connection.close()

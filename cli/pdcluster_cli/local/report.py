@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdcluster_cli.local.traces import LayerTrace, PushTrace, RequestTrace
+from pdcluster_protocol.trace import LayerTrace, PushTrace, RequestTrace
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,13 @@ from pdcluster_protocol.ids import BootId
 from pdcluster_protocol.side_channel import Hello
 
 EARLY_S: Final = 60.0
-"""How long what nobody may ask for again is remembered: longer than any forward pass."""
+"""How long idle peers, refused peers and early failures are remembered: longer than any forward pass."""
 
 MAX_PEERS: Final = 16384
 """Peers that are remembered; the one that was silent longest is forgotten beyond it and must say hello again."""
 
 MAX_REFUSED: Final = 1024
-"""Refused peers that are told why once more; beyond it the oldest is a stranger. Its lane has ended long ago."""
+"""Refused peers that are told why once more; beyond it the oldest is forgotten. Its lane has ended long ago."""
 
 _Rank: TypeAlias = tuple[BootId, int]
 """One life of one prefill rank."""
@@ -124,21 +124,21 @@ class Peers:
         known.heard_at = now
 
     def forget(self, peer: PeerId) -> None:
-        """``peer`` is a stranger."""
+        """``peer`` must say hello again."""
         self._refused.pop(peer, None)
         known = self._known.pop(peer, None)
         if known is not None and self._newest.get(known.greeting.rank) == peer:
             del self._newest[known.greeting.rank]
 
     def forget_session(self, session: SessionId) -> list[PeerId]:
-        """The peers that used ``session``, which are strangers now."""
+        """The peers that used ``session``; each must say hello again."""
         gone = [peer for peer, known in self._known.items() if known.session == session]
         for peer in gone:
             self.forget(peer)
         return gone
 
     def prune(self, awaited: Callable[[], AbstractSet[PeerId]], *, now: float) -> None:
-        """Forget whom nobody needs any more. ``awaited``: who is part of a receive."""
+        """Forget peers that no receive needs any more. ``awaited``: the peers that a receive waits for."""
         self._refused = {peer: refused for peer, refused in self._refused.items() if now < refused.until}
         idle = {peer for peer, known in self._known.items() if self._is_idle(peer, known, now)}
         for peer in idle - awaited() if idle else ():

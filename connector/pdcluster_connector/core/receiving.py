@@ -41,19 +41,19 @@ PeerId = NewType("PeerId", bytes)
 """One prefill rank's connection to this decode rank."""
 
 SessionId = NewType("SessionId", str)
-"""The transport session that one life of a prefill engine writes on. Cutting it stops nobody else."""
+"""The transport session that one life of a prefill engine writes on. Cutting it stops no other engine."""
 
 _NONE: Final = Attempt(0)
 
 
-class Phase(Enum):
+class ReceivePhase(Enum):
     WAITING = auto()
     STOPPING = auto()
     RECEIVED = auto()
     FAILED = auto()
 
 
-ENDED: Final = frozenset({Phase.RECEIVED, Phase.FAILED})
+ENDED: Final = frozenset({ReceivePhase.RECEIVED, ReceivePhase.FAILED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +81,21 @@ class AttemptLost:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Close this session, then call ``cut``: a writer cannot say that it has stopped, or nobody uses it (idle)."""
+class CutSession:
+    """Close this session, then call ``cut``: a writer cannot say that it has stopped, or no peer uses it (idle)."""
 
     session: SessionId
     is_idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Digest:
+class DigestReceived:
     """Every rank is done with ``attempt``: digest what is here, then call ``digested``."""
 
     attempt: Attempt
 
 
-Command: TypeAlias = Reply | Report | AttemptLost | Cut | Digest
+Command: TypeAlias = Reply | Report | AttemptLost | CutSession | DigestReceived
 Commands: TypeAlias = tuple[Command, ...]
 
 
@@ -161,7 +161,7 @@ class Receive:
         self, transfer_id: TransferId, times: ReceiveTimes, *, deadline: float, wants_digest: bool = False
     ) -> None:
         self.transfer_id = transfer_id
-        self.phase = Phase.WAITING
+        self.phase = ReceivePhase.WAITING
         self.deadline = deadline
         self.reason = ""
         self.attempt = _NONE
@@ -188,7 +188,7 @@ class Receive:
 
     def open(self, peer: PeerId, attempt: Attempt, sender: Sender, *, now: float) -> Commands:
         """A prefill rank asks to write. Granted once to each rank of one engine life that owes us bytes."""
-        if self.phase is Phase.RECEIVED:
+        if self.phase is ReceivePhase.RECEIVED:
             return (Reply(peer, Unneeded(self.transfer_id, attempt)),)
         if reason := self._refusal_of(peer, attempt, sender):
             return (Reply(peer, Denial(self.transfer_id, attempt, reason)),)
@@ -272,7 +272,7 @@ class Receive:
         """The request cannot be received by any attempt: revoke every grant and report once that is safe."""
         if not self._is_open:
             return ()
-        self.phase, self.reason = Phase.STOPPING, reason
+        self.phase, self.reason = ReceivePhase.STOPPING, reason
         return self._turn_away(reason) + self._revoke_all(now) + self._go_on(now)
 
     def expire(self, *, now: float) -> Commands:
@@ -289,7 +289,7 @@ class Receive:
 
     @property
     def _is_open(self) -> bool:
-        return self.phase is Phase.WAITING
+        return self.phase is ReceivePhase.WAITING
 
     @property
     def _is_rank_missing(self) -> bool:
@@ -320,7 +320,7 @@ class Receive:
         return any(other != peer for other in (*granted, *asking))
 
     def _begin(self, attempt: Attempt, now: float) -> Commands:
-        """A newer attempt is here: whoever holds a grant of an older one must stop."""
+        """A newer attempt is here: ranks that hold a grant of an older one must stop."""
         turned_away = self._turn_away(f"attempt {attempt} has begun")
         self.attempt, self._boot_id, self._expected, self._ask_by = attempt, None, frozenset(), math.inf
         return turned_away + self._revoke_all(now)
@@ -348,7 +348,7 @@ class Receive:
         if writer.state is State.CUTTING:
             return ()
         writer.state = State.CUTTING
-        return (Cut(writer.sender.session),)
+        return (CutSession(writer.sender.session),)
 
     def _lose(self, reason: str, now: float) -> Commands:
         if not self._is_open or self.lost_attempt >= self.attempt:
@@ -380,10 +380,10 @@ class Receive:
             return self._received()
         if silent := [writer.sender.rank for writer in self._current() if writer.digest is None]:
             return self._lose(f"prefill rank {silent[0]} sent no digest: run the same pdcluster everywhere", now)
-        return (Digest(self.attempt),)
+        return (DigestReceived(self.attempt),)
 
     def _received(self) -> Commands:
-        self.phase = Phase.RECEIVED
+        self.phase = ReceivePhase.RECEIVED
         return (Report(is_received=True),)
 
     def _current(self) -> list[_Writer]:
@@ -393,7 +393,7 @@ class Receive:
         """A writer has stopped: grant those that waited for it, or report the failure that did."""
         if self._is_open:
             return self._grant_if_clear(now) if self._asking else ()
-        if self.phase is not Phase.STOPPING or any(w.state in MAY_WRITE for w in self._writers.values()):
+        if self.phase is not ReceivePhase.STOPPING or any(w.state in MAY_WRITE for w in self._writers.values()):
             return ()
-        self.phase = Phase.FAILED
+        self.phase = ReceivePhase.FAILED
         return (Report(is_received=False, reason=self.reason),)

@@ -19,7 +19,7 @@ from pdcluster_connector.core.link import full_coverage, plan_link, require_poss
 from pdcluster_connector.core.peers import EARLY_S, Incoming, Peer, Peers
 from pdcluster_connector.core.ranges import Spans
 from pdcluster_connector.core.receiving import (
-    Cut,
+    CutSession,
     PeerId,
     Receive,
     ReceiveTimes,
@@ -93,7 +93,7 @@ class Compare:
     attempt: Attempt
 
 
-Command: TypeAlias = Reply | Ended | Invite | Lost | Cut | Compare
+Command: TypeAlias = Reply | Ended | Invite | Lost | CutSession | Compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,7 @@ class Reception:
         self._peers.prune(self._awaited, now=now)
         for session, heard_at in list(self._heard_at.items()):
             if now - heard_at >= SESSION_IDLE_S:
-                yield from self._cut_off(Cut(session, is_idle=True))
+                yield from self._cut_off(CutSession(session, is_idle=True))
 
     def _awaited(self) -> set[PeerId]:
         """Peers that a receive waits for, or that wait for one."""
@@ -350,15 +350,15 @@ class Reception:
                     yield self._end(transfer, command, now)
                 case receiving.AttemptLost(attempt, reason):
                     yield Lost(self._waiting[transfer].expected.request_id, attempt, reason)
-                case Cut():
+                case CutSession():
                     yield from self._cut_off(command)
-                case receiving.Digest(attempt):
+                case receiving.DigestReceived(attempt):
                     yield Compare(transfer, attempt)
                 case Reply():
                     yield command
 
-    def _cut_off(self, cut: Cut) -> Iterator[Command]:
-        """Close a session, once; whoever used it must say hello again."""
+    def _cut_off(self, cut: CutSession) -> Iterator[Command]:
+        """Close a session, once; peers that used it must say hello again."""
         if self._heard_at.pop(cut.session, None) is None:
             return
         yield cut

@@ -32,7 +32,7 @@ class PushKey(NamedTuple):
     attempt: Attempt
 
 
-class Phase(Enum):
+class PushPhase(Enum):
     OPENING = auto()
     WRITING = auto()
     STOPPING = auto()
@@ -40,7 +40,7 @@ class Phase(Enum):
     STOPPED = auto()
 
 
-ENDED: Final = frozenset({Phase.DONE, Phase.STOPPED})
+ENDED: Final = frozenset({PushPhase.DONE, PushPhase.STOPPED})
 RENEWALS_PER_LEASE: Final = 3
 """Two renewals may be late or lost before decode gives the attempt up."""
 
@@ -58,18 +58,18 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CutLane:
     """Close the session that our writes travel on, then call ``cut`` on every push that used it."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Digest:
+class DigestPush:
     """Every byte is acknowledged: digest what was pushed, then call ``digested``. Said once."""
 
 
-Command: TypeAlias = Send | Release | Cut | Digest
+Command: TypeAlias = Send | Release | CutLane | DigestPush
 Commands: TypeAlias = tuple[Command, ...]
 
 
@@ -79,7 +79,7 @@ class Push:
     def __init__(self, key: PushKey, *, hold_s: float, deadline: float) -> None:
         """``hold_s``: how long after its stop a push waits for writes in flight before it asks for a cut."""
         self.key = key
-        self.phase = Phase.OPENING
+        self.phase = PushPhase.OPENING
         self.deadline = deadline
         self.reason = ""
         self.planned_bytes = 0
@@ -102,12 +102,12 @@ class Push:
     @property
     def may_write(self) -> bool:
         """Whether the next queued range may be submitted."""
-        return self.phase is Phase.WRITING
+        return self.phase is PushPhase.WRITING
 
     @property
     def is_waiting(self) -> bool:
         """Whether queued ranges must be kept until a grant comes."""
-        return self.phase is Phase.OPENING
+        return self.phase is PushPhase.OPENING
 
     @property
     def is_ended(self) -> bool:
@@ -128,16 +128,16 @@ class Push:
 
     def grant(self, lease_s: float, *, now: float) -> Commands:
         """Decode lets us write, and believes us for ``lease_s`` after each word of ours."""
-        if self.phase is Phase.OPENING:
-            self.phase, self._lease_s = Phase.WRITING, lease_s
+        if self.phase is PushPhase.OPENING:
+            self.phase, self._lease_s = PushPhase.WRITING, lease_s
             self._renew_at = now + lease_s / RENEWALS_PER_LEASE
         return self._finish_if_complete()
 
     def unneeded(self) -> Commands:
         """Decode has all of its KV from an earlier attempt: this one succeeds without a byte."""
-        if self.phase is not Phase.OPENING:
+        if self.phase is not PushPhase.OPENING:
             return ()
-        self.phase, self.is_unneeded = Phase.DONE, True
+        self.phase, self.is_unneeded = PushPhase.DONE, True
         return (Release(),)
 
     def submitted(self) -> None:
@@ -161,11 +161,11 @@ class Push:
         """One write ended badly: only a cut ends what it may still do."""
         self._in_flight -= 1
         self._is_clean = False
-        return *self.give_up(reason, now=now), Cut(reason)
+        return *self.give_up(reason, now=now), CutLane(reason)
 
     def give_up(self, reason: str, *, now: float) -> Commands:
         """Write no more and tell decode why. Does nothing once the push is ending."""
-        if self.is_ended or self.phase is Phase.STOPPING:
+        if self.is_ended or self.phase is PushPhase.STOPPING:
             return ()
         self._enter_stopping(reason, now)
         self._is_fence_owed = not self._is_quiet
@@ -176,7 +176,7 @@ class Push:
         if self.is_ended:
             return (Send(Fenced(*self.key, self._is_clean)),)
         self._is_fence_owed = True
-        if self.phase is not Phase.STOPPING:
+        if self.phase is not PushPhase.STOPPING:
             self._enter_stopping("decode revoked its grant", now)
         return self._stop_if_quiet()
 
@@ -193,9 +193,9 @@ class Push:
         """Act on the passed deadline, on a lease to be renewed and on a write that does not end."""
         if self.is_ended:
             return ()
-        if self.phase is Phase.STOPPING:
+        if self.phase is PushPhase.STOPPING:
             is_stuck = now >= self._hold_until and not self._is_quiet
-            return (Cut(f"a write did not end within {self._hold_s:g} s"),) if is_stuck else ()
+            return (CutLane(f"a write did not end within {self._hold_s:g} s"),) if is_stuck else ()
         if now >= self.deadline:
             return self.give_up("deadline passed before the last byte was acknowledged", now=now)
         return self._renew(now)
@@ -206,28 +206,28 @@ class Push:
         return self._in_flight == 0 and self._is_clean
 
     def _renew(self, now: float) -> Commands:
-        if self.phase is not Phase.WRITING or now < self._renew_at:
+        if self.phase is not PushPhase.WRITING or now < self._renew_at:
             return ()
         self._renew_at = now + self._lease_s / RENEWALS_PER_LEASE
         return (Send(Progress(*self.key, self.acked_bytes)),)
 
     def _enter_stopping(self, reason: str, now: float) -> None:
-        self.phase, self.reason = Phase.STOPPING, reason
+        self.phase, self.reason = PushPhase.STOPPING, reason
         self._hold_until = now + self._hold_s
 
     def _finish_if_complete(self) -> Commands:
-        if self.phase is not Phase.WRITING or not self._is_whole or self.acked_bytes < self.planned_bytes:
+        if self.phase is not PushPhase.WRITING or not self._is_whole or self.acked_bytes < self.planned_bytes:
             return ()
         if self.wants_digest and self._digest is None:
             is_asked, self._is_digesting = self._is_digesting, True
-            return () if is_asked else (Digest(),)
-        self.phase = Phase.DONE
+            return () if is_asked else (DigestPush(),)
+        self.phase = PushPhase.DONE
         return Send(Done(*self.key, self.acked_bytes, self._num_layers, self._digest)), Release()
 
     def _stop_if_quiet(self) -> Commands:
-        return self._stop() if self.phase is Phase.STOPPING and self._is_quiet else ()
+        return self._stop() if self.phase is PushPhase.STOPPING and self._is_quiet else ()
 
     def _stop(self) -> Commands:
-        self.phase = Phase.STOPPED
+        self.phase = PushPhase.STOPPED
         fenced: Commands = (Send(Fenced(*self.key, self._is_clean)),) if self._is_fence_owed else ()
         return (*fenced, Release())

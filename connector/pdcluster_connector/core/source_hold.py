@@ -2,8 +2,8 @@
 
     begin(readers) --released by every reader, and finished by vLLM--> free, named once
 
-vLLM keeps the blocks of a finished request until its id is reported as sent; so whoever is named by
-``take_free`` may be overwritten at once.
+vLLM keeps the blocks of a finished request until its id is reported as sent; so the blocks of requests that
+``take_free`` names may be overwritten at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SourceHolds(Generic[R]):
         self._holds[request_id] = _Hold(set(readers))
 
     def readers(self, request_id: RequestId) -> frozenset[R]:
-        """Who has not released the request; nobody when it is unknown."""
+        """The readers that have not released the request; empty when it is unknown."""
         hold = self._holds.get(request_id)
         return frozenset(hold.readers) if hold else frozenset()
 
@@ -56,7 +56,7 @@ class SourceHolds(Generic[R]):
             hold.is_finished = True
 
     def take_free(self) -> set[RequestId]:
-        """Finished requests that nobody reads, each named once."""
+        """Finished requests whose blocks have no reader, each named once."""
         free = {request_id for request_id, hold in self._holds.items() if hold.is_finished and not hold.readers}
         for request_id in free:
             del self._holds[request_id]

@@ -108,7 +108,7 @@ class ResharderParts:
 
 
 @dataclass(slots=True)
-class _Step:
+class _PlannedStep:
     """The step whose layers come now, and its plans: one for each shape of layer."""
 
     number: int
@@ -147,14 +147,14 @@ class Resharder:
         """``group``: of ``open_reshard_group``, the resharder's alone, which it closes; None for TP 1."""
         self._parts = parts
         self._on_outcome = on_outcome
-        self._inbox: SimpleQueue[_Step | _LayerSaved | _StepEnded | threading.Event | None] = SimpleQueue()
+        self._inbox: SimpleQueue[_PlannedStep | _LayerSaved | _StepEnded | threading.Event | None] = SimpleQueue()
         self._failure = ""
         self._is_closing = False
         self._group = group
         self._group_lock = threading.Lock()
         """Guards ``_group``: close, and our own thread, leave it once."""
         self._number = 0
-        self._step = _Step(0, {})
+        self._step = _PlannedStep(0, {})
         self._stream: SideStream = NoStream()
         self._scratch = Scratch(parts.staging.tensor.device)
         self._thread = threading.Thread(target=self._main, name="pdcluster-reshard", daemon=True)
@@ -168,7 +168,7 @@ class Resharder:
     def begin_step(self, step: int, items: GroupItems) -> None:
         """The layers that follow complete ``items``. Forward thread: never waits."""
         self._number = step
-        self._inbox.put(_Step(step, items))
+        self._inbox.put(_PlannedStep(step, items))
 
     def layer_saved(self, regions: Sequence[int], event: DeviceEvent) -> None:
         """These regions of one layer are final for this step once ``event`` is. Forward thread: never waits."""
@@ -225,7 +225,7 @@ class Resharder:
     def _on_orders(self) -> None:
         while (order := self._inbox.get()) is not None:
             match order:
-                case _Step():
+                case _PlannedStep():
                     self._step = order
                 case _LayerSaved():
                     self._serve(order)

@@ -98,7 +98,7 @@ def open_reshard_group(ranks: Sequence[int], timeout_s: float, backend: str | No
 
 
 def close_reshard_group(group: dist.ProcessGroup) -> None:
-    """Whoever waits for us in this group fails at once (gloo; NCCL and HCCL: at the group's timeout at the latest)."""
+    """Ranks that wait for us in this group fail at once (gloo; NCCL and HCCL: at the group's timeout at the latest)."""
     group.abort()
     dist.destroy_process_group(group)
 

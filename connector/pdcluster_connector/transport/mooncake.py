@@ -29,6 +29,7 @@ from pdcluster_connector.transport.opening import Backend, Openings, Write
 from pdcluster_connector.transport.protocols import environment_of, locked_memory_problem, require_rdma_device
 from pdcluster_connector.transport.registered import RegisteredMemory
 from pdcluster_protocol.errors import ConfigError, TransferError
+from pdcluster_protocol.launch import MOONCAKE_PORTS
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.transport")
 _DEFAULTS: Final = {
@@ -36,8 +37,8 @@ _DEFAULTS: Final = {
     "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
     # Mooncake's 15000 to 17000 are soon used up by sessions that were cut: no port is ever used twice (see below).
     # Up to Kubernetes' node ports; Mooncake refuses Linux's ephemeral ones.
-    "MC_MIN_RPC_PORT": "15000",
-    "MC_MAX_RPC_PORT": "29999",
+    "MC_MIN_RPC_PORT": str(MOONCAKE_PORTS[0]),
+    "MC_MAX_RPC_PORT": str(MOONCAKE_PORTS[1]),
 }
 """Environment of Mooncake where the user has set none."""
 _SYSTEM_LIBRARIES: Final = "apt-get install libibverbs1 ibverbs-providers librdmacm1 libnuma1 libcurl4"
@@ -127,7 +128,7 @@ class MooncakeTransport:
         # Else a probe is still inside the engine: its peer was never opened, so no write of ours is under way.
 
     def _free(self) -> None:
-        """Free the engine, once, if it was closed. Whoever is the last to use it."""
+        """Free the engine, once, if it was closed. Its last user calls this."""
         try:
             engine = self._unfreed.popleft()
         except IndexError:

@@ -33,7 +33,7 @@ class Sessions:
         self._spares = deque([make()])
 
     def open(self) -> Transport:
-        """A session that nobody else uses; whoever opens it closes it. Any thread, but it may wait for seconds.
+        """A session with one user, which opens and closes it. Any thread, but it may wait for seconds.
 
         Raises:
             ConfigError: No further session can be opened.
@@ -44,7 +44,7 @@ class Sessions:
             return self._make()
 
     def close(self) -> None:
-        """Close what nobody has asked for."""
+        """Close the sessions that no lane has asked for."""
         while self._spares:
             self._spares.popleft().close()
 

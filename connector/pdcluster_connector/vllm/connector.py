@@ -37,7 +37,6 @@ from pdcluster_connector.assembly import (
 )
 from pdcluster_connector.core.reception import Lost
 from pdcluster_connector.counts import take_counts
-from pdcluster_connector.engine_facts import EngineRole
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.steps import DecodeStep, PrefillStep
 from pdcluster_connector.vllm.facts import (
@@ -50,6 +49,7 @@ from pdcluster_connector.vllm.facts import (
 from pdcluster_connector.vllm.fingerprint import HEAD_MAJOR
 from pdcluster_connector.vllm.metrics import CountMetrics, Counts
 from pdcluster_protocol.ids import RequestId
+from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import SideChannelAddress
 
 
@@ -90,7 +90,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._prefill_rank: PrefillRank | None = None
         self._decode_rank: DecodeRank | None = None
         self._listening: Listening | None = None
-        if role is KVConnectorRole.SCHEDULER and self._facts.role is EngineRole.PREFILL:
+        if role is KVConnectorRole.SCHEDULER and self._facts.role is Role.PREFILL:
             engine = PrefillEngine(self._facts.tp_size, self._facts.kv_heads, self._facts.groups)
             self._prefill_scheduler = PrefillScheduler(
                 engine, self._facts.settings.push, self._facts.secret, new_boot_id()
@@ -119,7 +119,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
         """Every worker's side channel is known: reservations can name them."""
-        if self._facts.role is not EngineRole.DECODE:
+        if self._facts.role is not Role.DECODE:
             return
         workers = [metadata[rank] for rank in sorted(metadata)]
         pages = tuple(map(max, zip(*(worker.page_tokens for worker in workers), strict=True)))
@@ -203,7 +203,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         layers = own_layers(self._kv_cache_config, kv_caches)
         memory = read_memory(self._facts, self._vllm_config, self._kv_cache_config, layers)
-        if self._facts.role is EngineRole.PREFILL:
+        if self._facts.role is Role.PREFILL:
             tokens = read_token_memory(self._facts, memory, self._kv_cache_config, layers)
             self._prefill_rank = make_prefill_rank(self._facts, memory, tokens)
         else:

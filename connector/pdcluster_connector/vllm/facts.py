@@ -28,7 +28,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from pdcluster_connector.core.watermark import KvGroup
-from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
+from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.reshard.tensors import open_reshard_group, region_bytes
 from pdcluster_connector.settings import PushTiming, parse_settings, require_ipv4
 from pdcluster_connector.vllm.fingerprint import HEAD_MAJOR, models_of, read_fingerprint
@@ -36,6 +36,8 @@ from pdcluster_connector.vllm.specs import TOKEN_MAJOR, meaning_of, require_axes
 from pdcluster_connector.worker.resharding import TokenMemory
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import EngineId
+from pdcluster_protocol.labels import Role
+from pdcluster_protocol.launch import KV_ROLES
 from pdcluster_protocol.secret import load_secret
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
@@ -65,7 +67,7 @@ def read_engine_facts(config: VllmConfig, cache: KVCacheConfig) -> EngineFacts:
     settings = parse_settings(transfer.kv_connector_extra_config)
     _require_whole_steps(parallel)
     role = _role(transfer.kv_role)
-    if role is EngineRole.PREFILL and settings.push is PushTiming.LAYERWISE:
+    if role is Role.PREFILL and settings.push is PushTiming.LAYERWISE:
         _require_hooks(config.compilation_config.cudagraph_mode)
     host = settings.host or get_ip()
     require_ipv4(host)
@@ -171,13 +173,13 @@ def _require_hooks(cudagraph_mode: CUDAGraphMode) -> None:
         )
 
 
-def _role(kv_role: str) -> EngineRole:
-    try:
-        return EngineRole(kv_role)
-    except ValueError:
-        raise ConfigError(
-            f"kv_role is {kv_role!r}: start a prefill engine with kv_producer and a decode engine with kv_consumer"
-        ) from None
+def _role(kv_role: str) -> Role:
+    for role, name in KV_ROLES.items():
+        if name == kv_role:
+            return role
+    raise ConfigError(
+        f"kv_role is {kv_role!r}: start a prefill engine with kv_producer and a decode engine with kv_consumer"
+    )
 
 
 def _kv_heads(config: VllmConfig) -> tuple[int, ...]:

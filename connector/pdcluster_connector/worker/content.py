@@ -83,7 +83,7 @@ class Digests(Generic[K]):
         self._sums[key], self._totals[key] = sums, 0
 
     def drop(self, key: K) -> None:
-        """Nobody wants it any more; its memory is not read again."""
+        """The digest is not wanted any more; its memory is not read again."""
         self._sums.pop(key, None)
         self._totals.pop(key, None)
 

@@ -105,7 +105,7 @@ class Lane:
         self._cut_reason = ""
         self._closing_at: float | None = None
         self._has_ended = False
-        """The thread looks at its orders for the last time: whoever posts one now sees to it that it is let go."""
+        """The thread looks at its orders for the last time: a caller that posts one now lets it go itself."""
         self._next_expiry = 0.0
         self._channel: PrefillChannel | None = None
         self._thread = threading.Thread(target=self._main, name=f"pdcluster-lane-{decode_rank}", daemon=True)
@@ -113,7 +113,7 @@ class Lane:
 
     @property
     def is_usable(self) -> bool:
-        """Whether new pushes may be posted: the handshake has not failed and nobody closed the lane."""
+        """Whether new pushes may be posted: the handshake has not failed and the lane is not closed."""
         return not self._failure and self._thread.is_alive()
 
     @property
@@ -140,7 +140,7 @@ class Lane:
             self._wakeup.close()
 
     def _discard_inbox(self) -> None:
-        """Let go of what nobody will carry out. Any thread, also several at once."""
+        """Let go of orders that the thread will not carry out. Any thread, also several at once."""
         while True:
             try:
                 discard(self._inbox.popleft())

@@ -41,7 +41,7 @@ class LayerSaved:
 class StagedWrite:
     """One push's part of one region, in staging memory: the region's bytes begin at address ``base``.
 
-    Whoever takes the order releases ``room``, once, when nothing reads the part any more.
+    The lane that takes the order releases ``room``, once, when nothing reads the part any more.
     """
 
     key: PushKey
@@ -104,7 +104,7 @@ Order: TypeAlias = StepOrder | GiveUp | Forget | Quiesce | Close
 
 
 def discard(order: Order) -> None:
-    """Nobody will carry ``order`` out: what it holds is let go."""
+    """``order`` will not be carried out: let go of what it holds."""
     match order:
         case Staged(writes=writes):
             for write in writes:

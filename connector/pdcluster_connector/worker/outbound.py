@@ -180,7 +180,7 @@ class Outbound:
         return keys
 
     def _take_staged(self, writes: WriteQueue, route: Route, order: Staged) -> None:
-        """Queue the parts; of a step that is over nobody wants any."""
+        """Queue the parts; those of a step that is over are dropped."""
         plan = self._steps.get(order.step)
         if plan is None:
             discard(order)

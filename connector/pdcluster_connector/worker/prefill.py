@@ -50,7 +50,7 @@ class _Step:
 
     number: int
     is_pushing: bool = False
-    """Whether anything of it is pushed, by whichever rank."""
+    """Whether any rank pushes anything of it."""
     lanes: tuple[Lane, ...] = ()
     saved: set[str] = field(default_factory=set)
 
@@ -115,7 +115,7 @@ class PrefillWorker:
         self._step = _Step(self._step.number)
 
     def protect_preempted(self, request_ids: Iterable[RequestId]) -> None:
-        """Nobody reads the blocks of these requests any more, or their pushes are given up.
+        """No lane reads the blocks of these requests any more, or their pushes are given up.
 
         Waits up to ``preempt_wait_s``: the blocks are overwritten as soon as this returns.
         """

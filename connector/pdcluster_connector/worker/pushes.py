@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from pdcluster_connector.core.sending import Commands, Cut, Digest, Phase, Push, PushKey, Release, Send
+from pdcluster_connector.core.sending import Commands, CutLane, DigestPush, Push, PushKey, PushPhase, Release, Send
 from pdcluster_connector.counts import PUSHED_BYTES, PUSHES_DONE, count
 from pdcluster_connector.failures import Kind, log_failure
 from pdcluster_connector.steps import ContentOrder
@@ -15,6 +15,7 @@ from pdcluster_connector.trace import Trace
 from pdcluster_connector.worker.writes import LayerRecord
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.side_channel import ToDecode
+from pdcluster_protocol.trace import PushTrace
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.push")
 
@@ -41,34 +42,33 @@ class LivePush:
     @property
     def is_reportable(self) -> bool:
         """The push has ended, and so has the forward pass whose share of it the report shows."""
-        is_done = self.push.phase is Phase.DONE and not self.push.is_unneeded
+        is_done = self.push.phase is PushPhase.DONE and not self.push.is_unneeded
         return self.push.is_ended and (not is_done or self.forward_end > 0)
 
     @property
     def _outcome(self) -> str:
         if self.push.is_unneeded:
             return "unneeded"
-        return "done" if self.push.phase is Phase.DONE else "failed"
+        return "done" if self.push.phase is PushPhase.DONE else "failed"
 
-    def as_event(self) -> dict[str, object]:
+    def as_trace(self) -> PushTrace:
         """The line for the trace file."""
-        return {
-            "event": "push",
-            "transfer_id": self.push.key.transfer_id,
-            "request_id": self.request_id,
-            "attempt": self.push.key.attempt,
-            "outcome": self._outcome,
-            "reason": self.push.reason,
-            "prompt_tokens": self.num_prompt_tokens,
-            "num_layers": len({record.layer for record in self.layers}),
-            "num_bytes": self.push.acked_bytes,
-            "is_content_compared": self.content is not None,
-            "ranges": self.num_pieces,
-            "writes": self.num_writes,
-            "forward_begin": self.forward_begin,
-            "forward_end": self.forward_end,
-            "layers": [record.as_row() for record in self.layers],
-        }
+        return PushTrace(
+            transfer_id=self.push.key.transfer_id,
+            request_id=self.request_id,
+            attempt=self.push.key.attempt,
+            outcome=self._outcome,
+            reason=self.push.reason,
+            prompt_tokens=self.num_prompt_tokens,
+            num_layers=len({record.layer for record in self.layers}),
+            num_bytes=self.push.acked_bytes,
+            is_content_compared=self.content is not None,
+            ranges=self.num_pieces,
+            writes=self.num_writes,
+            forward_begin=self.forward_begin,
+            forward_end=self.forward_end,
+            layers=tuple(record.as_trace() for record in self.layers),
+        )
 
 
 @dataclass(slots=True)
@@ -118,9 +118,9 @@ class PushBook:
                     self.send(message)
                 case Release():
                     self._release(live)
-                case Cut(reason):
+                case CutLane(reason):
                     self.on_cut(reason)
-                case Digest():
+                case DigestPush():
                     self.on_digest(live)
         self.report_if_due(live)
 
@@ -130,12 +130,12 @@ class PushBook:
             del self._live[live.push.key]
             if not live.is_forgotten:
                 self._ended.add(live.push.key)
-            self.trace.write(live.as_event())
+            self.trace.write(live.as_trace())
 
     def _release(self, live: LivePush) -> None:
         self.on_release(live.request_id)
         push = live.push
-        if push.phase is Phase.DONE:
+        if push.phase is PushPhase.DONE:
             count(PUSHES_DONE)
             count(PUSHED_BYTES, push.acked_bytes)
             _LOG.debug("push done transfer_id=%s bytes=%d", push.key.transfer_id, push.acked_bytes)

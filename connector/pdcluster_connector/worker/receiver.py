@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from pdcluster_connector.core.clock import RunningClock, deadline_after
-from pdcluster_connector.core.receiving import Cut, Reply, Report
+from pdcluster_connector.core.receiving import CutSession, Reply, Report
 from pdcluster_connector.core.reception import Command, Compare, Ended, Expected, Invite, Lost, Reception
 from pdcluster_connector.counts import RECEIVES_DONE, count
 from pdcluster_connector.failures import Kind, log_failure
@@ -28,6 +28,7 @@ from pdcluster_connector.worker.inbound import InboundSessions, Opened
 from pdcluster_protocol.errors import ConfigError, ProtocolError
 from pdcluster_protocol.ids import RequestId, TransferId
 from pdcluster_protocol.side_channel import Refusal
+from pdcluster_protocol.trace import ReceiveTrace
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.receiver")
 _EXPIRE_EVERY_S: Final = 0.02
@@ -185,10 +186,10 @@ class Receiver:
                     self._losses.append(command)
                     transfer_id, _ = self._expected_at[command.request_id]
                     log_failure(Kind.ATTEMPT_LOST, command.request_id, transfer_id, command.attempt, command.reason)
-                case Cut():
+                case CutSession():
                     self._cut(command)
 
-    def _cut(self, cut: Cut) -> None:
+    def _cut(self, cut: CutSession) -> None:
         if not cut.is_idle:
             log_failure(Kind.SESSION_CUT, reason="a prefill engine could not say that it had stopped")
         self._sessions.cut(cut.session)
@@ -219,14 +220,13 @@ class Receiver:
         else:
             log_failure(Kind.RECEIVE_FAILED, request_id, transfer_id, reason=report.reason)
         self._trace.write(
-            {
-                "event": "receive",
-                "transfer_id": transfer_id,
-                "request_id": request_id,
-                "outcome": "received" if report.is_received else "failed",
-                "reason": report.reason,
-                "is_content_compared": is_compared and report.is_received,
-                "expected_at": expected_at,
-                "ended_at": time.monotonic(),
-            }
+            ReceiveTrace(
+                transfer_id=transfer_id,
+                request_id=request_id,
+                outcome="received" if report.is_received else "failed",
+                reason=report.reason,
+                is_content_compared=is_compared and report.is_received,
+                expected_at=expected_at,
+                ended_at=time.monotonic(),
+            )
         )

@@ -107,8 +107,8 @@ class NoResharding:
 class TokenMemory:
     """This rank's token-major KV beside its addresses, and the TP group that reshards it.
 
-    ``group``: of ``open_reshard_group``; None for TP 1. Whoever makes this keeps no reference to it: the group's
-    sockets close when nobody holds it. ``data``: by region index, uint8 [bytes of the region], borrowed while we run.
+    ``group``: of ``open_reshard_group``; None for TP 1. The caller keeps no reference to it: the group's
+    sockets close with the last one. ``data``: by region index, uint8 [bytes of the region], borrowed while we run.
     """
 
     group: dist.ProcessGroup | None

@@ -20,6 +20,7 @@ from pdcluster_connector.device import Device, DeviceEvent
 from pdcluster_connector.reshard.staging import Room
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
 from pdcluster_protocol.errors import TransferError
+from pdcluster_protocol.trace import LayerTrace
 
 MAX_WRITES_IN_FLIGHT: Final = 1024
 """Per lane. Half of what Mooncake's TCP takes per peer by default (2,048), so one lane never fills it."""
@@ -39,9 +40,8 @@ class LayerRecord:
     acked_at: float = 0.0
     unacked_bytes: int = 0
 
-    def as_row(self) -> list[float]:
-        """The row of the trace file's ``layers``."""
-        return [self.step, self.layer, self.saved_at, self.write_begin, self.acked_at, self.num_bytes]
+    def as_trace(self) -> LayerTrace:
+        return LayerTrace(self.step, self.layer, self.saved_at, self.write_begin, self.acked_at, self.num_bytes)
 
 
 @dataclass(frozen=True, slots=True)

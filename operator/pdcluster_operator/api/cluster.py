@@ -18,11 +18,10 @@ from pydantic import Field
 from pdcluster_operator.api.base import MAX_NAME, MAX_REPLICAS, ApiModel, Fault, Name, OpenObject, Rule, Share
 from pdcluster_operator.api.role import DeviceKind, Resources, Roles, ranks_of
 from pdcluster_operator.api.status import PDClusterStatus
+from pdcluster_protocol.launch import HTTP_PORT, SIDE_CHANNEL_PORT
 from pdcluster_protocol.metaserver import Action
 
 _DAY_S: Final = 86400
-HTTP_PORT: Final = 8000
-"""Where engines and routers answer, in every pod: vLLM's own default."""
 
 
 class Volume(ApiModel):
@@ -112,7 +111,7 @@ class Transfer(ApiModel):
     """tcp, rdma or ascend. Default: ascend on ascend devices, else tcp, which works everywhere. With rdma
     engines run as root with IPC_LOCK and nothing else, for it pins memory; ask for your cards' resource in
     roles.*.resources.limits."""
-    port: int = Field(default=12100, ge=1024, le=31000)
+    port: int = Field(default=SIDE_CHANNEL_PORT, ge=1024, le=31000)
     """First port of decode's side channels: rank r listens on port + r, in [1024, 31000]; none may be 8000, where
     engines answer. Default 12100: below the ports that Mooncake draws from (from 15000) and those that Linux gives to
     outgoing connections (from 32768), whatever the rank, and none of vLLM's own."""
@@ -170,7 +169,7 @@ class Router(ApiModel):
     that flows is no fault."""
     api_keys_secret_ref: KeysRef | None = None
     """Secret with the SHA-256 of each API key of clients, in the form of the router's --api-key-file. Default: none;
-    then whoever reaches the Service may use the model."""
+    then everyone who reaches the Service may use the model."""
     pod_overrides: OpenObject | None = None
     """Part of a pod template, merged over the operator's; the container is called router. Default: none."""
 

@@ -1,7 +1,7 @@
 """PDRoleScaler: one role's number of replicas with a ``scale`` subresource, for HPA, KEDA and ``kubectl scale``.
 
 A CRD has one ``scale`` for each kind, and a PDCluster has two roles, so each role gets an object of its own. The
-operator makes it and never writes its ``spec.replicas`` again: nobody is fought.
+operator makes it and never writes its ``spec.replicas`` again, so it fights no autoscaler.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the operator found: conditions, counts and addresses. Only the operator writes these.
 
-Nothing here is a memory: whoever reads the cluster anew comes to the same status, except for the times in conditions.
+Nothing here is a memory: a new look at the cluster comes to the same status, except for the times in conditions.
 """
 
 from __future__ import annotations

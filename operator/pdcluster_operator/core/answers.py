@@ -1,4 +1,4 @@
-"""Which error a status code of the API server is, and how long to wait before the same call is sent again."""
+"""Which error a status code of the API server is."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from pdcluster_operator.errors import (
 from pdcluster_protocol.labels import MANAGER
 
 _MAX_QUOTED: Final = 1000
-_FIRST_PAUSE_S: Final = 0.2
-_MAX_PAUSE_S: Final = 5.0
 _UID: Final = "metadata.uid"
 """An apply to another object than the one that was seen changes a field that never changes (Kubernetes 1.35)."""
 _CONFLICT_WITH: Final = re.compile(r'conflict with "([^"]*)"')
@@ -42,12 +40,6 @@ def error_of(what: str, status: int, body: Mapping[str, Any] | None, raw: bytes,
     if status == 404:
         return NotFound(message)
     return Forbidden(message) if status in (401, 403) else Refused(message)
-
-
-def pause_s(num_tries: int, chance: float, asked_s: float) -> float:
-    """Seconds before the next try: 0.1 to 0.2, 0.2 to 0.4 and so on, and what was asked for. ``chance``: in [0, 1)."""
-    ceiling = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (num_tries - 1))
-    return max(asked_s, ceiling * (0.5 + chance / 2))
 
 
 def _conflict(message: str, body: Mapping[str, Any]) -> KubeError:

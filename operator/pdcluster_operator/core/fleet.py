@@ -137,7 +137,7 @@ class Fleet:
         return all(self.of(role).staying_of(revision) for role in ROLES)
 
     def is_orphan(self, role: Role, workload: Workload) -> bool:
-        """Whether nobody will ever be paired with it: an old revision whose other role is gone."""
+        """Whether it will never be paired again: an old revision whose other role is gone."""
         return workload.revision != self.revision and not self.of(role.other).asked_of(workload.revision)
 
 

@@ -29,7 +29,7 @@ def sample_of(namespace: str, name: str, status: Status, deadline_s: int, now: i
 
 
 def not_ready_s(status: Status, now: int) -> int:
-    """Seconds without being ready since the last progress; 0 where nobody waits for it: ready, stopped, held.
+    """Seconds without being ready since the last progress; 0 for a pool that is ready, stopped or held.
 
     A rollout that moves is not late, however long it takes.
     """

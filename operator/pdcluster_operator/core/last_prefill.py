@@ -28,8 +28,8 @@ def _revisions(fleet: Fleet) -> set[str]:
 
 
 def _last_of(fleet: Fleet, changes: tuple[Change, ...], revision: str) -> list[Workload]:
-    """The workload that keeps one, if these changes leave none: the one with most ready. One that is not ready helps
-    nobody."""
+    """The workload that keeps one, if these changes leave none: the one with most ready. One that is not ready is
+    of no help."""
     ours = [workload for workload in fleet.prefill.workloads if workload.revision == revision]
     if _asked(ours, changes) or not _is_decode_leaving(fleet, changes, revision):
         return []

@@ -40,7 +40,7 @@ class LeaseTimes:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a Lease says. ``renewed``: text that every renewal changes; nobody takes it for a time.
+    """What a Lease says. ``renewed``: text that every renewal changes; it is not read as a time.
 
     ``holder``: empty when the last one gave it up.
     """

@@ -191,7 +191,7 @@ class TargetIds:
 
     @property
     def name(self) -> str:
-        """All three in one word: what is verified, and what status speaks of. 26 characters. Nobody takes it apart."""
+        """All three in one word: what is verified, and what status speaks of. 26 characters. Never taken apart."""
         return f"{self.revision}-{self.prefill_template}-{self.decode_template}"
 
 

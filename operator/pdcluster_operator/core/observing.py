@@ -1,7 +1,7 @@
 """From the views of a PDCluster's children to what the planner is told.
 
-A child of another owner is not seen: one of an earlier PDCluster of the same name goes away by itself, and a
-stranger's is found when we try to make ours.
+A child of another owner is not seen: one of an earlier PDCluster of the same name goes away by itself, and
+one of another owner is found when we try to make ours.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ only their replicas move, and they are pruned when they are empty. A PDCluster t
 Kubernetes removes its children, by their owner.
 
 A proof belongs to engines. While the status that was read proves a target that has none, no engine of it is made: the
-status has to be written first, so that whatever write fails nobody takes an old proof for one of the new engines.
+status has to be written first, so that no failed write lets an old proof count for the new engines.
 
 Replicas of a workload that is there are moved, never applied: an apply says what they are. A new one is created with
 what it shall have, so an old picture that does not show it yet changes nothing.

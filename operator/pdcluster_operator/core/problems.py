@@ -67,7 +67,7 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Of a pod: when it was started, and since when it is not ready; 0: it is, or nobody says."""
+    """Of a pod: when it was started, and since when it is not ready; 0: it is, or that is unknown."""
 
     started_s: int
     unready_s: int

@@ -5,7 +5,7 @@
                        |                        |  +--add: once more afterwards, however often it was said
                        +--------- fail: later and later, up to most_s ---------+
 
-One key runs once at a time. Keys start in the order in which they became due, so a busy one holds up nobody.
+One key runs once at a time. Keys start in the order in which they became due, so a busy one holds up no other.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
+
+from pdcluster_kube.backoff import Backoff
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -32,8 +34,7 @@ class Pace:
 
         ``chance``: in [0, 1), so that what failed together does not come back together.
         """
-        ceiling = min(self.most_s, self.first_s * 2.0 ** min(num_failures, 16))
-        return self.first_s + chance * (ceiling - self.first_s)
+        return Backoff(self.first_s, self.most_s).pause_s(num_failures, chance)
 
 
 @dataclass(slots=True)

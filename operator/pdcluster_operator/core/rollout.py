@@ -5,7 +5,7 @@ No memory: a killed operator, a rollback and a third revision in the middle are 
     group     the old workloads that go together: one old revision with both its roles, or, where a role only changed
               its template, that role's old templates (its engines still pair with the target's)
     leave     to take a whole group away; until then it keeps an instance of each of its roles
-    orphan    a workload of an old revision whose other role is gone: nobody will ever be paired with it
+    orphan    a workload of an old revision whose other role is gone: it will never be paired again
     useful    ready, and of a revision that serves (has a ready instance of each role) or that the spec asks for;
               one of the target itself only when the target is verified
 

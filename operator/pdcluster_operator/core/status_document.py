@@ -2,7 +2,7 @@
 
 What was written reads as what was meant: tested.
 
-Counts that status does not carry (``least``) are not read back: nobody compares them.
+Counts that status does not carry (``least``) are not read back: they are never compared.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _REASONS: Final = frozenset(one.value for one in Reason)
 
 def status_document(status: Status, spec: PDClusterSpec, routers: Routers, url: str) -> dict[str, Any]:
     """``url``: where clients find the OpenAI API. A proof that fell is written as an empty one: left out of an apply,
-    the field would stay for whoever else owns it (a backup's restore), and with it the proof."""
+    the field would stay for another owner (a backup's restore), and with it the proof."""
     return PDClusterStatus(
         observed_generation=status.observed_generation,
         conditions=tuple(map(_to_wire, status.conditions)),
@@ -55,7 +55,7 @@ def status_document(status: Status, spec: PDClusterSpec, routers: Routers, url: 
 
 
 def bare_document(status: Status) -> dict[str, Any]:
-    """Conditions alone, for an object whose spec nobody could read."""
+    """Conditions alone, for an object whose spec could not be read."""
     conditions = tuple(map(_to_wire, status.conditions))
     wire = PDClusterStatus(observed_generation=status.observed_generation, conditions=conditions).to_wire()
     return {name: wire[name] for name in ("observedGeneration", "conditions")}

@@ -1,8 +1,8 @@
 """Fields of our own children that somebody else had set and that we set again: what the user is told of them, and when.
 
 Kubernetes' page "Server-Side Apply" asks controllers to force conflicts on objects that they own: a field that is left
-to whoever took it would hold up everything else. Two who both insist would write for ever, so the second time within
-``CONTEST_S``, whoever it was, the look counts as failed, and the next one comes at the pace of failures.
+to its taker would hold up everything else. Two writers that both insist would write for ever. So the second time
+within ``CONTEST_S``, for any taker, the look counts as failed, and the next one comes at the pace of failures.
 """
 
 from __future__ import annotations

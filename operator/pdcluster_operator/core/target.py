@@ -41,7 +41,7 @@ class Target:
 
     @property
     def is_empty(self) -> bool:
-        """A role asks for no instance of it: whoever comes is another engine than those that were there."""
+        """A role asks for no instance of it: an instance that comes is another engine than those that were there."""
         return not all(self.fleets[role].target.replicas for role in ROLES)
 
     @property

@@ -16,7 +16,7 @@ from pdcluster_operator.core.status import Verification
 PACE: Final = Pace(first_s=2.0, most_s=300.0)
 """Seconds between two requests. 300: a pool that cannot transfer is mended by people."""
 PATIENCE: Final = 4
-"""Requests in a row that nobody answered, half a minute or so, before it is said to have failed."""
+"""Requests in a row without an answer, half a minute or so, before it is said to have failed."""
 
 
 class Verdict(Enum):

@@ -10,7 +10,7 @@ by itself waits likewise, for room on the decode engines: an ``Admission`` of it
                        |             |
                   full: 429     waited too long: 503
 
-Nobody counts for more than a quarter of an engine's limit: a long prompt is often in prefill's cache, and four of
+No request counts for more than a quarter of an engine's limit: a long prompt is often in prefill's cache, and four of
 them at a time cost little where they are not. For ``PASS_S`` a request that does not fit may be passed by smaller ones
 that do; after that everybody waits for it, so it enters as soon as the backlog has gone down.
 
@@ -26,10 +26,10 @@ from itertools import islice
 from math import ceil
 from typing import Final, Generic, TypeVar
 
-Guest = TypeVar("Guest", bound=Hashable)
+Waiter = TypeVar("Waiter", bound=Hashable)
 
 PASS_S: Final = 2.0
-"""How long a guest may be passed, from when it came. Some prefills long: more room comes within it, as a rule."""
+"""How long a waiter may be passed, from when it came. Some prefills long: more room comes within it, as a rule."""
 MAX_LOOKED_AT: Final = 64
 """Places that are looked at for one that fits, each time there is room: what a full queue costs."""
 _MOST_OF_LIMIT: Final = 4
@@ -37,14 +37,14 @@ _MOST_OF_LIMIT: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One guest's place in the queue. Times are monotonic seconds."""
+    """One waiter's place in the queue. Times are monotonic seconds."""
 
     num_tokens: int
     queued_at: float
     deadline: float
 
 
-class Admission(Generic[Guest]):
+class Admission(Generic[Waiter]):
     """One backlog and its queue, of one router process. One owner."""
 
     def __init__(self, *, engine_tokens: int, max_queued: int, queue_s: float) -> None:
@@ -56,7 +56,7 @@ class Admission(Generic[Guest]):
         self._limit_tokens = engine_tokens
         self._max_queued = max_queued
         self._queue_s = queue_s
-        self._queue: OrderedDict[Guest, Place] = OrderedDict()
+        self._queue: OrderedDict[Waiter, Place] = OrderedDict()
 
     @property
     def num_queued(self) -> int:
@@ -86,46 +86,46 @@ class Admission(Generic[Guest]):
         self.backlog_tokens -= share
         return bool(self._queue)
 
-    def queue(self, guest: Guest, share: int, *, now: float, deadline: float) -> float | None:
-        """Until when the guest waits at most, in monotonic seconds; None: the queue is full. Call ``admit`` soon.
+    def queue(self, waiter: Waiter, share: int, *, now: float, deadline: float) -> float | None:
+        """Until when it waits at most, in monotonic seconds; None: the queue is full. Call ``admit`` soon.
 
         ``deadline``: the request's own.
         """
         if len(self._queue) >= self._max_queued:
             return None
         place = Place(share, now, min(deadline, now + self._queue_s))
-        self._queue[guest] = place
+        self._queue[waiter] = place
         return place.deadline
 
-    def leave(self, guest: Guest) -> None:
-        """The guest waits no longer, if it did."""
-        self._queue.pop(guest, None)
+    def leave(self, waiter: Waiter) -> None:
+        """It waits no longer, if it did."""
+        self._queue.pop(waiter, None)
 
-    def admit(self, *, now: float) -> list[Guest]:
+    def admit(self, *, now: float) -> list[Waiter]:
         """Who enters now, in the order of arrival but for those that may be passed. Each holds its share."""
-        entered: list[Guest] = []
-        for guest, place in islice(self._queue.items(), MAX_LOOKED_AT):
+        entered: list[Waiter] = []
+        for waiter, place in islice(self._queue.items(), MAX_LOOKED_AT):
             if self._has_room(place.num_tokens):
                 self.backlog_tokens += place.num_tokens
-                entered.append(guest)
+                entered.append(waiter)
             elif now >= place.queued_at + PASS_S or self.backlog_tokens >= self._limit_tokens:
                 break
-        for guest in entered:
-            del self._queue[guest]
+        for waiter in entered:
+            del self._queue[waiter]
         return entered
 
-    def expire(self, *, now: float) -> list[Guest]:
+    def expire(self, *, now: float) -> list[Waiter]:
         """Who has waited long enough; they wait no longer. Costs a look at everybody who waits."""
-        late = [guest for guest, place in self._queue.items() if now >= place.deadline]
-        for guest in late:
-            del self._queue[guest]
+        late = [waiter for waiter, place in self._queue.items() if now >= place.deadline]
+        for waiter in late:
+            del self._queue[waiter]
         return late
 
-    def clear(self) -> list[Guest]:
-        """Everybody who waited; nobody does now."""
-        guests = list(self._queue)
+    def clear(self) -> list[Waiter]:
+        """All requests that waited; the queue is empty now."""
+        waiters = list(self._queue)
         self._queue.clear()
-        return guests
+        return waiters
 
     def next_deadline(self) -> float | None:
         """When ``expire`` has something to do. Costs a look at everybody who waits."""

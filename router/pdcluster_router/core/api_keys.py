@@ -41,7 +41,7 @@ class ApiKeys:
         return len(self._digests) > 1
 
     def name_of(self, key: bytes) -> str | None:
-        """Whose key this is; None: nobody's. Takes as long for any key."""
+        """The client whose key this is; None: it is no client's. Takes as long for any key."""
         shown = sha256(key).digest()
         found = None
         for digest, name in self._digests:

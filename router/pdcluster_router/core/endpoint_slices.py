@@ -195,10 +195,6 @@ def _number(resource_version: str) -> int:
     return int(resource_version) if resource_version.isdecimal() else 0
 
 
-MIN_DELAY_S: Final = 1.0
-MAX_DELAY_S: Final = 30.0
-
-
 class _List(msgspec.Struct, frozen=True):
     metadata: Metadata
     items: list[EndpointSlice] | None = None
@@ -270,13 +266,3 @@ class SliceCache:
             self._slices[one.metadata.name] = one
         self.resource_version = one.metadata.resource_version
         return True
-
-
-def delay_s(num_failures: int, chance: float, *, asked_s: float = 0.0) -> float:
-    """Seconds to wait after so many failures in a row, at least one: from 1 s, up to 2, 4, 8 ... and at most 30 s.
-
-    ``chance``: in [0, 1), so that the routers of a cluster do not all come back at once. ``asked_s``: what the API
-    server itself asked for (Retry-After), heeded up to the same 30 s.
-    """
-    most = min(MAX_DELAY_S, MIN_DELAY_S * 2.0 ** min(num_failures, 10))
-    return min(MAX_DELAY_S, max(asked_s, MIN_DELAY_S + chance * (most - MIN_DELAY_S)))

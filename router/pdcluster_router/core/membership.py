@@ -32,7 +32,7 @@ class State(Enum):
     """It terminates, but still answers: nothing new. A prefill engine may still be asked for the prompt of a request
     that a decode engine of its revision has already, when no other prefill engine of that revision is left."""
     LEAVING = "leaving"
-    """It terminates and answers no more, or nobody lists it: nothing at all."""
+    """It terminates and answers no more, or no slice lists it: nothing at all."""
 
     @property
     def is_probed(self) -> bool:
@@ -108,7 +108,7 @@ class Revive:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Forget this engine: nobody lists it, and nothing runs there."""
+    """Forget this engine: no slice lists it, and nothing runs there."""
 
     key: Key
 

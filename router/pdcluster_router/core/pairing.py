@@ -168,7 +168,7 @@ WORK: Final = {
     Phase.PREFILLING: Role.PREFILL,
     Phase.LOCAL_PREFILL: Role.DECODE,
 }
-"""Which engine has to prefill a request, now or soon; elsewhere nobody: its KV is there or not needed."""
+"""Which engine has to prefill a request, now or soon; in other phases none: its KV is there or not needed."""
 _ANSWERS_BEFORE_PREFILL: Final = (Phase.AWAITING_RESERVATION, Phase.AWAITING_ANSWER, Phase.LOCAL_PREFILL)
 _NO_PREFILL_RUNS: Final = (*_ANSWERS_BEFORE_PREFILL, Phase.DECODING)
 _BOTH_RUN: Final = (Phase.PREFILLING, Phase.ANSWERING)

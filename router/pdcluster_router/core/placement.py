@@ -131,7 +131,7 @@ def serving_revisions(engines: Iterable[S]) -> set[str]:
 
 
 def left_of(tiers: Iterable[Sequence[T]], excluded: Collection[T]) -> Sequence[T]:
-    """Those of the first tier that are not excluded, or of the next one when all are; empty when nobody is left."""
+    """Those of the first tier that are not excluded, or of the next one when all are; empty when no engine is left."""
     for tier in tiers:
         left = [engine for engine in tier if engine not in excluded] if excluded else tier
         if left:

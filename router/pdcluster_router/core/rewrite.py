@@ -95,7 +95,7 @@ _NEUTRAL: Final[dict[str, bytes]] = {
     "max_completion_tokens": b'"max_completion_tokens":1',
     "ec_transfer_params": b'"ec_transfer_params":null',
 }
-"""What prefill is told in place of what the client said of these, if it did: the one token is nobody's answer."""
+"""What prefill is told in place of what the client said of these, if it did: no client sees the one token."""
 
 
 class ClientBody(msgspec.Struct, frozen=True):
@@ -151,7 +151,7 @@ class ClientBody(msgspec.Struct, frozen=True):
         return self._followed_by([*ours, _ONE_TOKEN, _written(reservation)])
 
     def forgotten(self) -> ClientBody:
-        """What is still to be known of it when nobody is sent it any more: how its answer comes."""
+        """What is still needed when no engine is sent the body any more: how its answer comes."""
         said = Said(stream=self._said.stream.copy())  # A copy, for it shows a part of the whole.
         return ClientBody(b"", 0, 0, said, self.estimated_prompt_tokens)
 
@@ -165,7 +165,7 @@ class ClientBody(msgspec.Struct, frozen=True):
 
 
 def parse_body(raw: Bytes) -> ClientBody:
-    """The client's request body, which nobody changes from now on. Takes 1 ms per MiB of text, up to 6 of many values.
+    """The client's request body, which does not change from now on. Takes 1 ms per MiB of text, up to 6 of many values.
 
     Raises:
         BadBody: It is not a JSON object, has too many keys, or says what only the router may say.

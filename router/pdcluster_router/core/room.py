@@ -24,7 +24,7 @@ of it leave a fifth, so the next one finds room, without a part that stays empty
 shared so (dynamic thresholds: Choudhury and Hahne, 1998)."""
 
 
-class Share(IntEnum):
+class RoomLimit(IntEnum):
     """Who asks: how many eighths of the room may be in use afterwards. A number: an Enum's ``value`` is two calls."""
 
     CLIENTS_LARGE = 6
@@ -43,7 +43,7 @@ class Room:
         self._held_bytes: dict[str, int] = {}
         """Of each holder that holds any."""
 
-    def take(self, num_bytes: int, share: Share, holder: str = "") -> bool:
+    def take(self, num_bytes: int, share: RoomLimit, holder: str = "") -> bool:
         """Whether there was room; if so it is taken until ``give_back``. ``holder``: the key; empty: all are alike."""
         free_eighths = self.max_bytes * share - (self.used_bytes + num_bytes) * 8
         if free_eighths < 0:

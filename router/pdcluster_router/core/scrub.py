@@ -1,6 +1,6 @@
 """Words from elsewhere, made fit for a log line or a client: no address, no token, one short line.
 
-Reasons come from engines, from the operating system and, refused, from strangers.
+Reasons come from engines, from the operating system and, refused, from callers without the secret.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from pdcluster_protocol.params import Receipt
 FIRST_WORDS: Final = 300
 """At least so many tokens, and at most four times as many: a block of 256 is full, a context of 2,048 is not."""
 LEAST_WORDS: Final = 12
-"""Shorter prompts are not tried: a model that takes none of these serves nobody."""
+"""Shorter prompts are not tried: a model that takes none of these is of no use."""
 MAX_WORDS: Final = 16384
 _SHRINK: Final = 5
 _WORD_LETTERS: Final = 3

@@ -19,17 +19,21 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
+from pdcluster_kube.access import KubeAccess
+from pdcluster_kube.backoff import Backoff
+from pdcluster_kube.reader import KubeReader, Lines, Refused
 from pdcluster_protocol import labels
 from pdcluster_protocol.errors import ProtocolError, Unavailable
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.endpoint_slices import SliceCache, delay_s
+from pdcluster_router.core.endpoint_slices import SliceCache
 from pdcluster_router.core.membership import Member
 from pdcluster_router.core.scrub import scrub
-from pdcluster_router.engines.kube_client import KubeClient, Lines, Refused, access_of
 from pdcluster_router.settings import Discovery, Settings
 
 logger = logging.getLogger(__name__)
 
+BACKOFF: Final = Backoff(first_s=1.0, most_s=30.0)
+"""Between two lists. A Retry-After of the API server counts up to the same 30 s."""
 GRACE_S: Final = 5.0
 """A watch that should have ended so long ago is taken for dead."""
 MIN_WATCH_S: Final = 0.5
@@ -73,7 +77,7 @@ class Source:
 class EngineDiscovery:
     """Follows one cluster's slices. One task runs it; the event loop's callbacks may read its attributes."""
 
-    def __init__(self, client: KubeClient, source: Source, tell: Tell, count_failure: Callable[[], None]) -> None:
+    def __init__(self, client: KubeReader, source: Source, tell: Tell, count_failure: Callable[[], None]) -> None:
         """``tell`` gets all engines there are, whenever a slice has changed."""
         self.is_current = False
         """Whether changes reach us; False from the start until the first watch is open."""
@@ -105,7 +109,8 @@ class EngineDiscovery:
                 logger.exception("discovery failed")
                 self._failed(f"a bug of ours: {error!r}")
             chance = random.random()  # noqa: S311 - spreads the load, keeps no secret
-            await asyncio.sleep(delay_s(self._num_in_a_row, chance, asked_s=asked_s))
+            asked_s = min(asked_s, BACKOFF.most_s)
+            await asyncio.sleep(BACKOFF.pause_s(self._num_in_a_row, chance, asked_s=asked_s))
 
     async def _follow(self) -> None:
         self._cache.replace(await self._client.read(self._source.list_path))
@@ -164,6 +169,8 @@ def discovery_of(settings: Settings, tell: Tell, count_failure: Callable[[], Non
         return None
     assert settings.namespace is not None
     assert settings.cluster is not None
-    client = KubeClient(access_of(settings), timeout_s=settings.kube_timeout_s)
+    assert settings.kube_api is not None
+    access = KubeAccess(settings.kube_api, settings.kube_ca_file, settings.kube_token_file)
+    client = KubeReader(access, timeout_s=settings.kube_timeout_s, user_agent="pdcluster-router")
     source = Source(settings.namespace, settings.cluster, settings.watch_timeout_s)
     return EngineDiscovery(client, source, tell, count_failure)

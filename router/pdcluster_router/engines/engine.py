@@ -52,7 +52,7 @@ class Engine:
         """``now``: monotonic seconds."""
         parts = urlsplit(member.url)
         self.name = name
-        """What logs and errors call it: an address is nobody else's business."""
+        """What logs and errors call it: an address stays inside."""
         self.role = member.role
         self.revision = member.revision
         self.url = member.url

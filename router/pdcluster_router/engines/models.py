@@ -16,7 +16,7 @@ from pdcluster_router.engines.engine import Engine, Fetched
 from pdcluster_router.engines.roster import Roster
 
 TIMEOUT_S: Final = 10.0
-"""For one engine. Nobody's request waits for it."""
+"""For one engine. No request waits for it."""
 KEPT_S: Final = 5.0
 """An adapter that was loaded is seen within this time."""
 _MAX_KEPT: Final = 16

@@ -71,11 +71,11 @@ class Roster:
         self._on_change()
 
     def place_decode(self, excluded: Sequence[Engine] = ()) -> Engine | None:
-        """The decode engine for the next request; None when nobody is left."""
+        """The decode engine for the next request; None when no engine is left."""
         return self._choose(self._decode_tiers, excluded)
 
     def place_prefill(self, revision: str, excluded: Sequence[Engine] = ()) -> Engine | None:
-        """The prefill engine for a request whose decode engine is of ``revision``; None when nobody is left."""
+        """The prefill engine for a request whose decode engine is of ``revision``; None when no engine is left."""
         return self._choose(self._prefill_tiers.get(revision, _NOBODY), excluded)
 
     @property

@@ -11,7 +11,7 @@ from pdcluster_router.core.pairing import Retries
 from pdcluster_router.engines.engine import Engine
 
 PlaceDecode: TypeAlias = Callable[[Sequence[Engine]], Engine | None]
-"""The engine to ask next, given those that were tried; None when nobody is left."""
+"""The engine to ask next, given those that were tried; None when no engine is left."""
 PlacePrefill: TypeAlias = Callable[[str, Sequence[Engine]], Engine | None]
 """Likewise, among the engines of a revision."""
 

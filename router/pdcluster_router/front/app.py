@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_protocol.metaserver import METASERVER_PATH
 from pdcluster_protocol.secret import Secret
+from pdcluster_protocol.verify import VERIFY_PATH
 from pdcluster_router.core.openai_errors import (
     ApiError,
     RefusedRequest,
@@ -33,7 +34,7 @@ from pdcluster_router.engines.health import Probes, health_of
 from pdcluster_router.front.engines_page import POOL_PATH, describe_pool
 from pdcluster_router.front.router import OPENAI_PATHS, Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE
-from pdcluster_router.front.verify_page import RESPONSES, SCHEMA, VERIFY_PATH, carry_out
+from pdcluster_router.front.verify_page import RESPONSES, SCHEMA, carry_out
 from pdcluster_router.settings import Settings
 from pdcluster_router.telemetry.metrics import CONTENT_TYPE
 

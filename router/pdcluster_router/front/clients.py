@@ -1,4 +1,4 @@
-"""How many clients may be connected. Engines have a port of their own, where nobody is counted.
+"""How many clients may be connected. Engines have a port of their own, where connections are not counted.
 
     within max_connections          served
     above, up to twice as many      guests: a probe of our health is served, all else gets a 503

@@ -47,7 +47,7 @@ class RouterServer(uvicorn.Server):
         return router
 
     async def start(self, sockets: list[socket.socket]) -> None:
-        """The router answers. For whoever runs the event loop: no signals are handled."""
+        """The router answers. For a caller that runs the event loop: no signals are handled."""
         self.config.load()
         self.lifespan = self.config.lifespan_class(self.config)
         await self.startup(sockets=sockets)
@@ -138,7 +138,7 @@ def run(settings: Settings, secret: Secret) -> None:
 
 
 def warnings_of(settings: Settings, secret: Secret) -> list[str]:
-    """What whoever starts this router should know about who may use it; a line each."""
+    """Warnings about who may use this router, for the person who starts it; a line each."""
     warnings = []
     if settings.api_key_file is None:
         warnings.append("clients are not authenticated: add --api-key-file, or put a gateway in front")

@@ -31,7 +31,7 @@ from pdcluster_router.core.openai_errors import (
     too_many_connections,
 )
 from pdcluster_router.core.request_head import RequestHead, path_of, read_head
-from pdcluster_router.core.room import Share
+from pdcluster_router.core.room import RoomLimit
 from pdcluster_router.front.router import INTERNAL_PATHS, OPENAI_PATHS, Router
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
 from pdcluster_router.http.heads import Heads
@@ -86,7 +86,7 @@ class RouterProtocol(ReadingProtocol):
         self._hot_paths = INTERNAL_PATHS if self._is_internal else OPENAI_PATHS
         self._max_body_bytes = self._router.max_body_bytes(is_internal=self._is_internal)
         self._is_guest = not self._is_internal and not self._router.clients.opened(self)
-        self._heads = Heads(self._router.room, Share.ENGINES if self._is_internal else Share.CLIENTS)
+        self._heads = Heads(self._router.room, RoomLimit.ENGINES if self._is_internal else RoomLimit.CLIENTS)
         self._start_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -30,7 +30,7 @@ JOINED_BYTES: Final = 64 << 10
 """A request up to here is written as one piece; the parts of a longer one are not copied."""
 
 Request: TypeAlias = Sequence[bytes | memoryview]
-"""The parts of a request as it goes over the wire. Nobody changes what they show."""
+"""The parts of a request as it goes over the wire. What they show never changes."""
 
 _LINE_BYTES: Final = 4
 """Of a header line beside its name and value."""
@@ -76,7 +76,7 @@ class ResponseSink(Protocol):
 
 
 class Call:
-    """One request to an engine and its response. Owned by whoever sent it."""
+    """One request to an engine and its response. Owned by its sender."""
 
     __slots__ = ("_cancel_connect", "connection", "is_closed", "sink")
 
@@ -314,7 +314,7 @@ class _Incoming:
         self.num_bytes = num_bytes
         """Of all that has come, from the first interim response on."""
         self.num_messages = 0
-        """Responses that have begun: more than one is one that nobody asked for."""
+        """Responses that have begun: a second one was not asked for."""
         self.num_header_bytes = 0
         """Of trailers too; 0 before the first of these."""
         self.num_silent_bytes = 0

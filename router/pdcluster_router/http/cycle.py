@@ -20,12 +20,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from pdcluster_router.core.api_keys import ApiKeys
 from pdcluster_router.core.openai_errors import ApiError, body_too_large, no_room
 from pdcluster_router.core.request_head import RequestHead
-from pdcluster_router.core.room import SMALL_BYTES, Room, Share
+from pdcluster_router.core.room import SMALL_BYTES, Room, RoomLimit
 
 JSON: Final = b"content-type: application/json\r\n"
-_ENGINES: Final = Share.ENGINES
-_CLIENTS: Final = Share.CLIENTS
-_CLIENTS_LARGE: Final = Share.CLIENTS_LARGE
+_ENGINES: Final = RoomLimit.ENGINES
+_CLIENTS: Final = RoomLimit.CLIENTS
+_CLIENTS_LARGE: Final = RoomLimit.CLIENTS_LARGE
 """Each request asks for them, and to find a member in its Enum takes Python 3.11 ten times as long."""
 
 
@@ -33,7 +33,7 @@ class CycleOwner(Protocol):
     """Who works on the answer."""
 
     def client_gone(self) -> None:
-        """Nobody reads the answer any more. Comes at most once, and not after the answer is over."""
+        """The client reads the answer no more. Comes at most once, and not after the answer is over."""
         ...
 
     def pause(self) -> None:
@@ -131,7 +131,7 @@ class HotCycle:
         self.keys: ApiKeys | None = None
         """Those that it is one of."""
         self.holder = ""
-        """Whose part of the room this takes; empty: nobody's."""
+        """The API key whose part of the room this takes; empty: no key's."""
         self.num_body_bytes = 0
         """That have come, kept or not."""
         self._connection = connection
@@ -184,12 +184,12 @@ class HotCycle:
         return body
 
     def hand_over(self) -> None:
-        """It is whole and it is its turn: whoever answers has it. Once: both may come true in one turn of the loop."""
+        """The request is whole and it is its turn: hand it to its handler. Once: both may come true at one time."""
         on_whole, self._on_whole = self._on_whole, _is_handed_over
         on_whole(self)
 
     def forget(self) -> None:
-        """Nobody needs head and body any more: they take no room from now on."""
+        """Head and body are not needed any more: they take no room from now on."""
         if self._num_kept_bytes:
             self.head, self._body = NO_HEAD, b""
             self._room.give_back(self._num_kept_bytes, self.holder)

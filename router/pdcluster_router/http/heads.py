@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pdcluster_router.core.room import Room, Share
+from pdcluster_router.core.room import Room, RoomLimit
 
 MAX_FREE_BYTES: Final = 16 << 10
 """A page's head up to here takes no room: a probe of our health is served when clients have filled it."""
@@ -15,7 +15,7 @@ class Heads:
 
     __slots__ = ("_num_page_bytes", "_room", "_share", "num_half_bytes")
 
-    def __init__(self, room: Room, share: Share) -> None:
+    def __init__(self, room: Room, share: RoomLimit) -> None:
         """``share``: whose connection it is."""
         self._room = room
         self._share = share

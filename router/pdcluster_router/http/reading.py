@@ -1,4 +1,4 @@
-"""How a client's bytes reach the parser: in pieces that stop nobody else, and as one request for each that was sent.
+"""How a client's bytes reach the parser: in pieces that hold up no other client, one request for each that was sent.
 
 httptools has three ways that a router must not take over, and this file is where they end:
 

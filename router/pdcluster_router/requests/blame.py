@@ -35,7 +35,7 @@ class Suspects:
             engine.failed(era)
 
     def close(self, *, num_asked: int) -> None:
-        """The request is over. Where nobody else was asked there is only one to blame."""
+        """The request is over. When no other engine was asked, only this one can be to blame."""
         if num_asked == 1:
             self.accuse()
 

@@ -36,7 +36,7 @@ from pdcluster_router.requests.record import Record
 from pdcluster_router.requests.relay import Refusal, Relay
 from pdcluster_router.requests.request import LARGE_BODY_BYTES, ClientRequest
 from pdcluster_router.requests.reservation import ReservationCalls, refusal_of
-from pdcluster_router.requests.share import Share
+from pdcluster_router.requests.share import BacklogShare
 from pdcluster_router.requests.verdict import DOING, NOT_DECODES_FAULT, UNDECIDED, Verdict, is_overloaded
 from pdcluster_router.services import Services
 from pdcluster_router.telemetry import metrics
@@ -65,7 +65,7 @@ class Exchange:
         self._calls = ReservationCalls(self)
         self._attempts = PrefillAttempts(services, request, self)
         self._num_heard_bytes = 0
-        self._share = Share(services, request.prefill_role, request.body.estimated_prompt_tokens)
+        self._share = BacklogShare(services, request.prefill_role, request.body.estimated_prompt_tokens)
         self._verdict = UNDECIDED
         self._prefill_reason = "no prefill engine is there to ask"
         """Why there is no KV, should no prefill engine be left: what the last one said, whichever decode asked."""
@@ -316,7 +316,7 @@ class Exchange:
         self._no_kv(event)
 
     def _no_kv(self, event: Event) -> None:
-        """Whoever hears of ``event`` is told why there is no KV; this decode engine perhaps for good."""
+        """The callers that learn of ``event`` are told why there is no KV; this decode engine perhaps for good."""
         reason = self._prefill_reason
         outcome = failed(reason, self._request.terms.on_prefill_failure)
         self._verdict = Verdict(outcome, prefill_failed(reason), metrics.Outcome.PREFILL_FAILED)

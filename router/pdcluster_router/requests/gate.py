@@ -64,7 +64,7 @@ class Gate:
         self._ended(waiting, Kind.CLIENT_GONE, Outcome.CLIENT_GONE)
 
     def drain(self) -> None:
-        """Nobody waits any more."""
+        """No request waits any more."""
         if self._timer is not None:
             self._timer.cancel()
         for admission in self._admissions.values():

@@ -58,7 +58,7 @@ class DecodeLeg:
 
     @property
     def name(self) -> str:
-        """Who has the request; empty when nobody does."""
+        """The engine that has the request; empty when none does."""
         return self.engine.name if self.engine is not None else ""
 
     @property

@@ -28,7 +28,7 @@ from pdcluster_router.http.connection import Call, Lost, ResponseHead
 from pdcluster_router.http.cycle import JSON, HotCycle
 
 MAX_ERROR_BYTES: Final = 1 << 20
-"""An error answer longer than this is cut off: nobody reads it."""
+"""An error answer longer than this is cut off: it is no message for people."""
 
 _OURS: Final = frozenset(
     (

@@ -12,7 +12,7 @@ from pdcluster_router.core.rewrite import ClientBody
 from pdcluster_router.engines.terms import Terms
 
 LARGE_BODY_BYTES: Final = 4 << 10
-"""A body from here on is forgotten as soon as nobody is to be sent it any more. That takes 1 us; its scan took 5."""
+"""A body from here on is forgotten as soon as no engine is to be sent it any more. That takes 1 us; its scan took 5."""
 
 
 class ClientRequest(msgspec.Struct, frozen=True):
@@ -42,5 +42,5 @@ class ClientRequest(msgspec.Struct, frozen=True):
         return self.received_at + self.timeouts.enter_s
 
     def without_body(self) -> ClientRequest:
-        """The same, once nobody is to be sent it any more."""
+        """The same, once no engine is to be sent it any more."""
         return msgspec.structs.replace(self, headers=b"", body=self.body.forgotten())

@@ -10,7 +10,7 @@ come from another address than it is reached at (a Service, another node of the 
 trust each other.
 
 vLLM may submit a request twice with the same transfer parameters, so several calls can wait for one decision. A call
-that says that an attempt was lost opens the question again: it, and whoever comes after it, waits for a new outcome.
+that says that an attempt was lost opens the question again: it, and every later call, waits for a new outcome.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ReservationCalls:
         self._waiters: list[_Waiter] = []
 
     def fits(self, reservation: Reservation) -> bool:
-        """Whether this is the transfer's own reservation, or its first: nobody would fill other blocks."""
+        """Whether this is the transfer's own reservation, or its first: no prefill engine would fill other blocks."""
         return self.reservation is None or _blocks_of(reservation) == _blocks_of(self.reservation)
 
     def join(self, reservation: Reservation, cycle: HotCycle) -> Outcome | None:
@@ -105,7 +105,7 @@ class ReservationCalls:
         self.outcome = None
 
     def reply(self, outcome: Outcome) -> None:
-        """The outcome is known; whoever waits gets it. Nothing happens when it was known already."""
+        """The outcome is known; calls that wait get it. Nothing happens when it was known already."""
         if self.outcome is not None:
             return
         self.outcome = outcome

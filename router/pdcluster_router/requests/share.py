@@ -6,7 +6,7 @@ from pdcluster_protocol.labels import Role
 from pdcluster_router.services import Services
 
 
-class Share:
+class BacklogShare:
     """Owned by the exchange. ``move(None)`` gives it back."""
 
     __slots__ = ("_num_tokens", "_services", "_taken", "role")
@@ -16,7 +16,7 @@ class Share:
         self._services = services
         self._num_tokens = num_tokens
         self.role: Role | None = role
-        """Whose work the request is; None: nobody's. ``move`` changes it."""
+        """The role whose work the request is; None: no role's. ``move`` changes it."""
         self._taken = services.admissions[role].share_of(num_tokens)
 
     def recount(self, num_tokens: int) -> None:

@@ -19,6 +19,7 @@ import orjson
 
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import Reservation, receipt_in
+from pdcluster_protocol.verify import VerifiedEngine, VerifyAnswer, VerifyOrder
 from pdcluster_router.core.membership import State
 from pdcluster_router.core.openai_errors import (
     RefusedRequest,
@@ -61,31 +62,11 @@ _ONCE: Final = Retries(max_prefill_attempts=1, max_decode_attempts=1, recomputes
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What is to be verified. ``pods``: of each role one of these by name; a role that is missing: any."""
-
-    revision: str
-    timeout_s: float
-    pods: dict[Role, frozenset[str]]
-
-
-@dataclass(frozen=True, slots=True)
 class Pair:
     """The two engines of one verification."""
 
     prefill: Engine
     decode: Engine
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """What was proven."""
-
-    pair: Pair
-    asked: Asked
-    seconds: float
-    transfer_protocol: str
-    """By which decode says that the bytes came."""
 
 
 class Verifier:
@@ -97,7 +78,7 @@ class Verifier:
         self._engine_line = engine_line
         self._num_running = 0
 
-    async def verify(self, order: Order) -> Verified:
+    async def verify(self, order: VerifyOrder) -> VerifyAnswer:
         """KV was pushed through a pair of this revision. Takes ``order.timeout_s`` at most.
 
         Raises:
@@ -112,7 +93,7 @@ class Verifier:
         finally:
             self._num_running -= 1
 
-    async def _verify(self, order: Order) -> Verified:
+    async def _verify(self, order: VerifyOrder) -> VerifyAnswer:
         began_at = self._services.now()
         pair = self._pair(order)
         trial = await self._prove(pair, began_at + order.timeout_s)
@@ -125,11 +106,19 @@ class Verifier:
             raise RefusedRequest(not_verified(reason))
         assert trial.asked is not None
         assert trial.receipt is not None
-        protocol = trial.receipt.pdcluster_transfer_protocol
         logger.info("verified %s seconds=%.3f tokens=%d content=compared", names, seconds, trial.asked.num_tokens)
-        return Verified(pair, trial.asked, seconds, protocol)
+        return VerifyAnswer(
+            revision=order.revision,
+            prefill=VerifiedEngine(pair.prefill.name, pair.prefill.pod),
+            decode=VerifiedEngine(pair.decode.name, pair.decode.pod),
+            prompt_tokens=trial.asked.num_prompt_tokens,
+            pushed_tokens=trial.asked.num_tokens,
+            block_tokens=trial.asked.block_tokens,
+            transfer_protocol=trial.receipt.pdcluster_transfer_protocol,
+            seconds=round(seconds, 3),
+        )
 
-    def _pair(self, order: Order) -> Pair:
+    def _pair(self, order: VerifyOrder) -> Pair:
         prefill, decode = (_choose(self._services.engines[role], order, role) for role in (Role.PREFILL, Role.DECODE))
         if isinstance(prefill, Engine) and isinstance(decode, Engine):
             return Pair(prefill, decode)
@@ -253,10 +242,10 @@ def _asked_by(reservation: Reservation | None) -> Asked | None:
     return Asked(reservation.num_prompt_tokens, num_tokens, max(reservation.block_sizes, default=0))
 
 
-def _choose(engines: Sequence[Engine], order: Order, role: Role) -> Engine | str:
+def _choose(engines: Sequence[Engine], order: VerifyOrder, role: Role) -> Engine | str:
     """The engine of this role to ask; or why there is none, and in what state those are that are there."""
     known = [engine for engine in engines if engine.revision == order.revision]
-    pods = order.pods.get(role)
+    pods = order.pods(role)
     wanted = [engine for engine in known if pods is None or engine.pod in pods]
     ready = [engine for engine in wanted if engine.state is State.SERVING and engine.is_healthy]
     if ready:

@@ -118,5 +118,5 @@ _MAX_ID_CHARS: Final = 64
 
 
 def _word(text: str) -> str:
-    """An id that a stranger may have chosen, as one word."""
+    """An id that an unknown caller may have chosen, as one word."""
     return scrub(text).replace(" ", "_")[:_MAX_ID_CHARS] or "-"

@@ -1,8 +1,4 @@
-"""One JSON line for each ended request, with the times of its steps.
-
-Times are seconds of CLOCK_MONOTONIC, so that files of several processes on one machine compare; null where
-a step did not happen. Off by default.
-"""
+"""Writes one JSON line for each ended request, with the times of its steps. Off by default."""
 
 from __future__ import annotations
 
@@ -16,36 +12,14 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 import msgspec
-import orjson
 
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_protocol.ids import TransferId
+from pdcluster_protocol.trace import RequestTrace
 
 logger = logging.getLogger(__name__)
 
 MAX_LINES: Final = 10_000
 """Lines that wait for the disk, some 4 MiB: a second of the busiest router."""
-
-
-class Times(msgspec.Struct):
-    """What happened to one request, and when. Filled in by its exchange alone."""
-
-    transfer_id: TransferId
-    request_id: str
-    received_at: float
-    reserved_at: float | None = None
-    prefill_sent_at: float | None = None
-    prefill_replied_at: float | None = None
-    first_byte_at: float | None = None
-    """First body byte from decode."""
-    ended_at: float | None = None
-    """The client's answer was over, or the client was."""
-    status: int | None = None
-    """HTTP status that the client got; null when it left before."""
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    client: str = ""
-    """Name of the API key that the client showed; empty where none is asked for."""
 
 
 class TraceFile:
@@ -75,12 +49,12 @@ class TraceFile:
         self._thread = threading.Thread(target=self._write_all, args=(file,), name="pdcluster-trace", daemon=True)
         self._thread.start()
 
-    def write(self, times: Times) -> None:
+    def write(self, line: RequestTrace) -> None:
         """The line is on its way to the file. Never waits."""
         if self._thread is None:
             return
         try:
-            self._lines.put_nowait(orjson.dumps({"event": "request", **msgspec.structs.asdict(times)}) + b"\n")
+            self._lines.put_nowait(msgspec.json.encode(line) + b"\n")
         except queue.Full:
             self._count_lost(1)
 

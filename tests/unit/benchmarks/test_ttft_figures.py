@@ -22,10 +22,11 @@ from benchmarks.ttft_figures import (
 )
 from benchmarks.ttft_plot import draw
 
-from pdcluster_cli.local.traces import LayerTrace, PushTrace, RequestTrace
+from pdcluster_protocol.ids import TransferId
+from pdcluster_protocol.trace import LayerTrace, PushTrace, RequestTrace
 
 REQUEST = RequestTrace(
-    transfer_id="t",
+    transfer_id=TransferId("t"),
     received_at=10.0,
     status=200,
     prefill_sent_at=10.02,
@@ -37,11 +38,29 @@ REQUEST = RequestTrace(
 def push(*acked_at: float, outcome: str = "done") -> PushTrace:
     """A push of one layer of 1,000 bytes for each acknowledgement; its forward pass ends at 10.3."""
     layers = tuple(LayerTrace(1, i, at - 0.1, at - 0.05, at, 1000) for i, at in enumerate(acked_at))
-    return PushTrace("t", outcome, 64, len(layers), 1000 * len(layers), 8, 2, 10.05, 10.3, layers)
+    return PushTrace(
+        transfer_id=TransferId("t"),
+        outcome=outcome,
+        prompt_tokens=64,
+        num_layers=len(layers),
+        num_bytes=1000 * len(layers),
+        ranges=8,
+        writes=2,
+        forward_begin=10.05,
+        forward_end=10.3,
+        layers=layers,
+    )
 
 
 def transfer_of(*acked_at: float, received_at: float = 10.0) -> Transfer:
-    request = RequestTrace("t", received_at, 200, received_at + 0.02, received_at + 0.32, received_at + 0.55)
+    request = RequestTrace(
+        transfer_id=TransferId("t"),
+        received_at=received_at,
+        status=200,
+        prefill_sent_at=received_at + 0.02,
+        prefill_replied_at=received_at + 0.32,
+        first_byte_at=received_at + 0.55,
+    )
     transfer = read_transfer(request, [push(*acked_at)])
     assert transfer is not None
     return transfer
@@ -89,7 +108,7 @@ def test_bytes_are_hidden_that_were_acknowledged_before_the_forward_pass_ended()
     [
         (REQUEST, []),
         (REQUEST, [push(10.2, outcome="failed")]),
-        (RequestTrace(transfer_id="t", received_at=10.0), [push(10.2)]),
+        (RequestTrace(transfer_id=TransferId("t"), received_at=10.0), [push(10.2)]),
     ],
 )
 def test_there_is_no_transfer_without_a_whole_trace(request_trace: RequestTrace, pushes: list[PushTrace]) -> None:

@@ -1,14 +1,18 @@
-"""``pdcluster explain`` and ``pdcluster plan``: what they print for files and for what kubectl says."""
+"""``pdcluster explain`` and ``pdcluster plan``: what they print for files and for what an API server says."""
 
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import yaml
 
+from integration.ports import fresh_port
 from pdcluster_cli.__main__ import main
 from pdcluster_cli.documents import read_file
 from pdcluster_operator.core.explain import NOT_LOOKED_AT
@@ -33,11 +37,71 @@ def put(folder: Path, document: object) -> str:
     return str(path)
 
 
-def install_kubectl(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    kubectl = folder / "kubectl"
-    kubectl.write_text(f"#!/bin/sh\n{script}\n")
-    kubectl.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+class Cluster:
+    """An API server that gives one answer, and a kubeconfig for it where kubectl looks."""
+
+    def __init__(self, status: int, answer: object, home: Path) -> None:
+        self.asked: list[str] = []
+        asked, raw = self.asked, answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                asked.append(self.path)
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", fresh_port()), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="API server")
+        self._thread.start()
+        self.port = self._server.server_address[1]
+        (home / ".kube").mkdir()
+        (home / ".kube" / "config").write_text(json.dumps(self._kubeconfig()))
+
+    def _kubeconfig(self) -> dict[str, object]:
+        return {
+            "clusters": [{"name": "k", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}],
+            "contexts": [
+                {"name": "c", "context": {"cluster": "k"}},
+                {"name": "of-b", "context": {"cluster": "k", "namespace": "team-b"}},
+            ],
+            "users": [],
+            "current-context": "c",
+        }
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+Answers = Callable[..., Cluster]
+
+
+@pytest.fixture
+def cluster_that_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Answers]:
+    """Call it with status and answer."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    running: list[Cluster] = []
+
+    def start(status: int, answer: object) -> Cluster:
+        running.append(Cluster(status, answer, home))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.close()
+
+
+PATH: Final = "/apis/pdcluster.dev/v1alpha1/namespaces/{}/pdclusters/tiny"
+GONE: Final = {"kind": "Status", "code": 404, "reason": "NotFound", "message": 'pdclusters "tiny" not found'}
 
 
 def test_what_is_ready_is_status_0(tmp_path: Path, example: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,15 +137,20 @@ def test_a_status_of_the_spec_before_says_nothing_of_this_one(
     assert capsys.readouterr().out == f"{NOT_LOOKED_AT}\n"
 
 
-def test_kubectl_is_asked_for_a_name_in_its_namespace(
-    tmp_path: Path, example: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "namespace"), [([], "default"), (["--context", "of-b"], "team-b"), (["-n", "team-a"], "team-a")]
+)
+def test_the_api_server_is_asked_for_a_name_in_its_namespace(
+    words: list[str],
+    namespace: str,
+    example: dict[str, Any],
+    cluster_that_answers: Answers,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    document = put(tmp_path, example)
-    install_kubectl(tmp_path, monkeypatch, f'echo "$@" > {tmp_path}/asked; cat {document}')
-    assert main(["explain", "tiny", "-n", "team-a"]) == 1
+    cluster = cluster_that_answers(200, example)
+    assert main(["explain", "tiny", *words]) == 1
     assert capsys.readouterr().out == f"{NOT_LOOKED_AT}\n"
-    asked = (tmp_path / "asked").read_text()
-    assert asked == "get pdclusters.pdcluster.dev tiny --output=json --namespace=team-a\n"
+    assert cluster.asked == [PATH.format(namespace)]
 
 
 @pytest.mark.parametrize("namespace", [None, "team-a"])
@@ -89,72 +158,86 @@ def test_a_plan_from_the_cluster_asks_where_kubectl_apply_would_put_it(
     namespace: str | None,
     tmp_path: Path,
     example: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+    cluster_that_answers: Answers,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     if namespace:
         example["metadata"]["namespace"] = namespace
-    document = put(tmp_path, example)
-    install_kubectl(tmp_path, monkeypatch, f'echo "$@" > {tmp_path}/asked; cat {document}')
-    assert main(["plan", "-f", document, "--from-cluster"]) == 0
+    cluster = cluster_that_answers(200, example)
+    assert main(["plan", "-f", put(tmp_path, example), "--from-cluster"]) == 0
     assert "no engine is replaced" in capsys.readouterr().out
-    where = f" --namespace={namespace}" if namespace else ""
-    asked = (tmp_path / "asked").read_text()
-    assert asked == f"get pdclusters.pdcluster.dev tiny --output=json --ignore-not-found{where}\n"
+    assert cluster.asked == [PATH.format(namespace or "default")]
 
 
 def test_what_runs_may_have_fields_of_a_newer_crd_and_a_file_may_not(
-    tmp_path: Path, example: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    example: dict[str, Any],
+    cluster_that_answers: Answers,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     newer = {**example, "spec": {**example["spec"], "rails": 4}}
-    document = put(tmp_path, newer)
-    install_kubectl(tmp_path, monkeypatch, f"cat {document}")
+    cluster_that_answers(200, newer)
     assert main(["plan", "-f", str(EXAMPLE), "--from-cluster"]) == 0
     assert "no engine is replaced" in capsys.readouterr().out
-    assert main(["plan", "-f", document]) == 2
+    assert main(["plan", "-f", put(tmp_path, newer)]) == 2
     assert "spec.rails: Extra inputs are not permitted" in capsys.readouterr().err
 
 
 def test_before_the_first_apply_nothing_runs_yet_in_the_cluster_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cluster_that_answers: Answers, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install_kubectl(tmp_path, monkeypatch, "true")  # What it prints with --ignore-not-found.
+    cluster_that_answers(404, GONE)
     assert main(["plan", "-f", str(EXAMPLE), "--from-cluster"]) == 0
     assert "nothing runs yet" in capsys.readouterr().out
 
 
-def test_what_kubectl_refuses_is_said_in_its_own_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_cluster_without_our_kinds_is_not_one_in_which_nothing_runs(
+    cluster_that_answers: Answers, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install_kubectl(tmp_path, monkeypatch, 'echo "Error from server (NotFound): tiny" >&2; exit 1')
-    assert main(["explain", "tiny"]) == 2
-    assert capsys.readouterr().err == "pdcluster explain: Error from server (NotFound): tiny\n"
+    cluster_that_answers(404, b"404 page not found\n")
+    assert main(["plan", "-f", str(EXAMPLE), "--from-cluster"]) == 2
+    said = "the API server answered 404: 404 page not found: are pdcluster's CRDs installed?"
+    assert capsys.readouterr().err == f"pdcluster plan: {said}\n"
 
 
-def test_kubectls_own_log_is_left_out_of_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_the_api_server_refuses_is_said_in_its_own_words(
+    cluster_that_answers: Answers, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = 'E1121 21:18:53.807144   32448 memcache.go:265] "Unhandled Error"'
-    said = "The connection to the server localhost:8080 was refused"
-    install_kubectl(tmp_path, monkeypatch, f"echo '{log}' >&2; echo '{log}' >&2; echo '{said}' >&2; exit 1")
+    cluster_that_answers(404, GONE)
     assert main(["explain", "tiny"]) == 2
+    said = 'the API server answered 404: pdclusters "tiny" not found'
     assert capsys.readouterr().err == f"pdcluster explain: {said}\n"
 
 
-def test_when_kubectl_only_logs_that_is_what_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("answer", [b"<html>", b"[]", b"{"])
+def test_an_answer_that_is_no_object_is_refused_in_one_line(
+    answer: bytes, cluster_that_answers: Answers, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install_kubectl(tmp_path, monkeypatch, "echo 'F1121 21:18:53.807144 1 main.go:1] no home' >&2; exit 1")
+    cluster_that_answers(200, answer)
     assert main(["explain", "tiny"]) == 2
-    assert capsys.readouterr().err.endswith("no home\n")
+    assert capsys.readouterr().err == "pdcluster explain: the API server's answer is no object\n"
 
 
-def test_without_kubectl_the_cure_is_named(
+def test_a_cluster_that_is_not_there_is_told(cluster_that_answers: Answers, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = cluster_that_answers(200, {})
+    cluster.close()
+    assert main(["explain", "tiny"]) == 2
+    assert f"127.0.0.1:{cluster.port}" in capsys.readouterr().err
+
+
+def test_a_name_with_its_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "pdcluster/tiny"]) == 2
+    assert "give it without a kind" in capsys.readouterr().err
+
+
+def test_without_a_kubeconfig_the_cure_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
     assert main(["explain", "tiny"]) == 2
-    assert "kubectl is not installed: install it, or give" in capsys.readouterr().err
+    said = "there is no kubeconfig ~/.kube/config: name one with --kubeconfig or KUBECONFIG"
+    assert capsys.readouterr().err == f"pdcluster explain: {said}\n"
 
 
 def test_a_plan_lists_children_and_steps(capsys: pytest.CaptureFixture[str]) -> None:

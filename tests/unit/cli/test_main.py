@@ -54,6 +54,7 @@ def test_what_a_pod_runs_every_few_seconds_imports_next_to_nothing(name: str) ->
         "pdcluster_cli.zmtp",
         "pdcluster_protocol",
         "pdcluster_protocol.labels",
+        "pdcluster_protocol.launch",
     }
     assert not {"numpy", "zmq", "msgspec", "pydantic", "asyncio"} & set(done.stderr.split())
 
@@ -95,7 +96,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a Python that has pdcluster without any extra: msgspec, and our own packages."""
     folder = tmp_path_factory.mktemp("bare")
     (folder / "msgspec").symlink_to(Path(msgspec.__file__).parent)
-    parts = ("protocol", "router", "connector", "operator", "cli")
+    parts = ("protocol", "router", "connector", "operator", "kube", "cli")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *(str(ROOT / part) for part in parts)])}
 
 

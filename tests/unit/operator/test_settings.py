@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pdcluster_kube.access import KubeAccess
 from pdcluster_operator.__main__ import main, parse_settings
 from pdcluster_operator.settings import Settings
 from pdcluster_protocol.errors import ConfigError
@@ -25,7 +26,7 @@ def test_flags_become_settings() -> None:
     assert (settings.resync_s, settings.workers, settings.port) == (60.0, 3, 0)
     assert settings_of("--api-server-port", "443", "--api-server-port", "16443").api_server_ports == (443, 16443)
     assert settings_of().api_server_ports == (443, 6443)
-    assert settings.access.url == "https://api:6443"
+    assert settings.access == KubeAccess("https://api:6443")
 
 
 def test_without_namespaces_all_are_watched() -> None:
@@ -37,7 +38,8 @@ def test_two_processes_on_one_host_are_two_candidates() -> None:
 
 
 def test_a_pod_knows_its_api_server_and_namespace(tmp_path: Path) -> None:
-    (tmp_path / "namespace").write_text("mine\n")
+    for name in ("namespace", "token", "ca.crt"):
+        (tmp_path / name).write_text("mine\n")
     environ = {
         "KUBERNETES_SERVICE_HOST": "fd00::1",
         "KUBERNETES_SERVICE_PORT": "6443",
@@ -56,6 +58,15 @@ def test_another_api_server_never_gets_the_pods_own_token(tmp_path: Path) -> Non
     settings = parse_settings(["--kube-api", "https://other:1"], environ, tmp_path)
     assert settings.kube_token_file is None
     assert settings.lease_namespace == "mine"
+
+
+@pytest.mark.parametrize("flags", [["--kubeconfig", "k"], ["--context", "c"]])
+def test_a_kubeconfig_that_is_named_counts_before_the_pods_own_access(flags: list[str], tmp_path: Path) -> None:
+    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "PDCLUSTER_ROUTER_IMAGE": "own:2", "KUBECONFIG": "of-the-shell"}
+    settings = parse_settings([*flags, "--lease-namespace=a"], environ, tmp_path)
+    assert settings.access is None
+    expected = ("k", None) if flags[0] == "--kubeconfig" else ("of-the-shell", "c")
+    assert (settings.kubeconfig, settings.kube_context) == expected
 
 
 @pytest.mark.parametrize(
@@ -77,4 +88,4 @@ def test_what_cannot_work_is_refused_by_the_flags_name(flags: list[str], message
 
 def test_outside_of_a_pod_it_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--router-image", "r:1", "--lease-namespace", "x"]) == 2
-    assert "--kube-api: Field required" in capsys.readouterr().err
+    assert "there is no kubeconfig" in capsys.readouterr().err

@@ -36,11 +36,16 @@ def _any_value(kind: Any) -> st.SearchStrategy[Any]:
         str: st.text(max_size=20),
         int: st.integers(-(1 << 63), (1 << 63) - 1),
         bool: st.booleans(),
+        float: st.floats(allow_nan=False, allow_infinity=False),
     }
     if isinstance(kind, UnionType) or get_origin(kind) is Union:
         kinds = [one for one in get_args(kind) if one is not msgspec.UnsetType]
         return st.one_of([st.none() if one is NoneType else _any_value(one) for one in kinds])
     if get_origin(kind) is Annotated and (bounds := bounds_of(kind)):
+        if bounds.max_length is not None:
+            return _any_value(kind.__origin__)
+        if kind.__origin__ is float:
+            return st.floats(bounds.ge, bounds.le)
         return st.integers(int(bounds.ge or 0), (1 << 64) - 1 if bounds.le is None else int(bounds.le))
     kind = getattr(kind, "__supertype__", kind)
     if kind in plain:

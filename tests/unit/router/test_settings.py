@@ -137,7 +137,7 @@ KUBERNETES: dict[str, Any] = {
         ({"prefill_urls": ["http://p:1"]}, "--prefill: engines are found, not named"),
         ({"kube_api": "http://10.96.0.1"}, "--kube-api.*in the clear"),
         ({"kube_api": "10.96.0.1:443"}, "--kube-api.*https://HOST:PORT"),
-        ({"kube_api": "https://h/path"}, "--kube-api.*https://HOST:PORT"),
+        ({"kube_api": "https://h?x=1"}, "--kube-api.*https://HOST:PORT"),
         ({"cluster": "a,b in (c)"}, "--cluster"),
         ({"namespace": "../x"}, "--namespace"),
         ({"watch_timeout_s": 0}, "--watch-timeout"),

@@ -18,6 +18,7 @@ from pdcluster_operator.api.cluster import Model
 from pdcluster_operator.api.role import DeviceKind, RoleSpec
 from pdcluster_operator.core.manifests.pool import ENGINE, PORT, Document, Pool, field_env, secret_ref
 from pdcluster_protocol.labels import Role
+from pdcluster_protocol.launch import MOONCAKE_PORTS, ConnectorSettings, kv_transfer_config
 from pdcluster_protocol.secret import SECRET_VARIABLE
 
 CACHE_FOLDER: Final = "/cache"
@@ -26,8 +27,6 @@ MODEL_FOLDER: Final = "/model"
 """Where ``model.volume`` is mounted."""
 
 _ALL_ADDRESSES: Final = "0.0.0.0"  # noqa: S104  # a pod's own network; who may come in is the NetworkPolicy's business
-_CONNECTOR: Final = "PDClusterConnector"
-_KV_ROLE: Final = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 
 
 class Place(Enum):
@@ -38,8 +37,6 @@ class Place(Enum):
     WORKER = auto()
 
 
-MOONCAKE_PORTS: Final = (15000, 29999)
-"""From which Mooncake draws, both included: the connector sets it so where the environment does not."""
 _PORTS_BESIDE: Final = (30000, 32767)
 """Up to those that Linux gives to outgoing connections."""
 _PROGRAM: Final = {
@@ -63,7 +60,7 @@ def engine_argv(pool: Pool, role: Role, place: Place) -> list[str]:
         *(["--headless"] if place is Place.WORKER else [f"--host={_ALL_ADDRESSES}", f"--port={PORT}"]),
         *_split_args(spec),
         *_node_args(spec, place),
-        f"--kv-transfer-config={_json(kv_transfer_config(pool, role, place))}",
+        f"--kv-transfer-config={_json(transfer_config(pool, role, place))}",
         *(spelled_arg(name, value) for name, value in sorted(spec.engine_args.items())),
     ]
 
@@ -75,22 +72,17 @@ def spelled_arg(name: str, value: str) -> str:
     return f"--no-{name}" if value == "false" else f"--{name}={value}"
 
 
-def kv_transfer_config(pool: Pool, role: Role, place: Place) -> Document:
+def transfer_config(pool: Pool, role: Role, place: Place) -> Document:
     """vLLM's ``KVTransferConfig``. All pods of an instance have the same engine id, no two instances do."""
     transfer = pool.spec.transfer
-    settings: Document = {
+    settings: ConnectorSettings = {
         "transfer_protocol": pool.spec.transfer_protocol.value,
         "quarantine_s": float(transfer.quarantine_seconds),
     }
     if role is Role.DECODE:
         settings["side_channel_port"] = transfer.port
-    return {
-        "kv_connector": _CONNECTOR,
-        "kv_role": _KV_ROLE[role],
-        "engine_id": "$(POD_NAME)" if place is Place.ALONE else "$(LWS_LEADER_ADDRESS)",
-        "kv_connector_extra_config": settings,
-        "kv_load_failure_policy": transfer.on_failure.value,
-    }
+    engine_id = "$(POD_NAME)" if place is Place.ALONE else "$(LWS_LEADER_ADDRESS)"
+    return kv_transfer_config(role, engine_id, settings, transfer.on_failure.value)
 
 
 def engine_env(pool: Pool, role: Role) -> list[Document]:

@@ -21,7 +21,6 @@ from pdcluster_operator.core.manifests.command import (
 )
 from pdcluster_operator.core.manifests.pool import (
     ENGINE,
-    ENGINES_KEY,
     HTTP,
     LAST_WORDS,
     PORT,
@@ -40,6 +39,7 @@ from pdcluster_operator.core.manifests.strategic_merge import merge_template
 from pdcluster_protocol import labels
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
+from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE
 
 MAX_PORTS: Final = 64
 """Side channels that are listed. Lists of ports are for people, and for the scheduler when a pod is on its node's own
@@ -64,8 +64,8 @@ def engine_template(pool: Pool, role: Role, revision: str, place: Place = Place.
     merged = merge_template(ours, pool.role(role).pod_overrides)
     if _engines_key(merged) != _engines_key(ours):
         raise ConfigError(
-            f"roles.{role.value}.podOverrides changes env {ENGINES_KEY} of the engine, which routers do not see: put "
-            "it in roles.prefill.env and roles.decode.env, from which routers have it too"
+            f"roles.{role.value}.podOverrides changes env {ENGINE_KEY_VARIABLE} of the engine, which routers do not "
+            "see: put it in roles.prefill.env and roles.decode.env, from which routers have it too"
         )
     # Selectors stand on ours, so they are nobody else's to change.
     return labelled(merged, ours["metadata"]["labels"])
@@ -74,7 +74,7 @@ def engine_template(pool: Pool, role: Role, revision: str, place: Place = Place.
 def _engines_key(template: Document) -> list[Document]:
     """What the engine's container is told to ask for."""
     engines = (one for one in _items(template.get("spec"), "containers") if one.get("name") == ENGINE)
-    return [entry for engine in engines for entry in _items(engine, "env") if entry.get("name") == ENGINES_KEY]
+    return [entry for engine in engines for entry in _items(engine, "env") if entry.get("name") == ENGINE_KEY_VARIABLE]
 
 
 def _items(part: object, name: str) -> list[Document]:

@@ -11,30 +11,28 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pdcluster_operator.api.base import API_VERSION
-from pdcluster_operator.api.cluster import HTTP_PORT, PDClusterSpec
+from pdcluster_operator.api.cluster import PDClusterSpec
 from pdcluster_operator.api.role import Resources, RoleSpec
 from pdcluster_operator.core import names
-from pdcluster_protocol import labels
+from pdcluster_protocol import labels, launch
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
 Document = dict[str, Any]
-"""An object, or a part of one, as the API server takes it. Nobody changes one after it was made."""
+"""An object, or a part of one, as the API server takes it. It does not change after it was made."""
 
 HTTP: Final = "http"
 """Name of the port on which engines and routers answer; the router looks for it in EndpointSlices."""
-PORT: Final = HTTP_PORT
+PORT: Final = launch.HTTP_PORT
 """Its number in every pod. No two pods share an address, and no side channel may have it: so it never conflicts."""
 INTERNAL: Final = "internal"
 """Name of a router's second port: engines' callbacks, the operator's orders, metrics and pages."""
-INTERNAL_PORT: Final = PORT + 1
+INTERNAL_PORT: Final = launch.INTERNAL_PORT
 """Its number. Clients have no business there, and the Service that they reach does not lead to it."""
 ROUTER: Final = "router"
 """Component, and name of the router's container."""
 ENGINE: Final = "engine"
 """Name of an engine's container."""
-ENGINES_KEY: Final = "VLLM_API_KEY"
-"""The variable by which vLLM wants a key of everybody who asks it, and the router sends it."""
 SECRET_KEY: Final = "secret"  # noqa: S105  # the name of a key
 API_SERVER_PORTS: Final = (443, 6443)
 """Of its Service, and of most servers behind it: which one a policy sees depends on the network plugin. It is no pod,
@@ -133,7 +131,7 @@ def pod_security(*, locks_memory: bool = False) -> Document:
     name none or root.
 
     ``locks_memory``: root, and by ``container_security`` with one capability. RDMA pins all KV, containers may lock a
-    few MiB, and Kubernetes gives a capability to nobody but root: it sets no ambient ones, and those of a file do not
+    few MiB, and Kubernetes gives a capability to root alone: it sets no ambient ones, and those of a file do not
     count where privileges may not grow (each tried on a kernel).
     """
     user = 0 if locks_memory else USER_ID

@@ -12,7 +12,6 @@ from typing import Final
 from pdcluster_operator.api.role import EnvVar
 from pdcluster_operator.core import names
 from pdcluster_operator.core.manifests.pool import (
-    ENGINES_KEY,
     HTTP,
     INTERNAL,
     INTERNAL_PORT,
@@ -36,6 +35,7 @@ from pdcluster_operator.core.manifests.pool import (
 from pdcluster_operator.core.manifests.strategic_merge import merge_template
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
+from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, router_flag
 from pdcluster_protocol.secret import SECRET_VARIABLE
 
 NOTICE_S: Final = 5
@@ -112,18 +112,18 @@ def router_argv(pool: Pool) -> list[str]:
     """Every option that follows from the spec; the others keep the router's own defaults."""
     transfer, router = pool.spec.transfer, pool.spec.router
     return [
-        "--discovery=kubernetes",
-        f"--cluster={pool.label}",
-        "--host=0.0.0.0",  # a pod's own network
-        f"--port={PORT}",
-        f"--internal-port={INTERNAL_PORT}",
+        router_flag("--discovery", "kubernetes"),
+        router_flag("--cluster", pool.label),
+        router_flag("--host", "0.0.0.0"),  # noqa: S104  # a pod's own network
+        router_flag("--port", PORT),
+        router_flag("--internal-port", INTERNAL_PORT),
         # Decode engines call this very process, never the Service: it holds the request that they are about.
-        f"--advertise-url=http://$(POD_IP):{INTERNAL_PORT}",
-        f"--prefill-timeout={transfer.deadline_seconds}",
-        f"--on-prefill-failure={transfer.on_failure.value}",
-        f"--drain-timeout={drain_s(pool)}",
-        *([f"--request-timeout={router.request_timeout_seconds}"] if router.request_timeout_seconds else []),
-        *([f"--api-key-file={KEYS_FOLDER}/{KEYS_FILE}"] if router.api_keys_secret_ref else []),
+        router_flag("--advertise-url", f"http://$(POD_IP):{INTERNAL_PORT}"),
+        router_flag("--prefill-timeout", transfer.deadline_seconds),
+        router_flag("--on-prefill-failure", transfer.on_failure.value),
+        router_flag("--drain-timeout", drain_s(pool)),
+        *([router_flag("--request-timeout", router.request_timeout_seconds)] if router.request_timeout_seconds else []),
+        *([router_flag("--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}")] if router.api_keys_secret_ref else []),
     ]
 
 
@@ -212,11 +212,11 @@ def _engines_key(pool: Pool) -> list[Document]:
     Raises:
         ConfigError: The roles have different ones, and a router sends one.
     """
-    found = {role: next((one for one in pool.role(role).env if one.name == ENGINES_KEY), None) for role in Role}
+    found = {role: next((one for one in pool.role(role).env if one.name == ENGINE_KEY_VARIABLE), None) for role in Role}
     prefill, decode = (found[role] for role in Role)
     if prefill != decode:
         raise ConfigError(
-            f"env {ENGINES_KEY} is {_key_told(prefill)} in roles.prefill and {_key_told(decode, prefill)} in "
+            f"env {ENGINE_KEY_VARIABLE} is {_key_told(prefill)} in roles.prefill and {_key_told(decode, prefill)} in "
             "roles.decode: give both roles the same, for routers send one key to all engines"
         )
     return [prefill.to_wire()] if prefill else []

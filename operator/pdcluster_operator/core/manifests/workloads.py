@@ -31,7 +31,7 @@ from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
 _START_LIMIT_S: Final = 24 * 3600
-"""Of the Deployment's own Progressing condition, which nobody reads: ours is in the PDCluster's status."""
+"""Of the Deployment's own Progressing condition, which is not read: ours is in the PDCluster's status."""
 
 
 class WorkloadKind(Enum):

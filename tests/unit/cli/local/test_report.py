@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from pdcluster_cli.local.report import build_report, format_report, hidden_share
-from pdcluster_cli.local.traces import LayerTrace, PushTrace, RequestTrace, pushes_in, read_traces, requests_in
+from pdcluster_cli.local.traces import pushes_in, read_traces, requests_in
+from pdcluster_protocol.ids import TransferId
+from pdcluster_protocol.trace import LayerTrace, PushTrace, RequestTrace
 
 REQUEST = RequestTrace(
-    transfer_id="t",
+    transfer_id=TransferId("t"),
     received_at=10.0,
     status=200,
     prefill_sent_at=10.05,
@@ -25,8 +27,18 @@ def push(
     *acked_at: float, outcome: str = "done", forward_end: float | None = 10.2, num_bytes: int = 1 << 20
 ) -> PushTrace:
     layers = tuple(LayerTrace(1, i, at - 0.02, at - 0.01, at, num_bytes) for i, at in enumerate(acked_at))
-    total = num_bytes * len(layers)
-    return PushTrace("t", outcome, 100, len(layers), total, 12, 2, 10.06, forward_end, layers)
+    return PushTrace(
+        transfer_id=TransferId("t"),
+        outcome=outcome,
+        prompt_tokens=100,
+        num_layers=len(layers),
+        num_bytes=num_bytes * len(layers),
+        ranges=12,
+        writes=2,
+        forward_begin=10.06,
+        forward_end=forward_end,
+        layers=layers,
+    )
 
 
 def test_times_are_differences_of_the_routers_moments() -> None:
@@ -86,7 +98,7 @@ def test_the_report_is_a_table_that_a_person_reads() -> None:
 
 def test_a_moment_that_is_missing_is_unknown_and_not_zero() -> None:
     report = build_report(
-        RequestTrace(transfer_id="t", received_at=10.0, first_byte_at=10.3), [push(10.1, num_bytes=512)]
+        RequestTrace(transfer_id=TransferId("t"), received_at=10.0, first_byte_at=10.3), [push(10.1, num_bytes=512)]
     )
     assert report is not None
     assert (report.prefill_s, report.hand_over_s, report.cached_tokens) == (None, None, 0)

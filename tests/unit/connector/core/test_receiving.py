@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdcluster_connector.core.receiving import Cut, Phase, Reply, Report, SessionId
+from pdcluster_connector.core.receiving import CutSession, ReceivePhase, Reply, Report, SessionId
 from pdcluster_protocol.side_channel import Done, Progress, Unneeded
 from unit.connector.core.receives import (
     FAILED,
@@ -38,14 +38,14 @@ def test_one_rank_is_not_enough_even_if_the_other_never_asked() -> None:
     receive = new_receive()
     receive.open(A, FIRST, sender(0), now=0.0)
     assert receive.done(A, done(0), now=1.0) == ()
-    assert receive.phase is Phase.WAITING
+    assert receive.phase is ReceivePhase.WAITING
 
 
 def test_done_twice_counts_once() -> None:
     receive = granted_receive()
     receive.done(A, done(0), now=1.0)
     assert receive.done(A, done(0), now=1.0) == ()
-    assert receive.phase is Phase.WAITING
+    assert receive.phase is ReceivePhase.WAITING
 
 
 def test_done_without_a_grant_is_ignored() -> None:
@@ -138,8 +138,8 @@ def test_an_unclean_writer_is_cut_at_once_and_is_fenced_only_by_that() -> None:
     receive = granted_receive()
     receive.fail("why", now=1.0)
     receive.fenced(B, fenced(), now=1.0)
-    assert receive.fenced(A, fenced(is_clean=False), now=2.0) == (Cut(SessionId("session of p")),)
-    assert receive.phase is Phase.STOPPING
+    assert receive.fenced(A, fenced(is_clean=False), now=2.0) == (CutSession(SessionId("session of p")),)
+    assert receive.phase is ReceivePhase.STOPPING
     assert receive.cut(SessionId("session of p"), now=3.0) == (FAILED,)
 
 
@@ -148,7 +148,7 @@ def test_a_writer_that_does_not_answer_is_cut_when_its_quarantine_ends() -> None
     receive.fail("why", now=1.0)
     receive.fenced(B, fenced(), now=1.0)
     assert receive.expire(now=35.9) == ()
-    assert receive.expire(now=36.0) == (Cut(SessionId("session of p")),)
+    assert receive.expire(now=36.0) == (CutSession(SessionId("session of p")),)
     assert receive.expire(now=99.0) == ()
     assert receive.cut(SessionId("session of p"), now=99.0) == (FAILED,)
 
@@ -158,7 +158,7 @@ def test_a_revoked_writer_does_not_talk_its_quarantine_away() -> None:
     receive.fail("why", now=1.0)
     receive.fenced(B, fenced(), now=1.0)
     receive.progress(A, Progress(T, FIRST, 5), now=35.0)
-    assert receive.expire(now=36.0) == (Cut(SessionId("session of p")),)
+    assert receive.expire(now=36.0) == (CutSession(SessionId("session of p")),)
 
 
 def test_a_cut_session_frees_the_way_for_the_next_attempt() -> None:
@@ -172,7 +172,7 @@ def test_a_cut_of_another_session_frees_nobody() -> None:
     receive = granted_receive()
     receive.fail("why", now=1.0)
     assert receive.cut(SessionId("session of q"), now=2.0) == ()
-    assert receive.phase is Phase.STOPPING
+    assert receive.phase is ReceivePhase.STOPPING
 
 
 def test_a_cut_for_another_requests_sake_loses_the_attempt() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_connector.core.receiving import AttemptLost, Cut, PeerId, Phase, Report, SessionId
+from pdcluster_connector.core.receiving import AttemptLost, CutSession, PeerId, ReceivePhase, Report, SessionId
 from pdcluster_protocol.ids import Attempt
 from pdcluster_protocol.side_channel import Failed, Progress
 from unit.connector.core.receives import (
@@ -43,7 +43,7 @@ def test_a_writer_that_finishes_while_it_is_revoked_counts_as_fenced_and_not_as_
     receive.open(C, SECOND, sender(0, "q"), now=1.0)
     receive.done(A, done(0), now=2.0)
     assert receive.done(B, done(1), now=2.0) == (grant(C, SECOND),)
-    assert receive.phase is Phase.WAITING
+    assert receive.phase is ReceivePhase.WAITING
 
 
 def test_done_of_an_older_attempt_never_completes_a_newer_one() -> None:
@@ -53,7 +53,7 @@ def test_done_of_an_older_attempt_never_completes_a_newer_one() -> None:
     receive.fenced(B, fenced(), now=2.0)
     assert receive.done(C, done(0, SECOND), now=3.0) == ()
     assert receive.done(B, done(1), now=3.0) == ()
-    assert receive.phase is Phase.WAITING
+    assert receive.phase is ReceivePhase.WAITING
 
 
 def test_a_second_attempt_of_the_same_connection_replaces_the_first() -> None:
@@ -87,7 +87,7 @@ def test_a_lost_attempt_does_not_end_the_request() -> None:
     receive = granted_receive()
     receive.failed(A, Failed(T, FIRST, "x", is_fenced=True), now=1.0)
     receive.fenced(B, fenced(), now=1.0)
-    assert receive.phase is Phase.WAITING
+    assert receive.phase is ReceivePhase.WAITING
     assert receive.open(C, SECOND, sender(0, "q"), now=2.0) == (grant(C, SECOND),)
 
 
@@ -155,7 +155,7 @@ def test_progress_does_not_prolong_the_quarantine_of_a_revoked_rank() -> None:
     receive = granted_receive()
     receive.fail("why", now=1.0)
     receive.progress(A, Progress(T, FIRST, 5), now=20.0)
-    assert receive.expire(now=36.0) == (Cut(SessionId("session of p")),) * 2
+    assert receive.expire(now=36.0) == (CutSession(SessionId("session of p")),) * 2
 
 
 def test_a_rank_that_is_done_needs_no_lease() -> None:

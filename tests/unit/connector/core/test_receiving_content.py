@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pdcluster_connector.core.content import DIGEST_MASK
-from pdcluster_connector.core.receiving import Digest, Phase, Receive, Report
+from pdcluster_connector.core.receiving import DigestReceived, Receive, ReceivePhase, Report
 from pdcluster_protocol.side_channel import Done
 from unit.connector.core.receives import FAILED, FIRST, SECOND, TIMES, A, B, C, D, T, done, lost_of, sender
 
@@ -25,8 +25,8 @@ def said(rank: int, digest: int | None) -> Done:
 
 def test_it_is_received_when_what_is_here_is_the_sum_of_what_was_pushed() -> None:
     receive = compared(DIGEST_MASK)
-    assert receive.done(B, said(1, 5), now=1.0) == (Digest(FIRST),)
-    assert receive.phase is Phase.WAITING
+    assert receive.done(B, said(1, 5), now=1.0) == (DigestReceived(FIRST),)
+    assert receive.phase is ReceivePhase.WAITING
     assert receive.digested(FIRST, 4, now=2.0) == (Report(is_received=True),)
 
 
@@ -37,7 +37,7 @@ def test_another_digest_loses_the_attempt_with_both_values() -> None:
     assert lost.reason == (
         "the content is not what was pushed: its digest is 0000000000000abc on decode, 0000000000000003 on prefill"
     )
-    assert receive.phase is Phase.WAITING, "another attempt may bring it"
+    assert receive.phase is ReceivePhase.WAITING, "another attempt may bring it"
 
 
 def test_a_rank_that_says_no_digest_loses_the_attempt_with_the_cure() -> None:

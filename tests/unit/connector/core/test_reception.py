@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pdcluster_connector.core.peers import MAX_PEERS
-from pdcluster_connector.core.receiving import Cut, PeerId, ReceiveTimes, Reply, Report, SessionId
+from pdcluster_connector.core.receiving import CutSession, PeerId, ReceiveTimes, Reply, Report, SessionId
 from pdcluster_connector.core.reception import (
     MAX_PARKED,
     SESSION_IDLE_S,
@@ -115,12 +115,12 @@ def report_of(commands: Iterable[Command]) -> Report:
     return end.report
 
 
-def cuts_of(commands: Iterable[Command]) -> tuple[list[Cut], list[PeerId]]:
+def cuts_of(commands: Iterable[Command]) -> tuple[list[CutSession], list[PeerId]]:
     """Which sessions are cut, and who is told."""
     made = list(commands)
     told = [command for command in made if isinstance(command, Reply)]
     assert all(isinstance(reply.message, Refusal) and "closed your session" in reply.message.reason for reply in told)
-    return [command for command in made if isinstance(command, Cut)], [reply.peer for reply in told]
+    return [command for command in made if isinstance(command, CutSession)], [reply.peer for reply in told]
 
 
 def reason_of(message: ToPrefill) -> str:
@@ -324,7 +324,7 @@ def test_an_unclean_writer_costs_its_engine_the_session_and_nobody_else() -> Non
     made = writing()
     greet(made, hello(boot="another engine"), OTHER)
     list(made.cancel(R, "client left", now=1.0))
-    assert cuts_of(made.hear(PEER, Fenced(T, FIRST, is_clean=False), now=2.0)) == ([Cut(SESSION)], [PEER])
+    assert cuts_of(made.hear(PEER, Fenced(T, FIRST, is_clean=False), now=2.0)) == ([CutSession(SESSION)], [PEER])
     assert made.num_waiting == 1
     assert report_of(made.cut(SESSION, now=3.0)).reason == "client left"
     assert isinstance(hear(made, open_(transfer=TransferId("u"))), Refusal)
@@ -348,7 +348,7 @@ def test_a_silent_writer_is_cut_after_the_quarantine_and_once_for_all_of_its_req
     list(made.cancel(R, "x", now=1.0))
     list(made.cancel(RequestId("s"), "x", now=1.0))
     assert list(made.expire(now=35.9)) == []
-    assert cuts_of(made.expire(now=36.0)) == ([Cut(SESSION)], [PEER])
+    assert cuts_of(made.expire(now=36.0)) == ([CutSession(SESSION)], [PEER])
     ended = [command.request_id for command in made.cut(SESSION, now=37.0) if isinstance(command, Ended)]
     assert ended == ["r", "s"]
 
@@ -369,7 +369,7 @@ def test_the_session_of_an_engine_that_is_silent_for_long_is_closed() -> None:
     made = reception()
     greet(made, hello(boot="busy"), OTHER)
     list(made.hear(OTHER, Progress(T, FIRST, 0), now=SESSION_IDLE_S / 2))
-    assert cuts_of(made.expire(now=SESSION_IDLE_S)) == ([Cut(SESSION, is_idle=True)], [PEER])
+    assert cuts_of(made.expire(now=SESSION_IDLE_S)) == ([CutSession(SESSION, is_idle=True)], [PEER])
     assert list(made.expire(now=SESSION_IDLE_S + 10)) == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_connector.core.sending import Commands, Cut, Digest, Phase, Push, PushKey, Release, Send
+from pdcluster_connector.core.sending import Commands, CutLane, DigestPush, Push, PushKey, PushPhase, Release, Send
 from pdcluster_protocol.ids import Attempt, BootId, TransferId
 from pdcluster_protocol.side_channel import Done, Failed, Fenced, Open, Progress
 
@@ -45,7 +45,7 @@ def test_done_is_said_once_with_the_acknowledged_bytes_and_the_blocks_are_releas
     push.submitted()
     assert push.written(4) == ()
     assert push.written(6) == (Send(Done(*KEY, 10, 2)), Release())
-    assert push.phase is Phase.DONE
+    assert push.phase is PushPhase.DONE
 
 
 def test_a_push_is_not_done_before_its_last_part_is_planned() -> None:
@@ -67,7 +67,7 @@ def test_a_push_that_decode_does_not_need_ends_well_without_a_byte_or_a_word() -
     push = new_push()
     push.plan(10, 2, is_last=True)
     assert push.unneeded() == (Release(),)
-    assert (push.phase, push.is_unneeded, push.may_write) == (Phase.DONE, True, False)
+    assert (push.phase, push.is_unneeded, push.may_write) == (PushPhase.DONE, True, False)
     assert push.grant(LEASE_S, now=1.0) == ()
     assert not push.may_write
 
@@ -94,10 +94,10 @@ def test_giving_up_with_a_write_in_flight_is_fenced_only_when_that_write_has_end
 def test_a_failed_write_asks_for_a_cut_and_holds_the_source_until_it_is_made() -> None:
     push = writing_push()
     push.submitted()
-    assert push.write_failed("broken", now=1.0) == (Send(Failed(*KEY, "broken", is_fenced=False)), Cut("broken"))
+    assert push.write_failed("broken", now=1.0) == (Send(Failed(*KEY, "broken", is_fenced=False)), CutLane("broken"))
     assert push.expire(now=2.0) == ()
     assert push.cut("broken", now=2.0) == (UNCLEAN, Release())
-    assert push.phase is Phase.STOPPED
+    assert push.phase is PushPhase.STOPPED
 
 
 def test_a_write_that_ends_well_after_another_has_failed_releases_nothing() -> None:
@@ -135,7 +135,7 @@ def test_a_write_that_does_not_end_is_held_and_then_cut() -> None:
     push.submitted()
     push.give_up("why", now=1.0)
     assert push.expire(now=30.9) == ()
-    assert push.expire(now=31.0) == (Cut("a write did not end within 30 s"),)
+    assert push.expire(now=31.0) == (CutLane("a write did not end within 30 s"),)
     assert not push.is_ended
     assert push.cut("stuck", now=31.5) == (UNCLEAN, Release())
 
@@ -227,12 +227,12 @@ def compared_push() -> Push:
 
 def test_a_push_whose_content_is_compared_keeps_its_blocks_until_they_are_digested() -> None:
     push = compared_push()
-    assert push.written(10) == (Digest(),)
+    assert push.written(10) == (DigestPush(),)
     assert push.may_write, "it still holds its grant, and renews it"
     assert push.expire(now=LEASE_S / 2) == (Send(Progress(*KEY, 10)),)
     assert push.grant(LEASE_S, now=1.0) == (), "the digest is asked for once"
     assert push.digested(77) == (Send(Done(*KEY, 10, 2, 77)), Release())
-    assert push.phase is Phase.DONE
+    assert push.phase is PushPhase.DONE
 
 
 def test_a_digest_of_nothing_is_a_digest() -> None:
@@ -246,4 +246,4 @@ def test_a_push_that_stops_while_it_is_digested_says_nothing_of_its_content() ->
     push.written(10)
     assert push.revoke(now=1.0) == (CLEAN, Release())
     assert push.digested(77) == ()
-    assert push.phase is Phase.STOPPED
+    assert push.phase is PushPhase.STOPPED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
@@ -12,6 +14,7 @@ from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillSchedule
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.vllm.connector import PDClusterConnector, leave_out_last_token
 from pdcluster_protocol.ids import BootId
+from pdcluster_protocol.launch import CONNECTOR, CONNECTOR_MODULE
 
 
 def request_of(tokens: list[int]) -> Request:
@@ -64,3 +67,7 @@ def test_transfer_parameters_that_are_no_object_end_their_request_and_not_the_en
 def test_decode_keeps_its_whole_graphs() -> None:
     """vLLM would otherwise take them from every engine that has the connector."""
     assert not PDClusterConnector.requires_piecewise_for_cudagraph({})
+
+
+def test_the_plugin_names_this_very_class() -> None:
+    assert getattr(import_module(CONNECTOR_MODULE), CONNECTOR) is PDClusterConnector

@@ -22,7 +22,7 @@ from vllm.v1.kv_cache_interface import (
 
 from integration.ranks import Shape, engine_facts, fingerprint_of
 from pdcluster_connector.core.watermark import KvGroup
-from pdcluster_connector.engine_facts import EngineFacts, EngineRole, Memory
+from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_connector.vllm.facts import (
     LayerKv,
@@ -39,6 +39,7 @@ from pdcluster_connector.vllm.facts import (
 )
 from pdcluster_connector.vllm.fingerprint import _positions, _state
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.labels import Role
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 WHOLE = {
@@ -117,7 +118,7 @@ def by_token(pages: int, heads: int, tokens: int, content: int) -> torch.Tensor:
 
 
 def facts() -> EngineFacts:
-    return engine_facts(EngineRole.PREFILL, Shape(kv_heads=4), Settings())
+    return engine_facts(Role.PREFILL, Shape(kv_heads=4), Settings())
 
 
 def model_config(heads: int, *, has_prefix_cache: bool = True) -> Any:
@@ -167,7 +168,7 @@ def test_a_region_says_where_what_prefill_surely_has_may_begin(
     spec: KVCacheSpec, step: int, has_prefix_cache: bool, push: PushTiming
 ) -> None:
     """However it pushes: blocks before a window may be another request's while a lane reads them."""
-    engine = engine_facts(EngineRole.PREFILL, Shape(kv_heads=4), Settings(push=push))
+    engine = engine_facts(Role.PREFILL, Shape(kv_heads=4), Settings(push=push))
     config = model_config(4, has_prefix_cache=has_prefix_cache)
     cache = SimpleNamespace(num_blocks=3, kv_cache_layout=None)
     (region,) = read_regions("a", 0, spec, torch.zeros(3, 4, 16, 16), cache, engine, config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pdcluster_connector.core.sending import Phase, Push, PushKey
+from pdcluster_connector.core.sending import Push, PushKey, PushPhase
 from pdcluster_connector.device import CpuDevice
 from pdcluster_connector.reshard.feeds import ReshardItem
 from pdcluster_connector.reshard.rounds import StagedPart
@@ -53,7 +53,7 @@ def test_parts_that_wait_too_long_for_the_handshake_cost_their_push_when_others_
     bench.stage("old", 6.0)
     bench.out.expire(4.0, now=14.0)
     assert bench.released == ["old"]
-    assert (old.phase, young.phase) == (Phase.STOPPED, Phase.OPENING)
+    assert (old.phase, young.phase) == (PushPhase.STOPPED, PushPhase.OPENING)
     assert bench.ended == ["old"]
     (failed,) = bench.said
     assert isinstance(failed, Failed)

@@ -10,7 +10,7 @@ import pytest
 from fakes.device import ManualDevice
 from pdcluster_connector.core.pace import SHORTEST_LOOK_S
 from pdcluster_connector.core.ranges import CopyShape, Grid, GroupSlice, plan_ranges
-from pdcluster_connector.core.sending import Cut, Phase, Push, PushKey, Send
+from pdcluster_connector.core.sending import CutLane, Push, PushKey, PushPhase, Send
 from pdcluster_connector.core.tp_mapping import WHOLE
 from pdcluster_connector.device import CpuDevice
 from pdcluster_connector.reshard.staging import Room
@@ -54,7 +54,7 @@ class Bench:
     def advance(self, now: float = 1.0) -> None:
         for _, commands in self.queue.advance(now=now):
             self.said += [command.message for command in commands if isinstance(command, Send)]
-            self.num_cuts += sum(isinstance(command, Cut) for command in commands)
+            self.num_cuts += sum(isinstance(command, CutLane) for command in commands)
 
     def grant(self) -> None:
         self.push.grant(9.0, now=0.0)
@@ -88,7 +88,7 @@ def test_a_failed_write_is_never_done_and_asks_for_a_cut() -> None:
     bench.advance()
     bench.advance()
     assert [type(message) for message in bench.said] == [Failed]
-    assert bench.push.phase is Phase.STOPPING
+    assert bench.push.phase is PushPhase.STOPPING
     assert bench.num_cuts == 1
 
 
@@ -159,7 +159,7 @@ def test_staging_room_of_a_push_that_stops_comes_back_when_its_last_write_in_fli
     bench.network.release()
     bench.advance()
     assert bench.num_released == 1
-    assert bench.push.phase is Phase.STOPPED
+    assert bench.push.phase is PushPhase.STOPPED
 
 
 @pytest.mark.parametrize("ends", ["revoke", "unneeded", "give up"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_operator.core.answers import error_of, pause_s
+from pdcluster_operator.core.answers import error_of
 from pdcluster_operator.errors import (
     ApiUnavailable,
     Conflict,
@@ -83,15 +83,9 @@ def test_retry_after_is_heeded_and_nonsense_is_not() -> None:
     error = answer(429, "7")
     assert isinstance(error, ApiUnavailable)
     assert error.retry_after_s == 7
-    assert pause_s(1, 0.0, error.retry_after_s) == 7
     nonsense = answer(429, "Wed, 21 Oct 2026 07:28:00 GMT")
     assert isinstance(nonsense, ApiUnavailable)
     assert nonsense.retry_after_s == 0
-
-
-def test_pauses_grow_to_a_few_seconds() -> None:
-    assert [round(pause_s(tries, 1.0, 0), 3) for tries in (1, 2, 3, 4, 9)] == [0.2, 0.4, 0.8, 1.6, 5.0]
-    assert pause_s(1, 0.0, 0) == 0.1
 
 
 def test_an_object_that_is_no_longer_the_one_that_was_seen_is_a_conflict() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fakes.kube_api import endpoint, slice_of
 from pdcluster_protocol.errors import ProtocolError, Unavailable
-from pdcluster_router.core.endpoint_slices import SliceCache, delay_s
+from pdcluster_router.core.endpoint_slices import SliceCache
 
 
 def one(name: str, host: str, version: str = "7") -> dict[str, Any]:
@@ -77,16 +77,3 @@ def test_what_is_no_list_changes_nothing(body: bytes) -> None:
     with pytest.raises(ProtocolError):
         cache.replace(body)
     assert hosts(cache) == ["10.0.0.1"]
-
-
-@pytest.mark.parametrize(
-    ("num_failures", "least", "most"), [(1, 1, 2), (2, 1, 4), (4, 1, 16), (5, 1, 30), (6, 1, 30), (10**6, 1, 30)]
-)
-def test_the_wait_grows_with_each_failure_within_1_and_30_s(num_failures: int, least: float, most: float) -> None:
-    assert delay_s(num_failures, 0.0) == least
-    assert most * 0.99 < delay_s(num_failures, 0.999) <= most
-
-
-@pytest.mark.parametrize(("asked_s", "expected"), [(0.5, 1.5), (7.0, 7.0), (300.0, 30.0)])
-def test_what_the_api_server_asks_for_is_heeded_up_to_30_s(asked_s: float, expected: float) -> None:
-    assert delay_s(1, 0.5, asked_s=asked_s) == expected

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from pdcluster_router.core.room import Room, Share
+from pdcluster_router.core.room import Room, RoomLimit
 from pdcluster_router.http.heads import MAX_FREE_BYTES, Heads
 
 NUM_BYTES = MAX_FREE_BYTES + 1
@@ -8,7 +8,7 @@ NUM_BYTES = MAX_FREE_BYTES + 1
 
 def test_a_page_that_ends_after_its_connection_gives_nothing_back_twice() -> None:
     room = Room(1 << 20)
-    heads = Heads(room, Share.CLIENTS)
+    heads = Heads(room, RoomLimit.CLIENTS)
     assert heads.take_page(NUM_BYTES)
     assert heads.take_page(NUM_BYTES)
     heads.page_is_over(NUM_BYTES)
@@ -20,7 +20,7 @@ def test_a_page_that_ends_after_its_connection_gives_nothing_back_twice() -> Non
 
 def test_half_a_head_of_an_engine_has_room_when_clients_have_filled_theirs() -> None:
     room = Room(1 << 20)
-    while room.take(4096, Share.CLIENTS):
+    while room.take(4096, RoomLimit.CLIENTS):
         pass
-    assert not Heads(room, Share.CLIENTS).hold_half(4096)
-    assert Heads(room, Share.ENGINES).hold_half(4096)
+    assert not Heads(room, RoomLimit.CLIENTS).hold_half(4096)
+    assert Heads(room, RoomLimit.ENGINES).hold_half(4096)

@@ -1,0 +1,160 @@
+"""What the official client makes of a kubeconfig (``kubernetes.aio.config``, 37). Imports it: half a second, 26 MiB.
+
+Two things are ours. An exec plugin is run here, with a deadline and killed at it, because the client only logs what
+went wrong and leaves the plugin behind. And ``auth-provider`` users are refused: the client renews their token without
+verifying who gives it, where the kubeconfig has no authority data (37.0.2, ``aio/config/openid.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import yaml
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import ConfigException
+from kubernetes.aio.config.kube_config import KubeConfigLoader, KubeConfigMerger
+
+from pdcluster_kube.access import checked_api_url
+from pdcluster_protocol.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """One context. ``header``: of ``Authorization``, or empty."""
+
+    url: str
+    namespace: str
+    header: str
+    ca_file: Path | None
+    cert_file: str | None
+    key_file: str | None
+    is_verified: bool
+    server_name: str | None
+    proxy: str | None
+
+
+async def load(path: str, context: str | None, *, timeout_s: float) -> Loaded:
+    """``path``: several with ``:`` between. ``timeout_s``: for an exec plugin.
+
+    Raises:
+        ConfigError: It cannot be used. The message names it and says why.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _load(path, context)
+    except TimeoutError as error:
+        raise ConfigError(f"kubeconfig {path}: its exec plugin gave nothing within {timeout_s:g} s") from error
+    except (ConfigException, OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError) as error:
+        raise ConfigError(f"kubeconfig {path}: {' '.join(str(error).split()) or type(error).__name__}") from error
+
+
+async def _load(path: str, context: str | None) -> Loaded:
+    configuration = Configuration()
+    loader = _Loader(  # type: ignore[no-untyped-call]  # the client has no types
+        KubeConfigMerger(path).config,  # type: ignore[no-untyped-call]  # likewise
+        active_context=context,
+        config_base_path=None,
+    )
+    await loader.load_and_set(configuration)
+    return Loaded(
+        url=checked_api_url(configuration.host),
+        namespace=loader.current_context["context"].get("namespace") or "default",
+        header=configuration.api_key.get("BearerToken", ""),
+        ca_file=Path(configuration.ssl_ca_cert) if configuration.ssl_ca_cert else None,
+        cert_file=configuration.cert_file,
+        key_file=configuration.key_file,
+        is_verified=configuration.verify_ssl,
+        server_name=configuration.tls_server_name or None,
+        proxy=configuration.proxy or _proxy_of(configuration.host),
+    )
+
+
+class _Loader(KubeConfigLoader):
+    """The client's, but for credentials that others give."""
+
+    _user: Any
+
+    async def load_and_set(self, client_configuration: Any) -> None:
+        if self._user is not None and "auth-provider" in self._user:
+            raise ValueError("its user logs in by an auth-provider: use an exec plugin, such as kubectl oidc-login")
+        await super().load_and_set(client_configuration)  # type: ignore[no-untyped-call]  # likewise
+
+    async def load_from_exec_plugin(self) -> bool:
+        """Sets what the client takes a token or a certificate from."""
+        plugin = self._user["exec"].value
+        status = await _run_plugin(plugin)
+        if token := status.get("token"):
+            self.token = f"Bearer {token}"
+        elif "clientCertificateData" in status and "clientKeyData" in status:
+            names = {"client-certificate-data": "clientCertificateData", "client-key-data": "clientKeyData"}
+            self._user.value.update({name: _base64(status[said]) for name, said in names.items()})
+        else:
+            raise ValueError(f"its exec plugin {plugin['command']} gave neither a token nor a certificate with its key")
+        return True
+
+
+async def _run_plugin(plugin: Mapping[str, Any]) -> dict[str, Any]:
+    """Its ``status``. Waits for it; it is killed when the wait is cancelled.
+
+    Source of truth: Kubernetes' page "Authenticating", "client-go credential plugins".
+    """
+    command, version = str(plugin["command"]), plugin["apiVersion"]
+    process = await _start(command, plugin)
+    try:
+        told, complaint = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        said = (complaint or b"").decode("utf-8", "replace").strip()
+        raise ValueError(f"its exec plugin {command} ended with status {process.returncode}: {said}")
+    return _status_of(command, version, told)
+
+
+async def _start(command: str, plugin: Mapping[str, Any]) -> asyncio.subprocess.Process:
+    is_interactive = sys.stdin.isatty() and sys.stderr.isatty()
+    spec = {"interactive": is_interactive}
+    info = {"apiVersion": plugin["apiVersion"], "kind": "ExecCredential", "spec": spec}
+    own = {one["name"]: one["value"] for one in plugin.get("env") or ()}
+    try:
+        return await asyncio.create_subprocess_exec(
+            command,
+            *(plugin.get("args") or ()),
+            env={**os.environ, **own, "KUBERNETES_EXEC_INFO": json.dumps(info)},
+            stdin=None if is_interactive else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=None if is_interactive else asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        raise ValueError(f"its exec plugin {command} cannot be run: {error.strerror}") from error
+
+
+def _status_of(command: str, version: str, told: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(told)
+    except ValueError as error:
+        raise ValueError(f"its exec plugin {command} printed no ExecCredential: {error}") from error
+    status = answer.get("status") if isinstance(answer, dict) else None
+    if not isinstance(status, dict) or answer.get("apiVersion") != version:
+        raise ValueError(f"its exec plugin {command} printed no ExecCredential of {version} with a status")
+    return status
+
+
+def _base64(text: str) -> str:
+    return b64encode(text.encode()).decode()
+
+
+def _proxy_of(url: str) -> str | None:
+    """As kubectl takes it from ``HTTPS_PROXY`` and ``NO_PROXY``."""
+    parts = urlsplit(url)
+    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)

@@ -1,0 +1,60 @@
+"""One HTTP session with an API server: it verifies who that is and says who we are, with each request anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import aiohttp
+
+from pdcluster_kube.access import Access
+from pdcluster_protocol.errors import Unavailable
+
+MAX_CONNECTIONS: Final = 128
+"""A watch for each kind and namespace, the operator's workers, and the Lease, with room to spare."""
+
+
+def open_session(access: Access, user_agent: str = "pdcluster") -> aiohttp.ClientSession:
+    """The caller closes it, and sets the time of each call. A token that cannot be read is a ``ClientConnectionError``
+    of the request.
+
+    Raises:
+        OSError: The authorities' file cannot be read.
+    """
+    credentials = access.credentials()
+
+    async def say_who(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        request.server_hostname = access.server_name
+        with _as_errors_of_aiohttp():
+            _set(request, credentials.header())
+        response = await send(request)
+        if response.status == 401:
+            with _as_errors_of_aiohttp():
+                if not await credentials.renew():
+                    return response
+                _set(request, credentials.header())
+            response.release()
+            response = await send(request)
+        return response
+
+    connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, ssl=access.tls() or True)
+    return aiohttp.ClientSession(
+        connector=connector, headers={"User-Agent": user_agent}, middlewares=(say_who,), proxy=access.proxy
+    )
+
+
+def _set(request: aiohttp.ClientRequest, header: str) -> None:
+    if header:
+        request.headers["Authorization"] = header
+
+
+@contextmanager
+def _as_errors_of_aiohttp() -> Iterator[None]:
+    """kopf's watches, which use the session too, try again after these and end with any other."""
+    try:
+        yield
+    except OSError as error:
+        raise aiohttp.ClientConnectionError(f"{error.filename}: {error.strerror}") from error
+    except Unavailable as error:
+        raise aiohttp.ClientConnectionError(str(error)) from error

@@ -1,0 +1,69 @@
+"""How engines and routers are started: names and ports that operator and command line write, and the other end reads.
+
+Source of truth of ``KVTransferConfig``: vLLM 0.32 ``config/kv_transfer.py``. Imports the standard library alone:
+``pdcluster ready`` and ``pdcluster drain`` have it, and a probe must start quickly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal, TypeAlias, TypedDict
+
+from pdcluster_protocol.labels import Role
+
+CONNECTOR: Final = "PDClusterConnector"
+"""By this name vLLM finds the connector, once its plugin has registered it."""
+CONNECTOR_MODULE: Final = "pdcluster_connector.vllm.connector"
+KV_ROLES: Final = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
+"""vLLM's word for each role."""
+
+HTTP_PORT: Final = 8000
+"""Where engines and routers answer: vLLM's own default."""
+INTERNAL_PORT: Final = HTTP_PORT + 1
+"""Of a router: engines' callbacks, the operator's orders, metrics and pages."""
+SIDE_CHANNEL_PORT: Final = 12100
+"""Of a pod's first decode rank; the others have those after it. Below the ports that Mooncake draws from."""
+MOONCAKE_PORTS: Final = (15000, 29999)
+"""From which Mooncake draws, both included: the connector sets it so where the environment does not."""
+
+ENGINE_KEY_VARIABLE: Final = "VLLM_API_KEY"
+"""The environment variable by which vLLM wants a key of everybody who asks it, and the router sends it."""
+
+
+class ConnectorSettings(TypedDict, total=False):
+    """Those of the connector's settings that a launcher writes. Units, ranges and defaults: the connector's own."""
+
+    host: str
+    side_channel_port: int
+    transfer_protocol: str
+    quarantine_s: float
+    trace_file: str
+
+
+RouterFlag: TypeAlias = Literal[
+    "--advertise-url", "--api-key-file", "--cluster", "--decode", "--discovery", "--drain-timeout", "--host",
+    "--internal-port", "--on-prefill-failure", "--port", "--prefill", "--prefill-timeout", "--request-timeout",
+    "--trace-file",
+]  # fmt: skip
+"""The flags of ``pdcluster router`` that a launcher writes. Values, ranges and defaults: the router's own."""
+
+
+def router_flag(name: RouterFlag, value: object) -> str:
+    """The word that sets it: ``--port=8000``."""
+    return f"{name}={value}"
+
+
+def kv_transfer_config(
+    role: Role, engine_id: str, settings: Mapping[str, object], load_failure_policy: str
+) -> dict[str, object]:
+    """vLLM's ``KVTransferConfig``, for JSON. ``settings``: ``ConnectorSettings``, and others that the user gives.
+
+    ``load_failure_policy``: what decode does with a request whose KV did not come, ``fail`` or ``recompute``.
+    """
+    return {
+        "kv_connector": CONNECTOR,
+        "kv_role": KV_ROLES[role],
+        "engine_id": engine_id,
+        "kv_connector_extra_config": settings,
+        "kv_load_failure_policy": load_failure_policy,
+    }

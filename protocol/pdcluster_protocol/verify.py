@@ -1,0 +1,79 @@
+"""``POST /pdcluster/verify`` of a router's internal port: which pair is to be verified, and what was proven. JSON.
+
+The order carries a pass for its very bytes (``Secret.mint_pass``). A router refuses an order with a field that it does
+not know, for it would not do what was asked. A reader of the answer ignores such fields.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from pdcluster_protocol.errors import ProtocolError
+from pdcluster_protocol.labels import Role
+
+VERIFY_PATH: Final = "/pdcluster/verify"
+MAX_ORDER_BYTES: Final = 256 << 10
+"""A thousand pods' names of 253 characters fit."""
+
+PodNames: TypeAlias = Annotated[tuple[str, ...], Meta(max_length=1000)]
+
+
+class VerifyOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is to be verified."""
+
+    revision: Annotated[str, Meta(max_length=253)] = ""
+    """Whose pair it is. Default: that of engines without one, as where they are named at start."""
+    prefill_pods: PodNames | None = None
+    """The prefill engine is one of these pods. Default: any of the revision."""
+    decode_pods: PodNames | None = None
+    """Likewise."""
+    timeout_s: Annotated[float, Meta(ge=1, le=120)] = 30.0
+    """Seconds for all of it, in [1, 120]. Default 30: a new engine's first request may compile kernels."""
+
+    def pods(self, role: Role) -> frozenset[str] | None:
+        """The engine of this role is one of these pods; None: any."""
+        named = self.prefill_pods if role is Role.PREFILL else self.decode_pods
+        return None if named is None else frozenset(named)
+
+
+class VerifiedEngine(msgspec.Struct, frozen=True):
+    """One of the pair. ``name``: the router's own for it; ``pod``: empty outside of Kubernetes."""
+
+    name: str
+    pod: str
+
+
+class VerifyAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of a 200: what one request has proven. Every other answer is an error in OpenAI's format."""
+
+    verified: bool = True
+    revision: str
+    prefill: VerifiedEngine
+    decode: VerifiedEngine
+    prompt_tokens: int
+    """Of the request, in [1, inf)."""
+    pushed_tokens: int
+    """Prompt tokens that decode received whole, in [1, prompt_tokens]."""
+    block_tokens: int
+    """Tokens in a block, of the KV group of decode with the largest."""
+    is_content_compared: bool = True
+    transfer_protocol: str
+    """By which decode says that the bytes came: ``tcp``, ``rdma`` or ``ascend``."""
+    seconds: float
+    """For all of it."""
+
+
+def parse_order(body: bytes) -> VerifyOrder:
+    """The order that is ``body``.
+
+    Raises:
+        ProtocolError: It is none. Names the field and its bound.
+    """
+    try:
+        return msgspec.json.decode(body, type=VerifyOrder)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        what, _, where = str(error).partition(" - at `$.")
+        raise ProtocolError(f"{where.rstrip('`') or 'the body'}: {what}") from error

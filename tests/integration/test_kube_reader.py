@@ -1,0 +1,57 @@
+"""The client of the API server over TLS: who the server is decides, and nothing is left open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fakes.kube_api import endpoint, slice_of
+from fakes.router import until
+from integration.authorities import api_behind, make_authority
+from pdcluster_kube.access import KubeAccess
+from pdcluster_kube.reader import KubeReader
+from pdcluster_protocol.errors import Unavailable
+from pdcluster_router.core.endpoint_slices import SliceCache
+from pdcluster_router.engines.discovery import Source
+
+pytestmark = pytest.mark.anyio
+
+SOURCE = Source("ns", "c", watch_timeout_s=60)
+
+
+async def test_an_api_server_of_the_given_authority_is_read_and_watched(tmp_path: Path) -> None:
+    ca_file, context = make_authority(tmp_path, "ours")
+    async with api_behind(context) as api:
+        client = KubeReader(KubeAccess(api.url, ca_file, None), timeout_s=30)
+        cache = SliceCache()
+        cache.replace(await client.read(SOURCE.list_path))
+        async with client.stream(SOURCE.watch_path(cache.resource_version), limit_s=30) as lines:
+            api.put(slice_of("s", "decode", endpoint("10.0.0.2")))
+            assert cache.apply(await lines.next() or b"")
+        assert [member.url for member in cache.picture.members] == ["http://10.0.0.2:8000"]
+        await until(lambda: api.num_watches == 0)
+
+
+async def test_an_api_server_of_another_authority_hears_nothing_from_us(tmp_path: Path) -> None:
+    theirs, _ = make_authority(tmp_path, "theirs")
+    _, context = make_authority(tmp_path, "ours")
+    token_file = tmp_path / "token"
+    token_file.write_text("secret")
+    async with api_behind(context) as api:
+        with pytest.raises(Unavailable, match="verif"):
+            await KubeReader(KubeAccess(api.url, theirs, token_file), timeout_s=30).read(SOURCE.list_path)
+        assert api.asked == []
+
+
+async def test_an_authority_file_that_is_renewed_counts_for_the_next_request(tmp_path: Path) -> None:
+    ca_file, context = make_authority(tmp_path, "ours")
+    right = ca_file.read_bytes()
+    theirs, _ = make_authority(tmp_path, "theirs")
+    ca_file.write_bytes(theirs.read_bytes())
+    async with api_behind(context) as api:
+        client = KubeReader(KubeAccess(api.url, ca_file, None), timeout_s=30)
+        with pytest.raises(Unavailable):
+            await client.read(SOURCE.list_path)
+        ca_file.write_bytes(right)
+        assert b"10.0.0.1" in await client.read(SOURCE.list_path)

@@ -1,0 +1,68 @@
+"""What a pod is told of its API server, and which URLs a token may be sent to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdcluster_kube.access import KubeAccess, PodFacts, TokenFile, checked_api_url, read_pod
+
+
+def test_outside_of_a_pod_nothing_is_known(tmp_path: Path) -> None:
+    found = read_pod({"KUBERNETES_SERVICE_HOST": ""}, tmp_path / "none")
+    assert found == PodFacts()
+    assert found.access is None
+    assert found.as_settings() == {}
+
+
+def test_a_pod_without_a_token_still_knows_where_the_api_server_is(tmp_path: Path) -> None:
+    environ = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "6443"}
+    assert read_pod(environ, tmp_path).as_settings() == {"kube_api": "https://10.96.0.1:6443"}
+
+
+def test_a_pod_knows_its_files_and_its_namespace(tmp_path: Path) -> None:
+    for name in ("ca.crt", "token", "namespace"):
+        (tmp_path / name).write_text(f"{name}\n")
+    found = read_pod({"KUBERNETES_SERVICE_HOST": "fd00::1"}, tmp_path)
+    assert found.access == KubeAccess("https://[fd00::1]:443", tmp_path / "ca.crt", tmp_path / "token")
+    assert found.namespace == "namespace"
+
+
+@pytest.mark.anyio
+async def test_a_token_that_is_renewed_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("first\n")
+    token = TokenFile(path)
+    assert token.header() == "Bearer first"
+    renewed = tmp_path / "next"
+    renewed.write_text("second")
+    renewed.rename(path)
+    assert token.header() == "Bearer second"
+    assert not await token.renew()
+
+
+@pytest.mark.parametrize(
+    ("url", "kept"),
+    [
+        ("https://api:6443/", "https://api:6443"),
+        ("https://gate/k8s/clusters/c-1/", "https://gate/k8s/clusters/c-1"),
+        ("http://127.0.0.1:8001", "http://127.0.0.1:8001"),
+        ("http://[::1]:8001", "http://[::1]:8001"),
+    ],
+)
+def test_a_url_is_kept_without_the_slash_at_its_end(url: str, kept: str) -> None:
+    assert checked_api_url(url) == kept
+
+
+@pytest.mark.parametrize(
+    "url", ["api:6443", "ftp://api", "https://", "https://me@api", "https://api?x=1", "https://api#x"]
+)
+def test_what_is_no_url_of_an_api_server_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="is not a URL like https://HOST:PORT"):
+        checked_api_url(url)
+
+
+def test_a_token_is_never_sent_in_the_clear() -> None:
+    with pytest.raises(ValueError, match="would send the token in the clear"):
+        checked_api_url("http://10.0.0.1:8080")

@@ -1,0 +1,67 @@
+"""What is written at a start is what the started program reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import get_args
+
+import pytest
+
+from pdcluster_connector.settings import Settings as OfConnector
+from pdcluster_connector.settings import parse_settings as parse_connector
+from pdcluster_protocol.labels import Role
+from pdcluster_protocol.launch import (
+    ENGINE_KEY_VARIABLE,
+    HTTP_PORT,
+    INTERNAL_PORT,
+    MOONCAKE_PORTS,
+    SIDE_CHANNEL_PORT,
+    ConnectorSettings,
+    RouterFlag,
+    kv_transfer_config,
+    router_flag,
+)
+from pdcluster_router import settings as of_router
+from pdcluster_router.__main__ import parse_settings as parse_router
+
+ENGINES = (router_flag("--prefill", "http://p:1"), router_flag("--decode", "http://d:2"))
+
+
+@pytest.mark.parametrize(("role", "kv_role"), [(Role.PREFILL, "kv_producer"), (Role.DECODE, "kv_consumer")])
+def test_vllm_is_told_in_its_own_words(role: Role, kv_role: str) -> None:
+    assert json.loads(json.dumps(kv_transfer_config(role, "e-0", {"host": "h"}, "recompute"))) == {
+        "kv_connector": "PDClusterConnector",
+        "kv_role": kv_role,
+        "engine_id": "e-0",
+        "kv_connector_extra_config": {"host": "h"},
+        "kv_load_failure_policy": "recompute",
+    }
+
+
+def test_the_connector_reads_each_setting_that_is_written() -> None:
+    every = ConnectorSettings(
+        host="10.0.0.7", side_channel_port=1, transfer_protocol="rdma", quarantine_s=2.5, trace_file="/t"
+    )
+    assert every.keys() == ConnectorSettings.__annotations__.keys()
+    assert parse_connector(every) == OfConnector(**every)
+
+
+def test_the_router_has_each_flag_by_its_whole_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_router(["--help"])
+    known = re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
+    assert set(get_args(RouterFlag)) <= set(known)
+
+
+def test_a_router_that_is_told_no_port_listens_where_it_is_looked_for() -> None:
+    settings = parse_router(ENGINES)
+    assert (settings.port, settings.wanted_internal_port) == (HTTP_PORT, INTERNAL_PORT)
+
+
+def test_the_router_takes_the_engines_key_from_the_variable_that_engines_have_it_from() -> None:
+    assert of_router.ENGINE_KEY_VARIABLE == ENGINE_KEY_VARIABLE
+
+
+def test_the_side_channels_of_a_pod_are_none_of_mooncakes_ports() -> None:
+    assert MOONCAKE_PORTS[0] >= SIDE_CHANNEL_PORT + 1024

@@ -1,0 +1,101 @@
+"""How pages and docstrings are written, as far as a machine can measure it. Whether they are clear is judged by eyes.
+
+Pages: sentences have a bound, in words. Pages and the product's docstrings: no "nobody", "whoever" or "stranger" where
+a noun stands ready. Packages: no class name stands twice in one. Decisions and the reference are not measured: the
+first are dated, the second is made from docstrings.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PAGES: Final = [
+    *sorted(ROOT.glob("docs/*.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "e2e/README.md")),
+]
+PRODUCT: Final = ("protocol", "router", "connector", "operator", "cli")
+MAX_WORDS: Final = 32
+"""Of a sentence. Longer ones were the ones that reviewers had to read twice."""
+TWICE: Final = {"operator": {"Condition", "Kind"}}
+"""Of each package, the class names that have two meanings still: of the API, and of what the operator reads."""
+BANNED: Final = re.compile(r"\b(nobody|whoever|strangers?)\b", re.IGNORECASE)
+
+
+def sentences_of(page: str) -> list[str]:
+    """The sentences of paragraphs, list items and table cells. Code in backticks and links count as one word."""
+    text = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^(#+ .*)$", r"\1\n", text, flags=re.MULTILINE)
+    text = re.sub(r"`[^`\n]+`", "CODE", text)
+    text = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", text)
+    blocks = re.split(r"\n\s*\n|\n(?=\s*(?:[-*#|]|\d+\.)\s?)|\|", text)
+    found = (re.split(r"(?<=[.!?])[)*\"']*\s+", " ".join(block.split())) for block in blocks)
+    return [sentence for block in found for sentence in block if sentence]
+
+
+def too_long(page: str) -> list[str]:
+    return [sentence for sentence in sentences_of(page) if len(sentence.split()) > MAX_WORDS]
+
+
+def docstrings_of(source: str) -> list[str]:
+    """Docstrings, and the strings below constants and fields that serve as theirs."""
+    values = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr))
+    return [value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+
+
+def classes_of(source: str) -> list[str]:
+    return [node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=shown)
+def test_no_sentence_of_a_page_is_too_long(page: Path) -> None:
+    assert too_long(page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=shown)
+def test_a_page_names_who_acts(page: Path) -> None:
+    text = re.sub(r"`[^`\n]+`", "CODE", page.read_text())
+    assert [line for line in text.splitlines() if BANNED.search(line)] == []
+
+
+@pytest.mark.parametrize("package", PRODUCT)
+def test_a_docstring_names_who_acts(package: str) -> None:
+    files = sorted((ROOT / package).rglob("*.py"))
+    assert files
+    found = {shown(file): [text for text in docstrings_of(file.read_text()) if BANNED.search(text)] for file in files}
+    assert {name: texts for name, texts in found.items() if texts} == {}
+
+
+@pytest.mark.parametrize("package", PRODUCT)
+def test_a_class_name_has_one_meaning_in_a_package(package: str) -> None:
+    count = Counter(name for file in (ROOT / package).rglob("*.py") for name in classes_of(file.read_text()))
+    assert count
+    assert {name for name, times in count.items() if times > 1} == TWICE.get(package, set())
+
+
+def test_the_measures_find_what_is_planted() -> None:
+    long = " ".join(["word"] * (MAX_WORDS + 1))
+    assert too_long(f"Short one. {long}. Short again.") == [f"{long}."]
+    assert too_long(f"- item\n- {long}\n") == [f"- {long}"]
+    assert too_long(f"## A heading\n{long}") == [long]
+    assert too_long(f"| cell | {long} |\n") == [long]
+    assert too_long(f"```\n{long}\n```\n") == []
+    assert too_long("`" + long + "` is one word.") == []
+    assert docstrings_of('"""Top."""\nX = 1\n"""Whoever reads it."""\n') == ["Top.", "Whoever reads it."]
+    assert classes_of("class Cut:\n    class _Part: ...\n\nclass Push: ...\n") == ["Cut", "Push", "_Part"]
+    assert all(map(BANNED.search, ("Nobody waits", "for whoever asks", "a stranger's frame", "strangers")))
+    assert not BANNED.search("`NOBODY_ANSWERED` and a nobodyness")
+
+
+def test_a_page_has_hyphens_in_its_name() -> None:
+    assert [shown(page) for page in ROOT.glob("docs/**/*.md") if "_" in page.name] == []

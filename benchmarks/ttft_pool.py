@@ -117,7 +117,7 @@ def start_pool(places: Places, folder: Path, ways: Sequence[Way] = tuple(Way)) -
 
 def _signal(engines: Iterable[EngineHandle], number: signal.Signals) -> None:
     for engine in engines:
-        engine.signal_all(number)
+        os.killpg(engine.pid, number)
 
 
 def _start_ours(far: Starter, near: Starter, ways: Sequence[Way]) -> dict[Way, Front]:

@@ -70,12 +70,6 @@ class EngineHandle:
                 self._exit_code = int(text) if text else -signal.SIGKILL
             return self._exit_code
 
-    def signal_all(self, number: signal.Signals) -> None:
-        """Every process of the engine has got the signal, its core and workers too, if it still runs."""
-        if self.wait(0) is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
-
     def signal(self, number: signal.Signals) -> None:
         """The engine's main process has got the signal, if it still runs."""
         if self._pidfd is not None:

@@ -46,7 +46,6 @@ class Receiver(Protocol):
     def address(self) -> int: ...
     @property
     def memory(self) -> Memory: ...
-    def unregister(self) -> None: ...
     def pause(self) -> None: ...
     def resume(self) -> None: ...
     def kill(self) -> None: ...
@@ -65,9 +64,6 @@ class FakeReceiver:
     @property
     def session(self) -> str:
         return self._transport.session
-
-    def unregister(self) -> None:
-        self._transport.unregister(self.address)
 
     def pause(self) -> None:
         self._network.hold(self.session)
@@ -94,12 +90,6 @@ class ProcessReceiver:
         stack.callback(self._process.kill)
         self.session, address = self._answer().split()
         self.address = int(address)
-
-    def unregister(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write("unregister\n")
-        self._process.stdin.flush()
-        assert self._answer() == "unregistered"
 
     def pause(self) -> None:
         """Every thread of it stands still when this returns: one on another core would answer for a moment more."""

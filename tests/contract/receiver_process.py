@@ -1,4 +1,4 @@
-"""A peer in a process of its own: HOST FD NUM_BYTES. Registers the shared memory and obeys lines on stdin."""
+"""A peer in a process of its own: HOST FD NUM_BYTES. Registers the shared memory and serves until stdin is closed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ def main(host: str, fd: int, num_bytes: int) -> None:
     transport = MooncakeTransport(host, "tcp")
     transport.register(address, num_bytes)
     print(transport.session, address, flush=True)
-    for line in sys.stdin:
-        if line.strip() == "unregister":
-            transport.unregister(address)
-            print("unregistered", flush=True)
+    sys.stdin.read()
 
 
 if __name__ == "__main__":

@@ -98,23 +98,6 @@ def test_a_target_that_is_not_registered_fails_and_the_next_write_succeeds(ends:
     assert not any(receiver.memory.bytes[16:])
 
 
-def test_a_peer_that_unregisters_its_memory_gets_no_more_of_it_written(ends: Ends) -> None:
-    receiver = ends.new_receiver()
-    assert outcome(ends.sender, submit(ends, receiver, 0, 0, 16)) is WriteStatus.DONE
-    receiver.unregister()
-    assert outcome(ends.sender, submit(ends, receiver, 0, 1024, 16)) is WriteStatus.FAILED
-    assert not any(receiver.memory.bytes[1024:1040])
-
-
-def test_memory_that_we_unregister_is_no_source_any_more(ends: Ends) -> None:
-    receiver = ends.new_receiver()
-    ends.sender.unregister(ends.source.address)
-    with pytest.raises(TransferError, match="not registered"):
-        submit(ends, receiver, 0, 0, 16)
-    with pytest.raises(TransferError, match="no registered memory"):
-        ends.sender.unregister(ends.source.address)
-
-
 def test_every_write_to_a_killed_peer_fails(ends: Ends) -> None:
     receiver = ends.new_receiver()
     assert outcome(ends.sender, submit(ends, receiver, 0, 0, 16)) is WriteStatus.DONE

@@ -92,9 +92,6 @@ class _Wrapped:
     def register(self, address: int, num_bytes: int) -> None:
         self._inner.register(address, num_bytes)
 
-    def unregister(self, address: int) -> None:
-        self._inner.unregister(address)
-
     def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
         return self._inner.submit_write(session, source, target, num_bytes)
 

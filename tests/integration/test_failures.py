@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
@@ -115,7 +116,7 @@ def test_with_policy_recompute_decode_answers_by_itself_when_prefill_dies(
 def test_a_stopped_prefill_engine_costs_the_deadline_and_no_more(
     pool: Pool, expected: dict[int, tuple[int, ...]]
 ) -> None:
-    pool.prefill[0].handle.signal_all(signal.SIGSTOP)
+    os.killpg(pool.prefill[0].handle.pid, signal.SIGSTOP)
     try:
         begin = time.monotonic()
         with pytest.raises(HttpError) as error, opened_with_deadline(pool, 3):
@@ -124,7 +125,7 @@ def test_a_stopped_prefill_engine_costs_the_deadline_and_no_more(
         assert time.monotonic() - begin < 8
         assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
     finally:
-        pool.prefill[0].handle.signal_all(signal.SIGCONT)
+        os.killpg(pool.prefill[0].handle.pid, signal.SIGCONT)
     require_still_serving(pool, expected)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
@@ -89,13 +90,13 @@ def test_a_prefill_engine_that_stops_in_the_middle_loses_its_lease_and_is_replac
     with pool_of(harness, 2, 1, chunk=16) as pool:
         asking = Asking(pool, LONG)
         victim = busy_one(pool.prefill)
-        victim.handle.signal_all(signal.SIGSTOP)
+        os.killpg(victim.handle.pid, signal.SIGSTOP)
         try:
             asking.join(60)
             assert asking.answer == expected[len(LONG)], asking.error
             assert eventually(lambda: failures(pool.decode[0], "attempt_lost") == 1)
         finally:
-            victim.handle.signal_all(signal.SIGCONT)
+            os.killpg(victim.handle.pid, signal.SIGCONT)
         assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
         assert complete(pool.url, PROMPT, 16).token_ids == expected[len(PROMPT)]
 

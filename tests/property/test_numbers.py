@@ -132,8 +132,6 @@ class Memory:
 
     def register(self, address: int, num_bytes: int) -> None: ...
 
-    def unregister(self, address: int) -> None: ...
-
     def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
         if min(source, target, num_bytes) < 0:
             raise TypeError(f"write(): incompatible arguments {source}, {target}, {num_bytes}")

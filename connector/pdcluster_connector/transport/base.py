@@ -40,13 +40,6 @@ class Transport(Protocol):
             ConfigError: The memory cannot be registered.
         """
 
-    def unregister(self, address: int) -> None:
-        """The span registered at ``address`` takes no new write, from us or from a peer. May wait; no lane may write.
-
-        Raises:
-            TransferError: The span is not registered, or the transport would not let go of it.
-        """
-
     def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
         """A write of ``num_bytes`` (at least 1) from our ``source`` to the peer's ``target`` is under way.
 

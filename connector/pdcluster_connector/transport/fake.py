@@ -151,9 +151,6 @@ class FakeTransport:
             raise ConfigError(f"cannot register {num_bytes} bytes: a span has at least one")
         self._memory.add(address, num_bytes)
 
-    def unregister(self, address: int) -> None:
-        self._memory.remove(address)
-
     def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
         if self._is_closed:
             raise TransferError(f"transport {self._session} is closed")

@@ -94,11 +94,6 @@ class MooncakeTransport:
             )
         self._memory.add(address, num_bytes)
 
-    def unregister(self, address: int) -> None:
-        self._memory.remove(address)
-        if status := self._running().unregister_memory(address):
-            raise TransferError(f"Mooncake cannot unregister the memory at {address:#x} (status {status})")
-
     def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
         engine = self._running()
         self._memory.require(source, num_bytes)

@@ -20,17 +20,6 @@ class RegisteredMemory:
         """``[address, address + num_bytes)`` is registered."""
         insort(self._spans, (address, address + num_bytes))
 
-    def remove(self, address: int) -> None:
-        """The span that begins at ``address`` is not registered any more.
-
-        Raises:
-            TransferError: None begins there.
-        """
-        index = self._index(address)
-        if index < 0 or self._spans[index][0] != address:
-            raise TransferError(f"no registered memory begins at address {address:#x}")
-        del self._spans[index]
-
     def is_registered(self, address: int, num_bytes: int) -> bool:
         """Whether ``[address, address + num_bytes)``, at least one byte, lies in one span."""
         index = self._index(address)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from pdcluster_connector.transport.registered import RegisteredMemory
-from pdcluster_protocol.errors import TransferError
 
 
 @pytest.fixture
@@ -41,16 +40,3 @@ def test_a_range_is_registered_when_one_span_holds_all_of_it(
 
 def test_nothing_is_registered_at_first() -> None:
     assert not RegisteredMemory().is_registered(0, 1)
-
-
-def test_a_removed_span_is_gone_and_its_neighbours_stay(memory: RegisteredMemory) -> None:
-    memory.remove(3000)
-    assert not memory.is_registered(3000, 1)
-    assert memory.is_registered(1000, 500)
-    assert memory.is_registered(5000, 500)
-
-
-@pytest.mark.parametrize("address", [0, 1001, 2000, 6000])
-def test_only_the_begin_of_a_span_removes_it(memory: RegisteredMemory, address: int) -> None:
-    with pytest.raises(TransferError, match="no registered memory begins"):
-        memory.remove(address)

@@ -23,8 +23,6 @@ PAGES: Final = [
 PRODUCT: Final = ("protocol", "router", "connector", "operator", "cli")
 MAX_WORDS: Final = 32
 """Of a sentence. Longer ones were the ones that reviewers had to read twice."""
-TWICE: Final = {"operator": {"Condition", "Kind"}}
-"""Of each package, the class names that have two meanings still: of the API, and of what the operator reads."""
 BANNED: Final = re.compile(r"\b(nobody|whoever|strangers?)\b", re.IGNORECASE)
 
 
@@ -80,7 +78,7 @@ def test_a_docstring_names_who_acts(package: str) -> None:
 def test_a_class_name_has_one_meaning_in_a_package(package: str) -> None:
     count = Counter(name for file in (ROOT / package).rglob("*.py") for name in classes_of(file.read_text()))
     assert count
-    assert {name for name, times in count.items() if times > 1} == TWICE.get(package, set())
+    assert {name for name, times in count.items() if times > 1} == set()
 
 
 def test_the_measures_find_what_is_planted() -> None:

@@ -1,12 +1,12 @@
 """The small children that stand beside engines and routers: Secret, ServiceAccount, scalers, discovery, budgets.
 
 The Secret and the scalers are made once and never applied again. A second secret would shut out everybody who holds the
-first; a second number in a scaler would fight whoever moved it.
+first; a second number in a scaler would fight the autoscaler that moved it.
 
 Routers find engines by the EndpointSlices of headless Services, one Service for each role and revision. Kubernetes
 copies a Service's labels to its slices, which is how a router learns role and revision. Slices list engines that are
-not ready and that terminate too, each marked so; ``publishNotReadyAddresses`` would mark them all ready. Nobody
-resolves these Services' names.
+not ready and that terminate too, each marked so; ``publishNotReadyAddresses`` would mark them all ready. The
+names of these Services are never resolved.
 
 PodDisruptionBudgets say how many pods a node drain may take at once. A role may lose what a rollout may lose, but at
 least one instance: a budget of none would hold up node drains for ever. An evicted engine finishes its requests as any

@@ -19,9 +19,8 @@ def bounds(draw: st.DrawFn) -> Bounds:
     fits = Pair(draw(st.integers(1, 12)), draw(st.integers(1, 12)))
     ratio = Fraction(fits.prefill, fits.decode)
     below, above = draw(RATIOS), draw(RATIOS)
-    least = Pair(draw(st.integers(1, fits.prefill)), draw(st.integers(1, fits.decode)))
     most = Pair(draw(st.integers(fits.prefill, 20)), draw(st.integers(fits.decode, 20)))
-    return Bounds(below and min(below, ratio), above and max(above, ratio), least, most)
+    return Bounds(below and min(below, ratio), above and max(above, ratio), most)
 
 
 WISHES = st.builds(Pair, COUNTS, COUNTS)
@@ -31,8 +30,8 @@ def fitting(limits: Bounds) -> list[Pair]:
     """All pairs that fit, by trying them."""
     return [
         Pair(prefill, decode)
-        for prefill in range(limits.least.prefill, limits.most.prefill + 1)
-        for decode in range(limits.least.decode, limits.most.decode + 1)
+        for prefill in range(1, limits.most.prefill + 1)
+        for decode in range(1, limits.most.decode + 1)
         if (limits.min_ratio or 0) <= Fraction(prefill, decode) <= (limits.max_ratio or 99)
     ]
 

@@ -1,8 +1,9 @@
 """How many instances of each role there shall be, when autoscalers of both roles wish what they wish.
 
 Wishes come from two scalers that know nothing of each other. Bounds are the ratio prefill : decode and each role's own
-minimum and maximum. The role that lacks is raised; the other is lowered only where the maximum forbids to raise. What
-comes out satisfies all bounds and comes out again when it is put in, so nothing is ever fought.
+maximum; of a role that runs there is at least one. The role that lacks is raised; the other is lowered only where the
+maximum forbids to raise. What comes out satisfies all bounds and comes out again when it is put in, so nothing is ever
+fought.
 
     wish 1P8D, ratio 1:4 to 1:1               → 2P8D   (prefill lacks)
     wish 1P8D, the same, at most 1 prefill    → 1P4D   (it cannot be raised)
@@ -33,9 +34,13 @@ class Pair:
     decode: int
 
 
+_ONE_OF_EACH: Final = Pair(1, 1)
+"""The least that runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """``min_ratio`` and ``max_ratio``: of prefill to decode. ``least >= 1`` and ``most``: of each role.
+    """``min_ratio`` and ``max_ratio``: of prefill to decode. ``most``: of each role.
 
     Raises:
         ValueError: No pair fits.
@@ -43,19 +48,16 @@ class Bounds:
 
     min_ratio: Fraction | None = None
     max_ratio: Fraction | None = None
-    least: Pair = Pair(1, 1)
     most: Pair = Pair(UNBOUNDED, UNBOUNDED)
 
     def __post_init__(self) -> None:
-        if min(self.least.prefill, self.least.decode) < 1:
-            raise ValueError(f"{self}: the minimum of a role is at least 1; 0 of both is always allowed")
         if any(ratio is not None and ratio <= 0 for ratio in (self.min_ratio, self.max_ratio)):
             raise ValueError(f"{self}: a ratio is above 0")
-        is_empty = self._boxed(self.least) != self.least
-        if is_empty or not self.allows(_settle(self.least, self._raised_in_box)):
+        is_empty = self._boxed(_ONE_OF_EACH) != _ONE_OF_EACH
+        if is_empty or not self.allows(_settle(_ONE_OF_EACH, self._raised_in_box)):
             raise ValueError(
-                f"no {self.least.prefill} to {self.most.prefill} prefill and {self.least.decode} to {self.most.decode} "
-                f"decode have a ratio of {self.min_ratio or 'any'} to {self.max_ratio or 'any'}: widen one of them"
+                f"no 1 to {self.most.prefill} prefill and 1 to {self.most.decode} decode have a ratio of "
+                f"{self.min_ratio or 'any'} to {self.max_ratio or 'any'}: widen one of them"
             )
 
     def allows(self, pair: Pair) -> bool:
@@ -67,18 +69,15 @@ class Bounds:
 
         Fitting pairs are closed under taking the larger (and the smaller) of each role. So raising in turn ends at the
         smallest one above the wish; if maxima cut that off, lowering ends at the largest one below, which is never
-        under a minimum.
+        under one of each.
         """
         if wish == Pair(0, 0):
             return wish
         return _settle(_settle(self._boxed(wish), self._raised_in_box), self._lowered)
 
     def _boxed(self, pair: Pair) -> Pair:
-        """Each role within its own minimum and maximum."""
-        return Pair(
-            min(max(pair.prefill, self.least.prefill), self.most.prefill),
-            min(max(pair.decode, self.least.decode), self.most.decode),
-        )
+        """Each role at least one, and within its maximum."""
+        return Pair(min(max(pair.prefill, 1), self.most.prefill), min(max(pair.decode, 1), self.most.decode))
 
     def _raised_in_box(self, pair: Pair) -> Pair:
         return self._boxed(self._raised(pair))

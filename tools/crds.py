@@ -1,4 +1,4 @@
-"""Writes ``crds/*.yaml`` and the reference page from the models of the operator's API: ``make crds``.
+"""Writes ``crds/*.yaml`` and the reference pages from the API's models and the commands' settings: ``make crds``.
 
 Tests hold that they are fresh.
 """
@@ -10,6 +10,7 @@ from typing import Final
 
 import yaml
 from tools.crd import KINDS, Kind, crd
+from tools.reference import flags
 from tools.reference.page import page
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -43,6 +44,8 @@ def main() -> None:
         file_of(kind).write_text(text_of(kind))
     REFERENCE.parent.mkdir(exist_ok=True)
     REFERENCE.write_text(page())
+    for command, known in flags.COMMANDS.items():
+        flags.file_of(command).write_text(flags.page(command, known))
 
 
 if __name__ == "__main__":

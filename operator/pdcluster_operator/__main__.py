@@ -11,26 +11,11 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 from pdcluster_kube.access import SERVICE_ACCOUNT, read_pod
 from pdcluster_operator.serving import serve
-from pdcluster_operator.settings import Settings, build_settings
+from pdcluster_operator.settings import FLAGS, Settings, build_settings
 from pdcluster_protocol.errors import ConfigError
-
-LIMITS: Final = (
-    "call_timeout_s",
-    "watch_silence_s",
-    "lease_duration_s",
-    "lease_renew_s",
-    "lease_retry_s",
-    "resync_s",
-    "workers",
-    "reconcile_timeout_s",
-    "stuck_s",
-    "verify_timeout_s",
-)
-"""Settings whose flags need no more words than the page has."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -75,48 +60,10 @@ def _access_told_by(environ: Mapping[str, str], service_account: Path, *, is_els
 
 
 def _parser() -> argparse.ArgumentParser:
-    fields = Settings.model_fields
     parser = argparse.ArgumentParser(
         prog="pdcluster operator", description="Keeps the PDClusters of a Kubernetes cluster as their users want them."
     )
-    add = parser.add_argument
-    add("--router-image", metavar="IMAGE", help="of the routers (default: $PDCLUSTER_ROUTER_IMAGE)")
-    add(
-        "--namespace",
-        dest="namespaces",
-        metavar="NAME",
-        action="append",
-        help="keep the PDClusters of this namespace; repeat for more (default: all namespaces)",
-    )
-    add("--kube-api", metavar="URL", help="the API server (default: what Kubernetes tells a pod, else --kubeconfig)")
-    add("--kubeconfig", metavar="PATH", help="where the API server is, and who we are (default: kubectl's)")
-    add("--context", dest="kube_context", metavar="NAME", help="of the kubeconfig (default: its current one)")
-    add("--kube-ca-file", metavar="PATH", help="the API server's authorities (default: a pod's own, else the system's)")
-    add("--kube-token-file", metavar="PATH", help="our token (default: a pod's own, else none)")
-    add(
-        "--api-server-port",
-        dest="api_server_ports",
-        metavar="PORT",
-        type=int,
-        action="append",
-        help="let routers' NetworkPolicies reach the API server here; repeat for more (default: 443 and 6443)",
-    )
-    add("--lease-namespace", metavar="NAME", help="of the Lease (default: the pod's own)")
-    add("--lease-name", metavar="NAME", help=f"of the Lease (default: {fields['lease_name'].default})")
-    add("--identity", metavar="NAME", help="who holds the Lease (default: the host's name and a random part)")
-    add("--host", metavar="ADDRESS", help="for probes and metrics (default: all)")
-    add("--port", type=int, help=f"for probes and metrics, 0 for any (default: {fields['port'].default})")
-    limits = parser.add_argument_group("limits", "what each is for and why it is so: docs/operations.md")
-    for name in LIMITS:
-        default = fields[name].default
-        is_count = isinstance(default, int)
-        limits.add_argument(
-            "--" + name.removesuffix("_s").replace("_", "-"),
-            dest=name,
-            type=int if is_count else float,
-            metavar="N" if is_count else "SECONDS",
-            help=f"default: {default if is_count else format(default, 'g')}",
-        )
+    FLAGS.add_to(parser)
     return parser
 
 

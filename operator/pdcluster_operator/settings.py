@@ -6,7 +6,7 @@ Built once, in ``__main__``, checked there, and handed down. Nothing else reads 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -14,6 +14,7 @@ from pdcluster_kube.access import KubeAccess, checked_api_url
 from pdcluster_operator.core.leasing import LeaseTimes
 from pdcluster_operator.core.manifests.pool import API_SERVER_PORTS
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.flags import Flags
 
 ApiUrl = Annotated[str, AfterValidator(checked_api_url)]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -23,7 +24,7 @@ DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 class Settings(BaseModel):
     """All that an operator is told at start. Frozen."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     router_image: str = Field(min_length=1, max_length=512)
     """Image of the routers: one with the ``pdcluster`` command. No default: the chart gives the operator's own, so that
@@ -100,6 +101,12 @@ class Settings(BaseModel):
         return self.namespaces or (None,)
 
 
+FLAGS: Final = Flags(
+    Settings.model_fields,
+    named={"namespaces": "--namespace", "api_server_ports": "--api-server-port", "kube_context": "--context"},
+)
+
+
 def build_settings(**values: object) -> Settings:
     """Settings from what was given; a value of None stands for its default.
 
@@ -110,12 +117,8 @@ def build_settings(**values: object) -> Settings:
     try:
         return Settings.model_validate(given)
     except ValidationError as error:
-        raise ConfigError("; ".join(_message_of(item) for item in error.errors())) from error
+        raise ConfigError("; ".join(_message_of(item["loc"], item["msg"]) for item in error.errors())) from error
 
 
-def _message_of(item: object) -> str:
-    assert isinstance(item, dict)
-    location = item["loc"]
-    if not location:
-        return str(item["msg"])
-    return f"--{str(location[0]).removesuffix('_s').replace('_', '-')}: {item['msg']}"
+def _message_of(location: tuple[int | str, ...], message: str) -> str:
+    return f"{FLAGS.of(str(location[0]))}: {message}" if location else message

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from pdcluster_kube.access import checked_api_url
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.flags import Flags
 from pdcluster_protocol.metaserver import METASERVER_PATH, Action
 
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
@@ -59,7 +60,7 @@ class Discovery(Enum):
 class Settings(BaseModel):
     """All that a router is told at start. Frozen."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     prefill_urls: tuple[EngineUrl, ...] = ()
     """Base URLs of the prefill engines: at least one when discovery is static, there is nothing to route to without."""
@@ -225,6 +226,13 @@ class Settings(BaseModel):
         return f"http://{host}:{self.wanted_internal_port}{METASERVER_PATH}"
 
 
+FLAGS: Final = Flags(
+    Settings.model_fields,
+    named={"prefill_urls": "--prefill", "decode_urls": "--decode"},
+    hidden=frozenset({"engine_api_key"}),
+)
+
+
 def build_settings(**values: object) -> Settings:
     """Settings from named values; those that are None keep their default.
 
@@ -244,7 +252,4 @@ def build_settings(**values: object) -> Settings:
 def _flag(location: tuple[int | str, ...]) -> str:
     if not location:  # Several settings together; the message names them.
         return "these settings do not fit"
-    if location[0] == "engine_api_key":
-        return ENGINE_KEY_VARIABLE
-    name = str(location[0]).removesuffix("_urls").removesuffix("_s")
-    return "--" + name.replace("_", "-")
+    return ENGINE_KEY_VARIABLE if location[0] == "engine_api_key" else FLAGS.of(str(location[0]))

@@ -1,0 +1,112 @@
+"""A command line made from a settings model: each field is a flag, its docstring is the help. Pure.
+
+The one place that router and operator may share. Of pydantic it knows only the attributes of ``FieldInfo``, so that
+nothing is imported for it; a model has its docstrings as descriptions with ``use_attribute_docstrings``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from types import NoneType
+from typing import Any, Final, Protocol, get_args
+
+_BOUNDS: Final = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at most {}"}
+
+
+class Described(Protocol):
+    """A field, as pydantic's ``FieldInfo`` has it."""
+
+    annotation: Any
+    default: Any
+    description: str | None
+    metadata: list[Any]
+
+    def is_required(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The flags of one settings model."""
+
+    fields: Mapping[str, Described]
+    named: Mapping[str, str] = field(default_factory=dict)
+    """Field to flag, where the rule of ``of`` does not give it."""
+    hidden: frozenset[str] = frozenset()
+    """Fields without a flag."""
+
+    def of(self, name: str) -> str:
+        """``idle_timeout_s`` -> ``--idle-timeout``: a flag leaves the unit of a time to its help."""
+        return self.named.get(name) or "--" + name.removesuffix("_s").replace("_", "-")
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        """A flag for each field, in their order. Its value is None where it is not given."""
+        for name, described in self.fields.items():
+            if name not in self.hidden:
+                parser.add_argument(self.of(name), dest=name, help=self._help(described), **_reading(name, described))
+
+    def reason(self, described: Described) -> str:
+        """The docstring in a user's words: names of other fields are their flags."""
+        text = " ".join((described.description or "").split()).replace("None: ", "Without it: ")
+        return re.sub(r"``(\w+)``", lambda word: self.of(word[1]) if word[1] in self.fields else word[0], text)
+
+    def _help(self, described: Described) -> str:
+        default = default_text(described)
+        repeats = " Repeat it for more." if _kind_of(described.annotation)[1] else ""
+        text = self.reason(described).replace("``", "") + repeats + (f" (default: {default})" if default else "")
+        return text.replace("%", "%%")
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Flag, default, bounds and reason of each, for a page."""
+        return [
+            (self.of(name), default_text(described), bounds_text(described), self.reason(described))
+            for name, described in self.fields.items()
+            if name not in self.hidden
+        ]
+
+
+def default_text(described: Described) -> str:
+    """Empty: there is none, or its docstring says what stands for it."""
+    value = described.default
+    if described.is_required() or value is None or value == ():
+        return ""
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return str(value.value) if isinstance(value, Enum) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def bounds_text(described: Described) -> str:
+    """``above 0, at most 60``; empty: none."""
+    told = [
+        form.format(f"{bound:,}" if isinstance(bound, int) else f"{bound:g}")
+        for name, form in _BOUNDS.items()
+        for part in described.metadata
+        if (bound := getattr(part, name, None)) is not None
+    ]
+    return ", ".join(told)
+
+
+def _reading(name: str, described: Described) -> dict[str, Any]:
+    """How argparse reads it. What is a path or a URL, the model itself says."""
+    kind, is_many = _kind_of(described.annotation)
+    if issubclass(kind, Enum):
+        return {"choices": [one.value for one in kind]}
+    words = name.removesuffix("_s").split("_")
+    how: dict[str, Any] = {"metavar": words[-1].upper().removesuffix("S" if is_many else "")}
+    if issubclass(kind, int | float):
+        how = {"type": kind, "metavar": "SECONDS" if name.endswith("_s") else "N"}
+    elif issubclass(kind, Path):
+        how["metavar"] = "PATH"
+    return {**how, "action": "append"} if is_many else how
+
+
+def _kind_of(annotation: Any) -> tuple[type, bool]:
+    """``int | None`` -> int, False. ``tuple[Annotated[str, ...], ...]`` -> str, True."""
+    if isinstance(annotation, type) and not get_args(annotation):
+        return annotation, False
+    inner = [one for one in get_args(annotation) if one not in (NoneType, Ellipsis)]
+    return _kind_of(inner[0])[0], getattr(annotation, "__origin__", None) is tuple

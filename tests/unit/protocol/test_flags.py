@@ -1,0 +1,90 @@
+"""A command line made from a settings model."""
+
+from __future__ import annotations
+
+import argparse
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from tools.reference.flags import COMMANDS, file_of, page
+
+from pdcluster_protocol.flags import Flags
+
+
+class Pace(Enum):
+    SLOW = "slow"
+    FAST = "fast"
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    urls: tuple[Annotated[str, AfterValidator(str)], ...] = ()
+    """Where to."""
+    wait_s: float = Field(default=2.5, gt=0, le=60)
+    """Seconds, 100 % of them;
+    as ``most_ports``."""
+    most_ports: int = Field(default=4, ge=1)
+    """How many."""
+    file: Path | None = None
+    """Where it goes. None: nowhere."""
+    pace: Pace = Pace.SLOW
+    """How."""
+    secret: str = ""
+
+
+FLAGS = Flags(Settings.model_fields, named={"urls": "--to"}, hidden=frozenset({"secret"}))
+
+
+def parsed(*words: str) -> dict[str, object]:
+    parser = argparse.ArgumentParser()
+    FLAGS.add_to(parser)
+    return {name: value for name, value in vars(parser.parse_args(words)).items() if value is not None}
+
+
+def test_a_flag_is_read_as_its_field_wants_it() -> None:
+    words = ["--to=a", "--to=b", "--wait=1", "--most-ports=7", "--file=/f", "--pace=fast"]
+    assert parsed(*words) == {
+        "urls": ["a", "b"],
+        "wait_s": 1.0,
+        "most_ports": 7,
+        "file": "/f",
+        "pace": "fast",
+    }
+    assert parsed() == {}
+
+
+@pytest.mark.parametrize("words", [["--secret=x"], ["--pace=none"], ["--most-ports=1.5"], ["--wait=soon"]])
+def test_what_no_field_takes_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed(*words)
+    assert words[0].partition("=")[0] in capsys.readouterr().err
+
+
+def test_the_help_has_each_docstring_with_flags_for_fields_and_the_default() -> None:
+    parser = argparse.ArgumentParser()
+    FLAGS.add_to(parser)
+    told = " ".join(parser.format_help().split())
+    assert "--to URL Where to. Repeat it for more." in told
+    assert "--wait SECONDS Seconds, 100 % of them; as --most-ports. (default: 2.5)" in told
+    assert "--file PATH Where it goes. Without it: nowhere." in told
+    assert "--pace {slow,fast} How. (default: slow)" in told
+
+
+def test_a_page_has_default_bounds_and_reason_of_each() -> None:
+    assert FLAGS.rows() == [
+        ("--to", "", "", "Where to."),
+        ("--wait", "2.5", "above 0, at most 60", "Seconds, 100 % of them; as --most-ports."),
+        ("--most-ports", "4", "at least 1", "How many."),
+        ("--file", "", "", "Where it goes. Without it: nowhere."),
+        ("--pace", "slow", "", "How."),
+    ]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_commands_page_is_fresh_and_says_the_reason_of_each_flag(command: str) -> None:
+    assert file_of(command).read_text() == page(command, COMMANDS[command]), "make crds"
+    assert [flag for flag, *_, reason in COMMANDS[command].rows() if len(reason) < 20] == []

@@ -16,13 +16,15 @@ from pdcluster_kube.access import SERVICE_ACCOUNT, read_pod
 from pdcluster_operator.serving import serve
 from pdcluster_operator.settings import FLAGS, Settings, build_settings
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.logs import FORMAT_VARIABLE, start_logging
 
 
 def main(argv: Sequence[str]) -> int:
     """Run until stopped. Returns the exit status: 0 after a signal, 1 to be started anew, 2 if settings cannot work."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        asyncio.run(serve(parse_settings(argv, os.environ, SERVICE_ACCOUNT)))
+        settings = parse_settings(argv, os.environ, SERVICE_ACCOUNT)
+        start_logging(settings.log_format)
+        asyncio.run(serve(settings))
     except ConfigError as error:
         print(f"pdcluster operator: {error}", file=sys.stderr)
         return 2
@@ -54,7 +56,7 @@ def _access_told_by(environ: Mapping[str, str], service_account: Path, *, is_els
     told = read_pod(environ, service_account).as_settings()
     if namespace := told.pop("namespace", None):
         found["lease_namespace"] = namespace
-    names = {"router_image": "PDCLUSTER_ROUTER_IMAGE", "kubeconfig": "KUBECONFIG"}
+    names = {"router_image": "PDCLUSTER_ROUTER_IMAGE", "kubeconfig": "KUBECONFIG", "log_format": FORMAT_VARIABLE}
     found |= {name: value for name, variable in names.items() if (value := environ.get(variable))}
     return found if is_elsewhere else {**found, **told}
 

@@ -15,6 +15,7 @@ from pdcluster_operator.core.leasing import LeaseTimes
 from pdcluster_operator.core.manifests.pool import API_SERVER_PORTS
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.flags import Flags
+from pdcluster_protocol.logs import LogFormat
 
 ApiUrl = Annotated[str, AfterValidator(checked_api_url)]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -80,6 +81,9 @@ class Settings(BaseModel):
     """Address for probes and metrics. None: all of this pod's, for the kubelet comes from outside."""
     port: int = Field(default=8080, ge=0, le=65535)
     """TCP port for probes and metrics; 0: any free one. 8080: the routers' and engines' is 8000."""
+    log_format: LogFormat = LogFormat.TEXT
+    """Form of the log's lines. json: one object a line, each value a field of its own. text: for people. Default:
+    ``$PDCLUSTER_LOG_FORMAT``, else text."""
 
     @model_validator(mode="after")
     def _can_be_led(self) -> Self:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from types import MappingProxyType
 
 from pdcluster_kube.access import SERVICE_ACCOUNT, read_pod
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.logs import FORMAT_VARIABLE, start_logging
 from pdcluster_protocol.secret import load_secret
 from pdcluster_router.front.server import run
 from pdcluster_router.settings import ENGINE_KEY_VARIABLE, FLAGS, Discovery, Settings, build_settings
@@ -19,9 +19,9 @@ from pdcluster_router.settings import ENGINE_KEY_VARIABLE, FLAGS, Discovery, Set
 
 def main(argv: Sequence[str]) -> int:
     """Serve until stopped. Returns the process's exit status: 0 after a signal, 2 when the settings cannot work."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         settings = parse_settings(argv, os.environ)
+        start_logging(settings.log_format)
         run(settings, load_secret(os.environ, host=settings.host))
     except ConfigError as error:
         print(f"pdcluster router: {error}", file=sys.stderr)
@@ -42,8 +42,9 @@ def parse_settings(
         ConfigError: A value cannot work.
     """
     given = {name: value for name, value in vars(_parser().parse_args(argv)).items() if value is not None}
-    key = {"engine_api_key": environ.get(ENGINE_KEY_VARIABLE) or None}
-    return build_settings(**{**_told_by_pod(given, environ, service_account), **key, **given})
+    variables = {"engine_api_key": ENGINE_KEY_VARIABLE, "log_format": FORMAT_VARIABLE}
+    told = {name: environ.get(variable) or None for name, variable in variables.items()}
+    return build_settings(**{**_told_by_pod(given, environ, service_account), **told, **given})
 
 
 def _told_by_pod(given: Mapping[str, object], environ: Mapping[str, str], service_account: Path) -> dict[str, object]:

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pdcluster_kube.access import checked_api_url
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.flags import Flags
+from pdcluster_protocol.logs import LogFormat
 from pdcluster_protocol.metaserver import METASERVER_PATH, Action
 
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
@@ -178,6 +179,9 @@ class Settings(BaseModel):
     """Seconds that running requests get after SIGTERM. 30: what Kubernetes waits by default."""
     trace_file: Path | None = None
     """File that gets one JSON line for each ended request. None: no trace."""
+    log_format: LogFormat = LogFormat.TEXT
+    """Form of the log's lines. json: one object a line, each value a field of its own. text: for people. Default:
+    ``$PDCLUSTER_LOG_FORMAT``, else text."""
 
     @model_validator(mode="after")
     def _finds_engines(self) -> Self:

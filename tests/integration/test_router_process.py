@@ -100,3 +100,14 @@ async def test_what_cannot_work_is_one_line_with_the_cure_and_status_2(what: str
     (line,) = error.decode().splitlines()
     cures = {"trace": "name a file", "url": "--advertise-url", "secret": "PDCLUSTER_SECRET", "keys": "name a file"}
     assert {"port": "another --port", "internal": "another --internal-port", **cures}[what] in line
+
+
+async def test_in_json_every_line_of_the_log_is_an_object() -> None:
+    async with process("--log-format", "json") as (router, url, _, _):
+        await (await RawClient.connect(url)).get("/health")
+        router.send_signal(signal.SIGTERM)
+        assert router.stderr is not None
+        lines = [json.loads(line) for line in (await router.stderr.read()).splitlines()]
+    [started] = [line for line in lines if line["event"] == "router started"]
+    assert (started["prefill_engines"], started["decode_engines"], started["level"]) == (1, 1, "info")
+    assert {line["logger"].partition(".")[0] for line in lines} >= {"pdcluster_router"}

@@ -10,6 +10,7 @@ from pdcluster_kube.access import KubeAccess
 from pdcluster_operator.__main__ import main, parse_settings
 from pdcluster_operator.settings import Settings
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.logs import LogFormat
 
 FLAGS = ["--router-image", "r:1", "--kube-api", "https://api:6443", "--lease-namespace", "system"]
 NOWHERE = Path("/nowhere")
@@ -58,6 +59,14 @@ def test_another_api_server_never_gets_the_pods_own_token(tmp_path: Path) -> Non
     settings = parse_settings(["--kube-api", "https://other:1"], environ, tmp_path)
     assert settings.kube_token_file is None
     assert settings.lease_namespace == "mine"
+
+
+def test_the_logs_form_is_the_flags_or_the_variables() -> None:
+    environ = {"PDCLUSTER_LOG_FORMAT": "json"}
+    assert parse_settings(FLAGS, environ, NOWHERE).log_format is LogFormat.JSON
+    assert parse_settings([*FLAGS, "--log-format=text"], environ, NOWHERE).log_format is LogFormat.TEXT
+    with pytest.raises(ConfigError, match="--log-format"):
+        parse_settings(FLAGS, {"PDCLUSTER_LOG_FORMAT": "yaml"}, NOWHERE)
 
 
 @pytest.mark.parametrize("flags", [["--kubeconfig", "k"], ["--context", "c"]])

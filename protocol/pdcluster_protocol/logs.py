@@ -1,0 +1,95 @@
+"""How router and operator write their log: one line for each event, as text or as JSON. Standard library only.
+
+A call's own template says what is a field, so call sites stay plain:
+
+    logger.warning("lease not renewed lease=%s error=%s", ref, error)
+
+    text   2026-11-23 09:40:01,250 WARNING pdcluster_operator.leader lease not renewed lease=Lease a/b error=no answer
+    json   {"ts": "2026-11-23T09:40:01.250Z", "level": "warning", "logger": "pdcluster_operator.leader",
+            "event": "lease not renewed", "lease": "Lease a/b", "error": "no answer"}
+
+Each ``key=%s`` of the template is a field, and its event is what is left. Lines of libraries are events without fields.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any, Final
+
+_FIELD: Final = re.compile(r"\s*\b(\w+)=%[-#0-9.]*[a-z]")
+_CONVERSION: Final = re.compile(r"%(?:%|[-#0-9.]*[a-z])")
+_OWN: Final = frozenset({"ts", "level", "logger", "event", "exception"})
+_TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+_CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
+_ESCAPED: Final = {code: repr(chr(code))[1:-1] for code in _CONTROLS if chr(code) != "\t"}
+
+
+class LogFormat(Enum):
+    """Of each line."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+FORMAT_VARIABLE: Final = "PDCLUSTER_LOG_FORMAT"
+"""The environment variable that counts where no flag is given."""
+
+
+def start_logging(form: LogFormat) -> None:
+    """Everything from INFO on goes to stderr in this form. Once for a process; again, it changes the form."""
+    formatter = JsonLines() if form is LogFormat.JSON else TextLines(_TEXT)
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+class TextLines(logging.Formatter):
+    """Control characters of a value are escaped: what somebody sends cannot look like a line of ours."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
+        return super().formatMessage(record).translate(_ESCAPED)
+
+
+class JsonLines(logging.Formatter):
+    """One object a line. Numbers, truths and None stay what they are; everything else is its text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        event, fields = event_of(record)
+        line: dict[str, object] = {
+            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": event,
+            **{f"{name}_" if name in _OWN else name: value for name, value in fields.items()},
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def event_of(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
+    """The template without its fields, filled in; and the fields by name."""
+    values = record.args if isinstance(record.args, tuple) else ()
+    template = str(record.msg)
+    if not values or len(_conversions(template)) != len(values):
+        return record.getMessage(), {}
+    fields: dict[str, object] = {}
+    others: list[Any] = []
+    for value, name in zip(values, _conversions(template), strict=True):
+        if name:
+            fields[name] = value
+        else:
+            others.append(value)
+    return _FIELD.sub("", template).strip() % tuple(others), fields
+
+
+def _conversions(template: str) -> list[str]:
+    """Of each conversion in order, the name of its field; empty: it is part of the event."""
+    names = {found.end(): found[1] for found in _FIELD.finditer(template)}
+    return [names.get(found.end(), "") for found in _CONVERSION.finditer(template) if found[0] != "%%"]

@@ -1,0 +1,100 @@
+"""Lines of the log, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Any
+
+import pytest
+
+from pdcluster_protocol.logs import JsonLines, LogFormat, TextLines, event_of, start_logging
+
+
+def record(template: str, *values: object, **more: Any) -> logging.LogRecord:
+    return logging.LogRecord("a.b", logging.WARNING, "file", 1, template, values, **{"exc_info": None, **more})
+
+
+def as_json(template: str, *values: object, **more: Any) -> dict[str, object]:
+    line = JsonLines().format(record(template, *values, **more))
+    assert "\n" not in line
+    found = dict(json.loads(line))
+    assert str(found.pop("ts")).endswith("Z")
+    assert (found.pop("level"), found.pop("logger")) == ("warning", "a.b")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("template", "values", "event", "fields"),
+    [
+        ("lease lost lease=%s holder=%s", ("a/b", "me"), "lease lost", {"lease": "a/b", "holder": "me"}),
+        ("started engines=%d", (3,), "started", {"engines": 3}),
+        ("verified %s seconds=%.3f tokens=%d content=compared", ("p and d", 0.5, 9),
+         "verified p and d content=compared", {"seconds": 0.5, "tokens": 9}),
+        ("no CRDs group=%s: install the chart", ("pdcluster.dev",), "no CRDs: install the chart",
+         {"group": "pdcluster.dev"}),
+        ("engine %s role=%s", ("up", "decode"), "engine up", {"role": "decode"}),
+        ("100 %% of %s", ("it",), "100 % of it", {}),
+        ("broken reason=%r", ("a b",), "broken", {"reason": "a b"}),
+        ("plain", (), "plain", {}),
+        ("100 % of it, without values", (), "100 % of it, without values", {}),
+        ("%(asked)s of a library", ({"asked": "this"},), "this of a library", {}),
+    ],
+)  # fmt: skip
+def test_a_templates_keys_are_the_fields_and_the_rest_is_the_event(
+    template: str, values: tuple[object, ...], event: str, fields: dict[str, object]
+) -> None:
+    assert event_of(record(template, *values)) == (event, fields)
+    assert as_json(template, *values) == {"event": event, **fields}
+
+
+def test_a_line_that_cannot_be_filled_in_is_one_error_and_no_crash() -> None:
+    with pytest.raises(TypeError):
+        event_of(record("two a=%s b=%s", "one"))
+
+
+def test_a_value_of_any_kind_is_written_and_none_takes_the_place_of_ours() -> None:
+    found = as_json("told level=%s reason=%s number=%s nothing=%s", "high", ValueError("no"), 1.5, None)
+    assert found == {"event": "told", "level_": "high", "reason": "no", "number": 1.5, "nothing": None}
+
+
+def test_an_exception_is_one_field() -> None:
+    try:
+        raise ValueError("first\nsecond")
+    except ValueError:
+        found = as_json("broke key=%s", "k", exc_info=sys.exc_info())
+    assert str(found["exception"]).startswith("Traceback")
+    assert "first\nsecond" in str(found["exception"])
+
+
+@pytest.mark.parametrize("value", ["a\nWARNING root forged", "a\r\nb", "a\u2028b", "a\x0bb", "a\x1b[2Jb", "a\x85b"])
+def test_what_is_sent_begins_no_line(value: str) -> None:
+    text = TextLines("%(message)s").format(record("failure reason=%s", value))
+    assert len(text.splitlines()) == 1
+    assert text.isprintable()
+    assert as_json("failure reason=%s", value)["reason"] == value
+    assert len(JsonLines().format(record("failure reason=%s", value)).split("\n")) == 1
+
+
+def test_text_is_as_ever() -> None:
+    formatter = TextLines("%(levelname)s %(name)s %(message)s")
+    assert formatter.format(record("lease lost lease=%s", "a/b")) == "WARNING a.b lease lost lease=a/b"
+
+
+@pytest.mark.parametrize("form", LogFormat)
+def test_a_process_logs_in_the_form_that_it_is_told(form: LogFormat, capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    try:
+        root.handlers.clear()
+        start_logging(form)
+        logging.getLogger("of.a.library").info("started port=%d", 7)
+        told = capsys.readouterr().err
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    if form is LogFormat.JSON:
+        assert json.loads(told)["port"] == 7
+    else:
+        assert told.endswith("INFO of.a.library started port=7\n")

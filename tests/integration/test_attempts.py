@@ -143,6 +143,7 @@ class _ForgetsToCut(InboundSessions):
         self._on_news()
 
 
+@pytest.mark.slow
 def test_without_the_cut_those_bytes_do_land(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test above guards against is real: it must not pass for want of late bytes."""
     monkeypatch.setattr(InboundSessions, "_start_closing", _ForgetsToCut._start_closing)

@@ -29,7 +29,14 @@ def blocks_in_use(pool: Pool) -> float:
     return sum(metric(engine.url, "vllm:kv_cache_usage_perc") for engine in pool.engines)
 
 
-@pytest.mark.parametrize("name", ["SkipsALayer", "SwapsTwoBlocks", "CutsARangeShort", "CallsFailuresDone"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SkipsALayer",
+        "CallsFailuresDone",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("SwapsTwoBlocks", "CutsARangeShort")),
+    ],
+)
 def test_bytes_that_are_not_where_decode_reads_them_change_the_answer(
     harness: Harness, expected: tuple[int, ...], name: str
 ) -> None:

@@ -62,6 +62,7 @@ def test_of_requests_among_faults_none_hangs_or_lies_and_nothing_leaks(
     assert set(summary["zeros"].values()) == {0}
 
 
+@pytest.mark.slow
 def test_a_campaign_finds_a_connector_that_writes_only_half_of_each_range(
     harness: Harness, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

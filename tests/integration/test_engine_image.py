@@ -280,7 +280,16 @@ def test_a_vllm_that_is_installed_from_its_own_folder_is_compiled_too(found: Ima
     assert list((workspace / "vllm" / "__pycache__").glob("__init__.*.pyc"))
 
 
-@pytest.mark.parametrize(("check", "said"), [("base", ""), ("mooncake", "keep\n"), ("packages", "\n"), ("load", "")])
+@pytest.mark.parametrize(
+    ("check", "said"),
+    [
+        ("load", ""),
+        *(
+            pytest.param(check, said, marks=pytest.mark.slow)
+            for check, said in (("base", ""), ("mooncake", "keep\n"), ("packages", "\n"))
+        ),
+    ],
+)
 def test_the_checks_hold_on_the_real_vllm_and_mooncake(check: str, said: str) -> None:
     command = [sys.executable, str(ROOT / "images" / "engine_checks.py"), check]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

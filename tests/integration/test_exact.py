@@ -73,6 +73,7 @@ def test_200_prompts_at_concurrency_16_answer_like_a_single_engine(
         require_no_block_in_use(pool)
 
 
+@pytest.mark.slow
 def test_a_warm_decode_cache_receives_only_what_it_lacks_and_answers_the_same(
     harness: Harness, reference: Reference
 ) -> None:
@@ -104,7 +105,7 @@ def test_two_prefill_and_two_decode_engines_answer_like_one(harness: Harness, re
         assert all(engine.read_trace("receive") for engine in pool.decode)
 
 
-@pytest.mark.parametrize("chunk", [2048, 192])
+@pytest.mark.parametrize("chunk", [pytest.param(2048, marks=pytest.mark.slow), 192])
 def test_every_byte_of_every_layers_blocks_on_decode_equals_prefills(harness: Harness, chunk: int) -> None:
     """Blocks hold other ids on prefill than on decode: prefill has served another prompt before."""
     prompt = [100 + (number * 7) % 800 for number in range(700)]

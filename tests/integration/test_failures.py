@@ -176,6 +176,7 @@ def test_a_decode_engine_killed_during_the_push_is_one_clear_error_and_prefill_g
     assert eventually(lambda: blocks_in_use(*pool.prefill) == 0)
 
 
+@pytest.mark.slow
 def test_engines_with_other_block_sizes_are_told_the_cure(harness: Harness) -> None:
     with harness.start_pool(prefill_args=("--block-size", "64"), decode_args=("--block-size", "128")) as pool:
         asking = Asking(pool, PROMPT)

@@ -13,6 +13,7 @@ from pdcluster_cli.waiting import EngineDied, is_healthy
 pytestmark = pytest.mark.engines
 
 
+@pytest.mark.slow
 def test_two_engines_with_other_chunking_give_equal_greedy_answers(harness: Harness) -> None:
     prompts: list[Prompt] = ["Tell me a story", [7, 8, 9] * 40, "Why is the sky blue?"]
     with harness.single_engine() as one, harness.single_engine(["--max-num-batched-tokens", "64"]) as other:

@@ -131,7 +131,11 @@ def test_a_question_of_ones_own_and_two_engines_of_each_role_that_ask_for_a_key(
 
 
 @pytest.mark.parametrize(
-    "ranks", [("--prefill-pp", "2"), ("--prefill-dp", "2"), pytest.param(("--decode-dp", "2"), marks=pytest.mark.slow)]
+    "ranks",
+    [
+        ("--prefill-pp", "2"),
+        *(pytest.param((flag, "2"), marks=pytest.mark.slow) for flag in ("--prefill-dp", "--decode-dp")),
+    ],
 )
 def test_pipeline_and_data_parallel_engines_start_and_hand_over(start: Callable[..., Local], ranks: list[str]) -> None:
     local = start(*ranks, "--once")
@@ -152,6 +156,7 @@ def test_it_serves_the_curl_line_it_prints_until_sigterm(start: Callable[..., Lo
     _assert_nothing_is_left(local, pids)
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_while_serving_is_named_and_everything_stops(start: Callable[..., Local]) -> None:
     local = start()
     local.wait_for("serving on")
@@ -186,6 +191,7 @@ def test_sigint_while_importing_leaves_nothing(start: Callable[..., Local]) -> N
     _assert_nothing_is_left(local, pids)
 
 
+@pytest.mark.slow
 def test_sigint_while_engines_start_leaves_nothing(start: Callable[..., Local]) -> None:
     local = start()
     local.wait_for("starting prefill-0, decode-0")
@@ -197,6 +203,7 @@ def test_sigint_while_engines_start_leaves_nothing(start: Callable[..., Local]) 
     assert "Traceback" not in local.text()
 
 
+@pytest.mark.slow
 def test_sigkill_while_serving_leaves_nothing(start: Callable[..., Local]) -> None:
     local = start()
     local.wait_for("serving on")

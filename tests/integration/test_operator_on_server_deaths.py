@@ -78,6 +78,7 @@ def test_a_router_whose_image_is_refused_is_told_with_the_registrys_words(
         assert "401" not in pool.condition("DecodeReady")["message"]
 
 
+@pytest.mark.slow
 def test_an_engine_over_several_nodes_that_is_made_anew_after_each_death_is_a_crash_loop_too(
     server: Server, operator: OperatorProcess
 ) -> None:

@@ -83,7 +83,7 @@ def check_bounds(moments: list[Moment], surge: int, unavailable: int) -> None:
         assert moment.serving, moment
 
 
-@pytest.mark.parametrize(("surge", "unavailable"), [(1, 0), (0, 1)])
+@pytest.mark.parametrize(("surge", "unavailable"), [(1, 0), pytest.param(0, 1, marks=pytest.mark.slow)])
 def test_a_leader_that_is_killed_in_mid_rollout_is_followed_and_the_rollout_ends_within_its_bounds(
     server: Server, surge: int, unavailable: int
 ) -> None:

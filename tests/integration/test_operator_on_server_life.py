@@ -108,6 +108,7 @@ def test_after_its_deletion_nothing_is_left_of_a_pool(server: Server, operator: 
         assert [one for one in server.records(since) if one.code >= 400] == []
 
 
+@pytest.mark.slow
 def test_a_pool_that_is_made_anew_under_its_old_name_gets_children_of_its_own(
     server: Server, operator: OperatorProcess
 ) -> None:

@@ -171,7 +171,9 @@ LACKS: Final = {
 """A resource that is taken out of the chart's rules, and the call that is then forbidden."""
 
 
-@pytest.mark.parametrize("resource", LACKS)
+@pytest.mark.parametrize(
+    "resource", ["events", *(pytest.param(name, marks=pytest.mark.slow) for name in LACKS if name != "events")]
+)
 def test_a_right_that_is_missing_is_found_in_the_audit_log(server: Server, resource: str) -> None:
     role = server.admin.get(RULES_PATH)
     less = deepcopy(role["rules"])

@@ -56,7 +56,9 @@ def edit_as(server: Server, manager: str, path: str, spec: Object) -> None:
     assert not answer.complaints, answer
 
 
-@pytest.mark.parametrize("take", [apply_as, edit_as], ids=["by apply", "by edit"])
+@pytest.mark.parametrize(
+    "take", [pytest.param(apply_as, id="by apply"), pytest.param(edit_as, id="by edit", marks=pytest.mark.slow)]
+)
 def test_a_field_of_ours_that_somebody_took_is_taken_back_and_told_once(
     server: Server, operator: OperatorProcess, take: Callable[[Server, str, str, Object], None]
 ) -> None:
@@ -91,6 +93,7 @@ def test_routers_that_somebody_scales_go_back_and_the_engines_scale_meanwhile(
         assert len(taken_back(pool)) == 1
 
 
+@pytest.mark.slow
 def test_who_insists_on_a_field_of_ours_is_written_against_no_more_than_once_a_second(
     server: Server, operator: OperatorProcess
 ) -> None:
@@ -129,6 +132,7 @@ def test_what_others_add_beside_our_fields_is_theirs(server: Server, operator: O
         assert (found["spec"]["sessionAffinity"], found["metadata"]["labels"]["team"]) == ("ClientIP", "inference")
 
 
+@pytest.mark.slow
 def test_replicas_that_somebody_moved_by_hand_are_moved_back_once(server: Server, operator: OperatorProcess) -> None:
     with server.pool() as pool:
         pool.wait_ready()

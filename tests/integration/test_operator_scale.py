@@ -15,6 +15,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return asyncio.run(measure(QUICK, tmp_path_factory.mktemp("operator-scale")))
 
 
+@pytest.mark.slow
 def test_the_operator_writes_nothing_at_rest_but_its_lease(report: Report) -> None:
     assert report.faults() == []
     assert {call.resource for call in report.phases["at rest"].counts.calls} <= {"leases"}

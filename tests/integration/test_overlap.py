@@ -60,6 +60,7 @@ def test_layers_leave_while_the_next_one_is_computed(harness: Harness, deep_mode
     assert statistics.median(map(hidden_share, pushes)) >= 0.8
 
 
+@pytest.mark.slow
 def test_a_serial_push_hides_nothing_so_the_measure_can_fail(harness: Harness, deep_model: Path) -> None:
     pushes = pushes_of(harness, deep_model, "serial", repeats=1)
     assert [hidden_share(push) for push in pushes] == [0.0]

@@ -84,6 +84,7 @@ def test_a_prefill_engine_killed_in_the_middle_is_replaced_by_another_with_the_s
         assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
 
 
+@pytest.mark.slow
 def test_a_prefill_engine_that_stops_in_the_middle_loses_its_lease_and_is_replaced(
     harness: Harness, expected: dict[int, tuple[int, ...]]
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_prefill_engine_that_stops_in_the_middle_loses_its_lease_and_is_replac
         assert complete(pool.url, PROMPT, 16).token_ids == expected[len(PROMPT)]
 
 
+@pytest.mark.slow
 def test_writes_that_fail_on_one_prefill_engine_are_made_by_another(
     harness: Harness, expected: dict[int, tuple[int, ...]]
 ) -> None:

@@ -39,12 +39,13 @@ def check_all_pairs(
             pools.require_pushed(prefills[i], decodes[j], seen, at_least=len(case.lengths) + 2)
 
 
-@pytest.mark.parametrize("kv_heads", [2, *(pytest.param(number, marks=pytest.mark.slow) for number in (8, 4, 1))])
+@pytest.mark.parametrize("kv_heads", [8, 4, 2, 1])
+@pytest.mark.slow
 def test_every_pair_of_tp_1_2_4_answers_like_a_single_engine(harness: Harness, kv_heads: int) -> None:
     check_all_pairs(harness, Case(llama(kv_heads)), SIZES, SIZES)
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [(3, 2), (2, 3)])
+@pytest.mark.parametrize(("prefill", "decode"), [(3, 2), pytest.param(2, 3, marks=pytest.mark.slow)])
 def test_tp_sizes_that_do_not_divide_each_other_answer_like_a_single_engine(
     harness: Harness, prefill: int, decode: int
 ) -> None:

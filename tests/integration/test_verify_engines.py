@@ -61,7 +61,14 @@ def test_a_pool_that_hands_kv_over_is_verified_again_and_again(harness: Harness)
         assert complete(pool.url, "Hello", 4).reply.get("kv_transfer_params") is None
 
 
-@pytest.mark.parametrize("name", ["mistral 2 to 1", "gemma2 1 to 2", "mla 2 to 1", "mla 1 to 2", "delta net"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mistral 2 to 1",
+        "delta net",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2 1 to 2", "mla 2 to 1", "mla 1 to 2")),
+    ],
+)
 def test_content_is_compared_whatever_the_model_and_the_ranks_are(harness: Harness, name: str) -> None:
     case = CASES[name]()
     with engines(harness, case, [case.prefill], [case.decode]) as (prefills, decodes):
@@ -71,7 +78,9 @@ def test_content_is_compared_whatever_the_model_and_the_ranks_are(harness: Harne
         assert [line["is_content_compared"] for line in decodes[0].read_trace("receive")] == [True] * case.decode.tp
 
 
-@pytest.mark.parametrize("name", ["SkipsALayer", "SwapsTwoBlocks", "CallsFailuresDone"])
+@pytest.mark.parametrize(
+    "name", ["SwapsTwoBlocks", "CallsFailuresDone", pytest.param("SkipsALayer", marks=pytest.mark.slow)]
+)
 def test_bytes_that_every_count_finds_right_verify_nothing_where_they_are_not_what_was_pushed(
     harness: Harness, name: str
 ) -> None:

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
-from fakes.engine import FakeEngine, Fault, Gate
-from fakes.http import Message, request_bytes
+from fakes.engine import FakeEngine, Fault, Gate, Wire
+from fakes.http import Message, RawClient, request_bytes
+from fakes.kube_api import FakeKubeApi, endpoint, slice_of
+from fakes.kube_api import Fault as ApiFault
 from fakes.kube_rig import KubeRig, running_kube_rig
-from fakes.router import COMPLETIONS, PROMPT, orders, running_rig, send, until
+from fakes.router import COMPLETIONS, PROMPT, orders, running_rig, running_server, send, until
 from patience import PATIENCE_S
+from pdcluster_router.front import app
 
 pytestmark = pytest.mark.anyio
 
@@ -32,6 +35,38 @@ async def serve(rig: KubeRig, number: int) -> None:
 
 def num_seen(*engines: FakeEngine) -> list[int]:
     return [len(engine.seen) for engine in engines]
+
+
+# It starts.
+
+
+async def test_a_router_that_starts_behind_a_service_answers_its_very_first_request() -> None:
+    wire, api = Wire(), FakeKubeApi()
+    prefill, decode = FakeEngine(wire), FakeEngine(wire)
+    await api.start()
+    for engine, role in ((prefill, "prefill"), (decode, "decode")):
+        await engine.start()
+        host, _, port = engine.url.removeprefix("http://").partition(":")
+        api.put(slice_of(role, role, endpoint(host, role, ready=True), port=int(port)))
+    found = {"discovery": "kubernetes", "namespace": api.namespace, "cluster": "c", "kube_api": api.url}
+    async with running_server(**found) as (_, url):
+        answer = await (await RawClient.connect(url)).post(COMPLETIONS, PROMPT)
+        assert answer.status == 200, answer.body
+    await api.stop()
+    for engine in (prefill, decode):
+        await engine.stop()
+
+
+async def test_a_router_whose_api_server_is_silent_opens_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "START_S", 0.2)
+    api = FakeKubeApi()
+    api.list_faults.append(ApiFault.HANG)
+    await api.start()
+    found = {"discovery": "kubernetes", "namespace": api.namespace, "cluster": "c", "kube_api": api.url}
+    async with running_server(**found) as (_, url):
+        health = await (await RawClient.connect(url)).get("/health")
+        assert (health.status, health.json()["error"]["code"]) == (503, "not_ready")
+    await api.stop()
 
 
 # They come.

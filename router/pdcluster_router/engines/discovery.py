@@ -79,6 +79,8 @@ class EngineDiscovery:
 
     def __init__(self, client: KubeReader, source: Source, tell: Tell, count_failure: Callable[[], None]) -> None:
         """``tell`` gets all engines there are, whenever a slice has changed."""
+        self.has_listed = asyncio.Event()
+        """Set once the first list was told."""
         self.is_current = False
         """Whether changes reach us; False from the start until the first watch is open."""
         self.reason = "nothing was heard of the API server yet"
@@ -140,6 +142,7 @@ class EngineDiscovery:
             logger.warning("discovery cannot use %s", scrub(problem))
         self.problems = picture.problems
         self._tell(picture.members)
+        self.has_listed.set()
 
     def _follows(self) -> None:
         self.reason = ""

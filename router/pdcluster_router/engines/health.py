@@ -54,14 +54,23 @@ class Probes:
         self._roster = roster
         self._settings = settings
         self._probing: dict[Engine, asyncio.Task[None]] = {}
+        self._firsts: dict[Engine, asyncio.Event] = {}
+        """Of the same engines: set when the first probe is over."""
 
     def follow(self) -> None:
         """Engines that came are probed from now on, those that go no longer. Call it when the pool has changed."""
         wanted = {engine for engine in self._roster.all_engines() if engine.state.is_probed}
         for engine in self._probing.keys() - wanted:
             self._probing.pop(engine).cancel()
+            self._firsts.pop(engine).set()
         for engine in wanted - self._probing.keys():
+            self._firsts[engine] = asyncio.Event()
             self._probing[engine] = self._tasks.create_task(self._watch(engine), name=f"probes: {engine.name}")
+
+    async def has_asked_all(self) -> None:
+        """Each engine that is followed now has answered a probe, or let its time pass. Waits for it."""
+        while waiting := [first for first in self._firsts.values() if not first.is_set()]:
+            await waiting[0].wait()
 
     def stop(self) -> None:
         """No engine is probed any more."""
@@ -74,11 +83,15 @@ class Probes:
             interval_s=self._settings.probe_interval_s,
             timeout_s=self._settings.probe_timeout_s,
             on_change=self._roster.refresh,
+            first=self._firsts[engine],
         )
 
 
-async def watch_engine(engine: Engine, *, interval_s: float, timeout_s: float, on_change: Callable[[], None]) -> None:
-    """Probe one engine for ever. One task owns this. ``on_change``: its health is not what it was."""
+async def watch_engine(
+    engine: Engine, *, interval_s: float, timeout_s: float, on_change: Callable[[], None], first: asyncio.Event
+) -> None:
+    """Probe one engine for ever. One task owns this. ``on_change``: its health is not what it was. ``first``: set when
+    the first probe is over."""
     while True:
         is_healthy = await _probe(engine, timeout_s)
         if is_healthy != engine.is_healthy:
@@ -86,6 +99,7 @@ async def watch_engine(engine: Engine, *, interval_s: float, timeout_s: float, o
             state = "healthy" if is_healthy else "unhealthy"
             logger.info("engine %s role=%s engine=%s", state, engine.role.value, engine.name)
             on_change()
+        first.set()
         await asyncio.sleep(interval_s)
 
 

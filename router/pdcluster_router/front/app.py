@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Final
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -35,11 +36,14 @@ from pdcluster_router.front.engines_page import POOL_PATH, describe_pool
 from pdcluster_router.front.router import OPENAI_PATHS, Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE
 from pdcluster_router.front.verify_page import RESPONSES, SCHEMA, carry_out
+from pdcluster_router.services import Services
 from pdcluster_router.settings import Settings
 from pdcluster_router.telemetry.metrics import CONTENT_TYPE
 
 logger = logging.getLogger(__name__)
 
+START_S: Final = 5.0
+"""The most that the first look at the pool may take: less than a kubelet waits before it starts a pod anew."""
 _JSON = "application/json"
 _NOT_POST = ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
@@ -191,10 +195,21 @@ async def _watching(tasks: asyncio.TaskGroup, router: Router) -> AsyncIterator[N
     watching = [tasks.create_task(router.access.watch(), name="router: keys")]
     if services.discovery is not None:
         watching.append(tasks.create_task(services.discovery.run(), name="router: discovery"))
+    await _first_look(services, probes)
     yield
     for task in watching:
         task.cancel()
     probes.stop()
+
+
+async def _first_look(services: Services, probes: Probes) -> None:
+    """The engines are known and each was asked how it is, or ``START_S`` are over. Until then no request is taken: they
+    wait in the sockets. A Service sends requests as soon as a router that was killed listens again."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(START_S):
+            if services.discovery is not None:
+                await services.discovery.has_listed.wait()
+            await probes.has_asked_all()
 
 
 async def _http_error(request: Request, exc: Exception) -> Response:

@@ -10,7 +10,7 @@ from benchmarks.fronts import MooncakeFront, NixlFront
 from benchmarks.places import Place
 from benchmarks.starter import Starter
 
-from pdcluster_cli.engines import Role
+from pdcluster_cli.engines import PoolRole
 
 _MOONCAKE_ID: Final = "P0"
 _SETUP: Final = ".venv/bin/uv pip install --no-deps --require-hashes -r requirements/peers.lock"
@@ -20,13 +20,13 @@ def start_mooncake(far: Starter, near: Starter) -> MooncakeFront:
     """Upstream's MooncakeConnector, over TCP."""
     bootstrap = far.free_port()
     prefill = far.start_peer(
-        Role.PREFILL,
+        PoolRole.PREFILL,
         "mooncake-prefill",
         _mooncake("kv_producer", _MOONCAKE_ID),
         {"VLLM_HOST_IP": far.place.host, "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap)},
     )
     decode = near.start_peer(
-        Role.DECODE, "mooncake-decode", _mooncake("kv_consumer", "D0"), {"VLLM_HOST_IP": near.place.host}
+        PoolRole.DECODE, "mooncake-decode", _mooncake("kv_consumer", "D0"), {"VLLM_HOST_IP": near.place.host}
     )
     return MooncakeFront(prefill, decode, _MOONCAKE_ID, Server(far.place.host, bootstrap))
 
@@ -41,7 +41,7 @@ def start_nixl(far: Starter, near: Starter) -> NixlFront:
         raise BenchmarkError(f"NIXL is not installed: {_SETUP}, or leave it out with --ways")
     prefill, decode = (
         starter.start_peer(role, name, _NIXL, _nixl_env(starter.place, starter.free_port()))
-        for starter, role, name in ((far, Role.PREFILL, "nixl-prefill"), (near, Role.DECODE, "nixl-decode"))
+        for starter, role, name in ((far, PoolRole.PREFILL, "nixl-prefill"), (near, PoolRole.DECODE, "nixl-decode"))
     )
     return NixlFront(prefill, decode)
 

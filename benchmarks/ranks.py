@@ -22,7 +22,7 @@ from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.device import CpuDevice, DeviceEvent
 from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.settings import Settings
-from pdcluster_connector.steps import DecodeStep, Expect, PrefillStep, PushSlice, Target
+from pdcluster_connector.steps import DecodeStep, Expect, PrefillStep, PushSlice, PushTarget
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.labels import Role
@@ -215,7 +215,7 @@ def _slice_of(request: Request, shape: KvShape, decode: tuple[SideChannelAddress
         transfer_id=transfer,
         attempt=attempt,
         token=_SECRET.mint(transfer, attempt, DEADLINE_MS),
-        target=Target(_DECODE, len(decode), decode, DEADLINE_MS),
+        target=PushTarget(_DECODE, len(decode), decode, DEADLINE_MS),
         groups=(GroupSlice(0, num_tokens, request.prefill_blocks, request.decode_blocks),),
         num_prompt_tokens=num_tokens,
         is_last=True,

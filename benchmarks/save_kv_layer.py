@@ -35,7 +35,7 @@ from integration.ranks import (  # after the path is set
 )
 from pdcluster_connector.assembly import PrefillRank, make_decode_rank, make_prefill_rank
 from pdcluster_connector.settings import Settings
-from pdcluster_connector.steps import DecodeStep, PrefillStep, PushSlice, Target
+from pdcluster_connector.steps import DecodeStep, PrefillStep, PushSlice, PushTarget
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import SideChannelAddress
@@ -68,12 +68,12 @@ def serve_decode(pipe: Connection) -> None:
 
 def slices_of(step: int, num_requests: int, address: SideChannelAddress) -> tuple[PushSlice, ...]:
     """Every second block, so that nothing coalesces: the worst case."""
-    target = Target(EngineId("decode"), 1, (address,), 60_000)
+    target = PushTarget(EngineId("decode"), 1, (address,), 60_000)
     blocks = tuple(range(1, 1 + 2 * BLOCKS_PER_REQUEST, 2))
     return tuple(slice_of(f"{num_requests}-{step}-{n}", target, blocks, n) for n in range(num_requests))
 
 
-def slice_of(name: str, target: Target, blocks: tuple[int, ...], shift: int) -> PushSlice:
+def slice_of(name: str, target: PushTarget, blocks: tuple[int, ...], shift: int) -> PushSlice:
     token = SECRET.mint(TransferId(name), Attempt(1), target.deadline_ms)
     theirs = tuple(block + shift for block in blocks)
     return PushSlice(

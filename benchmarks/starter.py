@@ -17,9 +17,9 @@ from pdcluster_cli.engines import (
     OFFLINE,
     ROUTER_MODULE,
     SCRATCH,
-    Device,
     EnginePlan,
-    Role,
+    LocalDevice,
+    PoolRole,
     engine_spec,
     preload_modules,
     router_argv,
@@ -54,8 +54,8 @@ class Starter:
         self._peers: list[EngineHandle] = []
         with place.starting():  # the engines are its children, so they live there too
             self._zygote = Zygote(
-                preload_modules(Device.CPU),
-                env={**zygote_env(Device.CPU), **OFFLINE},
+                preload_modules(LocalDevice.CPU),
+                env={**zygote_env(LocalDevice.CPU), **OFFLINE},
                 log_path=folder / "zygote.log",
                 scratch=SCRATCH,
             )
@@ -67,7 +67,7 @@ class Starter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._zygote.__exit__(kind, error, tb)
 
-    def start_engine(self, role: Role, name: str, **connector: object) -> EnginePlan:
+    def start_engine(self, role: PoolRole, name: str, **connector: object) -> EnginePlan:
         """An engine with our connector (or none) starts. ``connector``: its settings."""
         plan = self._plan(role, name)
         plan = replace(
@@ -77,11 +77,13 @@ class Starter:
         )
         return self._start_engine(plan)
 
-    def start_peer(self, role: Role, name: str, kv_transfer: Mapping[str, object], env: Mapping[str, str]) -> Server:
+    def start_peer(
+        self, role: PoolRole, name: str, kv_transfer: Mapping[str, object], env: Mapping[str, str]
+    ) -> Server:
         """An engine with another connector starts: vLLM's own ``KVTransferConfig`` and environment of it."""
         plan = replace(self._plan(role, name), kv_transfer=kv_transfer, env=env)
         self._peers.append(self._start(engine_spec(plan), plan.port))
-        return Server(self.place.host if role is Role.PREFILL else LOOPBACK, plan.port)
+        return Server(self.place.host if role is PoolRole.PREFILL else LOOPBACK, plan.port)
 
     def take_peers(self) -> tuple[EngineHandle, ...]:
         """The peers' engines that were started since the last call."""
@@ -120,7 +122,7 @@ class Starter:
         with self.place.inside():
             return free_port()
 
-    def _plan(self, role: Role, name: str) -> EnginePlan:
+    def _plan(self, role: PoolRole, name: str) -> EnginePlan:
         return EnginePlan(
             name=name,
             role=role,

@@ -18,7 +18,7 @@ from typing import Final
 
 from benchmarks.figures import Spread, format_table, ms, percent, ratios, spread, times
 
-from pdcluster_cli.local.report import Report, build_report
+from pdcluster_cli.local.report import TransferReport, build_report
 from pdcluster_protocol.trace import PushTrace, RequestTrace
 
 
@@ -48,7 +48,7 @@ class Answer:
 class Transfer:
     """What the traces say about one request through our pool. Monotonic seconds."""
 
-    report: Report
+    report: TransferReport
     received_at: float
     last_acked_at: float
 

@@ -33,7 +33,7 @@ from benchmarks.places import Place, Places
 from benchmarks.starter import Starter
 from benchmarks.ttft_figures import OURS, Answer, Burst, Transfer, Way, read_transfer
 
-from pdcluster_cli.engines import LOOPBACK, Role, secret_env
+from pdcluster_cli.engines import LOOPBACK, PoolRole, secret_env
 from pdcluster_cli.local.traces import pushes_in, read_traces, requests_in
 from pdcluster_cli.zygote import EngineHandle
 
@@ -103,7 +103,7 @@ def start_pool(places: Places, folder: Path, ways: Sequence[Way] = tuple(Way)) -
         )
         fronts: dict[Way, Front] = {}
         if Way.SINGLE in ways:
-            fronts[Way.SINGLE] = SingleFront(Server(LOOPBACK, near.start_engine(Role.SINGLE, "single").port))
+            fronts[Way.SINGLE] = SingleFront(Server(LOOPBACK, near.start_engine(PoolRole.SINGLE, "single").port))
         resting = {}
         for way in (way for way in _PEERS if way in ways):
             fronts[way] = _PEERS[way](far, near)
@@ -122,8 +122,8 @@ def _signal(engines: Iterable[EngineHandle], number: signal.Signals) -> None:
 
 def _start_ours(far: Starter, near: Starter, ways: Sequence[Way]) -> dict[Way, Front]:
     """One decode engine for all pushes. Everything that was started before answers too."""
-    decode = near.start_engine(Role.DECODE, "decode")
-    prefills = {way: far.start_engine(Role.PREFILL, way.name.lower(), push=way.name.lower()) for way in ways}
+    decode = near.start_engine(PoolRole.DECODE, "decode")
+    prefills = {way: far.start_engine(PoolRole.PREFILL, way.name.lower(), push=way.name.lower()) for way in ways}
     far.wait_ready()
     near.wait_ready()
     fronts: dict[Way, Front] = {}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pdcluster_cli.engines import LOOPBACK, Device
+from pdcluster_cli.engines import LOOPBACK, LocalDevice
 
 SYSTEM_LIBRARIES: Final[Mapping[str, str]] = {
     "libibverbs.so.1": "libibverbs1",
@@ -96,32 +96,32 @@ def problems_of(findings: Iterable[Finding]) -> list[str]:
     return [finding.problem for finding in findings if finding.problem is not None]
 
 
-_DEVICE_FILES: Final = {Device.CUDA: ("nvidiactl", "dxg"), Device.NPU: ("davinci_manager",)}
+_DEVICE_FILES: Final = {LocalDevice.CUDA: ("nvidiactl", "dxg"), LocalDevice.NPU: ("davinci_manager",)}
 """By which a driver is reached; dxg is Windows' for Linux guests."""
 _BUILD_CURES: Final = {
-    Device.CUDA: "the vLLM that is installed computes on CPUs: install vLLM for CUDA",
-    Device.NPU: "torch_npu is not installed: use an image of vLLM-Ascend",
+    LocalDevice.CUDA: "the vLLM that is installed computes on CPUs: install vLLM for CUDA",
+    LocalDevice.NPU: "torch_npu is not installed: use an image of vLLM-Ascend",
 }
 
 
-def detect_device() -> Device:
+def detect_device() -> LocalDevice:
     """Where engines can compute here: what the installed vLLM was built for, then which device files exist."""
-    if _is_built_for(Device.NPU) and Path("/dev/davinci_manager").exists():
-        return Device.NPU
-    if Path("/dev/nvidiactl").exists() and _is_built_for(Device.CUDA):
-        return Device.CUDA
-    return Device.CPU
+    if _is_built_for(LocalDevice.NPU) and Path("/dev/davinci_manager").exists():
+        return LocalDevice.NPU
+    if Path("/dev/nvidiactl").exists() and _is_built_for(LocalDevice.CUDA):
+        return LocalDevice.CUDA
+    return LocalDevice.CPU
 
 
 def check_device(
-    device: Device, folder: Path = Path("/dev"), is_built_for: Callable[[Device], bool] | None = None
+    device: LocalDevice, folder: Path = Path("/dev"), is_built_for: Callable[[LocalDevice], bool] | None = None
 ) -> Finding:
     """Engines of this kind can start here: else each would wait for its workers until the start's deadline.
 
     ``is_built_for``: whether the installed vLLM is; None: asked of what is installed.
     """
     name, cure = f"device {device.value}", "or leave --device out"
-    if device is Device.CPU:
+    if device is LocalDevice.CPU:
         return Finding(name)
     if not (is_built_for or _is_built_for)(device):
         return Finding(name, f"{_BUILD_CURES[device]}, {cure}")
@@ -131,9 +131,9 @@ def check_device(
     return Finding(name)
 
 
-def count_accelerators(device: Device) -> int:
+def count_accelerators(device: LocalDevice) -> int:
     """Device files of this kind; 0 on the CPU."""
-    pattern = {Device.CPU: "", Device.CUDA: "nvidia[0-9]*", Device.NPU: "davinci[0-9]*"}[device]
+    pattern = {LocalDevice.CPU: "", LocalDevice.CUDA: "nvidia[0-9]*", LocalDevice.NPU: "davinci[0-9]*"}[device]
     return sum(1 for _ in Path("/dev").glob(pattern)) if pattern else 0
 
 
@@ -161,10 +161,10 @@ def _cgroup_free(folder: Path) -> int | None:
     return None if limit == "max" else int(limit) - taken + int(stat.get("file", 0))
 
 
-def _is_built_for(device: Device) -> bool:
-    if device is Device.NPU:
+def _is_built_for(device: LocalDevice) -> bool:
+    if device is LocalDevice.NPU:
         return importlib.util.find_spec("torch_npu") is not None
-    return (device is Device.CPU) == _is_cpu_build()
+    return (device is LocalDevice.CPU) == _is_cpu_build()
 
 
 def _is_cpu_build() -> bool:

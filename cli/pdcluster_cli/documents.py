@@ -19,9 +19,9 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
-from pdcluster_kube.access import Access, read_pod
+from pdcluster_kube.access import ApiAccess, read_pod
 from pdcluster_kube.kubeconfig import has_kubeconfig, read_kubeconfig
-from pdcluster_kube.reader import KubeReader, Refused
+from pdcluster_kube.reader import ApiStatusError, KubeReader
 from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.kinds import PDCLUSTER, Ref
 from pdcluster_protocol.errors import ConfigError, Unavailable
@@ -128,7 +128,7 @@ def read_cluster(name: str, where: Where) -> Document:
     """
     try:
         return asyncio.run(_get(name, where))
-    except Refused as error:
+    except ApiStatusError as error:
         cure = ": are pdcluster's CRDs installed?" if error.status == 404 and not error.reason else ""
         raise Unreadable(f"{error}{cure}") from error
     except (ConfigError, Unavailable, OSError) as error:
@@ -140,7 +140,7 @@ def find_cluster(name: str, where: Where) -> Document | None:
     try:
         return read_cluster(name, where)
     except Unreadable as error:
-        if isinstance(error.__cause__, Refused) and error.__cause__.reason == "NotFound":
+        if isinstance(error.__cause__, ApiStatusError) and error.__cause__.reason == "NotFound":
             return None
         raise
 
@@ -160,7 +160,7 @@ async def _get(name: str, where: Where) -> Document:
     return found
 
 
-async def _find_access(where: Where) -> tuple[Access, str]:
+async def _find_access(where: Where) -> tuple[ApiAccess, str]:
     """The API server, and the namespace to look in where none is given. As kubectl: a pod's own comes last."""
     pod = read_pod(os.environ)
     if pod.access and not (where.kubeconfig or where.context or has_kubeconfig()):

@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from pdcluster_cli.parallelism import ONE_RANK, Parallelism
+from pdcluster_cli.parallelism import ONE_RANK, ParallelSizes
 from pdcluster_cli.zygote import EngineSpec
 from pdcluster_protocol import labels, launch
 from pdcluster_protocol.launch import ConnectorSettings, router_flag
@@ -26,7 +26,7 @@ ROUTER_MODULE: Final = "pdcluster_router"
 LOOPBACK: Final = "127.0.0.1"
 
 
-class Role(Enum):
+class PoolRole(Enum):
     """What an engine does in a pool; the value names it in logs and file names, and is that of the protocol's role."""
 
     PREFILL = "prefill"
@@ -34,7 +34,7 @@ class Role(Enum):
     SINGLE = "single"
 
 
-class Device(Enum):
+class LocalDevice(Enum):
     """Where the engines compute."""
 
     CPU = "cpu"
@@ -81,7 +81,7 @@ CPU_STAGE_ARGS: Final = ("--no-enforce-eager", "--compilation-config", '{"mode":
 """For pipeline stages: without a mode of compilation vLLM 0.32's CPU worker skips the warm-up, and a later stage has
 nothing to receive into."""
 
-_TRANSFER_PROTOCOL: Final = {Device.CPU: "tcp", Device.CUDA: "tcp", Device.NPU: "ascend"}
+_TRANSFER_PROTOCOL: Final = {LocalDevice.CPU: "tcp", LocalDevice.CUDA: "tcp", LocalDevice.NPU: "ascend"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +89,13 @@ class EnginePlan:
     """One vLLM engine to be started. ``connector`` adds to or replaces the connector's settings."""
 
     name: str
-    role: Role
+    role: PoolRole
     model: Path | str
     """What vLLM's ``--model`` takes: a folder, or a model's name on a hub."""
     port: int
     log_path: Path
-    device: Device = Device.CPU
-    parallelism: Parallelism = ONE_RANK
+    device: LocalDevice = LocalDevice.CPU
+    parallelism: ParallelSizes = ONE_RANK
     num_threads: int = 1
     """Compute threads of each rank, CPU only."""
     args: tuple[str, ...] = ()
@@ -108,16 +108,16 @@ class EnginePlan:
     env: Mapping[str, str | None] = field(default_factory=dict)
 
 
-def preload_modules(device: Device) -> tuple[str, ...]:
+def preload_modules(device: LocalDevice) -> tuple[str, ...]:
     """What the zygote imports once for all engines."""
-    return PRELOAD_CPU if device is Device.CPU else PRELOAD
+    return PRELOAD_CPU if device is LocalDevice.CPU else PRELOAD
 
 
 OFFLINE: Final = {"HF_HUB_OFFLINE": "1"}
 """For models of our own making. A user's may need a hub, and so may its tokenizer or its draft model."""
 
 
-def zygote_env(device: Device) -> dict[str, str | None]:
+def zygote_env(device: LocalDevice) -> dict[str, str | None]:
     """What must be in the environment before the first import, in the zygote and in every engine, its forks."""
     env: dict[str, str | None] = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -127,7 +127,7 @@ def zygote_env(device: Device) -> dict[str, str | None]:
         "OPENBLAS_NUM_THREADS": "1",  # NumPy and SciPy start a thread for each further core at import: no fork is safe
         "PYTHONWARNINGS": "ignore",
     }
-    if device is Device.CPU:
+    if device is LocalDevice.CPU:
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # several engines share the cores
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # or the CPU platform turns the executor "uni" into "mp"
         env["OMP_NUM_THREADS"] = "1"  # read by OpenMP at its first use, after the fork: engines set their own
@@ -150,24 +150,24 @@ def secret_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 def engine_spec(plan: EnginePlan) -> EngineSpec:
     """The process that carries out ``plan``."""
-    env: dict[str, str | None] = {"OMP_NUM_THREADS": str(plan.num_threads)} if plan.device is Device.CPU else {}
+    env: dict[str, str | None] = {"OMP_NUM_THREADS": str(plan.num_threads)} if plan.device is LocalDevice.CPU else {}
     return EngineSpec(
         name=plan.name,
         module=ENGINE_MODULE,
         argv=engine_argv(plan),
         env={**env, **plan.env},
         log_path=plan.log_path,
-        overrides=_CPU_OVERRIDES if plan.device is Device.CPU else {},
+        overrides=_CPU_OVERRIDES if plan.device is LocalDevice.CPU else {},
     )
 
 
 def engine_argv(plan: EnginePlan) -> tuple[str, ...]:
     """vLLM's command line, without the interpreter and the module."""
     argv = ["--model", str(plan.model), "--host", LOOPBACK, "--port", str(plan.port)]
-    if plan.device is Device.CPU:
+    if plan.device is LocalDevice.CPU:
         argv += [*CPU_ARGS, *(CPU_STAGE_ARGS if plan.parallelism.pipeline > 1 else ())]
     argv += plan.parallelism.argv()
-    if plan.role is not Role.SINGLE:
+    if plan.role is not PoolRole.SINGLE:
         argv += ["--kv-transfer-config", json.dumps(kv_transfer_config(plan))]
     return (*argv, *plan.args)
 

@@ -25,7 +25,7 @@ EXECUTORS: Final = ("mp", "ray", "uni", "external_launcher")
 
 
 @dataclass(frozen=True, slots=True)
-class Parallelism:
+class ParallelSizes:
     """Tensor, pipeline and data parallel size of one engine, each at least 1."""
 
     tensor: int = 1
@@ -43,10 +43,10 @@ class Parallelism:
         return tuple(word for name, size in sizes.items() if size > 1 for word in (_FLAGS[name][0], str(size)))
 
 
-ONE_RANK: Final = Parallelism()
+ONE_RANK: Final = ParallelSizes()
 
 
-def take_parallelism(words: Sequence[str]) -> tuple[Parallelism, tuple[str, ...]]:
+def take_parallelism(words: Sequence[str]) -> tuple[ParallelSizes, tuple[str, ...]]:
     """The sizes that vLLM's words name, and the other words.
 
     Raises:
@@ -83,7 +83,7 @@ def checked_size(text: str, name: str) -> int:
     return int(text)
 
 
-def merge(options: Parallelism, words: Parallelism) -> Parallelism:
+def merge(options: ParallelSizes, words: ParallelSizes) -> ParallelSizes:
     """The sizes of our own options together with those in vLLM's words.
 
     Raises:
@@ -95,10 +95,10 @@ def merge(options: Parallelism, words: Parallelism) -> Parallelism:
         if 1 not in (ours, theirs) and ours != theirs:
             raise ConfigError(f"{field} parallel size is both {ours} and {theirs} ({flag}): give it once")
         merged[field] = max(ours, theirs)
-    return Parallelism(**merged)
+    return ParallelSizes(**merged)
 
 
-def executor_problem(parallelism: Parallelism, words: Sequence[str]) -> str | None:
+def executor_problem(parallelism: ParallelSizes, words: Sequence[str]) -> str | None:
     """Why the executor that ``words`` ask for can never run so many ranks; None when it can, or none is asked for."""
     asked = executor_of(words)
     if asked is not None and asked not in EXECUTORS and "." not in asked:

@@ -33,7 +33,7 @@ from pdcluster_cli.zygote_wire import MAX_MESSAGE_BYTES, Ready, Started, StartOr
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class ForkedEngine:
     """One forked engine: leader of its own process group, and where its exit status goes."""
 
     pid: int
@@ -66,12 +66,12 @@ def _import_once(parent: socket.socket, modules: Sequence[str]) -> None:
 def _serve(parent: socket.socket) -> StartOrder | None:
     """The order to carry out, in a forked engine; None in the zygote when the parent has gone."""
     linux.outlive_parent()  # from here on the closed socket is the sign, so that engines can be ended first
-    children: list[Child] = []
+    children: list[ForkedEngine] = []
     with selectors.DefaultSelector() as selector:
         selector.register(parent, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if isinstance(key.data, Child):
+                if isinstance(key.data, ForkedEngine):
                     selector.unregister(key.fd)
                     children.remove(key.data)
                     _report_exit(key.data)
@@ -93,7 +93,7 @@ def _receive(parent: socket.socket) -> bytes | None:
         return None
 
 
-def _fork(parent: socket.socket) -> Child | None:
+def _fork(parent: socket.socket) -> ForkedEngine | None:
     """The new child, in the zygote; None in the child itself."""
     read_fd, write_fd = os.pipe()
     pid = os.fork()
@@ -108,10 +108,10 @@ def _fork(parent: socket.socket) -> Child | None:
     with contextlib.suppress(ConnectionError):  # a parent that has gone shows as end of file in a moment
         socket.send_fds(parent, [msgspec.json.encode(Started(pid))], [read_fd])
     os.close(read_fd)
-    return Child(pid, os.pidfd_open(pid), write_fd)
+    return ForkedEngine(pid, os.pidfd_open(pid), write_fd)
 
 
-def _report_exit(child: Child) -> None:
+def _report_exit(child: ForkedEngine) -> None:
     """The whole process group has ended and the parent knows the leader's status."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)  # the leader is not reaped yet, so the id is still its own
@@ -125,7 +125,7 @@ def _report_exit(child: Child) -> None:
     os.close(child.exited_fd)
 
 
-def _kill_all(children: Sequence[Child]) -> None:
+def _kill_all(children: Sequence[ForkedEngine]) -> None:
     for child in children:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)

@@ -25,7 +25,7 @@ from pdcluster_connector.worker.prefill import PrefillWorker
 from pdcluster_connector.worker.receiver import Receiver
 from pdcluster_connector.worker.resharding import GroupResharding, NoResharding, Resharding, TokenMemory
 from pdcluster_protocol.ids import BootId, RequestId
-from pdcluster_protocol.metaserver import Outcome
+from pdcluster_protocol.metaserver import PrefillOutcome
 from pdcluster_protocol.params import SideChannelAddress
 from pdcluster_protocol.side_channel import Hello, Welcome
 
@@ -40,7 +40,7 @@ class SchedulerDecode:
         page_tokens: tuple[int, ...] = (),
     ) -> None:
         """``page_tokens``: of each KV group; empty: as in its blocks."""
-        outcomes: deque[tuple[RequestId, Outcome]] = deque()
+        outcomes: deque[tuple[RequestId, PrefillOutcome]] = deque()
         self._client = MetaserverClient(outcomes, facts.secret)
         engine = DecodeEngine(
             facts.engine_id,

@@ -15,7 +15,7 @@ from pdcluster_protocol.ids import Attempt, RequestId, TransferId
 _LOG: Final = logging.getLogger("vllm.pdcluster.failure")
 
 
-class Kind(Enum):
+class TransferFailure(Enum):
     """What failed. On prefill: the first four; on decode: the others."""
 
     PUSH_FAILED = "push_failed"
@@ -41,7 +41,7 @@ class Kind(Enum):
 
 
 def log_failure(
-    kind: Kind,
+    kind: TransferFailure,
     request_id: RequestId | str = "",
     transfer_id: TransferId | str = "",
     attempt: Attempt | int = 0,

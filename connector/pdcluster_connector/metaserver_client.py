@@ -1,6 +1,6 @@
 """Posts reservations and waits for their outcomes: one asyncio thread for thousands of open calls.
 
-Every way in which a call can end becomes one ``Outcome``: a 200 with an outcome is taken as it is; any
+Every way in which a call can end becomes one ``PrefillOutcome``: a 200 with an outcome is taken as it is; any
 other status, a cut connection and the deadline are failures. Each call is sealed for the router, and the reservation in
 it for prefill: they believe no other where KV shall go.
 """
@@ -18,7 +18,7 @@ import msgspec
 
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import RequestId
-from pdcluster_protocol.metaserver import SEAL_HEADER, Outcome, decode_outcome, failed
+from pdcluster_protocol.metaserver import SEAL_HEADER, PrefillOutcome, decode_outcome, failed
 from pdcluster_protocol.params import Reservation, sealed
 from pdcluster_protocol.secret import Secret
 
@@ -31,7 +31,7 @@ _CLOSE_S: Final = 2.0
 class MetaserverClient:
     """``post``, ``cancel`` and ``close`` may be called by any one thread; only ``close`` waits."""
 
-    def __init__(self, outcomes: deque[tuple[RequestId, Outcome]], secret: Secret) -> None:
+    def __init__(self, outcomes: deque[tuple[RequestId, PrefillOutcome]], secret: Secret) -> None:
         """``secret``: the cluster's, by which the router knows that a call is an engine's."""
         self._outcomes = outcomes
         self._secret = secret
@@ -101,7 +101,7 @@ class MetaserverClient:
             outcome = failed(f"metaserver call failed: {type(error).__name__}")
         self._outcomes.append((request_id, outcome))
 
-    async def _exchange(self, url: str, reservation: Reservation) -> Outcome:
+    async def _exchange(self, url: str, reservation: Reservation) -> PrefillOutcome:
         body = msgspec.json.encode(sealed(reservation, self._secret))
         headers = {"Content-Type": "application/json", SEAL_HEADER: self._secret.seal_call(body)}
         async with self._own_session().post(url, data=body, headers=headers) as reply:

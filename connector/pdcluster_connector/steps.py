@@ -12,7 +12,7 @@ from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, Transfe
 from pdcluster_protocol.params import SideChannelAddress
 
 
-class Target(msgspec.Struct, frozen=True):
+class PushTarget(msgspec.Struct, frozen=True):
     """The decode engine that a push goes to. ``deadline_ms``: what is left for the request at this step."""
 
     engine_id: EngineId
@@ -54,7 +54,7 @@ class PushSlice(msgspec.Struct, frozen=True):
     attempt: Attempt
     token: str
     """The router's leave for this attempt; decode checks it."""
-    target: Target
+    target: PushTarget
     groups: tuple[GroupSlice, ...]
     num_prompt_tokens: int
     is_last: bool

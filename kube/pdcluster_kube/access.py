@@ -38,7 +38,7 @@ class Credentials(Protocol):
         ...
 
 
-class Access(Protocol):
+class ApiAccess(Protocol):
     """One API server. ``KubeAccess`` and ``kubeconfig.Kubeconfig``."""
 
     @property

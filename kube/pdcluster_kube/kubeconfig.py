@@ -26,7 +26,7 @@ _DEFAULT: Final = "~/.kube/config"
 
 
 class Kubeconfig:
-    """One context of a kubeconfig (an ``access.Access``), and its credentials (``access.Credentials``)."""
+    """One context of a kubeconfig (an ``access.ApiAccess``), and its credentials (``access.Credentials``)."""
 
     def __init__(self, path: str, context: str | None, loaded: Loaded, timeout_s: float) -> None:
         """Of ``read_kubeconfig`` only."""

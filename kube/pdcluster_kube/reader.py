@@ -14,7 +14,7 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from pdcluster_kube.access import Access
+from pdcluster_kube.access import ApiAccess
 from pdcluster_kube.session import open_session
 from pdcluster_protocol.errors import Unavailable
 
@@ -25,7 +25,7 @@ _MAX_STATUS_BYTES: Final = 1 << 20
 _MAX_QUOTED: Final = 300
 
 
-class Refused(Unavailable):
+class ApiStatusError(Unavailable):
     """The API server answered, but not 200. ``reason``: as its Status has it, like ``NotFound``; empty: who answered
     is no API server, or does not know the path."""
 
@@ -46,7 +46,7 @@ class _Status(msgspec.Struct):
 class KubeReader:
     """Reads from one API server. Holds no connection between calls."""
 
-    def __init__(self, access: Access, *, timeout_s: float, user_agent: str = "pdcluster") -> None:
+    def __init__(self, access: ApiAccess, *, timeout_s: float, user_agent: str = "pdcluster") -> None:
         """``timeout_s``: seconds to connect and get an answer's head, and for a whole answer."""
         self._access = access
         self._timeout_s = timeout_s
@@ -151,7 +151,7 @@ def _require_an_end(response: aiohttp.ClientResponse) -> None:
         )
 
 
-async def _refusal(response: aiohttp.ClientResponse, deadline: float) -> Refused:
+async def _refusal(response: aiohttp.ClientResponse, deadline: float) -> ApiStatusError:
     body = await _read_whole(response, deadline, _MAX_STATUS_BYTES)
     value = response.headers.get("Retry-After", "")
     try:
@@ -159,7 +159,7 @@ async def _refusal(response: aiohttp.ClientResponse, deadline: float) -> Refused
     except msgspec.DecodeError:
         said = _Status(body.decode("utf-8", "replace"))
     retry_after_s = float(value) if value.isdecimal() else 0.0
-    return Refused(response.status, retry_after_s, " ".join(said.message.split())[:_MAX_QUOTED], said.reason)
+    return ApiStatusError(response.status, retry_after_s, " ".join(said.message.split())[:_MAX_QUOTED], said.reason)
 
 
 def _deadline(seconds: float) -> float:

@@ -8,14 +8,14 @@ from typing import Final
 
 import aiohttp
 
-from pdcluster_kube.access import Access
+from pdcluster_kube.access import ApiAccess
 from pdcluster_protocol.errors import Unavailable
 
 MAX_CONNECTIONS: Final = 128
 """A watch for each kind and namespace, the operator's workers, and the Lease, with room to spare."""
 
 
-def open_session(access: Access, user_agent: str = "pdcluster") -> aiohttp.ClientSession:
+def open_session(access: ApiAccess, user_agent: str = "pdcluster") -> aiohttp.ClientSession:
     """The caller closes it, and sets the time of each call. A token that cannot be read is a ``ClientConnectionError``
     of the request.
 

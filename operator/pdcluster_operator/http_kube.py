@@ -47,7 +47,7 @@ class Fence(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ApiCall:
     """One request. ``verb``: as in a role's rules."""
 
     verb: str
@@ -69,7 +69,7 @@ class Call:
         return f"{self.method} {self.path}"
 
 
-OnAnswer = Callable[[Call, int], None]
+OnAnswer = Callable[[ApiCall, int], None]
 """Told of each answer and its status; 0: there was none."""
 
 
@@ -94,7 +94,7 @@ class HttpKube:
 
     async def get(self, ref: Ref) -> Object | None:
         try:
-            return await self._do(Call("get", ref.kind, "GET", ref.path()))
+            return await self._do(ApiCall("get", ref.kind, "GET", ref.path()))
         except NotFound:
             return None
 
@@ -102,7 +102,7 @@ class HttpKube:
         found: list[Listed] = []
         query = {"limit": str(PAGE_OBJECTS)} | ({"labelSelector": selector} if selector else {})
         while True:
-            page = await self._do(Call("list", kind, "GET", kind.path(namespace), query, accept=_METADATA_ONLY))
+            page = await self._do(ApiCall("list", kind, "GET", kind.path(namespace), query, accept=_METADATA_ONLY))
             found += [_listed(item["metadata"]) for item in page.get("items") or ()]
             token = page.get("metadata", {}).get("continue")
             if not token:
@@ -111,7 +111,7 @@ class HttpKube:
 
     async def serves(self, kind: Kind) -> bool:
         try:
-            known = await self._do(Call("get", kind, "GET", kind.root))
+            known = await self._do(ApiCall("get", kind, "GET", kind.root))
         except NotFound:
             return False
         return any(one.get("name") == kind.plural for one in known.get("resources") or ())
@@ -142,16 +142,16 @@ class HttpKube:
         manifest = {"apiVersion": ref.kind.api_version, "kind": ref.kind.name, "metadata": named, "status": status}
         query = {**_STRICT, **_FORCE}
         path = ref.path("status")
-        return await self._do(Call("patch", ref.kind, "PATCH", path, query, manifest, _APPLY, subresource="status"))
+        return await self._do(ApiCall("patch", ref.kind, "PATCH", path, query, manifest, _APPLY, subresource="status"))
 
     async def replace(self, manifest: Object) -> Object:
         ref = ref_of(manifest)
-        return await self._do(Call("update", ref.kind, "PUT", ref.path(), _STRICT, manifest))
+        return await self._do(ApiCall("update", ref.kind, "PUT", ref.path(), _STRICT, manifest))
 
     async def scale(self, ref: Ref, replicas: int, *, resource_version: str) -> str:
         body = {"metadata": {"resourceVersion": resource_version}, "spec": {"replicas": replicas}}
         query, path = {"fieldManager": MANAGER}, ref.path("scale")
-        scaled = await self._do(Call("patch", ref.kind, "PATCH", path, query, body, _MERGE, subresource="scale"))
+        scaled = await self._do(ApiCall("patch", ref.kind, "PATCH", path, query, body, _MERGE, subresource="scale"))
         return str(scaled["metadata"]["resourceVersion"])
 
     async def delete(self, ref: Ref, *, uid: str, resource_version: str = "") -> None:
@@ -159,11 +159,11 @@ class HttpKube:
         # Background: the object goes at once, and its own children with it soon after.
         body = {"preconditions": preconditions, "propagationPolicy": "Background"}
         try:
-            await self._do(Call("delete", ref.kind, "DELETE", ref.path(), {}, body))
+            await self._do(ApiCall("delete", ref.kind, "DELETE", ref.path(), {}, body))
         except NotFound:
             return
 
-    async def _do(self, call: Call) -> dict[str, Any]:
+    async def _do(self, call: ApiCall) -> dict[str, Any]:
         """The answer, after as many tries as there is time for."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
@@ -178,7 +178,7 @@ class HttpKube:
             await asyncio.sleep(pause)
         raise AssertionError("unreachable")
 
-    async def _try(self, call: Call, deadline: float) -> dict[str, Any]:
+    async def _try(self, call: ApiCall, deadline: float) -> dict[str, Any]:
         status = 0
         try:
             async with asyncio.timeout_at(self._limit(call, deadline)):
@@ -193,7 +193,7 @@ class HttpKube:
         finally:
             self._on_answer(call, status)
 
-    def _limit(self, call: Call, deadline: float) -> float:
+    def _limit(self, call: ApiCall, deadline: float) -> float:
         """Until when this try may take. A write is not waited for longer than we lead."""
         if not call.is_write or self._fence is None:
             return deadline
@@ -202,7 +202,7 @@ class HttpKube:
             raise NotLeader(f"{call.what}: not sent, for another operator may lead now")
         return min(deadline, asyncio.get_running_loop().time() + left_s)
 
-    def _request(self, call: Call) -> aiohttp.client._RequestContextManager:
+    def _request(self, call: ApiCall) -> aiohttp.client._RequestContextManager:
         path = f"{call.path}?{urlencode(call.query)}" if call.query else call.path
         headers = {"Accept": call.accept} | ({"Content-Type": call.content_type} if call.body is not None else {})
         data = None if call.body is None else json.dumps(call.body).encode()
@@ -212,17 +212,17 @@ class HttpKube:
         )  # fmt: skip
 
 
-def _create_call(manifest: Object, query: Mapping[str, str]) -> Call:
+def _create_call(manifest: Object, query: Mapping[str, str]) -> ApiCall:
     ref = ref_of(manifest)
-    return Call("create", ref.kind, "POST", ref.kind.path(ref.namespace), query, manifest)
+    return ApiCall("create", ref.kind, "POST", ref.kind.path(ref.namespace), query, manifest)
 
 
-def _apply_call(manifest: Object, query: Mapping[str, str]) -> Call:
+def _apply_call(manifest: Object, query: Mapping[str, str]) -> ApiCall:
     ref = ref_of(manifest)
-    return Call("patch", ref.kind, "PATCH", ref.path(), query, manifest, _APPLY)
+    return ApiCall("patch", ref.kind, "PATCH", ref.path(), query, manifest, _APPLY)
 
 
-def _read_answer(call: Call, status: int, raw: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
+def _read_answer(call: ApiCall, status: int, raw: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
     try:
         parsed = json.loads(raw)
     except ValueError:
@@ -238,5 +238,5 @@ def _listed(metadata: Object) -> Listed:
     return Listed(metadata["uid"], namespace, metadata["name"], metadata["resourceVersion"])
 
 
-def _nobody_listens(call: Call, status: int) -> None:
+def _nobody_listens(call: ApiCall, status: int) -> None:
     pass

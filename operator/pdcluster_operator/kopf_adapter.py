@@ -33,7 +33,7 @@ from typing import Any, Final
 
 import kopf
 
-from pdcluster_kube.access import Access
+from pdcluster_kube.access import ApiAccess
 from pdcluster_kube.backoff import Backoff
 from pdcluster_kube.session import open_session
 from pdcluster_operator.caches import Caches, Key
@@ -82,7 +82,7 @@ class Handlers:
 
 @asynccontextmanager
 async def running_watches(
-    handlers: Handlers, kinds: Iterable[Kind], settings: Settings, access: Access, on_spawned: Callable[[], None]
+    handlers: Handlers, kinds: Iterable[Kind], settings: Settings, access: ApiAccess, on_spawned: Callable[[], None]
 ) -> AsyncIterator[asyncio.Task[None]]:
     """kopf runs in the task. ``on_spawned``: called when kopf has taken the process's signals."""
     stop = asyncio.Event()
@@ -107,7 +107,7 @@ async def running_watches(
         await asyncio.wait({watching}, timeout=STOP_S)
 
 
-def _make_registry(handlers: Handlers, kinds: Iterable[Kind], access: Access) -> kopf.OperatorRegistry:
+def _make_registry(handlers: Handlers, kinds: Iterable[Kind], access: ApiAccess) -> kopf.OperatorRegistry:
     """All that kopf has to know of us."""
     registry = kopf.OperatorRegistry()
 

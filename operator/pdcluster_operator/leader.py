@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from pdcluster_operator.clock import Clock, micro_time, steady_s
-from pdcluster_operator.core.leasing import Candidate, LeaseTimes, Record
+from pdcluster_operator.core.leasing import Candidate, LeaseRecord, LeaseTimes
 from pdcluster_operator.errors import Conflict, Exists, KubeError
 from pdcluster_operator.kinds import LEASE, Object, Ref
 from pdcluster_operator.kube import Kube
@@ -120,7 +120,7 @@ class Leader:
         if self._candidate.leads(self._clock()):
             self._won.set()
 
-    def _manifest(self, record: Record) -> dict[str, Any]:
+    def _manifest(self, record: LeaseRecord) -> dict[str, Any]:
         """The Lease to store: what is there with our record in it, or a new one."""
         before: Object = (self._lease or {}).get("spec") or {}
         is_same = before.get("holderIdentity") == record.holder and "acquireTime" in before
@@ -173,7 +173,7 @@ class Leader:
             told = "lease given back" if is_given_back else "lease is not ours any more"
             logger.info("%s lease=%s", told, self._ref)
 
-    async def _give_back(self, record: Record) -> bool:
+    async def _give_back(self, record: LeaseRecord) -> bool:
         """Whether it was ours to give. The Lease is read first, for a renewal that was cut off may have been heard all
         the same; and once more if it is heard only now."""
         for is_last in (False, True):
@@ -190,9 +190,9 @@ class Leader:
         raise AssertionError("unreachable")
 
 
-def _record_of(lease: Object) -> Record:
+def _record_of(lease: Object) -> LeaseRecord:
     spec: Object = lease.get("spec") or {}
-    return Record(
+    return LeaseRecord(
         spec.get("holderIdentity") or "",
         float(spec.get("leaseDurationSeconds") or 0),
         str(spec.get("renewTime") or ""),

@@ -11,8 +11,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from pdcluster_operator.core.gauges import PoolSample
-from pdcluster_operator.http_kube import Call
-from pdcluster_operator.work_queue import Outcome
+from pdcluster_operator.http_kube import ApiCall
+from pdcluster_operator.work_queue import RunOutcome
 
 _BUCKETS_S: Final = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 
@@ -36,11 +36,11 @@ class Metrics:
             registry=self._registry,
         )
 
-    def count_call(self, call: Call, status: int) -> None:
+    def count_call(self, call: ApiCall, status: int) -> None:
         resource = f"{call.kind.plural}/{call.subresource}" if call.subresource else call.kind.plural
         self._calls.labels(call.verb, resource, str(status)).inc()
 
-    def count_run(self, outcome: Outcome, seconds: float) -> None:
+    def count_run(self, outcome: RunOutcome, seconds: float) -> None:
         self._runs.labels(outcome.value).observe(seconds)
 
     def watch(self, name: str, what: str, read: Callable[[], float]) -> None:

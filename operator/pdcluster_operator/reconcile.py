@@ -23,7 +23,7 @@ from pdcluster_operator.core.manifests.router import internal_url, router_url
 from pdcluster_operator.core.observed import Plan
 from pdcluster_operator.core.observing import Known, Picture, Routers, observed_of, ready_pods, routers_of
 from pdcluster_operator.core.plan import plan_pool, pool_of
-from pdcluster_operator.core.status import Event, Facts, events_between, reduce_status
+from pdcluster_operator.core.status import Facts, KubernetesEvent, events_between, reduce_status
 from pdcluster_operator.core.status_document import bare_document, event_document, read_status, status_document
 from pdcluster_operator.core.taken_back import TakenBack, TakenBackLog, event_of
 from pdcluster_operator.core.unknown_fields import UnknownFields
@@ -32,7 +32,7 @@ from pdcluster_operator.errors import Contested, Forbidden, KubeError, Refused
 from pdcluster_operator.kinds import SECRET, Object, Ref
 from pdcluster_operator.kube import Kube
 from pdcluster_operator.pool_secrets import PoolSecrets
-from pdcluster_operator.verify import ToVerify, Verifier
+from pdcluster_operator.verify import TargetVerifier, ToVerify
 from pdcluster_protocol.labels import Role
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Reconciler:
         self,
         kube: Kube,
         caches: Caches,
-        verifier: Verifier,
+        verifier: TargetVerifier,
         pool_secrets: PoolSecrets,
         *,
         router_image: str,
@@ -201,7 +201,7 @@ class Reconciler:
             logger.warning("field taken back cluster=%s child=%s fields=%s by=%s", view.ref, *taken.words)
             await self._send((event_of(taken),), view)
 
-    async def _send(self, events: Iterable[Event], view: View) -> None:
+    async def _send(self, events: Iterable[KubernetesEvent], view: View) -> None:
         for event in events:
             manifest = event_document(event, view, self._identity, self._now(), secrets.token_hex(8))
             try:

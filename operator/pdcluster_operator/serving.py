@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from pdcluster_kube.access import Access
+from pdcluster_kube.access import ApiAccess
 from pdcluster_kube.kubeconfig import read_kubeconfig
 from pdcluster_kube.session import open_session
 from pdcluster_operator.api.cluster import Rollout
@@ -36,7 +36,7 @@ from pdcluster_operator.pool_secrets import PoolSecrets
 from pdcluster_operator.probes import serve_probes
 from pdcluster_operator.reconcile import Reconciler
 from pdcluster_operator.settings import Settings
-from pdcluster_operator.verify import Verifier
+from pdcluster_operator.verify import TargetVerifier
 from pdcluster_operator.work_queue import WorkQueue
 from pdcluster_protocol.errors import PDClusterError
 
@@ -53,7 +53,7 @@ class Operator:
     def __init__(
         self,
         settings: Settings,
-        access: Access,
+        access: ApiAccess,
         session: aiohttp.ClientSession,
         to_routers: aiohttp.ClientSession,
         take_signals: Callable[[], None],
@@ -145,7 +145,9 @@ class Operator:
         """One term: until it is cancelled."""
         settings = self._settings
         secrets = PoolSecrets(self._reader, believe_s=settings.resync_s)
-        verifier = Verifier(self._to_routers, secrets, timeout_s=settings.verify_timeout_s, on_result=self._has_news)
+        verifier = TargetVerifier(
+            self._to_routers, secrets, timeout_s=settings.verify_timeout_s, on_result=self._has_news
+        )
         reconciler = Reconciler(
             self._writer,
             self.caches,

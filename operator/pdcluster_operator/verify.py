@@ -22,7 +22,7 @@ import msgspec
 from pdcluster_operator.caches import Key
 from pdcluster_operator.clock import Clock, steady_s
 from pdcluster_operator.core.observed import VerificationResult
-from pdcluster_operator.core.trials import Trial, Verdict
+from pdcluster_operator.core.trials import TargetTrials, TrialVerdict
 from pdcluster_operator.errors import KubeError
 from pdcluster_operator.kinds import Ref
 from pdcluster_operator.pool_secrets import PoolSecrets
@@ -57,7 +57,7 @@ class ToVerify:
     secret_key: str
 
 
-class Verifier:
+class TargetVerifier:
     """All requests of one term. Event loop only; ``run`` owns the tasks."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Verifier:
         self._timeout_s = timeout_s
         self._on_result = on_result
         self._clock = clock
-        self._trials: dict[Key, Trial] = {}
+        self._trials: dict[Key, TargetTrials] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._room = asyncio.Semaphore(MAX_RUNNING)
 
@@ -99,7 +99,7 @@ class Verifier:
         """Prove it if it is time. Returns after how many seconds to ask again; None: the result will say so."""
         now, trial = self._clock(), self._trials.get(key)
         if trial is None or trial.target != asked.target:
-            trial = Trial(asked.target, now)
+            trial = TargetTrials(asked.target, now)
         if trial.may_start(now) and self._tasks is not None:
             trial = trial.started()
             self._tasks.create_task(self._prove(key, asked, trial), name=f"verify {key}")
@@ -110,7 +110,7 @@ class Verifier:
         """This PDCluster is gone, or stopped. What is under way proves nothing for it any more."""
         self._trials.pop(key, None)
 
-    async def _prove(self, key: Key, asked: ToVerify, trial: Trial) -> None:
+    async def _prove(self, key: Key, asked: ToVerify, trial: TargetTrials) -> None:
         async with self._room:
             verdict, error = await self._send(asked)
         if self._trials.get(key) is not trial:
@@ -119,7 +119,7 @@ class Verifier:
         self._trials[key] = trial.ended(verdict, error, self._clock(), random.random())  # noqa: S311 - spreads load
         self._on_result(key)
 
-    async def _send(self, asked: ToVerify) -> tuple[Verdict, str]:
+    async def _send(self, asked: ToVerify) -> tuple[TrialVerdict, str]:
         try:
             secret = make_secret(await self._secrets.read(asked.secret, asked.secret_key))
             pods = asked.prefill_pods[:MAX_PODS], asked.decode_pods[:MAX_PODS]
@@ -132,22 +132,22 @@ class Verifier:
                 async with self._session.post(asked.url + VERIFY_PATH, data=body, headers=headers) as response:
                     return _verdict_of(response.status, await response.read())
         except ConfigError as error:
-            return Verdict.FAILED, f"{asked.secret}, key {asked.secret_key}: {error}"
+            return TrialVerdict.FAILED, f"{asked.secret}, key {asked.secret_key}: {error}"
         except KubeError as error:
-            return Verdict.NOBODY_ANSWERED, str(error)
+            return TrialVerdict.NOBODY_ANSWERED, str(error)
         except TimeoutError:
-            return Verdict.NOBODY_ANSWERED, f"{asked.url} did not answer in {self._timeout_s + _MARGIN_S:g} s"
+            return TrialVerdict.NOBODY_ANSWERED, f"{asked.url} did not answer in {self._timeout_s + _MARGIN_S:g} s"
         except (aiohttp.ClientError, OSError) as error:
-            return Verdict.NOBODY_ANSWERED, f"{asked.url} could not be asked: {error}"
+            return TrialVerdict.NOBODY_ANSWERED, f"{asked.url} could not be asked: {error}"
 
 
-def _verdict_of(status: int, body: bytes) -> tuple[Verdict, str]:
+def _verdict_of(status: int, body: bytes) -> tuple[TrialVerdict, str]:
     message = _message_of(body)
     if status == 200:
-        return Verdict.PASSED, ""
+        return TrialVerdict.PASSED, ""
     if status >= 500 or status in _NO_VERDICT:
-        return Verdict.NOBODY_ANSWERED, f"the router answered {status}: {message}"
-    return Verdict.FAILED, message
+        return TrialVerdict.NOBODY_ANSWERED, f"the router answered {status}: {message}"
+    return TrialVerdict.FAILED, message
 
 
 def _message_of(body: bytes) -> str:

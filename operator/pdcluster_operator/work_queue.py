@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from pdcluster_operator.clock import Clock, steady_s
-from pdcluster_operator.core.queueing import KeyQueue, Pace
+from pdcluster_operator.core.queueing import KeyQueue, RetryPace
 from pdcluster_operator.errors import ApiUnavailable, Conflict, KubeError
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Outcome(Enum):
+class RunOutcome(Enum):
     """How a run ended; a metric's label."""
 
     DONE = "done"
@@ -29,7 +29,7 @@ class Outcome(Enum):
     FAILED = "failed"
 
 
-OnRun = Callable[[Outcome, float], None]
+OnRun = Callable[[RunOutcome, float], None]
 """Told of each run: how it ended, and how many seconds it took."""
 
 
@@ -42,7 +42,7 @@ class WorkQueue(Generic[Key]):
         *,
         num_workers: int,
         limit_s: float,
-        pace: Pace | None = None,
+        pace: RetryPace | None = None,
         clock: Clock = steady_s,
         on_run: OnRun | None = None,
     ) -> None:
@@ -93,29 +93,29 @@ class WorkQueue(Generic[Key]):
         self._on_run(outcome, self._clock() - began)
         self._is_changed.set()
 
-    async def _run_once(self, key: Key) -> Outcome:
+    async def _run_once(self, key: Key) -> RunOutcome:
         try:
             async with asyncio.timeout(self._limit_s):
                 wake_after_s = await self._work(key)
         except Conflict as error:
             logger.info("reconcile out of date key=%s error=%s", key, error)
-            return self._failed(key, Outcome.CONFLICT)
+            return self._failed(key, RunOutcome.CONFLICT)
         except (KubeError, TimeoutError) as error:
             logger.warning("reconcile failed key=%s error=%s", key, error or f"not done in {self._limit_s:g} s")
-            return self._failed(key, Outcome.FAILED, _asked_s(error))
+            return self._failed(key, RunOutcome.FAILED, _asked_s(error))
         except Exception:
             # The top of a task: a bug in one object's reconcile must not stop those of all others.
             logger.exception("reconcile broke key=%s", key)
-            return self._failed(key, Outcome.FAILED)
+            return self._failed(key, RunOutcome.FAILED)
         self._keys.finish(key, self._clock(), wake_after_s)
-        return Outcome.DONE
+        return RunOutcome.DONE
 
-    def _failed(self, key: Key, outcome: Outcome, asked_s: float = 0.0) -> Outcome:
+    def _failed(self, key: Key, outcome: RunOutcome, asked_s: float = 0.0) -> RunOutcome:
         self._keys.fail(key, self._clock(), chance=random.random(), asked_s=asked_s)  # noqa: S311 - spreads load
         return outcome
 
 
-def _nobody_listens(outcome: Outcome, seconds: float) -> None:
+def _nobody_listens(outcome: RunOutcome, seconds: float) -> None:
     pass
 
 

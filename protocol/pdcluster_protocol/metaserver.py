@@ -27,7 +27,7 @@ class Action(Enum):
     FAIL = "fail"
 
 
-class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PrefillOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How prefill ended. ``reason`` and ``action`` say why and what now when ``status`` is not ``ok``."""
 
     status: str
@@ -41,29 +41,29 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.status == "ok"
 
 
-def succeeded(attempt: Attempt) -> Outcome:
+def succeeded(attempt: Attempt) -> PrefillOutcome:
     """The prefill engine of ``attempt`` has computed the prompt. Its bytes may still be on their way."""
-    return Outcome("ok", attempt=attempt)
+    return PrefillOutcome("ok", attempt=attempt)
 
 
-def failed(reason: str, action: Action = Action.FAIL) -> Outcome:
+def failed(reason: str, action: Action = Action.FAIL) -> PrefillOutcome:
     """Prefill did not fill the blocks, for ``reason``."""
-    return Outcome("failed", reason, action)
+    return PrefillOutcome("failed", reason, action)
 
 
-def encode_outcome(outcome: Outcome) -> bytes:
+def encode_outcome(outcome: PrefillOutcome) -> bytes:
     """The JSON body of the metaserver's reply."""
     return msgspec.json.encode(outcome)
 
 
-def decode_outcome(body: bytes) -> Outcome:
+def decode_outcome(body: bytes) -> PrefillOutcome:
     """The outcome in the metaserver's reply.
 
     Raises:
         ProtocolError: The body is not an outcome.
     """
     try:
-        outcome = msgspec.json.decode(body, type=Outcome)
+        outcome = msgspec.json.decode(body, type=PrefillOutcome)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise ProtocolError(f"metaserver's reply is not an outcome: {error}") from error
     if outcome.status not in ("ok", "failed"):

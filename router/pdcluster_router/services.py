@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.labels import Role
-from pdcluster_protocol.metaserver import Action, Outcome
+from pdcluster_protocol.metaserver import Action, PrefillOutcome
 from pdcluster_protocol.params import DecodeParams, Reservation, for_attempt
 from pdcluster_protocol.secret import Secret
 from pdcluster_router.core.admission import Admission
@@ -37,7 +37,7 @@ from pdcluster_router.telemetry.trace import TraceFile
 class Running(Protocol):
     """A request that has not ended."""
 
-    def reserve(self, reservation: Reservation, cycle: HotCycle) -> Outcome | None:
+    def reserve(self, reservation: Reservation, cycle: HotCycle) -> PrefillOutcome | None:
         """The outcome if it is known or the reservation is refused; None: ``cycle`` waits for it."""
         ...
 

@@ -20,7 +20,7 @@ from campaign.questions import BLOCK_SIZE
 from campaign.schedule import Site
 from campaign.wire import ODDS, WireSettings
 from integration.harness import BASE_ARGS
-from pdcluster_cli.engines import ROUTER_MODULE, EnginePlan, Role, engine_spec, router_argv
+from pdcluster_cli.engines import ROUTER_MODULE, EnginePlan, PoolRole, engine_spec, router_argv
 from pdcluster_cli.zygote import EngineSpec
 from pdcluster_connector.settings import Settings
 from pdcluster_router import __main__ as router_command
@@ -55,16 +55,16 @@ _SMALL: Final = ("--kv-cache-memory-bytes", str(10 << 20))
 class Kind:
     """What sets one engine apart. ``policy``: what a decode engine does with a request whose KV did not come."""
 
-    role: Role
+    role: PoolRole
     args: tuple[str, ...]
     policy: str = "fail"
 
 
 ENGINES: Final = (
-    Kind(Role.PREFILL, _SMALL),
-    Kind(Role.PREFILL, _PREEMPTS + _NO_CACHE),
-    Kind(Role.DECODE, _SMALL),
-    Kind(Role.DECODE, _SMALL + _NO_CACHE, policy="recompute"),
+    Kind(PoolRole.PREFILL, _SMALL),
+    Kind(PoolRole.PREFILL, _PREEMPTS + _NO_CACHE),
+    Kind(PoolRole.DECODE, _SMALL),
+    Kind(PoolRole.DECODE, _SMALL + _NO_CACHE, policy="recompute"),
 )
 
 
@@ -89,7 +89,9 @@ class Setup:
     def single_engine(self, port: int) -> EngineSpec:
         """The engine whose answers are right."""
         args = (*BASE_ARGS, *_SIZE)
-        return engine_spec(EnginePlan("single", Role.SINGLE, self.model, port, self.folder / "single.log", args=args))
+        return engine_spec(
+            EnginePlan("single", PoolRole.SINGLE, self.model, port, self.folder / "single.log", args=args)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ def build(setup: Setup) -> Built:
 
 def _engine_plan(setup: Setup, kind: Kind, name: str, port: int, side_channel_port: int) -> EnginePlan:
     wire = WireSettings(name, setup.seed, ODDS, str(setup.storm_file), str(setup.trouble_log))
-    is_prefill = kind.role is Role.PREFILL
+    is_prefill = kind.role is PoolRole.PREFILL
     module, _, connector_class = (setup.connector if is_prefill else CONNECTOR).partition(":")
     connector = {key: value for key, value in _CONNECTOR.items() if key in Settings.__struct_fields__}
     return EnginePlan(

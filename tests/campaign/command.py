@@ -25,7 +25,7 @@ from campaign.report import markdown, summary_line
 from campaign.run import Options, Record, run
 from integration.harness import harness_env
 from integration.processes import is_port_free, is_running
-from pdcluster_cli.engines import SCRATCH, Device, preload_modules
+from pdcluster_cli.engines import SCRATCH, LocalDevice, preload_modules
 from pdcluster_cli.tiny_model import ensure_tiny_model
 from pdcluster_cli.zygote import Zygote
 
@@ -35,7 +35,7 @@ Start: TypeAlias = Callable[[Path], AbstractContextManager[Zygote]]
 
 def own_zygote(log_path: Path) -> Zygote:
     """It imports vLLM first."""
-    return Zygote(preload_modules(Device.CPU), env=harness_env(), log_path=log_path, scratch=SCRATCH)
+    return Zygote(preload_modules(LocalDevice.CPU), env=harness_env(), log_path=log_path, scratch=SCRATCH)
 
 
 def main(arguments: Sequence[str], start: Start = own_zygote) -> int:

@@ -12,7 +12,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from fakes.operator_cluster import IMAGE, make_cluster
 from operator_cases.objects import both
-from pdcluster_operator.core.manifests.command import Place, engine_argv, engine_command
+from pdcluster_operator.core.manifests.command import PodPlace, engine_argv, engine_command
 from pdcluster_operator.core.plan import pool_of
 from pdcluster_protocol.labels import Role
 
@@ -26,7 +26,7 @@ SPLIT: Final = {**both("parallelism", {"tensor": 2, "pipeline": 2, "data": 2}), 
 NODES: Final = {**both("device", {"kind": "cuda"}), **both("parallelism.tensor", 4), **both("nodesPerInstance", 2)}
 
 
-def argv(changes: dict[str, Any], role: Role, place: Place) -> list[str]:
+def argv(changes: dict[str, Any], role: Role, place: PodPlace) -> list[str]:
     """As Kubernetes hands it over, its variables put in."""
     values = {"POD_NAME": "pool-0", "LWS_LEADER_ADDRESS": "leader.pool", "LWS_WORKER_INDEX": "1"}
     words = engine_argv(pool_of(make_cluster(changes), IMAGE), role, place)
@@ -50,7 +50,7 @@ def parsed_by_serve(words: list[str]) -> argparse.Namespace:
 
 @pytest.mark.parametrize("role", Role)
 def test_an_engine_alone_on_its_pod(role: Role) -> None:
-    given = parsed_by_api_server(argv({**SPLIT, "spec.model.revision": "v1"}, role, Place.ALONE))
+    given = parsed_by_api_server(argv({**SPLIT, "spec.model.revision": "v1"}, role, PodPlace.ALONE))
     assert (given.model, given.served_model_name, given.revision) == ("tiny", ["tiny"], "v1")
     assert (given.host, given.port) == ("0.0.0.0", 8000)
     assert (given.tensor_parallel_size, given.pipeline_parallel_size, given.data_parallel_size) == (2, 2, 2)
@@ -60,16 +60,16 @@ def test_an_engine_alone_on_its_pod(role: Role) -> None:
 
 @pytest.mark.parametrize(("role", "kv_role"), [(Role.PREFILL, "kv_producer"), (Role.DECODE, "kv_consumer")])
 def test_the_connectors_part(role: Role, kv_role: str) -> None:
-    found = parsed_by_api_server(argv({}, role, Place.ALONE)).kv_transfer_config
+    found = parsed_by_api_server(argv({}, role, PodPlace.ALONE)).kv_transfer_config
     assert (found.kv_connector, found.kv_role, found.engine_id) == ("PDClusterConnector", kv_role, "pool-0")
     assert found.kv_load_failure_policy == "recompute"
 
 
 def test_a_leader_and_its_worker_belong_together() -> None:
-    leader = parsed_by_api_server(argv(NODES, Role.DECODE, Place.LEADER))
-    command = engine_command(Place.WORKER)
+    leader = parsed_by_api_server(argv(NODES, Role.DECODE, PodPlace.LEADER))
+    command = engine_command(PodPlace.WORKER)
     assert command[:-1] == ["python3", "-m", "vllm.entrypoints.cli.main"]
-    worker = parsed_by_serve([command[-1], *argv(NODES, Role.DECODE, Place.WORKER)])
+    worker = parsed_by_serve([command[-1], *argv(NODES, Role.DECODE, PodPlace.WORKER)])
     assert (leader.model, worker.model_tag) == ("tiny", "tiny")
     assert (leader.nnodes, leader.node_rank, leader.headless) == (2, 0, False)
     assert (worker.nnodes, worker.node_rank, worker.headless) == (2, 1, True)

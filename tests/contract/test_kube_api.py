@@ -12,7 +12,7 @@ import pytest
 
 from contract.kube_ends import API_SERVERS, MARKS, KubeApi
 from fakes.kube_api import endpoint, slice_of
-from pdcluster_kube.reader import KubeReader, Lines, Refused
+from pdcluster_kube.reader import ApiStatusError, KubeReader, Lines
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_router.core.endpoint_slices import SliceCache
 from pdcluster_router.engines.discovery import Source
@@ -146,6 +146,6 @@ async def test_conditions_come_back_as_they_were_written(api: KubeApi) -> None:
 
 
 async def test_what_an_api_server_does_not_serve_is_refused_with_a_status(api: KubeApi) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiStatusError) as refused:
         await client_of(api).read("/apis/discovery.k8s.io/v0/nothing")
     assert refused.value.status in (403, 404)

@@ -32,7 +32,7 @@ from pdcluster_operator.pool_secrets import PoolSecrets
 from pdcluster_operator.reconcile import Reconciler
 from pdcluster_operator.serving import Operator
 from pdcluster_operator.settings import Settings
-from pdcluster_operator.verify import Verifier
+from pdcluster_operator.verify import TargetVerifier
 from pdcluster_protocol import labels
 from pdcluster_protocol.verify import VERIFY_PATH, VerifyOrder, parse_order
 
@@ -155,7 +155,7 @@ class Rig:
         self.watched: Callable[[Object], Object] = lambda body: body
         """An object as a watch shows it."""
         secrets = PoolSecrets(self.kube, believe_s=600.0)
-        self.verifier = Verifier(sessions[1], secrets, timeout_s=EDGE_S, on_result=self.told.append)
+        self.verifier = TargetVerifier(sessions[1], secrets, timeout_s=EDGE_S, on_result=self.told.append)
         self.reconciler = Reconciler(
             self.kube,
             self.caches,

@@ -9,7 +9,7 @@ import pytest
 
 from integration.harness import Harness, harness_env
 from patience import HANGS_S
-from pdcluster_cli.engines import SCRATCH, Device, preload_modules
+from pdcluster_cli.engines import SCRATCH, LocalDevice, preload_modules
 from pdcluster_cli.tiny_model import ensure_tiny_model
 from pdcluster_cli.zygote import Zygote
 
@@ -29,6 +29,6 @@ def tiny_model() -> Path:
 @pytest.fixture(scope="session")
 def harness(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     folder = tmp_path_factory.mktemp("engines")
-    modules = (*preload_modules(Device.CPU), "zoo.preload")
+    modules = (*preload_modules(LocalDevice.CPU), "zoo.preload")
     with Zygote(modules, env=harness_env(), log_path=folder / "zygote.log", scratch=SCRATCH) as zygote:
         yield Harness(zygote, tiny_model, folder)

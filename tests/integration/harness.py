@@ -39,15 +39,15 @@ from pdcluster_cli.engines import (
     LOOPBACK,
     OFFLINE,
     ROUTER_MODULE,
-    Device,
     EnginePlan,
-    Role,
+    LocalDevice,
+    PoolRole,
     engine_spec,
     router_argv,
     zygote_env,
 )
 from pdcluster_cli.local.options import DEFAULT_START_TIMEOUT_S
-from pdcluster_cli.parallelism import ONE_RANK, Parallelism
+from pdcluster_cli.parallelism import ONE_RANK, ParallelSizes
 from pdcluster_cli.waiting import wait_healthy
 from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
 
@@ -136,12 +136,14 @@ class Harness:
 
         ``..._kv_transfer`` overrides keys of ``--kv-transfer-config``, of every prefill engine or of the first.
         """
-        common = self.plan(Role.PREFILL)
+        common = self.plan(PoolRole.PREFILL)
         common = dataclasses.replace(
             common, model=model or self.model, load_failure_policy=load_failure_policy, env=env or {}
         )
-        prefills = [self._named(common, Role.PREFILL, prefill_args, prefill_connector or {}) for _ in range(prefill)]
-        decodes = [self._named(common, Role.DECODE, decode_args, decode_connector or {}) for _ in range(decode)]
+        prefills = [
+            self._named(common, PoolRole.PREFILL, prefill_args, prefill_connector or {}) for _ in range(prefill)
+        ]
+        decodes = [self._named(common, PoolRole.DECODE, decode_args, decode_connector or {}) for _ in range(decode)]
         overrides = [first_prefill_kv_transfer or prefill_kv_transfer or {}, *[prefill_kv_transfer or {}] * prefill]
         plans = [dataclasses.replace(p, kv_transfer=o) for p, o in zip(prefills, overrides, strict=False)] + decodes
         with self.start(*plans) as engines, self.router(engines[:prefill], engines[prefill:], router_args) as router:
@@ -149,11 +151,11 @@ class Harness:
 
     @contextmanager
     def single_engine(
-        self, args: Sequence[str] = (), *, model: Path | None = None, parallelism: Parallelism = ONE_RANK
+        self, args: Sequence[str] = (), *, model: Path | None = None, parallelism: ParallelSizes = ONE_RANK
     ) -> Iterator[Server]:
         """One plain vLLM engine without a connector."""
         plan = dataclasses.replace(
-            self.plan(Role.SINGLE), model=model or self.model, args=(*BASE_ARGS, *args), parallelism=parallelism
+            self.plan(PoolRole.SINGLE), model=model or self.model, args=(*BASE_ARGS, *args), parallelism=parallelism
         )
         with self.start(plan) as engines:
             yield engines[0]
@@ -166,7 +168,7 @@ class Harness:
             _wait_all(servers)
             yield servers
 
-    def plan(self, role: Role) -> EnginePlan:
+    def plan(self, role: PoolRole) -> EnginePlan:
         """A plan with a fresh name, port and files, to be changed with ``dataclasses.replace``."""
         name = f"{role.value}-{next(self._numbers)}"
         return EnginePlan(
@@ -180,7 +182,7 @@ class Harness:
         )
 
     def _named(
-        self, common: EnginePlan, role: Role, args: Sequence[str], connector: Mapping[str, object]
+        self, common: EnginePlan, role: PoolRole, args: Sequence[str], connector: Mapping[str, object]
     ) -> EnginePlan:
         return dataclasses.replace(
             self.plan(role),
@@ -225,7 +227,7 @@ def _wait_all(servers: Sequence[Server]) -> None:
 def harness_env() -> dict[str, str | None]:
     """The zygote's environment for tests: that of users whose model is surely here."""
     # Engines load the tests' own connectors and probes by name.
-    return {**zygote_env(Device.CPU), **OFFLINE, "PYTHONPATH": str(Path(__file__).parents[1])}
+    return {**zygote_env(LocalDevice.CPU), **OFFLINE, "PYTHONPATH": str(Path(__file__).parents[1])}
 
 
 class HttpError(Exception):

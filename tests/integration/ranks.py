@@ -19,7 +19,7 @@ from pdcluster_connector.core.reception import Lost
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.settings import Settings
-from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillStep, PushSlice, Target
+from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillStep, PushSlice, PushTarget
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.labels import Role
@@ -158,7 +158,7 @@ class Pair:
         attempt: int = 1,
     ) -> PushSlice:
         """Blocks ``ours`` of prefill that become complete for blocks ``theirs`` of decode."""
-        target = Target(EngineId("decode"), 1, (self.decode.address,), deadline_ms)
+        target = PushTarget(EngineId("decode"), 1, (self.decode.address,), deadline_ms)
         token = SECRET.mint(TransferId(name), Attempt(attempt), deadline_ms)
         request = RequestId(name), TransferId(name), Attempt(attempt)
         return PushSlice(*request, token, target, blocks_slice(ours, theirs), num_prompt_tokens=99, is_last=is_last)

@@ -14,7 +14,7 @@ from fakes.kube_api import FakeKubeApi
 from fakes.router import until
 from integration.authorities import api_behind, make_authority
 from pdcluster_kube.kubeconfig import read_kubeconfig
-from pdcluster_kube.reader import KubeReader, Refused
+from pdcluster_kube.reader import ApiStatusError, KubeReader
 from pdcluster_kube.session import open_session
 from pdcluster_operator.http_kube import HttpKube
 from pdcluster_protocol.errors import ConfigError, Unavailable
@@ -114,7 +114,7 @@ async def test_a_server_that_goes_on_refusing_does_not_run_the_plugin_with_each_
         user = plugin(tmp_path, f"echo >> {asked}; {tells(token_file)}")
         reader = KubeReader(await read_kubeconfig(write(tmp_path, {"server": api.url}, user)), timeout_s=30)
         for _ in range(3):
-            with pytest.raises(Refused, match="401"):
+            with pytest.raises(ApiStatusError, match="401"):
                 await reader.read(LIST)
     finally:
         await api.stop()

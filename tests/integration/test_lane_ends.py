@@ -31,10 +31,10 @@ from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.reshard.feeds import ReshardItem
 from pdcluster_connector.reshard.resharder import ReshardFailed
 from pdcluster_connector.reshard.rounds import StagedPart
-from pdcluster_connector.reshard.staging import Room
+from pdcluster_connector.reshard.staging import StagingRoom
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
-from pdcluster_connector.steps import PrefillStep, PushSlice, Target
+from pdcluster_connector.steps import PrefillStep, PushSlice, PushTarget
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
 from pdcluster_connector.worker.orders import Order, Quiesce, Staged, StagedWrite
 from pdcluster_connector.worker.prefill import PrefillWorker
@@ -70,7 +70,7 @@ class DecodeByHand:
 
 def slice_for(address: SideChannelAddress) -> PushSlice:
     token = SECRET.mint(T, FIRST, 20_000)
-    target = Target(EngineId("decode"), 1, (address,), 20_000)
+    target = PushTarget(EngineId("decode"), 1, (address,), 20_000)
     return PushSlice(RequestId("r"), T, FIRST, token, target, blocks_slice([1], [2]), num_prompt_tokens=9, is_last=True)
 
 
@@ -274,7 +274,7 @@ def staged(key: PushKey, released: list[str]) -> Staged:
     """A part in staging memory, in an order that a lane may never look at."""
     item = ReshardItem(RequestId("r"), 1, 0, 16, (1,), (2,), 16, 16)
     part = StagedPart(0, 0, np.zeros(1, np.int64), 0, 64)
-    return Staged(1, 0, (StagedWrite(key, item, part, 0, Room(lambda: released.append("back"))),), 0.0)
+    return Staged(1, 0, (StagedWrite(key, item, part, 0, StagingRoom(lambda: released.append("back"))),), 0.0)
 
 
 def test_what_comes_to_a_lane_that_has_ended_is_let_go() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from integration.ports import fresh_port
-from pdcluster_cli.local.pool import Member, Start
+from pdcluster_cli.local.pool import PoolProcess, Start
 from pdcluster_cli.waiting import EngineDied, NotReady
 from pdcluster_cli.zygote import EngineSpec, Zygote
 
@@ -25,13 +25,13 @@ def zygote(tmp_path: Path) -> Iterator[Zygote]:
         yield started
 
 
-def member(zygote: Zygote, folder: Path, name: str, code: str) -> Member:
+def member(zygote: Zygote, folder: Path, name: str, code: str) -> PoolProcess:
     (folder / f"{name}_module.py").write_text(code)
     spec = EngineSpec(name, f"{name}_module", (), {}, folder / f"{name}.log")
-    return Member(name, fresh_port(), zygote.start_engine(spec))
+    return PoolProcess(name, fresh_port(), zygote.start_engine(spec))
 
 
-def wait(zygote: Zygote, members: list[Member], timeout_s: float) -> None:
+def wait(zygote: Zygote, members: list[PoolProcess], timeout_s: float) -> None:
     start = Start(zygote, lambda _: None, time.monotonic(), timeout_s)
     start.wait_ready(members, members, start.deadline)
 

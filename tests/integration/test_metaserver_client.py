@@ -15,7 +15,7 @@ import pytest
 
 from pdcluster_connector.metaserver_client import MetaserverClient
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
-from pdcluster_protocol.metaserver import SEAL_HEADER, Outcome
+from pdcluster_protocol.metaserver import SEAL_HEADER, PrefillOutcome
 from pdcluster_protocol.params import Reservation, SideChannelAddress, sealed
 from pdcluster_protocol.secret import make_secret
 
@@ -54,7 +54,7 @@ class Bench:
     may_answer: threading.Event = field(default_factory=threading.Event)
     called: threading.Event = field(default_factory=threading.Event)
     gone: threading.Event = field(default_factory=threading.Event)
-    outcomes: deque[tuple[RequestId, Outcome]] = field(default_factory=deque)
+    outcomes: deque[tuple[RequestId, PrefillOutcome]] = field(default_factory=deque)
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         self.asked = handler.rfile.read(int(handler.headers["Content-Length"]))
@@ -106,7 +106,7 @@ def wait_for(is_true: Callable[[], bool]) -> bool:
     return is_true()
 
 
-def outcome_of(bench: Bench, deadline_s: float = 10.0) -> Outcome:
+def outcome_of(bench: Bench, deadline_s: float = 10.0) -> PrefillOutcome:
     """What the client says of one call."""
     with serving(bench) as client:
         client.post(R, bench.url, RESERVATION, deadline=time.monotonic() + deadline_s)
@@ -124,7 +124,7 @@ def answering(**fields: object) -> Bench:
 
 
 def test_a_reply_is_taken_as_it_is() -> None:
-    assert outcome_of(answering()) == Outcome("ok", attempt=Attempt(1))
+    assert outcome_of(answering()) == PrefillOutcome("ok", attempt=Attempt(1))
 
 
 def test_a_call_is_sealed_as_it_is_sent() -> None:

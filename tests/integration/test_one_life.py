@@ -24,7 +24,7 @@ from integration.ranks import (
 from patience import PATIENCE_S
 from pdcluster_connector.assembly import DecodeRank, make_decode_rank, make_prefill_rank, new_boot_id
 from pdcluster_connector.settings import Settings
-from pdcluster_connector.steps import DecodeStep, PushSlice, Target
+from pdcluster_connector.steps import DecodeStep, PushSlice, PushTarget
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.labels import Role
 
@@ -52,7 +52,7 @@ class Bench:
     def part(self, name: str) -> PushSlice:
         """Block 1 of each rank for decode's block 5."""
         token = SECRET.mint(TransferId(name), Attempt(1), 20_000)
-        target = Target(EngineId("decode"), 1, (self.decode.address,), 20_000)
+        target = PushTarget(EngineId("decode"), 1, (self.decode.address,), 20_000)
         request = RequestId(name), TransferId(name), Attempt(1)
         return PushSlice(*request, token, target, blocks_slice([1], [5]), num_prompt_tokens=9, is_last=True)
 

@@ -16,7 +16,7 @@ from patience import EDGE_S, PATIENCE_S
 from pdcluster_kube.access import KubeAccess
 from pdcluster_kube.session import open_session
 from pdcluster_operator.errors import ApiUnavailable, Conflict, Forbidden, NotLeader
-from pdcluster_operator.http_kube import Call, HttpKube
+from pdcluster_operator.http_kube import ApiCall, HttpKube
 from pdcluster_operator.kinds import SERVICE_ACCOUNT, Ref
 
 pytestmark = pytest.mark.anyio
@@ -47,7 +47,7 @@ class Leave:
 class Heard:
     calls: list[tuple[str, int]] = field(default_factory=list)
 
-    def hear(self, call: Call, status: int) -> None:
+    def hear(self, call: ApiCall, status: int) -> None:
         self.calls.append((call.verb, status))
 
 

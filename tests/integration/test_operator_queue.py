@@ -9,20 +9,24 @@ from contextlib import asynccontextmanager
 import pytest
 
 from fakes.router import until
-from pdcluster_operator.core.queueing import Pace
+from pdcluster_operator.core.queueing import RetryPace
 from pdcluster_operator.errors import ApiUnavailable, Conflict
-from pdcluster_operator.work_queue import Outcome, WorkQueue
+from pdcluster_operator.work_queue import RunOutcome, WorkQueue
 
 pytestmark = pytest.mark.anyio
 
-QUICK = Pace(gather_s=0.001, first_s=0.01, most_s=0.05)
+QUICK = RetryPace(gather_s=0.001, first_s=0.01, most_s=0.05)
 
 
 @asynccontextmanager
 async def running(
-    work: Callable[[str], Awaitable[float | None]], *, num_workers: int = 4, limit_s: float = 5.0, pace: Pace = QUICK
-) -> AsyncIterator[tuple[WorkQueue[str], list[Outcome]]]:
-    outcomes: list[Outcome] = []
+    work: Callable[[str], Awaitable[float | None]],
+    *,
+    num_workers: int = 4,
+    limit_s: float = 5.0,
+    pace: RetryPace = QUICK,
+) -> AsyncIterator[tuple[WorkQueue[str], list[RunOutcome]]]:
+    outcomes: list[RunOutcome] = []
     queue = WorkQueue(
         work, num_workers=num_workers, limit_s=limit_s, pace=pace, on_run=lambda outcome, _: outcomes.append(outcome)
     )
@@ -83,8 +87,14 @@ async def test_what_fails_is_tried_again_until_it_does_not() -> None:
 
     async with running(work) as (queue, outcomes):
         queue.add("a")
-        await until(lambda: Outcome.DONE in outcomes)
-        assert outcomes == [Outcome.FAILED, Outcome.CONFLICT, Outcome.FAILED, Outcome.FAILED, Outcome.DONE]
+        await until(lambda: RunOutcome.DONE in outcomes)
+        assert outcomes == [
+            RunOutcome.FAILED,
+            RunOutcome.CONFLICT,
+            RunOutcome.FAILED,
+            RunOutcome.FAILED,
+            RunOutcome.DONE,
+        ]
 
 
 async def test_one_that_never_ends_is_ended_and_holds_up_nobody() -> None:
@@ -100,7 +110,7 @@ async def test_one_that_never_ends_is_ended_and_holds_up_nobody() -> None:
         await until(lambda: seen == ["stuck"])
         queue.add("other")
         await until(lambda: "other" in seen)
-        assert outcomes[0] is Outcome.FAILED
+        assert outcomes[0] is RunOutcome.FAILED
 
 
 async def test_a_plan_wakes_its_key() -> None:

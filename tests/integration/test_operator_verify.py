@@ -23,7 +23,7 @@ from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import SECRET as SECRET_KIND
 from pdcluster_operator.kinds import Ref
 from pdcluster_operator.pool_secrets import PoolSecrets
-from pdcluster_operator.verify import MAX_PODS, ToVerify, Verifier
+from pdcluster_operator.verify import MAX_PODS, TargetVerifier, ToVerify
 from pdcluster_protocol.secret import make_secret
 from pdcluster_protocol.verify import VerifyOrder
 
@@ -37,7 +37,7 @@ REF = Ref(SECRET_KIND, SECRET[1], SECRET[2])
 class Bench:
     api: ApiServer
     router: FakeRouter
-    verifier: Verifier
+    verifier: TargetVerifier
     secrets: PoolSecrets
     told: list[Key]
 
@@ -69,7 +69,7 @@ async def bench(*answers: tuple[int, str], text: str = TEXT) -> AsyncIterator[Be
         strangers_session() as strangers,
     ):
         secrets = PoolSecrets(HttpKube(session, api.url, timeout_s=20.0, fence=None), believe_s=60)
-        verifier = Verifier(strangers, secrets, timeout_s=5.0, on_result=told.append)
+        verifier = TargetVerifier(strangers, secrets, timeout_s=5.0, on_result=told.append)
         task = asyncio.create_task(verifier.run())
         await asyncio.sleep(0)
         yield Bench(api, router, verifier, secrets, told)

@@ -17,8 +17,8 @@ from integration.ports import fresh_port
 from integration.ranks import SECRET
 from pdcluster_cli import ready
 from pdcluster_cli.__main__ import main
-from pdcluster_cli.engines import Role
-from pdcluster_cli.parallelism import Parallelism
+from pdcluster_cli.engines import PoolRole
+from pdcluster_cli.parallelism import ParallelSizes
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import BootId
@@ -163,8 +163,8 @@ def test_words_that_mean_nothing_end_with_status_2(words: list[str]) -> None:
 @pytest.mark.engines
 def test_a_real_decode_engine_with_two_ranks_is_ready(harness: Harness, capsys: pytest.CaptureFixture[str]) -> None:
     first = two_ports()
-    plan = harness.plan(Role.DECODE)
-    plan = dataclasses.replace(plan, parallelism=Parallelism(tensor=2), connector={"side_channel_port": first})
+    plan = harness.plan(PoolRole.DECODE)
+    plan = dataclasses.replace(plan, parallelism=ParallelSizes(tensor=2), connector={"side_channel_port": first})
     words = ("--side-channel-port", str(first), "--ranks", "2")
     with harness.start(plan) as (engine,):
         assert eventually(lambda: probe("decode", engine.port, *words)[0] == 0)

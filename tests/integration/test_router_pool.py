@@ -18,8 +18,8 @@ from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig, running_server, 
 from patience import PATIENCE_S
 from pdcluster_protocol.labels import Role
 from pdcluster_router.engines.models import Models
-from pdcluster_router.http.connection import Call, Lost, Request, ResponseHead, ResponseSink
-from pdcluster_router.http.connections import Pool, PoolLimits
+from pdcluster_router.http.connection import Call, Request, ResponseHead, ResponseLost, ResponseSink
+from pdcluster_router.http.connections import ConnectionPool, PoolLimits
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +28,7 @@ class Hearer:
     """A sink that waits for bad news."""
 
     def __init__(self) -> None:
-        self.lost: asyncio.Future[Lost] = asyncio.get_running_loop().create_future()
+        self.lost: asyncio.Future[ResponseLost] = asyncio.get_running_loop().create_future()
 
     def on_head(self, head: ResponseHead) -> None: ...
 
@@ -36,13 +36,13 @@ class Hearer:
 
     def on_end(self) -> None: ...
 
-    def on_lost(self, lost: Lost) -> None:
+    def on_lost(self, lost: ResponseLost) -> None:
         self.lost.set_result(lost)
 
 
 @pytest.mark.parametrize("host", ["decode..svc", "d" * 64])
 async def test_a_host_that_has_no_name_is_told_at_once(host: str) -> None:
-    pool = Pool(host, 80, PoolLimits(max_connections=1, connect_timeout_s=PATIENCE_S, idle_s=1))
+    pool = ConnectionPool(host, 80, PoolLimits(max_connections=1, connect_timeout_s=PATIENCE_S, idle_s=1))
     hearer = Hearer()
     pool.send((b"GET / HTTP/1.1\r\n\r\n",), hearer)
     lost = await asyncio.wait_for(hearer.lost, 20)
@@ -175,7 +175,7 @@ async def test_an_engines_lists_of_models_are_remembered_for_sixteen_keys() -> N
     engine.close()
 
 
-class StalePool(Pool):
+class StalePool(ConnectionPool):
     """Three connections, also new ones, are found closed by an engine that cannot have read what was sent."""
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ class StalePool(Pool):
     def send(self, request: Request, sink: ResponseSink, *, fresh: bool = False, is_exempt: bool = False) -> Call:
         self.are_fresh.append(fresh)
         call = Call(sink)
-        asyncio.get_running_loop().call_soon(call.fail, Lost("hung up", is_stale=len(self.are_fresh) <= 3))
+        asyncio.get_running_loop().call_soon(call.fail, ResponseLost("hung up", is_stale=len(self.are_fresh) <= 3))
         return call
 
 

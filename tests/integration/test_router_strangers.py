@@ -17,7 +17,7 @@ from fakes.router import COMPLETIONS, Rig, params_of, running_rig, until
 from patience import PATIENCE_S
 from pdcluster_connector.metaserver_client import MetaserverClient
 from pdcluster_protocol.ids import Attempt, RequestId, TransferId
-from pdcluster_protocol.metaserver import SEAL_HEADER, Outcome
+from pdcluster_protocol.metaserver import SEAL_HEADER, PrefillOutcome
 from pdcluster_protocol.params import parse_reservation
 from pdcluster_protocol.secret import make_secret
 
@@ -131,7 +131,7 @@ async def test_a_reservation_that_decode_did_not_seal_is_a_403_and_decodes_own_i
 async def test_the_connectors_own_call_is_taken() -> None:
     async with running_rig() as rig:
         client, params = await running_request(rig)
-        outcomes: deque[tuple[RequestId, Outcome]] = deque()
+        outcomes: deque[tuple[RequestId, PrefillOutcome]] = deque()
         connector = MetaserverClient(outcomes, SECRET)
         try:
             reservation, deadline = parse_reservation(reservation_of(params)), time.monotonic() + PATIENCE_S

@@ -14,7 +14,7 @@ from integration.ranks import LIFE, SECRET, Cache, Shape, blocks_slice, engine_f
 from patience import EDGE_S
 from pdcluster_connector.assembly import PrefillRank, make_prefill_rank
 from pdcluster_connector.settings import Settings
-from pdcluster_connector.steps import PrefillStep, PushSlice, Target
+from pdcluster_connector.steps import PrefillStep, PushSlice, PushTarget
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.labels import Role
 
@@ -36,7 +36,7 @@ def push(
 ) -> None:
     """One forward pass that completes ``blocks``, bound for the same block ids on decode."""
     request = RequestId(name), TransferId(name), Attempt(1)
-    target = Target(EngineId("decode"), 1, (far.address,), deadline_ms)
+    target = PushTarget(EngineId("decode"), 1, (far.address,), deadline_ms)
     token = SECRET.mint(TransferId(name), Attempt(1), deadline_ms)
     part = PushSlice(*request, token, target, blocks_slice(blocks, blocks), num_prompt_tokens=9, is_last=is_last)
     rank.worker.begin_step(PrefillStep(LIFE, (part,)))

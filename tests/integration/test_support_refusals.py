@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from integration.harness import Harness, HttpError, Server, complete
-from pdcluster_cli.engines import Role
+from pdcluster_cli.engines import PoolRole
 from pdcluster_cli.waiting import EngineDied
 from zoo import pools
 from zoo.cases import TP2, draft_model
@@ -58,8 +58,8 @@ def require_nothing_written(prefill: Server) -> None:
 
 
 def test_engines_that_keep_kv_otherwise_are_refused_with_both_values_before_any_byte(harness: Harness) -> None:
-    plans = [pools.plan_engine(harness, Role.PREFILL, Case(LLAMA), ONE)]
-    plans += [pools.plan_engine(harness, Role.DECODE, case, ONE) for case, _ in others()]
+    plans = [pools.plan_engine(harness, PoolRole.PREFILL, Case(LLAMA), ONE)]
+    plans += [pools.plan_engine(harness, PoolRole.DECODE, case, ONE) for case, _ in others()]
     with harness.start(*plans) as (prefill, *decodes):
         for decode, (_, words) in zip(decodes, others(), strict=True):
             told = refusal(harness, prefill, decode)
@@ -82,7 +82,7 @@ def test_recurrent_state_of_another_type_is_refused_before_any_byte(harness: Har
     """As many bytes, and each means something else: no count tells."""
     ssm = ("--mamba-ssm-cache-dtype", "float32")
     cases = (Case(MAMBA2, ("--mamba-cache-dtype", dtype, *ssm)) for dtype in ("float16", "bfloat16"))
-    roles = (Role.PREFILL, Role.DECODE)
+    roles = (PoolRole.PREFILL, PoolRole.DECODE)
     plans = [pools.plan_engine(harness, role, case, ONE) for role, case in zip(roles, cases, strict=True)]
     with harness.start(*plans) as (prefill, decode):
         told = refusal(harness, prefill, decode)
@@ -93,7 +93,7 @@ def test_recurrent_state_of_another_type_is_refused_before_any_byte(harness: Har
 
 def test_keys_with_other_positions_are_refused_before_any_byte(harness: Harness) -> None:
     """One model, one shape of KV: only the longest request differs, and by it vLLM chooses LongRoPE's factors."""
-    cases = {Role.PREFILL: Case(LONG_ROPE), Role.DECODE: Case(LONG_ROPE, ("--max-model-len", "1024"))}
+    cases = {PoolRole.PREFILL: Case(LONG_ROPE), PoolRole.DECODE: Case(LONG_ROPE, ("--max-model-len", "1024"))}
     with harness.start(*(pools.plan_engine(harness, role, case, ONE) for role, case in cases.items())) as servers:
         told = refusal(harness, *servers)
         assert "positions: prefill 'long factors of LongRoPE', decode 'short factors of LongRoPE'" in told
@@ -117,7 +117,7 @@ def test_an_engine_that_cannot_take_part_does_not_start(
     harness: Harness, shape: Shape, kv_transfer: dict[str, object], words: str
 ) -> None:
     case = Case(llama(1))
-    plan = dataclasses.replace(pools.plan_engine(harness, Role.PREFILL, case, shape), kv_transfer=kv_transfer)
+    plan = dataclasses.replace(pools.plan_engine(harness, PoolRole.PREFILL, case, shape), kv_transfer=kv_transfer)
     with pytest.raises(EngineDied):
         harness.start(plan).__enter__()
     assert words in plan.log_path.read_text()

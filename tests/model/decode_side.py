@@ -20,7 +20,7 @@ from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_connector.steps import Cancel, Expect, PrefillEnded
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
-from pdcluster_protocol.metaserver import Outcome
+from pdcluster_protocol.metaserver import PrefillOutcome
 from pdcluster_protocol.params import DecodeParams, Reservation, SideChannelAddress, to_wire
 from pdcluster_protocol.side_channel import Grant, RankLayout, RegionKind, RegionLayout, ToDecode, ToPrefill, Welcome
 
@@ -202,7 +202,7 @@ class DecodeSide:
     life: int
     scheduler: DecodeScheduler
     posts: Posts
-    outcomes: deque[tuple[RequestId, Outcome]]
+    outcomes: deque[tuple[RequestId, PrefillOutcome]]
     status: dict[RequestId, str] = field(default_factory=dict)
     reported: dict[RequestId, frozenset[int]] = field(default_factory=dict)
 
@@ -232,7 +232,7 @@ class DecodeSide:
         self.scheduler.attempt_lost(request, attempt, "", now=0.0)
         return self._step()
 
-    def outcome(self, request: RequestId, outcome: Outcome) -> tuple[Output, ...]:
+    def outcome(self, request: RequestId, outcome: PrefillOutcome) -> tuple[Output, ...]:
         self.outcomes.append((request, outcome))
         return self._step()
 
@@ -261,5 +261,5 @@ class DecodeSide:
 def make_decode_side(plan: Plan, life: int) -> DecodeSide:
     addresses = tuple(SideChannelAddress("h", 1 + rank, decode_boot(life)) for rank in range(plan.decode_ranks))
     engine = DecodeEngine(EngineId("d"), plan.decode_ranks, (KvGroup(BLOCK_TOKENS),), addresses, SECRET)
-    posts, outcomes = Posts(), deque[tuple[RequestId, Outcome]]()
+    posts, outcomes = Posts(), deque[tuple[RequestId, PrefillOutcome]]()
     return DecodeSide(life, plan.cores.scheduler(engine, posts, outcomes), posts, outcomes)

@@ -9,7 +9,7 @@ from model.link import Output
 from model.plan import DEADLINE_MS, SECRET, Plan
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_protocol.ids import Attempt, TransferId
-from pdcluster_protocol.metaserver import Action, Outcome, decode_outcome, failed, succeeded
+from pdcluster_protocol.metaserver import Action, PrefillOutcome, decode_outcome, failed, succeeded
 from pdcluster_protocol.params import Reservation, for_attempt
 from pdcluster_router.core.pairing import Command, Event, Pairing, Phase, Retries, Timeouts
 from pdcluster_router.http.cycle import CycleOwner, HotCycle
@@ -23,7 +23,7 @@ class Call:
 
     def __init__(self) -> None:
         self.owner: CycleOwner | None = None
-        self.answers: list[Outcome] = []
+        self.answers: list[PrefillOutcome] = []
 
     def answer(self, status: int, body: bytes) -> None:
         outcome = decode_outcome(body)

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_operator.core.leasing import Candidate, LeaseTimes, Record
+from pdcluster_operator.core.leasing import Candidate, LeaseRecord, LeaseTimes
 
 TIMES: Final = LeaseTimes(15.0, 10.0, 2.0)
 STORY_S: Final = 300.0
@@ -26,10 +26,10 @@ Steps = Generator[float, float, T]
 class Server:
     """The Lease as it is stored: a record and its version, and writes that ask for a version."""
 
-    record: Record | None = None
+    record: LeaseRecord | None = None
     version: int = 0
 
-    def store(self, record: Record, seen_version: int) -> bool:
+    def store(self, record: LeaseRecord, seen_version: int) -> bool:
         if seen_version != self.version:
             return False
         self.record, self.version = record, self.version + 1

@@ -26,7 +26,7 @@ from pdcluster_connector.reshard.feeds import TokenPages, TokenShape
 from pdcluster_connector.reshard.rounds import GroupRank, plan_rounds
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.settings import PushTiming
-from pdcluster_connector.steps import PushSlice, Target
+from pdcluster_connector.steps import PushSlice, PushTarget
 from pdcluster_connector.transport.base import WriteId, WriteStatus
 from pdcluster_connector.worker.orders import LayerSaved
 from pdcluster_connector.worker.pushes import LivePush
@@ -36,7 +36,7 @@ from pdcluster_connector.worker.writes import WriteQueue
 from pdcluster_protocol.bounds import bounds_of
 from pdcluster_protocol.errors import PDClusterError, ProtocolError
 from pdcluster_protocol.ids import BootId, EngineId, RequestId
-from pdcluster_protocol.metaserver import Outcome
+from pdcluster_protocol.metaserver import PrefillOutcome
 from pdcluster_protocol.params import (
     DecodeParams,
     Reservation,
@@ -148,7 +148,7 @@ def push_along(welcome: Welcome, hello: Hello) -> None:
     route = plan_route(welcome, BOOT, hello, can_reshard=True)
     live = LivePush(Push(PushKey(T, A), hold_s=1.0, deadline=9.0), RequestId("r"), "", 32, 0.0)
     live.push.grant(9.0, now=0.0)
-    groups, target = (GroupSlice(0, 32, (1, 2), (3, 4)),), Target(EngineId("d"), 1, (), 1, (16,), (16,))
+    groups, target = (GroupSlice(0, 32, (1, 2), (3, 4)),), PushTarget(EngineId("d"), 1, (), 1, (16,), (16,))
     part = PushSlice(RequestId("r"), T, A, "", target, groups, num_prompt_tokens=32, is_last=True)
     plan, queue = StepPlan(1), WriteQueue(Memory(), CpuDevice(), "session", frozenset())
     plan.add(route, live, part, now=0.0)
@@ -268,7 +268,7 @@ def is_number(annotation: Any) -> bool:
     return bare is int or any(map(is_number, get_args(annotation)))
 
 
-@pytest.mark.parametrize("kind", [ToDecode, ToPrefill, DecodeParams, Reservation, Outcome], ids=str)
+@pytest.mark.parametrize("kind", [ToDecode, ToPrefill, DecodeParams, Reservation, PrefillOutcome], ids=str)
 def test_every_number_of_a_message_says_its_bounds(kind: Any) -> None:
     bare = {
         f"{holder.__name__}.{field.name}"

@@ -6,11 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pdcluster_operator.core.queueing import KeyQueue, Pace
+from pdcluster_operator.core.queueing import KeyQueue, RetryPace
 
 KEYS = st.sampled_from("abcde")
 STEPS = st.floats(0, 30)
-PACE = Pace(gather_s=0.5, first_s=1.0, most_s=60.0)
+PACE = RetryPace(gather_s=0.5, first_s=1.0, most_s=60.0)
 MAX_RUNNING = 2
 
 

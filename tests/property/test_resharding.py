@@ -33,7 +33,7 @@ from pdcluster_connector.reshard.feeds import (
     is_resharded,
     plan_feeds,
 )
-from pdcluster_connector.reshard.rounds import GroupRank, Place, RegionRound, Round, plan_rounds
+from pdcluster_connector.reshard.rounds import GroupRank, RegionRound, Round, StagingPlace, plan_rounds
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
@@ -138,7 +138,7 @@ def cells_at(region: Bytes, sources: Offsets, piece_tokens: int, num_heads: int,
     return cells
 
 
-def fill(room: Bytes, place: Place, cells: Bytes) -> None:
+def fill(room: Bytes, place: StagingPlace, cells: Bytes) -> None:
     shape = (place.num_pieces, place.piece_tokens, place.num_heads, cells.shape[-1])
     slot = room[place.offset : place.offset + int(np.prod(shape))].reshape(shape)
     slot[:, :, place.heads.start : place.heads.stop] = cells

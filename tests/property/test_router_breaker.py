@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.breaker import LAST_EJECTION_S, NUM_IN_A_ROW, TRIAL_S, Breaker, Circuit, Era
 from pdcluster_router.core.load import Load
-from pdcluster_router.core.membership import State
+from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.placement import choose, prefill_tiers
 from property.planted import check_it_is_found
 
@@ -27,7 +27,7 @@ class Engine:
     load: Load = field(default_factory=Load)
     role: Role = Role.PREFILL
     revision: str = ""
-    state: State = State.SERVING
+    state: EngineState = EngineState.SERVING
     is_healthy: bool = True
     is_broken: bool = False
     running: list[Era] = field(default_factory=list)

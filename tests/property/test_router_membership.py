@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.breaker import Breaker
-from pdcluster_router.core.membership import Add, Drain, Key, Known, Member, Remove, Revive, State, plan
+from pdcluster_router.core.membership import (
+    Add,
+    Drain,
+    EngineKey,
+    EngineState,
+    KnownEngine,
+    Member,
+    Remove,
+    Revive,
+    plan,
+)
 from pdcluster_router.core.placement import decode_tiers, prefill_tiers
 
 MEMBERS = st.builds(
@@ -32,7 +42,7 @@ class Has:
 
     role: Role
     revision: str
-    state: State
+    state: EngineState
     is_healthy: bool = True
     num_running: int = 0
     breaker: Breaker = field(default_factory=Breaker)
@@ -43,7 +53,7 @@ class Pool:
     """A roster without engines: does what the plan says, and checks each command when it comes."""
 
     listed: list[Member] = field(default_factory=list)
-    engines: dict[Key, Has] = field(default_factory=dict)
+    engines: dict[EngineKey, Has] = field(default_factory=dict)
 
     def settle(self) -> None:
         keys = {member.key for member in self.listed}
@@ -53,34 +63,36 @@ class Pool:
                     assert member.key not in self.engines
                     self.engines[member.key] = Has(member.role, member.revision, member.state)
                 case Drain(key, state):
-                    assert state is not State.SERVING
+                    assert state is not EngineState.SERVING
                     assert self.engines[key].state is not state
                     self.engines[key].state = state
                 case Revive(key):
-                    assert self.engines[key].state is not State.SERVING
-                    self.engines[key].state = State.SERVING
+                    assert self.engines[key].state is not EngineState.SERVING
+                    self.engines[key].state = EngineState.SERVING
                 case Remove(key):
                     assert key not in keys, "an engine that is listed is never forgotten"
                     assert not self.engines.pop(key).num_running, "and one that works is never cut"
         assert self.plan() == [], "done once, there is nothing left to do"
 
     def plan(self) -> list[Add | Drain | Revive | Remove]:
-        return plan({key: Known(one.state, one.num_running > 0) for key, one in self.engines.items()}, self.listed)
+        return plan(
+            {key: KnownEngine(one.state, one.num_running > 0) for key, one in self.engines.items()}, self.listed
+        )
 
     def check(self) -> None:
         states = {member.key: member.state for member in self.listed}
         for key, engine in self.engines.items():
-            assert engine.state is states.get(key, State.LEAVING)
+            assert engine.state is states.get(key, EngineState.LEAVING)
         assert self.engines.keys() >= states.keys()
 
     def begin(self) -> None:
         """A request is placed where the first choice is, decode and prefill."""
         engines = list(self.engines.values())
         for decode in [engine for tier in decode_tiers(engines)[:1] for engine in tier[:1]]:
-            assert decode.state is State.SERVING
+            assert decode.state is EngineState.SERVING
             decode.num_running += 1
             (prefill, *_), *_ = prefill_tiers(engines, decode.revision)
-            assert (prefill.state, prefill.revision) == (State.SERVING, decode.revision)
+            assert (prefill.state, prefill.revision) == (EngineState.SERVING, decode.revision)
             prefill.num_running += 1
 
     def end(self) -> None:
@@ -113,10 +125,10 @@ def test_whoever_may_get_work_is_serving_and_has_a_partner_of_its_revision(
     members: list[Member], healthy: list[bool]
 ) -> None:
     engines = [Has(m.role, m.revision, m.state, is_up) for m, is_up in zip(members, healthy, strict=False)]
-    serving = [engine for engine in engines if engine.state is State.SERVING]
+    serving = [engine for engine in engines if engine.state is EngineState.SERVING]
     tiers = decode_tiers(engines)
     for engine in (engine for tier in tiers for engine in tier):
-        assert (engine.role, engine.state) == (Role.DECODE, State.SERVING)
+        assert (engine.role, engine.state) == (Role.DECODE, EngineState.SERVING)
         partners = prefill_tiers(engines, engine.revision)
         assert partners
         assert all(one.revision == engine.revision and one.role is Role.PREFILL for tier in partners for one in tier)

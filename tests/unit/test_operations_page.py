@@ -16,8 +16,10 @@ WAITS: Final = sorted(name for name in ConnectorSettings.__struct_fields__ if na
 """Of the router and the operator, pages are made."""
 
 
-@pytest.mark.parametrize("kind", [*connector.Kind, *router.Kind], ids=str)
-def test_every_kind_of_failure_has_a_row_that_says_what_to_do(kind: connector.Kind | router.Kind) -> None:
+@pytest.mark.parametrize("kind", [*connector.TransferFailure, *router.FailureKind], ids=str)
+def test_every_kind_of_failure_has_a_row_that_says_what_to_do(
+    kind: connector.TransferFailure | router.FailureKind,
+) -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith(f"| `{kind.value}` |")]
     assert rows
     assert all(len(row.rstrip("| ").rsplit("|", 1)[1].strip()) > 10 for row in rows)

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from integration.harness import BASE_ARGS, Harness, Server, complete_all, eventually, metric
-from pdcluster_cli.engines import EnginePlan, Role
-from pdcluster_cli.parallelism import Parallelism
+from pdcluster_cli.engines import EnginePlan, PoolRole
+from pdcluster_cli.parallelism import ParallelSizes
 from zoo.weights import Recipe, ensure_model
 
 MAX_TOKENS: Final = 5
@@ -42,8 +42,8 @@ class Shape:
     args: tuple[str, ...] = ()
 
     @property
-    def parallelism(self) -> Parallelism:
-        return Parallelism(self.tp, self.pp, self.dp)
+    def parallelism(self) -> ParallelSizes:
+        return ParallelSizes(self.tp, self.pp, self.dp)
 
 
 ONE: Final = Shape()
@@ -153,7 +153,7 @@ def _margins(steps: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
     return tuple(best - second for best, second, *_ in ordered)
 
 
-def plan_engine(harness: Harness, role: Role, case: Case, shape: Shape) -> EnginePlan:
+def plan_engine(harness: Harness, role: PoolRole, case: Case, shape: Shape) -> EnginePlan:
     """An engine of the case, split as ``shape`` says."""
     plan, args = harness.plan(role), (*case.common(), *shape.args)
     return dataclasses.replace(plan, model=ensure_model(case.recipe), args=args, parallelism=shape.parallelism)
@@ -164,8 +164,8 @@ def engines(
     harness: Harness, case: Case, prefills: Sequence[Shape], decodes: Sequence[Shape]
 ) -> Iterator[tuple[tuple[Server, ...], tuple[Server, ...]]]:
     """Prefill engines and decode engines, all ready; afterwards none of them holds a block."""
-    plans = [plan_engine(harness, Role.PREFILL, case, shape) for shape in prefills]
-    plans += [plan_engine(harness, Role.DECODE, case, shape) for shape in decodes]
+    plans = [plan_engine(harness, PoolRole.PREFILL, case, shape) for shape in prefills]
+    plans += [plan_engine(harness, PoolRole.DECODE, case, shape) for shape in decodes]
     with harness.start(*plans) as servers:
         yield servers[: len(prefills)], servers[len(prefills) :]
         require_no_block_in_use(servers)

@@ -26,7 +26,7 @@ from pdcluster_cli.engines import LOOPBACK, OFFLINE, SCRATCH, patience_env, prel
 from pdcluster_cli.local.chat import ChatError, served_model, stream_answer
 from pdcluster_cli.local.options import Options, parse_options
 from pdcluster_cli.local.plan import Machine, plan_engines, problems_here, remarks
-from pdcluster_cli.local.pool import Member, RouterPlan, find_dead, start_members
+from pdcluster_cli.local.pool import PoolProcess, RouterPlan, find_dead, start_members
 from pdcluster_cli.local.proof import prove_transfer
 from pdcluster_cli.local.report import build_report, format_report
 from pdcluster_cli.local.traces import pushes_in, read_traces, requests_in
@@ -143,7 +143,7 @@ def _env(run: Run) -> dict[str, str | None]:
 
 
 def _ask_first_question(
-    options: Options, members: Sequence[Member], traces: Sequence[Path], prove: Callable[[], str]
+    options: Options, members: Sequence[PoolProcess], traces: Sequence[Path], prove: Callable[[], str]
 ) -> None:
     try:
         model = served_model(options.port, timeout_s=ANSWER_TIMEOUT_S)
@@ -162,7 +162,7 @@ def _ask_first_question(
     print(_curl_line(options.port, model), flush=True)
 
 
-def _serve_until_stopped(port: int, members: Sequence[Member]) -> int:
+def _serve_until_stopped(port: int, members: Sequence[PoolProcess]) -> int:
     _say(f"serving on http://127.0.0.1:{port}/v1 until Ctrl-C")
     try:
         dead = find_dead(members, None)

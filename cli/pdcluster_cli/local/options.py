@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pdcluster_cli.engines import Device
+from pdcluster_cli.engines import LocalDevice
 from pdcluster_cli.parallelism import (
-    Parallelism,
+    ParallelSizes,
     checked_size,
     executor_problem,
     merge,
@@ -44,12 +44,12 @@ class Options:
     prefill: int
     decode: int
     port: int
-    prefill_parallelism: Parallelism
-    decode_parallelism: Parallelism
+    prefill_parallelism: ParallelSizes
+    decode_parallelism: ParallelSizes
     prefill_args: tuple[str, ...]
     """vLLM's other words."""
     decode_args: tuple[str, ...]
-    device: Device | None
+    device: LocalDevice | None
     start_timeout_s: float
     is_once: bool
     question: str | None
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=_port, default=HTTP_PORT, help=f"port of the OpenAI endpoint (default: {HTTP_PORT})"
     )
-    devices = ["auto", *(device.value for device in Device)]
+    devices = ["auto", *(device.value for device in LocalDevice)]
     parser.add_argument("--device", choices=devices, default="auto", help="where engines compute (default: auto)")
     parser.add_argument(
         "--start-timeout",
@@ -114,18 +114,18 @@ def parse_options(arguments: argparse.Namespace) -> Options:
         decode_parallelism=decode,
         prefill_args=prefill_args,
         decode_args=decode_args,
-        device=None if arguments.device == "auto" else Device(arguments.device),
+        device=None if arguments.device == "auto" else LocalDevice(arguments.device),
         start_timeout_s=arguments.start_timeout,
         is_once=arguments.once is not None,
         question=arguments.once or None,
     )
 
 
-def _role_options(arguments: argparse.Namespace, role: str) -> tuple[Parallelism, tuple[str, ...]]:
+def _role_options(arguments: argparse.Namespace, role: str) -> tuple[ParallelSizes, tuple[str, ...]]:
     given = {kind: getattr(arguments, f"{role}_{flag}") for flag, kind in _SIZES.items()}
     try:
         in_words, words = take_parallelism(getattr(arguments, f"{role}_args"))
-        parallelism = merge(Parallelism(**given), in_words)
+        parallelism = merge(ParallelSizes(**given), in_words)
     except ConfigError as error:
         raise ConfigError(f"--{role}-args: {error}") from error
     if problem := executor_problem(parallelism, words):

@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pdcluster_cli.engines import CPU_ARGS, Device, EnginePlan, Role
+from pdcluster_cli.engines import CPU_ARGS, EnginePlan, LocalDevice, PoolRole
 from pdcluster_cli.local.options import Options
-from pdcluster_cli.parallelism import Parallelism
+from pdcluster_cli.parallelism import ParallelSizes
 
 ACCELERATOR_SHARE: Final = 0.8
 """Of an accelerator's memory for all engines on it together, where they share it; vLLM's default is one's alone."""
 TINY_MODEL_ARGS: Final = ("--dtype", "float32", "--max-model-len", "8192")
-_VISIBLE: Final[Mapping[Device, str]] = {Device.CUDA: "CUDA_VISIBLE_DEVICES", Device.NPU: "ASCEND_RT_VISIBLE_DEVICES"}
+_VISIBLE: Final[Mapping[LocalDevice, str]] = {
+    LocalDevice.CUDA: "CUDA_VISIBLE_DEVICES",
+    LocalDevice.NPU: "ASCEND_RT_VISIBLE_DEVICES",
+}
 _GIB: Final = 1 << 30
 
 
@@ -23,7 +26,7 @@ _GIB: Final = 1 << 30
 class Machine:
     """What the engines may use. ``num_accelerators`` is 0 on the CPU."""
 
-    device: Device
+    device: LocalDevice
     num_cores: int
     num_accelerators: int
     free_bytes: int | None = None
@@ -34,7 +37,7 @@ def plan_engines(
     options: Options, machine: Machine, *, model: Path | str, folder: Path, ports: Sequence[int]
 ) -> list[EnginePlan]:
     """One plan for each engine, prefill engines first, on ``ports`` in this order."""
-    roles = [Role.PREFILL] * options.prefill + [Role.DECODE] * options.decode
+    roles = [PoolRole.PREFILL] * options.prefill + [PoolRole.DECODE] * options.decode
     numbers = [*range(options.prefill), *range(options.decode)]
     return [
         EnginePlan(
@@ -54,18 +57,18 @@ def plan_engines(
     ]
 
 
-def parallelism_of(options: Options, role: Role) -> Parallelism:
-    return options.prefill_parallelism if role is Role.PREFILL else options.decode_parallelism
+def parallelism_of(options: Options, role: PoolRole) -> ParallelSizes:
+    return options.prefill_parallelism if role is PoolRole.PREFILL else options.decode_parallelism
 
 
-def engine_args(options: Options, role: Role, machine: Machine) -> tuple[str, ...]:
+def engine_args(options: Options, role: PoolRole, machine: Machine) -> tuple[str, ...]:
     """vLLM arguments: our defaults first, the user's last, so that the user's win."""
     tiny = TINY_MODEL_ARGS if options.model is None else ()
-    own = options.prefill_args if role is Role.PREFILL else options.decode_args
+    own = options.prefill_args if role is PoolRole.PREFILL else options.decode_args
     return (*_shared_args(options, machine), *tiny, *own)
 
 
-def device_env(options: Options, machine: Machine, role: Role, number: int) -> dict[str, str | None]:
+def device_env(options: Options, machine: Machine, role: PoolRole, number: int) -> dict[str, str | None]:
     """An accelerator for each rank, engine after engine, from the first again when all are taken.
 
     Example: prefill TP 2 and two decode engines on four accelerators → 0,1 and 2 and 3.
@@ -73,7 +76,7 @@ def device_env(options: Options, machine: Machine, role: Role, number: int) -> d
     if machine.num_accelerators == 0 or options.num_engines == 1:
         return {}
     ranks = parallelism_of(options, role).num_ranks
-    before = 0 if role is Role.PREFILL else options.prefill * options.prefill_parallelism.num_ranks
+    before = 0 if role is PoolRole.PREFILL else options.prefill * options.prefill_parallelism.num_ranks
     first = before + number * ranks
     taken = [str(rank % machine.num_accelerators) for rank in range(first, first + ranks)]
     return {_VISIBLE[machine.device]: ",".join(taken)}
@@ -81,13 +84,13 @@ def device_env(options: Options, machine: Machine, role: Role, number: int) -> d
 
 def problems_here(options: Options, machine: Machine) -> list[str]:
     """Why this machine can never run what is asked for, a line for each reason."""
-    found = [_accelerator_problem(options, machine, role) for role in (Role.PREFILL, Role.DECODE)]
+    found = [_accelerator_problem(options, machine, role) for role in (PoolRole.PREFILL, PoolRole.DECODE)]
     return [problem for problem in (*found, _memory_problem(options, machine)) if problem]
 
 
 def remarks(options: Options, machine: Machine) -> list[str]:
     """What works and may surprise."""
-    if machine.device is Device.CPU and options.num_ranks > machine.num_cores:
+    if machine.device is LocalDevice.CPU and options.num_ranks > machine.num_cores:
         return [f"{options.num_ranks} ranks share {_counted(machine.num_cores, 'core')}: everything takes longer"]
     return []
 
@@ -104,13 +107,13 @@ def kv_cache_bytes(words: Sequence[str]) -> int | None:
 
 
 def _shared_args(options: Options, machine: Machine) -> tuple[str, ...]:
-    if machine.device is Device.CPU or machine.num_accelerators >= options.num_ranks:
+    if machine.device is LocalDevice.CPU or machine.num_accelerators >= options.num_ranks:
         return ()
     sharers = math.ceil(options.num_ranks / max(1, machine.num_accelerators))
     return ("--gpu-memory-utilization", f"{ACCELERATOR_SHARE / sharers:.2g}")
 
 
-def _accelerator_problem(options: Options, machine: Machine, role: Role) -> str | None:
+def _accelerator_problem(options: Options, machine: Machine, role: PoolRole) -> str | None:
     ranks = parallelism_of(options, role).num_ranks
     if machine.num_accelerators == 0 or ranks <= machine.num_accelerators:
         return None
@@ -120,11 +123,11 @@ def _accelerator_problem(options: Options, machine: Machine, role: Role) -> str 
 
 def _memory_problem(options: Options, machine: Machine) -> str | None:
     """vLLM writes zeros to each rank's whole KV cache at its start: the kernel then kills what does not fit."""
-    if machine.device is not Device.CPU or machine.free_bytes is None:
+    if machine.device is not LocalDevice.CPU or machine.free_bytes is None:
         return None
-    sizes = {role: kv_cache_bytes((*CPU_ARGS, *engine_args(options, role, machine))) for role in Role}
-    needed = (sizes[Role.PREFILL] or 0) * options.prefill * options.prefill_parallelism.num_ranks
-    needed += (sizes[Role.DECODE] or 0) * options.decode * options.decode_parallelism.num_ranks
+    sizes = {role: kv_cache_bytes((*CPU_ARGS, *engine_args(options, role, machine))) for role in PoolRole}
+    needed = (sizes[PoolRole.PREFILL] or 0) * options.prefill * options.prefill_parallelism.num_ranks
+    needed += (sizes[PoolRole.DECODE] or 0) * options.decode * options.decode_parallelism.num_ranks
     if needed <= machine.free_bytes:
         return None
     return (

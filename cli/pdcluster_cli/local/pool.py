@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pdcluster_cli.engines import LOOPBACK, ROUTER_MODULE, EnginePlan, Role, engine_spec, router_argv
+from pdcluster_cli.engines import LOOPBACK, ROUTER_MODULE, EnginePlan, PoolRole, engine_spec, router_argv
 from pdcluster_cli.waiting import EngineDied, NotReady, is_healthy, last_lines
 from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
 
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class PoolProcess:
     """One process of the pool."""
 
     name: str
@@ -49,7 +49,7 @@ class RouterPlan:
 
 def start_members(
     zygote: Zygote, plans: Sequence[EnginePlan], router: RouterPlan, say: Say, *, timeout_s: float
-) -> list[Member]:
+) -> list[PoolProcess]:
     """All engines and the router answer. ``timeout_s``: for all of it, import included.
 
     Raises:
@@ -60,9 +60,9 @@ def start_members(
     """
     start = Start(zygote, say, time.monotonic(), timeout_s)
     start.import_once()
-    engines = [Member(plan.name, plan.port, zygote.start_engine(engine_spec(plan))) for plan in plans]
+    engines = [PoolProcess(plan.name, plan.port, zygote.start_engine(engine_spec(plan))) for plan in plans]
     say(f"starting {', '.join(engine.name for engine in engines)} and the router")
-    front = Member("router", router.port, zygote.start_engine(router_spec(plans, router)))
+    front = PoolProcess("router", router.port, zygote.start_engine(router_spec(plans, router)))
     start.wait_ready(engines, [*engines, front], start.deadline)
     start.wait_ready([front], [*engines, front], max(start.deadline, time.monotonic() + ROUTER_GRACE_S))
     return [*engines, front]
@@ -71,8 +71,8 @@ def start_members(
 def router_spec(plans: Sequence[EnginePlan], router: RouterPlan) -> EngineSpec:
     """The router's process."""
     argv = router_argv(
-        prefill=[_url_of(plan) for plan in plans if plan.role is Role.PREFILL],
-        decode=[_url_of(plan) for plan in plans if plan.role is Role.DECODE],
+        prefill=[_url_of(plan) for plan in plans if plan.role is PoolRole.PREFILL],
+        decode=[_url_of(plan) for plan in plans if plan.role is PoolRole.DECODE],
         port=router.port,
         internal_port=router.internal_port,
         trace_file=router.trace_file,
@@ -81,7 +81,7 @@ def router_spec(plans: Sequence[EnginePlan], router: RouterPlan) -> EngineSpec:
     return EngineSpec("router", ROUTER_MODULE, argv, {}, router.log_path)
 
 
-def find_dead(members: Sequence[Member], timeout_s: float | None) -> EngineDied | None:
+def find_dead(members: Sequence[PoolProcess], timeout_s: float | None) -> EngineDied | None:
     """The first member that has ended; waits for one up to ``timeout_s`` (None: for ever)."""
     poll = select.poll()
     by_fd = {member.handle.status_fd: member for member in members}
@@ -115,7 +115,7 @@ class Start:
             self.say("still importing")
         self.say(f"imported in {ready.import_s:.1f} s")
 
-    def wait_ready(self, members: Sequence[Member], watched: Sequence[Member], deadline: float) -> None:
+    def wait_ready(self, members: Sequence[PoolProcess], watched: Sequence[PoolProcess], deadline: float) -> None:
         """``members`` answer, and none of ``watched`` has ended."""
         began = time.monotonic()
         next_news = began + NEWS_INTERVAL_S
@@ -132,7 +132,7 @@ class Start:
                 next_news += NEWS_INTERVAL_S
                 self._say_news(waiting, time.monotonic() - began)
 
-    def _say_news(self, waiting: Sequence[Member], elapsed_s: float) -> None:
+    def _say_news(self, waiting: Sequence[PoolProcess], elapsed_s: float) -> None:
         for member in waiting:
             newest = last_lines(member.handle.spec.log_path, 1).strip()
             self.say(f"{member.name} still starts ({elapsed_s:.0f} s): {newest[:160]}")

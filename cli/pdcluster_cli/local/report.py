@@ -15,7 +15,7 @@ from pdcluster_protocol.trace import LayerTrace, PushTrace, RequestTrace
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TransferReport:
     """One transfer in numbers. Times in seconds, None where a trace lacks a moment."""
 
     prompt_tokens: int
@@ -39,12 +39,12 @@ class Report:
         return self.ttft_s - self.prefill_s
 
 
-def build_report(request: RequestTrace, pushes: Sequence[PushTrace]) -> Report | None:
+def build_report(request: RequestTrace, pushes: Sequence[PushTrace]) -> TransferReport | None:
     """The report over all prefill ranks; None when nothing was pushed to the end."""
     done = [push for push in pushes if push.outcome == "done"]
     if not done:
         return None
-    return Report(
+    return TransferReport(
         prompt_tokens=done[0].prompt_tokens,
         cached_tokens=request.cached_tokens or 0,
         num_layers=max(push.num_layers for push in done),
@@ -67,7 +67,7 @@ def hidden_share(pushes: Sequence[PushTrace]) -> float | None:
     return hidden / total if total else None
 
 
-def format_report(report: Report, proved: str) -> str:
+def format_report(report: TransferReport, proved: str) -> str:
     """The report as a small table for a terminal. ``proved``: what was proven before it."""
     rows = [
         ("proven", proved),

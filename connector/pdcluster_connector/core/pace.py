@@ -22,7 +22,7 @@ LONGEST_LOOK_S: Final = 0.008
 
 
 @dataclass(slots=True)
-class Pace:
+class WritePace:
     """What one write takes, as seen lately. One lane's."""
 
     write_s: float = _FIRST_GUESS_S

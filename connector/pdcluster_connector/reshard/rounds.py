@@ -40,7 +40,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StagingPlace:
     """Staging for one decode rank's pieces: ``[piece][token][decode's heads][cell]`` from ``offset`` bytes on.
 
     ``heads``: those to fill, counted from decode's first.
@@ -69,7 +69,7 @@ class Landing:
 
     peer: int
     offset: int
-    place: Place
+    place: StagingPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class LocalCopy:
 
     pieces: Pieces
     heads: range
-    place: Place
+    place: StagingPlace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -321,16 +321,16 @@ class _Draft:
         self.gathers.append(Gather(owner, self.sends[owner], pieces, self._our(supply.heads)))
         self.sends[owner] += self._num_bytes(pieces, len(supply.heads))
 
-    def _receive(self, supply: Supply, pieces: Pieces, place: Place) -> None:
+    def _receive(self, supply: Supply, pieces: Pieces, place: StagingPlace) -> None:
         if supply.rank == self.us.rank:
             self.copies.append(LocalCopy(pieces, self._our(supply.heads), place))
             return
         self.landings.append(Landing(supply.rank, self.receives[supply.rank], place))
         self.receives[supply.rank] += self._num_bytes(pieces, len(supply.heads))
 
-    def _place(self, feed: Feed, pieces: Pieces, supply: Supply) -> Place:
+    def _place(self, feed: Feed, pieces: Pieces, supply: Supply) -> StagingPlace:
         heads = _shifted(supply.heads, -feed.heads.start)
-        return Place(self.staged_bytes, len(pieces.tokens), pieces.piece_tokens, len(feed.heads), heads)
+        return StagingPlace(self.staged_bytes, len(pieces.tokens), pieces.piece_tokens, len(feed.heads), heads)
 
     def _stage(self, feed: Feed, pieces: Pieces) -> None:
         """One part for each item; ``pieces`` are in order of items."""

@@ -72,7 +72,7 @@ class Ticket:
     num_bytes: int
 
 
-class Room:
+class StagingRoom:
     """One part's place in staging memory, given back when each of its ``holders`` has let go of it."""
 
     def __init__(self, give_back: Callable[[], None], holders: int = 1) -> None:

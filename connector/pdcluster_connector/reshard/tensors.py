@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from pdcluster_connector.reshard.feeds import TokenShape
-from pdcluster_connector.reshard.rounds import Gather, Pieces, Place, RegionRound, Round
+from pdcluster_connector.reshard.rounds import Gather, Pieces, RegionRound, Round, StagingPlace
 from pdcluster_protocol.errors import ConfigError
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -223,7 +223,7 @@ class Regrouping:
             shape = (place.num_pieces, place.piece_tokens, len(place.heads), cell_bytes)
             self._slot(room, place, cell_bytes).copy_(self._words(self._received[start:], shape))
 
-    def _slot(self, room: torch.Tensor, place: Place, cell_bytes: int) -> torch.Tensor:
+    def _slot(self, room: torch.Tensor, place: StagingPlace, cell_bytes: int) -> torch.Tensor:
         """The heads of ``place`` that are to fill: words [piece, token, head, cell]."""
         shape = (place.num_pieces, place.piece_tokens, place.num_heads, cell_bytes)
         return self._words(room[place.offset :], shape)[:, :, place.heads.start : place.heads.stop]

@@ -14,11 +14,11 @@ import msgspec
 
 from pdcluster_connector.core.clock import deadline_after, remaining_ms
 from pdcluster_connector.core.watermark import KvGroup, num_kept_back, wanted_spans
-from pdcluster_connector.failures import Kind, log_failure
+from pdcluster_connector.failures import TransferFailure, log_failure
 from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillEnded
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
-from pdcluster_protocol.metaserver import Outcome
+from pdcluster_protocol.metaserver import PrefillOutcome
 from pdcluster_protocol.params import (
     DecodeParams,
     Receipt,
@@ -93,7 +93,7 @@ class DecodeScheduler:
     """Reservations of one decode engine."""
 
     def __init__(
-        self, engine: DecodeEngine, metaserver: Metaserver, outcomes: deque[tuple[RequestId, Outcome]]
+        self, engine: DecodeEngine, metaserver: Metaserver, outcomes: deque[tuple[RequestId, PrefillOutcome]]
     ) -> None:
         self._engine = engine
         self._metaserver = metaserver
@@ -215,7 +215,7 @@ class DecodeScheduler:
         if request.is_settled:
             self._cancels.append(Cancel(request_id, "the request was aborted on decode"))
 
-    def _decide(self, request_id: RequestId, outcome: Outcome) -> None:
+    def _decide(self, request_id: RequestId, outcome: PrefillOutcome) -> None:
         request = self._requests.get(request_id)
         if request is None or request.is_over:
             return
@@ -224,12 +224,12 @@ class DecodeScheduler:
             return
         request.is_over = True
         transfer_id = request.params.transfer_id if request.params else ""
-        log_failure(Kind.PREFILL_FAILED, request_id, transfer_id, reason=outcome.reason)
+        log_failure(TransferFailure.PREFILL_FAILED, request_id, transfer_id, reason=outcome.reason)
         self._cancels.append(Cancel(request_id, f"prefill failed: {outcome.reason}"))
 
     def _expect_failure(self, request_id: RequestId, request: _Request, now: float) -> None:
         """Fail the request in vLLM's own way: it must first wait for KV, then hear that none comes."""
-        log_failure(Kind.TRANSFER_REFUSED, request_id, reason=request.refusal)
+        log_failure(TransferFailure.TRANSFER_REFUSED, request_id, reason=request.refusal)
         transfer = TransferId(f"{_REFUSED}:{request_id}")
         left = remaining_ms(request.deadline, now=now)
         self._expects.append(Expect(request_id, transfer, left, ()))

@@ -16,9 +16,9 @@ from pdcluster_connector.core.clock import deadline_after, remaining_ms
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.core.tp_mapping import related_ranks
 from pdcluster_connector.core.watermark import GroupPair, KvGroup, Prompt, num_blocks, slice_of, wanted_spans
-from pdcluster_connector.failures import Kind, log_failure
+from pdcluster_connector.failures import TransferFailure, log_failure
 from pdcluster_connector.settings import PushTiming
-from pdcluster_connector.steps import ContentOrder, PrefillStep, PushSlice, Target
+from pdcluster_connector.steps import ContentOrder, PrefillStep, PushSlice, PushTarget
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import BootId, RequestId
 from pdcluster_protocol.params import PushRefusal, Reservation, check_seal, digest_tokens, parse_reservation, to_wire
@@ -45,7 +45,7 @@ class _Transfer:
     reservation: Reservation
     deadline: float
     prompt: Prompt
-    target_of: Callable[[float], Target]
+    target_of: Callable[[float], PushTarget]
     watermarks: list[int]
     """Of each KV group, in tokens."""
     is_announced: bool = False
@@ -112,7 +112,7 @@ class PrefillScheduler:
         try:
             self._transfers[request_id] = self._accept(params, token_ids, now)
         except ProtocolError as error:
-            log_failure(Kind.RESERVATION_REFUSED, request_id, reason=str(error))
+            log_failure(TransferFailure.RESERVATION_REFUSED, request_id, reason=str(error))
             self._refusals[request_id] = str(error)
 
     def step(
@@ -253,8 +253,8 @@ def _content(transfer: _Transfer, tables: Sequence[Sequence[int]]) -> ContentOrd
     return ContentOrder(spans, tuple(map(tuple, tables)))
 
 
-def _target(reservation: Reservation, deadline: float, now: float) -> Target:
-    return Target(
+def _target(reservation: Reservation, deadline: float, now: float) -> PushTarget:
+    return PushTarget(
         reservation.remote_engine_id,
         reservation.remote_tp_size,
         reservation.remote_side_channels,

@@ -47,7 +47,7 @@ from pdcluster_connector.vllm.facts import (
     read_token_memory,
 )
 from pdcluster_connector.vllm.fingerprint import HEAD_MAJOR
-from pdcluster_connector.vllm.metrics import CountMetrics, Counts
+from pdcluster_connector.vllm.metrics import CountMetrics, StepCounts
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import SideChannelAddress
@@ -261,13 +261,13 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     # Either process.
 
-    def get_kv_connector_stats(self) -> Counts | None:
+    def get_kv_connector_stats(self) -> StepCounts | None:
         counts = take_counts()
-        return Counts(data=counts) if counts else None
+        return StepCounts(data=counts) if counts else None
 
     @classmethod
-    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Counts:
-        return Counts(data=data or {})
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> StepCounts:
+        return StepCounts(data=data or {})
 
     @classmethod
     def build_prom_metrics(

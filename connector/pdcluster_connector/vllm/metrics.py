@@ -13,7 +13,7 @@ import prometheus_client
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from pdcluster_connector.counts import PUSHED_BYTES, PUSHES_DONE, RECEIVES_DONE
-from pdcluster_connector.failures import Kind
+from pdcluster_connector.failures import TransferFailure
 from pdcluster_connector.settings import parse_settings
 
 _COUNTERS: Final = {
@@ -25,14 +25,14 @@ _PROTOCOL: Final = ("pdcluster:transfer_protocol_info", "1 for the protocol by w
 _FAILURES: Final = ("pdcluster:failures", "Failures by kind: see docs/operations.md for what to do about each")
 
 
-class Counts(KVConnectorStats):  # type: ignore[misc]  # vllm is not followed by mypy
+class StepCounts(KVConnectorStats):  # type: ignore[misc]  # vllm is not followed by mypy
     """Counts since the last step; ``data`` maps a name of ``counts.py`` or a failure kind to a number."""
 
     def reset(self) -> None:
         self.data: dict[str, int] = {}
 
-    def aggregate(self, other: Counts) -> Counts:
-        return Counts(data=dict(Counter(self.data) + Counter(other.data)))
+    def aggregate(self, other: StepCounts) -> StepCounts:
+        return StepCounts(data=dict(Counter(self.data) + Counter(other.data)))
 
     def reduce(self) -> dict[str, int | float]:
         return dict(self.data)
@@ -57,7 +57,7 @@ class CountMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vllm is not
         metric, text = _FAILURES
         self._failures = counter(name=metric, documentation=text, labelnames=[*labelnames, "kind"])
         for labels in values.values():
-            for kind in Kind:  # shown as 0 before the first, so that a rate exists
+            for kind in TransferFailure:  # shown as 0 before the first, so that a rate exists
                 self._failures.labels(*labels, kind.value)
 
     def _show_protocol(

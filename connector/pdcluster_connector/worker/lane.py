@@ -28,7 +28,7 @@ import zmq
 
 from pdcluster_connector.core.clock import deadline_after, remaining_ms
 from pdcluster_connector.core.sending import Push, PushKey
-from pdcluster_connector.failures import Kind, log_failure
+from pdcluster_connector.failures import TransferFailure, log_failure
 from pdcluster_connector.reshard.resharder import ReshardFailed, StepRead
 from pdcluster_connector.settings import CUT_S
 from pdcluster_connector.side_channel import PrefillChannel, Wakeup
@@ -200,7 +200,7 @@ class Lane:
         self._advance(now)
         self._expire(now)
         if self._cut_reason:
-            log_failure(Kind.SESSION_CLOSED, reason=self._cut_reason)
+            log_failure(TransferFailure.SESSION_CLOSED, reason=self._cut_reason)
             self._cut(self._cut_reason)
 
     def _wait(self, channel: PrefillChannel) -> None:
@@ -342,7 +342,7 @@ class Lane:
     def _fail(self, reason: str) -> None:
         """The lane is of no use: every push is given up, and the next request gets a new lane."""
         if not self._failure and len(self._book):
-            log_failure(Kind.LANE_FAILED, reason=reason)
+            log_failure(TransferFailure.LANE_FAILED, reason=reason)
         self._failure = self._failure or reason
         self._out.drop_backlog()
         for live in self._book:

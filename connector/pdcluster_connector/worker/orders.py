@@ -14,7 +14,7 @@ from pdcluster_connector.device import DeviceEvent
 from pdcluster_connector.reshard.feeds import ReshardItem
 from pdcluster_connector.reshard.resharder import ReshardFailed, StepRead
 from pdcluster_connector.reshard.rounds import StagedPart
-from pdcluster_connector.reshard.staging import Room
+from pdcluster_connector.reshard.staging import StagingRoom
 from pdcluster_connector.steps import PushSlice
 
 
@@ -48,7 +48,7 @@ class StagedWrite:
     item: ReshardItem
     part: StagedPart
     base: int
-    room: Room
+    room: StagingRoom
 
 
 @dataclass(frozen=True, slots=True)

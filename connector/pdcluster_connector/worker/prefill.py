@@ -18,7 +18,7 @@ from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.core.source_hold import SourceHolds
 from pdcluster_connector.core.tp_mapping import target_ranks
 from pdcluster_connector.settings import PushTiming
-from pdcluster_connector.steps import PrefillStep, PushSlice, Target
+from pdcluster_connector.steps import PrefillStep, PushSlice, PushTarget
 from pdcluster_connector.worker.lane import Lane
 from pdcluster_connector.worker.lane_parts import LaneParts
 from pdcluster_connector.worker.orders import Close, Forget, GiveUp, LayerSaved, Quiesce, StepBegun, StepEnded
@@ -181,7 +181,7 @@ class PrefillWorker:
         sending.is_whole, sending.last_step = part.is_last, step
         return sending
 
-    def _decode_ranks(self, target: Target) -> list[int]:
+    def _decode_ranks(self, target: PushTarget) -> list[int]:
         """The decode ranks that this rank writes to, ascending, in every stage."""
         key = (target.tp_size, target.num_stages)
         if key not in self._ranks_of:
@@ -189,7 +189,7 @@ class PrefillWorker:
             self._ranks_of[key] = target_ranks(ours.tp_rank, ours.tp_size, *key, heads)
         return self._ranks_of[key]
 
-    def _lane(self, decode_rank: int, target: Target) -> Lane:
+    def _lane(self, decode_rank: int, target: PushTarget) -> Lane:
         address, now = target.side_channels[decode_rank], time.monotonic()
         lane = self._lanes.get(address)
         if lane is None or not lane.is_usable:

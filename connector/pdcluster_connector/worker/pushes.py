@@ -9,7 +9,7 @@ from typing import Final
 
 from pdcluster_connector.core.sending import Commands, CutLane, DigestPush, Push, PushKey, PushPhase, Release, Send
 from pdcluster_connector.counts import PUSHED_BYTES, PUSHES_DONE, count
-from pdcluster_connector.failures import Kind, log_failure
+from pdcluster_connector.failures import TransferFailure, log_failure
 from pdcluster_connector.steps import ContentOrder
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.worker.writes import LayerRecord
@@ -140,4 +140,4 @@ class PushBook:
             count(PUSHED_BYTES, push.acked_bytes)
             _LOG.debug("push done transfer_id=%s bytes=%d", push.key.transfer_id, push.acked_bytes)
             return
-        log_failure(Kind.PUSH_FAILED, live.request_id, *push.key, push.reason)
+        log_failure(TransferFailure.PUSH_FAILED, live.request_id, *push.key, push.reason)

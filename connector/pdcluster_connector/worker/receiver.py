@@ -19,7 +19,7 @@ from pdcluster_connector.core.clock import RunningClock, deadline_after
 from pdcluster_connector.core.receiving import CutSession, Reply, Report
 from pdcluster_connector.core.reception import Command, Compare, Ended, Expected, Invite, Lost, Reception
 from pdcluster_connector.counts import RECEIVES_DONE, count
-from pdcluster_connector.failures import Kind, log_failure
+from pdcluster_connector.failures import TransferFailure, log_failure
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.steps import Cancel, Expect, PrefillEnded
 from pdcluster_connector.trace import Trace
@@ -185,13 +185,15 @@ class Receiver:
                 case Lost():
                     self._losses.append(command)
                     transfer_id, _ = self._expected_at[command.request_id]
-                    log_failure(Kind.ATTEMPT_LOST, command.request_id, transfer_id, command.attempt, command.reason)
+                    log_failure(
+                        TransferFailure.ATTEMPT_LOST, command.request_id, transfer_id, command.attempt, command.reason
+                    )
                 case CutSession():
                     self._cut(command)
 
     def _cut(self, cut: CutSession) -> None:
         if not cut.is_idle:
-            log_failure(Kind.SESSION_CUT, reason="a prefill engine could not say that it had stopped")
+            log_failure(TransferFailure.SESSION_CUT, reason="a prefill engine could not say that it had stopped")
         self._sessions.cut(cut.session)
 
     def _invite(self, invite: Invite, now: float) -> None:
@@ -208,7 +210,7 @@ class Receiver:
         if opened.session is not None:
             self._do(self._reception.invited(opened.peers, opened.session, now=now), now)
             return
-        log_failure(Kind.SESSION_REFUSED, reason=opened.reason)
+        log_failure(TransferFailure.SESSION_REFUSED, reason=opened.reason)
         for peer in opened.peers:
             self._channel.send(peer, Refusal(opened.reason))
 
@@ -218,7 +220,7 @@ class Receiver:
         if report.is_received:
             count(RECEIVES_DONE)
         else:
-            log_failure(Kind.RECEIVE_FAILED, request_id, transfer_id, reason=report.reason)
+            log_failure(TransferFailure.RECEIVE_FAILED, request_id, transfer_id, reason=report.reason)
         self._trace.write(
             ReceiveTrace(
                 transfer_id=transfer_id,

@@ -35,7 +35,7 @@ from pdcluster_connector.reshard.resharder import (
     StepRead,
 )
 from pdcluster_connector.reshard.rounds import GroupRank, StagedPart
-from pdcluster_connector.reshard.staging import Room, StagingMemory
+from pdcluster_connector.reshard.staging import StagingMemory, StagingRoom
 from pdcluster_connector.reshard.tensors import TokenRegion
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import PushSlice
@@ -206,7 +206,7 @@ class GroupResharding:
     ) -> StagedWrite:
         assert outcome.ticket is not None, "a part without room"
         assert holders, f"no lane to decode rank {part.decode_rank}, whose blocks we own"
-        room = Room(partial(self._resharder.release, outcome.ticket), holders)
+        room = StagingRoom(partial(self._resharder.release, outcome.ticket), holders)
         key = PushKey(source.transfer_id, source.attempt)
         return StagedWrite(key, item, part, self._staging.address + outcome.offset, room)
 

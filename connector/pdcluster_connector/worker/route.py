@@ -22,7 +22,7 @@ from pdcluster_connector.core.sending import Commands, PushKey
 from pdcluster_connector.reshard.feeds import TokenPages
 from pdcluster_connector.reshard.resharder import StepRead
 from pdcluster_connector.reshard.rounds import StagedPart, write_rows
-from pdcluster_connector.steps import PushSlice, Target
+from pdcluster_connector.steps import PushSlice, PushTarget
 from pdcluster_connector.worker.orders import LayerSaved, Staged, StagedWrite, StepEnded
 from pdcluster_connector.worker.pushes import LivePush
 from pdcluster_connector.worker.writes import Batch, LayerRecord, Part
@@ -58,7 +58,7 @@ class Route:
         for shape in self.link.shapes:
             require_held(shape, part.groups[shape.group], self.num_blocks[shape.group])
 
-    def require_pages(self, target: Target) -> None:
+    def require_pages(self, target: PushTarget) -> None:
         """The reservation told the truth about decode's blocks, and about the pages in which we stage some.
 
         Raises:

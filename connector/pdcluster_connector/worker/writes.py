@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
-from pdcluster_connector.core.pace import LONGEST_LOOK_S, Pace
+from pdcluster_connector.core.pace import LONGEST_LOOK_S, WritePace
 from pdcluster_connector.core.ranges import ByteRanges
 from pdcluster_connector.core.sending import Commands, Push, PushKey
 from pdcluster_connector.device import Device, DeviceEvent
-from pdcluster_connector.reshard.staging import Room
+from pdcluster_connector.reshard.staging import StagingRoom
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
 from pdcluster_protocol.errors import TransferError
 from pdcluster_protocol.trace import LayerTrace
@@ -53,7 +53,7 @@ class Part:
     source_base: int
     target_base: int
     record: LayerRecord
-    room: Room | None = None
+    room: StagingRoom | None = None
     """Of a part that lies in staging memory; released once, when nothing reads it any more."""
 
 
@@ -96,7 +96,7 @@ class _InFlight:
 class _Rooms:
     """Staging rooms that this queue holds; each is released once, whatever becomes of its part."""
 
-    _held: dict[Room, Part] = field(default_factory=dict)
+    _held: dict[StagingRoom, Part] = field(default_factory=dict)
 
     def add(self, part: Part) -> None:
         if part.room is not None:
@@ -129,8 +129,8 @@ class WriteQueue:
     _held: dict[Push, list[_Cursor]] = field(default_factory=dict)
     _in_flight: deque[_InFlight] = field(default_factory=deque)
     _rooms: _Rooms = field(default_factory=_Rooms)
-    _pace: Pace = field(default_factory=Pace)
-    _layer_pace: Pace = field(default_factory=Pace)
+    _pace: WritePace = field(default_factory=WritePace)
+    _layer_pace: WritePace = field(default_factory=WritePace)
     """Of the device: an accelerator computes long after the forward thread has told us of all layers."""
     _awaits_layer: bool = False
     _next_full_poll: float = 0.0

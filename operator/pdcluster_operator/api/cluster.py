@@ -154,7 +154,7 @@ class KeysRef(ApiModel):
     """Key in it. Default keys."""
 
 
-class Router(ApiModel):
+class RouterSpec(ApiModel):
     """The routers in front of the engines."""
 
     replicas: int = Field(default=2, ge=1, le=64)
@@ -235,7 +235,7 @@ class Scaling(ApiModel):
     Default: none."""
 
 
-class Drain(ApiModel):
+class DrainSpec(ApiModel):
     """How an engine goes."""
 
     timeout_seconds: int = Field(default=600, ge=0, le=_DAY_S)
@@ -299,13 +299,13 @@ class PDClusterSpec(ApiModel):
     """Prefill and decode engines."""
     transfer: Transfer = Transfer()
     """How KV gets from prefill to decode."""
-    router: Router = Router()
+    router: RouterSpec = RouterSpec()
     """The routers in front of the engines."""
     rollout: Rollout = Rollout()
     """How engines are replaced."""
     scaling: Scaling = Scaling()
     """Who decides how many replicas there are."""
-    drain: Drain = Drain()
+    drain: DrainSpec = DrainSpec()
     """How an engine goes."""
     auth: Auth = Auth()
     """How router and engines know each other."""

@@ -51,7 +51,7 @@ class Parallelism(ApiModel):
     them."""
 
 
-class Device(ApiModel):
+class RoleDevice(ApiModel):
     """What each rank computes on."""
 
     kind: DeviceKind
@@ -162,7 +162,7 @@ class RoleSpec(ApiModel):
     """How one instance splits the model."""
     nodes_per_instance: int = Field(default=1, ge=1, le=64)
     """Nodes that one instance is spread over, in [1, 64]. Default 1. More needs LeaderWorkerSet in the cluster."""
-    device: Device
+    device: RoleDevice
     """What each rank computes on."""
     resources: Resources = Resources()
     """Resources of the engine's container beside its devices. Where neither a request nor a limit is given, 2 cpu and

@@ -39,7 +39,7 @@ class LeaseTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LeaseRecord:
     """What a Lease says. ``renewed``: text that every renewal changes; it is not read as a time.
 
     ``holder``: empty when the last one gave it up.
@@ -57,7 +57,7 @@ class Candidate:
 
     identity: str
     times: LeaseTimes
-    seen: Record | None = None
+    seen: LeaseRecord | None = None
     seen_at: float = NEVER
     leads_until: float = NEVER
 
@@ -65,7 +65,7 @@ class Candidate:
         """Whether it may act now."""
         return now < self.leads_until
 
-    def observed(self, record: Record, now: float) -> Candidate:
+    def observed(self, record: LeaseRecord, now: float) -> Candidate:
         """After the Lease was read; ``now``: when the answer had come."""
         return self if record == self.seen else replace(self, seen=record, seen_at=now)
 
@@ -76,14 +76,14 @@ class Candidate:
         # The longer of both: settings may differ while the operator itself is rolled.
         return now >= self.seen_at + max(self.seen.duration_s, self.times.duration_s)
 
-    def claim(self, renewed: str) -> Record:
+    def claim(self, renewed: str) -> LeaseRecord:
         """The record to write."""
         before = self.seen
         is_new = before is not None and before.holder != self.identity
         num_transitions = (before.transitions if before else 0) + is_new
-        return Record(self.identity, self.times.duration_s, renewed, num_transitions)
+        return LeaseRecord(self.identity, self.times.duration_s, renewed, num_transitions)
 
-    def written(self, record: Record, *, began: float, now: float) -> Candidate:
+    def written(self, record: LeaseRecord, *, began: float, now: float) -> Candidate:
         """After ``record`` is surely stored; ``began``: when it had not yet been sent."""
         return replace(self, seen=record, seen_at=now, leads_until=began + self.times.renew_s)
 
@@ -91,7 +91,7 @@ class Candidate:
         """It stops acting; only then may ``parting`` be written."""
         return replace(self, leads_until=NEVER)
 
-    def parting(self, renewed: str) -> Record | None:
+    def parting(self, renewed: str) -> LeaseRecord | None:
         """What tells the others that they need not wait; None when the Lease is not ours."""
         if self.seen is None or self.seen.holder != self.identity:
             return None

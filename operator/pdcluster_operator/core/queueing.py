@@ -22,7 +22,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RetryPace:
     """Seconds. ``gather_s``: an event waits so long for others of its burst. Others: between runs that fail."""
 
     gather_s: float = 0.05
@@ -52,9 +52,9 @@ class _Entry:
 class KeyQueue(Generic[Key]):
     """All keys that somebody will look at. One owner; ``now`` never goes back."""
 
-    def __init__(self, *, max_running: int, pace: Pace | None = None) -> None:
+    def __init__(self, *, max_running: int, pace: RetryPace | None = None) -> None:
         self._max_running = max_running
-        self._pace: Final = pace or Pace()
+        self._pace: Final = pace or RetryPace()
         self._entries: dict[Key, _Entry] = {}
         self._heap: list[tuple[float, int, Key]] = []
         """Due times; an entry that was moved leaves its old one behind, with an old ticket."""

@@ -91,7 +91,7 @@ class EventKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class KubernetesEvent:
     """One Kubernetes Event to send."""
 
     kind: EventKind
@@ -141,7 +141,7 @@ def reduce_status(facts: Facts, before: Status | None, *, now: int) -> Status:
     return _with_progress_time(status, progressed_s)
 
 
-def events_between(before: Status | None, after: Status) -> tuple[Event, ...]:
+def events_between(before: Status | None, after: Status) -> tuple[KubernetesEvent, ...]:
     """Events for what changed in truth or reason; numbers in a message are no event, nor is a first "not yet".
 
     A sum says nothing that a part said in the same look: one fault of a pod is one Event, not one for each condition.
@@ -149,7 +149,7 @@ def events_between(before: Status | None, after: Status) -> tuple[Event, ...]:
     news = [one for one in after.conditions if _is_news(one, before.condition(one.type) if before else None)]
     told = {one.reason for one in news if one.type not in _SUMS}
     return tuple(
-        Event(_kind(one), one.reason.value, f"{one.type.value}: {one.message}")
+        KubernetesEvent(_kind(one), one.reason.value, f"{one.type.value}: {one.message}")
         for one in news
         if one.type not in _SUMS or one.reason not in told
     )

@@ -24,7 +24,7 @@ from pdcluster_operator.api.status import (
 )
 from pdcluster_operator.core.conditions import Condition, Counts, Reason, Status, Truth, Type
 from pdcluster_operator.core.observing import Routers
-from pdcluster_operator.core.status import Event
+from pdcluster_operator.core.status import KubernetesEvent
 from pdcluster_operator.core.views import View
 from pdcluster_operator.kinds import EVENT, Object
 from pdcluster_protocol.labels import MANAGER
@@ -82,7 +82,7 @@ def read_status(document: Object | None) -> Status | None:
     )
 
 
-def event_document(event: Event, about: View, identity: str, now: int, suffix: str) -> dict[str, Any]:
+def event_document(event: KubernetesEvent, about: View, identity: str, now: int, suffix: str) -> dict[str, Any]:
     """``identity``: which of the operator's replicas says so. ``suffix``: makes the name its own."""
     at = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     ref = about.ref

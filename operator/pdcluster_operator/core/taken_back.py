@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from pdcluster_operator.core.conditions import TAKEN_BACK
-from pdcluster_operator.core.status import Event, EventKind
+from pdcluster_operator.core.status import EventKind, KubernetesEvent
 
 CONTEST_S: Final = 60
 """Two takings of one field within this time are a contest: an autoscaler asks each 15 s."""
@@ -41,9 +41,9 @@ class TakenBack:
         return "{}: {} was set by {}".format(*self.words)
 
 
-def event_of(taken: TakenBack) -> Event:
+def event_of(taken: TakenBack) -> KubernetesEvent:
     cure = "the operator keeps it as the PDCluster says, so change it there"
-    return Event(EventKind.WARNING, TAKEN_BACK, f"{taken}, and was taken back: {cure}")
+    return KubernetesEvent(EventKind.WARNING, TAKEN_BACK, f"{taken}, and was taken back: {cure}")
 
 
 class TakenBackLog:

@@ -10,16 +10,16 @@ from enum import Enum, auto
 from typing import Final
 
 from pdcluster_operator.core.observed import VerificationResult
-from pdcluster_operator.core.queueing import Pace
+from pdcluster_operator.core.queueing import RetryPace
 from pdcluster_operator.core.status import Verification
 
-PACE: Final = Pace(first_s=2.0, most_s=300.0)
+PACE: Final = RetryPace(first_s=2.0, most_s=300.0)
 """Seconds between two requests. 300: a pool that cannot transfer is mended by people."""
 PATIENCE: Final = 4
 """Requests in a row without an answer, half a minute or so, before it is said to have failed."""
 
 
-class Verdict(Enum):
+class TrialVerdict(Enum):
     """What one request showed."""
 
     PASSED = auto()
@@ -28,7 +28,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TargetTrials:
     """All requests for one target. ``due_at``: the next may be sent then; None while one is under way."""
 
     target: str
@@ -40,14 +40,14 @@ class Trial:
     def may_start(self, now: float) -> bool:
         return self.due_at is not None and now >= self.due_at
 
-    def started(self) -> Trial:
+    def started(self) -> TargetTrials:
         return replace(self, due_at=None)
 
-    def ended(self, verdict: Verdict, error: str, now: float, chance: float) -> Trial:
+    def ended(self, verdict: TrialVerdict, error: str, now: float, chance: float) -> TargetTrials:
         """``chance``: in [0, 1)."""
-        if verdict is Verdict.PASSED:
-            return Trial(self.target, now + PACE.most_s, result=VerificationResult(Verification.PASSED))
-        num_unanswered = self.num_unanswered + 1 if verdict is Verdict.NOBODY_ANSWERED else 0
+        if verdict is TrialVerdict.PASSED:
+            return TargetTrials(self.target, now + PACE.most_s, result=VerificationResult(Verification.PASSED))
+        num_unanswered = self.num_unanswered + 1 if verdict is TrialVerdict.NOBODY_ANSWERED else 0
         is_verdict = not num_unanswered or num_unanswered >= PATIENCE
         return replace(
             self,

@@ -36,7 +36,7 @@ _MOST_OF_LIMIT: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class QueuePlace:
     """One waiter's place in the queue. Times are monotonic seconds."""
 
     num_tokens: int
@@ -56,7 +56,7 @@ class Admission(Generic[Waiter]):
         self._limit_tokens = engine_tokens
         self._max_queued = max_queued
         self._queue_s = queue_s
-        self._queue: OrderedDict[Waiter, Place] = OrderedDict()
+        self._queue: OrderedDict[Waiter, QueuePlace] = OrderedDict()
 
     @property
     def num_queued(self) -> int:
@@ -93,7 +93,7 @@ class Admission(Generic[Waiter]):
         """
         if len(self._queue) >= self._max_queued:
             return None
-        place = Place(share, now, min(deadline, now + self._queue_s))
+        place = QueuePlace(share, now, min(deadline, now + self._queue_s))
         self._queue[waiter] = place
         return place.deadline
 

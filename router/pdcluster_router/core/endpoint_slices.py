@@ -86,7 +86,7 @@ class EndpointSlice(msgspec.Struct, frozen=True, rename="camel"):
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Discovered:
     """What all slices say together."""
 
     members: tuple[Member, ...] = ()
@@ -94,7 +94,7 @@ class Picture:
     """Slices that cannot be used, each with its name, what is wrong and the cure."""
 
 
-def members_of(slices: Iterable[EndpointSlice]) -> Picture:
+def members_of(slices: Iterable[EndpointSlice]) -> Discovered:
     """Every engine once, in the order of their addresses. ``slices``: all of one cluster."""
     sightings: list[_Sighting] = []
     problems: list[str] = []
@@ -104,7 +104,7 @@ def members_of(slices: Iterable[EndpointSlice]) -> Picture:
             sightings += _sightings_in(one)
         elif one.endpoints:
             problems.append(f"EndpointSlice {one.metadata.name}: {problem}")
-    return Picture(tuple(_one_for_each_pod(_one_for_each_address(sightings))), frozenset(problems))
+    return Discovered(tuple(_one_for_each_pod(_one_for_each_address(sightings))), frozenset(problems))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class SliceCache:
         self._slices: dict[str, EndpointSlice] = {}
 
     @property
-    def picture(self) -> Picture:
+    def picture(self) -> Discovered:
         """Costs a look at every endpoint."""
         return members_of(self._slices.values())
 

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from pdcluster_protocol.labels import Role
 
 
-class State(Enum):
+class EngineState(Enum):
     """What an engine may get. The values are what the pool's page and the metrics show."""
 
     SERVING = "serving"
@@ -37,11 +37,11 @@ class State(Enum):
     @property
     def is_probed(self) -> bool:
         """Whether it is worth asking how it is: it may get work now or later."""
-        return self is State.SERVING or self is State.NOT_READY
+        return self is EngineState.SERVING or self is EngineState.NOT_READY
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class EngineKey:
     """What makes an engine the same engine. Another pod at the same address is another engine."""
 
     role: Role
@@ -66,21 +66,21 @@ class Member:
     is_terminating: bool = False
 
     @property
-    def key(self) -> Key:
-        return Key(self.role, self.revision, self.url, self.uid)
+    def key(self) -> EngineKey:
+        return EngineKey(self.role, self.revision, self.url, self.uid)
 
     @property
-    def state(self) -> State:
+    def state(self) -> EngineState:
         if self.is_terminating:
-            return State.FINISHING if self.is_serving else State.LEAVING
-        return State.SERVING if self.is_ready else State.NOT_READY
+            return EngineState.FINISHING if self.is_serving else EngineState.LEAVING
+        return EngineState.SERVING if self.is_ready else EngineState.NOT_READY
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownEngine:
     """One engine that the router has. ``is_busy``: a request of ours is there."""
 
-    state: State
+    state: EngineState
     is_busy: bool
 
 
@@ -95,28 +95,28 @@ class Add:
 class Drain:
     """Nothing new for this engine, as ``state`` says: it finishes what it has, and keeps no idle connection."""
 
-    key: Key
-    state: State
+    key: EngineKey
+    state: EngineState
 
 
 @dataclass(frozen=True, slots=True)
 class Revive:
     """This engine gets new work again."""
 
-    key: Key
+    key: EngineKey
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
     """Forget this engine: no slice lists it, and nothing runs there."""
 
-    key: Key
+    key: EngineKey
 
 
 Command: TypeAlias = Add | Drain | Revive | Remove
 
 
-def plan(known: Mapping[Key, Known], listed: Iterable[Member]) -> list[Command]:
+def plan(known: Mapping[EngineKey, KnownEngine], listed: Iterable[Member]) -> list[Command]:
     """What makes ``known`` follow ``listed``, the whole picture. Nothing when it does already.
 
     Call it when the picture changes and when an engine becomes idle. Of members with one key the last one counts.
@@ -129,13 +129,13 @@ def plan(known: Mapping[Key, Known], listed: Iterable[Member]) -> list[Command]:
     return commands + [Add(member) for member in members.values()]
 
 
-def _unlisted(key: Key, engine: Known) -> list[Command]:
+def _unlisted(key: EngineKey, engine: KnownEngine) -> list[Command]:
     if not engine.is_busy:
         return [Remove(key)]
-    return [] if engine.state is State.LEAVING else [Drain(key, State.LEAVING)]
+    return [] if engine.state is EngineState.LEAVING else [Drain(key, EngineState.LEAVING)]
 
 
-def _changed(key: Key, engine: Known, state: State) -> list[Command]:
+def _changed(key: EngineKey, engine: KnownEngine, state: EngineState) -> list[Command]:
     if engine.state is state:
         return []
-    return [Revive(key)] if state is State.SERVING else [Drain(key, state)]
+    return [Revive(key)] if state is EngineState.SERVING else [Drain(key, state)]

@@ -14,19 +14,19 @@ from typing import Final, Protocol, TypeVar
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.breaker import Breaker, Circuit
 from pdcluster_router.core.load import Load
-from pdcluster_router.core.membership import State
+from pdcluster_router.core.membership import EngineState
 
 T = TypeVar("T")
 
 
-class Loaded(Protocol):
+class HasLoad(Protocol):
     """What has a load."""
 
     @property
     def load(self) -> Load: ...
 
 
-L = TypeVar("L", bound=Loaded)
+L = TypeVar("L", bound=HasLoad)
 
 
 FEW: Final = 4
@@ -67,7 +67,7 @@ class Standing(Protocol):
     @property
     def revision(self) -> str: ...
     @property
-    def state(self) -> State: ...
+    def state(self) -> EngineState: ...
     @property
     def is_healthy(self) -> bool:
         """Whether it answered its last probe."""
@@ -104,7 +104,7 @@ def prefill_tiers(engines: Sequence[S], revision: str) -> tuple[list[S], ...]:
     ours = [engine for engine in engines if engine.role is Role.PREFILL and engine.revision == revision]
     serving = _serving(ours)
     healthy = [engine for engine in serving if engine.is_healthy]
-    finishing = [engine for engine in ours if engine.state is State.FINISHING]
+    finishing = [engine for engine in ours if engine.state is EngineState.FINISHING]
     return tuple(tier for tier in (usable(healthy), usable(serving), serving, finishing) if tier)
 
 
@@ -148,4 +148,4 @@ def proven(engines: Sequence[S]) -> Sequence[S]:
 
 
 def _serving(engines: Iterable[S]) -> list[S]:
-    return [engine for engine in engines if engine.state is State.SERVING]
+    return [engine for engine in engines if engine.state is EngineState.SERVING]

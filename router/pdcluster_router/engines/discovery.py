@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from pdcluster_kube.access import KubeAccess
 from pdcluster_kube.backoff import Backoff
-from pdcluster_kube.reader import KubeReader, Lines, Refused
+from pdcluster_kube.reader import ApiStatusError, KubeReader, Lines
 from pdcluster_protocol import labels
 from pdcluster_protocol.errors import ProtocolError, Unavailable
 from pdcluster_protocol.labels import Role
@@ -102,7 +102,7 @@ class EngineDiscovery:
             asked_s = 0.0
             try:
                 await self._follow()
-            except Refused as error:
+            except ApiStatusError as error:
                 asked_s = error.retry_after_s
                 self._failed(f"{_CURES.get(error.status, '')} {error}".lstrip())
             except (Unavailable, ProtocolError) as error:

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_router.core.breaker import CLOSED, Breaker, Era
 from pdcluster_router.core.load import Load
-from pdcluster_router.core.membership import Member, State
+from pdcluster_router.core.membership import EngineState, Member
 from pdcluster_router.core.rewrite import Parts
 from pdcluster_router.core.scrub import scrub
-from pdcluster_router.http.connection import Call, Lost, ResponseHead, ResponseSink
-from pdcluster_router.http.connections import Pool, PoolLimits
+from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost, ResponseSink
+from pdcluster_router.http.connections import ConnectionPool, PoolLimits
 
 MAX_FETCHED_BYTES = 16 << 20
 
@@ -57,7 +57,7 @@ class Engine:
         self.revision = member.revision
         self.url = member.url
         self.pod = member.pod
-        self.state = State.SERVING
+        self.state = EngineState.SERVING
         """What it may get. Its roster's to change."""
         self.is_healthy = False
         self.num_running = 0
@@ -67,22 +67,22 @@ class Engine:
         self._owner = owner
         self._now = now
         self._host = parts.netloc.encode()
-        self.pool = Pool(parts.hostname or "", parts.port or 80, limits)
-        if member.state is not State.SERVING:
+        self.pool = ConnectionPool(parts.hostname or "", parts.port or 80, limits)
+        if member.state is not EngineState.SERVING:
             self.drain(member.state)
 
     @property
     def is_busy(self) -> bool:
         return self.num_running > 0
 
-    def drain(self, state: State) -> None:
+    def drain(self, state: EngineState) -> None:
         """It gets nothing new, as ``state`` says, and a connection that is idle is closed."""
         self.state = state
         self.pool.keep(False)
 
     def revive(self) -> None:
         """It gets new work again."""
-        self.state = State.SERVING
+        self.state = EngineState.SERVING
         self.pool.keep(True)
 
     def take(self, num_tokens: int) -> Era:
@@ -105,7 +105,7 @@ class Engine:
     def give_back(self, num_tokens: int) -> None:
         self.load.outstanding_tokens -= num_tokens
         self.num_running -= 1
-        if not self.num_running and self.state is not State.SERVING:
+        if not self.num_running and self.state is not EngineState.SERVING:
             self._owner.became_idle()
 
     def began(self, era: Era) -> None:
@@ -174,13 +174,13 @@ class _Collector:
     def on_body(self, body: bytes) -> None:
         self._body += body
         if len(self._body) > MAX_FETCHED_BYTES:
-            self.on_lost(Lost(f"the answer is larger than {MAX_FETCHED_BYTES} bytes"))
+            self.on_lost(ResponseLost(f"the answer is larger than {MAX_FETCHED_BYTES} bytes"))
 
     def on_end(self) -> None:
         assert self._head is not None
         if not self.done.done():
             self.done.set_result(Fetched(self._head, bytes(self._body)))
 
-    def on_lost(self, lost: Lost) -> None:
+    def on_lost(self, lost: ResponseLost) -> None:
         if not self.done.done():
             self.done.set_exception(_LostError(lost.reason))

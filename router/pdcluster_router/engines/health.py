@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.membership import State
+from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.placement import serving_revisions
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Roster
@@ -41,7 +41,7 @@ class Health:
 
 def health_of(roster: Roster) -> Health:
     """One healthy engine of each role, of one revision, is enough."""
-    well = [engine for engine in roster.all_engines() if engine.state is State.SERVING and engine.is_healthy]
+    well = [engine for engine in roster.all_engines() if engine.state is EngineState.SERVING and engine.is_healthy]
     missing = tuple(role for role in Role if not any(engine.role is role for engine in well))
     return Health(missing, is_split=not missing and not serving_revisions(well))
 

@@ -15,7 +15,18 @@ from typing import Final
 
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.breaker import Circuit
-from pdcluster_router.core.membership import Add, Command, Drain, Key, Known, Member, Remove, Revive, State, plan
+from pdcluster_router.core.membership import (
+    Add,
+    Command,
+    Drain,
+    EngineKey,
+    EngineState,
+    KnownEngine,
+    Member,
+    Remove,
+    Revive,
+    plan,
+)
 from pdcluster_router.core.placement import choose, decode_tiers, left_of, prefill_tiers, proven
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.http.connections import PoolLimits
@@ -48,7 +59,7 @@ class Roster:
         self._now = now
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._by_key: dict[Key, Engine] = {}
+        self._by_key: dict[EngineKey, Engine] = {}
         self._numbers = {role: count() for role in Role}
         self._decode_tiers = _NOBODY
         self._prefill_tiers: dict[str, tuple[list[Engine], ...]] = {}
@@ -131,7 +142,7 @@ class Roster:
 
     def _settle(self) -> None:
         self._is_settling = False
-        known = {key: Known(engine.state, engine.is_busy) for key, engine in self._by_key.items()}
+        known = {key: KnownEngine(engine.state, engine.is_busy) for key, engine in self._by_key.items()}
         commands = plan(known, self.members)
         for command in commands:
             self._carry_out(command)
@@ -159,7 +170,7 @@ class Roster:
         _log("added", engine)
 
     def _remove(self, engine: Engine) -> None:
-        engine.drain(State.LEAVING)  # What is not a request, as a list of models, may still be under way.
+        engine.drain(EngineState.LEAVING)  # What is not a request, as a list of models, may still be under way.
         self.engines[engine.role].remove(engine)
         _log("removed", engine)
 

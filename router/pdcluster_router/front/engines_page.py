@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.membership import State
+from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.placement import serving_revisions
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.services import Services
@@ -39,7 +39,7 @@ def _discovery(services: Services) -> dict[str, object]:
 
 def _revision(revision: str, engines: list[Engine]) -> dict[str, object]:
     """``serves``: whether it gets new requests."""
-    serving = [engine for engine in engines if engine.revision == revision and engine.state is State.SERVING]
+    serving = [engine for engine in engines if engine.revision == revision and engine.state is EngineState.SERVING]
     counts = {role.value: sum(engine.role is role for engine in serving) for role in Role}
     return {"revision": revision, "serving": counts, "serves": revision in serving_revisions(serving)}
 

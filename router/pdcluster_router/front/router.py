@@ -31,7 +31,7 @@ from pdcluster_router.requests.reservation import take_reservation
 from pdcluster_router.requests.verifier import Verifier
 from pdcluster_router.services import Services
 from pdcluster_router.settings import Settings
-from pdcluster_router.telemetry.failures import Failure, Kind
+from pdcluster_router.telemetry.failures import Failure, FailureKind
 from pdcluster_router.telemetry.metrics import Outcome
 
 logger = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ class Router:
     def _parse(self, cycle: HotCycle) -> ClientRequest:
         if self.is_draining:
             cycle.keep_alive = False
-            self.services.failures.tell(Failure(Kind.DRAINING))
+            self.services.failures.tell(Failure(FailureKind.DRAINING))
             raise RefusedRequest(draining())
         received_at = self.services.now()
         headers, fields, client = cycle.head.headers, cycle.head.fields, cycle.client

@@ -36,7 +36,7 @@ from pdcluster_router.front.router import INTERNAL_PATHS, OPENAI_PATHS, Router
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
 from pdcluster_router.http.heads import Heads
 from pdcluster_router.http.reading import ReadingProtocol
-from pdcluster_router.telemetry.failures import Failure, Kind
+from pdcluster_router.telemetry.failures import Failure, FailureKind
 
 MAX_PIPELINED: Final = 8
 """Requests that may wait on one connection before we stop reading from it."""
@@ -335,7 +335,7 @@ class RouterProtocol(ReadingProtocol):
         cycle.keep_alive = False
         if cycle is self._active and not cycle.response_complete:
             if error.code == "no_room":
-                self._tell(Kind.NO_ROOM, error)
+                self._tell(FailureKind.NO_ROOM, error)
             cycle.answer_error(error)
 
     def _is_over_the_limit(self, path: bytes) -> bool:
@@ -350,15 +350,15 @@ class RouterProtocol(ReadingProtocol):
         if path == _PROBE_PATH:
             return True
         error = too_many_connections(self._router.clients.max_connections)
-        self._tell(Kind.TOO_MANY_CONNECTIONS, error)
+        self._tell(FailureKind.TOO_MANY_CONNECTIONS, error)
         raise RefusedRequest(error)
 
     def _no_room(self) -> ApiError:
         error = no_room(self._router.room.max_bytes)
-        self._tell(Kind.NO_ROOM, error)
+        self._tell(FailureKind.NO_ROOM, error)
         return error
 
-    def _tell(self, kind: Kind, error: ApiError) -> None:
+    def _tell(self, kind: FailureKind, error: ApiError) -> None:
         self._router.services.failures.tell(Failure(kind, reason=error.message))
 
     def _has_open_answer(self) -> bool:

@@ -49,7 +49,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class ResponseLost:
     """Why there will be no (more) response."""
 
     reason: str
@@ -72,7 +72,7 @@ class ResponseSink(Protocol):
 
     def on_end(self) -> None: ...
 
-    def on_lost(self, lost: Lost) -> None: ...
+    def on_lost(self, lost: ResponseLost) -> None: ...
 
 
 class Call:
@@ -109,7 +109,7 @@ class Call:
         if not self.is_closed and self.connection is not None:
             self.connection.resume()
 
-    def fail(self, lost: Lost) -> None:
+    def fail(self, lost: ResponseLost) -> None:
         """The call is over without a (whole) response."""
         if not self.is_closed:
             self.is_closed = True
@@ -154,7 +154,7 @@ class Connection(asyncio.Protocol):
         """The request is on its way; the response goes to ``call``. Only while idle."""
         assert self._call is None
         if self._transport is None or self._transport.is_closing():
-            self._loop.call_soon(call.fail, Lost("the engine closed the new connection", is_unsent=True))
+            self._loop.call_soon(call.fail, ResponseLost("the engine closed the new connection", is_unsent=True))
             return
         self._call, call.connection = call, self
         num_bytes = sum(map(len, request))
@@ -276,7 +276,7 @@ class Connection(asyncio.Protocol):
         if call is None:
             return
         call.connection = None
-        call.fail(Lost(reason, is_stale=self._is_unread and not self._incoming.num_bytes))
+        call.fail(ResponseLost(reason, is_stale=self._is_unread and not self._incoming.num_bytes))
 
 
 def _is_unread(transport: asyncio.Transport, num_sent_bytes: int) -> bool:

@@ -11,7 +11,7 @@ import errno
 from dataclasses import dataclass
 from typing import Final
 
-from pdcluster_router.http.connection import Call, Connection, Lost, Request, ResponseSink
+from pdcluster_router.http.connection import Call, Connection, Request, ResponseLost, ResponseSink
 
 _OUR_LIMITS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
 """Nothing of these reached the engine: this process, or this machine, has no more to give."""
@@ -26,7 +26,7 @@ class PoolLimits:
     idle_s: float
 
 
-class Pool:
+class ConnectionPool:
     """Connections to one address. One event loop owns it; ``close`` ends everything that it started."""
 
     def __init__(self, host: str, port: int, limits: PoolLimits) -> None:
@@ -59,7 +59,9 @@ class Pool:
         if idle is not None:
             idle.send(request, call)
         elif self.num_busy >= self._limits.max_connections and not is_exempt:
-            lost = Lost(f"all {self._limits.max_connections} connections are in use", is_unsent=True, is_ours=True)
+            lost = ResponseLost(
+                f"all {self._limits.max_connections} connections are in use", is_unsent=True, is_ours=True
+            )
             self._loop.call_soon(call.fail, lost)
         else:
             self._connect(request, call)
@@ -114,12 +116,12 @@ class Pool:
             async with asyncio.timeout(self._limits.connect_timeout_s):
                 connection = await self._open()
         except TimeoutError:
-            call.fail(Lost(f"no connection within {self._limits.connect_timeout_s:g} s", is_unsent=True))
+            call.fail(ResponseLost(f"no connection within {self._limits.connect_timeout_s:g} s", is_unsent=True))
         except OSError as error:
             is_ours = error.errno in _OUR_LIMITS
-            call.fail(Lost(f"cannot connect: {error.strerror or error}", is_unsent=True, is_ours=is_ours))
+            call.fail(ResponseLost(f"cannot connect: {error.strerror or error}", is_unsent=True, is_ours=is_ours))
         except UnicodeError as error:  # Of a name that DNS cannot have.
-            call.fail(Lost(f"cannot connect: {error}", is_unsent=True))
+            call.fail(ResponseLost(f"cannot connect: {error}", is_unsent=True))
         else:
             connection.send(request, call)
 

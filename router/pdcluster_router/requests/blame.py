@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pdcluster_router.core.breaker import Blame, Era
 from pdcluster_router.engines.engine import Engine
-from pdcluster_router.http.connection import Lost
+from pdcluster_router.http.connection import ResponseLost
 
 
 class Suspects:
@@ -40,7 +40,7 @@ class Suspects:
             self.accuse()
 
 
-def blame_for(lost: Lost) -> Blame:
+def blame_for(lost: ResponseLost) -> Blame:
     """Whose fault it is that a call brought no whole answer.
 
     An engine that cannot be reached is to blame at once. One that hangs up may have been killed by the request itself,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pdcluster_protocol.metaserver import Outcome, failed, succeeded
+from pdcluster_protocol.metaserver import PrefillOutcome, failed, succeeded
 from pdcluster_protocol.params import DecodeParams, Reservation
 from pdcluster_router.core.breaker import Blame
 from pdcluster_router.core.openai_errors import (
@@ -28,19 +28,19 @@ from pdcluster_router.core.openai_errors import (
 )
 from pdcluster_router.core.pairing import RETRIED_STATUSES, TERMINAL, WORK, Command, Event, Pairing, Phase
 from pdcluster_router.core.scrub import scrub
-from pdcluster_router.http.connection import Lost
+from pdcluster_router.http.connection import ResponseLost
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.requests.blame import blame_for
 from pdcluster_router.requests.legs import DecodeLeg, PrefillAttempts
 from pdcluster_router.requests.record import Record
-from pdcluster_router.requests.relay import Refusal, Relay
+from pdcluster_router.requests.relay import DecodeRefusal, Relay
 from pdcluster_router.requests.request import LARGE_BODY_BYTES, ClientRequest
 from pdcluster_router.requests.reservation import ReservationCalls, refusal_of
 from pdcluster_router.requests.share import BacklogShare
 from pdcluster_router.requests.verdict import DOING, NOT_DECODES_FAULT, UNDECIDED, Verdict, is_overloaded
 from pdcluster_router.services import Services
 from pdcluster_router.telemetry import metrics
-from pdcluster_router.telemetry.failures import Kind
+from pdcluster_router.telemetry.failures import FailureKind
 
 
 class Exchange:
@@ -88,7 +88,7 @@ class Exchange:
         return self._calls.reservation
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> PrefillOutcome | None:
         """What decode was told of its prefill; None while that is not known."""
         return self._calls.outcome
 
@@ -100,14 +100,14 @@ class Exchange:
     # What the router and the metaserver say (Running).
 
     def stop(self, error: ApiError) -> None:
-        self._record.failed(Kind.STOPPED, DOING[self._pairing.phase])
+        self._record.failed(FailureKind.STOPPED, DOING[self._pairing.phase])
         self._verdict = Verdict(failed(error.message), error, metrics.Outcome.LOST)
         self._handle(Event.GIVEN_UP)
 
-    def reserve(self, reservation: Reservation, cycle: HotCycle) -> Outcome | None:
+    def reserve(self, reservation: Reservation, cycle: HotCycle) -> PrefillOutcome | None:
         action = self._request.terms.on_prefill_failure
         if refusal := refusal_of(reservation, self._calls, self._pairing, action):
-            self._record.failed(Kind.RESERVATION_REFUSED, refusal.reason)
+            self._record.failed(FailureKind.RESERVATION_REFUSED, refusal.reason)
             return refusal
         is_first = self._calls.reservation is None
         is_lost = reservation.lost_attempt == self._pairing.attempt
@@ -120,17 +120,17 @@ class Exchange:
             self._share.recount(reservation.num_prompt_tokens - reservation.remote_cached_tokens)
             self._handle(Event.RESERVED)
         elif is_lost:
-            self._attempt_failed(Event.ATTEMPT_LOST, Kind.ATTEMPT_LOST, reservation.lost_reason, Blame.PERHAPS)
+            self._attempt_failed(Event.ATTEMPT_LOST, FailureKind.ATTEMPT_LOST, reservation.lost_reason, Blame.PERHAPS)
         return outcome
 
     def reservation_lost(self) -> None:
-        self._record.failed(Kind.RESERVATION_LOST, "decode hung up on the metaserver")
+        self._record.failed(FailureKind.RESERVATION_LOST, "decode hung up on the metaserver")
         self._handle(Event.RESERVATION_LOST)
 
     # What the client's connection says (CycleOwner).
 
     def client_gone(self) -> None:
-        self._record.failed(Kind.CLIENT_GONE, DOING[self._pairing.phase])
+        self._record.failed(FailureKind.CLIENT_GONE, DOING[self._pairing.phase])
         self._record.answered(None, metrics.Outcome.CLIENT_GONE)
         self._verdict = Verdict(failed("the client has left"), self._verdict.error, metrics.Outcome.CLIENT_GONE)
         self._relay.stop()
@@ -159,7 +159,7 @@ class Exchange:
         self._record.answered(status, metrics.Outcome.OK)
         self._handle(Event.DECODE_DONE)
 
-    def refused(self, refusal: Refusal) -> None:
+    def refused(self, refusal: DecodeRefusal) -> None:
         # vLLM says no more than "Internal server error" of a request whose KV did not come.
         is_prefills_fault = refusal.status >= 500 and bool(self._prefill_failure)
         error = prefill_failed(self._prefill_failure) if is_prefills_fault else refusal
@@ -169,22 +169,22 @@ class Exchange:
             self._handle(Event.DECODE_REFUSED)
         else:
             self._decode.failed(Blame.NOBODY if is_overloaded(refusal) else Blame.PERHAPS)
-            self._record.failed(Kind.DECODE_ERROR, f"it answered {refusal.status}", self._decode.name)
+            self._record.failed(FailureKind.DECODE_ERROR, f"it answered {refusal.status}", self._decode.name)
             self._handle(Event.DECODE_FAILED)
 
-    def decode_lost(self, lost: Lost) -> None:
+    def decode_lost(self, lost: ResponseLost) -> None:
         name, reason = self._decode.name, scrub(lost.reason)
         error = decode_lost(name, reason)
         if not lost.is_stale:
             self._decode.failed(blame_for(lost))
         if self._calls.reservation is None and self._decode.may_send_again(lost):
-            self._record.failed(Kind.DECODE_UNREACHED, reason, name)
+            self._record.failed(FailureKind.DECODE_UNREACHED, reason, name)
             error = no_engine("decode", f"{name}: {reason}")
             self._verdict = Verdict(failed(error.message), error, metrics.Outcome.UNAVAILABLE)
             self._renew_transfer()
             self._send_to_decode()
             return
-        self._record.failed(Kind.DECODE_LOST, reason, name)
+        self._record.failed(FailureKind.DECODE_LOST, reason, name)
         self._verdict = Verdict(failed(error.message), error, metrics.Outcome.LOST)
         self._handle(Event.DECODE_FAILED)
 
@@ -197,7 +197,7 @@ class Exchange:
             self._attempts.replied()
             self._handle(Event.PREFILL_DONE)
         else:
-            self._attempt_failed(Event.PREFILL_FAILED, Kind.PREFILL_FAILED, failure, blame)
+            self._attempt_failed(Event.PREFILL_FAILED, FailureKind.PREFILL_FAILED, failure, blame)
 
     def _has_pushed_kv(self) -> bool:
         """Whether an answer that begins now has its KV from the newest attempt."""
@@ -238,7 +238,7 @@ class Exchange:
         event = self._pairing.late_event(now=now)
         if event is Event.PREFILL_TIMED_OUT:
             reason = f"{self._attempts.engine_name} did not answer in time"
-            self._attempt_failed(event, Kind.PREFILL_TIMEOUT, reason, Blame.ENGINE)
+            self._attempt_failed(event, FailureKind.PREFILL_TIMEOUT, reason, Blame.ENGINE)
         elif event is Event.STALLED:
             self._stalled()
         elif event is not None:
@@ -250,7 +250,9 @@ class Exchange:
         """No byte of the answer has moved for too long: decode sends none, or the client takes none."""
         is_client = self._relay.is_paused
         error = stalled(self._decode.name, self._request.timeouts.idle_s, is_client=is_client)
-        self._record.failed(Kind.CLIENT_STALLED if is_client else Kind.DECODE_STALLED, error.message, self._decode.name)
+        self._record.failed(
+            FailureKind.CLIENT_STALLED if is_client else FailureKind.DECODE_STALLED, error.message, self._decode.name
+        )
         self._decode.failed(Blame.NOBODY if is_client else Blame.ENGINE)
         self._verdict = Verdict(failed(error.message), error, metrics.Outcome.TIMEOUT)
         self._handle(Event.STALLED)
@@ -260,7 +262,7 @@ class Exchange:
         if seconds >= self._request.timeouts.first_byte_s and self._pairing.phase not in NOT_DECODES_FAULT:
             self._decode.failed(Blame.ENGINE)
         error = deadline_passed(seconds, doing)
-        self._record.failed(Kind.DEADLINE, doing)
+        self._record.failed(FailureKind.DEADLINE, doing)
         self._verdict = Verdict(failed(error.message), error, metrics.Outcome.TIMEOUT)
         self._handle(Event.REQUEST_TIMED_OUT)
 
@@ -280,7 +282,7 @@ class Exchange:
 
     def _send_to_decode(self) -> None:
         if not self._decode.place():
-            self._record.failed(Kind.NO_DECODE, "every decode engine that may be asked was tried")
+            self._record.failed(FailureKind.NO_DECODE, "every decode engine that may be asked was tried")
             self._handle(Event.GIVEN_UP)  # With the last verdict: the client learns of the last failure.
             return
         self._relay.begin(self._decode.send(self._decode_params(), self._relay))
@@ -308,7 +310,7 @@ class Exchange:
 
     # Prefill.
 
-    def _attempt_failed(self, event: Event, kind: Kind, reason: str, blame: Blame) -> None:
+    def _attempt_failed(self, event: Event, kind: FailureKind, reason: str, blame: Blame) -> None:
         """One attempt is over without KV: the next one, or the end of prefill."""
         self._prefill_reason = scrub(reason) or "no reason was given"
         self._record.failed(kind, self._prefill_reason, self._attempts.engine_name)
@@ -323,7 +325,7 @@ class Exchange:
         self._handle(event)
         if self._pairing.phase in (Phase.LOCAL_PREFILL, Phase.FAILED) and not self._prefill_failure:
             self._prefill_failure = reason
-            self._record.failed(Kind.PREFILL_EXHAUSTED, reason)
+            self._record.failed(FailureKind.PREFILL_EXHAUSTED, reason)
 
     def _start_prefill(self) -> None:
         reservation = self._calls.reservation
@@ -348,7 +350,7 @@ class Exchange:
     def _answer_error(self) -> None:
         error = self._verdict.error
         status = None if self._cycle.has_started else error.status
-        if isinstance(error, Refusal):
+        if isinstance(error, DecodeRefusal):
             self._relay.refuse(error)
         else:
             self._relay.fail(error)

@@ -16,7 +16,7 @@ from pdcluster_router.core.openai_errors import ApiError, deadline_passed, drain
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services
-from pdcluster_router.telemetry.failures import Failure, Kind
+from pdcluster_router.telemetry.failures import Failure, FailureKind
 from pdcluster_router.telemetry.metrics import Outcome
 
 MIN_TICK_S: Final = 0.01
@@ -51,7 +51,7 @@ class Gate:
         waiting = _Waiting(self, cycle, request, admission)
         until = admission.queue(waiting, share, now=self._services.now(), deadline=request.deadline)
         if until is None:
-            self._turn_away(waiting, Kind.QUEUE_FULL, queue_full(self._retry_after_s(waiting)))
+            self._turn_away(waiting, FailureKind.QUEUE_FULL, queue_full(self._retry_after_s(waiting)))
             return
         cycle.owner = waiting
         self._wake_by(until)
@@ -61,7 +61,7 @@ class Gate:
         """The client has left the queue."""
         waiting.admission.leave(waiting)
         self._services.make_room()  # Who waits behind may be small enough for what there is.
-        self._ended(waiting, Kind.CLIENT_GONE, Outcome.CLIENT_GONE)
+        self._ended(waiting, FailureKind.CLIENT_GONE, Outcome.CLIENT_GONE)
 
     def drain(self) -> None:
         """No request waits any more."""
@@ -70,7 +70,7 @@ class Gate:
         for admission in self._admissions.values():
             for waiting in admission.clear():
                 waiting.cycle.keep_alive = False
-                self._turn_away(waiting, Kind.DRAINING, draining(), Outcome.REJECTED)
+                self._turn_away(waiting, FailureKind.DRAINING, draining(), Outcome.REJECTED)
 
     def _admit(self) -> None:
         now = self._services.now()
@@ -103,18 +103,20 @@ class Gate:
     def _waited_too_long(self, waiting: _Waiting, now: float, retry_after_s: int) -> None:
         if now >= waiting.request.deadline:
             error = deadline_passed(now - waiting.request.received_at, "waiting to be admitted")
-            self._turn_away(waiting, Kind.DEADLINE, error, Outcome.TIMEOUT)
+            self._turn_away(waiting, FailureKind.DEADLINE, error, Outcome.TIMEOUT)
         else:
-            self._turn_away(waiting, Kind.QUEUE_TIMEOUT, queue_timeout(retry_after_s))
+            self._turn_away(waiting, FailureKind.QUEUE_TIMEOUT, queue_timeout(retry_after_s))
 
     def _retry_after_s(self, waiting: _Waiting) -> int:
         return waiting.admission.retry_after_s(now=self._services.now())
 
-    def _turn_away(self, waiting: _Waiting, kind: Kind, error: ApiError, outcome: Outcome = Outcome.OVERLOADED) -> None:
+    def _turn_away(
+        self, waiting: _Waiting, kind: FailureKind, error: ApiError, outcome: Outcome = Outcome.OVERLOADED
+    ) -> None:
         self._ended(waiting, kind, outcome)
         waiting.cycle.answer_error(error)
 
-    def _ended(self, waiting: _Waiting, kind: Kind, outcome: Outcome) -> None:
+    def _ended(self, waiting: _Waiting, kind: FailureKind, outcome: Outcome) -> None:
         self._services.metrics.ended(outcome)
         admission = waiting.admission
         reason = f"{admission.num_queued} wait, the backlog is {admission.backlog_tokens} tokens"

@@ -14,11 +14,11 @@ from typing import Final, Protocol
 from pdcluster_protocol.ids import Attempt
 from pdcluster_protocol.params import DecodeParams, Reservation, refusal_in
 from pdcluster_router.core.breaker import Blame, Era
-from pdcluster_router.core.membership import State
+from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.rewrite import Parts
 from pdcluster_router.core.sse import GAVE_UP, is_given_up
 from pdcluster_router.engines.engine import Engine
-from pdcluster_router.http.connection import Call, Lost, ResponseHead, ResponseSink
+from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost, ResponseSink
 from pdcluster_router.requests.blame import Suspects, blame_for
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services
@@ -122,7 +122,7 @@ class DecodeLeg:
             self._suspects = self._suspects or Suspects()
             self._suspects.failed(self.engine, self._era, self._num_tokens, blame)
 
-    def may_send_again(self, lost: Lost) -> bool:
+    def may_send_again(self, lost: ResponseLost) -> bool:
         """Whether the request surely never reached an engine. If so it is ready to be placed again."""
         if lost.is_unsent or (lost.is_stale and not self._may_get_work()):
             self.leave()
@@ -133,7 +133,7 @@ class DecodeLeg:
 
     def _may_get_work(self) -> bool:
         """Whether the engine still takes requests that it has not seen: it may have begun to terminate meanwhile."""
-        return self.engine is not None and self.engine.state is State.SERVING
+        return self.engine is not None and self.engine.state is EngineState.SERVING
 
     def leave(self) -> None:
         """This engine is not asked again for this request; another one may be."""
@@ -323,7 +323,7 @@ class PrefillLeg:
         refusal = refusal_in(reply)
         return f"{self._engine.name} refused: {refusal}" if refusal else None
 
-    def on_lost(self, lost: Lost) -> None:
+    def on_lost(self, lost: ResponseLost) -> None:
         if lost.is_stale and not self._is_resent:
             # The engine closed the idle connection before it could read the order: nothing has begun.
             self._is_resent = True

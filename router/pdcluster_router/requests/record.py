@@ -10,7 +10,7 @@ from pdcluster_protocol.params import Reservation
 from pdcluster_protocol.trace import RequestTrace
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services
-from pdcluster_router.telemetry.failures import Failure, Kind
+from pdcluster_router.telemetry.failures import Failure, FailureKind
 from pdcluster_router.telemetry.metrics import Outcome, Span
 
 
@@ -61,7 +61,7 @@ class Record:
         self._services.metrics.took(Span.TOTAL, now - self._line.received_at)
         self._services.metrics.ended(outcome)
 
-    def failed(self, kind: Kind, reason: str, engine: str = "") -> None:
+    def failed(self, kind: FailureKind, reason: str, engine: str = "") -> None:
         transfer_id = self._line.transfer_id
         self._services.failures.tell(Failure(kind, self._request_id, transfer_id, self._attempt, engine, reason))
 

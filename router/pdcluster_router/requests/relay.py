@@ -24,7 +24,7 @@ from pdcluster_router.core.sse import (
     first_event_end,
     is_given_up,
 )
-from pdcluster_router.http.connection import Call, Lost, ResponseHead
+from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost
 from pdcluster_router.http.cycle import JSON, HotCycle
 
 MAX_ERROR_BYTES: Final = 1 << 20
@@ -48,7 +48,7 @@ _OURS: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class DecodeRefusal:
     """Decode's error answer, in OpenAI's shape, ready to be passed on. ``headers``: whole lines."""
 
     status: int
@@ -71,11 +71,11 @@ class RelayOwner(Protocol):
         """The client has decode's whole answer."""
         ...
 
-    def refused(self, refusal: Refusal) -> None:
+    def refused(self, refusal: DecodeRefusal) -> None:
         """Decode answered an error. The client knows nothing yet."""
         ...
 
-    def decode_lost(self, lost: Lost) -> None:
+    def decode_lost(self, lost: ResponseLost) -> None:
         """Decode did not answer to the end. The client knows nothing yet."""
         ...
 
@@ -136,7 +136,7 @@ class Relay:
         else:
             self._cycle.cut(error_event(error) if is_stream else b"")
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: DecodeRefusal) -> None:
         """The client gets decode's own error."""
         self._state = _State.OVER
         if not self._cycle.response_complete:
@@ -196,9 +196,9 @@ class Relay:
                 self._break_off("an error that it did not finish")
             self._finish(head)
         else:
-            self._owner.decode_lost(Lost(f"it answered {head.status} with an empty body"))
+            self._owner.decode_lost(ResponseLost(f"it answered {head.status} with an empty body"))
 
-    def on_lost(self, lost: Lost) -> None:
+    def on_lost(self, lost: ResponseLost) -> None:
         self._owner.decode_lost(lost)
 
     def _write_watched(self, watch: ErrorWatch, body: bytes) -> None:
@@ -220,7 +220,7 @@ class Relay:
         self._watch = None
         if self._call is not None:
             self._call.close()
-        self._owner.decode_lost(Lost(f"it broke off its answer: {message}"))
+        self._owner.decode_lost(ResponseLost(f"it broke off its answer: {message}"))
 
     def _finish(self, head: ResponseHead) -> None:
         if self._state is _State.OVER:
@@ -259,7 +259,7 @@ class Relay:
 
     def _refuse(self, status: int, body: bytes, head: ResponseHead) -> None:
         extra = b"".join([_LINE % header for header in head.headers if header[0] in _KEPT_ON_ERRORS])
-        self._owner.refused(Refusal(status, body, JSON + extra))
+        self._owner.refused(DecodeRefusal(status, body, JSON + extra))
 
     def _release(self, head: ResponseHead) -> None:
         """Status, headers and what was held go to the client."""

@@ -22,12 +22,12 @@ import orjson
 
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt
-from pdcluster_protocol.metaserver import SEAL_HEADER, Action, Outcome, encode_outcome, failed
+from pdcluster_protocol.metaserver import SEAL_HEADER, Action, PrefillOutcome, encode_outcome, failed
 from pdcluster_protocol.params import Reservation, parse_reservation
 from pdcluster_router.core.pairing import FIRST_ATTEMPT, Pairing, Phase
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.services import Services
-from pdcluster_router.telemetry.failures import Failure, Kind
+from pdcluster_router.telemetry.failures import Failure, FailureKind
 
 _SEAL: Final = SEAL_HEADER.encode()
 
@@ -39,29 +39,29 @@ def take_reservation(services: Services, cycle: HotCycle) -> None:
         # Before anything is parsed: 8 MiB of numbers take half a second and 150 MB, their seal 10 ms and nothing.
         services.secret.check_call(seal, body)
     except ProtocolError as error:
-        _refuse(services, cycle, 403, Failure(Kind.BAD_TOKEN, reason=str(error)))
+        _refuse(services, cycle, 403, Failure(FailureKind.BAD_TOKEN, reason=str(error)))
         return
     try:
         reservation = parse_reservation(orjson.loads(body))
     except (orjson.JSONDecodeError, ProtocolError) as error:
-        _refuse(services, cycle, 400, Failure(Kind.RESERVATION_REFUSED, reason=str(error)))
+        _refuse(services, cycle, 400, Failure(FailureKind.RESERVATION_REFUSED, reason=str(error)))
         return
     try:
         services.secret.check(reservation.token, reservation.transfer_id, reservation.attempt, reservation.deadline_ms)
     except ProtocolError as error:
-        _refuse(services, cycle, 403, _failure(Kind.BAD_TOKEN, reservation, str(error)))
+        _refuse(services, cycle, 403, _failure(FailureKind.BAD_TOKEN, reservation, str(error)))
         return
     transfer = services.transfers.get(reservation.transfer_id)
     if transfer is None:
         reason = f"transfer {reservation.transfer_id} is not known here, or has ended"
-        _refuse(services, cycle, 404, _failure(Kind.RESERVATION_REFUSED, reservation, reason))
+        _refuse(services, cycle, 404, _failure(FailureKind.RESERVATION_REFUSED, reservation, reason))
         return
     outcome = transfer.reserve(reservation, cycle)
     if outcome is not None:
         cycle.answer(200, encode_outcome(outcome))
 
 
-def _failure(kind: Kind, reservation: Reservation, reason: str) -> Failure:
+def _failure(kind: FailureKind, reservation: Reservation, reason: str) -> Failure:
     return Failure(kind, transfer_id=reservation.transfer_id, attempt=reservation.attempt, reason=reason)
 
 
@@ -83,7 +83,7 @@ class ReservationCalls:
 
     def __init__(self, owner: ReservationOwner) -> None:
         self.reservation: Reservation | None = None
-        self.outcome: Outcome | None = None
+        self.outcome: PrefillOutcome | None = None
         """None while it is not known."""
         self._owner: ReservationOwner | None = owner
         self._waiters: list[_Waiter] = []
@@ -92,7 +92,7 @@ class ReservationCalls:
         """Whether this is the transfer's own reservation, or its first: no prefill engine would fill other blocks."""
         return self.reservation is None or _blocks_of(reservation) == _blocks_of(self.reservation)
 
-    def join(self, reservation: Reservation, cycle: HotCycle) -> Outcome | None:
+    def join(self, reservation: Reservation, cycle: HotCycle) -> PrefillOutcome | None:
         """The outcome if it is known; None: ``cycle`` waits for it. ``fits`` holds."""
         if self.reservation is None:
             self.reservation = reservation
@@ -104,7 +104,7 @@ class ReservationCalls:
         """The outcome is not known any more: another attempt will tell."""
         self.outcome = None
 
-    def reply(self, outcome: Outcome) -> None:
+    def reply(self, outcome: PrefillOutcome) -> None:
         """The outcome is known; calls that wait get it. Nothing happens when it was known already."""
         if self.outcome is not None:
             return
@@ -151,7 +151,9 @@ class _Waiter:
     def resume(self) -> None: ...
 
 
-def refusal_of(reservation: Reservation, calls: ReservationCalls, pairing: Pairing, action: Action) -> Outcome | None:
+def refusal_of(
+    reservation: Reservation, calls: ReservationCalls, pairing: Pairing, action: Action
+) -> PrefillOutcome | None:
     """Why this call cannot be taken, if it cannot. ``action``: what decode shall do when prefill has failed."""
     lost = reservation.lost_attempt
     newest = Attempt(0) if calls.reservation is None else pairing.attempt
@@ -168,6 +170,6 @@ def refusal_of(reservation: Reservation, calls: ReservationCalls, pairing: Pairi
     return None
 
 
-def _known_failure(calls: ReservationCalls) -> Outcome | None:
+def _known_failure(calls: ReservationCalls) -> PrefillOutcome | None:
     outcome = calls.outcome
     return outcome if outcome is not None and not outcome.is_ok else None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pdcluster_protocol.metaserver import Outcome, failed
+from pdcluster_protocol.metaserver import PrefillOutcome, failed
 from pdcluster_router.core.openai_errors import NO_DECODE, ApiError, no_engine
 from pdcluster_router.core.pairing import Phase
-from pdcluster_router.requests.relay import Refusal
+from pdcluster_router.requests.relay import DecodeRefusal
 from pdcluster_router.telemetry import metrics
 
 
@@ -16,8 +16,8 @@ from pdcluster_router.telemetry import metrics
 class Verdict:
     """How the request ends, should it end now: what decode, the client and the metrics are told."""
 
-    outcome: Outcome
-    error: ApiError | Refusal
+    outcome: PrefillOutcome
+    error: ApiError | DecodeRefusal
     result: metrics.Outcome
 
 
@@ -37,6 +37,6 @@ DOING: Final = {
 }
 
 
-def is_overloaded(refusal: Refusal) -> bool:
+def is_overloaded(refusal: DecodeRefusal) -> bool:
     """Whether the engine is well and says when to come back."""
     return refusal.status == 503 and b"retry-after:" in refusal.headers.lower()

@@ -20,7 +20,7 @@ import orjson
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import Reservation, receipt_in
 from pdcluster_protocol.verify import VerifiedEngine, VerifyAnswer, VerifyOrder
-from pdcluster_router.core.membership import State
+from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.openai_errors import (
     RefusedRequest,
     message_of,
@@ -62,7 +62,7 @@ _ONCE: Final = Retries(max_prefill_attempts=1, max_decode_attempts=1, recomputes
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class EnginePair:
     """The two engines of one verification."""
 
     prefill: Engine
@@ -118,14 +118,14 @@ class Verifier:
             seconds=round(seconds, 3),
         )
 
-    def _pair(self, order: VerifyOrder) -> Pair:
+    def _pair(self, order: VerifyOrder) -> EnginePair:
         prefill, decode = (_choose(self._services.engines[role], order, role) for role in (Role.PREFILL, Role.DECODE))
         if isinstance(prefill, Engine) and isinstance(decode, Engine):
-            return Pair(prefill, decode)
+            return EnginePair(prefill, decode)
         missing = [one for one in (prefill, decode) if isinstance(one, str)]
         raise RefusedRequest(nothing_to_verify("; ".join(missing)))
 
-    async def _prove(self, pair: Pair, deadline: float) -> Trial:
+    async def _prove(self, pair: EnginePair, deadline: float) -> Trial:
         """The trial that proves most, or the one that shows why there is no proof."""
         proof: Trial | None = None
         num_words: int | None = FIRST_WORDS
@@ -138,7 +138,7 @@ class Verifier:
                 return trial
         return proof or trial
 
-    async def _try(self, pair: Pair, num_words: int, deadline: float) -> Trial:
+    async def _try(self, pair: EnginePair, num_words: int, deadline: float) -> Trial:
         answer = _Answer()
         cycle = HotCycle(answer, _PATH, NO_HEAD, _never, Room(0))
         cycle.keep_alive = cycle.takes_chunks = False  # So that what is written is head and body, without framing.
@@ -152,7 +152,7 @@ class Verifier:
             cycle.gone()  # Only when we are cancelled is there still something to end.
         return _trial_of(num_words, answer, exchange)
 
-    def _request(self, pair: Pair, num_words: int, deadline: float) -> ClientRequest:
+    def _request(self, pair: EnginePair, num_words: int, deadline: float) -> ClientRequest:
         services = self._services
         left_s = max(_LEAST_S, deadline - services.now())
         request_id = f"verify-{services.new_transfer_id()}"
@@ -209,7 +209,7 @@ def _body_of(num_words: int) -> bytes:
     return orjson.dumps({"prompt": prompt, "max_tokens": _NUM_TOKENS, "ignore_eos": True, "temperature": 0})
 
 
-def _terms_of(pair: Pair) -> Terms:
+def _terms_of(pair: EnginePair) -> Terms:
     return Terms(
         place_decode=lambda tried: None if pair.decode in tried else pair.decode,
         place_prefill=lambda _, tried: None if pair.prefill in tried else pair.prefill,
@@ -247,7 +247,7 @@ def _choose(engines: Sequence[Engine], order: VerifyOrder, role: Role) -> Engine
     known = [engine for engine in engines if engine.revision == order.revision]
     pods = order.pods(role)
     wanted = [engine for engine in known if pods is None or engine.pod in pods]
-    ready = [engine for engine in wanted if engine.state is State.SERVING and engine.is_healthy]
+    ready = [engine for engine in wanted if engine.state is EngineState.SERVING and engine.is_healthy]
     if ready:
         return min(ready, key=lambda engine: (engine.load.outstanding_tokens, engine.load.num_placed))
     revision = f"revision {order.revision!r}" if order.revision else "this pool"
@@ -258,7 +258,7 @@ def _choose(engines: Sequence[Engine], order: VerifyOrder, role: Role) -> Engine
 
 
 def _state_of(engine: Engine) -> str:
-    is_unhealthy = engine.state is State.SERVING and not engine.is_healthy
+    is_unhealthy = engine.state is EngineState.SERVING and not engine.is_healthy
     return f"{_name(engine)} is {'unhealthy' if is_unhealthy else engine.state.value}"
 
 

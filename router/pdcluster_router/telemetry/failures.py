@@ -22,7 +22,7 @@ MAX_LINES_PER_S: Final = 20
 """Lines of one kind in one second; 20 show a pattern, and 1,000 would cost the event loop 20 ms."""
 
 
-class Kind(Enum):
+class FailureKind(Enum):
     """What failed. The values are the metric's label and the line's ``kind``."""
 
     PREFILL_FAILED = "prefill_failed"
@@ -70,7 +70,7 @@ class Kind(Enum):
 class Failure:
     """One thing that failed. ``engine`` is a name like ``prefill-0``; ``reason`` may come from anywhere."""
 
-    kind: Kind
+    kind: FailureKind
     request_id: str = ""
     transfer_id: str = ""
     attempt: int = 0
@@ -82,12 +82,12 @@ class Failure:
 class Failures:
     """Where failures are told. Event loop only."""
 
-    def __init__(self, count: Callable[[Kind], None], now: Callable[[], float]) -> None:
+    def __init__(self, count: Callable[[FailureKind], None], now: Callable[[], float]) -> None:
         """``count``: the metric; ``now``: monotonic seconds."""
         self._count = count
         self._now = now
         self._second = 0
-        self._num_lines: dict[Kind, int] = {}
+        self._num_lines: dict[FailureKind, int] = {}
 
     def tell(self, failure: Failure) -> None:
         """Counted, and logged unless this kind had its lines in this second."""
@@ -103,7 +103,7 @@ class Failures:
                 scrub(failure.reason) or "-",
             )
 
-    def _may_log(self, kind: Kind) -> bool:
+    def _may_log(self, kind: FailureKind) -> bool:
         second = int(self._now())
         if second != self._second:
             self._second = second

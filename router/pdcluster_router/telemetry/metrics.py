@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from pdcluster_protocol.labels import Role
-from pdcluster_router.telemetry.failures import Kind
+from pdcluster_router.telemetry.failures import FailureKind
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -89,7 +89,7 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._ended = dict.fromkeys(Outcome, 0)
-        self._failed = dict.fromkeys(Kind, 0)
+        self._failed = dict.fromkeys(FailureKind, 0)
         outcomes = "Requests that have ended, by how they ended for the client"
         self._registry.register(_Counts("requests", outcomes, "outcome", self._ended))
         self._registry.register(_Counts("failures", "Everything that failed, by kind", "kind", self._failed))
@@ -128,7 +128,7 @@ class Metrics:
     def ended(self, outcome: Outcome) -> None:
         self._ended[outcome] += 1
 
-    def failed(self, kind: Kind) -> None:
+    def failed(self, kind: FailureKind) -> None:
         self._failed[kind] += 1
 
     def ejected(self, role: Role) -> None:

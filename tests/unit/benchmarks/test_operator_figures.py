@@ -23,10 +23,10 @@ from benchmarks.operator_figures import (
     phase_between,
 )
 
-from pdcluster_operator.http_kube import Call as RealCall
+from pdcluster_operator.http_kube import ApiCall as RealCall
 from pdcluster_operator.kinds import LEASE, PDCLUSTER, POD
 from pdcluster_operator.metrics import Metrics
-from pdcluster_operator.work_queue import Outcome
+from pdcluster_operator.work_queue import RunOutcome
 
 PATCH = Call("patch", "pdclusters/status", 200)
 GET = Call("get", "services", 404)
@@ -57,8 +57,8 @@ def test_the_operators_own_page_is_read() -> None:
         metrics.count_call(RealCall("patch", PDCLUSTER, "PATCH", "/x", subresource="status"), status)
     metrics.count_call(RealCall("list", POD, "GET", "/x"), 0)
     metrics.count_call(RealCall("update", LEASE, "PUT", "/x"), 200)
-    metrics.count_run(Outcome.DONE, 0.1)
-    metrics.count_run(Outcome.CONFLICT, 7.0)
+    metrics.count_run(RunOutcome.DONE, 0.1)
+    metrics.count_run(RunOutcome.CONFLICT, 7.0)
     metrics.watch("leading", "1 while this replica leads", lambda: 1.0)
     counts = parse_counts(metrics.page().decode())
     assert counts.calls == {

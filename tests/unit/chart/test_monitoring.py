@@ -16,17 +16,17 @@ from tools.chart.dashboard import PANELS, expressions
 
 from chart_cases.rendering import CHART, ROOT, named, of_kind
 from operator_cases.statuses import FAILED_STATUS, WELL, WELL_STATUS
-from pdcluster_connector.failures import Kind as TransferKind
+from pdcluster_connector.failures import TransferFailure as TransferKind
 from pdcluster_operator.api.status import ConditionStatus
 from pdcluster_operator.core.conditions import Status, Type
 from pdcluster_operator.core.gauges import PoolSample, sample_of
 from pdcluster_operator.core.status import reduce_status
-from pdcluster_operator.http_kube import Call
+from pdcluster_operator.http_kube import ApiCall
 from pdcluster_operator.kinds import PDCLUSTER
 from pdcluster_operator.metrics import Metrics as OperatorMetrics
-from pdcluster_operator.work_queue import Outcome as LookOutcome
+from pdcluster_operator.work_queue import RunOutcome as LookOutcome
 from pdcluster_protocol import labels
-from pdcluster_router.telemetry.failures import Kind as RouterKind
+from pdcluster_router.telemetry.failures import FailureKind as RouterKind
 from pdcluster_router.telemetry.metrics import EngineSample, Metrics, Outcome, Span
 
 RULES = [
@@ -62,7 +62,7 @@ def router_series() -> dict[str, set[str]]:
 def operator_series() -> dict[str, set[str]]:
     """As ``router_series``."""
     metrics = OperatorMetrics()
-    metrics.count_call(Call("get", PDCLUSTER, "GET", "/"), 200)
+    metrics.count_call(ApiCall("get", PDCLUSTER, "GET", "/"), 200)
     metrics.count_run(LookOutcome.DONE, 0.1)
     metrics.watch_pools(lambda: [PoolSample("team", "tiny", (("Ready", "False"),), 60, 600)])
     source = (ROOT / "operator" / "pdcluster_operator" / "serving.py").read_text()

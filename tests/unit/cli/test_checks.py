@@ -21,7 +21,7 @@ from pdcluster_cli.checks import (
     free_bytes,
     problems_of,
 )
-from pdcluster_cli.engines import Device
+from pdcluster_cli.engines import LocalDevice
 from pdcluster_cli.waiting import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -83,18 +83,18 @@ def test_only_problems_are_shown_in_order() -> None:
 @pytest.mark.parametrize(
     ("device", "said"),
     [
-        (Device.CUDA, "the vLLM that is installed computes on CPUs: install vLLM for CUDA, or leave --device out"),
-        (Device.NPU, "torch_npu is not installed: use an image of vLLM-Ascend, or leave --device out"),
+        (LocalDevice.CUDA, "the vLLM that is installed computes on CPUs: install vLLM for CUDA, or leave --device out"),
+        (LocalDevice.NPU, "torch_npu is not installed: use an image of vLLM-Ascend, or leave --device out"),
     ],
 )
-def test_a_device_that_the_installed_vllm_cannot_use_is_refused_with_the_cure(device: Device, said: str) -> None:
+def test_a_device_that_the_installed_vllm_cannot_use_is_refused_with_the_cure(device: LocalDevice, said: str) -> None:
     assert check_device(device).problem == said
-    assert check_device(Device.CPU).problem is None
+    assert check_device(LocalDevice.CPU).problem is None
 
 
 def test_a_device_that_is_not_there_is_named_by_its_file(tmp_path: Path) -> None:
     def check() -> Finding:
-        return check_device(Device.CUDA, tmp_path, lambda _: True)
+        return check_device(LocalDevice.CUDA, tmp_path, lambda _: True)
 
     lacks = f"this machine has no {tmp_path}/nvidiactl: give it its cuda devices, or leave --device out"
     assert check().problem == lacks
@@ -103,7 +103,7 @@ def test_a_device_that_is_not_there_is_named_by_its_file(tmp_path: Path) -> None
 
 
 def test_the_cpu_has_no_accelerators() -> None:
-    assert count_accelerators(Device.CPU) == 0
+    assert count_accelerators(LocalDevice.CPU) == 0
 
 
 def test_free_memory_is_the_machines_or_the_containers_where_that_is_less(tmp_path: Path) -> None:

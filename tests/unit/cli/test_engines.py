@@ -13,9 +13,9 @@ from pdcluster_cli.engines import (
     ENGINE_MODULE,
     OFFLINE,
     PRELOAD,
-    Device,
     EnginePlan,
-    Role,
+    LocalDevice,
+    PoolRole,
     engine_argv,
     engine_spec,
     kv_transfer_config,
@@ -25,12 +25,12 @@ from pdcluster_cli.engines import (
     secret_env,
     zygote_env,
 )
-from pdcluster_cli.parallelism import Parallelism, take_parallelism
+from pdcluster_cli.parallelism import ParallelSizes, take_parallelism
 from pdcluster_cli.zygote_wire import MAX_MESSAGE_BYTES, StartOrder
 from pdcluster_protocol.secret import SECRET_VARIABLE, load_secret
 
 
-def plan(role: Role = Role.PREFILL, **settings: Any) -> EnginePlan:
+def plan(role: PoolRole = PoolRole.PREFILL, **settings: Any) -> EnginePlan:
     return EnginePlan("prefill-0", role, Path("/models/m"), 8100, Path("/logs/p.log"), **settings)
 
 
@@ -44,8 +44,8 @@ def test_an_engine_listens_on_loopback_only() -> None:
     assert argv[:6] == ("--model", "/models/m", "--host", "127.0.0.1", "--port", "8100")
 
 
-@pytest.mark.parametrize(("role", "kv_role"), [(Role.PREFILL, "kv_producer"), (Role.DECODE, "kv_consumer")])
-def test_the_role_becomes_vllms_role(role: Role, kv_role: str) -> None:
+@pytest.mark.parametrize(("role", "kv_role"), [(PoolRole.PREFILL, "kv_producer"), (PoolRole.DECODE, "kv_consumer")])
+def test_the_role_becomes_vllms_role(role: PoolRole, kv_role: str) -> None:
     config = json.loads(value_of(engine_argv(plan(role)), "--kv-transfer-config"))
     assert config == {
         "kv_connector": "PDClusterConnector",
@@ -57,7 +57,7 @@ def test_the_role_becomes_vllms_role(role: Role, kv_role: str) -> None:
 
 
 def test_a_single_engine_has_no_connector() -> None:
-    assert "--kv-transfer-config" not in engine_argv(plan(Role.SINGLE))
+    assert "--kv-transfer-config" not in engine_argv(plan(PoolRole.SINGLE))
 
 
 def test_the_users_arguments_come_last_so_that_they_win() -> None:
@@ -83,32 +83,36 @@ def test_the_plans_settings_replace_ours() -> None:
     }
 
 
-@pytest.mark.parametrize(("device", "protocol"), [(Device.CPU, "tcp"), (Device.CUDA, "tcp"), (Device.NPU, "ascend")])
-def test_the_device_chooses_the_transfer_protocol(device: Device, protocol: str) -> None:
+@pytest.mark.parametrize(
+    ("device", "protocol"), [(LocalDevice.CPU, "tcp"), (LocalDevice.CUDA, "tcp"), (LocalDevice.NPU, "ascend")]
+)
+def test_the_device_chooses_the_transfer_protocol(device: LocalDevice, protocol: str) -> None:
     config = json.loads(value_of(engine_argv(plan(device=device)), "--kv-transfer-config"))
     assert config["kv_connector_extra_config"]["transfer_protocol"] == protocol
 
 
-@pytest.mark.parametrize("parallelism", [Parallelism(), Parallelism(tensor=2), Parallelism(2, 2, 2)])
-def test_no_executor_is_ours_for_vllms_own_choice_fits_the_number_of_ranks(parallelism: Parallelism) -> None:
+@pytest.mark.parametrize("parallelism", [ParallelSizes(), ParallelSizes(tensor=2), ParallelSizes(2, 2, 2)])
+def test_no_executor_is_ours_for_vllms_own_choice_fits_the_number_of_ranks(parallelism: ParallelSizes) -> None:
     argv = engine_argv(plan(parallelism=parallelism))
     assert not [word for word in argv if "executor" in word]
     assert take_parallelism(argv)[0] == parallelism
 
 
 def test_pipeline_stages_on_a_cpu_are_compiled_by_name() -> None:
-    argv = engine_argv(plan(parallelism=Parallelism(pipeline=2), args=("--mine",)))
+    argv = engine_argv(plan(parallelism=ParallelSizes(pipeline=2), args=("--mine",)))
     assert argv.index("--enforce-eager") < argv.index("--no-enforce-eager") < argv.index("--mine")
-    assert "--compilation-config" not in engine_argv(plan(parallelism=Parallelism(pipeline=2), device=Device.CUDA))
+    assert "--compilation-config" not in engine_argv(
+        plan(parallelism=ParallelSizes(pipeline=2), device=LocalDevice.CUDA)
+    )
 
 
 def test_cpu_engines_get_their_own_number_of_threads() -> None:
-    assert zygote_env(Device.CPU)["OMP_NUM_THREADS"] == "1"
+    assert zygote_env(LocalDevice.CPU)["OMP_NUM_THREADS"] == "1"
     assert engine_spec(plan(num_threads=3)).env["OMP_NUM_THREADS"] == "3"
 
 
-@pytest.mark.parametrize("device", [Device.CUDA, Device.NPU])
-def test_what_only_the_cpu_needs_stays_away_from_accelerators(device: Device) -> None:
+@pytest.mark.parametrize("device", [LocalDevice.CUDA, LocalDevice.NPU])
+def test_what_only_the_cpu_needs_stays_away_from_accelerators(device: LocalDevice) -> None:
     spec = engine_spec(plan(device=device, num_threads=3))
     assert not spec.overrides
     assert not [name for name in spec.env if name.startswith(("OMP_", "VLLM_CPU_OMP", "VLLM_ENABLE_V1"))]
@@ -116,7 +120,7 @@ def test_what_only_the_cpu_needs_stays_away_from_accelerators(device: Device) ->
 
 
 def test_every_engine_is_silent_towards_vllms_makers_and_asks_a_hub_only_for_a_users_model() -> None:
-    for device in Device:
+    for device in LocalDevice:
         env = zygote_env(device)
         assert ("HF_HUB_OFFLINE" in env, env["VLLM_NO_USAGE_STATS"]) == (False, "1")
     assert OFFLINE == {"HF_HUB_OFFLINE": "1"}
@@ -134,8 +138,8 @@ def test_the_plans_environment_wins_and_none_unsets() -> None:
 
 def test_the_module_that_runs_is_not_imported_before() -> None:
     assert engine_spec(plan()).module == ENGINE_MODULE
-    assert all(ENGINE_MODULE not in preload_modules(device) for device in Device)
-    assert set(PRELOAD) < set(preload_modules(Device.CPU))
+    assert all(ENGINE_MODULE not in preload_modules(device) for device in LocalDevice)
+    assert set(PRELOAD) < set(preload_modules(LocalDevice.CPU))
 
 
 def test_a_spec_fits_into_one_message_to_the_zygote() -> None:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt
-from pdcluster_protocol.metaserver import Action, Outcome, decode_outcome, encode_outcome, failed, succeeded
+from pdcluster_protocol.metaserver import Action, PrefillOutcome, decode_outcome, encode_outcome, failed, succeeded
 from unit.protocol.messages import any_message
 
 
-@given(any_message(Outcome, status=st.sampled_from(["ok", "failed"])))
-def test_an_outcome_survives_json(outcome: Outcome) -> None:
+@given(any_message(PrefillOutcome, status=st.sampled_from(["ok", "failed"])))
+def test_an_outcome_survives_json(outcome: PrefillOutcome) -> None:
     assert decode_outcome(encode_outcome(outcome)) == outcome
 
 
@@ -25,7 +25,7 @@ def test_prefill_that_worked_is_ok_and_all_else_is_not() -> None:
 
 
 def test_failure_without_an_action_fails_the_request() -> None:
-    assert failed("why") == Outcome("failed", "why", Action.FAIL)
+    assert failed("why") == PrefillOutcome("failed", "why", Action.FAIL)
     assert json.loads(encode_outcome(failed("why", Action.RECOMPUTE))) == {
         "status": "failed",
         "reason": "why",
@@ -35,8 +35,8 @@ def test_failure_without_an_action_fails_the_request() -> None:
 
 
 def test_the_short_reply_that_vllm_ascend_knows_is_enough() -> None:
-    assert decode_outcome(b'{"status": "ok"}') == Outcome("ok")
-    assert decode_outcome(encode_outcome(succeeded(Attempt(2)))) == Outcome("ok", attempt=2)
+    assert decode_outcome(b'{"status": "ok"}') == PrefillOutcome("ok")
+    assert decode_outcome(encode_outcome(succeeded(Attempt(2)))) == PrefillOutcome("ok", attempt=2)
 
 
 @pytest.mark.parametrize("status", ["OK", "", "done", "fail"])

@@ -29,7 +29,7 @@ MODEL_FOLDER: Final = "/model"
 _ALL_ADDRESSES: Final = "0.0.0.0"  # noqa: S104  # a pod's own network; who may come in is the NetworkPolicy's business
 
 
-class Place(Enum):
+class PodPlace(Enum):
     """Which pod of an instance."""
 
     ALONE = auto()
@@ -40,24 +40,24 @@ class Place(Enum):
 _PORTS_BESIDE: Final = (30000, 32767)
 """Up to those that Linux gives to outgoing connections."""
 _PROGRAM: Final = {
-    Place.ALONE: ("python3", "-m", "vllm.entrypoints.openai.api_server"),
-    Place.LEADER: ("python3", "-m", "vllm.entrypoints.openai.api_server"),
+    PodPlace.ALONE: ("python3", "-m", "vllm.entrypoints.openai.api_server"),
+    PodPlace.LEADER: ("python3", "-m", "vllm.entrypoints.openai.api_server"),
     # Only `vllm serve` knows ranks without an API server.
-    Place.WORKER: ("python3", "-m", "vllm.entrypoints.cli.main", "serve"),
+    PodPlace.WORKER: ("python3", "-m", "vllm.entrypoints.cli.main", "serve"),
 }
 
 
-def engine_command(place: Place) -> list[str]:
+def engine_command(place: PodPlace) -> list[str]:
     """The program, as a container's ``command``."""
     return list(_PROGRAM[place])
 
 
-def engine_argv(pool: Pool, role: Role, place: Place) -> list[str]:
+def engine_argv(pool: Pool, role: Role, place: PodPlace) -> list[str]:
     """Its arguments. The user's come last, in the order of their names: no hash depends on the order in a file."""
     spec = pool.role(role)
     return [
         *_model_args(pool.spec.model, place),
-        *(["--headless"] if place is Place.WORKER else [f"--host={_ALL_ADDRESSES}", f"--port={PORT}"]),
+        *(["--headless"] if place is PodPlace.WORKER else [f"--host={_ALL_ADDRESSES}", f"--port={PORT}"]),
         *_split_args(spec),
         *_node_args(spec, place),
         f"--kv-transfer-config={_json(transfer_config(pool, role, place))}",
@@ -72,7 +72,7 @@ def spelled_arg(name: str, value: str) -> str:
     return f"--no-{name}" if value == "false" else f"--{name}={value}"
 
 
-def transfer_config(pool: Pool, role: Role, place: Place) -> Document:
+def transfer_config(pool: Pool, role: Role, place: PodPlace) -> Document:
     """vLLM's ``KVTransferConfig``. All pods of an instance have the same engine id, no two instances do."""
     transfer = pool.spec.transfer
     settings: ConnectorSettings = {
@@ -81,7 +81,7 @@ def transfer_config(pool: Pool, role: Role, place: Place) -> Document:
     }
     if role is Role.DECODE:
         settings["side_channel_port"] = transfer.port
-    engine_id = "$(POD_NAME)" if place is Place.ALONE else "$(LWS_LEADER_ADDRESS)"
+    engine_id = "$(POD_NAME)" if place is PodPlace.ALONE else "$(LWS_LEADER_ADDRESS)"
     return kv_transfer_config(role, engine_id, settings, transfer.on_failure.value)
 
 
@@ -103,10 +103,10 @@ def engine_env(pool: Pool, role: Role) -> list[Document]:
     return list({variable["name"]: variable for variable in (*ours, *given)}.values())
 
 
-def _model_args(model: Model, place: Place) -> list[str]:
+def _model_args(model: Model, place: PodPlace) -> list[str]:
     """`vllm serve` wants the model first, and without its option's name."""
     source = _model_source(model)
-    args = [source if place is Place.WORKER else f"--model={source}", f"--served-model-name={model.public_name}"]
+    args = [source if place is PodPlace.WORKER else f"--model={source}", f"--served-model-name={model.public_name}"]
     return [*args, f"--revision={model.revision}"] if model.revision else args
 
 
@@ -122,10 +122,10 @@ def _split_args(spec: RoleSpec) -> list[str]:
     return [f"--{name}-parallel-size={size}" for name, size in sizes.items() if size > 1]
 
 
-def _node_args(spec: RoleSpec, place: Place) -> list[str]:
-    if place is Place.ALONE:
+def _node_args(spec: RoleSpec, place: PodPlace) -> list[str]:
+    if place is PodPlace.ALONE:
         return []
-    rank = "0" if place is Place.LEADER else "$(LWS_WORKER_INDEX)"
+    rank = "0" if place is PodPlace.LEADER else "$(LWS_WORKER_INDEX)"
     nodes = [f"--nnodes={spec.nodes_per_instance}", f"--node-rank={rank}"]
     return ["--distributed-executor-backend=mp", *nodes, "--master-addr=$(LWS_LEADER_ADDRESS)"]
 

@@ -14,7 +14,7 @@ from pdcluster_operator.core import names
 from pdcluster_operator.core.manifests.command import (
     CACHE_FOLDER,
     MODEL_FOLDER,
-    Place,
+    PodPlace,
     engine_argv,
     engine_command,
     engine_env,
@@ -54,7 +54,7 @@ _ON_CORES: Final = (250, 1)
 _DEVICES: Final = {DeviceKind.CUDA: "nvidia.com/gpu", DeviceKind.ASCEND: "huawei.com/Ascend910"}
 
 
-def engine_template(pool: Pool, role: Role, revision: str, place: Place = Place.ALONE) -> Document:
+def engine_template(pool: Pool, role: Role, revision: str, place: PodPlace = PodPlace.ALONE) -> Document:
     """The pod template, with the user's overrides, before its hash is a label of it.
 
     Raises:
@@ -83,12 +83,12 @@ def _items(part: object, name: str) -> list[Document]:
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
-def _engine_labels(pool: Pool, role: Role, revision: str, place: Place) -> dict[str, str]:
-    leads = {} if place is Place.WORKER else {labels.LEADER: "true"}
+def _engine_labels(pool: Pool, role: Role, revision: str, place: PodPlace) -> dict[str, str]:
+    leads = {} if place is PodPlace.WORKER else {labels.LEADER: "true"}
     return {**common_labels(pool, role.value), **role_labels(role, revision), **leads}
 
 
-def _pod_spec(pool: Pool, role: Role, place: Place) -> Document:
+def _pod_spec(pool: Pool, role: Role, place: PodPlace) -> Document:
     spec = pool.role(role)
     return {
         "serviceAccountName": names.child_name(pool.name, ENGINE),
@@ -102,10 +102,10 @@ def _pod_spec(pool: Pool, role: Role, place: Place) -> Document:
     }
 
 
-def _container(pool: Pool, role: Role, place: Place) -> Document:
+def _container(pool: Pool, role: Role, place: PodPlace) -> Document:
     spec = pool.role(role)
     # A worker has no API server to ask: the leader's probes are those of the whole instance.
-    probes = {} if place is Place.WORKER else engine_probes(pool, role)
+    probes = {} if place is PodPlace.WORKER else engine_probes(pool, role)
     return {
         "name": ENGINE,
         "image": pool.spec.image,
@@ -131,9 +131,9 @@ def _locks_memory(pool: Pool) -> bool:
     return pool.spec.transfer_protocol is TransferProtocol.RDMA
 
 
-def _ports(pool: Pool, role: Role, place: Place) -> list[Document]:
+def _ports(pool: Pool, role: Role, place: PodPlace) -> list[Document]:
     """Decode rank r listens on the side channel's port + r."""
-    http = [] if place is Place.WORKER else [{"name": HTTP, "containerPort": PORT, "protocol": "TCP"}]
+    http = [] if place is PodPlace.WORKER else [{"name": HTTP, "containerPort": PORT, "protocol": "TCP"}]
     num_ranks = min(pool.role(role).ranks, MAX_PORTS) if role is Role.DECODE else 0
     first = pool.spec.transfer.port
     channels = [

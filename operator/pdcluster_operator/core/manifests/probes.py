@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 from typing import Final
 
-from pdcluster_operator.core.manifests.command import Place
+from pdcluster_operator.core.manifests.command import PodPlace
 from pdcluster_operator.core.manifests.pool import HTTP, PORT, Document, Pool
 from pdcluster_protocol.labels import Role
 
@@ -69,14 +69,14 @@ def _ready_command(pool: Pool, role: Role) -> list[str]:
     return [*command, *channels] if role is Role.DECODE else command
 
 
-def drain_hook(timeout_s: int, place: Place) -> Document:
+def drain_hook(timeout_s: int, place: PodPlace) -> Document:
     """As a container's ``lifecycle``.
 
     A worker waits for its leader, who has the whole instance's requests: when one pod of a group is told to go, LWS
     takes all of them, the leader too (``RecreateGroupOnPodRestart``).
     """
     command = ["pdcluster", "drain", "--port", str(PORT), "--timeout-s", str(timeout_s)]
-    if place is Place.WORKER:
+    if place is PodPlace.WORKER:
         # Kubernetes replaces $(NAME) in a container's arguments, and not in its hooks.
         command = ["sh", "-c", f'exec {shlex.join(command)} --host "$LWS_LEADER_ADDRESS"']
     return {"preStop": {"exec": {"command": command}}}

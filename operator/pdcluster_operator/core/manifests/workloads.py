@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Final
 
 from pdcluster_operator.core import names
-from pdcluster_operator.core.manifests.command import Place
+from pdcluster_operator.core.manifests.command import PodPlace
 from pdcluster_operator.core.manifests.engine_pod import engine_template
 from pdcluster_operator.core.manifests.pool import (
     Document,
@@ -85,7 +85,7 @@ def design_workload(pool: Pool, role: Role, revision: str) -> WorkloadDesign:
             f"{spec.parallelism.data}: an instance over several nodes has one copy of the model, "
             "so set parallelism.data to 1 and raise replicas"
         )
-    places = (Place.LEADER, Place.WORKER) if is_group else (Place.ALONE,)
+    places = (PodPlace.LEADER, PodPlace.WORKER) if is_group else (PodPlace.ALONE,)
     templates = tuple(engine_template(pool, role, revision, place) for place in places)
     template = template_of({"size": spec.nodes_per_instance, "templates": list(templates)})
     kind = WorkloadKind.LEADER_WORKER_SET if is_group else WorkloadKind.DEPLOYMENT

@@ -6,9 +6,9 @@ import argparse
 
 import pytest
 
-from pdcluster_cli.engines import Device
+from pdcluster_cli.engines import LocalDevice
 from pdcluster_cli.local.options import DEFAULT_START_TIMEOUT_S, Options, add_arguments, join_args, parse_options
-from pdcluster_cli.parallelism import ONE_RANK, Parallelism
+from pdcluster_cli.parallelism import ONE_RANK, ParallelSizes
 from pdcluster_protocol.errors import ConfigError
 
 
@@ -44,11 +44,11 @@ def test_every_option_arrives() -> None:
         prefill=2,
         decode=3,
         port=9,
-        prefill_parallelism=Parallelism(4, 2, 1),
-        decode_parallelism=Parallelism(3, 1, 5),
+        prefill_parallelism=ParallelSizes(4, 2, 1),
+        decode_parallelism=ParallelSizes(3, 1, 5),
         prefill_args=("--a", "b c"),
         decode_args=("--x",),
-        device=Device.NPU,
+        device=LocalDevice.NPU,
         start_timeout_s=90.0,
         is_once=True,
         question="Why?",
@@ -104,13 +104,13 @@ def test_only_the_word_after_engine_arguments_is_joined() -> None:
 )
 def test_sizes_in_vllms_own_words_are_the_same_sizes(words: str) -> None:
     options = parse("--prefill-args", f"{words} --block-size 32")
-    assert options.prefill_parallelism == Parallelism(tensor=2)
+    assert options.prefill_parallelism == ParallelSizes(tensor=2)
     assert options.prefill_args == ("--block-size", "32")
     assert options.decode_parallelism == ONE_RANK
 
 
 def test_a_size_may_be_said_twice_and_not_in_two_ways() -> None:
-    assert parse("--decode-tp", "2", "--decode-args", "-tp 2 -dp 3").decode_parallelism == Parallelism(2, 1, 3)
+    assert parse("--decode-tp", "2", "--decode-args", "-tp 2 -dp 3").decode_parallelism == ParallelSizes(2, 1, 3)
     with pytest.raises(
         ConfigError, match=r"^--decode-args: tensor parallel size is both 2 and 4 \(--tensor-parallel-si"
     ):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_cli.engines import Device, EnginePlan, Role
+from pdcluster_cli.engines import EnginePlan, LocalDevice, PoolRole
 from pdcluster_cli.local.options import Options, add_arguments, join_args, parse_options
 from pdcluster_cli.local.plan import (
     TINY_MODEL_ARGS,
@@ -18,9 +18,9 @@ from pdcluster_cli.local.plan import (
     problems_here,
     remarks,
 )
-from pdcluster_cli.parallelism import Parallelism
+from pdcluster_cli.parallelism import ParallelSizes
 
-CPU = Machine(Device.CPU, num_cores=8, num_accelerators=0)
+CPU = Machine(LocalDevice.CPU, num_cores=8, num_accelerators=0)
 SHARED = ("--gpu-memory-utilization", "0.4")
 
 
@@ -38,9 +38,9 @@ def plans(options: Options, machine: Machine = CPU) -> list[EnginePlan]:
 def test_prefill_engines_come_first_each_with_its_own_port_log_and_trace() -> None:
     planned = plans(parse("--prefill", "2", "--decode", "1"))
     assert [(plan.name, plan.role, plan.port) for plan in planned] == [
-        ("prefill-0", Role.PREFILL, 9000),
-        ("prefill-1", Role.PREFILL, 9001),
-        ("decode-0", Role.DECODE, 9002),
+        ("prefill-0", PoolRole.PREFILL, 9000),
+        ("prefill-1", PoolRole.PREFILL, 9001),
+        ("decode-0", PoolRole.DECODE, 9002),
     ]
     assert [plan.log_path for plan in planned] == [Path(f"/logs/{plan.name}.log") for plan in planned]
     assert [plan.trace_file for plan in planned] == [Path(f"/logs/{plan.name}.trace") for plan in planned]
@@ -48,60 +48,60 @@ def test_prefill_engines_come_first_each_with_its_own_port_log_and_trace() -> No
 
 @pytest.mark.parametrize(("num_cores", "num_threads"), [(8, 4), (3, 1), (1, 1)])
 def test_engines_share_the_cores_and_each_has_one(num_cores: int, num_threads: int) -> None:
-    machine = Machine(Device.CPU, num_cores, 0)
+    machine = Machine(LocalDevice.CPU, num_cores, 0)
     assert [plan.num_threads for plan in plans(parse(), machine)] == [num_threads, num_threads]
 
 
 def test_the_users_arguments_follow_ours() -> None:
     options = parse("--prefill-args", "--p", "--decode-args", "--d")
-    assert engine_args(options, Role.PREFILL, CPU) == (*TINY_MODEL_ARGS, "--p")
-    assert engine_args(options, Role.DECODE, CPU) == (*TINY_MODEL_ARGS, "--d")
+    assert engine_args(options, PoolRole.PREFILL, CPU) == (*TINY_MODEL_ARGS, "--p")
+    assert engine_args(options, PoolRole.DECODE, CPU) == (*TINY_MODEL_ARGS, "--d")
 
 
 def test_ones_own_model_is_served_as_it_is() -> None:
-    assert engine_args(parse("--model", "/m"), Role.PREFILL, CPU) == ()
+    assert engine_args(parse("--model", "/m"), PoolRole.PREFILL, CPU) == ()
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, SHARED), (2, ()), (8, ())])
 def test_memory_is_shared_only_when_accelerators_are_too_few(count: int, expected: tuple[str, ...]) -> None:
-    machine = Machine(Device.CUDA, 8, count)
-    assert engine_args(parse("--model", "/m"), Role.DECODE, machine) == expected
+    machine = Machine(LocalDevice.CUDA, 8, count)
+    assert engine_args(parse("--model", "/m"), PoolRole.DECODE, machine) == expected
 
 
 def test_more_engines_on_one_accelerator_get_less_of_it_each() -> None:
     options = parse("--model", "/m", "--prefill", "2", "--decode-tp", "2")
-    assert engine_args(options, Role.DECODE, Machine(Device.CUDA, 8, 2)) == SHARED
-    assert engine_args(options, Role.DECODE, Machine(Device.CUDA, 8, 1)) == ("--gpu-memory-utilization", "0.2")
+    assert engine_args(options, PoolRole.DECODE, Machine(LocalDevice.CUDA, 8, 2)) == SHARED
+    assert engine_args(options, PoolRole.DECODE, Machine(LocalDevice.CUDA, 8, 1)) == ("--gpu-memory-utilization", "0.2")
 
 
 def test_each_rank_gets_an_accelerator_round_robin() -> None:
-    planned = plans(parse("--prefill", "2", "--decode", "1"), Machine(Device.CUDA, 8, 2))
+    planned = plans(parse("--prefill", "2", "--decode", "1"), Machine(LocalDevice.CUDA, 8, 2))
     assert [plan.env for plan in planned] == [{"CUDA_VISIBLE_DEVICES": number} for number in "010"]
-    planned = plans(parse("--prefill-tp", "2", "--decode", "2"), Machine(Device.NPU, 8, 4))
+    planned = plans(parse("--prefill-tp", "2", "--decode", "2"), Machine(LocalDevice.NPU, 8, 4))
     assert [plan.env for plan in planned] == [{"ASCEND_RT_VISIBLE_DEVICES": dealt} for dealt in ("0,1", "2", "3")]
 
 
 def test_an_engine_of_more_ranks_than_accelerators_is_refused_in_one_line() -> None:
     options = parse("--prefill-tp", "2", "--prefill-pp", "2")
-    assert problems_here(options, Machine(Device.CUDA, 8, 3)) == [
+    assert problems_here(options, Machine(LocalDevice.CUDA, 8, 3)) == [
         "a prefill engine of 4 ranks needs 4 accelerators, this machine has 3 accelerators: split it less"
     ]
-    assert problems_here(options, Machine(Device.CUDA, 8, 4)) == []
+    assert problems_here(options, Machine(LocalDevice.CUDA, 8, 4)) == []
 
 
-@pytest.mark.parametrize("machine", [CPU, Machine(Device.CUDA, 8, 0)])
+@pytest.mark.parametrize("machine", [CPU, Machine(LocalDevice.CUDA, 8, 0)])
 def test_without_accelerators_nothing_is_hidden(machine: Machine) -> None:
-    assert device_env(parse(), machine, Role.PREFILL, 0) == {}
+    assert device_env(parse(), machine, PoolRole.PREFILL, 0) == {}
 
 
 def test_sizes_reach_the_engines_of_their_role_and_ranks_share_the_cores() -> None:
     planned = plans(parse("--prefill-tp", "2", "--prefill-pp", "2", "--decode", "2"))
-    assert [plan.parallelism for plan in planned] == [Parallelism(2, 2), Parallelism(), Parallelism()]
+    assert [plan.parallelism for plan in planned] == [ParallelSizes(2, 2), ParallelSizes(), ParallelSizes()]
     assert {plan.num_threads for plan in planned} == {8 // 6}
 
 
 def test_kv_caches_that_do_not_fit_are_refused_with_both_values() -> None:
-    machine = Machine(Device.CPU, 2, 0, free_bytes=2 << 30)
+    machine = Machine(LocalDevice.CPU, 2, 0, free_bytes=2 << 30)
     assert problems_here(parse("--prefill-tp", "2", "--decode-tp", "2"), machine) == []
     (problem,) = problems_here(
         parse("--prefill-tp", "2", "--decode-args", "--kv-cache-memory-bytes 2147483648"), machine
@@ -115,7 +115,7 @@ def test_kv_caches_that_do_not_fit_are_refused_with_both_values() -> None:
 
 
 def test_more_ranks_than_cores_are_a_remark_and_no_refusal() -> None:
-    assert remarks(parse("--prefill-tp", "2"), Machine(Device.CPU, 2, 0)) == [
+    assert remarks(parse("--prefill-tp", "2"), Machine(LocalDevice.CPU, 2, 0)) == [
         "3 ranks share 2 cores: everything takes longer"
     ]
-    assert remarks(parse(), Machine(Device.CPU, 2, 0)) == []
+    assert remarks(parse(), Machine(LocalDevice.CPU, 2, 0)) == []

@@ -12,7 +12,7 @@ from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_connector.steps import ContentOrder, DecodeStep
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
-from pdcluster_protocol.metaserver import Outcome, failed, succeeded
+from pdcluster_protocol.metaserver import PrefillOutcome, failed, succeeded
 from pdcluster_protocol.params import DecodeParams, Reservation, SideChannelAddress, digest_tokens, to_wire
 from pdcluster_protocol.secret import make_secret
 
@@ -43,7 +43,7 @@ class FakeMetaserver:
 class Bench:
     def __init__(self, *more_groups: KvGroup) -> None:
         self.metaserver = FakeMetaserver()
-        self.outcomes: deque[tuple[RequestId, Outcome]] = deque()
+        self.outcomes: deque[tuple[RequestId, PrefillOutcome]] = deque()
         groups = (KvGroup(16), *more_groups)
         engine = DecodeEngine(EngineId("d"), 1, groups, (ADDRESS,), SECRET, transfer_protocol="tcp")
         self.scheduler = DecodeScheduler(engine, self.metaserver, self.outcomes)

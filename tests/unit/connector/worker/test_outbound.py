@@ -8,7 +8,7 @@ from pdcluster_connector.core.sending import Push, PushKey, PushPhase
 from pdcluster_connector.device import CpuDevice
 from pdcluster_connector.reshard.feeds import ReshardItem
 from pdcluster_connector.reshard.rounds import StagedPart
-from pdcluster_connector.reshard.staging import Room
+from pdcluster_connector.reshard.staging import StagingRoom
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.worker.orders import Staged, StagedWrite, StepEnded
 from pdcluster_connector.worker.outbound import Outbound
@@ -36,7 +36,7 @@ class Bench:
         """A part of the push ``name`` lies in staging memory."""
         item = ReshardItem(RequestId(name), 1, 0, 16, (1,), (2,), 16, 16)
         part = StagedPart(0, 0, np.zeros(1, np.int64), 0, 64)
-        room = Room(lambda: self.released.append(name))
+        room = StagingRoom(lambda: self.released.append(name))
         self.out.follow(Staged(1, 0, (StagedWrite(key_of(name), item, part, 0, room),), at), at)
 
 

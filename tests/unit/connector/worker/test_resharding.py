@@ -10,7 +10,7 @@ from pdcluster_connector.device import CpuDevice
 from pdcluster_connector.reshard.feeds import TokenPages
 from pdcluster_connector.reshard.staging import StagingMemory
 from pdcluster_connector.settings import Settings
-from pdcluster_connector.steps import PushSlice, Target
+from pdcluster_connector.steps import PushSlice, PushTarget
 from pdcluster_connector.worker.resharding import GroupResharding, NoResharding, TokenMemory, plan_item
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
@@ -21,7 +21,7 @@ OURS = TokenPages(128, 2, 64, 128 * 64, 256 * 64)
 
 
 def slice_for(block_tokens: int, page_tokens: int) -> PushSlice:
-    target = Target(EngineId("d"), 4, (), 1000, (1, block_tokens), (1, page_tokens))
+    target = PushTarget(EngineId("d"), 4, (), 1000, (1, block_tokens), (1, page_tokens))
     groups = (GroupSlice(0, 0, (), ()), GroupSlice(256, 700, (5, 6), (7, 8, 9)))
     return PushSlice(RequestId("r"), TransferId("t"), Attempt(1), "", target, groups, 700, is_last=True)
 

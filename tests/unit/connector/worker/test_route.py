@@ -7,7 +7,7 @@ import pytest
 from integration.ranks import Shape, fingerprint_of
 from pdcluster_connector.core.ranges import GroupSlice
 from pdcluster_connector.core.sending import Push, PushKey, Send
-from pdcluster_connector.steps import PushSlice, Target
+from pdcluster_connector.steps import PushSlice, PushTarget
 from pdcluster_connector.worker.orders import LayerSaved
 from pdcluster_connector.worker.pushes import LivePush
 from pdcluster_connector.worker.route import Route, StepPlan, plan_route
@@ -64,10 +64,10 @@ def test_an_engine_of_impossible_size_is_refused_before_anything_is_worked_out_f
 def test_a_reservation_that_names_other_pages_than_the_handshake_is_refused_with_both_values() -> None:
     """The blocks in staging memory were laid out as the reservation said."""
     made = route(2, 1)
-    made.require_pages(Target(EngineId("d"), 1, (), 1, (32,), (16,)))
+    made.require_pages(PushTarget(EngineId("d"), 1, (), 1, (32,), (16,)))
     with pytest.raises(ProtocolError, match=r"\(32, 32\) tokens in KV group 0, but holds \(32, 16\)"):
-        made.require_pages(Target(EngineId("d"), 1, (), 1, (32,), (32,)))
-    route(2, 2).require_pages(Target(EngineId("d"), 1, (), 1))
+        made.require_pages(PushTarget(EngineId("d"), 1, (), 1, (32,), (32,)))
+    route(2, 2).require_pages(PushTarget(EngineId("d"), 1, (), 1))
 
 
 def live_push(name: str) -> LivePush:
@@ -76,7 +76,7 @@ def live_push(name: str) -> LivePush:
 
 def part_of(name: str, decode_pages: int) -> PushSlice:
     """One block of 32 tokens for a decode engine that says it has pages of ``decode_pages`` tokens."""
-    target = Target(EngineId("d"), 1, (), 1, (32,), (decode_pages,))
+    target = PushTarget(EngineId("d"), 1, (), 1, (32,), (decode_pages,))
     groups = (GroupSlice(0, 32, (1,), (2,)),)
     return PushSlice(RequestId(name), TransferId(name), FIRST, "", target, groups, num_prompt_tokens=32, is_last=True)
 

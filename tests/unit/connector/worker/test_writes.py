@@ -13,7 +13,7 @@ from pdcluster_connector.core.ranges import CopyShape, Grid, GroupSlice, plan_ra
 from pdcluster_connector.core.sending import CutLane, Push, PushKey, PushPhase, Send
 from pdcluster_connector.core.tp_mapping import WHOLE
 from pdcluster_connector.device import CpuDevice
-from pdcluster_connector.reshard.staging import Room
+from pdcluster_connector.reshard.staging import StagingRoom
 from pdcluster_connector.transport.fake import FakeNetwork
 from pdcluster_connector.worker.writes import MAX_WRITES_IN_FLIGHT, Batch, LayerRecord, Part, WriteQueue
 from pdcluster_protocol.ids import Attempt, TransferId
@@ -41,7 +41,7 @@ class Bench:
         shape = CopyShape(0, grid, grid, 1, 1, 1, BLOCK, WHOLE)
         ranges = plan_ranges(shape, GroupSlice(0, num_blocks, self.blocks, self.blocks))
         record = LayerRecord(1, 0, 0.0, ranges.total_bytes, unacked_bytes=ranges.total_bytes)
-        room = Room(self._count_release) if is_staged else None
+        room = StagingRoom(self._count_release) if is_staged else None
         part = Part(self.push, ranges, self.source.ctypes.data, self.target.ctypes.data, record, room)
         self.push.plan(ranges.total_bytes, 1, is_last=True)
         self.queue.add(Batch(None, (part,)))
@@ -226,7 +226,7 @@ def test_pushes_that_keep_staging_room_for_long_are_known_until_it_comes_back() 
 
 def test_a_room_with_two_holders_comes_back_once_both_have_let_go() -> None:
     released: list[str] = []
-    room = Room(lambda: released.append("back"), 2)
+    room = StagingRoom(lambda: released.append("back"), 2)
     room.release()
     assert released == []
     room.release()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_operator.core.queueing import KeyQueue, Pace
+from pdcluster_operator.core.queueing import KeyQueue, RetryPace
 
-PACE = Pace(gather_s=0.1, first_s=1.0, most_s=60.0)
+PACE = RetryPace(gather_s=0.1, first_s=1.0, most_s=60.0)
 
 
 def queue_of(*keys: str, max_running: int = 4) -> KeyQueue[str]:

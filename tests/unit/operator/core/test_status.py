@@ -11,9 +11,9 @@ from operator_cases.statuses import ALL_READY, FAILED_STATUS, FIRST, HALF_WAY, N
 from pdcluster_operator.core.conditions import Counts, Status, Truth, Type, counts_of
 from pdcluster_operator.core.fleet import RoleFleet, Workload
 from pdcluster_operator.core.status import (
-    Event,
     EventKind,
     Facts,
+    KubernetesEvent,
     Problems,
     Verification,
     events_between,
@@ -323,7 +323,7 @@ def test_events_are_sent_for_changes_only() -> None:
 def test_events_say_what_became_of_which_condition() -> None:
     failed = replace(WELL, verification=Verification.FAILED, verification_error="timeout")
     assert events_between(WELL_STATUS, reduce_status(failed, WELL_STATUS, now=2000)) == (
-        Event(EventKind.WARNING, "VerificationFailed", "TransferVerified: timeout"),
+        KubernetesEvent(EventKind.WARNING, "VerificationFailed", "TransferVerified: timeout"),
     )
 
 
@@ -341,7 +341,7 @@ def test_a_first_look_tells_what_is_true_or_wrong_and_not_what_is_not_yet() -> N
     events = events_between(None, reduce_status(FIRST, None, now=0))
     assert [event.reason for event in events] == ["Valid", "RollingOut"]
     refused = events_between(None, reduce_status(replace(FIRST, refusal="block sizes differ"), None, now=0))
-    assert refused[0] == Event(EventKind.WARNING, "Refused", "Accepted: block sizes differ")
+    assert refused[0] == KubernetesEvent(EventKind.WARNING, "Refused", "Accepted: block sizes differ")
 
 
 def test_counts_are_of_all_workloads_of_a_role() -> None:

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from pdcluster_operator.core.observed import VerificationResult
 from pdcluster_operator.core.status import Verification
-from pdcluster_operator.core.trials import PATIENCE, Trial, Verdict
+from pdcluster_operator.core.trials import PATIENCE, TargetTrials, TrialVerdict
 
 FAILED = VerificationResult(Verification.FAILED, "no KV")
 
 
 def test_only_one_request_is_under_way() -> None:
-    trial = Trial("t", 0.0)
+    trial = TargetTrials("t", 0.0)
     assert trial.may_start(0.0)
     assert not trial.started().may_start(1e9)
 
 
 def test_a_pass_is_a_pass() -> None:
-    assert Trial("t", 0.0, num_failures=3, result=FAILED).ended(Verdict.PASSED, "", 5.0, 0.0).result == (
+    assert TargetTrials("t", 0.0, num_failures=3, result=FAILED).ended(TrialVerdict.PASSED, "", 5.0, 0.0).result == (
         VerificationResult(Verification.PASSED)
     )
 
 
 def test_failures_are_told_at_once_and_tried_again_later_and_later() -> None:
-    trial, waits = Trial("t", 0.0), []
+    trial, waits = TargetTrials("t", 0.0), []
     for _ in range(9):
-        trial = trial.started().ended(Verdict.FAILED, "no KV", 0.0, 0.999999)
+        trial = trial.started().ended(TrialVerdict.FAILED, "no KV", 0.0, 0.999999)
         assert trial.result == FAILED
         assert trial.due_at is not None
         waits.append(round(trial.due_at))
@@ -32,13 +32,13 @@ def test_failures_are_told_at_once_and_tried_again_later_and_later() -> None:
 
 
 def test_that_nobody_answered_is_a_verdict_only_when_it_goes_on() -> None:
-    trial = Trial("t", 0.0)
+    trial = TargetTrials("t", 0.0)
     for _ in range(PATIENCE - 1):
-        trial = trial.ended(Verdict.NOBODY_ANSWERED, "no KV", 0.0, 0.0)
+        trial = trial.ended(TrialVerdict.NOBODY_ANSWERED, "no KV", 0.0, 0.0)
         assert trial.result is None
-    assert trial.ended(Verdict.NOBODY_ANSWERED, "no KV", 0.0, 0.0).result == FAILED
+    assert trial.ended(TrialVerdict.NOBODY_ANSWERED, "no KV", 0.0, 0.0).result == FAILED
 
 
 def test_a_failure_stays_known_while_nobody_answers() -> None:
-    trial = Trial("t", 0.0).ended(Verdict.FAILED, "no KV", 0.0, 0.0)
-    assert trial.ended(Verdict.NOBODY_ANSWERED, "away", 0.0, 0.0).result == FAILED
+    trial = TargetTrials("t", 0.0).ended(TrialVerdict.FAILED, "no KV", 0.0, 0.0)
+    assert trial.ended(TrialVerdict.NOBODY_ANSWERED, "away", 0.0, 0.0).result == FAILED

@@ -9,11 +9,11 @@ import pytest
 
 from fakes.kube_api import endpoint, slice_of
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.endpoint_slices import EndpointSlice, Picture, members_of
+from pdcluster_router.core.endpoint_slices import Discovered, EndpointSlice, members_of
 from pdcluster_router.core.membership import Member
 
 
-def picture(*slices: dict[str, Any]) -> Picture:
+def picture(*slices: dict[str, Any]) -> Discovered:
     """Each slice is newer than the one before it."""
     numbered = [
         {**one, "metadata": {**one["metadata"], "resourceVersion": str(number)}} for number, one in enumerate(slices, 9)
@@ -21,14 +21,14 @@ def picture(*slices: dict[str, Any]) -> Picture:
     return members_of(msgspec.convert(numbered, list[EndpointSlice]))
 
 
-def states(found: Picture) -> dict[str, str]:
+def states(found: Discovered) -> dict[str, str]:
     return {member.url: member.state.value for member in found.members}
 
 
 def test_a_slice_names_its_engines_with_role_revision_and_pod() -> None:
     found = picture(slice_of("a", "prefill", endpoint("10.0.0.1", "u1"), revision="abc", port=8100))
     member = Member("http://10.0.0.1:8100", Role.PREFILL, "abc", "u1", "pod-u1")
-    assert found == Picture((member,))
+    assert found == Discovered((member,))
 
 
 @pytest.mark.parametrize(
@@ -139,4 +139,4 @@ def test_a_slice_that_cannot_be_used_is_said_and_the_others_count(changes: dict[
 
 @pytest.mark.parametrize("nothing", [{"endpoints": None}, {"endpoints": []}, {"endpoints": None, "ports": None}])
 def test_a_slice_without_endpoints_is_no_problem(nothing: dict[str, Any]) -> None:
-    assert picture({**slice_of("a", "decode"), **nothing}) == Picture()
+    assert picture({**slice_of("a", "decode"), **nothing}) == Discovered()

@@ -11,7 +11,7 @@ import pytest
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.breaker import NUM_IN_A_ROW, Breaker, Circuit
 from pdcluster_router.core.load import Load
-from pdcluster_router.core.membership import State
+from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.placement import (
     choose,
     decode_tiers,
@@ -45,8 +45,10 @@ class Stands:
         return self.word[1]
 
     @property
-    def state(self) -> State:
-        return {"!": State.NOT_READY, "~": State.FINISHING, "x": State.LEAVING}.get(self.word[2], State.SERVING)
+    def state(self) -> EngineState:
+        return {"!": EngineState.NOT_READY, "~": EngineState.FINISHING, "x": EngineState.LEAVING}.get(
+            self.word[2], EngineState.SERVING
+        )
 
     @property
     def is_healthy(self) -> bool:

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from pdcluster_router.core.scrub import MAX_REASON_CHARS
-from pdcluster_router.telemetry.failures import MAX_LINES_PER_S, Failure, Failures, Kind
+from pdcluster_router.telemetry.failures import MAX_LINES_PER_S, Failure, FailureKind, Failures
 
 
 class Clock:
@@ -23,32 +23,32 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def counted() -> list[Kind]:
+def counted() -> list[FailureKind]:
     return []
 
 
 @pytest.fixture
-def failures(clock: Clock, counted: list[Kind]) -> Failures:
+def failures(clock: Clock, counted: list[FailureKind]) -> Failures:
     return Failures(counted.append, clock)
 
 
 def test_a_failure_is_one_line_with_all_keys_and_one_count(
-    failures: Failures, counted: list[Kind], caplog: pytest.LogCaptureFixture
+    failures: Failures, counted: list[FailureKind], caplog: pytest.LogCaptureFixture
 ) -> None:
-    failures.tell(Failure(Kind.PREFILL_FAILED, "R-1", "t-1", 2, "prefill-0", "it answered 500"))
-    failures.tell(Failure(Kind.QUEUE_FULL))
+    failures.tell(Failure(FailureKind.PREFILL_FAILED, "R-1", "t-1", 2, "prefill-0", "it answered 500"))
+    failures.tell(Failure(FailureKind.QUEUE_FULL))
     assert caplog.messages == [
         "failure kind=prefill_failed request_id=R-1 transfer_id=t-1 attempt=2 engine=prefill-0 reason=it answered 500",
         "failure kind=queue_full request_id=- transfer_id=- attempt=0 engine=- reason=-",
     ]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
-    assert counted == [Kind.PREFILL_FAILED, Kind.QUEUE_FULL]
+    assert counted == [FailureKind.PREFILL_FAILED, FailureKind.QUEUE_FULL]
 
 
 def test_a_stranger_cannot_write_a_line_of_its_own_or_a_long_one(
     failures: Failures, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failures.tell(Failure(Kind.BAD_TOKEN, transfer_id="x\nfailure kind=decode_lost", reason="y\n" * 10_000))
+    failures.tell(Failure(FailureKind.BAD_TOKEN, transfer_id="x\nfailure kind=decode_lost", reason="y\n" * 10_000))
     (line,) = caplog.messages
     assert "\n" not in line
     assert "transfer_id=x_failure_kind=decode_lost attempt=0" in line
@@ -56,18 +56,18 @@ def test_a_stranger_cannot_write_a_line_of_its_own_or_a_long_one(
 
 
 def test_a_storm_is_counted_whole_and_logged_in_part(
-    failures: Failures, clock: Clock, counted: list[Kind], caplog: pytest.LogCaptureFixture
+    failures: Failures, clock: Clock, counted: list[FailureKind], caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(1000):
-        failures.tell(Failure(Kind.CLIENT_GONE))
-    failures.tell(Failure(Kind.DECODE_LOST))
+        failures.tell(Failure(FailureKind.CLIENT_GONE))
+    failures.tell(Failure(FailureKind.DECODE_LOST))
     assert len(counted) == 1001
     assert len(caplog.messages) == MAX_LINES_PER_S + 2
     assert caplog.messages[-2] == "failure kind=client_gone: more in this second are counted, not logged"
     clock.now += 1.0
-    failures.tell(Failure(Kind.CLIENT_GONE))
+    failures.tell(Failure(FailureKind.CLIENT_GONE))
     assert len(caplog.messages) == MAX_LINES_PER_S + 3
 
 
 def test_kinds_are_words_that_fit_a_label() -> None:
-    assert all(kind.value == kind.name.lower() for kind in Kind)
+    assert all(kind.value == kind.name.lower() for kind in FailureKind)

@@ -13,7 +13,7 @@ from operator_cases.objects import both
 from pdcluster_cli import drain, ready
 from pdcluster_connector.settings import parse_settings
 from pdcluster_operator.api.engine_args import ON_ONE_NODE, SET_ELSEWHERE
-from pdcluster_operator.core.manifests.command import Place, spelled_arg
+from pdcluster_operator.core.manifests.command import PodPlace, spelled_arg
 from pdcluster_operator.core.manifests.engine_pod import engine_template
 from pdcluster_operator.core.manifests.pool import Pool
 from pdcluster_operator.core.plan import pool_of
@@ -41,8 +41,8 @@ NODES = {**both("device", {"kind": "cuda"}), **both("parallelism.tensor", 16), *
 
 SPLIT = both("parallelism", {"tensor": 2, "pipeline": 2, "data": 2})
 WRITTEN = [
-    *((SPLIT, role, Place.ALONE) for role in Role),
-    *((NODES, role, place) for role in Role for place in (Place.LEADER, Place.WORKER)),
+    *((SPLIT, role, PodPlace.ALONE) for role in Role),
+    *((NODES, role, place) for role in Role for place in (PodPlace.LEADER, PodPlace.WORKER)),
 ]
 
 
@@ -50,7 +50,7 @@ def pool(changes: dict[str, Any]) -> Pool:
     return pool_of(make_cluster(changes), IMAGE)
 
 
-def pod(changes: dict[str, Any], role: Role, place: Place = Place.ALONE) -> dict[str, Any]:
+def pod(changes: dict[str, Any], role: Role, place: PodPlace = PodPlace.ALONE) -> dict[str, Any]:
     return engine_template(pool(changes), role, "0a1b2c3d", place)
 
 
@@ -265,7 +265,7 @@ def test_overrides_lie_over_it_but_never_over_our_labels() -> None:
 
 class TestOverNodes:
     def test_the_leader_answers_and_the_workers_only_compute(self) -> None:
-        leader, worker = (pod(NODES, Role.DECODE, place) for place in (Place.LEADER, Place.WORKER))
+        leader, worker = (pod(NODES, Role.DECODE, place) for place in (PodPlace.LEADER, PodPlace.WORKER))
         assert argument(leader, "node-rank") == "0"
         assert argument(worker, "node-rank") == "$(LWS_WORKER_INDEX)"
         assert engine(worker)["command"][-1] == "serve"
@@ -277,7 +277,7 @@ class TestOverNodes:
 
     @pytest.mark.parametrize("role", Role)
     def test_a_worker_that_is_to_go_waits_until_its_leader_has_nothing_to_do(self, role: Role) -> None:
-        template = pod({**NODES, "spec.drain.timeoutSeconds": 77}, role, Place.WORKER)
+        template = pod({**NODES, "spec.drain.timeoutSeconds": 77}, role, PodPlace.WORKER)
         shell, flag, script = engine(template)["lifecycle"]["preStop"]["exec"]["command"]
         assert (shell, flag) == ("sh", "-c")
         env = {"PATH": "", "LWS_LEADER_ADDRESS": "pool-0.pool.default"}
@@ -288,25 +288,25 @@ class TestOverNodes:
         assert template["spec"]["terminationGracePeriodSeconds"] == 107
 
     def test_a_leader_asks_itself(self) -> None:
-        leader = pod(NODES, Role.DECODE, Place.LEADER)
+        leader = pod(NODES, Role.DECODE, PodPlace.LEADER)
         assert engine(leader)["lifecycle"] == engine(pod(CPU, Role.DECODE))["lifecycle"]
 
     def test_only_the_leader_has_the_label_by_which_it_is_found(self) -> None:
-        leader, worker = (pod(NODES, Role.DECODE, place) for place in (Place.LEADER, Place.WORKER))
+        leader, worker = (pod(NODES, Role.DECODE, place) for place in (PodPlace.LEADER, PodPlace.WORKER))
         assert leader["metadata"]["labels"]["pdcluster.dev/leader"] == "true"
         assert "pdcluster.dev/leader" not in worker["metadata"]["labels"]
 
     def test_all_of_an_instance_have_one_engine_id_and_one_master(self) -> None:
-        for place in (Place.LEADER, Place.WORKER):
+        for place in (PodPlace.LEADER, PodPlace.WORKER):
             template = pod(NODES, Role.DECODE, place)
             assert transfer(template)["engine_id"] == "$(LWS_LEADER_ADDRESS)"
             assert argument(template, "master-addr") == "$(LWS_LEADER_ADDRESS)"
             assert argument(template, "nnodes") == "2"
 
     def test_the_leader_asks_for_the_ranks_on_its_own_node(self) -> None:
-        leader = pod(NODES, Role.DECODE, Place.LEADER)
+        leader = pod(NODES, Role.DECODE, PodPlace.LEADER)
         assert engine(leader)["readinessProbe"]["exec"]["command"][-2:] == ["--ranks", "8"]
 
     def test_each_pod_has_its_part_of_the_devices(self) -> None:
-        template = pod(NODES, Role.DECODE, Place.WORKER)
+        template = pod(NODES, Role.DECODE, PodPlace.WORKER)
         assert engine(template)["resources"]["limits"] == {"nvidia.com/gpu": "8"}

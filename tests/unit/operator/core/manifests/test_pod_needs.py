@@ -8,7 +8,7 @@ import pytest
 
 from fakes.operator_cluster import IMAGE, make_cluster
 from operator_cases.objects import both
-from pdcluster_operator.core.manifests.command import Place, mooncake_ports
+from pdcluster_operator.core.manifests.command import PodPlace, mooncake_ports
 from pdcluster_operator.core.manifests.engine_pod import engine_template
 from pdcluster_operator.core.manifests.router import router_deployment
 from pdcluster_operator.core.plan import pool_of
@@ -19,7 +19,7 @@ RDMA: Final = {**CUDA, "spec.transfer.protocol": "rdma"}
 NODES: Final = {**RDMA, **both("parallelism.tensor", 16), **both("nodesPerInstance", 2)}
 
 
-def pod(changes: dict[str, Any], role: Role = Role.DECODE, place: Place = Place.ALONE) -> dict[str, Any]:
+def pod(changes: dict[str, Any], role: Role = Role.DECODE, place: PodPlace = PodPlace.ALONE) -> dict[str, Any]:
     found: dict[str, Any] = engine_template(pool_of(make_cluster(changes), IMAGE), role, "0a1b2c3d", place)["spec"]
     return found
 
@@ -36,7 +36,7 @@ def env(spec: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("role", Role)
 def test_an_engine_with_rdma_may_lock_memory_and_nothing_else(role: Role) -> None:
     """Capabilities of a user that is not root are never in effect: Kubernetes sets no ambient ones."""
-    for spec in (pod(RDMA, role), pod(NODES, role, Place.LEADER), pod(NODES, role, Place.WORKER)):
+    for spec in (pod(RDMA, role), pod(NODES, role, PodPlace.LEADER), pod(NODES, role, PodPlace.WORKER)):
         assert spec["securityContext"]["runAsUser"] == 0
         assert spec["securityContext"]["runAsNonRoot"] is False
         container = spec["containers"][0]["securityContext"]
@@ -65,7 +65,7 @@ def test_every_other_engine_and_every_router_is_a_user_without_capabilities(chan
 )
 def test_no_engine_is_best_effort(changes: dict[str, Any], kept: dict[str, str]) -> None:
     """Devices do not count: without requests a pod with eight GPUs is the first to be evicted."""
-    place = Place.WORKER if changes is NODES else Place.ALONE
+    place = PodPlace.WORKER if changes is NODES else PodPlace.ALONE
     assert pod(changes, place=place)["containers"][0]["resources"]["requests"] == kept
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import yaml
 from tools.crd import KINDS, Kind, crd
-from tools.reference import flags
+from tools.reference import errors, flags
 from tools.reference.page import page
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -38,14 +38,19 @@ def text_of(kind: Kind) -> str:
     return HEADER + yaml.dump(crd(kind), Dumper=Plain, sort_keys=False, width=120, allow_unicode=True)
 
 
+def page_of(command: str) -> str:
+    """The reference page of a command."""
+    return flags.page(command, flags.COMMANDS[command]) + (errors.section() if command == "router" else "")
+
+
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for kind in KINDS:
         file_of(kind).write_text(text_of(kind))
     REFERENCE.parent.mkdir(exist_ok=True)
     REFERENCE.write_text(page())
-    for command, known in flags.COMMANDS.items():
-        flags.file_of(command).write_text(flags.page(command, known))
+    for command in flags.COMMANDS:
+        flags.file_of(command).write_text(page_of(command))
 
 
 if __name__ == "__main__":

@@ -6,10 +6,12 @@ Every error that the router itself answers is declared here, so that status, typ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import orjson
 
+BadRequest = Literal["invalid_request", "invalid_http", "invalid_timeout", "invalid_order"]
+"""Codes of a 400."""
 _INVALID: Final = "invalid_request_error"
 _SERVER: Final = "server_error"
 _RETRY_AFTER_S: Final = 2
@@ -47,7 +49,7 @@ class RefusedRequest(Exception):
         self.error = error
 
 
-def bad_request(message: str, code: str = "invalid_request") -> ApiError:
+def bad_request(message: str, code: BadRequest = "invalid_request") -> ApiError:
     return ApiError(400, _INVALID, code, message)
 
 
@@ -123,6 +125,11 @@ def not_verified(reason: str) -> ApiError:
 def no_engine(role: str, reason: str) -> ApiError:
     message = f"no {role} engine can be reached: {reason}"
     return ApiError(503, _SERVER, f"no_{role}_engine", message, _RETRY_AFTER_S)
+
+
+def not_ready(problem: str) -> ApiError:
+    """``/health`` alone says so."""
+    return ApiError(503, _SERVER, "not_ready", problem)
 
 
 def draining() -> ApiError:

@@ -27,9 +27,11 @@ from pdcluster_router.core.openai_errors import (
     ApiError,
     RefusedRequest,
     bad_request,
+    draining,
     method_not_allowed,
     no_engine,
     not_found,
+    not_ready,
 )
 from pdcluster_router.engines.health import Probes, health_of
 from pdcluster_router.front.engines_page import POOL_PATH, describe_pool
@@ -128,11 +130,11 @@ async def read_health(request: Request) -> Response:
     """200 when a prefill and a decode engine of one revision are well; otherwise 503 and who is missing."""
     router = _router(request)
     if router.is_draining:
-        return _error(ApiError(503, "server_error", "draining", "this router is shutting down"))
+        return _error(draining())
     health = health_of(router.services.roster)
     if not health.problem:
         return Response(b'{"status":"ok"}', media_type=_JSON)
-    return _error(ApiError(503, "server_error", "not_ready", health.problem))
+    return _error(not_ready(health.problem))
 
 
 async def read_metrics(request: Request) -> Response:

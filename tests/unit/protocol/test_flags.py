@@ -9,7 +9,8 @@ from typing import Annotated
 
 import pytest
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from tools.reference.flags import COMMANDS, file_of, page
+from tools.crds import page_of
+from tools.reference.flags import COMMANDS, file_of
 
 from pdcluster_protocol.flags import Flags
 
@@ -86,5 +87,5 @@ def test_a_page_has_default_bounds_and_reason_of_each() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_commands_page_is_fresh_and_says_the_reason_of_each_flag(command: str) -> None:
-    assert file_of(command).read_text() == page(command, COMMANDS[command]), "make crds"
+    assert file_of(command).read_text() == page_of(command), "make crds"
     assert [flag for flag, *_, reason in COMMANDS[command].rows() if len(reason) < 20] == []

@@ -11,6 +11,8 @@ from benchmarks.rank_processes import RankError, RankProcesses, Tp, start_ranks
 from benchmarks.ranks import Request
 from benchmarks.references import Way
 
+pytestmark = pytest.mark.slow
+
 SHAPE = KvShape(block_size=16, num_blocks=9, num_layers=2, head_bytes=8)
 WITH_PLACES = [way for way in Way if way.writes_blocks]
 

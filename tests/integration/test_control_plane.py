@@ -20,7 +20,7 @@ from control_plane.recipe import kubernetes_version
 from integration.harness import eventually
 from integration.processes import descendants, env_with_tests, is_port_free, is_running
 
-pytestmark = pytest.mark.control_plane
+pytestmark = [pytest.mark.control_plane, pytest.mark.slow]  # every other test of the operator stands on it
 
 PARENT: Final = Path(__file__).with_name("control_plane_parent.py")
 

@@ -229,8 +229,11 @@ def test_a_mooncake_of_the_image_that_is_new_enough_stays_whatever_was_given(fou
 
 @pytest.mark.parametrize(
     ("version", "files"),
-    [("0.3.11.post1", LOADS), ("0.3.9", LOADS), (MOONCAKE, needs(*CUDA_12))],
-    ids=["too old", "too old with a larger digit", "for CUDA 12"],
+    [
+        pytest.param("0.3.11.post1", LOADS, id="too old"),
+        pytest.param("0.3.9", LOADS, id="too old with a larger digit", marks=pytest.mark.slow),
+        pytest.param(MOONCAKE, needs(*CUDA_12), id="for CUDA 12", marks=pytest.mark.slow),
+    ],
 )
 def test_a_mooncake_of_the_image_that_cannot_serve_goes_whole_before_the_other_comes(
     found: Image, version: str, files: Mapping[str, str | bytes]

@@ -22,6 +22,7 @@ def test_the_operator_writes_nothing_at_rest_but_its_lease(report: Report) -> No
     assert report.phases["at rest"].by_hand == 0
 
 
+@pytest.mark.slow
 def test_every_phase_did_its_work(report: Report) -> None:
     assert list(report.phases) == ["create", "at rest", "scale", "churn"]
     counts = {name: phase.counts for name, phase in report.phases.items()}

@@ -92,6 +92,7 @@ def test_bytes_that_every_count_finds_right_verify_nothing_where_they_are_not_wh
         assert eventually(lambda: blocks_in_use(pool) == 0)
 
 
+@pytest.mark.slow
 def test_a_model_with_a_short_context_is_verified_with_a_shorter_prompt(harness: Harness) -> None:
     short = ("--max-model-len", "256", "--block-size", "32")
     with harness.start_pool(prefill_args=short, decode_args=short) as pool:

@@ -66,6 +66,7 @@ def test_an_engine_runs_as_main_with_its_own_arguments_and_environment(zygote_he
     )
 
 
+@pytest.mark.slow  # another vLLM or NumPy may break it, no change of ours
 def test_what_engines_on_accelerators_import_leaves_no_thread_behind(tmp_path: Path) -> None:
     """NumPy's OpenBLAS makes a thread for each further core while it is imported, and no fork is safe after that."""
     log = tmp_path / "zygote.log"

@@ -15,6 +15,8 @@ from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 from property.engines import CELL, Scene, scenes
 from property.test_link import Bytes, cells, filled, size_of, wanted
 
+torch.set_num_threads(1)  # a few bytes at a time: two threads cost twice the time of one
+
 KEY = "transfer"
 
 

@@ -71,6 +71,8 @@ def denial_of(commands: Commands) -> str:
     (reply,) = commands
     assert isinstance(reply, Reply)
     assert isinstance(reply.message, Denial)
+    assert reply.message.transfer_id == T
+    assert reply.message.attempt
     return reply.message.reason
 
 

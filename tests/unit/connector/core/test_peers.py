@@ -12,8 +12,9 @@ import msgspec
 from pdcluster_connector.core.link import Link
 from pdcluster_connector.core.peers import EARLY_S, MAX_REFUSED, Incoming, Peers
 from pdcluster_connector.core.receiving import PeerId, Reply
-from pdcluster_connector.core.reception import PRUNE_EVERY_S, Reception
-from pdcluster_protocol.side_channel import Done, Fenced, Hello, Progress, RankLayout, Refusal, Revoke
+from pdcluster_connector.core.reception import MAX_PARKED, PRUNE_EVERY_S, Reception
+from pdcluster_protocol.ids import Attempt, TransferId
+from pdcluster_protocol.side_channel import Denial, Done, Fenced, Hello, Progress, RankLayout, Refusal, Revoke
 from unit.connector.core.test_reception import (
     EXPECTED,
     FIRST,
@@ -34,6 +35,7 @@ from unit.connector.core.test_reception import (
 )
 
 MANY = 3000
+NOTHING = Incoming(Link((), (), Fraction(1)), Fraction(1), frozenset({0}))
 LATER = EARLY_S + PRUNE_EVERY_S
 
 
@@ -73,7 +75,7 @@ def test_a_rank_that_says_something_else_is_worked_out_anew_and_one_that_repeats
 
     def work_out(news: Hello) -> Incoming:
         asked.append(news)
-        return Incoming(Link((), (), Fraction(1)), Fraction(1), frozenset({0}))
+        return NOTHING
 
     for number, words in enumerate(said):
         made.add(PeerId(b"%d" % number), words, work_out, now=0.0)
@@ -84,15 +86,25 @@ def test_a_rank_that_says_something_else_is_worked_out_anew_and_one_that_repeats
 
 
 def test_engines_that_are_gone_leave_nothing() -> None:
-    made, incoming = Peers(), Incoming(Link((), (), Fraction(1)), Fraction(1), frozenset({0}))
+    made = Peers()
     tracemalloc.start()
     for number in range(MANY):
-        made.add(PEER, hello(boot=f"life {number}"), lambda _: incoming, now=0.0)
+        made.add(PEER, hello(boot=f"life {number}"), lambda _: NOTHING, now=0.0)
         made.forget(PEER)
     gc.collect()
     num_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert num_bytes < 20 * MANY
+
+
+def test_parked_opens_are_bounded() -> None:
+    made = reception()
+    for number in range(MAX_PARKED):
+        list(made.hear(PEER, open_(transfer=TransferId(f"t{number}")), now=0.0))
+    last = TransferId("one more")
+    denial = hear(made, open_(Attempt(2), transfer=last))
+    assert isinstance(denial, Denial)
+    assert (denial.transfer_id, denial.attempt) == (last, 2)
 
 
 def test_a_refused_peer_is_told_the_same_reason_whenever_it_says_something() -> None:
@@ -103,6 +115,16 @@ def test_a_refused_peer_is_told_the_same_reason_whenever_it_says_something() -> 
     assert hear(made, open_()) == hear(made, Done(T, FIRST, NUM_BYTES, 2)) == reply
     list(made.expire(now=LATER))
     assert "say hello first" in reason_for(made, PEER)
+
+
+def test_a_refused_peer_that_is_welcome_later_or_forgotten_is_refused_no_more() -> None:
+    made = Peers()
+    for peer in (PEER, OTHER):
+        made.refuse(peer, "another layout", now=0.0)
+        assert made.refusal(peer) == "another layout"
+    made.forget(PEER)
+    made.add(OTHER, hello(), lambda _: NOTHING, now=1.0)
+    assert made.refusal(PEER) == made.refusal(OTHER) == ""
 
 
 def test_of_many_refused_peers_the_newest_are_told_why() -> None:

@@ -14,8 +14,10 @@ from pdcluster_connector.core.ranges import (
     MissingBlockError,
     bytes_of,
     plan_ranges,
+    require_held,
 )
 from pdcluster_connector.core.tp_mapping import WHOLE, Share
+from pdcluster_protocol.errors import ProtocolError
 
 BLOCK = Grid(16, 100, 16, 100, 100, 0, 0)
 """16 tokens in 100 bytes."""
@@ -90,3 +92,22 @@ def test_state_is_one_block_for_a_request() -> None:
     assert rows(plan_ranges(shape, GroupSlice(0, 1, [3], [8]))) == [(300, 800, 90)]
     assert rows(plan_ranges(shape, GroupSlice(0, 0, [], []))) == []
     assert bytes_of(shape, [(0, 1)]) == 90
+
+
+@pytest.mark.parametrize(
+    ("blocks", "problem"),
+    [
+        ([7], "decode named 1 blocks in KV group 0 for tokens 10 to 40, which are in 3"),
+        ([7, 8], "decode named 2 blocks in KV group 0 for tokens 10 to 40, which are in 3"),
+        ([7, 8, 100], "decode reserved block 100 in KV group 0, and has blocks 0 to 99"),
+        ([-1, 7, 8], "decode reserved block -1 in KV group 0, and has blocks 0 to 99"),
+    ],
+)
+def test_blocks_that_decode_cannot_mean_are_refused(blocks: list[int], problem: str) -> None:
+    with pytest.raises(ProtocolError, match=f"^{problem}$"):
+        require_held(WHOLE_BLOCKS, GroupSlice(10, 40, [1, 2, 3], blocks), 100)
+
+
+def test_blocks_that_decode_has_are_taken() -> None:
+    require_held(WHOLE_BLOCKS, GroupSlice(10, 40, [1, 2, 3], [0, 98, 99]), 100)
+    require_held(WHOLE_BLOCKS, GroupSlice(40, 40, [], []), 100)

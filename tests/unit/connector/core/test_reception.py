@@ -10,7 +10,6 @@ import pytest
 from pdcluster_connector.core.peers import MAX_PEERS
 from pdcluster_connector.core.receiving import CutSession, PeerId, ReceiveTimes, Reply, Report, SessionId
 from pdcluster_connector.core.reception import (
-    MAX_PARKED,
     SESSION_IDLE_S,
     Command,
     Ended,
@@ -191,13 +190,6 @@ def test_an_open_after_a_failed_end_is_denied_at_once() -> None:
     made = expecting()
     assert not report_of(made.cancel(R, "aborted", now=1.0)).is_received
     assert "has ended" in reason_of(hear(made, open_()))
-
-
-def test_parked_opens_are_bounded() -> None:
-    made = reception()
-    for number in range(MAX_PARKED):
-        list(made.hear(PEER, open_(transfer=TransferId(f"t{number}")), now=0.0))
-    assert isinstance(hear(made, open_(transfer=TransferId("one more"))), Denial)
 
 
 def test_a_failure_that_comes_before_the_announcement_loses_the_attempt_when_it_is_announced() -> None:

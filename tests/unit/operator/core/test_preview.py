@@ -89,6 +89,13 @@ def test_an_argument_of_one_role_leaves_the_other_alone() -> None:
     assert section("removed in the end", found) == [f"Deployment pool-decode-{REVISION}-{DECODE}"]
 
 
+def test_routers_are_replaced_by_what_changes_their_pods_alone() -> None:
+    says = "routers are replaced, one at a time"
+    assert says in lines(SMALL, {"spec.router": {"requestTimeoutSeconds": 60}})
+    for before, after in ((SMALL, SMALL), (None, SMALL), (SMALL, {f"{D}.replicas": 3})):
+        assert says not in lines(before, after)
+
+
 def test_while_it_is_paused_the_steps_wait() -> None:
     found = lines(SMALL, {"spec.image": "engine:2", "spec.rollout.paused": True})
     assert len(section("steps, when rollout.paused is false again", found)) == 2

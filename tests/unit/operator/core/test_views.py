@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pdcluster_operator.core.views import ChildView, PodView, digest_of, view_of
+from pdcluster_operator.api.base import API_VERSION
+from pdcluster_operator.core.views import ChildView, ClusterView, PodView, digest_of, view_of
 from pdcluster_protocol import labels
 
 OWN = {labels.CLUSTER: "pool", labels.ROLE: "decode", labels.REVISION: "r", labels.TEMPLATE: "t"}
@@ -30,6 +31,19 @@ def child(**rest: Any) -> ChildView:
 
 
 READY = [{"type": "Ready", "status": "True"}]
+
+
+def test_a_cluster_is_kept_with_its_labels_and_without_the_noise() -> None:
+    view = view_of(body("PDCluster", API_VERSION, {"managedFields": [1]}, spec={"a": 1}))
+    assert isinstance(view, ClusterView)
+    assert (view.uid, view.resource_version, view.cluster, view.labels) == ("u", "5", "x", OWN)
+    kept = {"name": "x", "namespace": "ns", "uid": "u", "resourceVersion": "5", "labels": OWN}
+    assert view.document == {
+        "apiVersion": API_VERSION,
+        "kind": "PDCluster",
+        "metadata": kept,
+        "spec": {"a": 1},
+    }
 
 
 def test_a_pod_is_ready_live_or_going() -> None:
@@ -82,6 +96,8 @@ def test_a_deployment_tells_its_numbers_and_its_owner() -> None:
     )
     assert (view.replicas, view.there, view.ready, view.created_s) == (3, 2, 1, 60)
     assert (view.owner_uid, view.problem, view.cluster) == ("pool-uid", "exceeded quota", "pool")
+    over = [{**failure[0], "status": "False"}]
+    assert child(spec={}, status={"conditions": over}).problem == ""
 
 
 def test_status_and_an_engines_replicas_are_no_part_of_the_digest() -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pdcluster_router.core.estimate import MAX_MEDIA, MEDIA_TOKENS, estimate_prompt_tokens
+from pdcluster_router.core.estimate import MAX_MEDIA, MEDIA_TOKENS, estimate_prompt_tokens, tokens_of_text
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 300_000}}
 AUDIO = {"type": "input_audio", "input_audio": {"data": "A" * 300_000, "format": "wav"}}
@@ -41,3 +41,8 @@ def test_a_data_url_that_does_not_end_is_text() -> None:
 def test_more_pieces_than_are_looked_for_count_as_text() -> None:
     body = b'";base64,"' * 100_000
     assert estimate_prompt_tokens(body) == (len(body) // 4) + MAX_MEDIA * MEDIA_TOKENS
+
+
+@pytest.mark.parametrize(("num_bytes", "tokens"), [(0, 1), (3, 1), (4, 1), (7, 1), (8, 2), (11, 2)])
+def test_text_has_whole_tokens_and_one_at_least(num_bytes: int, tokens: int) -> None:
+    assert str(tokens_of_text(num_bytes)) == str(tokens)

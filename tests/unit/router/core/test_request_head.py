@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pdcluster_router.core.openai_errors import RefusedRequest
 from pdcluster_router.core.request_head import MAX_ID_BYTES, origin_form, path_of, read_head
 
 
@@ -37,3 +38,17 @@ def test_length_and_expectation_are_read_and_headers_stay_when_none_is_for_one_h
     headers = [(b"host", b"a"), (b"content-length", b"7"), (b"expect", b"100-Continue"), (b"connection", b"close")]
     head = read_head("1.1", headers)
     assert (head.content_length, head.expects_continue, head.headers) == (7, True, headers)
+
+
+@pytest.mark.parametrize("hosts", [[], [(b"host", b"a"), (b"host", b"a")]], ids=["none", "two"])
+def test_a_request_names_one_host(hosts: list[tuple[bytes, bytes]]) -> None:
+    with pytest.raises(RefusedRequest) as refused:
+        read_head("1.1", [*hosts, (b"x-request-id", b"a")])
+    assert (refused.value.error.status, refused.value.error.code) == (400, "invalid_http")
+
+
+def test_an_expectation_that_is_not_known_is_refused_in_its_own_words() -> None:
+    with pytest.raises(RefusedRequest) as refused:
+        read_head("1.1", [(b"host", b"a"), (b"expect", b"tea \xe9")])
+    assert (refused.value.error.status, refused.value.error.code) == (417, "expectation_failed")
+    assert "'tea " in refused.value.error.message

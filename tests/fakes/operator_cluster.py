@@ -159,7 +159,8 @@ class FakeCluster:
         for prune in plan.prunes:
             self._require_version((prune.kind, prune.name), prune.version)
             self._spend()
-            del self.objects[prune.kind, prune.name]
+            gone = self.objects.pop((prune.kind, prune.name))
+            assert gone.document["apiVersion"] == prune.api_version
             self.pods.pop(prune.name, None)
             self.writes.append(f"delete {prune.kind} {prune.name}")
         if self.plan is None or self.plan.status != plan.status:

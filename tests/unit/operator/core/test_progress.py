@@ -73,9 +73,10 @@ def test_a_stop_is_complete_however_long_its_engines_take_to_go() -> None:
         assert status.reason(Type.DEGRADED) is Reason.AS_WANTED
 
 
-def test_a_pool_that_is_started_again_has_a_deadline_and_wakes_nobody() -> None:
+@pytest.mark.parametrize("wanted", [1, 2])
+def test_a_pool_that_is_started_again_has_a_deadline_and_wakes_nobody(wanted: int) -> None:
     stopped = replace(WELL, prefill=Counts(), decode=Counts(), is_target_empty=True)
-    none = Counts(wanted=2, least=1)
+    none = Counts(wanted=wanted, least=1)
     starts = replace(stopped, prefill=none, decode=none, verification=Verification.NOT_ASKED)
     status = reduce_status(starts, reduce_status(stopped, WELL_STATUS, now=2000), now=9000)
     assert progressing(status) == (Reason.ROLLING_OUT, 9000)

@@ -10,7 +10,7 @@ import pytest
 
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.breaker import NUM_IN_A_ROW, Breaker, Circuit
-from pdcluster_router.core.load import Load
+from pdcluster_router.core.load import FAILED_HALF_LIFE_S, Load
 from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.placement import (
     choose,
@@ -89,6 +89,15 @@ def test_of_a_few_engines_the_least_tokens_win_then_the_fewest_requests_then_the
     loads: list[tuple[int, int]], expected: str
 ) -> None:
     assert choose(loaded(*loads), now=0.0, chance=lambda: 0.9).name == expected
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_what_failed_there_counts_for_a_while(which: int) -> None:
+    engines = loaded((0, 0), (0, 0))
+    engines[which].load.add_failed(1000, now=5.0)
+    engines[1 - which].load.outstanding_tokens = 100
+    chosen = [choose(engines, now=5.0 + passed, chance=lambda: 0.9).name for passed in (0.0, 10 * FAILED_HALF_LIFE_S)]
+    assert chosen == [str(1 - which), str(which)]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``docs/kubernetes-operations.md`` is complete and true: reasons, alerts, what a change replaces, what is printed."""
+"""``docs/kubernetes-operations.md`` is complete and true: alerts, what a change replaces, what is printed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chart_cases.pages import OPERATIONS, commands_of
 from chart_cases.rendering import CHART
 from fakes.operator_cluster import make_cluster
 from operator_cases.objects import D, P
-from pdcluster_operator.core.conditions import Counts, Reason
+from pdcluster_operator.core.conditions import Counts
 from pdcluster_operator.core.explain import explain
 from pdcluster_operator.core.manifests.router import router_deployment
 from pdcluster_operator.core.observed import Observed
@@ -89,10 +89,6 @@ def test_a_change_replaces_what_the_page_says(field: str) -> None:
 def test_the_table_of_changes_has_no_row_that_nobody_checks() -> None:
     table = TEXT.split("| field | replaces |")[1].split("\n\n")[0]
     assert set(re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)) == set(REPLACES)
-
-
-def test_every_reason_has_a_row() -> None:
-    assert [reason.value for reason in Reason if not [row for row in ROWS if f"`{reason.value}`" in row]] == []
 
 
 def test_every_alert_has_a_row_with_its_severity() -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 import yaml
 from tools.crd import KINDS, Kind, crd
-from tools.reference import errors, flags
+from tools.reference import connector, errors, flags
 from tools.reference.page import page
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -49,6 +49,7 @@ def main() -> None:
         file_of(kind).write_text(text_of(kind))
     REFERENCE.parent.mkdir(exist_ok=True)
     REFERENCE.write_text(page())
+    connector.FILE.write_text(connector.page())
     for command in flags.COMMANDS:
         flags.file_of(command).write_text(page_of(command))
 

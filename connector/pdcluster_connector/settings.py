@@ -34,8 +34,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     transport: str = "mooncake"
     """Which transport moves the bytes. The only one that leaves a process is ``mooncake``."""
     transfer_protocol: str = "tcp"
-    """Mooncake's protocol: ``tcp``, ``rdma`` or ``ascend``. Default ``tcp``: works everywhere."""
+    """Mooncake's protocol: ``tcp``, ``rdma`` or ``ascend``, the same on all engines. Default ``tcp``: works everywhere.
+    It is enforced: the connector sets ``MC_FORCE_TCP`` or ``MC_FORCE_HCA``, and refuses other variables by which
+    Mooncake chooses, and ``rdma`` without a device that the process may open."""
     push: PushTiming = PushTiming.LAYERWISE
+    """Prefill: when a complete layer leaves. ``layerwise``: while the next one is computed. ``serial``: after the
+    prompt's last forward pass, which benchmarks compare with. Default ``layerwise``: the hand-over hides behind it."""
     handshake_timeout_s: float = 10.0
     """How long a prefill rank waits for a decode rank's ``Welcome``. Default 10: a live one answers in ms."""
     lease_s: float = 5.0
@@ -57,7 +61,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Prefill with token-major KV: how long the other ranks of the engine may be late for an exchange of KV, after
     which no request is resharded any more until the engine is restarted. Default 60: a rank is late for a forward pass
     at most. Half of it is the most that a rank itself waits for its device or for staging memory, and
-    a sixth how long a part may lie there while others want its room. At least ``least_reshard_timeout_s``."""
+    a sixth how long a part may lie there while others want its room. At least 3 x (``hold_s`` + 2) and
+    2 x (``handshake_timeout_s`` + 2)."""
     trace_file: str = ""
     """Append one JSON line for each ended push or receive. Default: none."""
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import pytest
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from tools.crds import page_of
+from tools.reference import connector
 from tools.reference.flags import COMMANDS, file_of
 
 from pdcluster_protocol.flags import Flags
@@ -89,3 +90,8 @@ def test_a_page_has_default_bounds_and_reason_of_each() -> None:
 def test_a_commands_page_is_fresh_and_says_the_reason_of_each_flag(command: str) -> None:
     assert file_of(command).read_text() == page_of(command), "make crds"
     assert [flag for flag, *_, reason in COMMANDS[command].rows() if len(reason) < 20] == []
+
+
+def test_the_page_of_the_connectors_settings_is_fresh_and_says_why() -> None:
+    assert connector.FILE.read_text() == connector.page(), "make crds"
+    assert [name for name, text in connector.docstrings().items() if len(text) < 20] == []

@@ -197,7 +197,7 @@ class Pair:
 @contextmanager
 def make_pair(
     shape: Shape = Shape(),
-    settings: Settings = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=2.0, handshake_timeout_s=2.0),  # noqa: B008  # frozen
+    settings: Settings = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=2.0, handshake_timeout_s=20.0),  # noqa: B008  # frozen
     decode_fingerprint: KvFingerprint | None = None,
 ) -> Iterator[Pair]:
     """Both ranks run; closed at the end."""

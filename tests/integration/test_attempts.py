@@ -31,7 +31,7 @@ from pdcluster_protocol.ids import BootId, EngineId
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.secret import make_secret
 
-QUICK = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=1.0, handshake_timeout_s=2.0)
+QUICK = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=1.0, handshake_timeout_s=20.0)
 BIG = Shape(num_layers=8, num_blocks=2048, kv_heads=32)
 """64 KiB a block, 1 GiB in all: a push of it can be caught in the middle."""
 FAR, NEAR = 200, 77

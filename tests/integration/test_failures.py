@@ -24,7 +24,7 @@ PROMPT = [100 + (number * 11) % 800 for number in range(520)]
 LONG = [100 + (number * 13) % 800 for number in range(3000)]
 SMALL_CHUNKS = ("--max-num-batched-tokens", "32", "--no-enable-prefix-caching")
 """3,000 tokens take 94 steps: time enough to break something in between."""
-QUICK = {"quarantine_s": 0.5, "hold_s": 0.5, "lease_s": 2.0, "handshake_timeout_s": 2.0}
+QUICK = {"quarantine_s": 0.5, "hold_s": 0.5, "lease_s": 2.0, "handshake_timeout_s": 20.0}
 
 
 @pytest.fixture(scope="module")

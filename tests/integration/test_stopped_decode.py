@@ -18,7 +18,7 @@ from pdcluster_connector.steps import PrefillStep, PushSlice, PushTarget
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.labels import Role
 
-QUICK = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=1.0, handshake_timeout_s=2.0)
+QUICK = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=1.0, handshake_timeout_s=20.0)
 BIG = Shape(num_layers=8, num_blocks=2048, kv_heads=32)
 
 

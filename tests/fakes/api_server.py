@@ -1,14 +1,19 @@
-"""An API server with the kinds that the operator knows, on real sockets; ``ApiStore`` decides what writes do.
+"""An API server with the kinds that router and operator know, on real sockets; ``ApiStore`` decides what writes do.
 
-Says what it was asked, and can fail as real ones do: ``faults``, ``cut_watches``, ``forget_history``, ``stop``.
+Source of truth: Kubernetes' page "API concepts"; ``tests/contract/test_kube_api.py`` holds it to what a real one does.
+Says what it was asked, and can fail as real ones do: ``faults`` breaks answers to come; ``cut_watches``, ``mute``,
+``forget_history`` and ``stop`` what runs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, Final
 
 from aiohttp import web
@@ -17,21 +22,33 @@ from fakes.api_store import ApiError, ApiStore, At, Change, Object, owner
 from integration.ports import fresh_port
 from pdcluster_operator.kinds import GROUP_SET, KINDS, Kind
 
+SLICE: Final = Kind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
 _MORE: Final = (
+    SLICE,
     Kind("v1", "Namespace", "namespaces"),
     Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions"),
 )
 
 
+_CHUNKED: Final = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+_LENGTH: Final = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b"
+
+
 @dataclass(frozen=True)
 class Asked:
-    """One request."""
+    """One request. ``at``: seconds of the event loop's clock."""
 
     method: str
     path: str
     query: dict[str, str]
     body: Any
     authorization: str = ""
+    at: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        """``watch``, or the method; ``list`` is the router's word for its only other one."""
+        return "watch" if self.query.get("watch") == "true" else "list" if self.method == "GET" else self.method
 
     @property
     def is_dry(self) -> bool:
@@ -42,17 +59,40 @@ class Asked:
         return self.method != "GET" and not self.is_dry
 
 
+def is_list(asked: Asked) -> bool:
+    return asked.kind == "list"
+
+
+def is_watch(asked: Asked) -> bool:
+    return asked.kind == "watch"
+
+
 def is_parting(asked: Asked) -> bool:
     """Whether somebody gives the Lease back."""
     return "/leases" in asked.path and asked.is_write and asked.body["spec"]["holderIdentity"] == ""
 
 
+class Broken(Enum):
+    """An answer that is none, or half of one."""
+
+    HANG = auto()
+    """Reads the request and never says a word."""
+    CUT = auto()
+    """Half an answer."""
+    NOT_HTTP = auto()
+    NOT_JSON = auto()
+    ENDS_AT_ONCE = auto()
+    """A whole answer with nothing in it."""
+    ENDS_AFTER_A_LINE = auto()
+    """A bookmark, and then a whole end, as by a proxy that lets no answer last."""
+
+
 @dataclass
 class Fault:
-    """What goes wrong with the next ``times`` requests that match. ``status`` 0: no answer ever."""
+    """What goes wrong with the next ``times`` requests that match. ``how``: the status of the answer, or none."""
 
     matches: Callable[[Asked], bool]
-    status: int
+    how: int | Broken
     times: int = 1
     headers: dict[str, str] = field(default_factory=dict)
 
@@ -74,25 +114,31 @@ class Watch:
 class ApiServer:
     """``url`` after ``start``. ``is_group_served``: whether LeaderWorkerSets are a kind here."""
 
-    def __init__(self, *, is_group_served: bool = False) -> None:
+    def __init__(self, *, is_group_served: bool = False, token: str | None = None) -> None:
         self.store = ApiStore()
+        self.namespace = "default"
+        """Of the slices that ``put`` makes."""
+        self.token = token
+        """What a caller must show; None: nothing."""
         self.asked: list[Asked] = []
         self.faults: list[Fault] = []
         self.url = ""
         self.served = {kind for kind in KINDS.values() if is_group_served or kind != GROUP_SET} | set(_MORE)
         self._watches: set[Watch] = set()
         self._oldest = 0
+        self._can_speak = asyncio.Event()
+        self._can_speak.set()
         self._runner: web.AppRunner | None = None
         self._port = fresh_port()
 
-    async def start(self) -> None:
+    async def start(self, context: ssl.SSLContext | None = None) -> None:
         """Also after ``stop``: the same port, and what was stored."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._serve)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True, access_log=None)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
-        self.url = f"http://127.0.0.1:{self._port}"
+        await web.TCPSite(self._runner, "127.0.0.1", self._port, ssl_context=context).start()
+        self.url = f"{'https' if context else 'http'}://127.0.0.1:{self._port}"
 
     async def stop(self) -> None:
         assert self._runner is not None
@@ -104,10 +150,38 @@ class ApiServer:
         """Writes but for those of the Lease."""
         return [one for one in self.asked if one.is_write and "/leases" not in one.path]
 
+    def put(self, one: Object) -> None:
+        """The EndpointSlice is there, as it is given."""
+        at = (SLICE.plural, self.namespace, one["metadata"]["name"])
+        write = self.store.update if at in self.store.objects else self.store.create
+        write(at, {"apiVersion": SLICE.api_version, "kind": SLICE.name, **one})
+        self.tell()
+
+    def delete(self, name: str) -> None:
+        """The EndpointSlice goes."""
+        self.store.delete((SLICE.plural, self.namespace, name))
+        self.tell()
+
     def tell(self) -> None:
         """Watches hear of what the test did to the store itself."""
         for watch in self._watches:
             watch.changes.put_nowait(None)
+
+    async def bookmark(self) -> None:
+        """Every watch hears of the newest version."""
+        for watch in self._watches:
+            await watch.response.write(self._bookmark())
+
+    def _bookmark(self) -> bytes:
+        metadata = {"resourceVersion": str(self.store.version), "creationTimestamp": None}
+        return _line("BOOKMARK", {"kind": SLICE.name, "metadata": metadata})
+
+    def mute(self) -> None:
+        """Watches, open ones too, say nothing and never end, as behind a dead link."""
+        self._can_speak.clear()
+
+    def unmute(self) -> None:
+        self._can_speak.set()
 
     def cut_watches(self) -> None:
         for watch in self._watches:
@@ -126,21 +200,41 @@ class ApiServer:
         raw = await request.read()
         body = json.loads(raw) if raw else None
         authorization = request.headers.get("Authorization", "")
-        asked = Asked(request.method, request.path, dict(request.query), body, authorization)
+        now = asyncio.get_running_loop().time()
+        asked = Asked(request.method, request.path, dict(request.query), body, authorization, now)
         self.asked.append(asked)
+        if self.token is not None and authorization != f"Bearer {self.token}":
+            return _refusal(ApiError(401, "Unauthorized", "Unauthorized"))
         if fault := next((one for one in self.faults if one.times and one.matches(asked)), None):
             fault.times -= 1
-            if not fault.status:
-                await asyncio.Event().wait()
-            error = ApiError(fault.status, "Fault", "a fault of the test")
-            return web.json_response(error.status, status=fault.status, headers=fault.headers)
+            return await self._fail(fault, request)
         try:
             found = self._discover(request.path)
             if found is not None:
                 return web.json_response(found)
             return await self._serve_objects(request, asked)
         except ApiError as error:
-            return web.json_response(error.status, status=error.code)
+            return _refusal(error)
+
+    async def _fail(self, fault: Fault, request: web.Request) -> web.Response:
+        if isinstance(fault.how, int):
+            return _refusal(ApiError(fault.how, "Fault", "a fault of the test"), fault.headers)
+        if fault.how is Broken.HANG:
+            await asyncio.Event().wait()
+        assert request.transport is not None
+        request.transport.write(self._broken()[fault.how])
+        request.transport.close()
+        return web.Response()  # It goes nowhere.
+
+    def _broken(self) -> dict[Broken, bytes]:
+        line = self._bookmark()
+        return {
+            Broken.CUT: _LENGTH % (len(line) + 9, line),
+            Broken.NOT_HTTP: b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
+            Broken.NOT_JSON: _CHUNKED + b"6\r\n<html\n\r\n0\r\n\r\n",
+            Broken.ENDS_AT_ONCE: _CHUNKED + b"0\r\n\r\n",
+            Broken.ENDS_AFTER_A_LINE: _LENGTH % (len(line), line),
+        }
 
     def _discover(self, path: str) -> Object | None:
         roots = {kind.root for kind in self.served}
@@ -214,40 +308,63 @@ class ApiServer:
         await response.prepare(request)
         sent = int(request.query["resourceVersion"])
         if sent < self._oldest:
-            await _say(response, "ERROR", ApiError(410, "Expired", "too old resource version").status)
+            await self._say(response, "ERROR", ApiError(410, "Expired", "too old resource version").status)
             return response
         watch = Watch(kind.plural, namespace, request.query.get("labelSelector", ""), request, response)
+        end = asyncio.get_running_loop().time() + float(request.query.get("timeoutSeconds", "3600"))
         self._watches.add(watch)
         try:
-            while True:
-                for change in [one for one in self.store.history if one.version > sent]:
-                    sent = change.version
-                    await _tell(watch, change)
-                await watch.changes.get()
-        except (ConnectionError, asyncio.CancelledError):
-            return response
+            await self._tell_until(watch, sent, end)
+        except (ConnectionError, TimeoutError):
+            await self._can_speak.wait()
         finally:
             self._watches.discard(watch)
+        return response
+
+    async def _tell_until(self, watch: Watch, sent: int, end: float) -> None:
+        while True:
+            for change in [one for one in self.store.history if one.version > sent]:
+                sent = change.version
+                await self._tell(watch, change)
+            async with asyncio.timeout_at(end):
+                await watch.changes.get()
+
+    async def _tell(self, watch: Watch, change: Change) -> None:
+        was, is_ = watch.matches(change.before, change.at), watch.matches(change.after, change.at)
+        if change.kind != "DELETED" and is_:
+            await self._say(watch.response, "MODIFIED" if was else "ADDED", change.after)
+        elif was and change.before is not None:
+            # The API server, too, shows what has gone as it was.
+            metadata = {**change.before["metadata"], "resourceVersion": str(change.version)}
+            await self._say(watch.response, "DELETED", {**change.before, "metadata": metadata})
+
+    async def _say(self, response: web.StreamResponse, kind: str, body: Object) -> None:
+        """Each line in two chunks, to say that chunks are not lines."""
+        line = _line(kind, body)
+        await self._can_speak.wait()
+        await response.write(line[:20])
+        await response.write(line[20:])
 
 
-async def _tell(watch: Watch, change: Change) -> None:
-    was, is_ = watch.matches(change.before, change.at), watch.matches(change.after, change.at)
-    if change.kind == "DELETED" or (was and not is_):
-        if was:
-            await _say(watch.response, "DELETED", change.after)
-    elif is_:
-        await _say(watch.response, "MODIFIED" if was else "ADDED", change.after)
+def _line(kind: str, body: Object) -> bytes:
+    return json.dumps({"type": kind, "object": body}).encode() + b"\n"
 
 
-async def _say(response: web.StreamResponse, kind: str, body: Object) -> None:
-    await response.write(json.dumps({"type": kind, "object": body}).encode() + b"\n")
+def _refusal(error: ApiError, headers: dict[str, str] | None = None) -> web.Response:
+    return web.json_response(error.status, status=error.code, headers=headers)
+
+
+_TERM: Final = re.compile(r"([^\s,=()]+)(?:=([^,]*)|\s+in\s+\(([^)]*)\))?")
 
 
 def selects(selector: str, body: Object) -> bool:
-    """``a=b,c``: equality and presence."""
+    """``a=b,c,d in (e,f)``: equality, presence, and one of several."""
     own = body["metadata"].get("labels") or {}
-    terms = [term.partition("=") for term in selector.split(",") if term]
-    return all(own.get(name) == value if equals else name in own for name, equals, value in terms)
+    for name, value, values in (match.group(1, 2, 3) for match in _TERM.finditer(selector)):
+        wanted = [value] if value is not None else values.split(",") if values is not None else [own.get(name)]
+        if name not in own or own[name] not in wanted:
+            return False
+    return True
 
 
 def _group_of(api_version: str) -> Object:
@@ -258,7 +375,7 @@ def _group_of(api_version: str) -> Object:
 
 def _resource_of(kind: Kind) -> Object:
     verbs = ["create", "delete", "get", "list", "patch", "update", "watch"]
-    is_namespaced = kind not in _MORE
+    is_namespaced = kind == SLICE or kind not in _MORE
     return {
         "name": kind.plural,
         "singularName": kind.name.lower(),

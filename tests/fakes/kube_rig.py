@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fakes.api_server import ApiServer
 from fakes.engine import FakeEngine, Wire
-from fakes.kube_api import FakeKubeApi, endpoint, slice_of
 from fakes.router import Rig, running_server, until
+from fakes.slices import endpoint, slice_of
 from pdcluster_router.engines.engine import Engine
 
 
@@ -26,7 +27,7 @@ class Listed:
 class KubeRig(Rig):
     """A ``Rig`` whose engines come, change and go in the API server."""
 
-    api: FakeKubeApi = field(default_factory=FakeKubeApi)
+    api: ApiServer = field(default_factory=ApiServer)
     wire: Wire = field(default_factory=Wire)
     listed: dict[str, Listed] = field(default_factory=dict)
 
@@ -86,7 +87,7 @@ class KubeRig(Rig):
 @asynccontextmanager
 async def running_kube_rig(*, pairs: int = 1, **settings: Any) -> AsyncIterator[KubeRig]:
     """A router whose pool has ``pairs`` prefill and decode engines of revision r1."""
-    api = FakeKubeApi()
+    api = ApiServer()
     await api.start()
     found = {"discovery": "kubernetes", "namespace": api.namespace, "cluster": "c", "kube_api": api.url}
     rig: KubeRig | None = None

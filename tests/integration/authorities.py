@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from fakes.kube_api import FakeKubeApi, endpoint, slice_of
+from fakes.api_server import ApiServer
+from fakes.slices import endpoint, slice_of
 
 
 def make_authority(folder: Path, name: str) -> tuple[Path, ssl.SSLContext]:
@@ -38,8 +39,8 @@ def make_authority(folder: Path, name: str) -> tuple[Path, ssl.SSLContext]:
 
 
 @asynccontextmanager
-async def api_behind(context: ssl.SSLContext) -> AsyncIterator[FakeKubeApi]:
-    api = FakeKubeApi()
+async def api_behind(context: ssl.SSLContext) -> AsyncIterator[ApiServer]:
+    api = ApiServer()
     api.put(slice_of("s", "decode", endpoint("10.0.0.1")))
     await api.start(context=context)
     try:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from fakes.kube_api import FakeKubeApi, Fault, endpoint, slice_of
+from fakes.api_server import ApiServer, Asked, Broken, Fault, is_list, is_watch
 from fakes.router import until
+from fakes.slices import endpoint, slice_of
 from pdcluster_kube.access import KubeAccess
 from pdcluster_kube.reader import KubeReader
 from pdcluster_router.core.membership import Member
@@ -30,7 +32,7 @@ SILENCE_S = 0.3
 class Following:
     """A discovery that runs, and all that it has told."""
 
-    api: FakeKubeApi
+    api: ApiServer
     discovery: EngineDiscovery
     told: list[tuple[Member, ...]] = field(default_factory=list)
     num_failures: int = 0
@@ -55,7 +57,7 @@ class Following:
 
 @asynccontextmanager
 async def following(
-    api: FakeKubeApi,
+    api: ApiServer,
     *,
     watch_timeout_s: int = 60,
     token_file: Path | None = None,
@@ -79,14 +81,14 @@ async def following(
         await api.stop()
 
 
-def api_with(*hosts: str) -> FakeKubeApi:
-    api = FakeKubeApi()
+def api_with(*hosts: str) -> ApiServer:
+    api = ApiServer()
     for host in hosts:
         put(api, host)
     return api
 
 
-def put(api: FakeKubeApi, host: str) -> None:
+def put(api: ApiServer, host: str) -> None:
     api.put(slice_of(f"s-{host}", "decode", endpoint(host, f"uid-{host}")))
 
 
@@ -110,7 +112,7 @@ async def test_a_watch_that_ends_in_time_goes_on_from_its_last_version_without_a
         put(it.api, "10.0.0.2")
         await it.knows("10.0.0.1", "10.0.0.2")
         await until(lambda: it.kinds() == ["list", "watch", "watch"])
-        assert it.api.asked[-1].query["resourceVersion"] == str(it.api.version)
+        assert it.api.asked[-1].query["resourceVersion"] == str(it.api.store.version)
         put(it.api, "10.0.0.3")
         await it.knows("10.0.0.1", "10.0.0.2", "10.0.0.3")
         assert it.num_failures == 0
@@ -120,9 +122,9 @@ async def test_a_bookmark_moves_the_version_on_and_nothing_is_told() -> None:
     async with following(api_with("10.0.0.1"), watch_timeout_s=1) as it:
         await until(lambda: it.api.num_watches == 1)
         it.api.put(slice_of("other", "decode", endpoint("10.9.9.9"), cluster="another"))
-        it.api.bookmark()
+        await it.api.bookmark()
         await until(lambda: it.kinds()[-2:] == ["watch", "watch"])
-        assert it.api.asked[-1].query["resourceVersion"] == str(it.api.version)
+        assert it.api.asked[-1].query["resourceVersion"] == str(it.api.store.version)
         assert len(it.told) == 1
 
 
@@ -142,8 +144,8 @@ async def test_a_slice_that_cannot_be_used_is_told_once(caplog: pytest.LogCaptur
     api = api_with("10.0.0.1")
     async with following(api) as it:
         await it.knows("10.0.0.1")
-        for _ in range(2):
-            api.put(slice_of("wrong", "decode", endpoint("10.0.0.7"), port_name="grpc"))
+        for port in range(2):
+            api.put(slice_of("wrong", "decode", endpoint("10.0.0.7"), port_name="grpc", port=port))
         await until(lambda: len(it.told) == 3)
         assert it.urls == ["http://10.0.0.1:8000"]
         (line,) = caplog.messages
@@ -153,15 +155,22 @@ async def test_a_slice_that_cannot_be_used_is_told_once(caplog: pytest.LogCaptur
 # What goes wrong.
 
 
-def silence_s(fault: Fault) -> float:
-    return SILENCE_S if fault is Fault.HANG else PATIENCE_S
+FAULTS: Final = (429, 500, 403, 410, *Broken)
 
 
-@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name.lower())
-async def test_a_list_that_fails_is_made_again(fault: Fault) -> None:
+def fault_of(how: int | Broken, matches: Callable[[Asked], bool]) -> Fault:
+    return Fault(matches, how, headers={"Retry-After": "1"} if how == 429 else {})
+
+
+def silence_s(how: int | Broken) -> float:
+    return SILENCE_S if how is Broken.HANG else PATIENCE_S
+
+
+@pytest.mark.parametrize("how", FAULTS)
+async def test_a_list_that_fails_is_made_again(how: int | Broken) -> None:
     api = api_with("10.0.0.1")
-    api.list_faults = [fault]
-    async with following(api, silence_s=silence_s(fault)) as it:
+    api.faults.append(fault_of(how, is_list))
+    async with following(api, silence_s=silence_s(how)) as it:
         await until(lambda: it.num_failures == 1)
         assert it.told == []
         assert not it.discovery.is_current
@@ -172,11 +181,11 @@ async def test_a_list_that_fails_is_made_again(fault: Fault) -> None:
         await until(lambda: it.discovery.is_current)
 
 
-@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name.lower())
-async def test_a_watch_that_fails_leaves_what_is_known_and_everything_is_listed_again(fault: Fault) -> None:
-    async with following(api_with("10.0.0.1"), watch_timeout_s=1, silence_s=silence_s(fault)) as it:
+@pytest.mark.parametrize("how", FAULTS)
+async def test_a_watch_that_fails_leaves_what_is_known_and_everything_is_listed_again(how: int | Broken) -> None:
+    async with following(api_with("10.0.0.1"), watch_timeout_s=1, silence_s=silence_s(how)) as it:
         await it.knows("10.0.0.1")
-        it.api.watch_faults = [fault]
+        it.api.faults.append(fault_of(how, is_watch))
         await until(lambda: it.num_failures == 1)
         assert it.urls == ["http://10.0.0.1:8000"]
         put(it.api, "10.0.0.2")
@@ -227,7 +236,7 @@ async def test_while_the_api_server_is_away_nothing_is_told_and_then_all_that_ha
         assert len(it.told) == 1
         put(it.api, "10.0.0.2")
         it.api.forget_history()
-        await it.api.start(it.api.port)
+        await it.api.start()
         await it.knows("10.0.0.1", "10.0.0.2")
         await until(lambda: it.discovery.is_current)
     lines = [message.split(" cluster=")[0].split(" reason=")[0] for message in caplog.messages]
@@ -250,7 +259,7 @@ async def test_the_token_is_read_anew_for_each_request(tmp_path: Path) -> None:
         api.token = "new"
         token_file.write_text("new\n")
         await until(lambda: it.kinds().count("watch") == 2)
-        assert api.asked[-1].headers["authorization"] == "Bearer new"
+        assert api.asked[-1].authorization == "Bearer new"
         assert it.num_failures == 0
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fakes.kube_api import endpoint, slice_of
 from fakes.router import until
+from fakes.slices import endpoint, slice_of
 from integration.authorities import api_behind, make_authority
 from pdcluster_kube.access import KubeAccess
 from pdcluster_kube.reader import KubeReader
@@ -17,7 +17,7 @@ from pdcluster_router.engines.discovery import Source
 
 pytestmark = pytest.mark.anyio
 
-SOURCE = Source("ns", "c", watch_timeout_s=60)
+SOURCE = Source("default", "c", watch_timeout_s=60)
 
 
 async def test_an_api_server_of_the_given_authority_is_read_and_watched(tmp_path: Path) -> None:

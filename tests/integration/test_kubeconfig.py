@@ -10,7 +10,6 @@ from typing import Any, Final
 import pytest
 
 from fakes.api_server import ApiServer, Fault
-from fakes.kube_api import FakeKubeApi
 from fakes.router import until
 from integration.authorities import api_behind, make_authority
 from pdcluster_kube.kubeconfig import read_kubeconfig
@@ -22,7 +21,7 @@ from pdcluster_protocol.errors import ConfigError, Unavailable
 pytestmark = pytest.mark.anyio
 
 MANIFEST = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "x", "namespace": "default"}}
-LIST = "/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices"
+LIST = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 
 
 def write(folder: Path, cluster: dict[str, Any], user: dict[str, Any], **context: str) -> str:
@@ -90,7 +89,7 @@ async def test_a_server_of_another_authority_hears_no_token(tmp_path: Path) -> N
 async def test_a_plugin_is_asked_again_when_its_token_has_run_out(tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_text("first")
-    api = FakeKubeApi(token="first")
+    api = ApiServer(token="first")
     await api.start()
     try:
         config = await read_kubeconfig(write(tmp_path, {"server": api.url}, plugin(tmp_path, tells(token_file))))
@@ -101,14 +100,14 @@ async def test_a_plugin_is_asked_again_when_its_token_has_run_out(tmp_path: Path
         await reader.read(LIST)
     finally:
         await api.stop()
-    assert [one.headers["authorization"][7:] for one in api.asked] == ["first", "first", "second"]
+    assert [one.authorization[7:] for one in api.asked] == ["first", "first", "second"]
 
 
 async def test_a_server_that_goes_on_refusing_does_not_run_the_plugin_with_each_call(tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     token_file = tmp_path / "token"
     token_file.write_text("wrong")
-    api = FakeKubeApi(token="right")
+    api = ApiServer(token="right")
     await api.start()
     try:
         user = plugin(tmp_path, f"echo >> {asked}; {tells(token_file)}")

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from fakes.api_server import ApiServer, Asked, Fault
+from fakes.api_server import ApiServer, Asked, Broken, Fault
 from fakes.router import until
 from operator_cases.objects import pdcluster
 from pdcluster_kube.access import KubeAccess
@@ -134,7 +134,7 @@ async def test_a_reason_that_comes_while_it_compares_is_one_to_compare_again() -
             return False
 
         auditor.suspect()
-        api.faults.append(Fault(begins_anew, 0))
+        api.faults.append(Fault(begins_anew, Broken.HANG))
         sleep.end()
         await until(lambda: sleep.lengths_s == [1.0, 1.0])
 

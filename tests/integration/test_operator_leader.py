@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import aiohttp
 import pytest
 
-from fakes.api_server import ApiServer, Fault, is_parting
+from fakes.api_server import ApiServer, Broken, Fault, is_parting
 from fakes.router import until
 from patience import PATIENCE_S
 from pdcluster_kube.access import KubeAccess
@@ -222,7 +222,7 @@ async def test_a_parting_word_that_nobody_answers_is_not_waited_for_beyond_its_d
         leader = Leader(kube, namespace="system", name="op", identity="a", times=TIMES, lead=lead, parting_s=0.2)
         task = asyncio.create_task(leader.run())
         await until(lambda: leader.is_leading)
-        unheard = Fault(is_parting, 0)
+        unheard = Fault(is_parting, Broken.HANG)
         api.faults.append(unheard)
         task.cancel()
         done, _ = await asyncio.wait({task}, timeout=PATIENCE_S)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from fakes.api_server import ApiServer, Fault
+from fakes.api_server import ApiServer, Broken, Fault
 from fakes.operator_rig import AT, Replica, pool, running_operator, running_router, settle
 from patience import PATIENCE_S
 from pdcluster_operator.work_queue import WorkQueue
@@ -152,7 +152,7 @@ async def test_a_cut_watch_goes_on() -> None:
 async def test_a_watch_that_falls_silent_begins_anew() -> None:
     """Its connection stands: nothing but time tells that nobody is there."""
     async with running_api() as api, running_router() as router:
-        silent = Fault(lambda asked: "watch" in asked.query and asked.path.endswith("/pdclusters"), 0)
+        silent = Fault(lambda asked: "watch" in asked.query and asked.path.endswith("/pdclusters"), Broken.HANG)
         api.faults.append(silent)
         async with running_operator(api, watch_silence_s=0.3) as replica:
             await all_read(replica)
@@ -197,7 +197,7 @@ async def test_an_operator_that_is_stopped_gives_the_lease_back_and_the_next_one
 async def test_a_leader_that_cannot_renew_writes_no_more() -> None:
     async with running_api() as api, running_router() as router, running_operator(api) as replica:
         await until(lambda: replica.operator.leader.is_leading)
-        api.faults.append(Fault(lambda asked: "leases" in asked.path, 0, times=999))
+        api.faults.append(Fault(lambda asked: "leases" in asked.path, Broken.HANG, times=999))
         await until(lambda: not replica.operator.leader.is_leading)
         api.asked.clear()
         create(api, pool(router))

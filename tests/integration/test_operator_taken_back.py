@@ -102,7 +102,7 @@ async def test_what_somebody_makes_between_our_look_and_our_apply_is_never_taken
                 rig.store.create(SERVICE, theirs, "kubectl|Update|")
             return False
 
-        rig.api.faults.append(Fault(make_theirs_first, status=500))
+        rig.api.faults.append(Fault(make_theirs_first, 500))
         with pytest.raises(Taken):
             await rig.look()
         assert rig.store.read(SERVICE)["spec"] == {"type": "NodePort"}

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from fakes import api_server
 from fakes.engine import FakeEngine, Fault, Gate, Wire
 from fakes.http import Message, RawClient, request_bytes
-from fakes.kube_api import FakeKubeApi, endpoint, slice_of
-from fakes.kube_api import Fault as ApiFault
 from fakes.kube_rig import KubeRig, running_kube_rig
 from fakes.router import COMPLETIONS, PROMPT, orders, running_rig, running_server, send, until
+from fakes.slices import endpoint, slice_of
 from patience import PATIENCE_S
 from pdcluster_router.front import app
 
@@ -41,7 +41,7 @@ def num_seen(*engines: FakeEngine) -> list[int]:
 
 
 async def test_a_router_that_starts_behind_a_service_answers_its_very_first_request() -> None:
-    wire, api = Wire(), FakeKubeApi()
+    wire, api = Wire(), api_server.ApiServer()
     prefill, decode = FakeEngine(wire), FakeEngine(wire)
     await api.start()
     for engine, role in ((prefill, "prefill"), (decode, "decode")):
@@ -59,8 +59,8 @@ async def test_a_router_that_starts_behind_a_service_answers_its_very_first_requ
 
 async def test_a_router_whose_api_server_is_silent_opens_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "START_S", 0.2)
-    api = FakeKubeApi()
-    api.list_faults.append(ApiFault.HANG)
+    api = api_server.ApiServer()
+    api.faults.append(api_server.Fault(api_server.is_list, api_server.Broken.HANG))
     await api.start()
     found = {"discovery": "kubernetes", "namespace": api.namespace, "cluster": "c", "kube_api": api.url}
     async with running_server(**found) as (_, url):
@@ -240,7 +240,7 @@ async def test_the_loss_of_the_api_server_changes_nothing_and_is_told() -> None:
         rig.decode.open_gate(Gate.SECOND_TOKEN)
         assert [(await client.receive()).is_whole for client in clients] == [True, True]
         rig.unlist(rig.decode)
-        await rig.api.start(rig.api.port)
+        await rig.api.start()
         await rig.becomes(rig.decode, "")
         await rig.settled()
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fakes.kube_api import endpoint, slice_of
+from fakes.slices import endpoint, slice_of
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.endpoint_slices import Discovered, EndpointSlice, members_of
 from pdcluster_router.core.membership import Member

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fakes.kube_api import endpoint, slice_of
+from fakes.slices import endpoint, slice_of
 from pdcluster_protocol.errors import ProtocolError, Unavailable
 from pdcluster_router.core.endpoint_slices import SliceCache
 

@@ -255,6 +255,14 @@ async def test_lists_show_metadata_of_what_a_selector_chooses(end: End) -> None:
     assert (listed.name, listed.namespace, listed.uid) == ("one", end.api.namespace, there["metadata"]["uid"])
 
 
+async def test_each_page_of_a_list_shows_what_the_selector_chooses(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdcluster_operator.http_kube.PAGE_OBJECTS", 1)
+    for name, app in (("a", "x"), ("b", "y"), ("c", "x"), ("d", "x")):
+        await end.kube.apply(end.manifest(SERVICE_ACCOUNT, name, metadata={"labels": {"app": app}}))
+    listed = await end.kube.list_metadata(SERVICE_ACCOUNT, end.api.namespace, "app=x")
+    assert [one.name for one in listed] == ["a", "c", "d"]
+
+
 async def test_it_says_which_kinds_there_are(end: End) -> None:
     assert await end.kube.serves(DEPLOYMENT)
     assert not await end.kube.serves(GROUP_SET)

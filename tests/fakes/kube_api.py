@@ -79,6 +79,7 @@ class FakeKubeApi:
         self.token = token
         self.asked: list[Asked] = []
         self.list_faults: list[Fault] = []
+        self.retry_after_s = 1
         """What goes wrong with the next lists, one each."""
         self.watch_faults: list[Fault] = []
         self.version = FIRST_VERSION
@@ -205,7 +206,7 @@ class FakeKubeApi:
         bookmark = json.dumps(self._bookmark()).encode() + b"\n"
         half = _answer(200, {"kind": "EndpointSliceList", "metadata": {"resourceVersion": "1"}, "items": []})
         answers = {
-            Fault.TOO_MANY: _answer(429, _status(429, "too many requests"), "retry-after: 1\r\n"),
+            Fault.TOO_MANY: _answer(429, _status(429, "too many requests"), f"retry-after: {self.retry_after_s}\r\n"),
             Fault.ERROR_500: _answer(500, _status(500, "etcd is unwell")),
             Fault.FORBIDDEN: _answer(403, _status(403, "endpointslices is forbidden")),
             Fault.GONE: _answer(410, _status(410, "too old resource version")),

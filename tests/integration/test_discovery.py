@@ -14,6 +14,7 @@ import pytest
 from fakes.kube_api import FakeKubeApi, Fault, endpoint, slice_of
 from fakes.router import until
 from pdcluster_kube.access import KubeAccess
+from pdcluster_kube.backoff import Backoff
 from pdcluster_kube.reader import KubeReader
 from pdcluster_router.core.membership import Member
 from pdcluster_router.engines.discovery import BACKOFF, EngineDiscovery, Source
@@ -183,6 +184,14 @@ async def test_a_watch_that_fails_leaves_what_is_known_and_everything_is_listed_
         await it.knows("10.0.0.1", "10.0.0.2")
         assert it.kinds().count("list") == 2
         await until(lambda: it.discovery.is_current)
+
+
+async def test_who_is_told_to_come_back_in_an_hour_comes_back_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdcluster_router.engines.discovery.BACKOFF", Backoff(first_s=0.01, most_s=0.02))
+    api = api_with("10.0.0.1")
+    api.list_faults, api.retry_after_s = [Fault.TOO_MANY], 3600
+    async with following(api) as it:
+        await it.knows("10.0.0.1")
 
 
 async def test_a_cut_watch_misses_nothing() -> None:

@@ -372,13 +372,15 @@ async def test_of_two_who_replace_the_same_lease_one_wins(end: End) -> None:
     assert (await end.there(made))["spec"]["holderIdentity"] == "b"
 
 
-async def test_lists_show_metadata_of_what_a_selector_chooses(end: End) -> None:
-    await end.kube.apply(end.manifest(SERVICE_ACCOUNT, "one", metadata={"labels": {"app": "x"}}))
-    await end.kube.apply(end.manifest(SERVICE_ACCOUNT, "two"))
-    [listed] = await end.kube.list_metadata(SERVICE_ACCOUNT, end.api.namespace, "app=x")
-    there = await end.kube.get(Ref(SERVICE_ACCOUNT, end.api.namespace, "one"))
+async def test_lists_show_metadata_of_what_a_selector_chooses(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdcluster_operator.http_kube.PAGE_OBJECTS", 1)
+    for name, app in (("a", "x"), ("b", "y"), ("c", "x"), ("d", "x")):
+        await end.kube.apply(end.manifest(SERVICE_ACCOUNT, name, metadata={"labels": {"app": app}}))
+    first, *others = await end.kube.list_metadata(SERVICE_ACCOUNT, end.api.namespace, "app=x")
+    there = await end.kube.get(Ref(SERVICE_ACCOUNT, end.api.namespace, "a"))
     assert there is not None
-    assert (listed.name, listed.namespace, listed.uid) == ("one", end.api.namespace, there["metadata"]["uid"])
+    assert (first.name, first.namespace, first.uid) == ("a", end.api.namespace, there["metadata"]["uid"])
+    assert [one.name for one in others] == ["c", "d"]
 
 
 async def test_it_says_which_kinds_there_are(end: End) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Final
@@ -258,7 +258,7 @@ class ApiServer:
                 return self._wrote(self._store_for(at, asked).create(at, asked.body, manager), 201)
             if asked.query.get("watch") == "true":
                 return await self._watch(request, kind, namespace)
-            return web.json_response(self._list(kind, namespace, asked.query.get("labelSelector", "")))
+            return web.json_response(self._list(kind, namespace, asked.query))
         return self._serve_one((kind.plural, namespace or "", name), subresource, request, asked)
 
     def _serve_one(self, at: At, subresource: str, request: web.Request, asked: Asked) -> web.StreamResponse:
@@ -297,10 +297,14 @@ class ApiServer:
                     return kind, namespace, name, subresource
         raise ApiError(404, "NotFound", "the server could not find the requested resource")
 
-    def _list(self, kind: Kind, namespace: str | None, selector: str) -> Object:
+    def _list(self, kind: Kind, namespace: str | None, query: Mapping[str, str]) -> Object:
+        selector = query.get("labelSelector", "")
         items = [one for one in self.store.all_of(kind.plural, namespace) if selects(selector, one)]
-        metadata = {"resourceVersion": str(self.store.version)}
-        return {"apiVersion": kind.api_version, "kind": f"{kind.name}List", "metadata": metadata, "items": items}
+        start = int(query.get("continue", 0))
+        stop = start + int(query.get("limit", len(items)))
+        metadata = {"resourceVersion": str(self.store.version), "continue": str(stop) if stop < len(items) else ""}
+        page = {"metadata": metadata, "items": items[start:stop]}
+        return {"apiVersion": kind.api_version, "kind": f"{kind.name}List", **page}
 
     async def _watch(self, request: web.Request, kind: Kind, namespace: str | None) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})

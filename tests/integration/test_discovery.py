@@ -16,6 +16,7 @@ from fakes.api_server import ApiServer, Asked, Broken, Fault, is_list, is_watch
 from fakes.router import until
 from fakes.slices import endpoint, slice_of
 from pdcluster_kube.access import KubeAccess
+from pdcluster_kube.backoff import Backoff
 from pdcluster_kube.reader import KubeReader
 from pdcluster_router.core.membership import Member
 from pdcluster_router.engines.discovery import BACKOFF, EngineDiscovery, Source
@@ -192,6 +193,14 @@ async def test_a_watch_that_fails_leaves_what_is_known_and_everything_is_listed_
         await it.knows("10.0.0.1", "10.0.0.2")
         assert it.kinds().count("list") == 2
         await until(lambda: it.discovery.is_current)
+
+
+async def test_who_is_told_to_come_back_in_an_hour_comes_back_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdcluster_router.engines.discovery.BACKOFF", Backoff(first_s=0.01, most_s=0.02))
+    api = api_with("10.0.0.1")
+    api.faults.append(Fault(is_list, 429, headers={"Retry-After": "3600"}))
+    async with following(api) as it:
+        await it.knows("10.0.0.1")
 
 
 async def test_a_cut_watch_misses_nothing() -> None:

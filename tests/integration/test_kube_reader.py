@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from fakes.api_server import ApiServer
+from fakes.http import read_head
 from fakes.router import until
 from fakes.slices import endpoint, slice_of
 from integration.authorities import api_behind, make_authority
 from pdcluster_kube.access import KubeAccess
-from pdcluster_kube.reader import KubeReader
+from pdcluster_kube.reader import ApiStatusError, KubeReader
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_router.core.endpoint_slices import SliceCache
 from pdcluster_router.engines.discovery import Source
@@ -55,3 +58,24 @@ async def test_an_authority_file_that_is_renewed_counts_for_the_next_request(tmp
             await client.read(SOURCE.list_path)
         ca_file.write_bytes(right)
         assert b"10.0.0.1" in await client.read(SOURCE.list_path)
+
+
+async def test_no_token_follows_a_redirect(tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text("secret")
+    elsewhere = ApiServer()
+    await elsewhere.start()
+
+    async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await read_head(reader)
+        writer.write(f"HTTP/1.1 302 X\r\nlocation: {elsewhere.url}{asked.path}\r\ncontent-length: 0\r\n\r\n".encode())
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(redirect, "127.0.0.1", 0)
+    access = KubeAccess(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None, token_file)
+    with pytest.raises(ApiStatusError, match="302"):
+        await KubeReader(access, timeout_s=30).read(SOURCE.list_path)
+    assert elsewhere.asked == []
+    await elsewhere.stop()
+    server.close()

@@ -120,6 +120,23 @@ async def test_a_server_that_goes_on_refusing_does_not_run_the_plugin_with_each_
     assert asked.read_text().count("\n") == 2
 
 
+async def test_a_log_in_that_fails_is_not_tried_with_each_call(tmp_path: Path) -> None:
+    asked, session_file = tmp_path / "asked", tmp_path / "session"
+    session_file.touch()
+    api = ApiServer(token="right")
+    await api.start()
+    try:
+        user = plugin(tmp_path, f"""echo >> {asked}; test -f {session_file} && {TELLS.format('{"token": "wrong"}')}""")
+        reader = KubeReader(await read_kubeconfig(write(tmp_path, {"server": api.url}, user)), timeout_s=30)
+        session_file.unlink()
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await reader.read(LIST)
+    finally:
+        await api.stop()
+    assert asked.read_text().count("\n") == 2
+
+
 async def test_a_write_is_sent_again_whole_with_the_renewed_token(tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_text("first")

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from integration import broken
+from integration.harness import eventually
 from integration.ranks import (
     LIFE,
     SECRET,
@@ -41,7 +42,18 @@ from pdcluster_connector.worker.prefill import PrefillWorker
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import SideChannelAddress
-from pdcluster_protocol.side_channel import Denial, Failed, Fenced, Grant, Hello, Open, Revoke, ToDecode, Welcome
+from pdcluster_protocol.side_channel import (
+    Denial,
+    Failed,
+    Fenced,
+    Grant,
+    Hello,
+    Open,
+    Progress,
+    Revoke,
+    ToDecode,
+    Welcome,
+)
 
 M = TypeVar("M", bound=ToDecode)
 T, FIRST, BOOT = TransferId("t"), Attempt(1), BootId("decode by hand")
@@ -124,6 +136,16 @@ def test_blocks_come_back_at_once_when_decode_dies_before_it_grants() -> None:
         assert until_freed(worker) == {"r"}
 
 
+def test_a_retired_lane_leaves_no_descriptor() -> None:
+    with welcomed_push(lambda inner: inner) as (worker, decode):
+        decode.channel.close()
+        lane = worker._lanes[decode.address]
+        worker._retire_stale(decode.address, time.monotonic())
+        assert eventually(lambda: lane.is_over)
+        worker._bury()
+        assert lane._wakeup._is_closed
+
+
 def test_a_push_that_has_ended_does_not_begin_anew_with_the_next_chunk_of_its_prompt() -> None:
     """Decode was told that no more is written: a second open would get blocks that may be another request's by now."""
     with welcomed_push(lambda inner: inner) as (worker, decode):
@@ -151,6 +173,14 @@ class _NeverAcknowledged(broken._Wrapped):
     def close(self) -> None:
         super().close()
         self.is_closed = True
+
+
+def test_a_lease_is_renewed_in_the_milliseconds_that_it_has() -> None:
+    with welcomed_push(_NeverAcknowledged) as (_, decode):
+        decode.channel.send(decode.peer, Grant(T, FIRST, 300))
+        assert decode.hear(Progress).transfer_id == T
+        decode.channel.send(decode.peer, Revoke(T, FIRST))
+        decode.hear(Fenced)
 
 
 def test_a_write_in_flight_when_decode_is_lost_is_cut_off_before_its_blocks_come_back() -> None:

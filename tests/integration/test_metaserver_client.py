@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections import deque
@@ -155,6 +156,24 @@ def test_a_silent_router_is_left_at_the_deadline() -> None:
     bench = Bench()
     outcome = outcome_of(bench, deadline_s=0.2)
     assert "did not say how prefill ended before the deadline" in outcome.reason
+
+
+@contextmanager
+def host_that_is_gone() -> Iterator[str]:
+    """A port on which nothing takes a connection, and nothing refuses one."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
+        yield f"http://127.0.0.1:{full.getsockname()[1]}/v1/metaserver"
+
+
+def test_a_router_whose_host_is_gone_is_given_up_long_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdcluster_connector.metaserver_client._CONNECT_S", 0.1)
+    outcomes: deque[tuple[RequestId, PrefillOutcome]] = deque()
+    client = MetaserverClient(outcomes, SECRET)
+    with host_that_is_gone() as url:
+        client.post(R, url, RESERVATION, deadline=time.monotonic() + 3600)
+        assert wait_for(lambda: bool(outcomes))
+        client.close()
+    assert outcomes[0][1].status == "failed"
 
 
 def test_a_cancelled_call_has_no_outcome_and_the_router_sees_the_cut() -> None:

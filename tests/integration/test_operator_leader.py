@@ -153,6 +153,7 @@ async def test_a_leader_that_leaves_is_followed_at_once() -> None:
         [first] = acting.now
         await found[first].stop()
         assert acting.now == []
+        assert found[first].leader.left_s() <= 0
         await until(lambda: len(acting.now) == 1)  # On a clock that stands still: the duration is not waited for.
 
 

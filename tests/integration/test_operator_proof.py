@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, nullcontext
 import pytest
 
 from fakes.api_server import Asked, Fault
-from fakes.operator_rig import AT, Rig, pool, running_rig, settle, verifying
+from fakes.operator_rig import AT, KEY, Rig, pool, running_rig, settle, verifying
 from pdcluster_operator.errors import ApiUnavailable, Forbidden, KubeError
 
 pytestmark = pytest.mark.anyio
@@ -112,6 +112,17 @@ async def test_a_stop_goes_on_although_its_status_cannot_be_written() -> None:
         with pytest.raises(ApiUnavailable):
             await rig.look()
         assert list(rig.deployments().values()) == [0, 0]
+
+
+async def test_a_pool_that_is_deleted_and_made_again_is_proven_anew() -> None:
+    async with proven_pool() as rig:
+        for at in list(rig.store.objects):
+            rig.store.delete(at)
+        await rig.look()
+        assert rig.verifier.results(KEY) == {}
+        rig.store.create(AT, pool(rig.router))
+        await rig.look_until_still()
+        assert len(rig.router.orders) == 2
 
 
 async def test_after_the_proof_fell_it_looks_again_at_once() -> None:

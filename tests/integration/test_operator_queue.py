@@ -97,6 +97,20 @@ async def test_what_fails_is_tried_again_until_it_does_not() -> None:
         ]
 
 
+async def test_who_is_told_when_to_come_back_comes_no_sooner() -> None:
+    runs: list[str] = []
+
+    async def work(key: str) -> None:
+        runs.append(key)
+        raise ApiUnavailable("busy", retry_after_s=3600)
+
+    async with running(work, pace=RetryPace(gather_s=0.001, first_s=0.001, most_s=3600)) as (queue, outcomes):
+        queue.add("a")
+        await until(lambda: outcomes == [RunOutcome.FAILED])
+        await asyncio.sleep(0.05)
+        assert runs == ["a"]
+
+
 async def test_one_that_never_ends_is_ended_and_holds_up_nobody() -> None:
     seen: list[str] = []
 

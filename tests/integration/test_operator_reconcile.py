@@ -256,6 +256,16 @@ async def test_a_move_that_was_decided_on_an_old_picture_is_a_conflict() -> None
         assert rig.deployments()[decode] == 2
 
 
+async def test_a_move_is_known_before_a_watch_has_told_of_it() -> None:
+    async with running_rig() as rig:
+        await made(rig)
+        rig.store.merge(AT, {"spec": {"roles": {"decode": {"replicas": 2}}}})
+        await rig.look()
+        rig.api.asked.clear()
+        await rig.reconciler.reconcile(KEY)
+        assert rig.api.writes == []
+
+
 @pytest.mark.parametrize(("plural", "part"), [("deployments", "decode"), ("services", "router")])
 async def test_an_apply_to_another_object_than_the_one_that_was_seen_is_a_conflict(plural: str, part: str) -> None:
     async with running_rig() as rig:

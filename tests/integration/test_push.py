@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -15,12 +16,15 @@ from integration import broken
 from integration.ports import fresh_port
 from integration.ranks import LIFE, Cache, Pair, Shape, engine_facts, fingerprint_of, make_pair
 from pdcluster_connector.assembly import DecodeRank, make_decode_rank, make_prefill_rank
+from pdcluster_connector.core.receiving import PeerId
+from pdcluster_connector.counts import PUSHED_BYTES, PUSHES_DONE, RECEIVES_DONE, take_counts
 from pdcluster_connector.device import CpuDevice
 from pdcluster_connector.settings import PushTiming, Settings
+from pdcluster_connector.side_channel import Received
 from pdcluster_connector.steps import PrefillStep
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Sessions
-from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.errors import ConfigError, ProtocolError
 from pdcluster_protocol.ids import BootId, RequestId
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import SideChannelAddress
@@ -43,6 +47,22 @@ def test_blocks_arrive_whole_and_nothing_else_changes() -> None:
         require_equal_blocks(pair, ours, theirs)
         untouched = [block for block in range(64) if block not in theirs]
         assert not pair.target.layers[:, untouched].any()
+
+
+def test_bytes_pushes_and_receives_are_counted() -> None:
+    take_counts()  # Of earlier tests.
+    counted: Counter[str] = Counter()
+    with make_pair() as pair:
+        wanted = {PUSHED_BYTES: pair.target.layers[:, [5, 6]].nbytes, PUSHES_DONE: 1, RECEIVES_DONE: 1}
+        pair.expect("a", 2)
+        pair.forward(pair.slice_of("a", [1, 2], [5, 6]))
+
+        def is_counted() -> bool:
+            counted.update(take_counts())
+            return counted.keys() == wanted.keys()
+
+        assert pair.step_until(is_counted)
+    assert counted == wanted
 
 
 def test_requests_of_one_step_are_fused_and_each_is_received() -> None:
@@ -76,6 +96,15 @@ def test_a_push_that_opens_before_decode_expects_it_waits_for_the_reservation() 
         pair.expect("a", 1)
         assert pair.step_until(lambda: "a" in pair.ended)
         require_equal_blocks(pair, [1], [5])
+
+
+def test_a_flood_of_frames_holds_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_pair() as pair, monkeypatch.context() as flooded:
+        frame = Received(PeerId(b"noise"), ProtocolError("noise"))
+        flooded.setattr(pair.decode.worker._receiver._channel, "receive", lambda: frame)
+        pair.expect("a", 1)
+        pair.cancel("a")
+        assert pair.step_until(lambda: "a" in pair.ended)
 
 
 def test_blocks_are_released_once_they_were_read_and_the_request_has_ended() -> None:

@@ -209,6 +209,18 @@ async def test_a_hasty_request_behind_a_patient_one_is_told_in_its_own_time() ->
         await queued(rig, 1)
 
 
+async def test_a_hasty_request_is_told_in_its_own_time_also_when_others_wait_for_decode_alone() -> None:
+    async with running_rig(**ONE) as rig:
+        await occupy(rig)
+        rig.decode.faults_to_come = [Fault.HANG]
+        for number in range(2):  # Of requests that decode prefills one runs, and one waits.
+            await send(rig, {**PROMPT, "n": 2})
+            await queued(rig, number)
+        hasty = [await send(rig, PROMPT, **{"x-request-timeout": seconds}) for seconds in ("0.1", "0.5")]
+        assert [(await answer_of(client)).status for client in hasty] == [504, 504]
+        await queued(rig, 1)
+
+
 async def test_what_is_left_of_the_deadline_after_the_wait_is_what_decode_gets() -> None:
     async with running_rig(**ONE) as rig:
         await occupy(rig)

@@ -50,6 +50,7 @@ async def test_a_streamed_answer_reaches_the_client_byte_for_byte(path: str) -> 
         assert answer.is_whole
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert answer.headers["x-engine"] == "fake"
+        assert answer.headers["x-accel-buffering"] == "no"
         assert answer.body == b"".join(rig.decode.events(rig.decode.seen[0]))
         assert rig.prefill.seen[0].body["stream_options"] is None
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,13 @@ from fakes.answers import END, STREAM_HEAD, chunk, get_answer, json_answer
 from fakes.engine import Gate
 from fakes.http import RawClient, read_body, read_head, request_bytes
 from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig, running_server, send, until
-from patience import PATIENCE_S
+from patience import EDGE_S, PATIENCE_S
+from pdcluster_protocol.errors import Unavailable
 from pdcluster_protocol.labels import Role
+from pdcluster_router.core.membership import Member
+from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.models import Models
+from pdcluster_router.engines.roster import Roster
 from pdcluster_router.http.connection import Call, Request, ResponseHead, ResponseLost, ResponseSink
 from pdcluster_router.http.connections import ConnectionPool, PoolLimits
 
@@ -40,6 +46,20 @@ class Hearer:
         self.lost.set_result(lost)
 
 
+@asynccontextmanager
+async def silent_engine() -> AsyncIterator[str]:
+    """Reads and never answers. Its URL."""
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(listen, "127.0.0.1", 0)
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+
+
 @pytest.mark.parametrize("host", ["decode..svc", "d" * 64])
 async def test_a_host_that_has_no_name_is_told_at_once(host: str) -> None:
     pool = ConnectionPool(host, 80, PoolLimits(max_connections=1, connect_timeout_s=PATIENCE_S, idle_s=1))
@@ -49,6 +69,25 @@ async def test_a_host_that_has_no_name_is_told_at_once(host: str) -> None:
     assert lost.is_unsent
     assert "cannot connect" in lost.reason
     await pool.close()
+
+
+async def test_a_host_that_takes_no_connection_is_given_up_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
+        pool, hearer = ConnectionPool("127.0.0.1", full.getsockname()[1], PoolLimits(1, 0.1, 1)), Hearer()
+        pool.send((b"GET / HTTP/1.1\r\n\r\n",), hearer)
+        lost = await asyncio.wait_for(hearer.lost, 20)
+        assert (lost.is_unsent, lost.reason) == (True, "no connection within 0.1 s")
+        await pool.close()
+
+
+async def test_a_question_that_is_not_answered_in_time_keeps_no_connection() -> None:
+    async with silent_engine() as url, running_rig() as rig:
+        member = Member(url, Role.PREFILL)
+        engine = Engine("prefill-0", member, PoolLimits(1, EDGE_S, EDGE_S), rig.router.services.roster, time.monotonic)
+        with pytest.raises(Unavailable, match="no answer within"):
+            await engine.fetch("/health", timeout_s=0.05)
+        await until(lambda: engine.pool.num_busy == 0)
+        await engine.close()
 
 
 def num_descriptors() -> int:
@@ -173,6 +212,25 @@ async def test_an_engines_lists_of_models_are_remembered_for_sixteen_keys() -> N
             assert (await models.read(b"authorization: %d\r\n" % key)).head.status == 200
     assert asked == [str(key) for key in [*range(17), 0]]
     engine.close()
+
+
+async def test_an_error_in_place_of_a_list_of_models_is_not_remembered() -> None:
+    statuses = [503, 200]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while statuses:
+            await read_head(reader)
+            writer.write(json_answer(statuses.pop(0), b"{}"))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1")
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    roster = Roster(PoolLimits(1, EDGE_S, EDGE_S), lambda: None, lambda _: None, time.monotonic)
+    roster.update([Member(url, role) for role in Role])
+    models = Models(roster, lambda: 0.0)
+    assert [(await models.read(b"")).head.status for _ in range(2)] == [503, 200]
+    await roster.close()
+    server.close()
 
 
 class StalePool(ConnectionPool):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fakes.answers import error_body, json_answer
 from fakes.engine import FakeEngine, Fault, Gate
 from fakes.http import Message, RawClient, request_bytes
 from fakes.kube_rig import running_kube_rig
@@ -16,7 +17,7 @@ from fakes.reservations import SECRET
 from fakes.router import PROMPT, Rig, orders, running_rig, send, until
 from patience import PATIENCE_S
 from pdcluster_protocol.secret import make_secret
-from pdcluster_protocol.verify import MAX_ORDER_BYTES, VERIFY_PATH
+from pdcluster_protocol.verify import MAX_ORDER_BYTES, VERIFY_PATH, VerifyOrder
 from pdcluster_router.requests.verifier import MAX_RUNNING
 
 pytestmark = pytest.mark.anyio
@@ -193,6 +194,27 @@ async def test_an_answer_without_a_receipt_is_no_proof() -> None:
     async with running_rig() as rig:
         rig.decode.gives_receipts = False
         assert "no receipt" in error_of(await verify(rig))[2]
+
+
+async def test_where_engines_are_is_told_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_rig() as rig:
+        rig.decode.fault = Fault.RAW
+        rig.decode.raw = json_answer(500, error_body("no way to http://10.1.2.3:8100/x", 500))
+        told = error_of(await verify(rig))[2]
+        assert "no way to <address>" in told
+        assert "not verified" in caplog.text
+        assert "10.1.2.3" not in told + caplog.text
+
+
+async def test_one_that_is_cancelled_is_over_at_the_engines_too() -> None:
+    async with running_rig() as rig:
+        rig.prefill.close_gate(Gate.PREFILL)
+        verifying = asyncio.create_task(rig.router.verifier.verify(VerifyOrder()))
+        await rig.prefill.next_request()
+        verifying.cancel()
+        await asyncio.wait({verifying})
+        assert not rig.router.services.running
+        await rig.settled()
 
 
 async def test_the_time_for_it_is_kept() -> None:

@@ -262,6 +262,9 @@ ENGINE_ROWS: Final = {
         b"retry-after: 7\r",
         b"x-ot",
     ),
+    "which key to show": EngineRow(
+        answer(b"{}", b"www-authenticate: Bearer\r\n").replace(b"200 OK", b"401 X"), 401, b"www-authenticate: Bearer\r"
+    ),
     "a status below 100": EngineRow(answer(b"{}").replace(b"200", b"099"), 502),
     "bytes after a whole answer": EngineRow(answer(b'{"a": 1}') + b"garbage", 200, b'{"a": 1}'),
     "70 kB of headers": EngineRow(answer(b"{}", *[b"x-a: %b\r\n" % (b"a" * 1000)] * 70), 502),

@@ -285,6 +285,16 @@ def test_the_outcome_of_a_second_call_ends_the_wait_as_that_of_the_first_would()
     assert bench.scheduler.step().cancels == ()
 
 
+def test_what_was_not_posted_before_the_request_ended_is_never_posted() -> None:
+    bench, again = Bench(), waiting_bench()
+    bench.add()
+    bench.reserve()
+    again.lose()
+    for one in (bench, again):
+        one.scheduler.finish(R)
+        assert one.posts_of_step() == []
+
+
 @pytest.mark.parametrize("is_received", [False, True])
 def test_a_request_that_is_over_asks_for_no_further_attempt(is_received: bool) -> None:
     bench = waiting_bench()

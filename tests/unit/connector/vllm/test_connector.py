@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
 from importlib import import_module
 
+import pytest
 import torch
 from vllm.sampling_params import SamplingParams
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from integration.ranks import SECRET
+from pdcluster_connector.assembly import SchedulerDecode
 from pdcluster_connector.core.watermark import KvGroup
+from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.vllm.connector import PDClusterConnector, leave_out_last_token
-from pdcluster_protocol.ids import BootId
+from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.launch import CONNECTOR, CONNECTOR_MODULE
+from pdcluster_protocol.params import DecodeParams, Reservation, SideChannelAddress, to_wire
 
 
 def request_of(tokens: list[int]) -> Request:
@@ -62,6 +68,40 @@ def test_transfer_parameters_that_are_no_object_end_their_request_and_not_the_en
     _, answer = connector.request_finished(request, [])
     assert answer is not None
     assert "kv_transfer_params have version None" in answer["pdcluster_reason"]
+
+
+class NoMetaserver:
+    def post(self, request_id: RequestId, url: str, reservation: Reservation, *, deadline: float) -> None: ...
+
+    def cancel(self, request_id: RequestId) -> None: ...
+
+
+def decode_connector_with_a_reservation() -> PDClusterConnector:
+    """The scheduler half of a decode engine, whose request "r" waits for 40 tokens and owes a receipt."""
+    made = PDClusterConnector.__new__(PDClusterConnector)
+    address = SideChannelAddress("h", 7, BootId("b"))
+    engine = DecodeEngine(EngineId("d"), 1, (KvGroup(16),), (address,), SECRET)
+    requests = DecodeScheduler(engine, NoMetaserver(), deque())
+    made._prefill_scheduler, made._decode_scheduler = None, SchedulerDecode.__new__(SchedulerDecode)
+    made._decode_scheduler.requests = requests
+    request_id, transfer = RequestId("r"), TransferId("t")
+    token = SECRET.mint(transfer, Attempt(1), 60_000)
+    params = DecodeParams(
+        metaserver="http://r/m", transfer_id=transfer, deadline_ms=60_000, token=token, wants_receipt=True
+    )
+    requests.add(request_id, to_wire(params), range(40), now=0.0)
+    requests.reserve(request_id, ((1, 2, 3),), 40, now=0.0)
+    requests.step()
+    return made
+
+
+@pytest.mark.parametrize(("failed", "num_tokens"), [(set(), 40), ({"r"}, 0)])
+def test_what_failed_to_come_is_in_no_receipt(failed: set[str], num_tokens: int) -> None:
+    connector = decode_connector_with_a_reservation()
+    connector.update_connector_output(KVConnectorOutput(finished_recving={"r"}, failed_recving=failed))
+    _, answer = connector.request_finished(request_of(list(range(40))), [])
+    assert answer is not None
+    assert answer["pdcluster_received_tokens"] == num_tokens
 
 
 def test_decode_keeps_its_whole_graphs() -> None:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import numpy as np
+import threading
+from fractions import Fraction
 
+import numpy as np
+import pytest
+
+from patience import PATIENCE_S
+from pdcluster_connector.core.link import Link
 from pdcluster_connector.core.sending import Push, PushKey, PushPhase
 from pdcluster_connector.device import CpuDevice
 from pdcluster_connector.reshard.feeds import ReshardItem
 from pdcluster_connector.reshard.rounds import StagedPart
 from pdcluster_connector.reshard.staging import StagingRoom
 from pdcluster_connector.trace import Trace
+from pdcluster_connector.transport.fake import FakeNetwork
+from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.worker.orders import Staged, StagedWrite, StepEnded
 from pdcluster_connector.worker.outbound import Outbound
 from pdcluster_connector.worker.pushes import LivePush, PushBook
+from pdcluster_connector.worker.route import Route
+from pdcluster_protocol.errors import TransferError
 from pdcluster_protocol.ids import Attempt, RequestId, TransferId
 from pdcluster_protocol.side_channel import Failed, ToDecode
 
@@ -79,3 +89,14 @@ def test_what_was_let_go_is_not_let_go_again_and_the_rest_of_the_backlog_stays()
     assert bench.released == ["old"]
     bench.out.drop_backlog()
     assert bench.released == ["old", "old"]
+
+
+def test_a_session_that_has_opened_when_its_lane_ends_is_closed_unused() -> None:
+    bench, network, has_opened = Bench(), FakeNetwork(), threading.Event()
+    session = network.join()
+    route = Route(Link((), (), Fraction(0)), {}, {}, 0, StepEnded, {})
+    bench.out.open(route, "", Sessions(lambda: session), has_opened.set)
+    assert has_opened.wait(PATIENCE_S)
+    assert bench.out.close()
+    with pytest.raises(TransferError, match="closed"):
+        session.submit_write("", 0, 0, 1)

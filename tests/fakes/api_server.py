@@ -89,10 +89,10 @@ class Broken(Enum):
 
 @dataclass
 class Fault:
-    """What goes wrong with the next ``times`` requests that match. ``how``: the status of the answer, or none."""
+    """What goes wrong with the next ``times`` requests that match. ``how``: a status, the bytes of a 200, or worse."""
 
     matches: Callable[[Asked], bool]
-    how: int | Broken
+    how: int | bytes | Broken
     times: int = 1
     headers: dict[str, str] = field(default_factory=dict)
 
@@ -104,7 +104,8 @@ class Watch:
     selector: str
     request: web.Request
     response: web.StreamResponse
-    changes: asyncio.Queue[Change | None] = field(default_factory=asyncio.Queue)
+    changes: asyncio.Queue[bool] = field(default_factory=asyncio.Queue)
+    """Something may have changed. True: a bookmark is due."""
 
     def matches(self, body: Object | None, at: At) -> bool:
         is_here = at[0] == self.plural and self.namespace in (None, at[1])
@@ -165,16 +166,12 @@ class ApiServer:
     def tell(self) -> None:
         """Watches hear of what the test did to the store itself."""
         for watch in self._watches:
-            watch.changes.put_nowait(None)
+            watch.changes.put_nowait(False)
 
-    async def bookmark(self) -> None:
+    def bookmark(self) -> None:
         """Every watch hears of the newest version."""
         for watch in self._watches:
-            await watch.response.write(self._bookmark())
-
-    def _bookmark(self) -> bytes:
-        metadata = {"resourceVersion": str(self.store.version), "creationTimestamp": None}
-        return _line("BOOKMARK", {"kind": SLICE.name, "metadata": metadata})
+            watch.changes.put_nowait(True)
 
     def mute(self) -> None:
         """Watches, open ones too, say nothing and never end, as behind a dead link."""
@@ -219,6 +216,8 @@ class ApiServer:
     async def _fail(self, fault: Fault, request: web.Request) -> web.Response:
         if isinstance(fault.how, int):
             return _refusal(ApiError(fault.how, "Fault", "a fault of the test"), fault.headers)
+        if isinstance(fault.how, bytes):
+            return web.Response(body=fault.how)
         if fault.how is Broken.HANG:
             await asyncio.Event().wait()
         assert request.transport is not None
@@ -227,7 +226,7 @@ class ApiServer:
         return web.Response()  # It goes nowhere.
 
     def _broken(self) -> dict[Broken, bytes]:
-        line = self._bookmark()
+        line = _line("BOOKMARK", _bookmark(self.store.version))
         return {
             Broken.CUT: _LENGTH % (len(line) + 9, line),
             Broken.NOT_HTTP: b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
@@ -295,7 +294,9 @@ class ApiServer:
                 if parts[0] == kind.plural:
                     name, subresource = ([*parts[1:], "", ""])[:2]
                     return kind, namespace, name, subresource
-        raise ApiError(404, "NotFound", "the server could not find the requested resource")
+        if any(path.startswith(kind.root + "/") for kind in self.served):
+            raise ApiError(404, "NotFound", "the server could not find the requested resource")
+        raise web.HTTPNotFound(text="404 page not found\n")
 
     def _list(self, kind: Kind, namespace: str | None, query: Mapping[str, str]) -> Object:
         selector = query.get("labelSelector", "")
@@ -326,12 +327,15 @@ class ApiServer:
         return response
 
     async def _tell_until(self, watch: Watch, sent: int, end: float) -> None:
+        is_bookmark_due = False
         while True:
             for change in [one for one in self.store.history if one.version > sent]:
                 sent = change.version
                 await self._tell(watch, change)
+            if is_bookmark_due:
+                await self._say(watch.response, "BOOKMARK", _bookmark(sent))
             async with asyncio.timeout_at(end):
-                await watch.changes.get()
+                is_bookmark_due = await watch.changes.get()
 
     async def _tell(self, watch: Watch, change: Change) -> None:
         was, is_ = watch.matches(change.before, change.at), watch.matches(change.after, change.at)
@@ -347,7 +351,12 @@ class ApiServer:
         line = _line(kind, body)
         await self._can_speak.wait()
         await response.write(line[:20])
+        await asyncio.sleep(0.005)  # Else both are read as one.
         await response.write(line[20:])
+
+
+def _bookmark(version: int) -> Object:
+    return {"kind": SLICE.name, "metadata": {"resourceVersion": str(version), "creationTimestamp": None}}
 
 
 def _line(kind: str, body: Object) -> bytes:

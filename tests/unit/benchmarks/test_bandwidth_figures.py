@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from benchmarks.bandwidth_figures import COLUMNS, BandwidthRow, build_rows, format_rows
-from benchmarks.bandwidth_plot import draw
+from benchmarks.bandwidth_figures import BandwidthRow, build_rows
 from benchmarks.block_tables import Placement
 from benchmarks.rank_processes import Moved
 from benchmarks.references import Way
@@ -38,14 +35,3 @@ def test_processor_time_is_a_share_of_the_transfers_time() -> None:
     ours = rows()[Way.CONNECTOR]
     assert ours.drivers.median == pytest.approx(0.1)
     assert ours.senders.median == pytest.approx(0.5)
-
-
-def test_the_table_has_a_line_for_each_way() -> None:
-    lines = format_rows(list(rows().values())).splitlines()
-    assert len(lines) == 2 + len(Way)
-    assert {line.count("|") for line in lines} == {len(COLUMNS) + 1}
-
-
-def test_the_plot_is_drawn(tmp_path: Path) -> None:
-    draw(list(rows().values()), tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.figures import Spread, format_table, ms, percent, percentile, ratios, slope, spread, times
+from benchmarks.figures import Spread, ms, percent, percentile, ratios, slope, spread, times
 
 
 def test_a_spread_is_median_and_range() -> None:
@@ -31,7 +31,3 @@ def test_figures_are_shown_as_median_and_range() -> None:
     assert ms(figure) == "900 (850..1,200)"
     assert times(figure) == "0.90 (0.85..1.20)"
     assert percent(figure) == "90% (85%..120%)"
-
-
-def test_a_table_is_markdown() -> None:
-    assert format_table(("a", "b"), [("1", "2")]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"

@@ -15,7 +15,6 @@ from benchmarks.operator_figures import (
     Usage,
     format_calls,
     format_lags,
-    format_phases,
     format_references,
     num_changed,
     own_share,
@@ -72,10 +71,6 @@ def test_the_operators_own_page_is_read() -> None:
     assert counts.by_verb() == {"patch": 3, "list": 1}
 
 
-def test_nothing_is_read_from_an_empty_page() -> None:
-    assert parse_counts("") == Counts()
-
-
 @pytest.mark.parametrize(
     ("call", "is_write"),
     [
@@ -115,16 +110,6 @@ def test_calls_are_shown_for_each_look() -> None:
     assert rows(format_calls([phase(1.0, counts, by_hand=1200)])) == [
         ["create", "4", "1", "3 (0.8)", "6 (1.5)", "1,200"]
     ]
-
-
-def test_calls_without_a_look_are_no_division_by_zero() -> None:
-    assert rows(format_calls([phase(1.0, Counts(Counter({GET: 3})))])) == [["create", "0", "0", "3", "0"]]
-
-
-def test_a_phase_names_every_process() -> None:
-    table = format_phases([phase(12.34, Counts())])
-    assert "etcd CPU s" in table
-    assert rows(table) == [["create", "12.3", "2.00", "60", "80", "1.0"]]
 
 
 def test_lags_are_shares_of_all_changes_in_milliseconds() -> None:

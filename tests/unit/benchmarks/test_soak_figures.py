@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.soak_figures import SAMPLE_COLUMNS, Sample, format_samples, format_slopes, growth_of
+from benchmarks.soak_figures import Sample, growth_of
 
 
 def soak(memory_kib_each: float = 0, threads_each: float = 0, descriptors_each: float = 0) -> list[Sample]:
@@ -41,11 +41,3 @@ def test_one_leap_is_growth_wherever_it_is(leap_at: int) -> None:
 
 def test_memory_growth_is_told_for_a_thousand_requests() -> None:
     assert growth_of(soak(memory_kib_each=50)).memory_kib_per_1000 == pytest.approx(100)
-
-
-def test_the_tables_show_the_last_sample_and_who_grows() -> None:
-    samples = {"prefill 0": soak(), "decode 0": soak(descriptors_each=1)}
-    table = format_samples(samples)
-    assert "| prefill 0 | 20,000 | 97.7 | 12 | 40 |" in table
-    assert {line.count("|") for line in table.splitlines()} == {len(SAMPLE_COLUMNS) + 1}
-    assert "| decode 0 | +0.0 | +0 | +29 | NO |" in format_slopes(samples)

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from benchmarks.figures import Spread
 from benchmarks.ttft_figures import (
-    LIMIT_COLUMNS,
-    WAY_COLUMNS,
     Answer,
     Burst,
     Round,
-    Row,
     Transfer,
     Way,
     build_row,
-    format_limits,
-    format_ways,
     read_transfer,
 )
-from benchmarks.ttft_plot import draw
 
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.trace import LayerTrace, PushTrace, RequestTrace
@@ -154,30 +146,3 @@ def test_a_round_in_which_a_peer_failed_is_left_out_of_its_figures_only() -> Non
 def test_what_no_trace_tells_is_left_open() -> None:
     assert ROWS[0].ways[Way.NIXL].last_byte is None
     assert ROWS[0].ways[Way.SINGLE].hand_over is None
-
-
-def test_the_tables_have_a_line_for_each_row_and_a_cell_for_each_column() -> None:
-    for table, columns, count in (
-        (format_limits(ROWS), LIMIT_COLUMNS, len(ROWS)),
-        (format_ways(ROWS), WAY_COLUMNS, 4 * len(ROWS)),
-    ):
-        header, rule, *lines = table.splitlines()
-        assert len(lines) == count
-        assert {line.count("|") for line in (header, rule, *lines)} == {len(columns) + 1}
-
-
-def test_the_tables_show_median_and_range() -> None:
-    assert "| 300 (200..400) |" in format_limits(ROWS)
-    assert "| 0.75 (0.60..0.80) |" in format_limits(ROWS)
-    assert "| layerwise push | 450 (400..480) |" in format_ways(ROWS)
-
-
-def test_the_plot_is_drawn(tmp_path: Path) -> None:
-    draw(ROWS, tmp_path / "ttft.png")
-    assert (tmp_path / "ttft.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_one_link_is_enough_for_a_plot(tmp_path: Path) -> None:
-    rows: list[Row] = ROWS[:2]
-    draw(rows, tmp_path / "ttft.png")
-    assert (tmp_path / "ttft.png").exists()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 from benchmarks.ttft_figures import Way
-from benchmarks.ttft_plan import Case, Plan, prefill_s
+from benchmarks.ttft_plan import Case, Plan
 
 
 def plan(case_s: float) -> Plan:
@@ -24,12 +23,3 @@ def test_a_case_that_does_not_fit_once_is_left_out_and_named() -> None:
         Case("loopback", 256, 16),
     ]
     assert list(map(str, plan(300).skipped)) == ["loopback 16 x 8,000 tokens", "1gbit 16 x 8,000 tokens"]
-
-
-def test_more_time_for_each_case_takes_longer() -> None:
-    assert plan(400).seconds > plan(100).seconds > 0
-
-
-@pytest.mark.parametrize(("tokens", "seconds"), [(2048, 1.3), (8000, 13)])
-def test_a_prefill_is_estimated_as_it_was_measured(tokens: int, seconds: float) -> None:
-    assert prefill_s(tokens) == pytest.approx(seconds, rel=0.05)

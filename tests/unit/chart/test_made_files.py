@@ -11,7 +11,7 @@ from tools.chart.documents import filled, schema, values
 from tools.chart.values import Values
 from tools.crds import FOLDER as CRDS
 
-from chart_cases.rendering import CHART, chart, rights
+from chart_cases.rendering import CHART, chart
 
 MADE = made_files()
 
@@ -47,13 +47,6 @@ def test_every_section_refuses_what_it_does_not_know() -> None:
     sections = [schema(), *(child for child in schema()["properties"].values() if "properties" in child)]
     assert len(sections) > 8
     assert [section for section in sections if section["additionalProperties"] is not False] == []
-
-
-def test_every_value_and_every_right_is_in_the_charts_page() -> None:
-    page = (CHART / "README.md").read_text()
-    assert [one.key for one in values() if f"| `{one.key}` |" not in page] == []
-    reasons = [" ".join(rule["why"].split()) for rules in rights().values() for rule in rules]
-    assert [why for why in reasons if f"| {why} |" not in page] == []
 
 
 def test_a_page_without_a_tables_mark_is_not_written() -> None:

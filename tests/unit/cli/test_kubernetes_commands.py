@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import yaml
+from anyio.from_thread import start_blocking_portal
 
+from fakes.api_server import ApiServer, Fault, is_list
 from integration.ports import fresh_port
 from pdcluster_cli.__main__ import main
 from pdcluster_cli.documents import read_file
 from pdcluster_operator.core.explain import NOT_LOOKED_AT
+from pdcluster_operator.kinds import PDCLUSTER, SCALER
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 EXAMPLE: Final = ROOT / "examples" / "cpu.yaml"
@@ -37,71 +38,48 @@ def put(folder: Path, document: object) -> str:
     return str(path)
 
 
-class Cluster:
-    """An API server that gives one answer, and a kubeconfig for it where kubectl looks."""
-
-    def __init__(self, status: int, answer: object, home: Path) -> None:
-        self.asked: list[str] = []
-        asked, raw = self.asked, answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                asked.append(self.path)
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", fresh_port()), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="API server")
-        self._thread.start()
-        self.port = self._server.server_address[1]
-        (home / ".kube").mkdir()
-        (home / ".kube" / "config").write_text(json.dumps(self._kubeconfig()))
-
-    def _kubeconfig(self) -> dict[str, object]:
-        return {
-            "clusters": [{"name": "k", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}],
-            "contexts": [
-                {"name": "c", "context": {"cluster": "k"}},
-                {"name": "of-b", "context": {"cluster": "k", "namespace": "team-b"}},
-            ],
-            "users": [],
-            "current-context": "c",
-        }
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
-Answers = Callable[..., Cluster]
+def write_kubeconfig(home: Path, server: str) -> None:
+    """Where kubectl looks."""
+    document = {
+        "clusters": [{"name": "k", "cluster": {"server": server}}],
+        "contexts": [
+            {"name": "c", "context": {"cluster": "k"}},
+            {"name": "of-b", "context": {"cluster": "k", "namespace": "team-b"}},
+        ],
+        "users": [],
+        "current-context": "c",
+    }
+    (home / ".kube").mkdir()
+    (home / ".kube" / "config").write_text(json.dumps(document))
 
 
 @pytest.fixture
-def cluster_that_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Answers]:
-    """Call it with status and answer."""
-    home = tmp_path / "home"
-    home.mkdir()
-    monkeypatch.setenv("HOME", str(home))
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
-    running: list[Cluster] = []
+    return tmp_path
 
-    def start(status: int, answer: object) -> Cluster:
-        running.append(Cluster(status, answer, home))
-        return running[-1]
 
-    yield start
-    for one in running:
-        one.close()
+@pytest.fixture
+def api(home: Path) -> Iterator[ApiServer]:
+    """The kubeconfig names it."""
+    server = ApiServer()
+    with start_blocking_portal() as portal:
+        portal.call(server.start)
+        write_kubeconfig(home, server.url)
+        yield server
+        portal.call(server.stop)
+
+
+def store(api: ApiServer, document: dict[str, Any], namespace: str = "default") -> None:
+    api.store.create(("pdclusters", namespace, "tiny"), document)
+
+
+def asked(api: ApiServer) -> list[str]:
+    return [one.path for one in api.asked]
 
 
 PATH: Final = "/apis/pdcluster.dev/v1alpha1/namespaces/{}/pdclusters/tiny"
-GONE: Final = {"kind": "Status", "code": 404, "reason": "NotFound", "message": 'pdclusters "tiny" not found'}
 
 
 def test_what_is_ready_is_status_0(tmp_path: Path, example: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,13 +122,13 @@ def test_the_api_server_is_asked_for_a_name_in_its_namespace(
     words: list[str],
     namespace: str,
     example: dict[str, Any],
-    cluster_that_answers: Answers,
+    api: ApiServer,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    cluster = cluster_that_answers(200, example)
+    store(api, example, namespace)
     assert main(["explain", "tiny", *words]) == 1
     assert capsys.readouterr().out == f"{NOT_LOOKED_AT}\n"
-    assert cluster.asked == [PATH.format(namespace)]
+    assert asked(api) == [PATH.format(namespace)]
 
 
 @pytest.mark.parametrize("namespace", [None, "team-a"])
@@ -158,25 +136,25 @@ def test_a_plan_from_the_cluster_asks_where_kubectl_apply_would_put_it(
     namespace: str | None,
     tmp_path: Path,
     example: dict[str, Any],
-    cluster_that_answers: Answers,
+    api: ApiServer,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     if namespace:
         example["metadata"]["namespace"] = namespace
-    cluster = cluster_that_answers(200, example)
+    store(api, example, namespace or "default")
     assert main(["plan", "-f", put(tmp_path, example), "--from-cluster"]) == 0
     assert "no engine is replaced" in capsys.readouterr().out
-    assert cluster.asked == [PATH.format(namespace or "default")]
+    assert asked(api) == [PATH.format(namespace or "default")]
 
 
 def test_what_runs_may_have_fields_of_a_newer_crd_and_a_file_may_not(
     tmp_path: Path,
     example: dict[str, Any],
-    cluster_that_answers: Answers,
+    api: ApiServer,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     newer = {**example, "spec": {**example["spec"], "rails": 4}}
-    cluster_that_answers(200, newer)
+    store(api, newer)
     assert main(["plan", "-f", str(EXAMPLE), "--from-cluster"]) == 0
     assert "no engine is replaced" in capsys.readouterr().out
     assert main(["plan", "-f", put(tmp_path, newer)]) == 2
@@ -184,26 +162,24 @@ def test_what_runs_may_have_fields_of_a_newer_crd_and_a_file_may_not(
 
 
 def test_before_the_first_apply_nothing_runs_yet_in_the_cluster_either(
-    cluster_that_answers: Answers, capsys: pytest.CaptureFixture[str]
+    api: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster_that_answers(404, GONE)
     assert main(["plan", "-f", str(EXAMPLE), "--from-cluster"]) == 0
     assert "nothing runs yet" in capsys.readouterr().out
 
 
 def test_a_cluster_without_our_kinds_is_not_one_in_which_nothing_runs(
-    cluster_that_answers: Answers, capsys: pytest.CaptureFixture[str]
+    api: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster_that_answers(404, b"404 page not found\n")
+    api.served -= {PDCLUSTER, SCALER}
     assert main(["plan", "-f", str(EXAMPLE), "--from-cluster"]) == 2
     said = "the API server answered 404: 404 page not found: are pdcluster's CRDs installed?"
     assert capsys.readouterr().err == f"pdcluster plan: {said}\n"
 
 
 def test_what_the_api_server_refuses_is_said_in_its_own_words(
-    cluster_that_answers: Answers, capsys: pytest.CaptureFixture[str]
+    api: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster_that_answers(404, GONE)
     assert main(["explain", "tiny"]) == 2
     said = 'the API server answered 404: pdclusters "tiny" not found'
     assert capsys.readouterr().err == f"pdcluster explain: {said}\n"
@@ -211,18 +187,18 @@ def test_what_the_api_server_refuses_is_said_in_its_own_words(
 
 @pytest.mark.parametrize("answer", [b"<html>", b"[]", b"{"])
 def test_an_answer_that_is_no_object_is_refused_in_one_line(
-    answer: bytes, cluster_that_answers: Answers, capsys: pytest.CaptureFixture[str]
+    answer: bytes, api: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster_that_answers(200, answer)
+    api.faults.append(Fault(is_list, answer))
     assert main(["explain", "tiny"]) == 2
     assert capsys.readouterr().err == "pdcluster explain: the API server's answer is no object\n"
 
 
-def test_a_cluster_that_is_not_there_is_told(cluster_that_answers: Answers, capsys: pytest.CaptureFixture[str]) -> None:
-    cluster = cluster_that_answers(200, {})
-    cluster.close()
+def test_a_cluster_that_is_not_there_is_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    port = fresh_port()
+    write_kubeconfig(home, f"http://127.0.0.1:{port}")
     assert main(["explain", "tiny"]) == 2
-    assert f"127.0.0.1:{cluster.port}" in capsys.readouterr().err
+    assert f"127.0.0.1:{port}" in capsys.readouterr().err
 
 
 def test_a_name_with_its_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,11 +206,8 @@ def test_a_name_with_its_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     assert "give it without a kind" in capsys.readouterr().err
 
 
-def test_without_a_kubeconfig_the_cure_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("KUBECONFIG", raising=False)
+@pytest.mark.usefixtures("home")
+def test_without_a_kubeconfig_the_cure_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "tiny"]) == 2
     said = "there is no kubeconfig ~/.kube/config: name one with --kubeconfig or KUBECONFIG"
     assert capsys.readouterr().err == f"pdcluster explain: {said}\n"

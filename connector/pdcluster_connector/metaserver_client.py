@@ -91,9 +91,11 @@ class MetaserverClient:
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 outcome = await self._exchange(url, reservation)
+        except aiohttp.ClientError as error:  # First: a connect that took too long is a TimeoutError as well.
+            outcome = failed(f"metaserver unreachable: {type(error).__name__}")
         except TimeoutError:
             outcome = failed("the router did not say how prefill ended before the deadline")
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
             outcome = failed(f"metaserver unreachable: {type(error).__name__}")
         except (ProtocolError, ValueError) as error:
             outcome = failed(str(error))

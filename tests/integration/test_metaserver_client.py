@@ -174,6 +174,7 @@ def test_a_router_whose_host_is_gone_is_given_up_long_before_the_deadline(monkey
         assert wait_for(lambda: bool(outcomes))
         client.close()
     assert outcomes[0][1].status == "failed"
+    assert outcomes[0][1].reason.startswith("metaserver unreachable: ")
 
 
 def test_a_cancelled_call_has_no_outcome_and_the_router_sees_the_cut() -> None:

@@ -16,7 +16,7 @@ from typing import Final
 from pdcluster_protocol.launch import HTTP_PORT
 
 _HOST_VARIABLES: Final = ("VLLM_HOST_IP", "POD_IP")
-"""In this order: by the first the connector chooses where it listens, and the second is what pods call their own."""
+"""In this order: the connector listens at the first; the second is the name that a pod has for its own address."""
 
 
 class NotThere(Exception):

@@ -96,7 +96,7 @@ class TargetVerifier:
         return {trial.target: trial.result} if trial and trial.result else {}
 
     def ask(self, key: Key, asked: ToVerify) -> float | None:
-        """Prove it if it is time. Returns after how many seconds to ask again; None: the result will say so."""
+        """Prove it if it is time. Returns the seconds after which to ask again; None: the result will tell."""
         now, trial = self._clock(), self._trials.get(key)
         if trial is None or trial.target != asked.target:
             trial = TargetTrials(asked.target, now)

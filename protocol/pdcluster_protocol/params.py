@@ -50,8 +50,8 @@ class DecodeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """``Secret.mint`` of transfer id, attempt and ``deadline_ms``. Copied into the reservation as it is."""
     wants_receipt: bool = False
     """Whether the content of this transfer shall be compared, and decode's answer shall carry a ``Receipt``. Left out
-    on the wire when not: an engine of an older release refuses what it does not know, and only who wants proof may have
-    to hear that."""
+    on the wire when not: an engine of an older release refuses what it does not know, so only a request for proof may
+    meet that refusal."""
     version: int = PARAMS_VERSION
 
 

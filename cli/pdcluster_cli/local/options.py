@@ -32,7 +32,7 @@ _SIZES: Final = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
 _ADDRESSES: Final = frozenset({
     "--host", "--port", "--uds", "--headless", "--grpc", "--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs",
 })  # fmt: skip
-"""Of vLLM's words those by which an engine would not answer where the router and the start ask it."""
+"""vLLM's options with which an engine would answer where neither the router nor the start asks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ NEWS_INTERVAL_S: Final = 10.0
 """How often a slow start says that it goes on. A tiny model is ready before that; a large one takes minutes."""
 POLL_S: Final = 0.05
 ROUTER_GRACE_S: Final = 60.0
-"""The router has this long after the engines, whatever they have left of the start: it is ready when it has seen them,
-about a second later."""
+"""The router gets this long after the engines, whatever they have left of the start's time. It is ready about a second
+after it has seen them."""
 
 Say = Callable[[str], None]
 

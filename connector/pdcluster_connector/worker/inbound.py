@@ -98,7 +98,7 @@ class InboundSessions:
         return ended
 
     def cut(self, session: SessionId) -> None:
-        """Begin to close ``session``; ``take_closed`` gives it when nothing can land by it any more."""
+        """Begin to close ``session``; ``take_closed`` returns it once no byte can land through it."""
         for boot_id, transport in self._open.items():
             if transport.session == session:
                 del self._open[boot_id]

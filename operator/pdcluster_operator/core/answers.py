@@ -21,7 +21,7 @@ from pdcluster_protocol.labels import MANAGER
 
 _MAX_QUOTED: Final = 1000
 _UID: Final = "metadata.uid"
-"""An apply to another object than the one that was seen changes a field that never changes (Kubernetes 1.35)."""
+"""Kubernetes 1.35 calls this field immutable when an apply names one object and another has its name by now."""
 _CONFLICT_WITH: Final = re.compile(r'conflict with "([^"]*)"')
 _TRY_AGAIN: Final = frozenset({408, 410, 425, 429})
 """410: the page of a list is too old; the list begins anew."""

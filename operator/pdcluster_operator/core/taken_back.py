@@ -51,7 +51,7 @@ class TakenBackLog:
 
     def __init__(self) -> None:
         self._taken_s: dict[tuple[str, tuple[str, ...]], int] = {}
-        """By child and fields: who comes under another name each time is met no sooner."""
+        """By child and fields, not by manager: one that changes its name each time is answered no sooner."""
         self._told_s: dict[TakenBack, int] = {}
         self._contested: TakenBack | None = None
 
@@ -73,7 +73,7 @@ class TakenBackLog:
 
 
 def _remember(known: dict[_K, int], key: _K, now: int, keep_s: int) -> None:
-    """``key`` was last met ``now``. Forgotten: what was met longest ago, as far as it is old or too much."""
+    """``key`` was last met ``now``. The oldest are forgotten when they are too old or too many."""
     known.pop(key, None)
     known[key] = now
     for oldest in list(known):

@@ -66,7 +66,7 @@ def error_of(event: bytes) -> StreamError | None:
 
 
 def is_given_up(answer: bytes) -> bool:
-    """Whether its engine has not made this answer to its end, as far as these bytes of it say."""
+    """Whether these bytes say that the engine did not finish this answer."""
     return _GIVEN_UP in answer
 
 

@@ -51,7 +51,7 @@ class Access:
         return None if isinstance(admitted, str) else admitted
 
     def admit(self, headers: Headers) -> str | ApiError:
-        """Whose key this client has shown, empty where none is asked for; or what it is told instead of an answer."""
+        """The name of the key that the client has shown, empty where none is asked for; or the error that it gets."""
         if self._keys is None:
             return ""
         key = key_in(headers)

@@ -52,7 +52,7 @@ class Clients:
         return False
 
     def may_stay(self, guest: Abortable) -> bool:
-        """A guest has sent a request's head: whether it is served like any other from now on, for others have left."""
+        """Whether a guest that has sent a request's head is served like any other from now on: others have left."""
         self._silent.pop(guest, None)
         if self._num_members < self.max_connections:
             self._speaking.discard(guest)

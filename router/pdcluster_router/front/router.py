@@ -1,7 +1,7 @@
 """The router of one process: takes hot requests from the protocol, and looks after what they share.
 
 A request goes: ``RouterProtocol`` -> ``Router.dispatch`` -> ``exchange.Exchange``; a reservation:
-``RouterProtocol`` -> ``Router.dispatch`` -> ``metaserver.take_reservation`` -> the exchange of its transfer.
+``RouterProtocol`` -> ``Router.dispatch`` -> ``reservation.take_reservation`` -> the exchange of its transfer.
 """
 
 from __future__ import annotations

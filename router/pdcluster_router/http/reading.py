@@ -52,7 +52,7 @@ _NO_HEADERS: Final[Headers] = []
 
 
 class _Flow(FlowControl):
-    """uvicorn's, but that reading goes on with what has come already."""
+    """As uvicorn's. When reading resumes, what has come already is read first."""
 
     def __init__(self, transport: asyncio.Transport, go_on: Callable[[], None]) -> None:
         super().__init__(transport)

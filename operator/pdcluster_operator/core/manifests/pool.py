@@ -24,7 +24,7 @@ Document = dict[str, Any]
 HTTP: Final = "http"
 """Name of the port on which engines and routers answer; the router looks for it in EndpointSlices."""
 PORT: Final = launch.HTTP_PORT
-"""Its number in every pod. No two pods share an address, and no side channel may have it: so it never conflicts."""
+"""The same in every pod. It never conflicts: no two pods share an address, and no side channel may have it."""
 INTERNAL: Final = "internal"
 """Name of a router's second port: engines' callbacks, the operator's orders, metrics and pages."""
 INTERNAL_PORT: Final = launch.INTERNAL_PORT

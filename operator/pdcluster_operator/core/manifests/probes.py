@@ -18,8 +18,8 @@ from pdcluster_protocol.labels import Role
 STARTUP_PERIOD_S: Final = 2
 """A started engine is seen soon; a probe costs 0.1 ms."""
 STARTUP_LIMIT_S: Final = 2 * 3600
-"""Then the engine is started anew. Far above what the largest weights take to load, because the rollout's progress
-deadline tells sooner; and no field of the spec, because a change of that would restart engines that run."""
+"""After it an engine that has not come up is restarted. Two hours: far more than the largest weights take to load, and
+the rollout's progress deadline tells sooner. No field of the spec: a change of it would restart running engines."""
 READY_PERIOD_S: Final = 5
 """It starts a process each time. A dead engine is noticed by the routers themselves, within a second."""
 READY_TIMEOUT_S: Final = 5

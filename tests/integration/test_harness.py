@@ -24,6 +24,7 @@ def test_two_engines_with_other_chunking_give_equal_greedy_answers(harness: Harn
     assert all(len(answer.token_ids) == 24 for answer in expected)
 
 
+@pytest.mark.slow
 def test_the_tiny_model_depends_on_its_whole_prompt_and_does_not_repeat_itself(harness: Harness) -> None:
     prompt = [100 + number % 500 for number in range(300)]
     changed = [99, *prompt[1:]]
@@ -41,6 +42,7 @@ def test_an_engine_has_no_blocks_in_use_after_its_answer(harness: Harness) -> No
             metric(engine.url, "vllm:no_such_metric")
 
 
+@pytest.mark.slow
 def test_a_stopped_engine_leaves_its_port(harness: Harness) -> None:
     with harness.single_engine() as engine:
         assert eventually(lambda: is_healthy(engine.port))

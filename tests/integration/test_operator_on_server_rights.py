@@ -143,6 +143,7 @@ def check_rights(server: Server) -> None:
     assert server.routers.refusals == []
 
 
+@pytest.mark.slow
 def test_the_operator_needs_all_its_rights_and_no_other(server: Server) -> None:
     with server.operator() as process, server.pool() as pool:
         live_a_whole_life(server, pool)

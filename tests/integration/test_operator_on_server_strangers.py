@@ -225,6 +225,7 @@ def test_a_newer_crd_takes_no_pool_from_an_older_operator(server: Server) -> Non
 SEVERAL_NODES: Final[Object] = {"roles": {"decode": {"parallelism": {"tensor": 2}, "nodesPerInstance": 2}}}
 
 
+@pytest.mark.slow
 def test_an_instance_over_several_nodes_waits_for_leaderworkerset_and_what_runs_goes_on(server: Server) -> None:
     with server.pool() as pool:
         with server.operator(more=("--resync=10",)) as operator:

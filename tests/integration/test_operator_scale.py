@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from benchmarks.operator_scale import QUICK, Report, format_report, measure
 
-pytestmark = pytest.mark.control_plane
+pytestmark = [pytest.mark.control_plane, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -15,14 +15,12 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return asyncio.run(measure(QUICK, tmp_path_factory.mktemp("operator-scale")))
 
 
-@pytest.mark.slow
 def test_the_operator_writes_nothing_at_rest_but_its_lease(report: Report) -> None:
     assert report.faults() == []
     assert {call.resource for call in report.phases["at rest"].counts.calls} <= {"leases"}
     assert report.phases["at rest"].by_hand == 0
 
 
-@pytest.mark.slow
 def test_every_phase_did_its_work(report: Report) -> None:
     assert list(report.phases) == ["create", "at rest", "scale", "churn"]
     counts = {name: phase.counts for name, phase in report.phases.items()}

@@ -115,6 +115,7 @@ def test_writes_that_fail_on_one_prefill_engine_are_made_by_another(
         assert failures(pool.prefill[0], "session_closed") >= 1
 
 
+@pytest.mark.slow
 def test_a_prefill_engine_that_cannot_reach_decode_is_replaced_by_one_that_can(
     harness: Harness, expected: dict[int, tuple[int, ...]]
 ) -> None:

@@ -11,7 +11,9 @@ PATIENT = ("--probe-timeout", str(EDGE_S))
 """Beside other work on the machine an engine of the test may answer its probe late; that is nobody's attack."""
 
 
-@pytest.mark.parametrize("attack", ["t6", "c2", "pipe", "meta", "jb", "idle"])
+@pytest.mark.parametrize(
+    "attack", ["c2", "jb", *(pytest.param(name, marks=pytest.mark.slow) for name in ("t6", "pipe", "meta", "idle"))]
+)
 def test_one_clients_attack_costs_others_nothing(attack: str) -> None:
     figures = measure(attack, num_streams=100, flags=PATIENT)
     assert figures.growth_bytes < 50 * MB

@@ -65,8 +65,10 @@ def test_a_pool_that_hands_kv_over_is_verified_again_and_again(harness: Harness)
     "name",
     [
         "mistral 2 to 1",
-        "delta net",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2 1 to 2", "mla 2 to 1", "mla 1 to 2")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("delta net", "gemma2 1 to 2", "mla 2 to 1", "mla 1 to 2")
+        ),
     ],
 )
 def test_content_is_compared_whatever_the_model_and_the_ranks_are(harness: Harness, name: str) -> None:

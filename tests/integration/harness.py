@@ -25,6 +25,7 @@ import dataclasses
 import http.client
 import itertools
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -167,6 +168,8 @@ class Harness:
             servers = tuple(self._start(stack, engine_spec(plan), plan.port, plan.trace_file) for plan in plans)
             _wait_all(servers)
             yield servers
+            for server in servers:
+                server.handle.signal(signal.SIGTERM)  # they end side by side
 
     def plan(self, role: PoolRole) -> EnginePlan:
         """A plan with a fresh name, port and files, to be changed with ``dataclasses.replace``."""

@@ -72,6 +72,7 @@ async def test_without_a_key_that_is_known_no_engine_hears_of_a_request(
         assert answer.headers["www-authenticate"].startswith("Bearer")
         assert await rig.metric('pdcluster_router_requests_total{outcome="rejected"}') == 1
         assert (rig.prefill.seen, rig.decode.seen) == ([], [])
+        assert await rig.metric('pdcluster_router_requests_total{outcome="rejected"}') == 1
         await rig.settled()
 
 

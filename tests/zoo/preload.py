@@ -3,6 +3,9 @@
 What vLLM assumes, and what is changed here, for speed only:
 - an architecture is looked at in a process of its own, which imports everything again (15 s, then cached in the home
   directory): here the classes are imported once and registered as they are;
+- each worker looks through every name of every module for kernels that the CPU replaces (0.3 s): here it is done once,
+  for the forks hold the same modules;
+- each engine configures logging twice, which touches every logger (0.1 s): here it finds it done;
 - at TP > 1 the masking of words is compiled at each worker's first request, for 2..5 s: here it runs as it is written;
 - every worker has a core to itself, so it spins: for a second after each message, and at every all-reduce. Fourteen
   workers on two cores then do nothing else. Here they wait: all-reduce goes through gloo, as between machines.
@@ -27,6 +30,24 @@ ARCHITECTURES: Final = {
     "Mamba2ForCausalLM": "mamba2",
 }
 """Class to module; the tiny models of ``models.py``."""
+MODULES: Final = (
+    "model_hosting_container_standards.sagemaker",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.websockets.auto",
+    "vllm.entrypoints.anthropic.api_router",
+    "vllm.entrypoints.generate.generative_scoring.api_router",
+    "vllm.entrypoints.generate.structured_decisions.api_router",
+    "vllm.entrypoints.scale_out.derender.api_router",
+    "vllm.entrypoints.scale_out.render.api_router",
+    "vllm.entrypoints.serve.profile.api_router",
+    "vllm.entrypoints.serve.tokenize.api_router",
+    "vllm.model_executor.layers.quantization.online.base",
+    "pdcluster_connector.plugin",
+    "pdcluster_connector.vllm.connector",
+    "pdcluster_connector.transport.mooncake",
+    "pdcluster_router.front.server",
+)
+"""What engines and routers import at their start beside what the zygote of ``pdcluster local`` has: half a second."""
 _BUSY_LOOP_S: Final = 0.001
 """Instead of one second: shorter than a time slice."""
 _RECHECK_MS: Final = 5
@@ -58,6 +79,21 @@ def leave_masking_as_it_is() -> None:
     embedding.get_masked_input_and_mask = embedding.get_masked_input_and_mask._torchdynamo_orig_callable
 
 
+def replace_kernels_once() -> None:
+    platform: Any = importlib.import_module("vllm.platforms.cpu").CpuPlatform
+    platform.register_triton_kernel_overrides()
+    platform.register_triton_kernel_overrides = classmethod(lambda _: None)
+
+
+def configure_logging_once() -> None:
+    logger: Any = importlib.import_module("vllm.logger")
+    logger.configure_logging(importlib.import_module("vllm.config.logging").LoggingConfig())
+
+
 register_models()
+for _module in MODULES:
+    importlib.import_module(_module)
 leave_masking_as_it_is()
 wait_instead_of_spinning()
+replace_kernels_once()
+configure_logging_once()

@@ -77,7 +77,15 @@ class Source:
 class EngineDiscovery:
     """Follows one cluster's slices. One task runs it; the event loop's callbacks may read its attributes."""
 
-    def __init__(self, client: KubeReader, source: Source, tell: Tell, count_failure: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        client: KubeReader,
+        source: Source,
+        tell: Tell,
+        count_failure: Callable[[], None],
+        *,
+        backoff: Backoff = BACKOFF,
+    ) -> None:
         """``tell`` gets all engines there are, whenever a slice has changed."""
         self.has_listed = asyncio.Event()
         """Set once the first list was told."""
@@ -91,6 +99,7 @@ class EngineDiscovery:
         self._source = source
         self._tell = tell
         self._count_failure = count_failure
+        self._backoff = backoff
         self._cache = SliceCache()
         self._num_in_a_row = 0
         self._opened_at = 0.0
@@ -111,8 +120,8 @@ class EngineDiscovery:
                 logger.exception("discovery failed")
                 self._failed(f"a bug of ours: {error!r}")
             chance = random.random()  # noqa: S311 - spreads the load, keeps no secret
-            asked_s = min(asked_s, BACKOFF.most_s)
-            await asyncio.sleep(BACKOFF.pause_s(self._num_in_a_row, chance, asked_s=asked_s))
+            asked_s = min(asked_s, self._backoff.most_s)
+            await asyncio.sleep(self._backoff.pause_s(self._num_in_a_row, chance, asked_s=asked_s))
 
     async def _follow(self) -> None:
         self._cache.replace(await self._client.read(self._source.list_path))
@@ -156,7 +165,6 @@ class EngineDiscovery:
         return time.monotonic() - self._opened_at
 
     def _failed(self, reason: str) -> None:
-        self._count_failure()
         if self.is_current and self._watched_s() > GOOD_WATCH_S:
             self._num_in_a_row = 0
         self._num_in_a_row += 1
@@ -164,6 +172,7 @@ class EngineDiscovery:
         if self.is_current or not self._has_spoken:
             self.is_current, self._has_spoken = False, True
             logger.warning("discovery is cut off from the API server, engines stay as they are reason=%s", self.reason)
+        self._count_failure()
 
 
 def discovery_of(settings: Settings, tell: Tell, count_failure: Callable[[], None]) -> EngineDiscovery | None:

@@ -120,6 +120,7 @@ def _answer_of_readmes_ranks(folder: Path) -> str:
     return Local(subprocess.Popen(["true"]), 0, folder / "output-make").answer
 
 
+@pytest.mark.slow
 def test_a_question_of_ones_own_and_two_engines_of_each_role_that_ask_for_a_key(start: Callable[..., Local]) -> None:
     small = "--kv-cache-memory-bytes 67108864"
     counts = ("--prefill", "2", "--decode", "2", "--prefill-args", small, "--decode-args", small)
@@ -130,13 +131,8 @@ def test_a_question_of_ones_own_and_two_engines_of_each_role_that_ask_for_a_key(
     assert all(f"{name} is ready" in local.text() for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"))
 
 
-@pytest.mark.parametrize(
-    "ranks",
-    [
-        ("--prefill-pp", "2"),
-        *(pytest.param((flag, "2"), marks=pytest.mark.slow) for flag in ("--prefill-dp", "--decode-dp")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [(flag, "2") for flag in ("--prefill-pp", "--prefill-dp", "--decode-dp")])
 def test_pipeline_and_data_parallel_engines_start_and_hand_over(start: Callable[..., Local], ranks: list[str]) -> None:
     local = start(*ranks, "--once")
     assert local.end() == 0, local.text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +52,10 @@ def test_an_engine_that_hangs_is_named_at_the_deadline_with_its_cause_and_last_l
     with pytest.raises(NotReady) as found:
         wait(zygote, [hanging], timeout_s=3.0)
     first, *tail = str(found.value).splitlines()
-    assert first == f"decode is not ready after 3 s: {cause}; the end of {tmp_path}/decode.log:"
+    seconds = re.search(r"\d+", first)
+    assert seconds
+    assert int(seconds[0]) >= 3  # what a busy machine adds is told too
+    assert first == f"decode is not ready after {seconds[0]} s: {cause}; the end of {tmp_path}/decode.log:"
     assert last in "".join(tail[-1:])
 
 

@@ -23,7 +23,6 @@ QUICK: Final = frozenset({
     "mla 1 to 2",  # latent, copied to each rank
     "delta net 2 to 2",  # state and attention, of equal ranks
     "mamba2",  # state alone
-    "mtp",  # layers that look ahead
     "fp8 2 to 1",  # another width of a number
     "pipeline 2 to tp 2",  # layers on other ranks
 })  # fmt: skip

@@ -55,12 +55,22 @@ def main(arguments: Sequence[str]) -> None:
 def _import_once(parent: socket.socket, modules: Sequence[str]) -> None:
     began = time.monotonic()
     for module in modules:
-        importlib.import_module(module)
+        import_if_there(module)
     linux.adopt_orphans()
     linux.make_forks_die_with_their_parent()
     gc.collect()
     gc.freeze()  # the collector then leaves the shared pages alone in every engine
     parent.send(msgspec.json.encode(Ready(time.monotonic() - began, linux.num_threads())))
+
+
+def import_if_there(module: str) -> None:
+    """A library's other version may lack the module: its engines import what they have instead."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if "." not in missing or not f"{module}.".startswith(f"{missing}."):
+            raise
 
 
 def _serve(parent: socket.socket) -> StartOrder | None:

@@ -163,6 +163,13 @@ def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
     assert is_port_free(port)
 
 
+def test_a_module_that_this_version_of_a_library_lacks_is_left_to_its_engines(tmp_path: Path) -> None:
+    modules = ["json.no_such_part", "json.no_such_part.deeper", "json.decoder"]
+    with Zygote(modules, env={}, log_path=tmp_path / "zygote.log") as zygote:
+        ready = zygote.wait_ready(PATIENCE_S)
+    assert ready is not None
+
+
 def test_a_module_that_is_missing_is_reported_with_the_log(tmp_path: Path) -> None:
     with Zygote(["no_such_module"], env={}, log_path=tmp_path / "zygote.log") as zygote, pytest.raises(ZygoteError):
         zygote.wait_ready(20)

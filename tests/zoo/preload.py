@@ -16,6 +16,8 @@ from __future__ import annotations
 import importlib
 from typing import Any, Final
 
+from pdcluster_cli.zygote_process import import_if_there
+
 _MODELS: Final = "vllm.model_executor.models."
 ARCHITECTURES: Final = {
     "LlamaForCausalLM": "llama",
@@ -54,6 +56,9 @@ _RECHECK_MS: Final = 5
 """A sleeping reader may miss its wake-up message and then looks again only after 5 s: most of a TP engine's time."""
 
 
+VERSION: Final = tuple(map(int, importlib.import_module("vllm").__version__.split(".")[:2]))
+
+
 def register_models() -> None:
     registry: Any = importlib.import_module("vllm.model_executor.models.registry").ModelRegistry
     for architecture, module in ARCHITECTURES.items():
@@ -64,7 +69,8 @@ def register_models() -> None:
 def wait_instead_of_spinning() -> None:
     broadcast: Any = importlib.import_module("vllm.distributed.device_communicators.shm_broadcast")
     broadcast.SpinCondition.__init__.__defaults__ = (_BUSY_LOOP_S,)
-    broadcast.SHM_READER_RECHECK_INTERVAL_MS = _RECHECK_MS
+    if hasattr(broadcast, "SHM_READER_RECHECK_INTERVAL_MS"):
+        broadcast.SHM_READER_RECHECK_INTERVAL_MS = _RECHECK_MS
     communicator: Any = importlib.import_module("vllm.distributed.device_communicators.cpu_communicator")
     share_memory = communicator.CpuCommunicator._all_group_ranks_share_shm_group_name
 
@@ -76,7 +82,8 @@ def wait_instead_of_spinning() -> None:
 
 def leave_masking_as_it_is() -> None:
     embedding: Any = importlib.import_module("vllm.model_executor.layers.vocab_parallel_embedding")
-    embedding.get_masked_input_and_mask = embedding.get_masked_input_and_mask._torchdynamo_orig_callable
+    compiled = embedding.get_masked_input_and_mask
+    embedding.get_masked_input_and_mask = getattr(compiled, "_torchdynamo_orig_callable", compiled)
 
 
 def replace_kernels_once() -> None:
@@ -92,8 +99,9 @@ def configure_logging_once() -> None:
 
 register_models()
 for _module in MODULES:
-    importlib.import_module(_module)
+    import_if_there(_module)
 leave_masking_as_it_is()
 wait_instead_of_spinning()
-replace_kernels_once()
-configure_logging_once()
+if VERSION >= (0, 31):
+    replace_kernels_once()
+    configure_logging_once()

@@ -2,24 +2,26 @@
 
 vLLM makes one of these in the scheduler process and one in each worker process and calls them in the
 order that its 0.32 ``v1/worker/kv_connector_model_runner_mixin.py`` and ``v1/core/sched/scheduler.py``
-show. Each method here forwards to the half that its process and role need.
+show. Each method here forwards to the half that its process and role need. In what older versions differ:
+``versions.py``.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from pdcluster_connector.vllm.versions import RELEASE  # isort: skip  # first: refuses a vLLM that lacks what follows
 import torch
 from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
-    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
@@ -39,6 +41,8 @@ from pdcluster_connector.core.reception import Lost
 from pdcluster_connector.counts import take_counts
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.steps import DecodeStep, PrefillStep
+from pdcluster_connector.vllm.block_tables import BlockTables, resolved
+from pdcluster_connector.vllm.cells import LayerKv, in_new_axes
 from pdcluster_connector.vllm.facts import (
     own_layers,
     page_tokens_of,
@@ -46,8 +50,10 @@ from pdcluster_connector.vllm.facts import (
     read_memory,
     read_token_memory,
 )
-from pdcluster_connector.vllm.fingerprint import HEAD_MAJOR
+from pdcluster_connector.vllm.fingerprint import head_major
+from pdcluster_connector.vllm.load_errors import Blocks, FailedBlocks, PushedBlocks
 from pdcluster_connector.vllm.metrics import CountMetrics, StepCounts
+from pdcluster_connector.worker.decode import Receipts
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import SideChannelAddress
@@ -58,6 +64,8 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vllm is not fo
     """What vLLM carries from the scheduler to the workers at each step."""
 
     step: PrefillStep | DecodeStep
+    pushed: Mapping[RequestId, Blocks] = field(default_factory=dict)
+    """The blocks of new reservations, where vLLM hears of failures by blocks."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,9 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._prefill_rank: PrefillRank | None = None
         self._decode_rank: DecodeRank | None = None
         self._listening: Listening | None = None
+        self._block_tables = resolved if RELEASE.resolves_block_ids else BlockTables().follow
+        self._pushed_blocks = None if RELEASE.fails_by_request else PushedBlocks(self._facts.groups[0].block_tokens)
+        self._failed_blocks = FailedBlocks()
         if role is KVConnectorRole.SCHEDULER and self._facts.role is Role.PREFILL:
             engine = PrefillEngine(self._facts.tp_size, self._facts.kv_heads, self._facts.groups)
             self._prefill_scheduler = PrefillScheduler(
@@ -99,13 +110,18 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
         """Head-major, so that any rank's heads are one slice of a block; MLA has no heads to order."""
-        return None if vllm_config.model_config.use_mla else HEAD_MAJOR
+        return None if vllm_config.model_config.use_mla else head_major(RELEASE.names_layouts)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:  # noqa: ARG003  # vLLM's signature
         """No: graphs of pure decode steps, all that a decode engine has, may be whole. Such a graph runs no hook;
         ``end_step`` sweeps its layers. That prefill's own steps are not of this kind is held by ``read_engine_facts``.
         """
+        return False
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:  # noqa: ARG003  # vLLM's signature
+        """No: ``read_engine_facts`` refuses it. vLLM 0.33 asks, and takes yes for granted."""
         return False
 
     # Scheduler process.
@@ -159,30 +175,44 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if self._decode_scheduler is not None:
+            tables = blocks.get_block_ids()
             self._decode_scheduler.requests.reserve(
-                request.request_id, blocks.get_block_ids(), num_external_tokens, now=time.monotonic()
+                request.request_id, tables, num_external_tokens, now=time.monotonic()
             )
+            if self._pushed_blocks and num_external_tokens:
+                first = request.num_prompt_tokens - num_external_tokens
+                self._pushed_blocks.reserve(request.request_id, tables[0], first)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
         if self._prefill_scheduler is None:
-            return StepMetadata(self._decode_scheduler.requests.step() if self._decode_scheduler else DecodeStep())
-        step = self._prefill_scheduler.step(
-            _scheduled(scheduler_output),
-            scheduler_output.preempted_req_ids or (),
-            scheduler_output.kv_connector_block_state.resolve_block_ids,
-            now=time.monotonic(),
+            pushed = self._pushed_blocks.take_new() if self._pushed_blocks else {}
+            step = self._decode_scheduler.requests.step() if self._decode_scheduler else DecodeStep()
+            return StepMetadata(step, pushed)
+        return StepMetadata(
+            self._prefill_scheduler.step(
+                _scheduled(scheduler_output),
+                scheduler_output.preempted_req_ids or (),
+                self._block_tables(scheduler_output),
+                now=time.monotonic(),
+            )
         )
-        return StepMetadata(step)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         if self._prefill_scheduler is not None:
             self._prefill_scheduler.freed(map(RequestId, connector_output.finished_sending or ()))
         if self._decode_scheduler is not None:
             requests = self._decode_scheduler.requests
-            requests.received(connector_output.finished_recving or (), connector_output.failed_recving or ())
+            requests.received(connector_output.finished_recving or (), self._take_failed(connector_output))
             if isinstance(lost := connector_output.kv_connector_worker_meta, LostAttempts):
                 for loss in lost.losses:
                     requests.attempt_lost(loss.request_id, loss.attempt, loss.reason, now=time.monotonic())
+
+    def _take_failed(self, output: KVConnectorOutput) -> Iterable[RequestId]:
+        if self._pushed_blocks is None:
+            return output.failed_recving or ()
+        failed = self._pushed_blocks.failed(output.invalid_block_ids)
+        self._pushed_blocks.forget(output.finished_recving or ())
+        return failed
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
@@ -201,7 +231,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # Worker processes. All but ``register_kv_caches`` and ``shutdown`` are called by the forward thread.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        layers = own_layers(self._kv_cache_config, kv_caches)
+        layers = own_layers(self._kv_cache_config, self._in_axes(kv_caches))
         memory = read_memory(self._facts, self._vllm_config, self._kv_cache_config, layers)
         if self._facts.role is Role.PREFILL:
             tokens = read_token_memory(self._facts, memory, self._kv_cache_config, layers)
@@ -209,6 +239,11 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         else:
             self._decode_rank = make_decode_rank(self._facts, memory)
             self._listening = Listening(self._decode_rank.address, page_tokens_of(memory.layout, self._facts.groups))
+
+    def _in_axes(self, kv_caches: Mapping[str, LayerKv]) -> Mapping[str, LayerKv]:
+        if RELEASE.names_layouts:
+            return kv_caches
+        return in_new_axes(self._vllm_config.compilation_config.static_forward_context, kv_caches)
 
     def get_handshake_metadata(self) -> Listening | None:
         return self._listening
@@ -221,6 +256,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
         step = connector_metadata.step
+        self._failed_blocks.begin_step(connector_metadata.pushed)
         if self._prefill_rank and isinstance(step, PrefillStep):
             self._prefill_rank.worker.begin_step(step)
         if self._decode_rank and isinstance(step, DecodeStep):
@@ -246,14 +282,26 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: a request runs only when all of its KV is here."""
 
-    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        results = KVConnectorTransferResults()
-        if self._prefill_rank:
-            results.finished_sending = self._prefill_rank.worker.finished(map(RequestId, finished_req_ids))
-        if self._decode_rank:
-            receipts = self._decode_rank.worker.receipts()
-            results.finished_recving, results.failed_recving = receipts.ended, receipts.failed
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        results = base.KVConnectorTransferResults()
+        sent, receipts = self._ended(finished_req_ids)
+        results.finished_sending = sent
+        results.finished_recving, results.failed_recving = receipts.ended, receipts.failed
         return results
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[RequestId], set[RequestId]]:
+        """vLLM before 0.30 calls this one, and then ``get_block_ids_with_load_errors``."""
+        sent, receipts = self._ended(finished_req_ids)
+        self._failed_blocks.ended(receipts.ended, receipts.failed)
+        return sent, receipts.ended
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._failed_blocks.take()
+
+    def _ended(self, finished_req_ids: set[str]) -> tuple[set[RequestId], Receipts]:
+        prefill, decode = self._prefill_rank, self._decode_rank
+        sent = prefill.worker.finished(map(RequestId, finished_req_ids)) if prefill else set()
+        return sent, decode.worker.receipts() if decode else Receipts()
 
     def build_connector_worker_meta(self) -> LostAttempts | None:
         losses = self._decode_rank.worker.losses() if self._decode_rank else ()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -31,8 +31,11 @@ from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.reshard.tensors import open_reshard_group, region_bytes
 from pdcluster_connector.settings import PushTiming, parse_settings, require_ipv4
-from pdcluster_connector.vllm.fingerprint import HEAD_MAJOR, models_of, read_fingerprint
+from pdcluster_connector.vllm.cells import LayerKv
+from pdcluster_connector.vllm.fingerprint import head_major, models_of, read_fingerprint
+from pdcluster_connector.vllm.load_errors import require_one_group
 from pdcluster_connector.vllm.specs import TOKEN_MAJOR, meaning_of, require_axes
+from pdcluster_connector.vllm.versions import RELEASE
 from pdcluster_connector.worker.resharding import TokenMemory
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import EngineId
@@ -40,8 +43,6 @@ from pdcluster_protocol.labels import Role
 from pdcluster_protocol.launch import KV_ROLES
 from pdcluster_protocol.secret import load_secret
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
-
-LayerKv: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 
 _WINDOWED: Final = frozenset({ChunkedLocalAttentionSpec, SlidingWindowMLASpec, SlidingWindowSpec})
 """Kinds of which vLLM gives blocks back while a request runs."""
@@ -66,11 +67,16 @@ def read_engine_facts(config: VllmConfig, cache: KVCacheConfig) -> EngineFacts:
     parallel = config.parallel_config
     settings = parse_settings(transfer.kv_connector_extra_config)
     _require_whole_steps(parallel)
+    _require_awake(config.model_config)
     role = _role(transfer.kv_role)
     if role is Role.PREFILL and settings.push is PushTiming.LAYERWISE:
         _require_hooks(config.compilation_config.cudagraph_mode)
     host = settings.host or get_ip()
     require_ipv4(host)
+    groups = tuple(_group(group) for group in cache.kv_cache_groups)
+    if not RELEASE.fails_by_request:
+        recomputes = transfer.kv_load_failure_policy == "recompute"
+        require_one_group(RELEASE.version, groups, recomputes=recomputes)
     return EngineFacts(
         EngineId(transfer.engine_id),
         role,
@@ -80,7 +86,7 @@ def read_engine_facts(config: VllmConfig, cache: KVCacheConfig) -> EngineFacts:
         config.device_config.device_type,
         settings,
         load_secret(os.environ, host=host),
-        tuple(_group(group) for group in cache.kv_cache_groups),
+        groups,
         parallel.pipeline_parallel_size,
         parallel.data_parallel_index,
     )
@@ -105,7 +111,7 @@ def read_memory(facts: EngineFacts, config: VllmConfig, cache: KVCacheConfig, te
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _flat(tensors.values())}
     stage = get_pp_group().rank_in_group
     kept = (spec for group in cache.kv_cache_groups for spec in _specs_of(group))
-    fingerprint = read_fingerprint(facts.kv_heads, config, cache.kv_cache_layout, kept, tensors)
+    fingerprint = read_fingerprint(facts.kv_heads, config, _layout_of(cache), kept, tensors)
     layout = RankLayout(get_tp_group().rank_in_group, facts.tp_size, regions, stage, facts.num_stages)
     return Memory(layout, tuple(storages.items()), fingerprint, tuple(map(_view_of, _flat(tensors.values()))))
 
@@ -132,7 +138,7 @@ def read_token_memory(
         if region.kind is RegionKind.TOKENS
     }
     # By the layout's name: a stage without attention must not let the others wait for its part in the group.
-    if not (mine if cache.kv_cache_layout is None else cache.kv_cache_layout in TOKEN_MAJOR):
+    if not (mine if (layout := _layout_of(cache)) is None else layout in TOKEN_MAJOR):
         return None
     group = _open_tp_group(facts.tp_size, facts.settings.reshard_timeout_s)
     return TokenMemory(group, mine) if mine else None
@@ -158,6 +164,16 @@ def _require_whole_steps(parallel: Any) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} is {size}: PDClusterConnector 0.1 needs 1")
     if parallel.use_ubatching:
         raise ConfigError("--enable-dbo or --ubatch-size splits each step: PDClusterConnector 0.1 needs whole steps")
+
+
+def _require_awake(model_config: Any) -> None:
+    """KV stays where it is for the engine's life: other engines write into it.
+
+    Raises:
+        ConfigError: The engine may be put to sleep, which gives its memory back.
+    """
+    if model_config.enable_sleep_mode:
+        raise ConfigError("--enable-sleep-mode unmaps the KV cache, into which other engines write: start without it")
 
 
 def _require_hooks(cudagraph_mode: CUDAGraphMode) -> None:
@@ -254,14 +270,14 @@ def read_regions(
             are not known.
     """
     tensors, num_blocks = list(_flat([held])), cache.num_blocks
-    require_axes(name, spec, tensors, num_blocks, cache.kv_cache_layout)
+    require_axes(name, spec, tensors, num_blocks, _layout_of(cache))
     for tensor in tensors:
         is_token_major = is_by_token(tensor) and not isinstance(spec, MambaSpec)
         page = tensor[0].transpose(0, 1) if is_token_major else tensor[0]
         if tensor.shape[0] % num_blocks or not page.is_contiguous():
             raise ConfigError(
                 f"layer {name} has KV of shape {tuple(tensor.shape)} and strides {tensor.stride()} for {num_blocks} "
-                f"blocks: start vLLM with VLLM_KV_CACHE_LAYOUT={HEAD_MAJOR}"
+                f"blocks: start vLLM with VLLM_KV_CACHE_LAYOUT={head_major(RELEASE.names_layouts)}"
             )
         pages = tensor.shape[0] // num_blocks
         size = tensor.element_size()
@@ -276,6 +292,11 @@ def read_regions(
         is_linear = is_latent or _is_linear(config, name)
         step = _window_step(spec)
         yield RegionLayout(*place, kind, heads, spec.block_size // pages, pages, is_linear, step)
+
+
+def _layout_of(cache: KVCacheConfig) -> str | None:
+    """The layout that vLLM declares, by name; None where it declares none."""
+    return cache.kv_cache_layout if RELEASE.names_layouts else None
 
 
 def _window_step(spec: KVCacheSpec) -> int:

@@ -30,6 +30,11 @@ _VOLATILE: Final = ("_name_or_path", "transformers_version", "max_model_len", "a
 ``models/llama4.py``)."""
 
 
+def head_major(names_layouts: bool) -> str:
+    """The layout to ask vLLM for: ``HND`` before layouts had names (vLLM 0.23 ``v1/attention/backends/utils.py``)."""
+    return HEAD_MAJOR if names_layouts else "HND"
+
+
 def read_fingerprint(
     kv_heads: tuple[int, ...],
     config: VllmConfig,

@@ -28,6 +28,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from pdcluster_connector.vllm.versions import RELEASE
 from pdcluster_protocol.errors import ConfigError
 
 TOKEN_MAJOR: Final = frozenset({"LBNHC", "BLNHC"})
@@ -103,8 +104,10 @@ def _unknown_to(spec: KVCacheSpec, kind: type[KVCacheSpec]) -> list[str]:
     ]
     if isinstance(spec, AttentionSpec):
         # Slots that are not the KV heads one by one: nvfp4 keeps K's and V's heads apart, others all heads in two.
-        said += ["num_head_slots"] if spec.num_head_slots not in (None, spec.num_kv_heads) else []
-        said += ["tokens_per_state"] if spec.tokens_per_state != 1 else []
+        said += ["num_head_slots"] if getattr(spec, "num_head_slots", None) not in (None, spec.num_kv_heads) else []
+        # Before vLLM 0.29 the latter was called the former.
+        ratios = ("compress_ratio", "tokens_per_state")
+        said += [name for name in ratios if getattr(spec, name, 1) != 1 and name not in said]
     return [f"{field} {getattr(spec, field)}" for field in said]
 
 
@@ -127,11 +130,18 @@ def _require_cells(name: str, spec: AttentionSpec, held: Sequence[torch.Tensor],
                 f"heads, tokens, content] only: use vLLM's own attention backends, or {_CURE}"
             )
     content_bytes = sum(tensor.shape[3] * tensor.element_size() for tensor in held)
-    if content_bytes != spec.state_content_size_bytes:
+    if content_bytes != (said_bytes := _cell_bytes(spec)):
         raise ConfigError(
             f"layer {name} has {content_bytes} bytes for each token and KV head in {len(held)} tensors, but its "
-            f"{type(spec).__name__} says {spec.state_content_size_bytes}: use vLLM's own attention backends, or {_CURE}"
+            f"{type(spec).__name__} says {said_bytes}: use vLLM's own attention backends, or {_CURE}"
         )
+
+
+def _cell_bytes(spec: AttentionSpec) -> int:
+    """What is kept of one token and KV head, K and V together."""
+    if RELEASE.names_layouts:
+        return int(spec.state_content_size_bytes)
+    return int(spec.real_page_size_bytes // (spec.block_size * spec.num_kv_heads))
 
 
 def _pages_per_block(tensor: torch.Tensor, num_blocks: int) -> int:

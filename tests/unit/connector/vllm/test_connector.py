@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from importlib import import_module
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +20,8 @@ from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.vllm.connector import PDClusterConnector, leave_out_last_token
+from pdcluster_connector.vllm.load_errors import FailedBlocks, PushedBlocks
+from pdcluster_connector.worker.decode import Receipts
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.launch import CONNECTOR, CONNECTOR_MODULE
 from pdcluster_protocol.params import DecodeParams, Reservation, SideChannelAddress, to_wire
@@ -83,6 +87,7 @@ def decode_connector_with_a_reservation() -> PDClusterConnector:
     engine = DecodeEngine(EngineId("d"), 1, (KvGroup(16),), (address,), SECRET)
     requests = DecodeScheduler(engine, NoMetaserver(), deque())
     made._prefill_scheduler, made._decode_scheduler = None, SchedulerDecode.__new__(SchedulerDecode)
+    made._pushed_blocks = None
     made._decode_scheduler.requests = requests
     request_id, transfer = RequestId("r"), TransferId("t")
     token = SECRET.mint(transfer, Attempt(1), 60_000)
@@ -104,9 +109,43 @@ def test_what_failed_to_come_is_in_no_receipt(failed: set[str], num_tokens: int)
     assert answer["pdcluster_received_tokens"] == num_tokens
 
 
+@pytest.mark.parametrize(("invalid", "num_tokens"), [(set(), 40), ({7}, 40), ({2}, 0)])
+def test_vllm_before_0_30_names_what_failed_by_its_blocks(invalid: set[int], num_tokens: int) -> None:
+    connector = decode_connector_with_a_reservation()
+    connector._pushed_blocks = PushedBlocks(16)
+    connector._pushed_blocks.reserve(RequestId("r"), (1, 2, 3), 0)
+    connector.update_connector_output(KVConnectorOutput(invalid_block_ids=invalid))
+    connector.update_connector_output(KVConnectorOutput(finished_recving={"r"}))
+    _, answer = connector.request_finished(request_of(list(range(40))), [])
+    assert answer is not None
+    assert answer["pdcluster_received_tokens"] == num_tokens
+    assert connector._pushed_blocks.failed({1, 2, 3}) == set()
+
+
+class OneReceipt:
+    """A decode rank's worker: "r" has failed and "s" has come."""
+
+    def receipts(self) -> Receipts:
+        return Receipts({RequestId("r"), RequestId("s")}, {RequestId("r")})
+
+
+def test_a_worker_names_the_blocks_of_what_failed_to_vllm_before_0_30() -> None:
+    connector = PDClusterConnector.__new__(PDClusterConnector)
+    connector._prefill_rank, connector._decode_rank = None, cast("Any", SimpleNamespace(worker=OneReceipt()))
+    connector._failed_blocks = FailedBlocks()
+    connector._failed_blocks.begin_step({RequestId("r"): (4, 5), RequestId("s"): (6,)})
+    assert connector.get_finished(set()) == (set(), {"r", "s"})
+    assert connector.get_block_ids_with_load_errors() == {4, 5}
+    assert connector.get_block_ids_with_load_errors() == set()
+
+
 def test_decode_keeps_its_whole_graphs() -> None:
     """vLLM would otherwise take them from every engine that has the connector."""
     assert not PDClusterConnector.requires_piecewise_for_cudagraph({})
+
+
+def test_vllm_is_told_that_kv_must_not_be_remapped() -> None:
+    assert not PDClusterConnector.supports_sleep_mode({})
 
 
 def test_the_plugin_names_this_very_class() -> None:

@@ -24,9 +24,10 @@ from integration.ranks import Shape, engine_facts, fingerprint_of
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.settings import PushTiming, Settings
+from pdcluster_connector.vllm.cells import LayerKv
 from pdcluster_connector.vllm.facts import (
-    LayerKv,
     _group,
+    _require_awake,
     _require_hooks,
     _require_whole_steps,
     _role,
@@ -62,6 +63,12 @@ def test_a_prompt_spread_over_ranks_is_refused_by_the_name_of_its_option(name: s
 def test_split_steps_are_refused() -> None:
     with pytest.raises(ConfigError, match="--enable-dbo"):
         _require_whole_steps(SimpleNamespace(**{**WHOLE, "use_ubatching": True}))
+
+
+def test_an_engine_that_may_sleep_is_refused_by_the_name_of_its_option() -> None:
+    _require_awake(SimpleNamespace(enable_sleep_mode=False))
+    with pytest.raises(ConfigError, match="--enable-sleep-mode"):
+        _require_awake(SimpleNamespace(enable_sleep_mode=True))
 
 
 def test_prefill_steps_in_one_graph_are_refused_with_both_cures() -> None:
@@ -102,7 +109,7 @@ def a_config(kv_role: str, settings: dict[str, object]) -> SimpleNamespace:
         ),
         compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL),
         device_config=SimpleNamespace(device_type="cpu"),
-        model_config=SimpleNamespace(is_attention_free=True),
+        model_config=SimpleNamespace(is_attention_free=True, enable_sleep_mode=False),
         speculative_config=None,
     )
 

@@ -1,0 +1,49 @@
+"""The block tables of a prefill engine's requests at each step, in every version of vLLM that is supported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+from pdcluster_protocol.ids import RequestId
+
+BlockTable: TypeAlias = tuple[Sequence[int], ...]
+
+
+def resolved(output: Any) -> Callable[[RequestId], BlockTable]:
+    """``SchedulerOutput`` of vLLM 0.30 and newer says each request's whole table."""
+    table_of: Callable[[RequestId], BlockTable] = output.kv_connector_block_state.resolve_block_ids
+    return table_of
+
+
+class BlockTables:
+    """Follows the changes that older ``SchedulerOutput`` tell (vLLM 0.23 ``v1/core/sched/output.py``).
+
+    Scheduler thread only. A position whose block vLLM has taken back, before a sliding window, keeps its old block
+    here, where newer versions say the null block: decode, which has the same windows, wants none of these.
+    """
+
+    def __init__(self) -> None:
+        self._tables: dict[RequestId, tuple[list[int], ...]] = {}
+
+    def follow(self, output: Any) -> Callable[[RequestId], BlockTable]:
+        """The tables as of the step ``output``, which must be the next one."""
+        self._forget(output.finished_req_ids)
+        self._forget(output.preempted_req_ids or ())
+        for new in output.scheduled_new_reqs:
+            self._begin(RequestId(new.req_id), new.block_ids)
+        cached = output.scheduled_cached_reqs
+        for request_id, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if request_id in cached.resumed_req_ids:
+                self._begin(RequestId(request_id), blocks)
+            elif blocks is not None:
+                for table, more in zip(self._tables[RequestId(request_id)], blocks, strict=True):
+                    table.extend(more)
+        return self._tables.__getitem__
+
+    def _begin(self, request_id: RequestId, blocks: Iterable[Iterable[int]]) -> None:
+        self._tables[request_id] = tuple(map(list, blocks))
+
+    def _forget(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._tables.pop(RequestId(request_id), None)

@@ -1,0 +1,66 @@
+"""Which vLLM this is, and in what it differs from the newest one, as far as the connector meets it.
+
+    0.23 .. 0.28   layouts without names, failures told by block, block tables told by their changes
+    0.29           layouts with names (``v1/kv_cache_layout.py``)
+    0.30 .. 0.33   failures told by request (``KVConnectorTransferResults``), whole block tables at each step
+
+``connector.py`` imports this module before anything of vLLM's whose name changes: an engine of another version ends
+with one line, and not with an ImportError.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from vllm import __version__
+
+from pdcluster_protocol.errors import ConfigError
+
+Minor: TypeAlias = tuple[int, int]
+
+OLDEST: Final[Minor] = (0, 23)
+NEWEST: Final[Minor] = (0, 33)
+
+_NAMES_LAYOUTS: Final[Minor] = (0, 29)
+_TELLS_BY_REQUEST: Final[Minor] = (0, 30)
+
+
+@dataclass(frozen=True, slots=True)
+class VllmRelease:
+    """One version of vLLM. Each field is what newer ones do."""
+
+    version: str
+    names_layouts: bool
+    """KV is one tensor ``[pages, KV heads, tokens, content]`` of a layout that ``KVCacheConfig`` names."""
+    fails_by_request: bool
+    """A request whose KV does not come is named in ``failed_recving``; else its blocks are, in
+    ``invalid_block_ids``, by which only a model with one KV group can be told apart (``v1/core/sched/scheduler.py``,
+    ``_update_requests_with_invalid_blocks``)."""
+    resolves_block_ids: bool
+    """The scheduler hands out whole block tables (``kv_connector_block_state.resolve_block_ids``)."""
+
+
+def release_of(version: str) -> VllmRelease:
+    """The release that calls itself ``version``, as ``0.23.0`` or ``0.32.1.dev3+gabc``.
+
+    Raises:
+        ConfigError: It is older or newer than those that are supported, or says no version.
+    """
+    found = re.match(r"(\d+)\.(\d+)", version)
+    minor = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not OLDEST <= minor <= NEWEST:
+        raise ConfigError(
+            f"this is vLLM {version}: PDClusterConnector 0.1 supports vLLM {_said(OLDEST)} to {_said(NEWEST)}: install "
+            "one of these on prefill and on decode"
+        )
+    by_request = minor >= _TELLS_BY_REQUEST
+    return VllmRelease(version, minor >= _NAMES_LAYOUTS, by_request, by_request)
+
+
+def _said(minor: Minor) -> str:
+    return ".".join(map(str, minor))
+
+
+RELEASE: Final = release_of(__version__)

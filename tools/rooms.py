@@ -2,7 +2,7 @@
 
 A room is a folder of a package, or a file beside its folders. An arrow is one room that imports another one, however
 often. The order from the outside in is that of import-linter's layers, in ``pyproject.toml``; an import against it is
-upward. ``test_house.py`` holds that there is none, and no circle.
+upward. ``test_rooms.py`` holds that there is none, and no circle.
 """
 
 from __future__ import annotations

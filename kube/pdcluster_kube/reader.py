@@ -56,7 +56,7 @@ class KubeReader:
         """The whole body of a 200.
 
         Raises:
-            Refused: Any other status.
+            ApiStatusError: Any other status.
             Unavailable: No whole answer in time.
         """
         deadline = _deadline(self._timeout_s)
@@ -68,7 +68,7 @@ class KubeReader:
         """The lines of a 200, for ``limit_s`` seconds at most.
 
         Raises:
-            Refused: Any other status.
+            ApiStatusError: Any other status.
             Unavailable: No head in time. ``Lines.next`` raises it too.
         """
         async with self._answer(path, _deadline(self._timeout_s)) as response:

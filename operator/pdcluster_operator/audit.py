@@ -1,8 +1,8 @@
 """Compares the caches with the API server: at the start, every ``resync_s`` after that, and when a watch began anew.
 
-Drops what a watch did not tell the end of (see ``caches``), and finds out when a watch has gone blind: an object that
-two comparisons in a row found and no event told of. A list that began after a view was there and does not show it
-proves that the object is gone, for lists are read from the newest state.
+It drops objects whose deletion no watch has told (see ``caches``). It also finds out when a watch has gone blind: two
+comparisons in a row find an object that no event has told of. A list that began after a view was there, and does not
+show the object, proves that the object is gone, for lists are read from the newest state.
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ class Settings(BaseModel):
     kube_token_file: Path | None = None
     """File with our token, read anew when it changes: Kubernetes renews it every hour. None: as ``kube_ca_file``."""
     kubeconfig: str = "~/.kube/config"
-    """File to use where ``kube_api`` is None; several with ``:`` between. Default: ``$KUBECONFIG``, else kubectl's."""
+    """File to use where ``kube_api`` is not given; several with ``:`` between. Default: ``$KUBECONFIG``, else
+    kubectl's."""
     kube_context: str | None = None
     """Context of the kubeconfig. None: its current one."""
     api_server_ports: tuple[Port, ...] = Field(default=API_SERVER_PORTS, min_length=1)
@@ -61,7 +62,7 @@ class Settings(BaseModel):
     lease_duration_s: float = Field(default=15.0, ge=1, le=3600)
     """Seconds without renewal after which a standby takes over. 15: client-go's own."""
     lease_renew_s: float = Field(default=10.0, gt=0, le=3600)
-    """Seconds without renewal after which a leader stops to act. 10: client-go's own; clocks may then differ in speed
+    """Seconds without renewal after which a leader stops acting. 10: client-go's own; clocks may then differ in speed
     by half before two could lead."""
     lease_retry_s: float = Field(default=2.0, gt=0, le=600)
     """Seconds between two looks at the Lease. 2: client-go's own; five tries for a renewal."""

@@ -41,7 +41,7 @@ class Secret:
 
     _key: bytes = field(repr=False)
     is_well_known: bool = False
-    """It is the built-in one, which protects nothing: for processes that only this machine's users can reach."""
+    """Whether it is the built-in one, which protects nothing: for processes that only users of this machine reach."""
 
     def mint(self, transfer_id: TransferId, attempt: Attempt, deadline_ms: int) -> str:
         """The token of one attempt, which may last ``deadline_ms`` at most. Router only; costs 2 us."""

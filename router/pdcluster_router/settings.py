@@ -217,7 +217,7 @@ class Settings(BaseModel):
         """What decode engines call.
 
         Raises:
-            ConfigError: Only wildcards are known of this process's address.
+            ConfigError: ``host`` is a wildcard and ``advertise_url`` is not given, so there is no address to call.
         """
         if self.advertise_url is not None:
             return self.advertise_url + METASERVER_PATH

@@ -28,7 +28,7 @@ EARLY_S: Final = 60.0
 """How long idle peers, refused peers and early failures are remembered: longer than any forward pass."""
 
 MAX_PEERS: Final = 16384
-"""Peers that are remembered; the one that was silent longest is forgotten beyond it and must say hello again."""
+"""Peers that are remembered. With one more, the peer that was silent longest is forgotten and must say hello again."""
 
 MAX_REFUSED: Final = 1024
 """Refused peers that are told why once more; beyond it the oldest is forgotten. Its lane has ended long ago."""

@@ -175,7 +175,7 @@ class Resharder:
         self._inbox.put(_LayerSaved(self._number, tuple(regions), event))
 
     def end_step(self) -> None:
-        """Every region of the step was ordered; ``StepRead`` follows. Forward thread: never waits."""
+        """No further region of this step is ordered; ``StepRead`` follows. Forward thread: never waits."""
         self._inbox.put(_StepEnded(self._number))
 
     def fence(self) -> threading.Event:

@@ -97,7 +97,7 @@ class Outbound:
             discard(self._backlog.popleft())
 
     def follow(self, order: StepOrder, now: float) -> None:
-        """Carry an order of a step out, or keep it until the way is open."""
+        """Carry out an order of a step, or keep it until the way is open."""
         if self._route is None or self._writes is None:
             self._backlog.append(order)
             return
@@ -132,7 +132,7 @@ class Outbound:
             self._writes.forget_stopped()
 
     def expire(self, staged_since: float, now: float) -> None:
-        """Give up pushes that have kept room in staging memory since ``staged_since`` (monotonic): others want it."""
+        """Give up pushes that have held staging memory since ``staged_since`` (monotonic) or longer: others want it."""
         writing = [push.key for push in self._writes.staged_since(staged_since)] if self._writes else []
         for key in (*writing, *self._discard_backlog(staged_since)):
             if live := self._book.get(key):

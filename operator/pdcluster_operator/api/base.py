@@ -118,7 +118,7 @@ class ApiModel(BaseModel):
 
     @classmethod
     def unknown_fields_of(cls, document: Mapping[str, Any]) -> tuple[str, ...]:
-        """The fields of it that this version does not know, whatever else is wrong with it."""
+        """The fields of ``document`` that this version does not know, whatever else is wrong with the document."""
         try:
             cls.from_wire(document)
         except ValidationError as error:

@@ -236,7 +236,7 @@ class Scaling(ApiModel):
 
 
 class DrainSpec(ApiModel):
-    """How an engine goes."""
+    """How an engine is stopped."""
 
     timeout_seconds: int = Field(default=600, ge=0, le=_DAY_S)
     """Seconds that an engine which is to go may still work on what it has, in [0, 86400]. Default 600: longer
@@ -306,7 +306,7 @@ class PDClusterSpec(ApiModel):
     scaling: Scaling = Scaling()
     """Who decides how many replicas there are."""
     drain: DrainSpec = DrainSpec()
-    """How an engine goes."""
+    """How an engine is stopped."""
     auth: Auth = Auth()
     """How router and engines know each other."""
 

@@ -170,7 +170,7 @@ class Counts:
 
     @property
     def is_updated(self) -> bool:
-        """Whether all wanted are of the target and ready, and no old one is left but those that are going."""
+        """Whether all wanted instances are of the target and ready, and every old one that is left terminates."""
         return self.updated_ready >= self.wanted and self.replicas == self.updated == self.wanted
 
 

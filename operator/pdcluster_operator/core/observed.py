@@ -161,9 +161,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Prune:
-    """Delete an object, if it is still of this version; its dependents go after it (background).
+    """Delete an object if it still has this version. Kubernetes deletes its dependents after it (background).
 
-    Of a workload: only the resourceVersion that was seen empty. Of anything else the uid suffices: no number decided.
+    A workload is deleted only at the resourceVersion at which it was seen empty. Of other objects the uid suffices,
+    for no number was decided on.
     """
 
     api_version: str

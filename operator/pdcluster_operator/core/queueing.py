@@ -39,7 +39,7 @@ class RetryPace:
 
 @dataclass(slots=True)
 class _Entry:
-    """``due_at``: None while nothing is to be done. ``not_before``: even an event does not bring it forward of this."""
+    """``due_at``: None while nothing is to be done. ``not_before``: not even an event makes it due earlier."""
 
     due_at: float | None = None
     started_at: float | None = None

@@ -22,7 +22,7 @@ UNBOUNDED: Final = 10_000
 
 
 def exact_ratio(ratio: float) -> Fraction:
-    """What a user wrote: 0.1 is a tenth, although no binary float is. Otherwise 10 decode would need 2 prefill."""
+    """The ratio as a user wrote it: 0.1 is a tenth. The float is a little more: 10 decode would then need 2 prefill."""
     return Fraction(repr(ratio))
 
 

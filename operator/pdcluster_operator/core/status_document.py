@@ -83,7 +83,7 @@ def read_status(document: Object | None) -> Status | None:
 
 
 def event_document(event: KubernetesEvent, about: View, identity: str, now: int, suffix: str) -> dict[str, Any]:
-    """``identity``: which of the operator's replicas says so. ``suffix``: makes the name its own."""
+    """``identity``: the replica of the operator that sends it. ``suffix`` makes the Event's name unique."""
     at = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     ref = about.ref
     name = f"{ref.name[: _MAX_NAME - len(suffix) - 1]}.{suffix}"

@@ -82,7 +82,7 @@ class Admission(Generic[Waiter]):
         self.backlog_tokens += share
 
     def give_back(self, share: int) -> bool:
-        """A share is free: the prefill is over, for good or ill, or was not needed. Whether to call ``admit`` soon."""
+        """The share is free again: its prefill has ended, or was not needed. Returns whether to call ``admit`` soon."""
         self.backlog_tokens -= share
         return bool(self._queue)
 

@@ -8,9 +8,9 @@
                                 |                                                           |
                                 +-- it fails -----------------------------------------------+
 
-A request that is tried and says nothing (its client leaves) decides nothing: after ``TRIAL_S`` the next one may.
-Each ejection begins a new era. What a request of an earlier era says is old news and is not heard, so the requests
-that were under way when an engine was ejected neither eject it again nor bring it back.
+A request that is tried and has no outcome (its client leaves) decides nothing: after ``TRIAL_S`` the next one is tried.
+Each ejection begins a new era. Outcomes of requests of an earlier era do not count. So requests that were under way
+when an engine was ejected neither eject it again nor bring it back.
 
 Decides from outcomes and times alone; who may be asked when every engine is ejected is ``core/placement.py``'s.
 """

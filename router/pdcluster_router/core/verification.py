@@ -7,8 +7,8 @@ What counts as proof, all of it of one request that was never tried twice and ma
     decode's receipt names all tokens it asked for    else they were not pushed, whatever the answer looks like
     it says that their content was compared           else heads, tokens or blocks may have changed places
 
-A prompt is random words: no prefix cache can have it. Nothing is known of the model's vocabulary, so that a word may
-be one token or one for each letter; how many it was, and how large a KV block is, decode's reservation says.
+A prompt is random words: no prefix cache can have it. The router does not know the model's vocabulary, so a word may be
+one token or one for each letter. Decode's reservation says how many tokens it was, and how large a KV block is.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Router:
         self._plain_timeouts = _timeouts_in(settings, settings.whole_answer_timeout_s)
 
     def dispatch(self, cycle: HotCycle) -> None:
-        """A hot request has arrived whole and it is its turn: answered, or on its way."""
+        """The request is answered, or on its way. It has arrived whole, and it is its turn."""
         try:
             if cycle.path in OPENAI_PATHS:
                 self._take_request(cycle)

@@ -184,7 +184,7 @@ class ReadingProtocol(HttpToolsProtocol):
             self.has_read()
 
     def refuse(self, error: ApiError) -> None:
-        """The client's bytes make no sense, or there are too many. Nothing more is read."""
+        """The client is told ``error``: its bytes make no sense, or are too many. Nothing more is read."""
         self.is_deaf = True
         self.stop_reading()
         self.refuse_the_rest(error)
@@ -214,7 +214,7 @@ class ReadingProtocol(HttpToolsProtocol):
         self.parser.feed_data(head + b"".join(lines) + b"\r\n")
 
     def num_head_bytes(self) -> int:
-        """What the head that is read takes in memory, or a little more: its last piece may have brought body too."""
+        """Memory that the head takes which is being read, or a little more: its last piece may hold body too."""
         return max(self.num_silent_bytes, PIECE_BYTES) + LINE_OBJECTS_BYTES * len(self.headers)
 
     # What the parser says.

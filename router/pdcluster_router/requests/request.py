@@ -38,7 +38,7 @@ class ClientRequest(msgspec.Struct, frozen=True):
 
     @property
     def deadline(self) -> float:
-        """Until when it must have gone to decode, monotonic seconds."""
+        """When the request must have gone to decode at the latest, monotonic seconds."""
         return self.received_at + self.timeouts.enter_s
 
     def without_body(self) -> ClientRequest:

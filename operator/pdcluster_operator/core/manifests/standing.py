@@ -58,7 +58,7 @@ def role_scaler(pool: Pool, role: Role) -> Document:
 
 
 def scaler_selector(pool: Pool, role: Role) -> str:
-    """For a scaler's status: one pod for each instance, so that an average over pods is one over instances."""
+    """Selects one pod of each instance, for a scaler's status: an average over these pods is one over instances."""
     found = {**engine_selector(pool, role), labels.LEADER: "true"}
     return ",".join(f"{name}={value}" for name, value in found.items())
 

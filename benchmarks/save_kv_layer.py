@@ -10,6 +10,7 @@ connectors of today do. Prints microseconds: median and 99th percentile, and the
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import statistics
 import sys
@@ -133,6 +134,7 @@ def measure(rank: PrefillRank, pipe: Connection, address: SideChannelAddress, nu
 
 
 def main() -> None:
+    argparse.ArgumentParser(prog="python -m benchmarks.save_kv_layer", description=__doc__).parse_args()
     here, there = multiprocessing.Pipe()
     child = multiprocessing.get_context("fork").Process(target=serve_decode, args=(there,), daemon=True)
     child.start()

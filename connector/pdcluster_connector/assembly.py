@@ -16,7 +16,7 @@ from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.transport import make_transport
-from pdcluster_connector.transport.base import Transport
+from pdcluster_connector.transport.base import Transport, TransportSettings
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.worker.decode import DecodeWorker
 from pdcluster_connector.worker.inbound import InboundSessions
@@ -139,7 +139,9 @@ def _make_staging(facts: EngineFacts, tokens: TokenMemory, device: Device) -> St
 
 
 def _start_transport(facts: EngineFacts, memory: Memory, device: Device) -> Transport:
-    transport = make_transport(facts.settings.transport, host=facts.host, protocol=facts.settings.transfer_protocol)
+    transport = make_transport(
+        facts.settings.transport, TransportSettings(facts.host, facts.settings.transfer_protocol)
+    )
     for address, num_bytes in memory.aligned_spans(device.registration_alignment_bytes):
         transport.register(address, num_bytes)
     return transport

@@ -1,17 +1,21 @@
 """Where an API server is and who we are: as a pod is told, or as a kubeconfig says (``kubeconfig.py``).
 
-A pod needs two variables and three files, so it is read with the standard library: the official client would double a
-router's memory (docs/decisions/0007). Source of truth: Kubernetes' page "Accessing the Kubernetes API from a Pod".
+A pod needs two variables and three files, so it is read with the standard library: with the official client a router
+takes a third more memory (docs/decisions/0008). Source of truth: Kubernetes' page "Accessing the Kubernetes API from a
+Pod".
 """
 
 from __future__ import annotations
 
+import errno
 import ssl
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import urlsplit
+
+from pdcluster_protocol.errors import ConfigError
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where Kubernetes tells a pod who it is."""
@@ -67,6 +71,16 @@ class ApiAccess(Protocol):
     def credentials(self) -> Credentials: ...
 
 
+class AuthoritiesError(ConfigError, OSError):
+    """The file by which an API server's certificate is judged cannot be used. The file may come later."""
+
+    def __str__(self) -> str:
+        return (
+            f"the API server's authorities {self.filename} cannot be used ({self.strerror}): name a file of "
+            "certificates in PEM form"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class KubeAccess:
     """As a pod has it, or flags say."""
@@ -114,8 +128,17 @@ class TokenFile:
 
 
 def tls_context(ca_file: Path | None, *, is_verified: bool = True) -> ssl.SSLContext:
-    """``ca_file``: None for the system's own authorities."""
-    context = ssl.create_default_context(cafile=ca_file)
+    """``ca_file``: None for the system's own authorities.
+
+    Raises:
+        AuthoritiesError: The file cannot be read, or holds no certificate.
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+    except ssl.SSLError as error:
+        raise AuthoritiesError(errno.EINVAL, "it holds no certificate in PEM form", str(ca_file)) from error
+    except OSError as error:
+        raise AuthoritiesError(error.errno, error.strerror, str(ca_file)) from error
     # Since Python 3.13 the default asks for key identifiers, which the authorities of older clusters do not have.
     # Who the server is, is still verified.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT

@@ -41,7 +41,7 @@ class Auditor:
         on_news: Callable[[Key], None],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """``sleep``: for so many seconds; before it looks for what is gone, never while it pauses."""
+        """``sleep`` takes seconds. The auditor calls it before it drops what is gone, never for its own pause."""
         self._kube = kube
         self._caches = caches
         self._where: Final = [(kind, namespace) for kind in kinds for namespace in namespaces]

@@ -1,5 +1,8 @@
-"""All of the operator's metrics: names, units and labels. A PDCluster has ten series, told by the leading replica alone
-and gone with the object; no other label names an object, for there may be thousands."""
+"""The operator's metrics: names, units and labels. Three gauges that are read when they are asked for: ``serving.py``.
+
+A PDCluster has ten series, told by the leading replica alone and gone with the object; no other label names an object,
+for there may be thousands.
+"""
 
 from __future__ import annotations
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
 from aiohttp import web
+
+from pdcluster_protocol.errors import ConfigError
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """Of a page of metrics."""
@@ -19,7 +22,11 @@ Problems = Callable[[], list[str]]
 async def serve_probes(
     host: str | None, port: int, *, health: Problems, readiness: Problems, metrics: Callable[[], bytes]
 ) -> AsyncIterator[int]:
-    """They are answered until the block ends. Yields the port."""
+    """They are answered until the block ends. Yields the port.
+
+    Raises:
+        ConfigError: Another process listens there, or ``host`` is no address of this machine.
+    """
 
     async def healthz(_: web.Request) -> web.Response:
         return _answer(health())
@@ -37,10 +44,20 @@ async def serve_probes(
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
+        await _listen(runner, host, port)
         yield int(runner.addresses[0][1])
     finally:
         await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, host: str | None, port: int) -> None:
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        where = f"port {port} of {host or 'any address'}"
+        raise ConfigError(
+            f"cannot listen on {where} ({os.strerror(error.errno or 0)}): choose another --port or --host"
+        ) from error
 
 
 def _answer(problems: list[str]) -> web.Response:

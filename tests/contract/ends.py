@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
+from pdcluster_connector.transport.base import Transport, TransportSettings, WriteId, WriteStatus
 from pdcluster_connector.transport.fake import FakeNetwork
 from pdcluster_connector.transport.mooncake import MooncakeTransport
 
@@ -144,7 +144,7 @@ def _fake() -> tuple[Transport, Callable[[], Receiver]]:
 
 
 def _mooncake(stack: ExitStack) -> tuple[Transport, Callable[[], Receiver]]:
-    return MooncakeTransport(HOST, "tcp"), lambda: ProcessReceiver(stack)
+    return MooncakeTransport(TransportSettings(HOST, "tcp")), lambda: ProcessReceiver(stack)
 
 
 def outcome(transport: Transport, write: WriteId, *, timeout_s: float = 10.0) -> WriteStatus:

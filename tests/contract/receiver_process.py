@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import sys
 
+from pdcluster_connector.transport.base import TransportSettings
 from pdcluster_connector.transport.mooncake import MooncakeTransport
 
 
@@ -13,7 +14,7 @@ def main(host: str, fd: int, num_bytes: int) -> None:
     """Serves until stdin is closed."""
     memory = mmap.mmap(fd, num_bytes)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    transport = MooncakeTransport(host, "tcp")
+    transport = MooncakeTransport(TransportSettings(host, "tcp"))
     transport.register(address, num_bytes)
     print(transport.session, address, flush=True)
     sys.stdin.read()

@@ -10,20 +10,24 @@ from pathlib import Path
 import pytest
 
 from pdcluster_connector.transport import make_transport
+from pdcluster_connector.transport.base import TransportSettings
 from pdcluster_protocol.errors import ConfigError
 
-START = "from pdcluster_connector.transport import make_transport as m; m('mooncake', host='127.0.0.1', protocol='tcp')"
+START = (
+    "from pdcluster_connector.transport import make_transport as m; from pdcluster_connector.transport.base import "
+    "TransportSettings as s; m('mooncake', s('127.0.0.1', 'tcp'))"
+)
 
 
 def test_the_unacknowledged_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MC_TCP_PROTO", "1")
     with pytest.raises(ConfigError, match=r"MC_TCP_PROTO=1 .*: unset it"):
-        make_transport("mooncake", host="127.0.0.1", protocol="tcp")
+        make_transport("mooncake", TransportSettings("127.0.0.1", "tcp"))
 
 
 def test_an_unknown_transport_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"transport is 'nixl'.*'mooncake'"):
-        make_transport("nixl", host="127.0.0.1", protocol="tcp")
+        make_transport("nixl", TransportSettings("127.0.0.1", "tcp"))
 
 
 @pytest.mark.parametrize(
@@ -38,18 +42,18 @@ def test_what_mooncake_would_take_silently_and_fail_with_later_is_refused(
     host: str, protocol: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_transport("mooncake", host=host, protocol=protocol)
+        make_transport("mooncake", TransportSettings(host, protocol))
 
 
 @pytest.mark.skipif(any(Path("/sys/class/infiniband").glob("*")), reason="this machine has an RDMA device")
 def test_rdma_without_a_device_is_refused_rather_than_replaced_by_tcp() -> None:
     with pytest.raises(ConfigError, match=r"rdma.*use transfer_protocol tcp"):
-        make_transport("mooncake", host="127.0.0.1", protocol="rdma")
+        make_transport("mooncake", TransportSettings("127.0.0.1", "rdma"))
     assert "MC_FORCE_TCP" not in os.environ, "what an earlier engine of this process needed"
 
 
 def test_tcp_is_forced_so_that_a_machine_with_rdma_devices_takes_it_too(capfd: pytest.CaptureFixture[str]) -> None:
-    make_transport("mooncake", host="127.0.0.1", protocol="tcp").close()
+    make_transport("mooncake", TransportSettings("127.0.0.1", "tcp")).close()
     assert os.environ["MC_FORCE_TCP"] == "1"
     assert "MC_FORCE_TCP is set, using TCP transport only" in capfd.readouterr().err
 
@@ -57,11 +61,11 @@ def test_tcp_is_forced_so_that_a_machine_with_rdma_devices_takes_it_too(capfd: p
 def test_another_transport_that_the_user_forces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MC_FORCE_MNNVL", "1")
     with pytest.raises(ConfigError, match=r"transfer_protocol is tcp, but MC_FORCE_MNNVL=1 .*unset MC_FORCE_MNNVL"):
-        make_transport("mooncake", host="127.0.0.1", protocol="tcp")
+        make_transport("mooncake", TransportSettings("127.0.0.1", "tcp"))
 
 
 def test_a_session_names_the_host_and_differs_between_transports() -> None:
-    transports = [make_transport("mooncake", host="127.0.0.1", protocol="tcp") for _ in range(2)]
+    transports = [make_transport("mooncake", TransportSettings("127.0.0.1", "tcp")) for _ in range(2)]
     sessions = {transport.session for transport in transports}
     assert len(sessions) == 2
     assert {session.partition(":")[0] for session in sessions} == {"127.0.0.1"}

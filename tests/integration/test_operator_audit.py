@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -20,6 +21,7 @@ from pdcluster_operator.core.views import view_of
 from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import PDCLUSTER
 from pdcluster_operator.probes import serve_probes
+from pdcluster_protocol.errors import ConfigError
 
 pytestmark = pytest.mark.anyio
 
@@ -205,3 +207,14 @@ async def test_probes_say_why_they_fail() -> None:
             assert (response.status, await response.text()) == (503, "one\ntwo\n")
         async with session.get("/metrics") as response:
             assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+
+
+async def test_a_port_that_is_taken_is_one_line_with_the_cure() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        probes = serve_probes("127.0.0.1", port, health=list, readiness=list, metrics=bytes)
+        with pytest.raises(ConfigError) as refused:
+            await probes.__aenter__()
+    assert str(refused.value) == (
+        f"cannot listen on port {port} of 127.0.0.1 (Address already in use): choose another --port or --host"
+    )

@@ -10,6 +10,7 @@ Every transport passes ``tests/contract/test_transport.py``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NewType, Protocol
 
@@ -24,6 +25,15 @@ class WriteStatus(Enum):
     """The peer's side has acknowledged every byte."""
     FAILED = auto()
     """Not acknowledged. Bytes may still land for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransportSettings:
+    """How a transport is to move bytes. ``host``: where it listens, an address of this machine."""
+
+    host: str
+    protocol: str
+    """``transfer_protocol`` of the connector's settings."""
 
 
 class Transport(Protocol):

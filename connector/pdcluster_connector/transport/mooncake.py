@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from pdcluster_connector.transport.base import WriteId, WriteStatus
+from pdcluster_connector.transport.base import TransportSettings, WriteId, WriteStatus
 from pdcluster_connector.transport.opening import Backend, Openings, Write
 from pdcluster_connector.transport.protocols import environment_of, locked_memory_problem, require_rdma_device
 from pdcluster_connector.transport.registered import RegisteredMemory
@@ -64,16 +64,16 @@ _REFUSED: Final = -1
 class MooncakeTransport:
     """One TransferEngine. Lane threads may call ``submit_write`` and ``write_status`` at the same time."""
 
-    def __init__(self, host: str, protocol: str) -> None:
-        """Listen on ``host`` at a free port. Waits for Mooncake's own start (tens of milliseconds).
+    def __init__(self, settings: TransportSettings) -> None:
+        """Listen at a free port. Waits for Mooncake's own start (tens of milliseconds).
 
         Raises:
             ConfigError: Mooncake is missing, set up without acknowledgements, or refuses to start.
         """
         self._memory = RegisteredMemory()
-        self._protocol = protocol
-        self._engine: Any | None = start_on_new_ports(lambda: _start_engine(host, protocol), free_engine)
-        self._session = f"{host}:{self._engine.get_rpc_port()}"
+        self._protocol = settings.protocol
+        self._engine: Any | None = start_on_new_ports(lambda: _start_engine(settings), free_engine)
+        self._session = f"{settings.host}:{self._engine.get_rpc_port()}"
         self._write_ids = itertools.count(1)
         self._batches: dict[WriteId, int] = {}
         self._unfreed: deque[Any] = deque()
@@ -227,18 +227,20 @@ def free_engine(engine: Any) -> None:
     free(engine.get_engine_ptr())
 
 
-def _start_engine(host: str, protocol: str) -> Any:
-    _set_environment(protocol)
-    _require_own_address(host)
-    if protocol == "rdma":
+def _start_engine(settings: TransportSettings) -> Any:
+    _set_environment(settings.protocol)
+    _require_own_address(settings.host)
+    if settings.protocol == "rdma":
         require_rdma_device()
     try:
         from mooncake.engine import TransferEngine  # needs system libraries: fail with their names
     except ImportError as error:
         raise ConfigError(f"Mooncake cannot be loaded ({error}): {_SYSTEM_LIBRARIES}") from error
     engine = TransferEngine()
-    if status := engine.initialize(host, "P2PHANDSHAKE", protocol, ""):
-        raise ConfigError(f"Mooncake cannot start on {host} with transfer_protocol {protocol!r} (status {status})")
+    if status := engine.initialize(settings.host, "P2PHANDSHAKE", settings.protocol, ""):
+        raise ConfigError(
+            f"Mooncake cannot start on {settings.host} with transfer_protocol {settings.protocol!r} (status {status})"
+        )
     return engine
 
 

@@ -6,7 +6,6 @@ Called by vLLM's forward thread only. Nothing here waits for a network, except t
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -26,7 +25,6 @@ from pdcluster_connector.worker.resharding import Resharding, StepPush
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.params import SideChannelAddress
 
-_LOG: Final = logging.getLogger("vllm.pdcluster.prefill")
 _CLOSE_S: Final = 5.0
 _CLOSE_RESHARDING_S: Final = 1.0
 _UNUSED_S: Final = 60.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Final
 
@@ -29,6 +29,7 @@ from pdcluster_router.core.membership import (
 )
 from pdcluster_router.core.placement import choose, decode_tiers, left_of, prefill_tiers, proven
 from pdcluster_router.engines.engine import Engine
+from pdcluster_router.engines.terms import Wish
 from pdcluster_router.http.connections import PoolLimits
 
 logger = logging.getLogger(__name__)
@@ -81,13 +82,13 @@ class Roster:
         self._prefill_tiers = {revision: prefill_tiers(engines, revision) for revision in revisions}
         self._on_change()
 
-    def place_decode(self, excluded: Sequence[Engine] = ()) -> Engine | None:
-        """The decode engine for the next request; None when no engine is left."""
-        return self._choose(self._decode_tiers, excluded)
+    def place_decode(self, wish: Wish) -> Engine | None:
+        """The decode engine for a request; None when no engine is left."""
+        return self._choose(self._decode_tiers, wish)
 
-    def place_prefill(self, revision: str, excluded: Sequence[Engine] = ()) -> Engine | None:
-        """The prefill engine for a request whose decode engine is of ``revision``; None when no engine is left."""
-        return self._choose(self._prefill_tiers.get(revision, _NOBODY), excluded)
+    def place_prefill(self, wish: Wish) -> Engine | None:
+        """The prefill engine for a request whose decode engine is known; None when no engine is left."""
+        return self._choose(self._prefill_tiers.get(wish.revision, _NOBODY), wish)
 
     @property
     def num_usable_decodes(self) -> int:
@@ -116,9 +117,9 @@ class Roster:
         for engine in self.all_engines():
             await engine.close()
 
-    def _choose(self, tiers: tuple[list[Engine], ...], excluded: Sequence[Engine]) -> Engine | None:
-        engines = left_of(tiers, excluded)
-        if excluded:
+    def _choose(self, tiers: tuple[list[Engine], ...], wish: Wish) -> Engine | None:
+        engines = left_of(tiers, wish.tried)
+        if wish.tried:
             engines = proven(engines)
         return choose(engines, now=self._now(), chance=random.random) if engines else None
 

@@ -18,6 +18,7 @@ from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.rewrite import Parts
 from pdcluster_router.core.sse import GAVE_UP, is_given_up
 from pdcluster_router.engines.engine import Engine
+from pdcluster_router.engines.terms import Wish
 from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost, ResponseSink
 from pdcluster_router.requests.blame import Suspects, blame_for
 from pdcluster_router.requests.request import ClientRequest
@@ -70,7 +71,7 @@ class DecodeLeg:
     def place(self) -> bool:
         """Whether there is an engine to send to: the one that is placed, or the next that was not tried."""
         if self.engine is None:
-            self.engine = self.request.terms.place_decode(self._tried)
+            self.engine = self.request.terms.place_decode(Wish(self._tried))
             if self.engine is not None:
                 self._era = self.engine.take(self._num_tokens)
                 self._num_asked += 1
@@ -197,7 +198,7 @@ class PrefillAttempts:
         ``revision``: decode's. Prefill engines of another one write KV that decode would misread.
         """
         assert self._leg is None, "the attempt before must be aborted first"
-        engine = self.request.terms.place_prefill(revision, self._failed)
+        engine = self.request.terms.place_prefill(Wish(self._failed, revision))
         if engine is None:
             return False
         self._engine = engine

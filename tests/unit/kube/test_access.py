@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_kube.access import KubeAccess, PodFacts, TokenFile, checked_api_url, read_pod
+from pdcluster_kube.access import (
+    AuthoritiesError,
+    KubeAccess,
+    PodFacts,
+    TokenFile,
+    checked_api_url,
+    read_pod,
+    tls_context,
+)
 
 
 def test_outside_of_a_pod_nothing_is_known(tmp_path: Path) -> None:
@@ -66,3 +74,18 @@ def test_what_is_no_url_of_an_api_server_is_refused(url: str) -> None:
 def test_a_token_is_never_sent_in_the_clear() -> None:
     with pytest.raises(ValueError, match="would send the token in the clear"):
         checked_api_url("http://10.0.0.1:8080")
+
+
+def test_authorities_that_are_not_there_are_refused_by_the_files_name(tmp_path: Path) -> None:
+    with pytest.raises(AuthoritiesError) as refused:
+        tls_context(tmp_path / "ca.crt")
+    assert str(refused.value) == (
+        f"the API server's authorities {tmp_path}/ca.crt cannot be used (No such file or directory): name a file of "
+        "certificates in PEM form"
+    )
+
+
+def test_a_file_without_a_certificate_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "ca.crt").write_text("no certificate")
+    with pytest.raises(AuthoritiesError, match=r"ca.crt cannot be used \(it holds no certificate in PEM form\)"):
+        tls_context(tmp_path / "ca.crt")

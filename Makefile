@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 # Where it is set, each process of a test run would compile anew what it imports of vLLM and PyTorch.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help install run check test test-all model faults bench crds chart kube e2e lock clean
+.PHONY: help install run check test test-all model faults versions bench crds chart kube e2e lock clean
 BIN := .venv/bin
 PORT ?= 8000
 ARGS ?=
@@ -62,6 +62,9 @@ model: install  ## every interleaving of a small system of the real cores (ARGS=
 
 faults: install  ## random faults on real engines and the real router (N=10000 SEED=7 ARGS="--report FILE"); a report
 	@$(BIN)/python -m tests.campaign --requests $(N) --seed $(SEED) $(ARGS)
+
+versions: install  ## real engines of older versions of vLLM (ARGS="0.23 --short --keep"); 6 GB and minutes for each
+	@$(BIN)/python -m tests.versions $(ARGS)
 
 bench: install  ## what the hook costs, and how fast bytes leave (benchmarks/ttft.py takes longer: run it by hand)
 	$(BIN)/python benchmarks/save_kv_layer.py

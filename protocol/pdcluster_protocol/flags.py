@@ -17,6 +17,9 @@ from typing import Any, Final, Protocol, get_args
 
 _BOUNDS: Final = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at most {}"}
 
+_SUBJECT: Final = re.compile(r"^[A-Z]\w* should")
+"""How pydantic's messages begin."""
+
 
 class Described(Protocol):
     """A field, as pydantic's ``FieldInfo`` has it."""
@@ -53,6 +56,19 @@ class Flags:
         """The docstring in a user's words: names of other fields are their flags."""
         text = " ".join((described.description or "").split()).replace("None: ", "Without it: ")
         return re.sub(r"``(\w+)``", lambda word: self.of(word[1]) if word[1] in self.fields else word[0], text)
+
+    def problem(self, error: Mapping[str, Any]) -> str:
+        """One of pydantic's ``ErrorDetails`` in a user's words: the flag, the value that was given, the right one."""
+        location, kind = error["loc"], error["type"]
+        message = str(error["msg"]).removeprefix("Value error, ")
+        if not location:  # Several settings together; the message names them.
+            return f"these settings do not fit: {message}"
+        flag = self.of(str(location[0]))
+        if kind == "missing":
+            return f"{flag} is needed"
+        if kind == "value_error" or location[0] in self.hidden:
+            return f"{flag}: {message}"
+        return f"{flag} is {error['input']!r}: {_SUBJECT.sub('it should', message)}"
 
     def _help(self, described: Described) -> str:
         default = default_text(described)

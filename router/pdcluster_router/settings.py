@@ -232,7 +232,7 @@ class Settings(BaseModel):
 
 FLAGS: Final = Flags(
     Settings.model_fields,
-    named={"prefill_urls": "--prefill", "decode_urls": "--decode"},
+    named={"prefill_urls": "--prefill", "decode_urls": "--decode", "engine_api_key": ENGINE_KEY_VARIABLE},
     hidden=frozenset({"engine_api_key"}),
 )
 
@@ -247,13 +247,6 @@ def build_settings(**values: object) -> Settings:
     try:
         settings = Settings.model_validate(given)
     except ValidationError as error:
-        problems = "; ".join(f"{_flag(item['loc'])}: {item['msg']}" for item in error.errors())
-        raise ConfigError(problems) from error
+        raise ConfigError("; ".join(map(FLAGS.problem, error.errors()))) from error
     settings.metaserver_url  # noqa: B018 - raises now rather than at the first request
     return settings
-
-
-def _flag(location: tuple[int | str, ...]) -> str:
-    if not location:  # Several settings together; the message names them.
-        return "these settings do not fit"
-    return ENGINE_KEY_VARIABLE if location[0] == "engine_api_key" else FLAGS.of(str(location[0]))

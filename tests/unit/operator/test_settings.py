@@ -85,8 +85,8 @@ def test_a_kubeconfig_that_is_named_counts_before_the_pods_own_access(flags: lis
         (["--lease-renew", "20"], "give a duration above the renewal"),
         (["--lease-retry", "9"], "a renewal of two retries"),
         (["--workers", "0"], "--workers"),
-        (["--api-server-port", "0"], "--api-server-port: "),
-        (["--namespace", "Not_A_Name"], "--namespace: "),
+        (["--api-server-port", "0"], "--api-server-port is '?0'?: it should be greater"),
+        (["--namespace", "Not_A_Name"], "--namespace is 'Not_A_Name': it should match"),
         (["--verify-timeout", "500"], "--verify-timeout"),
     ],
 )

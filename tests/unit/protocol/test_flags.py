@@ -86,6 +86,22 @@ def test_a_page_has_default_bounds_and_reason_of_each() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("location", "kind", "given", "message", "said"),
+    [
+        (("wait_s",), "missing", {}, "Field required", "--wait is needed"),
+        (("wait_s",), "less_than_equal", 70, "Input should be less than 60", "--wait is 70: it should be less than 60"),
+        (("to", 0), "value_error", "x", "Value error, 'x' is no URL", "--to: 'x' is no URL"),
+        (("secret",), "string_type", "S3CRET", "Input should be a string", "--secret: Input should be a string"),
+        ((), "value_error", {}, "Value error, --wait 1: give 2", "these settings do not fit: --wait 1: give 2"),
+    ],
+)
+def test_what_pydantic_finds_is_said_with_the_flag_and_the_value(
+    location: tuple[str | int, ...], kind: str, given: object, message: str, said: str
+) -> None:
+    assert FLAGS.problem({"loc": location, "type": kind, "input": given, "msg": message}) == said
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_commands_page_is_fresh_and_says_the_reason_of_each_flag(command: str) -> None:
     assert file_of(command).read_text() == page_of(command), "make crds"

@@ -38,7 +38,7 @@ def _checked_url(url: str) -> str:
     try:
         parts.hostname.encode("idna")
     except UnicodeError as error:
-        raise ValueError(f"{url!r} has a host that no DNS can know: its labels must have 1 to 63 characters") from error
+        raise ValueError(f"{url!r} has no host name: its labels must have 1 to 63 characters") from error
     if parts.path.rstrip("/") or parts.query or parts.fragment or parts.username:
         raise ValueError(f"{url!r} has more than a host and a port: give http://HOST:PORT only")
     return f"http://{parts.netloc}"

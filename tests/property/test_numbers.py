@@ -295,7 +295,10 @@ def test_a_number_out_of_bounds_is_refused_by_name() -> None:
     [
         ({"tp_rank": 2}, "says rank 2 of TP 2 in stage 0 of 1"),
         ({"stage": 1}, "says rank 0 of TP 2 in stage 1 of 1"),
-        ({"page_bytes": 2048}, "says pages of 2048 bytes every 1024 bytes in layer layer: pages do not overlap"),
+        (
+            {"page_bytes": 2048},
+            "has pages of 2048 bytes with a stride of 1024 bytes in layer layer: the stride must be 2048 or more",
+        ),
         ({"page_stride": 1 << 61}, "says that layer layer ends at address 16140901064495862784"),
     ],
 )

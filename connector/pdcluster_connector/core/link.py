@@ -117,8 +117,8 @@ def _require_memory(region: RegionLayout, who: str) -> None:
     """Its pages do not overlap, and its last byte has an address that int64 holds."""
     if region.page_bytes > region.page_stride:
         raise ProtocolError(
-            f"{who} says pages of {region.page_bytes} bytes every {region.page_stride} bytes in layer "
-            f"{region.layer_name}: pages do not overlap"
+            f"{who} has pages of {region.page_bytes} bytes with a stride of {region.page_stride} bytes in layer "
+            f"{region.layer_name}: the stride must be {region.page_bytes} or more"
         )
     if (end := region.base + region.span_bytes) > MAX_BYTES:
         raise ProtocolError(f"{who} says that layer {region.layer_name} ends at address {end}: the last is {MAX_BYTES}")

@@ -161,8 +161,8 @@ class PrefillScheduler:
         for pair, blocks in zip(prompt.groups, reservation.remote_block_ids, strict=True):
             if len(blocks) < (needed := num_blocks(pair.decode, prompt.num_tokens)):
                 raise ProtocolError(
-                    f"decode engine {reservation.remote_engine_id} reserved {len(blocks)} blocks "
-                    f"for a prompt of {needed}"
+                    f"decode engine {reservation.remote_engine_id} reserved {len(blocks)} blocks, and this prompt "
+                    f"needs {needed}: run the same pdcluster on both engines"
                 )
         deadline = deadline_after(reservation.deadline_ms, now=now)
         target_of = partial(_target, reservation, deadline)

@@ -110,7 +110,10 @@ class Fleet:
 
     def __post_init__(self) -> None:
         if bool(self.prefill.wanted) != bool(self.decode.wanted):
-            raise ValueError(f"wanted {self.prefill.wanted} prefill, {self.decode.wanted} decode: both zero or none")
+            raise ValueError(
+                f"{self.prefill.wanted} prefill and {self.decode.wanted} decode instances are wanted: ask for 0 of "
+                "both, or of neither"
+            )
         if self.prefill.target.revision != self.decode.target.revision:
             raise ValueError("the targets of both roles have one revision")
 

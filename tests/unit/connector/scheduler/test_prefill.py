@@ -114,7 +114,7 @@ def test_only_preempted_requests_with_a_transfer_are_protected() -> None:
         ({"remote_block_size": 24}, ["block sizes 16 and 24 do not divide", "--block-size"]),
         ({"prompt_digest": "other"}, ["other tokens", "tokenizer"]),
         ({"num_prompt_tokens": 39}, ["39 prompt tokens, this one has 40"]),
-        ({"remote_block_ids": ((21, 22),)}, ["reserved 2 blocks for a prompt of 3"]),
+        ({"remote_block_ids": ((21, 22),)}, ["reserved 2 blocks, and this prompt needs 3"]),
         ({"remote_block_ids": ()}, ["0 KV groups, ours is 1", "--disable-hybrid-kv-cache-manager"]),
         (
             {

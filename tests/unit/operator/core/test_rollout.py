@@ -268,7 +268,7 @@ def test_limits_that_are_no_amount_are_refused(limit: int | str) -> None:
 
 def test_numbers_that_cannot_be_are_refused() -> None:
     one, none = RoleFleet(Workload("w", "A"), 1, 1, 0), RoleFleet(Workload("w", "A"), 0, 1, 0)
-    with pytest.raises(ValueError, match="both zero or none"):
+    with pytest.raises(ValueError, match="ask for 0 of both"):
         Fleet(one, none)
     with pytest.raises(ValueError, match="one revision"):
         Fleet(one, RoleFleet(Workload("w", "B"), 1, 1, 0))

@@ -20,8 +20,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-VLLM = "0.32"
-"""The connector's: any release of it. Its hooks and its KV layouts change with each minor version of vLLM."""
+OLDEST_VLLM = "0.23"
+NEWEST_VLLM = "0.33"
+"""The connector's: any release from the one to the other. Its hooks and KV layouts change with each minor version."""
+PROVEN_VLLM = "0.32.0"
+"""What all tests run."""
 OLDEST_MOONCAKE = "0.3.12.post1"
 """Earlier ones report bytes that have not arrived yet."""
 NEEDED = ("vllm", "msgspec", "aiohttp", "numpy", "zmq")
@@ -58,11 +61,11 @@ def check_base() -> None:
     version = found.stdout.split()[-1] if found.stdout.split() else ""
     if found.returncode or not version:
         fail(f"vLLM of BASE cannot be imported: {last_line(found.stderr)}")
-    if numbers_of(version)[:2] != numbers_of(VLLM):
-        way = "newer" if numbers_of(version) > numbers_of(VLLM) else "older"
+    if not numbers_of(OLDEST_VLLM) <= numbers_of(version)[:2] <= numbers_of(NEWEST_VLLM):
+        way = "newer" if numbers_of(version) > numbers_of(NEWEST_VLLM) else "older"
         fail(
-            f"BASE has vLLM {version}, which is {way} than this connector works with: take a BASE with vLLM {VLLM}, "
-            f"such as --build-arg BASE=vllm/vllm-openai:v{VLLM}.0"
+            f"BASE has vLLM {version}, which is {way} than this connector works with: take a BASE with vLLM "
+            f"{OLDEST_VLLM} to {NEWEST_VLLM}, such as --build-arg BASE=vllm/vllm-openai:v{PROVEN_VLLM}"
         )
 
 

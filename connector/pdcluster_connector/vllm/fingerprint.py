@@ -22,6 +22,8 @@ from pdcluster_protocol.fingerprint import KvFingerprint
 CONNECTOR_VERSION: Final = "0.1.0"
 HEAD_MAJOR: Final = "LBHNC"
 """The layout in which a rank's heads are one slice of a block (vLLM 0.32 ``v1/kv_cache_layout.py``)."""
+_NGRAM: Final = ("ngram", "ngram_gpu")
+"""Prompt lookup, as vLLM 0.32's ``SpeculativeConfig.use_ngram`` says; older versions have no such method."""
 _LLAMA4_LONG_TOKENS: Final = 32_768
 _AUTO: Final = -1
 """What ``--max-model-len auto`` is to vLLM."""
@@ -63,7 +65,7 @@ def read_fingerprint(
 def models_of(config: VllmConfig) -> list[Any]:
     """The model, and the draft model that keeps KV of its own. Prompt lookup (ngram) has none."""
     speculative, models = config.speculative_config, [config.model_config]
-    if speculative and speculative.draft_model_config and not speculative.use_ngram():
+    if speculative and speculative.draft_model_config and speculative.method not in _NGRAM:
         models.append(speculative.draft_model_config)
     return models
 

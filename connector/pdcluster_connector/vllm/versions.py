@@ -1,6 +1,7 @@
 """Which vLLM this is, and in what it differs from the newest one, as far as the connector meets it.
 
-    0.23 .. 0.28   layouts without names, failures told by block, block tables told by their changes
+    0.23           as the next ones, and a block that a running step writes may be given to another request
+    0.24 .. 0.28   layouts without names, failures told by block, block tables told by their changes
     0.29           layouts with names (``v1/kv_cache_layout.py``)
     0.30 .. 0.33   failures told by request (``KVConnectorTransferResults``), whole block tables at each step
 
@@ -23,6 +24,7 @@ Minor: TypeAlias = tuple[int, int]
 OLDEST: Final[Minor] = (0, 23)
 NEWEST: Final[Minor] = (0, 33)
 
+_DEFERS_FREES: Final[Minor] = (0, 24)
 _NAMES_LAYOUTS: Final[Minor] = (0, 29)
 _TELLS_BY_REQUEST: Final[Minor] = (0, 30)
 
@@ -32,6 +34,9 @@ class VllmRelease:
     """One version of vLLM. Each field is what newer ones do."""
 
     version: str
+    defers_frees: bool
+    """A block that a running step may still write is given to no other request (``v1/core/sched/scheduler.py``,
+    ``defer_block_free``)."""
     names_layouts: bool
     """KV is one tensor ``[pages, KV heads, tokens, content]`` of a layout that ``KVCacheConfig`` names."""
     fails_by_request: bool
@@ -56,7 +61,7 @@ def release_of(version: str) -> VllmRelease:
             "one of these on prefill and on decode"
         )
     by_request = minor >= _TELLS_BY_REQUEST
-    return VllmRelease(version, minor >= _NAMES_LAYOUTS, by_request, by_request)
+    return VllmRelease(version, minor >= _DEFERS_FREES, minor >= _NAMES_LAYOUTS, by_request, by_request)
 
 
 def _said(minor: Minor) -> str:

@@ -28,7 +28,9 @@ from pdcluster_connector.vllm.cells import LayerKv
 from pdcluster_connector.vllm.facts import (
     _group,
     _require_awake,
+    _require_ends_of_steps,
     _require_hooks,
+    _require_one_step_at_a_time,
     _require_whole_steps,
     _role,
     _specs_of,
@@ -69,6 +71,22 @@ def test_an_engine_that_may_sleep_is_refused_by_the_name_of_its_option() -> None
     _require_awake(SimpleNamespace(enable_sleep_mode=False))
     with pytest.raises(ConfigError, match="--enable-sleep-mode"):
         _require_awake(SimpleNamespace(enable_sleep_mode=True))
+
+
+def test_decode_of_the_oldest_version_runs_one_step_at_a_time() -> None:
+    _require_one_step_at_a_time(1)
+    with pytest.raises(ConfigError, match=r"runs 2 steps at once.*--no-async-scheduling"):
+        _require_one_step_at_a_time(2)
+
+
+@pytest.mark.parametrize(("num_stages", "speculative"), [(1, object()), (2, None)])
+def test_stages_or_speculation_are_accepted_on_prefill(num_stages: int, speculative: object) -> None:
+    _require_ends_of_steps(num_stages, speculative)
+
+
+def test_stages_with_speculation_are_refused_on_prefill() -> None:
+    with pytest.raises(ConfigError, match=r"--speculative-config with --pipeline-parallel-size 2.*one of the two"):
+        _require_ends_of_steps(2, object())
 
 
 def test_prefill_steps_in_one_graph_are_refused_with_both_cures() -> None:

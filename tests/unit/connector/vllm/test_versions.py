@@ -41,5 +41,10 @@ def test_any_other_is_refused_with_those_that_are_supported(version: str) -> Non
     )
 
 
+@pytest.mark.parametrize(("version", "defers"), [("0.23.0", False), ("0.24.0", True), ("0.32.0", True)])
+def test_only_the_oldest_gives_blocks_away_that_are_still_written(version: str, defers: bool) -> None:
+    assert release_of(version).defers_frees is defers
+
+
 def test_the_release_is_that_of_the_vllm_that_is_installed() -> None:
     assert release_of(vllm.__version__) == RELEASE

@@ -55,7 +55,7 @@ TESTS = $(BIN)/python -m pytest -q $(SIDE_BY_SIDE) --durations=30 --durations-mi
 run-most:
 	$(TESTS) -m "not slow"
 run-all:
-	$(TESTS)
+	PDCLUSTER_ALL_EXAMPLES=1 $(TESTS)
 
 model: install  ## every interleaving of a small system of the real cores (ARGS=small: one minute)
 	$(BIN)/python -m tests.model $(ARGS)

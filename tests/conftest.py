@@ -13,8 +13,11 @@ from hypothesis import HealthCheck, settings
 
 from control_plane.binaries import find_binaries
 from control_plane.plane import ControlPlane
+from drawn import drawn
 
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "patient", max_examples=drawn(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("patient")
 
 

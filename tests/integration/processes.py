@@ -10,12 +10,16 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 def is_running(pid: int) -> bool:
-    """The process exists and is not a zombie: nobody reaps orphans in a bare container."""
+    """The process exists and is not a zombie: no process reaps orphans in a bare container.
+
+    A killed process is a zombie as soon as its first thread has ended. The others may still hold its ports.
+    """
+    folder = Path(f"/proc/{pid}")
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat, num_threads = (folder / "stat").read_text(), len(list((folder / "task").iterdir()))
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+    return num_threads > 1 or stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def descendants(pid: int) -> set[int]:

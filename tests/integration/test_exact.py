@@ -33,7 +33,10 @@ class Reference:
 
 @pytest.fixture(scope="module")
 def reference(harness: Harness) -> Reference:
-    prompts = make_prompts()
+    return ask_single(harness, make_prompts())
+
+
+def ask_single(harness: Harness, prompts: list[list[int]]) -> Reference:
     with harness.single_engine(ROOM) as engine:
         answers = complete_all(engine.url, prompts, MAX_TOKENS)
     return Reference(prompts, [answer.token_ids for answer in answers])
@@ -54,13 +57,14 @@ def require_no_block_in_use(pool: Pool) -> None:
     assert eventually(lambda: sum(metric(engine.url, "vllm:kv_cache_usage_perc") for engine in pool.engines) == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prefill_args", "decode_args"),
     [
         pytest.param((), (), id="prefix caching"),
-        pytest.param(NO_CACHE, NO_CACHE, id="no prefix caching", marks=pytest.mark.slow),
-        pytest.param(("--max-num-batched-tokens", "192"), (), id="chunked prefill", marks=pytest.mark.slow),
-        pytest.param(NO_CACHE, (), id="cache on decode only", marks=pytest.mark.slow),
+        pytest.param(NO_CACHE, NO_CACHE, id="no prefix caching"),
+        pytest.param(("--max-num-batched-tokens", "192"), (), id="chunked prefill"),
+        pytest.param(NO_CACHE, (), id="cache on decode only"),
     ],
 )
 def test_200_prompts_at_concurrency_16_answer_like_a_single_engine(
@@ -98,9 +102,13 @@ def test_compiled_engines_answer_like_a_single_compiled_engine(harness: Harness,
         require_pushed(pool, at_least=150)
 
 
-def test_two_prefill_and_two_decode_engines_answer_like_one(harness: Harness, reference: Reference) -> None:
+def test_two_prefill_and_two_decode_engines_answer_like_one(harness: Harness) -> None:
+    """To a hundred prompts: half of those that the slow tests ask, around the same borders."""
+    reference = ask_single(harness, make_prompts(100))
     with harness.start_pool(prefill=2, decode=2, prefill_args=ROOM, decode_args=ROOM) as pool:
-        assert answers_of(pool, reference.prompts[:60]) == reference.answers[:60]
+        assert answers_of(pool, reference.prompts) == reference.answers
+        require_pushed(pool, at_least=60)
+        require_no_block_in_use(pool)
         assert all(engine.read_trace("push") for engine in pool.prefill)
         assert all(engine.read_trace("receive") for engine in pool.decode)
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from drawn import drawn
 from pdcluster_connector.core.content import DIGEST_MASK, parts_pushed, parts_received
 from pdcluster_connector.core.watermark import wanted_spans
 from pdcluster_connector.steps import ContentOrder
@@ -71,7 +72,7 @@ def digest(reader: KvReader, order: ContentOrder, key: str = KEY) -> int:
     return sum(reader.sums(parts_received(reader.layout), order, key)) & DIGEST_MASK
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=drawn(60), deadline=None)
 @given(scenes())
 def test_what_all_prefill_ranks_pushed_has_the_digest_of_what_a_decode_rank_received(scene: Scene) -> None:
     for decode in scene.decode.ranks(scene.layers):
@@ -79,7 +80,7 @@ def test_what_all_prefill_ranks_pushed_has_the_digest_of_what_a_decode_rank_rece
         assert digest(reader_of(received(scene, decode), decode), order) == pushed(scene, decode)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=drawn(60), deadline=None)
 @given(scenes(), st.data())
 def test_one_other_byte_is_another_digest(scene: Scene, data: st.DataObject) -> None:
     decode = data.draw(st.sampled_from(scene.decode.ranks(scene.layers)))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drawn import drawn
 from pdcluster_connector.core.link import Link, full_coverage, plan_link
 from pdcluster_connector.core.ranges import NULL_BLOCK, GroupSlice, plan_ranges
 from pdcluster_connector.core.tp_mapping import Sharding, related_ranks
@@ -97,7 +98,7 @@ def wanted(group: KvGroup, scene: Scene, table: tuple[int, ...]) -> Bytes:
     return np.concatenate([np.arange(*span) for span in spans] or [np.empty(0, np.int64)])
 
 
-@settings(max_examples=150)
+@settings(max_examples=drawn(150))
 @given(scenes())
 def test_every_decode_rank_gets_each_of_its_bytes_exactly_once(scene: Scene) -> None:
     prefills, steps = scene.prefill.ranks(scene.layers), slices(scene)
@@ -123,7 +124,7 @@ def test_every_decode_rank_gets_each_of_its_bytes_exactly_once(scene: Scene) -> 
             assert np.array_equal(target[spots], values)
 
 
-@settings(max_examples=150)
+@settings(max_examples=drawn(150))
 @given(scenes())
 def test_nothing_is_written_outside_of_the_blocks_that_decode_reserved(scene: Scene) -> None:
     prefills, steps = scene.prefill.ranks(scene.layers), slices(scene)

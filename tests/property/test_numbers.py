@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drawn import drawn
 from fuzz.frames import BOOT, LAYOUT, MEMBER, OURS, PRINT, VALID, A, T, hear, new_reception
 from pdcluster_connector.core.clock import deadline_after
 from pdcluster_connector.core.content import cells_of, parts_pushed
@@ -333,7 +334,7 @@ def test_what_prefill_takes_never_fails_the_step_of_others() -> None:
     assert sum(map(bool, NUM_PUSHED)) >= 5  # Else it says little of what is taken: mostly there are 40 to 80.
 
 
-@settings(max_examples=300)
+@settings(max_examples=drawn(300))
 @given(plausible())
 def check_plausible(numbers_said: tuple[int, int, int, list[int], int]) -> None:
     """Plausible numbers that do not fit together: the resharder plans all requests of a step in one."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drawn import drawn
 from fakes.operator_cluster import FakeCluster, make_cluster
 from operator_cases.objects import D, P
 from pdcluster_operator.api.cluster import PDCluster
@@ -101,7 +102,7 @@ def _of(picture: Observed, role: Role, revision: str) -> list[SeenWorkload]:
     return [seen for seen in picture.workloads if (seen.role, seen.revision) == (role, revision)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=drawn(200), deadline=None)
 @given(st.data(), st.lists(st.tuples(SPECS, st.integers(1, 4)), min_size=1, max_size=4))
 def test_whatever_was_asked_for_before_the_last_spec_is_what_is_there_in_the_end(
     data: st.DataObject, history: list[tuple[Changes, int]]
@@ -116,7 +117,7 @@ def test_whatever_was_asked_for_before_the_last_spec_is_what_is_there_in_the_end
     _require_all_is_as(last, world)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=drawn(100), deadline=None)
 @given(st.data(), SPECS, SPECS, st.integers(0, 3))
 def test_a_spec_that_cannot_be_carried_out_changes_nothing_wherever_it_comes(
     data: st.DataObject, first: Changes, second: Changes, rounds: int

@@ -9,6 +9,7 @@ from typing import Any, Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drawn import drawn
 from fakes.operator_cluster import IMAGE, Died, FakeCluster, make_cluster
 from operator_cases.objects import D, both
 from pdcluster_operator.api.cluster import PDCluster
@@ -88,7 +89,7 @@ class Life:
         return wanted <= asked
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=drawn(100), deadline=None)
 @given(st.data(), st.lists(st.tuples(SPECS, st.lists(WRITES_LEFT, min_size=1, max_size=3)), min_size=2, max_size=6))
 def test_what_is_said_to_be_verified_was_asked_since_a_role_had_no_engine_of_it(
     data: st.DataObject, history: list[tuple[dict[str, Any], list[int | None]]]

@@ -22,6 +22,7 @@ from typing import Final, TypeAlias
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drawn import drawn
 from pdcluster_connector.core import receiving, sending
 from pdcluster_connector.core.receiving import Debt, PeerId, Receive, ReceiveTimes, Reply, Report, Sender, SessionId
 from pdcluster_connector.core.sending import Push, PushKey, Release, Send
@@ -276,7 +277,7 @@ CHOICE_BYTES: Final = 3
 """Of one event: whether it is a fault, and which. Bytes, for to draw a list of pairs takes longer than all the rest."""
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=drawn(1500), deadline=None)
 @given(st.binary(min_size=30 * CHOICE_BYTES, max_size=120 * CHOICE_BYTES))
 def test_late_lost_and_repeated_messages_and_writes_break_no_promise(choices: bytes) -> None:
     system = System()

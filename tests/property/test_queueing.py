@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from drawn import drawn
 from pdcluster_operator.core.queueing import KeyQueue, RetryPace
 
 KEYS = st.sampled_from("abcde")
@@ -88,4 +89,4 @@ class Queue(RuleBasedStateMachine):
 
 
 TestQueue = Queue.TestCase
-TestQueue.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+TestQueue.settings = settings(max_examples=drawn(300), stateful_step_count=60, deadline=None)

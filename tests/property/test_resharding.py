@@ -12,6 +12,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drawn import drawn
 from fakes.token_major import (
     Bytes,
     DecodeRank,
@@ -172,7 +173,7 @@ def decode_ranks(case: Case, index: int) -> dict[tuple[int, Pages, int], DecodeR
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=drawn(150), deadline=None)
 @given(cases())
 def test_every_decode_rank_gets_exactly_the_bytes_of_a_reference_reshard_each_once(case: Case) -> None:
     planned = case.rounds()
@@ -195,7 +196,7 @@ def test_every_decode_rank_gets_exactly_the_bytes_of_a_reference_reshard_each_on
             assert (decode.data == data).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=drawn(150), deadline=None)
 @given(cases())
 def test_any_two_ranks_agree_on_every_split_and_on_whether_to_meet(case: Case) -> None:
     planned = case.rounds()
@@ -211,7 +212,7 @@ def test_any_two_ranks_agree_on_every_split_and_on_whether_to_meet(case: Case) -
         assert turns[0].travels == any(sum(e.sends) for turn in turns for e in turn.regions)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=drawn(150), deadline=None)
 @given(cases())
 def test_a_rank_stages_the_pieces_of_its_stripes_and_no_more_than_its_room(case: Case) -> None:
     for rank, rounds in enumerate(case.rounds()):

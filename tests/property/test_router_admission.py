@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from drawn import drawn
 from pdcluster_router.core.admission import PASS_S, Admission
 
 LIMIT = 100
@@ -82,4 +83,6 @@ class History(RuleBasedStateMachine):
 
 
 def test_nobody_starves_and_the_backlog_is_bounded() -> None:
-    run_state_machine_as_test(History, settings=settings(max_examples=100, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(
+        History, settings=settings(max_examples=drawn(100), stateful_step_count=30, deadline=None)
+    )

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from drawn import drawn
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.breaker import LAST_EJECTION_S, NUM_IN_A_ROW, TRIAL_S, Breaker, Circuit, Era
 from pdcluster_router.core.load import Load
@@ -137,7 +138,7 @@ class History(RuleBasedStateMachine):
             assert engine.breaker.circuit is Circuit.CLOSED
 
 
-THOROUGH = settings(max_examples=100, stateful_step_count=30, deadline=None)
+THOROUGH = settings(max_examples=drawn(100), stateful_step_count=30, deadline=None)
 
 
 def test_breakers_over_any_history_keep_their_laws() -> None:

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from drawn import drawn
 from pdcluster_protocol.ids import TransferId
 from pdcluster_router.core.pairing import (
     DECODE_RETRIES,
@@ -241,7 +242,7 @@ class History(RuleBasedStateMachine):
         assert self.pairing.handle(Event.CLIENT_GONE, now=self.now) == ()
 
 
-THOROUGH = settings(max_examples=400, stateful_step_count=25, deadline=None)
+THOROUGH = settings(max_examples=drawn(400), stateful_step_count=25, deadline=None)
 
 
 def test_a_pairing_over_any_history_keeps_its_laws() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from drawn import drawn
 from pdcluster_router.core.room import Room
 from pdcluster_router.front.clients import Clients
 from pdcluster_router.front.server_protocol import ROUTER_STATE, RouterProtocol
@@ -148,7 +149,7 @@ async def _no_app(scope: Any, receive: Any, send: Any) -> None:
     raise AssertionError("no request of this test goes to the application")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=drawn(300), deadline=None)
 @given(sent=st.lists(requests(), min_size=1, max_size=3), data=st.data())
 def test_requests_that_are_cut_anywhere_get_one_answer_each(sent: list[Sent], data: st.DataObject) -> None:
     raw = b"".join(one.raw for one in sent)

@@ -73,7 +73,7 @@ def run_tests(version: Version, tests: tuple[str, ...], arguments: tuple[str, ..
     """pytest's exit status, in the version's environment."""
     python = install(version)
     env = {**os.environ, **_COMPILES_FOR_MINUTES, "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in PARTS)}
-    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *arguments, *tests]
+    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, *tests]
     return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
 
 

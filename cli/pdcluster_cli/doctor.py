@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from pdcluster_cli import checks
+from pdcluster_cli import checks, numbers
 from pdcluster_protocol.launch import HTTP_PORT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     told = f"the port that the router would use (default: {HTTP_PORT})"
-    parser.add_argument("--port", type=int, default=HTTP_PORT, help=told)
+    parser.add_argument("--port", type=numbers.port, default=HTTP_PORT, help=told)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from pdcluster_cli import numbers
 from pdcluster_cli.engine_http import Answer, NoAnswer, NotThere, add_engine_arguments, ask
 from pdcluster_cli.idleness import IdleWatch, Work, parse_work
 
@@ -20,6 +21,7 @@ HELP: Final = "wait until the engine in this pod has ended its requests: the pre
 DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_IDLE_S: Final = 3.0
 """A router hears of a terminating pod within a second; 3 leave room for a busy API server."""
+MAX_TIMEOUT_S: Final = 86400.0
 POLL_S: Final = 0.25
 _ASK_S: Final = 2.0
 _LAST_ASK_S: Final = 0.5
@@ -58,11 +60,14 @@ def main(words: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
+    """The names of its options stand in pods that run: another name would restart every engine at an upgrade."""
     parser = argparse.ArgumentParser(prog="pdcluster drain", description=HELP)
     add_engine_arguments(parser)
     add = parser.add_argument
-    add("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help=f"at most (default: {DEFAULT_TIMEOUT_S:g})")
-    add("--idle-s", type=float, default=DEFAULT_IDLE_S, help=f"without a break (default: {DEFAULT_IDLE_S:g})")
+    told = f"seconds to wait at most (default: {DEFAULT_TIMEOUT_S:g})"
+    add("--timeout-s", type=numbers.seconds(0, MAX_TIMEOUT_S), default=DEFAULT_TIMEOUT_S, help=told)
+    told = f"seconds without work after which the engine is idle (default: {DEFAULT_IDLE_S:g})"
+    add("--idle-s", type=numbers.seconds(0, MAX_TIMEOUT_S), default=DEFAULT_IDLE_S, help=told)
     return parser
 
 

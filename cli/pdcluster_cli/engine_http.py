@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from pdcluster_cli import numbers
 from pdcluster_protocol.launch import HTTP_PORT
 
 _HOST_VARIABLES: Final = ("VLLM_HOST_IP", "POD_IP")
@@ -40,7 +41,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, environ: Mapping[str, 
         "--host", default=host, help=f"of the engine (default: $VLLM_HOST_IP, else $POD_IP, else localhost; now {host})"
     )
     parser.add_argument(
-        "--port", type=int, default=HTTP_PORT, help=f"of the engine's HTTP server (default: {HTTP_PORT})"
+        "--port", type=numbers.port, default=HTTP_PORT, help=f"of the engine's HTTP server (default: {HTTP_PORT})"
     )
 
 

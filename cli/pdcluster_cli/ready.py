@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from pdcluster_cli import numbers
 from pdcluster_cli.engine_http import NoAnswer, NotThere, add_engine_arguments, ask
 from pdcluster_cli.zmtp import NotZmtp, ask_router
 from pdcluster_protocol.labels import Role
@@ -20,6 +21,7 @@ from pdcluster_protocol.launch import SIDE_CHANNEL_PORT
 
 HELP: Final = "whether the engine in this pod can serve: the readiness probe of an engine's container"
 DEFAULT_TIMEOUT_S: Final = 2.0
+MAX_TIMEOUT_S: Final = 3600.0
 QUESTION: Final = b"\0ready?"
 """A frame of version 0, which there never was: refused by every version, and changes nothing."""
 ANSWER_VERSION: Final = 2
@@ -43,15 +45,21 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pdcluster ready", description=HELP)
     add_engine_arguments(parser)
     add = parser.add_argument
-    add("--role", choices=[role.value for role in Role], required=True, help="of the engine")
+    add("--role", choices=[role.value for role in Role], required=True, help="what the engine does")
     add(
         "--side-channel-port",
-        type=int,
+        type=numbers.port,
         default=SIDE_CHANNEL_PORT,
         help=f"of the first decode rank in this pod (default: {SIDE_CHANNEL_PORT})",
     )
-    add("--ranks", type=int, default=1, help="decode ranks in this pod, on one port after the other (default: 1)")
-    add("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help=f"for all (default: {DEFAULT_TIMEOUT_S:g})")
+    add(
+        "--ranks",
+        type=numbers.ranks,
+        default=1,
+        help="decode ranks in this pod, on one port after the other (default: 1)",
+    )
+    told = f"seconds for all questions together (default: {DEFAULT_TIMEOUT_S:g})"
+    add("--timeout-s", type=numbers.seconds(0.1, MAX_TIMEOUT_S), default=DEFAULT_TIMEOUT_S, help=told)
     return parser
 
 

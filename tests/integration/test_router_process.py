@@ -80,7 +80,9 @@ async def test_ctrl_c_twice_does_not_wait_for_what_runs() -> None:
         answer = await client.receive()
         assert (answer.status, answer.json()["error"]["code"]) == (503, "stopped")
         await order.ended.wait()
-        await asyncio.wait_for(router.wait(), 20)
+        assert await asyncio.wait_for(router.wait(), 20) == 0
+        assert router.stderr is not None
+        assert b"Traceback" not in await router.stderr.read()
 
 
 @pytest.mark.parametrize("what", ["port", "internal", "keys", "trace", "url", "secret"])

@@ -16,7 +16,7 @@ from tools.crd import KINDS, Kind, crd, root_schema, rules_in
 from tools.reference.fields import Schema, bounds_of, default_of, type_of
 from tools.reference.reasons import REASONS_OF, TRUE_MEANS
 
-from pdcluster_operator.core.conditions import Reason, Type
+from pdcluster_operator.core.conditions import EventReason, Reason, Type
 
 HEAD: Final = Path(__file__).with_name("head.md").read_text()
 
@@ -130,7 +130,9 @@ def _condition_parts() -> Iterator[str]:
         "`Ready` repeats the reason of the first condition that it lacks, and `Degraded` of the one that failed. A "
         "change of status or reason is an Event too. What to do is what `pdcluster explain` prints.\n"
     )
-    yield _table(("Reason", "Stands in", "Meaning", "What to do"), [_reason_row(reason) for reason in Reason])
+    told = [(f"`{one.value}`", "an Event", one.means, one.cure) for one in EventReason]
+    rows = [*(_reason_row(reason) for reason in Reason), *told]
+    yield _table(("Reason", "Stands in", "Meaning", "What to do"), rows)
 
 
 def _reason_row(reason: Reason) -> tuple[str, ...]:

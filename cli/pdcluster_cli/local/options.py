@@ -6,12 +6,12 @@ What they mean for each engine: ``plan.py``.
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from pdcluster_cli import numbers
 from pdcluster_cli.engines import LocalDevice
 from pdcluster_cli.parallelism import (
     ParallelSizes,
@@ -70,13 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for role in ROLES:
         add_role_arguments(parser, role)
     parser.add_argument(
-        "--port", type=_port, default=HTTP_PORT, help=f"port of the OpenAI endpoint (default: {HTTP_PORT})"
+        "--port", type=numbers.port, default=HTTP_PORT, help=f"port of the OpenAI endpoint (default: {HTTP_PORT})"
     )
     devices = ["auto", *(device.value for device in LocalDevice)]
     parser.add_argument("--device", choices=devices, default="auto", help="where engines compute (default: auto)")
     parser.add_argument(
         "--start-timeout",
-        type=_seconds,
+        type=numbers.seconds(1, MAX_START_TIMEOUT_S),
         default=DEFAULT_START_TIMEOUT_S,
         metavar="SECONDS",
         help=f"for the whole start; large weights or a download take more (default: {DEFAULT_START_TIMEOUT_S:g})",
@@ -89,7 +89,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_role_arguments(parser: argparse.ArgumentParser, role: str) -> None:
     """How many engines of this role, how each is split, and what else vLLM is told."""
     add = parser.add_argument
-    add(f"--{role}", type=_count, default=1, metavar="N", help=f"{role} engines (default: 1)")
+    add(
+        f"--{role}",
+        type=numbers.whole("{} engines", 1, 64),
+        default=1,
+        metavar="N",
+        help=f"{role} engines (default: 1)",
+    )
     for flag, kind in _SIZES.items():
         add(f"--{role}-{flag}", type=_size, default=1, metavar="N", help=f"{role} engines: {kind} parallel size")
     add(
@@ -152,41 +158,11 @@ def join_args(words: Sequence[str]) -> list[str]:
     return joined
 
 
-def _count(text: str) -> int:
-    if (number := _whole(text)) not in range(1, 65):
-        raise argparse.ArgumentTypeError(f"{text} engines: use 1 to 64")
-    return number
-
-
 def _size(text: str) -> int:
     try:
         return checked_size(text, "parallel size")
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _port(text: str) -> int:
-    if (number := _whole(text)) not in range(1, 65536):
-        raise argparse.ArgumentTypeError(f"port {text}: use 1 to 65535")
-    return number
-
-
-def _whole(text: str) -> int:
-    """The number in ``text``; 0 where there is none, for argparse would tell the name of our function."""
-    try:
-        return int(text)
-    except ValueError:
-        return 0
-
-
-def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not (math.isfinite(number) and 1 <= number <= MAX_START_TIMEOUT_S):
-        raise argparse.ArgumentTypeError(f"{text} seconds: use 1 to {MAX_START_TIMEOUT_S:.0f}")
-    return number
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final, Self
+from typing import Self
 
 from pdcluster_operator.core.fleet import RoleFleet
 from pdcluster_protocol.labels import Role
@@ -32,8 +32,8 @@ class Truth(Enum):
     UNKNOWN = "Unknown"
 
 
-class Reason(Enum):
-    """Why a condition is as it is. A reason always has the same truth in the same condition.
+class _Told(Enum):
+    """A word that users meet in a status or an Event.
 
     ``means``: for the reference page. ``cure``: what to do about it; empty where nothing has to be done.
     ``pdcluster explain`` and the reference page print it.
@@ -43,11 +43,15 @@ class Reason(Enum):
     cure: str
 
     def __new__(cls, word: str, means: str = "", cure: str = "") -> Self:
-        reason = object.__new__(cls)
-        reason._value_ = word
-        reason.means = means
-        reason.cure = cure
-        return reason
+        told = object.__new__(cls)
+        told._value_ = word
+        told.means = means
+        told.cure = cure
+        return told
+
+
+class Reason(_Told):
+    """Why a condition is as it is. A reason always has the same truth in the same condition."""
 
     VALID = ("Valid", "the spec can be carried out")
     UNKNOWN_FIELDS = (
@@ -136,8 +140,14 @@ class Reason(Enum):
     SERVING = ("Serving", "all instances are ready, and a transfer was verified")
 
 
-TAKEN_BACK: Final = "TakenBack"
-"""Of an Event: somebody else had set a field of a child. No condition has this reason."""
+class EventReason(_Told):
+    """Why an Event was made that tells of no condition."""
+
+    TAKEN_BACK = (
+        "TakenBack",
+        "somebody else had set a field of a child that the operator sets too; it is set back",
+        "Put the value into the spec: `router.replicas`, or `scaling.mode: External` and a PDRoleScaler for engines.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from pdcluster_operator.core.conditions import TAKEN_BACK
+from pdcluster_operator.core.conditions import EventReason
 from pdcluster_operator.core.status import EventKind, KubernetesEvent
 
 CONTEST_S: Final = 60
@@ -43,7 +43,7 @@ class TakenBack:
 
 def event_of(taken: TakenBack) -> KubernetesEvent:
     cure = "the operator keeps it as the PDCluster says, so change it there"
-    return KubernetesEvent(EventKind.WARNING, TAKEN_BACK, f"{taken}, and was taken back: {cure}")
+    return KubernetesEvent(EventKind.WARNING, EventReason.TAKEN_BACK.value, f"{taken}, and was taken back: {cure}")
 
 
 class TakenBackLog:

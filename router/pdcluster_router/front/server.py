@@ -80,6 +80,8 @@ class RouterServer(uvicorn.Server):
         self.router.drain()
         await self.router.wait_until_idle(self._settings.drain_timeout_s, lambda: self.force_exit)
         await super().shutdown(sockets=sockets)
+        if self.force_exit:  # uvicorn leaves it out then, and logs a traceback of the task that waits for it
+            await self.lifespan.shutdown()
 
 
 def listen(settings: Settings) -> tuple[list[socket.socket], Settings]:

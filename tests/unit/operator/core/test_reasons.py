@@ -7,7 +7,7 @@ from typing import Final
 
 from tools.reference.reasons import REASONS_OF, TRUE_MEANS
 
-from pdcluster_operator.core.conditions import Counts, Reason, Truth, Type
+from pdcluster_operator.core.conditions import Counts, EventReason, Reason, Truth, Type
 from pdcluster_operator.core.status import Facts, Problems, Verification, reduce_status
 
 DEADLINE_S: Final = 60
@@ -56,4 +56,4 @@ def test_a_condition_has_exactly_the_reasons_that_the_page_lists() -> None:
 
 def test_every_condition_and_every_reason_has_a_meaning_in_the_order_of_status() -> None:
     assert list(TRUE_MEANS) == list(REASONS_OF) == list(Type)
-    assert [reason for reason in Reason if not reason.means] == []
+    assert [reason for reason in (*Reason, *EventReason) if not reason.means] == []

@@ -1,0 +1,44 @@
+"""Numbers of a command line, each as a ``type`` of argparse. An error says what was given and what to give."""
+
+from __future__ import annotations
+
+import math
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from typing import Final
+
+_LAST_PORT: Final = 65535
+_MOST_RANKS: Final = 1024
+
+
+def whole(what: str, least: int, most: int) -> Callable[[str], int]:
+    """A whole number from ``least`` to ``most``. ``what``: its text, with ``{}`` for what was given."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            raise ArgumentTypeError(f"{what.format(text)}: use {least} to {most}")
+        return int(text)
+
+    return read
+
+
+def seconds(least: float, most: float) -> Callable[[str], float]:
+    """Seconds from ``least`` to ``most``."""
+
+    def read(text: str) -> float:
+        if not least <= (number := _float(text)) <= most:
+            raise ArgumentTypeError(f"{text} seconds: use {least:g} to {most:.0f}")
+        return number
+
+    return read
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+port: Final = whole("port {}", 1, _LAST_PORT)
+ranks: Final = whole("{} ranks", 1, _MOST_RANKS)

@@ -140,7 +140,7 @@ class History(RuleBasedStateMachine):
         """One rule for all of it: else most histories would be over before they become interesting."""
         if isinstance(what, float):
             self.now += what
-            self.carry_out(self.pairing.expire(now=self.now))
+            self.look_at_the_clock()
         elif what == "every engine was tried":
             self.has_engines_left = False
         elif what == "router stops":
@@ -156,6 +156,10 @@ class History(RuleBasedStateMachine):
         commands = self.pairing.handle(event, now=self.now)
         assert not (was_over and commands), "nothing comes after the end"
         self.carry_out(commands)
+
+    def look_at_the_clock(self) -> None:
+        if event := self.pairing.late_event(now=self.now):
+            self.carry_out(self.pairing.handle(event, now=self.now))
 
     def carry_out(self, commands: tuple[Command, ...]) -> None:
         for command in commands:
@@ -236,7 +240,7 @@ class History(RuleBasedStateMachine):
             return
         for late in (REQUEST_S, 3 * REQUEST_S):
             self.now += late
-            self.carry_out(self.pairing.expire(now=self.now))
+            self.look_at_the_clock()
         assert self.pairing.is_over, "every request ends"
         self.holds()
         assert self.pairing.handle(Event.CLIENT_GONE, now=self.now) == ()

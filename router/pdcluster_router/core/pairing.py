@@ -2,7 +2,7 @@
 
 Rule 1: every state, transition, deadline and retry of a pairing lives in this file.
 Rule 2: nothing here performs I/O or reads a clock. Callers pass ``now`` (seconds, monotonic),
-        carry out the commands that come back, in order, and call ``expire`` when ``deadline`` passes.
+        carry out the commands that come back, in order, and handle ``late_event`` when ``deadline`` passes.
 
                             +----- attempt failed, timed out or lost; another is left -----+
                             v                                                              |
@@ -76,7 +76,7 @@ class Event(_Named):
     PREFILL_DONE = auto()
     PREFILL_FAILED = auto()
     PREFILL_TIMED_OUT = auto()
-    """The attempt's own time is over. ``expire`` makes it."""
+    """The attempt's own time is over. ``late_event`` finds it."""
     ATTEMPT_LOST = auto()
     """Decode says that the running, or just ended, attempt will never be complete."""
     NO_PREFILL_LEFT = auto()
@@ -92,9 +92,9 @@ class Event(_Named):
     """No decode engine is left to ask, the request cannot be written, or the router stops."""
     CLIENT_GONE = auto()
     REQUEST_TIMED_OUT = auto()
-    """The request's time, or that until its first byte, is over. ``expire`` makes it."""
+    """The request's time, or that until its first byte, is over. ``late_event`` finds it."""
     STALLED = auto()
-    """The answer has begun, and none of its bytes has moved for too long. ``expire`` makes it."""
+    """The answer has begun, and none of its bytes has moved for too long. ``late_event`` finds it."""
 
 
 class Command(_Named):
@@ -296,7 +296,7 @@ class Pairing:
 
     @property
     def deadline(self) -> float:
-        """When ``expire`` has something to do, monotonic seconds. It moves on as the answer flows."""
+        """When ``late_event`` finds one, monotonic seconds. It moves on as the answer flows."""
         return min(self._phase_deadline, self._byte_deadline)
 
     @property
@@ -321,11 +321,6 @@ class Pairing:
         if event in _FAILURES:
             return self._failed(key, step, now=now)
         return self._enter(step, now=now)
-
-    def expire(self, *, now: float) -> tuple[Command, ...]:
-        """End what is too late: the request, or only its prefill. Before ``deadline`` nothing happens."""
-        event = self.late_event(now=now)
-        return () if event is None else self.handle(event, now=now)
 
     def late_event(self, *, now: float) -> Event | None:
         """What has come too late: an attempt, the first byte, the next one, the request. For the caller to handle."""

@@ -53,6 +53,12 @@ def pairing_in(phase: Phase, timeouts: Timeouts = TIMEOUTS, retries: Retries = O
     return pairing
 
 
+def expire(pairing: Pairing, *, now: float) -> tuple[Command, ...]:
+    """What the router does when it looks at the clock."""
+    event = pairing.late_event(now=now)
+    return () if event is None else pairing.handle(event, now=now)
+
+
 @pytest.mark.parametrize(("phase", "event"), list(itertools.product(Phase, Event)))
 def test_every_pair_of_phase_and_event_is_decided(phase: Phase, event: Event) -> None:
     pairing = pairing_in(phase)
@@ -71,7 +77,7 @@ def test_every_living_phase_can_end_whatever_breaks(phase: Phase) -> None:
     for event in (Event.DECODE_FAILED, Event.GIVEN_UP, Event.CLIENT_GONE, Event.REQUEST_TIMED_OUT):
         assert (phase, event) in TRANSITIONS
     pairing = pairing_in(phase)
-    pairing.expire(now=100.0)
+    expire(pairing, now=100.0)
     assert pairing.is_over
 
 
@@ -98,16 +104,16 @@ def test_the_last_failed_attempt_is_decodes_to_deal_with() -> None:
 
 def test_a_last_attempt_that_takes_too_long_is_aborted_and_the_request_goes_on() -> None:
     pairing = pairing_in(Phase.PREFILLING)
-    assert pairing.expire(now=59.9) == ()
-    assert pairing.expire(now=60.0) == PREFILL_OVER
+    assert expire(pairing, now=59.9) == ()
+    assert expire(pairing, now=60.0) == PREFILL_OVER
     assert pairing.phase is Phase.LOCAL_PREFILL
 
 
 def test_the_requests_deadline_ends_it_in_every_phase() -> None:
     for phase in (Phase.PREFILLING, Phase.ANSWERING):
-        assert pairing_in(phase).expire(now=100.0) == (*STOP_BOTH, Command.ANSWER_TIMEOUT)
+        assert expire(pairing_in(phase), now=100.0) == (*STOP_BOTH, Command.ANSWER_TIMEOUT)
     for phase in (Phase.AWAITING_RESERVATION, Phase.AWAITING_ANSWER, Phase.LOCAL_PREFILL, Phase.DECODING):
-        assert pairing_in(phase).expire(now=100.0) == (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT)
+        assert expire(pairing_in(phase), now=100.0) == (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT)
 
 
 def test_the_requests_time_counts_from_the_clients_request_and_not_from_its_admission() -> None:
@@ -121,10 +127,10 @@ FLOWING = Timeouts(request_s=None, prefill_s=60.0, transfer_s=100.0, first_byte_
 def test_an_answer_that_flows_is_never_cut_and_one_that_stands_is() -> None:
     pairing = pairing_in(Phase.DECODING, FLOWING)
     for now in range(5, 10_000, 5):
-        assert pairing.expire(now=now) == ()
+        assert expire(pairing, now=now) == ()
         pairing.heard(now=now)
-    assert pairing.expire(now=now + 9.9) == ()
-    assert pairing.expire(now=now + 10.0) == (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT)
+    assert expire(pairing, now=now + 9.9) == ()
+    assert expire(pairing, now=now + 10.0) == (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT)
 
 
 @pytest.mark.parametrize("phase", [Phase.AWAITING_RESERVATION, Phase.AWAITING_ANSWER, Phase.LOCAL_PREFILL])
@@ -132,26 +138,26 @@ def test_bytes_move_no_deadline_before_the_answer_has_begun(phase: Phase) -> Non
     pairing = pairing_in(phase, FLOWING)
     pairing.heard(now=99.0)
     assert pairing.deadline == 100.0
-    assert pairing.expire(now=100.0) == (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT)
+    assert expire(pairing, now=100.0) == (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT)
 
 
 def test_a_prefill_that_is_late_does_not_end_an_answer_that_flows() -> None:
     pairing = pairing_in(Phase.ANSWERING, FLOWING)
     pairing.heard(now=59.0)
-    assert pairing.expire(now=60.0) == PREFILL_OVER
+    assert expire(pairing, now=60.0) == PREFILL_OVER
     assert pairing.phase is Phase.DECODING
-    assert pairing.expire(now=70.0) == (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT)
+    assert expire(pairing, now=70.0) == (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT)
 
 
 def test_an_answer_that_stands_while_prefills_reply_is_out_stops_both() -> None:
-    assert pairing_in(Phase.ANSWERING, FLOWING).expire(now=10.0) == (*STOP_BOTH, Command.ANSWER_TIMEOUT)
+    assert expire(pairing_in(Phase.ANSWERING, FLOWING), now=10.0) == (*STOP_BOTH, Command.ANSWER_TIMEOUT)
 
 
 def test_an_answer_that_is_not_streamed_has_longer_than_its_transfer() -> None:
     plain = replace(FLOWING, first_byte_s=1000.0, prefill_s=300.0)
     pairing = pairing_in(Phase.PREFILLING, plain, Retries())
     assert pairing.deadline == pairing.transfer_deadline == 100.0
-    assert pairing.expire(now=100.0) == PREFILL_OVER  # No time for another attempt: decode computes it.
+    assert expire(pairing, now=100.0) == PREFILL_OVER  # No time for another attempt: decode computes it.
     assert pairing.deadline == 1000.0
     assert pairing_in(Phase.AWAITING_ANSWER, plain).deadline == 1000.0
 
@@ -161,13 +167,13 @@ def test_a_total_is_the_shortest_of_all() -> None:
     assert pairing_in(Phase.PREFILLING, short).transfer_deadline == 5.0
     flowing = pairing_in(Phase.DECODING, short)
     flowing.heard(now=4.9)
-    assert flowing.expire(now=5.0) == (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT)
+    assert expire(flowing, now=5.0) == (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT)
 
 
 def test_no_reservation_in_time_fails_the_request() -> None:
     pairing = pairing_in(Phase.AWAITING_RESERVATION, Timeouts(request_s=100.0, prefill_s=60.0, reservation_s=5.0))
-    assert pairing.expire(now=4.9) == ()
-    assert pairing.expire(now=5.0) == (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT)
+    assert expire(pairing, now=4.9) == ()
+    assert expire(pairing, now=5.0) == (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT)
     assert pairing.phase is Phase.FAILED
 
 
@@ -182,7 +188,7 @@ def test_prefill_may_answer_after_decode_is_done_and_keeps_its_deadline() -> Non
 @pytest.mark.parametrize("now", [60.0, 100.0])
 def test_a_trailing_prefill_that_never_answers_is_aborted(now: float) -> None:
     pairing = pairing_in(Phase.TRAILING)
-    assert pairing.expire(now=now) == PREFILL_OVER
+    assert expire(pairing, now=now) == PREFILL_OVER
     assert pairing.is_over
 
 
@@ -218,7 +224,7 @@ def test_an_attempt_that_fails_is_followed_by_the_next_one_after_its_writer_is_s
 
 def test_an_attempt_that_runs_out_of_its_own_time_leaves_the_rest_to_the_next() -> None:
     pairing = pairing_in(Phase.PREFILLING, retries=Retries())
-    assert pairing.expire(now=60.0) == NEXT_PREFILL
+    assert expire(pairing, now=60.0) == NEXT_PREFILL
     assert pairing.deadline == 100.0
 
 

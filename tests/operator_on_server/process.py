@@ -79,7 +79,7 @@ class OperatorProcess:
             ChildError: It has ended.
             AssertionError: Not within ``START_LIMIT_S``.
         """
-        assert eventually(lambda: line in (self._read(page) or "\0"), timeout_s=START_LIMIT_S), self.log()[-2000:]
+        assert eventually(lambda: self._shows(page, line), timeout_s=START_LIMIT_S), self.log()[-2000:]
 
     def wait_ready(self) -> None:
         self.wait_until("readyz")
@@ -104,6 +104,10 @@ class OperatorProcess:
     def page(self, page: str) -> str:
         """Empty: it does not answer."""
         return self._read(page) or ""
+
+    def _shows(self, page: str, line: str) -> bool:
+        found = self._read(page)
+        return found is not None and line in found
 
     def _read(self, page: str) -> str | None:
         """None: it does not answer, or not with 200."""

@@ -70,9 +70,10 @@ def remove(version: Version) -> None:
 
 
 def run_tests(version: Version, tests: tuple[str, ...], arguments: tuple[str, ...] = ()) -> int:
-    """pytest's exit status, in the version's environment."""
+    """pytest's exit status, in the version's environment. Options of a pytest that calls this are not for that one."""
     python = install(version)
-    env = {**os.environ, **_COMPILES_FOR_MINUTES, "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in PARTS)}
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    env = {**ours, **_COMPILES_FOR_MINUTES, "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in PARTS)}
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, *tests]
     return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
 

@@ -8,6 +8,8 @@ long, and asks which of them it was.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Final
 
 PATIENCE_S: Final = 600.0
@@ -16,3 +18,13 @@ EDGE_S: Final = 60.0
 """What settings with a bound of 60 s can be given at most: connections on loopback take a millisecond."""
 HANGS_S: Final = 3600.0
 """For a whole test with real processes: only what hangs takes an hour."""
+
+
+def until(is_true: Callable[[], bool], timeout_s: float = PATIENCE_S) -> bool:
+    """Whether the fact became true in time. Looked at every half millisecond: for threads of this process."""
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.0005)
+    return True

@@ -1,16 +1,17 @@
 """The engine's device: when a layer's KV is really in memory, and where the resharder's own work runs.
 
-    Device      events, recorded by the forward pass, looked at by lanes
+    Device      events, recorded by the forward pass, looked at by lanes; opens side streams
     SideStream  work of the resharder beside the forward pass, never in its stream
+    Runtime     where an accelerator's streams come from: PyTorch, or the one of our tests that runs beside the host
 
-One object of each per device kind, chosen once at start. Accelerators (CUDA, Ascend NPU) go through PyTorch's
-device-generic ``torch.Event`` and ``torch.accelerator``; on CPU a kernel has ended when its call returns.
+The device is chosen once at start. On CPU a kernel has ended when its call returns, so there is nothing to order. CUDA
+and Ascend NPU are one class over PyTorch's device-generic streams. Every device and runtime passes
+``tests/contract/test_device.py``; each place that waits for one has a race in ``tests/integration``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Final, Protocol, TypeAlias
@@ -19,7 +20,15 @@ import torch
 
 from pdcluster_protocol.errors import ConfigError
 
-DeviceEvent: TypeAlias = "torch.Event | None"
+
+class Event(Protocol):
+    """As ``torch.Event``."""
+
+    def query(self) -> bool:
+        """Whether the stream is through with what it had been given before the event. Any thread; never waits."""
+
+
+DeviceEvent: TypeAlias = Event | None
 """None: already complete."""
 
 _NPU_ALIGNMENT_BYTES: Final = 2 << 20
@@ -39,6 +48,19 @@ class Device(Protocol):
     def is_done(self, event: DeviceEvent) -> bool:
         """Whether the event is complete. Any thread; never waits."""
 
+    def open_stream(self, device: torch.device) -> SideStream:
+        """A new stream of ``device``. In the thread that will use it."""
+
+
+class SideStream(Protocol):
+    """Used by the thread that opened it."""
+
+    def current(self) -> AbstractContextManager[object]:
+        """Within it, this thread's device work goes to the side stream."""
+
+    def mark(self) -> DeviceEvent:
+        """An event that completes when all work given to the side stream so far has. Never waits."""
+
 
 class CpuDevice:
     """A kernel has written its output when its call returns."""
@@ -51,21 +73,76 @@ class CpuDevice:
     def is_done(self, event: DeviceEvent) -> bool:
         return event is None or bool(event.query())
 
+    def open_stream(self, device: torch.device) -> SideStream:  # noqa: ARG002  # the CPU has no streams
+        return NoStream()
+
+
+class NoStream:
+    """CPU: an operation is over when its call returns."""
+
+    def current(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def mark(self) -> DeviceEvent:
+        return None
+
+
+class Stream(AbstractContextManager[object], Protocol):
+    """As ``torch.Stream``. Within it, what its thread gives the device goes to it."""
+
+    def record_event(self) -> Event:
+        """An event behind all that the stream has been given so far."""
+
+
+class Runtime(Protocol):
+    """What the connector needs of PyTorch for CUDA or an NPU."""
+
+    def current_stream(self) -> Stream:
+        """The stream to which this thread's device work goes."""
+
+    def new_stream(self, device: torch.device) -> Stream:
+        """A stream that runs beside all others. ``device`` becomes the thread's own: a new thread has the first."""
+
+
+class TorchRuntime:
+    """CUDA or NPU, by PyTorch's device-generic API."""
+
+    def current_stream(self) -> Stream:
+        return torch.accelerator.current_stream()
+
+    def new_stream(self, device: torch.device) -> Stream:
+        torch.accelerator.set_device_index(device)
+        return torch.Stream(device)
+
 
 class AcceleratorDevice:
     """CUDA or NPU: one event on the forward pass's stream for each layer."""
 
-    def __init__(self, device_type: str, registration_alignment_bytes: int) -> None:
+    def __init__(self, runtime: Runtime, registration_alignment_bytes: int) -> None:
         self.registration_alignment_bytes = registration_alignment_bytes
-        self._device_type = device_type
+        self._runtime = runtime
 
     def record(self) -> DeviceEvent:
-        event = torch.Event(self._device_type)
-        event.record(torch.accelerator.current_stream())
-        return event
+        return self._runtime.current_stream().record_event()
 
     def is_done(self, event: DeviceEvent) -> bool:
         return event is None or bool(event.query())
+
+    def open_stream(self, device: torch.device) -> SideStream:
+        return AcceleratorStream(self._runtime.new_stream(device))
+
+
+class AcceleratorStream:
+    """CUDA or NPU."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def current(self) -> AbstractContextManager[object]:
+        return self._stream
+
+    def mark(self) -> DeviceEvent:
+        return self._stream.record_event()
 
 
 def select_device(device_type: str) -> Device:
@@ -81,49 +158,4 @@ def select_device(device_type: str) -> Device:
     found = torch.accelerator.current_accelerator()
     if found is None or found.type != device_type:
         raise ConfigError(f"device type is {device_type!r}, which this PyTorch does not have: install its build for it")
-    return AcceleratorDevice(device_type, _NPU_ALIGNMENT_BYTES if device_type == "npu" else 1)
-
-
-class SideStream(Protocol):
-    """Resharder thread only."""
-
-    def current(self) -> AbstractContextManager[None]:
-        """Within it, this thread's device work goes to the side stream."""
-
-    def mark(self) -> DeviceEvent:
-        """An event that completes when all work given to the side stream so far has. Never waits."""
-
-
-class NoStream:
-    """CPU: an operation is over when its call returns."""
-
-    @contextmanager
-    def current(self) -> Iterator[None]:
-        yield
-
-    def mark(self) -> DeviceEvent:
-        return None
-
-
-class AcceleratorStream:
-    """CUDA or NPU. Made in the resharder's thread: a thread's current device is its own."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        torch.accelerator.set_device_index(device)
-        self._stream = torch.Stream(device)
-
-    @contextmanager
-    def current(self) -> Iterator[None]:
-        with self._stream:
-            yield
-
-    def mark(self) -> DeviceEvent:
-        event = torch.Event(self._device.type)
-        event.record(self._stream)
-        return event
-
-
-def open_side_stream(device: torch.device) -> SideStream:
-    """The side stream of ``device``. In the thread that will use it."""
-    return NoStream() if device.type == "cpu" else AcceleratorStream(device)
+    return AcceleratorDevice(TorchRuntime(), _NPU_ALIGNMENT_BYTES if device_type == "npu" else 1)

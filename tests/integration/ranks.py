@@ -17,6 +17,7 @@ from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_ra
 from pdcluster_connector.core.ranges import GroupSlice
 from pdcluster_connector.core.reception import Lost
 from pdcluster_connector.core.watermark import KvGroup
+from pdcluster_connector.device import Device
 from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillStep, PushSlice, PushTarget
@@ -199,8 +200,9 @@ def make_pair(
     shape: Shape = Shape(),
     settings: Settings = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=2.0, handshake_timeout_s=20.0),  # noqa: B008  # frozen
     decode_fingerprint: KvFingerprint | None = None,
+    device: Device | None = None,
 ) -> Iterator[Pair]:
-    """Both ranks run; closed at the end."""
+    """Both ranks run; closed at the end. ``device``: prefill's, in place of the CPU."""
     with ExitStack() as stack:
         source, target = Cache(shape), Cache(shape)
         source.fill(1)
@@ -210,6 +212,6 @@ def make_pair(
             engine_facts(Role.DECODE, shape, settings), replace(target.memory(ours), fingerprint=theirs)
         )
         stack.callback(decode.close)
-        prefill = make_prefill_rank(engine_facts(Role.PREFILL, shape, settings), source.memory(ours))
+        prefill = make_prefill_rank(engine_facts(Role.PREFILL, shape, settings), source.memory(ours), device=device)
         stack.callback(prefill.close)
         yield Pair(prefill, decode, source, target)

@@ -1,106 +1,138 @@
-"""Bytes leave when the device has written them, not when the hook was called: the race of every early push."""
+"""Bytes leave when the device has written them, not when the hook was called: the race of every early push.
+
+The forward pass runs beside the host and goes on when a test lets it. Decode never sees what was there before.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 
-import torch
+import msgspec
+import pytest
 
-from fakes.device import ManualDevice, ManualStream
-from fakes.token_major import Pages, shape_of
-from integration.ranks import LIFE, Pair, make_pair
-from pdcluster_connector.device import CpuDevice
-from pdcluster_connector.reshard.feeds import ReshardItem
-from pdcluster_connector.reshard.resharder import Outcome, Resharded, Resharder, ResharderParts, StepRead
-from pdcluster_connector.reshard.rounds import GroupRank
-from pdcluster_connector.reshard.staging import StagingMemory
-from pdcluster_connector.reshard.tensors import TokenRegion
+from integration.slow_prefill import SETTINGS, SlowPrefill, slow_prefill
+from patience import PATIENCE_S
 from pdcluster_connector.steps import PrefillStep
 from pdcluster_protocol.ids import RequestId
 
-_WHILE_NOTHING_MAY_HAPPEN_S = 0.3
+OTHER = 0x11
+"""What another request's kernels write into blocks that were taken away."""
 
 
-@contextmanager
-def pair_on_a_slow_device() -> Iterator[tuple[Pair, ManualDevice]]:
-    """Both ranks; prefill's device is ready when the test says so."""
-    with make_pair() as pair:
-        device, worker = ManualDevice(), pair.prefill.worker
-        worker._parts = dataclasses.replace(worker._parts, device=device)
-        yield pair, device
+def test_a_layer_leaves_when_it_is_computed_and_none_before_it() -> None:
+    with slow_prefill() as slow:
+        target, events = slow.pair.target.layers, slow.forward.events
+        slow.pair.expect("a", 1)
+        slow.compute(slow.pair.slice_of("a", [1], [5]), [1])
+        assert len(events) == len(slow.names), "one event a layer"
+        slow.pair.step(finished=["a"])
+        for layer, event in enumerate(events):
+            assert slow.has_waited(event, target[layer:, 5])
+            assert not slow.pair.released, "its blocks are not read yet"
+            slow.forward.let(1)
+            assert slow.pair.step_until(partial(slow.arrived, layer, 5))
+        assert slow.pair.step_until(lambda: "a" in slow.pair.ended and "a" in slow.pair.released)
+        assert slow.pair.ended["a"]
 
 
-def has_block(pair: Pair, layer: int, block: int) -> bool:
-    return bool(pair.target.layers[layer, block].any())
-
-
-def stays_false(pair: Pair, is_true: Callable[[], bool]) -> bool:
-    return not pair.step_until(is_true, timeout_s=_WHILE_NOTHING_MAY_HAPPEN_S)
-
-
-def test_a_layer_leaves_when_its_event_is_complete_and_none_before_it() -> None:
-    with pair_on_a_slow_device() as (pair, device):
-        pair.expect("a", 1)
-        pair.forward(pair.slice_of("a", [1], [5]))
-        num_layers = len(pair.source.shape.layer_names())
-        assert len(device.events) == num_layers, "one event a layer"
-        device.events[1].complete()
-        assert stays_false(pair, lambda: bool(pair.target.layers[:, 5].any())), (
-            "the second layer does not pass the first"
-        )
-        device.events[0].complete()
-        assert pair.step_until(lambda: has_block(pair, 0, 5) and has_block(pair, 1, 5))
-        assert stays_false(pair, lambda: has_block(pair, num_layers - 1, 5) or "a" in pair.ended)
-        for event in device.events:
-            event.complete()
-        assert pair.step_until(lambda: "a" in pair.ended)
-        assert pair.ended["a"]
-        assert (pair.target.layers[:, 5] == pair.source.layers[:, 1]).all()
+def test_a_layer_without_a_hook_leaves_when_all_that_was_given_in_the_step_is_done() -> None:
+    """Recurrent state, for one: the end of the step sweeps it, and the device is still at the first layer then."""
+    with slow_prefill() as slow:
+        first, *swept = range(len(slow.names))
+        slow.pair.expect("a", 1)
+        slow.compute(slow.pair.slice_of("a", [1], [5]), [1], hooked=slow.names[:1])
+        slow.forward.let(1)
+        assert slow.pair.step_until(lambda: slow.arrived(first, 5))
+        for _ in swept:
+            assert slow.has_waited(slow.forward.events[1], slow.pair.target.layers[first + 1 :, 5])
+            slow.forward.let(1)
+        assert slow.pair.step_until(lambda: "a" in slow.pair.ended)
+        assert slow.pair.ended["a"]
+        assert all(slow.arrived(layer, 5) for layer in swept)
 
 
 def test_a_layer_that_saves_again_leaves_once() -> None:
     """As a draft layer does, once for each token that it guesses; the prompt's KV was there the first time."""
-    with pair_on_a_slow_device() as (pair, device):
-        pair.expect("a", 1)
-        worker, names = pair.prefill.worker, pair.source.shape.layer_names()
-        worker.begin_step(PrefillStep(LIFE, (pair.slice_of("a", [1], [5]),)))
+    with slow_prefill() as slow:
+        slow.pair.expect("a", 1)
+        worker, names = slow.pair.prefill.worker, slow.names
+        worker.begin_step(PrefillStep(slow.pair.life, (slow.pair.slice_of("a", [1], [5]),)))
         for name in (*names, names[-1], names[0]):
             worker.layer_saved(name)
         worker.end_step()
-        assert len(device.events) == len(names)
+        assert len(slow.forward.events) == len(names)
 
 
-def test_the_forward_thread_waits_for_no_event() -> None:
-    with pair_on_a_slow_device() as (pair, _):
-        pair.expect("a", 1)
-        begun_at = time.monotonic()
-        forward = threading.Thread(target=pair.forward, args=(pair.slice_of("a", [1], [5]),))
+def test_the_forward_thread_waits_for_no_kernel() -> None:
+    with slow_prefill() as slow:
+        slow.pair.expect("a", 1)
+        forward = threading.Thread(target=slow.compute, args=(slow.pair.slice_of("a", [1], [5]), [1]))
         forward.start()
-        forward.join(5)
-        assert not forward.is_alive(), f"still waiting after {time.monotonic() - begun_at:.1f} s"
+        forward.join(PATIENCE_S)
+        assert not forward.is_alive()
+        assert slow.forward.num_done == 0
 
 
-def test_staging_is_handed_on_when_the_side_stream_is_through_with_it() -> None:
-    """Its copies are the device's work too: a lane would read what is not there yet, and blocks would be let go."""
-    outcomes: list[Outcome] = []
-    stream, shape = ManualStream(), shape_of(Pages(128), 1, 8, 16)
-    region = TokenRegion(torch.zeros(8 * shape.pages.block_stride, dtype=torch.uint8), shape, group=0)
-    staging = StagingMemory(1 << 20, torch.device("cpu"))
-    parts = ResharderParts(GroupRank(0, 1), {0: region}, staging, CpuDevice(), open_stream=lambda _: stream)
-    resharder = Resharder(parts, None, outcomes.append)
-    resharder.begin_step(1, {0: [ReshardItem(RequestId("r"), 2, 0, 256, [1, 2], [1, 2], 128, 128)]})
-    resharder.layer_saved([0], None)
-    resharder.end_step()
-    fence = resharder.fence()
-    assert not fence.wait(_WHILE_NOTHING_MAY_HAPPEN_S)
-    assert outcomes == []
-    while not fence.wait(0.01):
-        for mark in stream.marks:
-            mark.complete()
-    assert {type(outcome) for outcome in outcomes[:-1]} == {Resharded}
-    assert outcomes[-1] == StepRead(1)
-    assert resharder.close(5)
+def preempt(slow: SlowPrefill) -> threading.Thread:
+    """The forward thread takes the blocks of ``a`` away, and gives the kernels that overwrite them when it may."""
+
+    def take_away() -> None:
+        slow.pair.prefill.worker.protect_preempted([RequestId("a")])
+        for layer in range(len(slow.names)):
+            slow.kernel(layer, [1], OTHER)
+
+    forward = threading.Thread(target=take_away)
+    forward.start()
+    return forward
+
+
+def test_blocks_that_are_taken_away_are_not_overwritten_before_they_were_computed_and_read() -> None:
+    with slow_prefill(msgspec.structs.replace(SETTINGS, preempt_wait_s=PATIENCE_S)) as slow:
+        slow.pair.expect("a", 1)
+        slow.compute(slow.pair.slice_of("a", [1], [5]), [1])
+        forward = preempt(slow)
+        for event in slow.forward.events:
+            assert slow.has_waited_for(event, lambda: not forward.is_alive())
+            slow.forward.let(1)
+        forward.join(PATIENCE_S)
+        assert not forward.is_alive()
+        slow.forward.release()
+        assert slow.pair.step_until(lambda: "a" in slow.pair.ended)
+        assert slow.pair.ended["a"]
+        assert all(slow.arrived(layer, 5) for layer in range(len(slow.names)))
+
+
+def test_blocks_that_are_overwritten_before_the_device_came_to_them_are_no_answer() -> None:
+    """The forward thread cannot wait for ever for a device that is far behind: the push is given up."""
+    with slow_prefill(msgspec.structs.replace(SETTINGS, preempt_wait_s=0.05)) as slow:
+        slow.pair.expect("a", 1)
+        slow.compute(slow.pair.slice_of("a", [1], [5]), [1])
+        forward = preempt(slow)
+        forward.join(PATIENCE_S)
+        slow.forward.release()
+        slow.forward.synchronize()
+        assert slow.pair.step_until(lambda: "a" in slow.pair.ended)
+        assert not slow.pair.ended["a"]
+
+
+def test_a_device_that_fails_fails_the_push_with_its_error_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Its events answer with the error, for ever."""
+
+    def fault() -> None:
+        raise RuntimeError("illegal memory access")
+
+    with slow_prefill() as slow:
+        slow.pair.expect("a", 1)
+        slow.forward.give(fault)
+        slow.compute(slow.pair.slice_of("a", [1], [5]), [1])
+        slow.forward.release()
+        assert slow.pair.step_until(lambda: "a" in slow.pair.ended)
+        assert not slow.pair.ended["a"]
+        (lost,) = slow.pair.losses
+        assert lost.reason.startswith("prefill gave up: prefill's lane to decode rank 0 failed: ")
+        assert "illegal memory access" in lost.reason
+        slow.pair.expect("b", 1)
+        slow.compute(slow.pair.slice_of("b", [2], [6]), [2])
+        assert slow.pair.step_until(lambda: "b" in slow.pair.ended)
+    assert [record.exc_info is not None for record in caplog.records if "lane failed" in record.message] == [True] * 2

@@ -24,10 +24,9 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Final, TypeAlias
 
-import torch
 import torch.distributed as dist
 
-from pdcluster_connector.device import Device, DeviceEvent, NoStream, SideStream, open_side_stream
+from pdcluster_connector.device import Device, DeviceEvent, NoStream, SideStream
 from pdcluster_connector.reshard.feeds import ReshardItem
 from pdcluster_connector.reshard.rounds import GroupRank, Round, StagedPart, plan_rounds
 from pdcluster_connector.reshard.staging import StagingMemory, Ticket
@@ -98,8 +97,6 @@ class ResharderParts:
     staging: StagingMemory
     device: Device
     times: ReshardTimes = ReshardTimes()
-    open_stream: Callable[[torch.device], SideStream] = open_side_stream
-    """Called in the resharder's thread."""
 
     @property
     def room_bytes(self) -> int:
@@ -212,7 +209,7 @@ class Resharder:
 
     def _main(self) -> None:
         try:
-            self._stream = self._parts.open_stream(self._parts.staging.tensor.device)
+            self._stream = self._parts.device.open_stream(self._parts.staging.tensor.device)
             with self._stream.current():
                 self._on_orders()
         except Exception as error:  # noqa: BLE001  # top of a thread

@@ -169,9 +169,10 @@ class Lane:
         while not self._is_over:
             try:
                 self._turn(channel)
-            except Exception:  # noqa: BLE001  # top of a thread; writes in flight still need their end seen
-                _LOG.exception("lane failed decode_rank=%d", self.decode_rank)
-                self._fail(f"prefill's lane to decode rank {self.decode_rank} failed")
+            except Exception as error:  # noqa: BLE001  # top of a thread; writes in flight still need their end seen
+                if not self._failure:  # A broken device raises at each turn from now on.
+                    _LOG.exception("lane failed decode_rank=%d", self.decode_rank)
+                self._fail(f"prefill's lane to decode rank {self.decode_rank} failed: {error}")
                 time.sleep(_EXPIRE_EVERY_S)
 
     def _end(self) -> None:

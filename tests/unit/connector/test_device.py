@@ -1,10 +1,10 @@
-"""Device events on the CPU, and the choice of the device."""
+"""The choice of the device. What every device does: ``tests/contract/test_device.py``."""
 
 from __future__ import annotations
 
 import pytest
 
-from pdcluster_connector.device import AcceleratorDevice, CpuDevice, select_device
+from pdcluster_connector.device import AcceleratorDevice, CpuDevice, TorchRuntime, select_device
 from pdcluster_protocol.errors import ConfigError
 
 
@@ -22,4 +22,4 @@ def test_a_device_that_pytorch_does_not_have_is_refused_by_name(device_type: str
 
 
 def test_ascend_registers_memory_in_steps_of_two_mebibytes() -> None:
-    assert AcceleratorDevice("npu", 2 << 20).registration_alignment_bytes == 2 << 20
+    assert AcceleratorDevice(TorchRuntime(), 2 << 20).registration_alignment_bytes == 2 << 20

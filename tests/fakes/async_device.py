@@ -1,0 +1,159 @@
+"""A device for tests whose work runs beside the host, behind the connector's own ``Runtime``.
+
+    AsyncRuntime   streams, and which one a thread is in, for ``AcceleratorDevice``
+    DeviceTensor   the device's memory: what a host thread does with it is given to the thread's stream
+
+The memory is the host's, so that a transport reads and writes it by its address at any time, as it does a device's.
+PyTorch's dispatcher shows each operation: those that only look at shapes are done at once, those whose answer the host
+needs wait for the stream first, and all others are queued.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fakes.streams import AsyncStream
+from pdcluster_connector.device import AcceleratorDevice
+
+_NEEDS_VALUES: Final = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+
+
+class DeviceTensor(torch.Tensor):
+    """Memory of a device. ``plain``: the same memory as the host has it."""
+
+    runtime: AsyncRuntime
+    plain: torch.Tensor
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # PyTorch's stub has a static method here
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, DeviceTensor))
+        return next(tensors).runtime.launch(func, args, kwargs or {})
+
+
+class AsyncRuntime:
+    """As PyTorch is for CUDA. Close it: its streams are threads."""
+
+    def __init__(self) -> None:
+        self._current = threading.local()
+        self.streams: list[AsyncStream] = []
+        """In the order in which they were made; the first is the one of every thread that has not entered another."""
+        self.default = self._open("default")
+
+    def current_stream(self) -> AsyncStream:
+        stream: AsyncStream = getattr(self._current, "stream", self.default)
+        return stream
+
+    def new_stream(self, device: torch.device) -> AsyncStream:  # there is one device
+        return self._open(f"side-{len(self.streams)}")
+
+    def tensor(self, plain: torch.Tensor) -> DeviceTensor:
+        """``plain`` as memory of this device."""
+        made = torch.Tensor._make_subclass(DeviceTensor, plain)
+        made.runtime, made.plain = self, plain
+        return made
+
+    def launch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """One operation of the calling thread."""
+        host_args, host_kwargs = tree_map(_plain, (tuple(args), dict(kwargs)))
+        work = partial(func, *host_args, **host_kwargs)
+        stream = self.current_stream()
+        if _is_shape_only(func, (args, kwargs)):
+            return self._wrapped(work())
+        if _answers_host(func):
+            stream.synchronize()
+            return self._wrapped(work())
+        if func._schema.is_mutable:
+            stream.give(work)
+            return kwargs.get("out", args[0])
+        made = tree_map(_unfilled, func(*tree_map(_shape_of, host_args), **tree_map(_shape_of, host_kwargs)))
+        stream.give(partial(_fill, made, work))
+        return self._wrapped(made)
+
+    def close(self) -> None:
+        """End all streams. What was not done is never done."""
+        for stream in self.streams:
+            stream.stop()
+        for stream in self.streams:
+            stream.join()
+
+    def _open(self, name: str) -> AsyncStream:
+        stream = AsyncStream(name, self._entered)
+        self.streams.append(stream)
+        return stream
+
+    @contextmanager
+    def _entered(self, stream: AsyncStream) -> Iterator[None]:
+        former = self.current_stream()
+        self._current.stream = stream
+        try:
+            with _Launches(self):
+                yield
+        finally:
+            self._current.stream = former
+
+    def _wrapped(self, result: Any) -> Any:
+        return tree_map(lambda leaf: self.tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, result)
+
+
+class _Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
+    """Within a stream also memory is the device's that was made there."""
+
+    def __init__(self, runtime: AsyncRuntime) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's
+        self._runtime = runtime
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._runtime.launch(func, args, kwargs or {})
+
+
+@contextmanager
+def async_device() -> Iterator[tuple[AcceleratorDevice, AsyncRuntime]]:
+    """The connector's own device class, over a runtime that runs beside the host."""
+    runtime = AsyncRuntime()
+    try:
+        yield AcceleratorDevice(runtime, 1), runtime
+    finally:
+        runtime.close()
+
+
+def _is_shape_only(func: Any, inputs: Any) -> bool:
+    """Whether it reads no memory: a view of its argument, or new memory."""
+    if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(inputs)):
+        return True
+    aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info]
+    return bool(aliases) and not any(alias.is_write for alias in aliases)
+
+
+def _answers_host(func: Any) -> bool:
+    """Whether the host cannot go on without what the operation finds in memory."""
+    gives_tensors = all("Tensor" in str(value.type) for value in func._schema.returns)
+    return not gives_tensors or any(tag in func.tags for tag in _NEEDS_VALUES)
+
+
+def _plain(leaf: Any) -> Any:
+    return leaf.plain if isinstance(leaf, DeviceTensor) else leaf
+
+
+def _shape_of(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return torch.device("meta") if isinstance(leaf, torch.device) else leaf
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+
+
+def _unfilled(meta: Any) -> Any:
+    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
+
+
+def _fill(made: Any, work: Any) -> None:
+    for target, value in zip(tree_leaves(made), tree_leaves(work()), strict=True):
+        target.copy_(value)

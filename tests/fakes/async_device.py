@@ -4,8 +4,8 @@
     DeviceTensor   the device's memory: what a host thread does with it is given to the thread's stream
 
 The memory is the host's, so that a transport reads and writes it by its address at any time, as it does a device's.
-PyTorch's dispatcher shows each operation: those that only look at shapes are done at once, those whose answer the host
-needs wait for the stream first, and all others are queued.
+PyTorch's dispatcher shows each operation. A view is made at once, and so is new memory, with what was there before. An
+operation whose answer the host needs waits for the stream first. All others are queued.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fakes.streams import AsyncStream
+from fakes.streams import AsyncStream, is_stream_thread
 from pdcluster_connector.device import AcceleratorDevice
 
+STALE: Final = 0xEE
+"""What new memory holds: a byte of something that was there before."""
 _NEEDS_VALUES: Final = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
@@ -64,10 +66,13 @@ class AsyncRuntime:
 
     def launch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """One operation of the calling thread."""
+        assert not is_stream_thread(), "a stream's own work was given to a stream"
         host_args, host_kwargs = tree_map(_plain, (tuple(args), dict(kwargs)))
         work = partial(func, *host_args, **host_kwargs)
         stream = self.current_stream()
-        if _is_shape_only(func, (args, kwargs)):
+        if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs))):
+            return self._wrapped(tree_map(_stale if "empty" in func.__name__ else _same, work()))
+        if _is_view(func):
             return self._wrapped(work())
         if _answers_host(func):
             stream.synchronize()
@@ -78,6 +83,11 @@ class AsyncRuntime:
         made = tree_map(_unfilled, func(*tree_map(_shape_of, host_args), **tree_map(_shape_of, host_kwargs)))
         stream.give(partial(_fill, made, work))
         return self._wrapped(made)
+
+    def release(self) -> None:
+        """All streams run freely."""
+        for stream in self.streams:
+            stream.release()
 
     def close(self) -> None:
         """End all streams. What was not done is never done."""
@@ -126,10 +136,8 @@ def async_device() -> Iterator[tuple[AcceleratorDevice, AsyncRuntime]]:
         runtime.close()
 
 
-def _is_shape_only(func: Any, inputs: Any) -> bool:
-    """Whether it reads no memory: a view of its argument, or new memory."""
-    if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(inputs)):
-        return True
+def _is_view(func: Any) -> bool:
+    """Whether it looks at its argument's memory in another shape, and reads none."""
     aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info]
     return bool(aliases) and not any(alias.is_write for alias in aliases)
 
@@ -151,7 +159,17 @@ def _shape_of(leaf: Any) -> Any:
 
 
 def _unfilled(meta: Any) -> Any:
-    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
+    return _stale(torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype))
+
+
+def _stale(made: Any) -> Any:
+    """New memory of any type: its bytes are STALE."""
+    made.untyped_storage().fill_(STALE)
+    return made
+
+
+def _same(made: Any) -> Any:
+    return made
 
 
 def _fill(made: Any, work: Any) -> None:

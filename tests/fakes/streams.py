@@ -17,11 +17,19 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Final, Self, TypeAlias
 
-from patience import PATIENCE_S
+from patience import PATIENCE_S, until
 
 Work: TypeAlias = Callable[[], object]
+ENOUGH_LOOKS: Final = 3
+"""Who asked so often for an event that is not complete, and did nothing else, waits for it."""
+_THREAD: Final = "stream-"
+
+
+def is_stream_thread() -> bool:
+    """Whether this is the thread of a stream, which does work and gives none."""
+    return threading.current_thread().name.startswith(_THREAD)
 
 
 class AsyncEvent:
@@ -31,7 +39,7 @@ class AsyncEvent:
         self._stream = stream
         self._place = place
         self.num_not_yet = 0
-        """How often it was asked too early: who has asked and did not go on, has waited."""
+        """How often it was asked too early."""
 
     def query(self) -> bool:
         is_done = self._stream.num_done >= self._place
@@ -64,7 +72,7 @@ class AsyncStream:
         self._limit = math.inf
         self._failure: Exception | None = None
         self._is_closing = False
-        self._thread = threading.Thread(target=self._main, name=f"stream-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._main, name=_THREAD + name, daemon=True)
         self._thread.start()
 
     # What PyTorch's streams do.
@@ -95,6 +103,12 @@ class AsyncStream:
         return stack
 
     # What a device does.
+
+    @property
+    def num_given(self) -> int:
+        """Operations so far, done or not."""
+        with self._changed:
+            return self._num_given
 
     @property
     def num_done(self) -> int:
@@ -152,6 +166,16 @@ class AsyncStream:
     def settle(self) -> None:
         """The stream has done all that it may do. Not for an operation that waits for another stream."""
         self._wait(lambda: self._num_done >= min(self._num_given, self._limit))
+
+    def is_awaited(self, number: int, is_early: Callable[[], bool]) -> bool:
+        """Whether somebody asked for this event, and again, and nothing happened that ``is_early`` sees."""
+        assert until(lambda: is_early() or self._has_enough_looks(number)), (
+            f"no event {number} of {self.name} is asked for"
+        )
+        return not is_early()
+
+    def _has_enough_looks(self, number: int) -> bool:
+        return len(self.events) > number and self.events[number].num_not_yet >= ENOUGH_LOOKS
 
     def stop(self) -> None:
         """What was not begun is never done, and nobody waits for it."""

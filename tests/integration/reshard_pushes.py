@@ -184,6 +184,7 @@ class Job:
     prefill_blocks: tuple[int, ...]
     decode_blocks: tuple[int, ...]
     cached: int = 0
+    deadline_ms: int = 20_000
 
     @property
     def token_ids(self) -> list[int]:
@@ -192,7 +193,7 @@ class Job:
     def expect(self) -> None:
         """Decode's scheduler has reserved the blocks."""
         spans = wanted_spans(KvGroup(self.decode.block_tokens), self.cached, self.num_tokens, self.decode_blocks)
-        expect = Expect(RequestId(self.name), TransferId(self.name), 20_000, (spans,))
+        expect = Expect(RequestId(self.name), TransferId(self.name), self.deadline_ms, (spans,))
         for rank in self.decode.ranks:
             rank.worker.begin_step(DecodeStep(expects=(expect,)))
 
@@ -204,8 +205,8 @@ class Job:
             remote_page_sizes=(decode.page_tokens,), remote_engine_id=EngineId(decode.name), remote_host=first.host,
             remote_port=first.port, remote_tp_size=decode.tp_size, remote_pp_size=decode.num_stages,
             remote_cached_tokens=self.cached,
-            transfer_id=transfer, attempt=Attempt(1), deadline_ms=20_000,
-            token=SECRET.mint(transfer, Attempt(1), 20_000), remote_boot_id=first.boot_id,
+            transfer_id=transfer, attempt=Attempt(1), deadline_ms=self.deadline_ms,
+            token=SECRET.mint(transfer, Attempt(1), self.deadline_ms), remote_boot_id=first.boot_id,
             remote_side_channels=tuple(rank.address for rank in decode.ranks), num_prompt_tokens=self.num_tokens,
             prompt_digest=digest_tokens(self.token_ids),
         )  # fmt: skip

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from fakes.async_device import AsyncRuntime, async_device
-from fakes.streams import AsyncEvent, AsyncStream
+from fakes.async_device import STALE, AsyncRuntime, async_device
+from fakes.streams import AsyncStream
 from integration.ranks import Cache, Pair, make_pair
-from patience import EDGE_S, until
+from patience import EDGE_S
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import PrefillStep, PushSlice
-
-BEFORE: Final = 0xEE
-"""What every block of prefill holds before it is computed."""
-_ENOUGH_LOOKS: Final = 3
-"""Who has asked so often for an event that is not complete, and did nothing else, has waited for it."""
 
 SETTINGS: Final = Settings(quarantine_s=0.5, hold_s=EDGE_S, lease_s=EDGE_S, handshake_timeout_s=EDGE_S)
 """No deadline ends what a test holds back."""
@@ -66,21 +60,17 @@ class SlowPrefill:
         """Whether decode has what the model computed for prefill's block 1 of this layer in ``block``."""
         return np.array_equal(self.pair.target.layers[layer, block], self.final.layers[layer, 1])
 
-    def has_waited(self, event: AsyncEvent, untouched: npt.NDArray[np.uint8]) -> bool:
-        """Whether the lane asked for ``event``, and again, and wrote nothing into this memory of decode."""
-        return self.has_waited_for(event, lambda: bool(untouched.any()))
-
-    def has_waited_for(self, event: AsyncEvent, is_early: Callable[[], bool]) -> bool:
-        """Whether the lane asked for ``event``, and again, and nothing happened that ``is_early`` sees."""
-        assert until(lambda: is_early() or event.num_not_yet >= _ENOUGH_LOOKS)
-        return not is_early()
+    def lane_waits(self, number: int, layer: int, block: int) -> bool:
+        """Whether the lane waits for this event, and decode has nothing of ``layer`` and the next ones in ``block``."""
+        untouched = self.pair.target.layers[layer:, block]
+        return self.forward.is_awaited(number, lambda: bool(untouched.any()))
 
 
 @contextmanager
 def slow_prefill(settings: Settings = SETTINGS) -> Iterator[SlowPrefill]:
     """Prefill's device does nothing before the test lets it."""
     with async_device() as (device, runtime), make_pair(settings=settings, device=device) as pair:
-        pair.source.layers[:] = BEFORE
+        pair.source.layers[:] = STALE
         final = Cache(pair.source.shape)
         final.fill(2)
         runtime.default.hold()

@@ -22,13 +22,12 @@ OTHER = 0x11
 
 def test_a_layer_leaves_when_it_is_computed_and_none_before_it() -> None:
     with slow_prefill() as slow:
-        target, events = slow.pair.target.layers, slow.forward.events
         slow.pair.expect("a", 1)
         slow.compute(slow.pair.slice_of("a", [1], [5]), [1])
-        assert len(events) == len(slow.names), "one event a layer"
+        assert len(slow.forward.events) == len(slow.names), "one event a layer"
         slow.pair.step(finished=["a"])
-        for layer, event in enumerate(events):
-            assert slow.has_waited(event, target[layer:, 5])
+        for layer in range(len(slow.names)):
+            assert slow.lane_waits(layer, layer, 5)
             assert not slow.pair.released, "its blocks are not read yet"
             slow.forward.let(1)
             assert slow.pair.step_until(partial(slow.arrived, layer, 5))
@@ -45,7 +44,7 @@ def test_a_layer_without_a_hook_leaves_when_all_that_was_given_in_the_step_is_do
         slow.forward.let(1)
         assert slow.pair.step_until(lambda: slow.arrived(first, 5))
         for _ in swept:
-            assert slow.has_waited(slow.forward.events[1], slow.pair.target.layers[first + 1 :, 5])
+            assert slow.lane_waits(1, first + 1, 5)
             slow.forward.let(1)
         assert slow.pair.step_until(lambda: "a" in slow.pair.ended)
         assert slow.pair.ended["a"]
@@ -92,8 +91,8 @@ def test_blocks_that_are_taken_away_are_not_overwritten_before_they_were_compute
         slow.pair.expect("a", 1)
         slow.compute(slow.pair.slice_of("a", [1], [5]), [1])
         forward = preempt(slow)
-        for event in slow.forward.events:
-            assert slow.has_waited_for(event, lambda: not forward.is_alive())
+        for layer in range(len(slow.names)):
+            assert slow.forward.is_awaited(layer, lambda: not forward.is_alive())
             slow.forward.let(1)
         forward.join(PATIENCE_S)
         assert not forward.is_alive()

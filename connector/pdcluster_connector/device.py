@@ -21,14 +21,14 @@ import torch
 from pdcluster_protocol.errors import ConfigError
 
 
-class Event(Protocol):
+class StreamEvent(Protocol):
     """As ``torch.Event``."""
 
     def query(self) -> bool:
         """Whether the stream is through with what it had been given before the event. Any thread; never waits."""
 
 
-DeviceEvent: TypeAlias = Event | None
+DeviceEvent: TypeAlias = StreamEvent | None
 """None: already complete."""
 
 _NPU_ALIGNMENT_BYTES: Final = 2 << 20
@@ -90,7 +90,7 @@ class NoStream:
 class Stream(AbstractContextManager[object], Protocol):
     """As ``torch.Stream``. Within it, what its thread gives the device goes to it."""
 
-    def record_event(self) -> Event:
+    def record_event(self) -> StreamEvent:
         """An event behind all that the stream has been given so far."""
 
 

@@ -3,7 +3,7 @@
     start()  -->  the exchange begins when the caller's stream has come there  -->  beside the host, and all streams
     wait()   -->  what the caller's stream is given from now on begins after the exchange; the host goes on
 
-One ``Meeting`` joins the ranks; each has a ``StreamGroup``. Nobody waits for a rank longer than PATIENCE_S.
+One ``Meeting`` joins the ranks; each has a ``StreamGroup``. No wait for a rank is longer than PATIENCE_S.
 """
 
 from __future__ import annotations

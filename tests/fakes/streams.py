@@ -178,7 +178,7 @@ class AsyncStream:
         return len(self.events) > number and self.events[number].num_not_yet >= ENOUGH_LOOKS
 
     def stop(self) -> None:
-        """What was not begun is never done, and nobody waits for it."""
+        """What was not begun is never done, and waits for it end."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()

@@ -24,6 +24,8 @@ from patience import PATIENCE_S, until
 Work: TypeAlias = Callable[[], object]
 ENOUGH_LOOKS: Final = 3
 """Who asked so often for an event that is not complete, and did nothing else, waits for it."""
+A_MOMENT_S: Final = 0.002
+"""What others see of a stream's progress between two steps of a test; no outcome depends on it."""
 _THREAD: Final = "stream-"
 
 
@@ -166,6 +168,11 @@ class AsyncStream:
     def settle(self) -> None:
         """The stream has done all that it may do. Not for an operation that waits for another stream."""
         self._wait(lambda: self._num_done >= min(self._num_given, self._limit))
+
+    def settle_soon(self) -> None:
+        """As ``settle``, but an operation that waits for another stream is left alone after a moment."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_done >= min(self._num_given, self._limit), A_MOMENT_S)
 
     def is_awaited(self, number: int, is_early: Callable[[], bool]) -> bool:
         """Whether somebody asked for this event, and again, and nothing happened that ``is_early`` sees."""

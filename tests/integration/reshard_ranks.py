@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -105,14 +105,17 @@ class Scenario:
         return ReshardItem(RequestId(f"r{number}"), request[0], 0, request[1], ours, theirs, block, piece)
 
 
+Written: TypeAlias = dict[tuple[int, int, int], tuple[Bytes, Bytes]]
+"""(region, decode TP size, decode rank) to data and number of writes."""
+
+
 @dataclass
 class RankResult:
     """What one rank did and saw."""
 
     outcomes: list[tuple[str, int, int, str]]
     """(name, step, region, reason), in order."""
-    decodes: dict[tuple[int, int, int], tuple[Bytes, Bytes]]
-    """(region, decode TP size, decode rank) to data and number of writes."""
+    decodes: Written
     failure: str
     seconds: float
     ordered_s: float
@@ -175,18 +178,20 @@ def _result(pipe: Connection) -> RankResult | None:
 
 
 def assert_as_reference(scenario: Scenario, results: dict[int, RankResult], without: Sequence[str] = ()) -> None:
-    """Every byte of every decode rank is right and was written once, but for the requests ``without``.
+    """Every byte of every decode rank is right and was written once, but for the requests ``without``."""
+    assert_written_once(scenario, [result.decodes for result in results.values()], without)
 
-    An engine of equal TP is not resharded.
-    """
+
+def assert_written_once(scenario: Scenario, written: Sequence[Written], without: Sequence[str] = ()) -> None:
+    """``written``: of each prefill rank. An engine of equal TP is not resharded."""
     for region in range(2 * scenario.num_layers):
         wanted = [want for step in scenario.wanted(region) for want in step if want.item.request_id not in without]
         for engine in {want.item.decode_tp_size for want in wanted} - {scenario.prefill_tp}:
             one = next(want for want in wanted if want.item.decode_tp_size == engine)
             for rank in range(engine):
                 decode = DecodeRank.empty(one, scenario.shape(region % 2), rank, scenario.num_blocks)
-                for result in results.values():
-                    data, writes = result.decodes.get((region, engine, rank), (decode.data, decode.writes * 0))
+                for decodes in written:
+                    data, writes = decodes.get((region, engine, rank), (decode.data, decode.writes * 0))
                     decode.data = np.where(writes > 0, data, decode.data)
                     decode.writes = decode.writes + writes
                 data, writes = decode.expected(wanted, KV_HEADS)

@@ -129,7 +129,7 @@ def make_decode_rank(facts: EngineFacts, memory: Memory, *, device: Device | Non
     times = ReceiveTimes(settings.lease_s, settings.quarantine_s)
     reception = Reception(welcome, memory.fingerprint, times, facts.secret)
     inbound = InboundSessions(sessions, wakeup.set)
-    receiver = Receiver(channel, wakeup, reception, inbound, Trace(settings.trace_file), memory.reader)
+    receiver = Receiver(channel, wakeup, reception, inbound, Trace(settings.trace_file), device, memory.reader)
     return DecodeRank(DecodeWorker(receiver), SideChannelAddress(facts.host, channel.port, boot_id))
 
 

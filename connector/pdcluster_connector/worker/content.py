@@ -4,7 +4,8 @@
 
 The cells are ``core/content.py``'s. A sum has no order, so that ranks, layers and chunks may come in any. It is no
 proof against somebody who wants to deceive: the side channel is sealed against those. It is computed on the tensor's
-own device, never in the forward pass, and in chunks: the thread that computes it serves others in between.
+own device, never in the forward pass nor in its stream, and in chunks: the thread that computes it serves others in
+between.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 
 from pdcluster_connector.core.content import DIGEST_MASK, Cells, ContentPart, cells_of, parts_pushed, parts_received
 from pdcluster_connector.core.sending import PushKey
+from pdcluster_connector.device import Device, SideStream
 from pdcluster_connector.steps import ContentOrder
 from pdcluster_connector.worker.pushes import LivePush, PushBook
 from pdcluster_protocol.ids import Attempt, TransferId
@@ -53,6 +55,32 @@ class KvReader:
             )
             content = view[pages, part.rows.start : part.rows.stop, slots]
             yield digest_of(content, positions, part.first_head, key)
+
+
+class SideReader:
+    """A rank's KV as one thread reads it, in a stream of that thread's own.
+
+    On an NPU any thread's stream is the forward pass's unless it opens another: each chunk would wait for all the steps
+    that are under way.
+    """
+
+    def __init__(self, reader: KvReader, device: Device) -> None:
+        """``device``: the rank's. In any thread; the rest in one."""
+        self.layout = reader.layout
+        self._reader = reader
+        self._device = device
+        self._stream: SideStream | None = None
+
+    def sums(self, parts: Sequence[ContentPart], order: ContentOrder, key: str) -> Iterator[int]:
+        """As ``KvReader.sums``."""
+        stream = self._stream = self._stream or self._device.open_stream(self._reader.views[0].device)
+        sums = self._reader.sums(parts, order, key)
+        while True:
+            with stream.current():
+                part = next(sums, None)
+            if part is None:
+                return
+            yield part
 
 
 def digest_of(content: torch.Tensor, positions: torch.Tensor, first_head: int, key: int) -> int:
@@ -107,9 +135,9 @@ class Digests(Generic[K]):
 class PushDigests:
     """Of one lane: what its pushes have in the source. Lane thread only."""
 
-    def __init__(self, reader: KvReader | None) -> None:
+    def __init__(self, reader: KvReader | None, device: Device) -> None:
         """``reader``: of the rank's own KV; None where no content can be compared."""
-        self._reader = reader
+        self._reader = SideReader(reader, device) if reader else None
         self._asked: deque[LivePush] = deque()
         self._digests: Digests[PushKey] = Digests()
         self.decode_layout: RankLayout | None = None
@@ -147,9 +175,9 @@ class PushDigests:
 class ReceiveDigests:
     """Of one decode rank: what has arrived. Receiver thread only."""
 
-    def __init__(self, reader: KvReader | None) -> None:
+    def __init__(self, reader: KvReader | None, device: Device) -> None:
         """``reader``: of the rank's own KV; None where no content can be compared."""
-        self._reader = reader
+        self._reader = SideReader(reader, device) if reader else None
         self._wanted: dict[TransferId, ContentOrder] = {}
         """Of requests whose content is compared and whose wait has not ended."""
         self._digests: Digests[tuple[TransferId, Attempt]] = Digests()

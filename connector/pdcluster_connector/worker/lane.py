@@ -91,7 +91,7 @@ class Lane:
         self._parts = parts
         self._inbox: deque[Order] = deque()
         self._wakeup = Wakeup()
-        self._digests = PushDigests(parts.reader)
+        self._digests = PushDigests(parts.reader, parts.device)
         self._book = PushBook(
             self._send,
             lambda request_id: on_release((request_id, self)),

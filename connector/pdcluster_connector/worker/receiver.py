@@ -19,6 +19,7 @@ from pdcluster_connector.core.clock import RunningClock, deadline_after
 from pdcluster_connector.core.receiving import CutSession, Reply, Report
 from pdcluster_connector.core.reception import Command, Compare, Ended, Expected, Invite, Lost, Reception
 from pdcluster_connector.counts import RECEIVES_DONE, count
+from pdcluster_connector.device import Device
 from pdcluster_connector.failures import TransferFailure, log_failure
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.steps import Cancel, Expect, PrefillEnded
@@ -62,6 +63,7 @@ class Receiver:
         reception: Reception,
         sessions: InboundSessions,
         trace: Trace,
+        device: Device,
         reader: KvReader | None = None,
     ) -> None:
         """``reader``: of the rank's own KV; None where no content can be compared."""
@@ -71,7 +73,7 @@ class Receiver:
         self._sessions = sessions
         self._clock = RunningClock(time.monotonic())
         self._trace = trace
-        self._digests = ReceiveDigests(reader)
+        self._digests = ReceiveDigests(reader, device)
         self._inbox: deque[tuple[_News, float]] = deque()
         self._results: deque[WaitEnded] = deque()
         self._losses: deque[Lost] = deque()

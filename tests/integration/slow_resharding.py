@@ -165,8 +165,8 @@ class SlowGroup:
     def arrives(self, job: Job, *layers: int) -> bool:
         """Whether decode gets all of these layers, and no byte that is not the model's."""
         wanted = [region for layer in layers for region in (2 * layer, 2 * layer + 1)]
-        assert until(lambda: has_wrong_bytes(job) or is_exact(job, wanted))
-        return not has_wrong_bytes(job)
+        assert until(lambda: has_wrong_bytes(job) or is_exact(job, wanted) or self.has_ended(job))
+        return is_exact(job, wanted) and not has_wrong_bytes(job)
 
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]

@@ -80,7 +80,8 @@ class AsyncRuntime:
         if func._schema.is_mutable:
             stream.give(work)
             return kwargs.get("out", args[0])
-        made = tree_map(_unfilled, func(*tree_map(_shape_of, host_args), **tree_map(_shape_of, host_kwargs)))
+        # For its shape alone: PyTorch's shape inference takes seconds to import.
+        made = tree_map(_stale, work())
         stream.give(partial(_fill, made, work))
         return self._wrapped(made)
 
@@ -152,18 +153,8 @@ def _plain(leaf: Any) -> Any:
     return leaf.plain if isinstance(leaf, DeviceTensor) else leaf
 
 
-def _shape_of(leaf: Any) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return torch.device("meta") if isinstance(leaf, torch.device) else leaf
-    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
-
-
-def _unfilled(meta: Any) -> Any:
-    return _stale(torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype))
-
-
 def _stale(made: Any) -> Any:
-    """New memory of any type: its bytes are STALE."""
+    """New memory, of any type: its bytes are STALE."""
     made.untyped_storage().fill_(STALE)
     return made
 

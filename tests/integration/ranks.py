@@ -138,9 +138,9 @@ class Pair:
         """Decode's scheduler has reserved ``num_blocks`` blocks."""
         self.decode.worker.begin_step(DecodeStep(expects=(expect(name, num_blocks, deadline_ms),)))
 
-    def compare(self, name: str, ours: Sequence[int], theirs: Sequence[int]) -> None:
+    def compare(self, name: str, ours: Sequence[int], theirs: Sequence[int], *, deadline_ms: int = 20_000) -> None:
         """One forward pass pushes blocks ``ours`` of prefill into blocks ``theirs`` of decode; content is compared."""
-        expected = expect(name, len(theirs), 20_000, content_of(theirs))
+        expected = expect(name, len(theirs), deadline_ms, content_of(theirs))
         self.decode.worker.begin_step(DecodeStep(expects=(expected,)))
         self.forward(msgspec.structs.replace(self.slice_of(name, ours, theirs), content=content_of(ours)))
 

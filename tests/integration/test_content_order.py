@@ -50,7 +50,7 @@ def pair_on_devices() -> Iterator[tuple[Pair, dict[str, AsyncRuntime], Wire]]:
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 def test_a_digest_is_read_while_the_forward_pass_is_at_another_step(side: str) -> None:
     with pair_on_devices() as (pair, runtimes, wire):
-        pair.compare("a", [1], [5])
+        pair.compare("a", [1], [5], deadline_ms=120_000)
         assert until(lambda: wire.num_submitted == len(pair.source.shape.layer_names()))
         runtimes[side].default.hold()
         runtimes[side].default.give(lambda: None)

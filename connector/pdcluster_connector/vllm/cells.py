@@ -1,8 +1,9 @@
 """KV of vLLM before 0.29 in the axes of newer ones: ``[pages, KV heads, tokens, content]``.
 
 Older attention backends choose the order of axes (vLLM 0.23 ``v1/attention/backends/*.py``, ``get_kv_cache_shape``): K
-and V side by side in a cell (CPU), as an axis of two (FlashAttention), or a latent without heads (MLA). Which axis is
-which is asked of the backend with numbers that cannot be confused.
+and V side by side in a cell (CPU), as an axis of two (FlashAttention), or a latent without heads (MLA). vllm-ascend
+keeps each part in a tensor of its own: K and V, or a latent, its rotated part and an indexer's key. Which axis is which
+is asked of the backend with numbers that cannot be confused.
 """
 
 from __future__ import annotations
@@ -34,19 +35,33 @@ def in_new_axes(layers: Mapping[str, Any], kv_caches: Mapping[str, LayerKv]) -> 
 
 
 def _views(name: str, layer: Any, held: LayerKv) -> LayerKv:
-    if not isinstance(held, torch.Tensor) or not hasattr(layer, "get_attn_backend"):
+    if not hasattr(layer, "get_attn_backend") or (shape := _shape_of(layer.get_attn_backend())) is None:
         return held
-    backend = layer.get_attn_backend()
-    shape = tuple(backend.get_kv_cache_shape(_PAGES, _TOKENS, _HEADS, _HEAD_SIZE))
-    if len(shape) != held.dim() or shape.count(_PAGES) != 1 or shape.count(_TOKENS) != 1:
+    is_whole, backend = isinstance(held, torch.Tensor), layer.get_attn_backend().get_name()
+    parts: list[torch.Tensor] = [held] if isinstance(held, torch.Tensor) else list(held)
+    order = shape if is_whole else tuple(size for size in shape if size != _PARTS)
+    if not _is_known(shape) or any(part.dim() != len(order) for part in parts):
         raise ConfigError(
-            f"layer {name} has KV of shape {tuple(held.shape)}, and its attention backend {backend.get_name()} says "
-            f"{shape} for {_PAGES} pages of {_TOKENS} tokens: choose another --attention-backend, or use vLLM 0.29 or "
-            "newer"
+            f"layer {name} has KV of shape {', '.join(str(tuple(part.shape)) for part in parts)}, and its attention "
+            f"backend {backend} says {shape} for {_PAGES} pages of {_TOKENS} tokens: choose another "
+            "--attention-backend, or use vLLM 0.29 or newer"
         )
-    parts = held.unbind(shape.index(_PARTS)) if _PARTS in shape else (held,)
+    if is_whole and _PARTS in shape:
+        parts = list(parts[0].unbind(shape.index(_PARTS)))
     left = [size for size in shape if size != _PARTS]
     return tuple(_in_order(part, left) for part in parts)
+
+
+def _shape_of(backend: Any) -> tuple[int, ...] | None:
+    """None of a backend of recurrent state, which has no such axes."""
+    try:
+        return tuple(backend.get_kv_cache_shape(_PAGES, _TOKENS, _HEADS, _HEAD_SIZE))
+    except NotImplementedError:
+        return None
+
+
+def _is_known(shape: Sequence[int]) -> bool:
+    return shape.count(_PAGES) == 1 and shape.count(_TOKENS) == 1
 
 
 def _in_order(part: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

@@ -31,6 +31,7 @@ from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.reshard.tensors import open_reshard_group, region_bytes
 from pdcluster_connector.settings import PushTiming, parse_settings, require_ipv4
+from pdcluster_connector.vllm.ascend import require_plain_kv
 from pdcluster_connector.vllm.cells import LayerKv
 from pdcluster_connector.vllm.fingerprint import head_major, models_of, read_fingerprint
 from pdcluster_connector.vllm.load_errors import require_one_group
@@ -68,6 +69,7 @@ def read_engine_facts(config: VllmConfig, cache: KVCacheConfig) -> EngineFacts:
     settings = parse_settings(transfer.kv_connector_extra_config)
     _require_whole_steps(parallel)
     _require_awake(config.model_config)
+    require_plain_kv(config.additional_config)
     role = _role(transfer.kv_role)
     if role is Role.PREFILL and settings.push is PushTiming.LAYERWISE:
         _require_hooks(config.compilation_config.cudagraph_mode)

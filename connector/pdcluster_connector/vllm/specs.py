@@ -44,6 +44,10 @@ _PUSHED: Final = (
 )
 """What a push can move; anything else is refused at start."""
 
+_SPLIT: Final = "sparse_head_dim"
+"""Of vllm-ascend 0.23's ``AscendMLAAttentionSpec``: numbers of a token's content in each tensor of a layer (latent,
+rotated part, indexer's key). It changes no meaning where the tensors are so, which ``require_axes`` looks at."""
+
 _CURE: Final = "serve this model without prefill/decode separation"
 
 
@@ -100,7 +104,9 @@ def _unknown_to(spec: KVCacheSpec, kind: type[KVCacheSpec]) -> list[str]:
     """What ``spec`` says that changes how its pages are read, as ``field=value``."""
     known = {field.name for field in dataclasses.fields(kind)}
     said = [
-        field.name for field in dataclasses.fields(spec) if field.name not in known and not _is_default(field, spec)
+        field.name
+        for field in dataclasses.fields(spec)
+        if field.name not in known and field.name != _SPLIT and not _is_default(field, spec)
     ]
     if isinstance(spec, AttentionSpec):
         # Slots that are not the KV heads one by one: nvfp4 keeps K's and V's heads apart, others all heads in two.
@@ -134,6 +140,12 @@ def _require_cells(name: str, spec: AttentionSpec, held: Sequence[torch.Tensor],
         raise ConfigError(
             f"layer {name} has {content_bytes} bytes for each token and KV head in {len(held)} tensors, but its "
             f"{type(spec).__name__} says {said_bytes}: use vLLM's own attention backends, or {_CURE}"
+        )
+    split, contents = getattr(spec, _SPLIT, None), [tensor.shape[3] for tensor in held]
+    if split is not None and contents != [part for part in split if part]:
+        raise ConfigError(
+            f"layer {name} has {contents} numbers for each token in its tensors, but its {type(spec).__name__} says "
+            f"{_SPLIT} {split}: {_CURE}"
         )
 
 

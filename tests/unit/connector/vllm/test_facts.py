@@ -129,6 +129,7 @@ def a_config(kv_role: str, settings: dict[str, object]) -> SimpleNamespace:
         device_config=SimpleNamespace(device_type="cpu"),
         model_config=SimpleNamespace(is_attention_free=True, enable_sleep_mode=False),
         speculative_config=None,
+        additional_config={},
     )
 
 

@@ -1,0 +1,146 @@
+"""KV as vllm-ascend 0.23.0.post1 itself makes it (``tests/ascend``): read where it lies, or refused by name."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from ascend.recorded import Case, Layer, case_of, names
+from integration.ranks import Shape, engine_facts
+from pdcluster_connector.settings import Settings
+from pdcluster_connector.vllm.ascend import require_plain_kv
+from pdcluster_connector.vllm.cells import in_new_axes
+from pdcluster_connector.vllm.facts import _view_of, read_regions
+from pdcluster_connector.vllm.specs import meaning_of
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.labels import Role
+from pdcluster_protocol.side_channel import RegionKind, RegionLayout
+
+READ = {
+    "gqa": RegionKind.TOKENS,
+    "gqa, one head on a rank": RegionKind.TOKENS,
+    "gqa, wider keys than values": RegionKind.TOKENS,
+    "gqa, window on every layer": RegionKind.TOKENS,
+    "gqa, window on some layers": RegionKind.TOKENS,
+    "gqa, C8 on decode": RegionKind.TOKENS,
+    "mla": RegionKind.LATENT,
+    "sfa": RegionKind.LATENT,
+    "sfa, a layer without indexer": RegionKind.LATENT,
+}
+"""Cases that are pushed. Several KV groups are refused on vLLM 0.23 elsewhere, whatever their tensors."""
+REFUSED = {
+    "sfa, indexer in C8": "AscendMLAAttentionSpec with cache_sparse_li_c8 True",
+    "sfa, latents in C8": "AscendMLAAttentionSpec with cache_sparse_sfa_c8 True",
+}
+STATE = "hybrid"
+
+
+def test_each_recorded_case_is_read_or_refused() -> None:
+    assert {*READ, *REFUSED, STATE} == set(names())
+
+
+def views_of(layer: Layer) -> list[torch.Tensor]:
+    return list(in_new_axes({layer.name: layer}, {layer.name: layer.held})[layer.name])
+
+
+def regions_of(case: Case, layer: Layer) -> list[RegionLayout]:
+    """As a rank of TP 1 reads them."""
+    heads = layer.spec.num_kv_heads
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(use_mla=heads == 1, get_total_num_kv_heads=lambda: heads),
+        speculative_config=None,
+        compilation_config=SimpleNamespace(static_forward_context={layer.name: layer}),
+        cache_config=SimpleNamespace(enable_prefix_caching=True),
+    )
+    cache = SimpleNamespace(num_blocks=case.num_blocks, kv_cache_layout=None)
+    facts = engine_facts(Role.PREFILL, Shape(kv_heads=heads), Settings())
+    return list(read_regions(layer.name, layer.group, layer.spec, tuple(views_of(layer)), cache, facts, config))
+
+
+def write(layer: Layer, seed: int) -> list[npt.NDArray[np.uint8]]:
+    """Random content by what the axes mean; of each tensor ``[pages, heads, tokens, bytes]``."""
+    written = []
+    for number, tensor in enumerate(layer.held):
+        bytes_of = tensor.view(torch.uint8).permute(*map(layer.axes.index, ("pages", "heads", "tokens", "content")))
+        content = np.random.default_rng((seed, number)).integers(0, 256, tuple(bytes_of.shape), np.uint8)
+        bytes_of.copy_(torch.from_numpy(content))
+        written.append(content)
+    return written
+
+
+def memory_of(region: RegionLayout, heads: int) -> npt.NDArray[np.uint8]:
+    """What lies where the region says, as ``[pages, heads, tokens, bytes]``: what other engines take it for."""
+    num_pages = region.num_blocks * region.pages_per_block
+    raw = (ctypes.c_uint8 * (num_pages * region.page_stride)).from_address(region.base)
+    pages = np.ctypeslib.as_array(raw).reshape(num_pages, region.page_stride)[:, : region.page_bytes]
+    if region.kind is RegionKind.TOKENS:
+        return pages.reshape(num_pages, region.page_tokens, heads, -1).swapaxes(1, 2)
+    return pages.reshape(num_pages, heads, region.page_tokens, -1)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_every_token_and_head_is_found_where_vllm_ascend_keeps_it(name: str) -> None:
+    case = case_of(name)
+    for seed, layer in enumerate(case.layers):
+        written, regions = write(layer, seed), regions_of(case, layer)
+        assert [region.kind for region in regions] == [READ[name]] * len(layer.held)
+        for region, view, content in zip(regions, views_of(layer), written, strict=True):
+            assert np.array_equal(memory_of(region, content.shape[1]), content)
+            assert np.array_equal(_view_of(view).numpy(), content)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_block_is_one_page_of_128_tokens_from_an_aligned_address_on(name: str) -> None:
+    case = case_of(name)
+    for layer in case.layers:
+        for region in regions_of(case, layer):
+            assert (region.num_blocks, region.pages_per_block, region.page_tokens) == (case.num_blocks, 1, 128)
+            assert region.page_stride == region.page_bytes
+            assert region.is_linear
+            assert region.base % (2 << 20) == 0
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_packed_or_quantised_by_their_own_scales_is_refused_by_name(name: str) -> None:
+    for layer in case_of(name).layers:
+        with pytest.raises(ConfigError, match=REFUSED[name]):
+            meaning_of(layer.spec)
+
+
+def test_state_is_left_as_it_is_and_attention_beside_it_keeps_its_axes() -> None:
+    """vLLM 0.23 refuses several groups before; the pages of both are right for the day it does not."""
+    attention, state = case_of(STATE).layers
+    assert views_of(state)[0] is state.held[0]
+    assert [tuple(view.shape[:3]) for view in views_of(attention)] == [(12, 2, 128)] * 2
+
+
+def test_a_split_of_a_latent_that_the_tensors_do_not_have_is_refused() -> None:
+    case = case_of("sfa")
+    layer = case.layers[0]
+    latent, rope, key = layer.held
+    swapped: Any = Layer(layer.name, 0, layer.spec, (latent, key, rope), layer.axes, layer.backend)
+    with pytest.raises(ConfigError, match=r"\[512, 128, 64\] numbers .*sparse_head_dim \(512, 64, 128\)"):
+        regions_of(case, swapped)
+
+
+@pytest.mark.parametrize("said", [None, {}, {"enable_kv_nz": False}, {"hamming_sparse": {"enabled": False}}])
+def test_an_ordinary_additional_config_is_accepted(said: object) -> None:
+    require_plain_kv(said)
+
+
+@pytest.mark.parametrize(
+    ("said", "cure"),
+    [
+        ({"enable_kv_nz": True}, "enable_kv_nz is True.*start decode without it"),
+        ({"hamming_sparse": {"enabled": True}}, "hamming_sparse is .*start both without it"),
+    ],
+)
+def test_what_tensors_do_not_say_is_refused_with_the_cure(said: object, cure: str) -> None:
+    with pytest.raises(ConfigError, match=cure):
+        require_plain_kv(said)

@@ -74,7 +74,7 @@ def case_of(name: str) -> Case:
 
 def _layer(name: str, group: int, said: dict[str, Any]) -> Layer:
     sizes = {one["storage"]: one["storage_bytes"] for one in said["tensors"]}
-    storages = {number: torch.zeros(size + _ALIGNMENT, dtype=torch.int8) for number, size in sizes.items()}
+    storages = {number: torch.zeros(size, dtype=torch.int8) for number, size in sizes.items()}
     held = [_tensor(storages[one["storage"]], one) for one in said["tensors"]]
     backend = Backend(said["backend"], tuple(said["backend_shape"]))
     axes = tuple(said["tensors"][0]["axes"])

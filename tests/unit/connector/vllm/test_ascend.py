@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from ascend.recorded import Case, Layer, case_of, names
-from integration.ranks import Shape, engine_facts
+from integration.ranks import Shape, engine_facts, fingerprint_of
+from pdcluster_connector.core.link import plan_link
+from pdcluster_connector.core.ranges import GroupSlice, plan_ranges
+from pdcluster_connector.engine_facts import Memory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.vllm.ascend import require_plain_kv
 from pdcluster_connector.vllm.cells import in_new_axes
@@ -20,7 +23,7 @@ from pdcluster_connector.vllm.facts import _view_of, read_regions
 from pdcluster_connector.vllm.specs import meaning_of
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
-from pdcluster_protocol.side_channel import RegionKind, RegionLayout
+from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 READ = {
     "gqa": RegionKind.TOKENS,
@@ -144,3 +147,67 @@ def test_an_ordinary_additional_config_is_accepted(said: object) -> None:
 def test_what_tensors_do_not_say_is_refused_with_the_cure(said: object, cure: str) -> None:
     with pytest.raises(ConfigError, match=cure):
         require_plain_kv(said)
+
+
+def rank_of(name: str, tp_rank: int, tp_size: int, content: int | None) -> tuple[RankLayout, Case, list[Any]]:
+    """A rank of an engine of its own. ``content``: the seed of what its KV holds; None: nothing yet."""
+    case = case_of(name)
+    written = [write(layer, content) for layer in case.layers] if content is not None else []
+    regions = tuple(region for layer in case.layers for region in regions_of(case, layer))
+    return RankLayout(tp_rank, tp_size, regions), case, written
+
+
+OURS, THEIRS = (1, 4, 2, 7), (9, 3, 5, 6)
+"""A prompt's blocks on prefill and on decode."""
+
+
+def push(prefill: RankLayout, decode: RankLayout) -> None:
+    """Every byte that a lane would write, without a lane."""
+    link = plan_link(prefill, decode)
+    part = GroupSlice(0, 128 * len(OURS), OURS, THEIRS)
+    for copy in link.copies:
+        assert not copy.is_resharded
+        ranges = plan_ranges(link.shapes[copy.shape], part)
+        places = (ranges.source.tolist(), ranges.target.tolist(), ranges.num_bytes.tolist())
+        for source, target, num_bytes in zip(*places, strict=True):
+            ctypes.memmove(copy.target_base + target, copy.source_base + source, num_bytes)
+
+
+@pytest.mark.parametrize(
+    ("name", "prefill_tp", "decode_tp"),
+    [
+        *(
+            (name, *pair)
+            for name in ("mla", "sfa", "sfa, a layer without indexer")
+            for pair in ((4, 1), (1, 2), (3, 2))
+        ),
+        *((name, 1, 1) for name in READ if name != "gqa, window on some layers"),
+    ],
+)
+def test_what_prefill_holds_of_a_prompt_is_in_decodes_blocks_after_a_push(
+    name: str, prefill_tp: int, decode_tp: int
+) -> None:
+    prefill = [rank_of(name, rank, prefill_tp, content=7) for rank in range(prefill_tp)]
+    for rank in range(decode_tp):
+        layout, case, _ = rank_of(name, rank, decode_tp, content=None)
+        for source, _, _ in prefill:
+            push(source, layout)
+        for layer, written in zip(case.layers, prefill[0][2], strict=True):
+            for view, content in zip(views_of(layer), written, strict=True):
+                held = _view_of(view).numpy()
+                assert np.array_equal(held[list(THEIRS)], content[list(OURS)])
+                assert not held[[0, 1, 2, 4, 7, 8, 10, 11]].any()
+
+
+@pytest.mark.parametrize("name", READ)
+def test_memory_can_be_registered_from_addresses_that_an_npu_takes(name: str) -> None:
+    """2 MiB: each tensor has room before it, and its storage is registered from the first such address on."""
+    layout, case, _ = rank_of(name, 0, 1, content=None)
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for layer in case.layers for t in layer.held
+    }
+    memory = Memory(layout, tuple(storages.items()), fingerprint_of(Shape()))
+    spans = memory.aligned_spans(2 << 20)
+    assert len(spans) == len(layout.regions)
+    for region in layout.regions:
+        assert any(at <= region.base and region.base + region.span_bytes <= at + size for at, size in spans)

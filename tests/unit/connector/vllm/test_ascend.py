@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 
-from ascend.recorded import Case, Layer, case_of, names
-from integration.ranks import Shape, engine_facts, fingerprint_of
+from ascend.ranks import memory_of_rank, rank_of, regions_of, views_of, write
+from ascend.recorded import Layer, case_of, names
 from pdcluster_connector.core.link import plan_link
 from pdcluster_connector.core.ranges import GroupSlice, plan_ranges
-from pdcluster_connector.engine_facts import Memory
-from pdcluster_connector.settings import Settings
 from pdcluster_connector.vllm.ascend import require_plain_kv
-from pdcluster_connector.vllm.cells import in_new_axes
-from pdcluster_connector.vllm.facts import _view_of, read_regions
+from pdcluster_connector.vllm.facts import _view_of
 from pdcluster_connector.vllm.specs import meaning_of
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_protocol.labels import Role
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 READ = {
@@ -46,35 +40,6 @@ STATE = "hybrid"
 
 def test_each_recorded_case_is_read_or_refused() -> None:
     assert {*READ, *REFUSED, STATE} == set(names())
-
-
-def views_of(layer: Layer) -> list[torch.Tensor]:
-    return list(in_new_axes({layer.name: layer}, {layer.name: layer.held})[layer.name])
-
-
-def regions_of(case: Case, layer: Layer) -> list[RegionLayout]:
-    """As a rank of TP 1 reads them."""
-    heads = layer.spec.num_kv_heads
-    config = SimpleNamespace(
-        model_config=SimpleNamespace(use_mla=heads == 1, get_total_num_kv_heads=lambda: heads),
-        speculative_config=None,
-        compilation_config=SimpleNamespace(static_forward_context={layer.name: layer}),
-        cache_config=SimpleNamespace(enable_prefix_caching=True),
-    )
-    cache = SimpleNamespace(num_blocks=case.num_blocks, kv_cache_layout=None)
-    facts = engine_facts(Role.PREFILL, Shape(kv_heads=heads), Settings())
-    return list(read_regions(layer.name, layer.group, layer.spec, tuple(views_of(layer)), cache, facts, config))
-
-
-def write(layer: Layer, seed: int) -> list[npt.NDArray[np.uint8]]:
-    """Random content by what the axes mean; of each tensor ``[pages, heads, tokens, bytes]``."""
-    written = []
-    for number, tensor in enumerate(layer.held):
-        bytes_of = tensor.view(torch.uint8).permute(*map(layer.axes.index, ("pages", "heads", "tokens", "content")))
-        content = np.random.default_rng((seed, number)).integers(0, 256, tuple(bytes_of.shape), np.uint8)
-        bytes_of.copy_(torch.from_numpy(content))
-        written.append(content)
-    return written
 
 
 def memory_of(region: RegionLayout, heads: int) -> npt.NDArray[np.uint8]:
@@ -149,14 +114,6 @@ def test_what_tensors_do_not_say_is_refused_with_the_cure(said: object, cure: st
         require_plain_kv(said)
 
 
-def rank_of(name: str, tp_rank: int, tp_size: int, content: int | None) -> tuple[RankLayout, Case, list[Any]]:
-    """A rank of an engine of its own. ``content``: the seed of what its KV holds; None: nothing yet."""
-    case = case_of(name)
-    written = [write(layer, content) for layer in case.layers] if content is not None else []
-    regions = tuple(region for layer in case.layers for region in regions_of(case, layer))
-    return RankLayout(tp_rank, tp_size, regions), case, written
-
-
 OURS, THEIRS = (1, 4, 2, 7), (9, 3, 5, 6)
 """A prompt's blocks on prefill and on decode."""
 
@@ -203,10 +160,7 @@ def test_what_prefill_holds_of_a_prompt_is_in_decodes_blocks_after_a_push(
 def test_memory_can_be_registered_from_addresses_that_an_npu_takes(name: str) -> None:
     """2 MiB: each tensor has room before it, and its storage is registered from the first such address on."""
     layout, case, _ = rank_of(name, 0, 1, content=None)
-    storages = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for layer in case.layers for t in layer.held
-    }
-    memory = Memory(layout, tuple(storages.items()), fingerprint_of(Shape()))
+    memory = memory_of_rank(layout, case)
     spans = memory.aligned_spans(2 << 20)
     assert len(spans) == len(layout.regions)
     for region in layout.regions:

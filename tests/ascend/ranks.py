@@ -14,9 +14,11 @@ from ascend.recorded import Case, Layer, case_of
 from integration.ranks import Shape, engine_facts, fingerprint_of
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, Memory
+from pdcluster_connector.reshard.tensors import region_bytes
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.vllm.cells import in_new_axes
 from pdcluster_connector.vllm.facts import _view_of, read_regions
+from pdcluster_connector.worker.resharding import TokenMemory
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.side_channel import RankLayout, RegionLayout
 
@@ -25,9 +27,10 @@ def views_of(layer: Layer) -> list[torch.Tensor]:
     return list(in_new_axes({layer.name: layer}, {layer.name: layer.held})[layer.name])
 
 
-def regions_of(case: Case, layer: Layer) -> list[RegionLayout]:
-    """As a rank of TP 1 reads them."""
-    heads = layer.spec.num_kv_heads
+def regions_of(case: Case, layer: Layer, tp_size: int = 1) -> list[RegionLayout]:
+    """As a rank reads them. A latent is whole on each of its engine's ranks; others have their heads."""
+    local = layer.spec.num_kv_heads
+    heads = local if local == 1 else local * tp_size
     config = SimpleNamespace(
         model_config=SimpleNamespace(use_mla=heads == 1, get_total_num_kv_heads=lambda: heads),
         speculative_config=None,
@@ -35,7 +38,7 @@ def regions_of(case: Case, layer: Layer) -> list[RegionLayout]:
         cache_config=SimpleNamespace(enable_prefix_caching=True),
     )
     cache = SimpleNamespace(num_blocks=case.num_blocks, kv_cache_layout=None)
-    facts = engine_facts(Role.PREFILL, Shape(kv_heads=heads), Settings())
+    facts = replace(engine_facts(Role.PREFILL, Shape(kv_heads=heads), Settings()), tp_size=tp_size)
     return list(read_regions(layer.name, layer.group, layer.spec, tuple(views_of(layer)), cache, facts, config))
 
 
@@ -54,7 +57,7 @@ def rank_of(name: str, tp_rank: int, tp_size: int, content: int | None) -> tuple
     """A rank of an engine of its own. ``content``: the seed of what its KV holds; None: nothing yet."""
     case = case_of(name)
     written = [write(layer, content) for layer in case.layers] if content is not None else []
-    regions = tuple(region for layer in case.layers for region in regions_of(case, layer))
+    regions = tuple(region for layer in case.layers for region in regions_of(case, layer, tp_size))
     return RankLayout(tp_rank, tp_size, regions), case, written
 
 
@@ -66,6 +69,12 @@ def memory_of_rank(layout: RankLayout, case: Case) -> Memory:
     return Memory(layout, spans, fingerprint_of(Shape()), views)
 
 
-def facts_of(role: Role, case: Case, settings: Settings) -> EngineFacts:
-    groups = tuple(map(KvGroup, case.block_tokens))
-    return replace(engine_facts(role, Shape(kv_heads=case.layers[0].spec.num_kv_heads), settings), groups=groups)
+def token_memory_of(memory: Memory) -> TokenMemory:
+    """Of a prefill engine of TP 1, all of whose KV is token-major."""
+    placed = enumerate(zip(memory.layout.regions, memory.views, strict=True))
+    return TokenMemory(None, {at: region_bytes(view, region.base, region.span_bytes) for at, (region, view) in placed})
+
+
+def facts_of(role: Role, case: Case, settings: Settings, tp_size: int = 1) -> EngineFacts:
+    heads, groups = case.layers[0].spec.num_kv_heads * tp_size, tuple(map(KvGroup, case.block_tokens))
+    return replace(engine_facts(role, Shape(kv_heads=heads), settings), groups=groups, tp_size=tp_size)

@@ -71,6 +71,7 @@ class Case:
 def cases() -> dict[str, Case]:
     return {
         "gqa": Case(_named(attention(), attention())),
+        "gqa, half of the heads": Case(_named(attention(2), attention(2))),
         "gqa, one head on a rank": Case(_named(attention(1, 128))),
         "gqa, wider keys than values": Case(_named(attention(2, 128, 64))),
         "gqa, window on every layer": Case(_named(attention(window=200), attention(window=200))),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
-from ascend.ranks import facts_of, memory_of_rank, rank_of, views_of
+from ascend.ranks import facts_of, memory_of_rank, rank_of, token_memory_of, views_of
 from integration.ranks import LIFE, SECRET, STEP_S
 from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_rank, make_prefill_rank
 from pdcluster_connector.core.ranges import GroupSlice
@@ -17,7 +19,9 @@ from pdcluster_connector.vllm.facts import _view_of
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.labels import Role
 
-SETTINGS = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=2.0, handshake_timeout_s=20.0)
+SETTINGS = Settings(
+    side_channel_port=0, staging_bytes=8 << 20, quarantine_s=0.5, hold_s=0.5, lease_s=2.0, handshake_timeout_s=20.0
+)
 OURS, THEIRS = (1, 4, 2, 7), (9, 3, 5, 6)
 """A prompt's blocks on prefill and on decode."""
 NUM_TOKENS = 128 * len(OURS)
@@ -25,10 +29,12 @@ NAME, TRANSFER, ATTEMPT = RequestId("r"), TransferId("r"), Attempt(1)
 DEADLINE_MS = int(1000 * STEP_S)
 
 
-def forward(prefill: PrefillRank, decode: DecodeRank, layer_names: list[str]) -> None:
+def forward(prefill: PrefillRank, decode: Sequence[DecodeRank], layer_names: list[str]) -> None:
     """Decode has reserved its blocks, and one step of prefill computes the whole prompt."""
-    decode.worker.begin_step(DecodeStep(expects=(Expect(NAME, TRANSFER, DEADLINE_MS, (((0, NUM_TOKENS),),)),)))
-    target = PushTarget(EngineId("decode"), 1, (decode.address,), DEADLINE_MS)
+    for rank in decode:
+        rank.worker.begin_step(DecodeStep(expects=(Expect(NAME, TRANSFER, DEADLINE_MS, (((0, NUM_TOKENS),),)),)))
+    addresses = tuple(rank.address for rank in decode)
+    target = PushTarget(EngineId("decode"), len(decode), addresses, DEADLINE_MS, (128,), (128,))
     token = SECRET.mint(TRANSFER, ATTEMPT, DEADLINE_MS)
     part = (GroupSlice(0, NUM_TOKENS, OURS, THEIRS),)
     push = PushSlice(NAME, TRANSFER, ATTEMPT, token, target, part, num_prompt_tokens=NUM_TOKENS, is_last=True)
@@ -53,7 +59,7 @@ def test_a_prompt_arrives_in_decodes_blocks(case: str) -> None:
     decode = make_decode_rank(facts_of(Role.DECODE, target, SETTINGS), memory_of_rank(theirs, target))
     prefill = make_prefill_rank(facts_of(Role.PREFILL, source, SETTINGS), memory_of_rank(ours, source))
     try:
-        forward(prefill, decode, [layer.name for layer in source.layers])
+        forward(prefill, [decode], [layer.name for layer in source.layers])
         assert wait_for_the_end(decode)
     finally:
         prefill.close()
@@ -63,3 +69,24 @@ def test_a_prompt_arrives_in_decodes_blocks(case: str) -> None:
             held = _view_of(view).numpy()
             assert np.array_equal(held[list(THEIRS)], content[list(OURS)])
             assert not held[[0, 1, 2, 4, 7, 8, 10, 11]].any()
+
+
+def test_each_decode_rank_of_two_gets_its_heads_of_a_prefill_engine_of_one() -> None:
+    """Tokens have all heads side by side, so that the resharder cuts them apart."""
+    ours, source, written = rank_of("gqa", 0, 1, content=7)
+    theirs = [rank_of("gqa, half of the heads", rank, 2, content=None) for rank in range(2)]
+    with ExitStack() as stack:
+        decode = []
+        for layout, case, _ in theirs:
+            decode.append(make_decode_rank(facts_of(Role.DECODE, case, SETTINGS, 2), memory_of_rank(layout, case)))
+            stack.callback(decode[-1].close)
+        memory = memory_of_rank(ours, source)
+        prefill = make_prefill_rank(facts_of(Role.PREFILL, source, SETTINGS), memory, token_memory_of(memory))
+        stack.callback(prefill.close)
+        forward(prefill, decode, [layer.name for layer in source.layers])
+        assert all(map(wait_for_the_end, decode))
+    for rank, (_, case, _) in enumerate(theirs):
+        for layer, contents in zip(case.layers, written, strict=True):
+            for view, content in zip(views_of(layer), contents, strict=True):
+                heads = slice(2 * rank, 2 * rank + 2)
+                assert np.array_equal(_view_of(view).numpy()[list(THEIRS)], content[list(OURS)][:, heads])

@@ -21,6 +21,7 @@ from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 READ = {
     "gqa": RegionKind.TOKENS,
+    "gqa, half of the heads": RegionKind.TOKENS,
     "gqa, one head on a rank": RegionKind.TOKENS,
     "gqa, wider keys than values": RegionKind.TOKENS,
     "gqa, window on every layer": RegionKind.TOKENS,

@@ -118,6 +118,13 @@ def test_an_engine_whose_own_address_is_ipv6_is_refused_with_the_cure(kv_role: s
         read_engine_facts(config, SimpleNamespace(kv_cache_groups=[]))
 
 
+def test_kv_that_vllm_ascend_would_keep_in_another_order_is_refused_at_start() -> None:
+    config = a_config("kv_consumer", {"host": "127.0.0.1"})
+    config.additional_config = {"enable_kv_nz": True}
+    with pytest.raises(ConfigError, match="enable_kv_nz is True"):
+        read_engine_facts(config, SimpleNamespace(kv_cache_groups=[]))
+
+
 def a_config(kv_role: str, settings: dict[str, object]) -> SimpleNamespace:
     """Of vLLM, as far as facts are read from it; its graphs are whole."""
     return SimpleNamespace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 import torch
@@ -12,9 +13,19 @@ from contract.devices import Bench, accelerator_bench, async_bench, cpu_bench
 from patience import PATIENCE_S, until
 from pdcluster_connector.device import DeviceEvent
 
+ACCELERATORS: Final = (accelerator_bench,) if torch.accelerator.is_available() else ()
+BESIDE: Final = (async_bench, *ACCELERATORS)
+"""Those whose work runs beside the host."""
 
-@pytest.fixture(params=[cpu_bench, async_bench, accelerator_bench], ids=["cpu", "async", "accelerator"])
+
+@pytest.fixture(params=[cpu_bench, *BESIDE], ids=lambda bench: bench.__name__)
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    with request.param() as made:
+        yield made
+
+
+@pytest.fixture(params=BESIDE, ids=lambda bench: bench.__name__)
+def beside(request: pytest.FixtureRequest) -> Iterator[Bench]:
     with request.param() as made:
         yield made
 
@@ -47,69 +58,69 @@ def test_what_was_given_before_an_event_is_in_memory_when_it_is_complete(bench: 
     assert bench.read(memory) == [7, 7, 8, 8, 7, 7, 7, 7]
 
 
-def test_an_event_is_complete_for_no_thread_while_work_before_it_is_under_way(bench: Bench) -> None:
-    end = bench.begin_slow_work()
-    event = bench.device.record()
-    assert not bench.device.is_done(event)
-    assert not is_done_elsewhere(bench, event)
+def test_an_event_is_complete_for_no_thread_while_work_before_it_is_under_way(beside: Bench) -> None:
+    end = beside.begin_slow_work()
+    event = beside.device.record()
+    assert not beside.device.is_done(event)
+    assert not is_done_elsewhere(beside, event)
     end()
-    assert until(lambda: is_done_elsewhere(bench, event))
+    assert until(lambda: is_done_elsewhere(beside, event))
 
 
-def test_an_event_does_not_wait_for_work_that_was_given_after_it(bench: Bench) -> None:
-    before = bench.device.record()
-    assert until(lambda: bench.device.is_done(before))
-    end = bench.begin_slow_work()
-    after = bench.device.record()
-    assert bench.device.is_done(before)
-    assert not bench.device.is_done(after)
+def test_an_event_does_not_wait_for_work_that_was_given_after_it(beside: Bench) -> None:
+    before = beside.device.record()
+    assert until(lambda: beside.device.is_done(before))
+    end = beside.begin_slow_work()
+    after = beside.device.record()
+    assert beside.device.is_done(before)
+    assert not beside.device.is_done(after)
     end()
 
 
-def test_a_side_stream_does_not_wait_for_the_forward_pass_nor_hides_behind_it(bench: Bench) -> None:
-    memory, stream = bench.new(), bench.device.open_stream(bench.where)
-    end = bench.begin_slow_work()
-    event = bench.device.record()
+def test_a_side_stream_does_not_wait_for_the_forward_pass_nor_hides_behind_it(beside: Bench) -> None:
+    memory, stream = beside.new(), beside.device.open_stream(beside.where)
+    end = beside.begin_slow_work()
+    event = beside.device.record()
     with stream.current():
         memory.fill_(5)
     mark = stream.mark()
-    assert until(lambda: bench.device.is_done(mark))
-    assert not bench.device.is_done(event)
+    assert until(lambda: beside.device.is_done(mark))
+    assert not beside.device.is_done(event)
     end()
-    assert bench.read(memory) == [5] * 8
+    assert beside.read(memory) == [5] * 8
 
 
-def test_the_forward_pass_does_not_wait_for_a_side_stream_and_leaving_one_is_leaving_it(bench: Bench) -> None:
-    stream = bench.device.open_stream(bench.where)
+def test_the_forward_pass_does_not_wait_for_a_side_stream_and_leaving_one_is_leaving_it(beside: Bench) -> None:
+    stream = beside.device.open_stream(beside.where)
     with stream.current():
-        end = bench.begin_slow_work()
-    mark, event = stream.mark(), bench.device.record()
-    assert until(lambda: bench.device.is_done(event))
-    assert not is_done_elsewhere(bench, mark)
+        end = beside.begin_slow_work()
+    mark, event = stream.mark(), beside.device.record()
+    assert until(lambda: beside.device.is_done(event))
+    assert not is_done_elsewhere(beside, mark)
     end()
-    assert until(lambda: bench.device.is_done(mark))
+    assert until(lambda: beside.device.is_done(mark))
 
 
-def test_a_side_stream_is_that_of_the_thread_that_is_in_it(bench: Bench) -> None:
-    stream, events = bench.device.open_stream(bench.where), list[DeviceEvent]()
+def test_a_side_stream_is_that_of_the_thread_that_is_in_it(beside: Bench) -> None:
+    stream, events = beside.device.open_stream(beside.where), list[DeviceEvent]()
     with stream.current():
-        end = bench.begin_slow_work()
-        other = threading.Thread(target=lambda: events.append(bench.device.record()))
+        end = beside.begin_slow_work()
+        other = threading.Thread(target=lambda: events.append(beside.device.record()))
         other.start()
         other.join(PATIENCE_S)
-        inside = bench.device.record()
-        assert until(lambda: bench.device.is_done(events[0]))
-        assert not bench.device.is_done(inside)
+        inside = beside.device.record()
+        assert until(lambda: beside.device.is_done(events[0]))
+        assert not beside.device.is_done(inside)
         end()
 
 
-def test_two_side_streams_do_not_wait_for_each_other(bench: Bench) -> None:
-    first, second = (bench.device.open_stream(bench.where) for _ in range(2))
+def test_two_side_streams_do_not_wait_for_each_other(beside: Bench) -> None:
+    first, second = (beside.device.open_stream(beside.where) for _ in range(2))
     with first.current():
-        end = bench.begin_slow_work()
+        end = beside.begin_slow_work()
     marks = first.mark(), second.mark()
-    assert until(lambda: bench.device.is_done(marks[1]))
-    assert not bench.device.is_done(marks[0])
+    assert until(lambda: beside.device.is_done(marks[1]))
+    assert not beside.device.is_done(marks[0])
     end()
 
 

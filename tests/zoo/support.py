@@ -21,6 +21,8 @@ REFUSALS: Final = "tests/integration/test_support_refusals.py::"
 LAW: Final = "tests/property/test_link.py::test_every_decode_rank_gets_each_of_its_bytes_exactly_once"
 RESHARD_PUSH: Final = "tests/integration/test_reshard_push.py::"
 RESHARDER: Final = "tests/integration/test_resharder.py::"
+ASCEND: Final = "tests/integration/test_ascend.py::"
+READ: Final = "tests/unit/connector/vllm/test_ascend.py::"
 RANGES: Final = "tests/unit/connector/core/test_ranges.py::"
 EXACT: Final = "tests/integration/test_exact.py::"
 
@@ -31,6 +33,8 @@ class Where(Enum):
     ENGINES = "vLLM engines on a CPU"
     CORES = "the cores"
     PROCESSES = "real processes, no engine"
+    ASCEND = "real processes, in the tensors that vllm-ascend 0.23 makes; no NPU"
+    READ = "reading, in the tensors that vllm-ascend 0.23 makes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +95,13 @@ NOT_ON_CPU: Final = (
         "CPU kernels keep K of a whole page transposed: refused there; MLA blocks are always 16 on CPU"),
     Row("any", "windows before which prefill has recycled blocks, or left them in its prefix cache",
         Where.CORES, (LAW,)),
-    Row("any", "token-major KV with equal TP (Ascend)", Where.CORES,
-        ("tests/unit/connector/core/test_link.py::test_token_major_blocks_of_equal_heads_go_as_they_are",)),
+    Row("GQA, MLA, SFA in bf16", "token-major KV with equal TP (Ascend)", Where.ASCEND,
+        (ASCEND + "test_a_prompt_arrives_in_decodes_blocks",
+         READ + "test_every_token_and_head_is_found_where_vllm_ascend_keeps_it")),
+    Row("MLA, SFA in bf16", "any TP (Ascend)", Where.READ,
+        (READ + "test_what_prefill_holds_of_a_prompt_is_in_decodes_blocks_after_a_push",)),
+    Row("GQA", "token-major KV, TP 1 to 2 (Ascend)", Where.ASCEND,
+        (ASCEND + "test_each_decode_rank_of_two_gets_its_heads_of_a_prefill_engine_of_one",)),
     Row("any", "token-major KV with unequal TP (Ascend): the resharder", Where.PROCESSES,
         (RESHARD_PUSH + "test_engines_of_any_tp_get_their_heads_in_chunks_and_together",
          RESHARD_PUSH + "test_four_ranks_feed_one_and_two_with_other_blocks_and_pages",
@@ -118,6 +127,10 @@ REFUSED: Final = (
         "at the handshake"),
     Row("any", "context parallel engines, kv_role kv_both", _ENGINES,
         (REFUSALS + "test_an_engine_that_cannot_take_part_does_not_start",), "at the engine's start"),
+    Row("any", "latents in NZ (`enable_kv_nz`), `hamming_sparse` (Ascend)", Where.READ,
+        (READ + "test_what_tensors_do_not_say_is_refused_with_the_cure",), "at the engine's start"),
+    Row("SFA", "KV or indexer of 8 bits (Ascend)", Where.READ,
+        (READ + "test_what_is_packed_or_quantised_by_their_own_scales_is_refused_by_name",), "at the engine's start"),
 )  # fmt: skip
 SECTIONS: Final = (
     ("Ranks", "Every pair of a prefill engine and a decode engine, each split in its own way.", PARALLEL),

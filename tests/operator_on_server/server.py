@@ -165,15 +165,20 @@ class Pool:
         return {name: one["metadata"]["resourceVersion"] for name, one in found.items()}
 
     def wait_still(self, quiet_s: float = 1.0) -> dict[str, str]:
-        """Nothing changes any more: the versions."""
+        """Nothing changes any more, nor will when a pod has ended that is ending now: the versions."""
         seen: list[dict[str, str]] = [self.versions()]
 
         def is_still() -> bool:
             seen.append(self.versions())
-            return seen[-1] == seen[-2]
+            return seen[-1] == seen[-2] and not self._num_ending()
 
         assert eventually(is_still, timeout_s=READY_LIMIT_S, poll_s=quiet_s), seen[-2:]
         return seen[-1]
+
+    def _num_ending(self) -> int:
+        """Pods, as the status says."""
+        roles = self.read().get("status", {}).get("roles", {})
+        return sum(role.get("terminating", 0) for role in roles.values())
 
     def engines(self, role: str) -> dict[str, int]:
         """Workloads of a role and the replicas that they are asked for."""

@@ -18,6 +18,7 @@ from pdcluster_connector.trace import Trace
 from pdcluster_connector.transport import make_transport
 from pdcluster_connector.transport.base import Transport, TransportSettings
 from pdcluster_connector.transport.sessions import Sessions
+from pdcluster_connector.transport.shared import SharedSessions, Use
 from pdcluster_connector.worker.decode import DecodeWorker
 from pdcluster_connector.worker.inbound import InboundSessions
 from pdcluster_connector.worker.lane_parts import LaneParts
@@ -106,8 +107,10 @@ def make_prefill_rank(
         staging = _make_staging(facts, tokens, device)
         resharding = GroupResharding(memory.layout, tokens, staging, device, facts.settings)
         memory = replace(memory, spans=(*memory.spans, (staging.address, staging.num_bytes)))
-    sessions = Sessions(lambda: _start_transport(facts, memory, device))
-    hello = Hello(facts.engine_id, BootId(""), memory.layout, memory.fingerprint, facts.settings.transfer_protocol)
+    protocol = facts.settings.transfer_protocol
+    use = Use.WRITES_AND_KNOWS_THE_END if protocol == "rdma" else Use.WRITES
+    sessions = _make_sessions(facts, memory, device, use)
+    hello = Hello(facts.engine_id, BootId(""), memory.layout, memory.fingerprint, protocol)
     trace = Trace(facts.settings.trace_file)
     parts = LaneParts(hello, sessions, device, facts.settings, facts.secret, trace, staging, memory.reader)
     return PrefillRank(PrefillWorker(parts, resharding), sessions)
@@ -120,7 +123,7 @@ def make_decode_rank(facts: EngineFacts, memory: Memory, *, device: Device | Non
         ConfigError: The side channel's port is taken, the transport cannot start, or the memory cannot be registered.
     """
     device = device or select_device(facts.device_type)
-    sessions, settings = Sessions(lambda: _start_transport(facts, memory, device)), facts.settings
+    sessions, settings = _make_sessions(facts, memory, device, Use.LETS_IN), facts.settings
     wakeup, boot_id = Wakeup(), new_boot_id()
     num_ranks = facts.tp_size * facts.num_stages
     port = settings.side_channel_port and settings.side_channel_port + facts.dp_rank * num_ranks + memory.layout.rank
@@ -136,6 +139,13 @@ def make_decode_rank(facts: EngineFacts, memory: Memory, *, device: Device | Non
 def _make_staging(facts: EngineFacts, tokens: TokenMemory, device: Device) -> StagingMemory:
     where = next(iter(tokens.data.values())).device
     return StagingMemory(facts.settings.staging_bytes, where, device.registration_alignment_bytes)
+
+
+def _make_sessions(facts: EngineFacts, memory: Memory, device: Device, use: Use) -> Sessions:
+    def start() -> Transport:
+        return _start_transport(facts, memory, device)
+
+    return SharedSessions(start, use) if facts.settings.shares_session else Sessions(start)
 
 
 def _start_transport(facts: EngineFacts, memory: Memory, device: Device) -> Transport:

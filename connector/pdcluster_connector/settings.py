@@ -23,6 +23,14 @@ class PushTiming(Enum):
     """After the last forward pass of the prompt: what the benchmarks compare with."""
 
 
+class SessionUse(Enum):
+    """How many transport sessions a rank has."""
+
+    AUTO = "auto"
+    OWN = "own"
+    SHARED = "shared"
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one engine's connector. Times are seconds."""
 
@@ -37,6 +45,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Mooncake's protocol: ``tcp``, ``rdma`` or ``ascend``, the same on all engines. Default ``tcp``: works everywhere.
     It is enforced: the connector sets ``MC_FORCE_TCP`` or ``MC_FORCE_HCA``, and refuses other variables by which
     Mooncake chooses, and ``rdma`` without a device that the process may open."""
+    sessions: SessionUse = SessionUse.AUTO
+    """How many transport sessions a rank has. ``own``: one for each peer, so that cutting one off stops no other.
+    ``shared``: one, so that memory is registered once; cutting off a peer ends all pushes that are under way or wait
+    for their grant, and they come again or are recomputed. Default ``auto``: ``shared`` with ``ascend``, where a
+    process may register 256 regions, else ``own``."""
     push: PushTiming = PushTiming.LAYERWISE
     """Prefill: when a complete layer leaves. ``layerwise``: while the next one is computed. ``serial``: after the
     prompt's last forward pass, which benchmarks compare with. Default ``layerwise``: the hand-over hides behind it."""
@@ -65,6 +78,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     2 x (``handshake_timeout_s`` + 2)."""
     trace_file: str = ""
     """Append one JSON line for each ended push or receive. Default: none."""
+
+    @property
+    def shares_session(self) -> bool:
+        """Whether all peers of a rank use one transport session."""
+        must_share = self.transfer_protocol == "ascend"
+        return self.sessions is SessionUse.SHARED or (self.sessions is SessionUse.AUTO and must_share)
 
     @property
     def staged_s(self) -> float:

@@ -22,6 +22,7 @@ from typing import Final, Protocol
 from pdcluster_connector.transport.base import Transport, TransportSettings, WriteId, WriteStatus
 from pdcluster_connector.transport.fake import FakeNetwork
 from pdcluster_connector.transport.mooncake import MooncakeTransport
+from pdcluster_connector.transport.shared import SharedSessions, Use
 
 MEMORY_BYTES: Final = 32 << 20
 HOST: Final = "127.0.0.1"
@@ -128,9 +129,10 @@ class Ends:
 
 @contextmanager
 def open_ends(kind: str) -> Iterator[Ends]:
-    """Both ends of transport ``kind``; everything is gone afterwards."""
+    """Both ends of transport ``kind`` (shared: the sender is one of several users); everything is gone afterwards."""
     with ExitStack() as stack:
-        sender, new_receiver = _fake() if kind == "fake" else _mooncake(stack)
+        make, new_receiver = _fake() if "fake" in kind else _mooncake(stack)
+        sender = SharedSessions(make, Use.WRITES).open() if "shared" in kind else make()
         stack.callback(sender.close)
         source = Memory()
         source.bytes[:] = os.urandom(MEMORY_BYTES)
@@ -138,13 +140,13 @@ def open_ends(kind: str) -> Iterator[Ends]:
         yield Ends(sender, source, new_receiver)
 
 
-def _fake() -> tuple[Transport, Callable[[], Receiver]]:
+def _fake() -> tuple[Callable[[], Transport], Callable[[], Receiver]]:
     network = FakeNetwork()
-    return network.join(), lambda: FakeReceiver(network)
+    return network.join, lambda: FakeReceiver(network)
 
 
-def _mooncake(stack: ExitStack) -> tuple[Transport, Callable[[], Receiver]]:
-    return MooncakeTransport(TransportSettings(HOST, "tcp")), lambda: ProcessReceiver(stack)
+def _mooncake(stack: ExitStack) -> tuple[Callable[[], Transport], Callable[[], Receiver]]:
+    return lambda: MooncakeTransport(TransportSettings(HOST, "tcp")), lambda: ProcessReceiver(stack)
 
 
 def outcome(transport: Transport, write: WriteId, *, timeout_s: float = 10.0) -> WriteStatus:

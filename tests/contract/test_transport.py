@@ -20,7 +20,7 @@ TRIES = 3
 """Whoever is slow is slow each time; a machine that others use too is not."""
 
 
-@pytest.fixture(params=["fake", "mooncake"])
+@pytest.fixture(params=["fake", "mooncake", "shared fake", "shared mooncake"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -30,6 +30,10 @@ class LateTransport:
     def session(self) -> str:
         return self._inner.session
 
+    @property
+    def is_open(self) -> bool:
+        return self._inner.is_open
+
     def register(self, address: int, num_bytes: int) -> None:
         self._inner.register(address, num_bytes)
 

@@ -89,6 +89,10 @@ class _Wrapped:
     def session(self) -> str:
         return self._inner.session
 
+    @property
+    def is_open(self) -> bool:
+        return self._inner.is_open
+
     def register(self, address: int, num_bytes: int) -> None:
         self._inner.register(address, num_bytes)
 

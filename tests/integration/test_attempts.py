@@ -24,7 +24,7 @@ from integration.far_rank import FarPrefill, far_prefill
 from integration.ranks import Pair, Shape, engine_facts, fingerprint_of, make_pair
 from pdcluster_connector.assembly import make_prefill_rank
 from pdcluster_connector.core.receiving import SessionId
-from pdcluster_connector.settings import Settings
+from pdcluster_connector.settings import SessionUse, Settings
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.worker.inbound import InboundSessions
 from pdcluster_protocol.ids import BootId, EngineId
@@ -32,16 +32,24 @@ from pdcluster_protocol.labels import Role
 from pdcluster_protocol.secret import make_secret
 
 QUICK = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=1.0, handshake_timeout_s=20.0)
+SESSIONS = {"own": QUICK, "shared": msgspec.structs.replace(QUICK, sessions=SessionUse.SHARED)}
 BIG = Shape(num_layers=8, num_blocks=2048, kv_heads=32)
 """64 KiB a block, 1 GiB in all: a push of it can be caught in the middle."""
 FAR, NEAR = 200, 77
 
 
+@pytest.fixture(params=list(SESSIONS.values()), ids=list(SESSIONS))
+def quick(request: pytest.FixtureRequest) -> Settings:
+    """With a session for each peer, and with one for all."""
+    assert isinstance(request.param, Settings)
+    return request.param
+
+
 @contextmanager
-def with_another_prefill(pair: Pair) -> Iterator[Pair]:
+def with_another_prefill(pair: Pair, settings: Settings = QUICK) -> Iterator[Pair]:
     """The same decode rank, pushed to by a second prefill engine."""
     shape = pair.source.shape
-    facts = replace(engine_facts(Role.PREFILL, shape, QUICK), engine_id=EngineId("another"))
+    facts = replace(engine_facts(Role.PREFILL, shape, settings), engine_id=EngineId("another"))
     rank = make_prefill_rank(facts, pair.source.memory(fingerprint_of(shape)))
     try:
         yield replace(pair, prefill=rank, life=BootId("another life"))
@@ -61,8 +69,8 @@ def push_forever(far: FarPrefill, pair: Pair, name: str) -> None:
     assert name not in pair.ended
 
 
-def test_the_next_attempt_fills_the_same_blocks_after_a_lost_one() -> None:
-    with make_pair(settings=QUICK) as pair, with_another_prefill(pair) as other:
+def test_the_next_attempt_fills_the_same_blocks_after_a_lost_one(quick: Settings) -> None:
+    with make_pair(settings=quick) as pair, with_another_prefill(pair, quick) as other:
         pair.retries = other.retries = True
         pair.expect("a", 2)
         pair.forward(pair.slice_of("a", [1], [5], is_last=False))
@@ -74,8 +82,8 @@ def test_the_next_attempt_fills_the_same_blocks_after_a_lost_one() -> None:
         assert np.array_equal(other.source.layers[:, [8, 9]], other.target.layers[:, [5, 6]])
 
 
-def test_a_higher_attempt_stops_the_running_one_before_it_writes() -> None:
-    with make_pair(settings=QUICK) as pair, with_another_prefill(pair) as other:
+def test_a_higher_attempt_stops_the_running_one_before_it_writes(quick: Settings) -> None:
+    with make_pair(settings=quick) as pair, with_another_prefill(pair, quick) as other:
         pair.expect("a", 2)
         pair.forward(pair.slice_of("a", [1], [5], is_last=False))
         assert pair.step_until(lambda: bool(pair.target.layers[:, 5].any()))
@@ -101,30 +109,40 @@ def test_an_attempt_that_comes_after_the_kv_is_here_writes_nothing_and_has_not_f
         assert other.losses == []
 
 
-def test_a_prefill_that_goes_silent_loses_its_lease_and_another_one_takes_over() -> None:
-    with make_pair(BIG, QUICK) as pair, far_prefill(BIG, QUICK, fill=FAR) as far:
+@pytest.mark.parametrize(("sessions", "last"), [("own", 2), ("shared", 3)])
+def test_a_prefill_that_goes_silent_loses_its_lease_and_another_one_takes_over(sessions: str, last: int) -> None:
+    """Where they share a session, an attempt that waits for the silent one to be cut off is cut off with it."""
+    quick = SESSIONS[sessions]
+    with make_pair(BIG, quick) as pair, far_prefill(BIG, quick, fill=FAR) as far:
         pair.retries = True
         pair.source.layers[:] = NEAR
         push_forever(far, pair, "a")
         assert pair.step_until(lambda: bool(pair.losses))
         assert "said nothing for 1 s" in pair.losses[0].reason
         blocks = list(range(1, BIG.num_blocks))
-        pair.forward(pair.slice_of("a", blocks, blocks, attempt=2))
-        assert pair.step_until(lambda: pair.ended == {"a": True})
+        for attempt in range(2, last + 1):
+            num_lost = len(pair.losses)
+            pair.forward(pair.slice_of("a", blocks, blocks, attempt=attempt))
+            assert pair.step_until(lambda: bool(pair.ended) or len(pair.losses) > num_lost)  # noqa: B023  # called now
+            pair.step(finished=["a"])
+            assert pair.step_until(lambda: "a" in pair.released)
+            pair.released.clear()
+        assert pair.ended == {"a": True}
+        assert [lost.attempt for lost in pair.losses] == list(range(1, last))
         far.signal(signal.SIGCONT)
         assert not pair.step_until(lambda: False, timeout_s=1.0)
         assert (pair.target.layers[:, 1:] == NEAR).all()
 
 
-def test_a_killed_prefill_costs_the_lease_and_no_block() -> None:
-    with make_pair(BIG, QUICK) as pair, far_prefill(BIG, QUICK, fill=FAR) as far:
+def test_a_killed_prefill_costs_the_lease_and_no_block(quick: Settings) -> None:
+    with make_pair(BIG, quick) as pair, far_prefill(BIG, quick, fill=FAR) as far:
         push_forever(far, pair, "a")
         far.signal(signal.SIGKILL)
         assert pair.step_until(lambda: pair.ended == {"a": False})
 
 
-def test_late_bytes_of_a_stopped_prefill_do_not_touch_the_next_request() -> None:
-    with make_pair(BIG, QUICK) as pair, far_prefill(BIG, QUICK, fill=FAR) as far:
+def test_late_bytes_of_a_stopped_prefill_do_not_touch_the_next_request(quick: Settings) -> None:
+    with make_pair(BIG, quick) as pair, far_prefill(BIG, quick, fill=FAR) as far:
         push_forever(far, pair, "a")
         pair.cancel("a")
         assert pair.step_until(lambda: pair.ended == {"a": False})
@@ -168,8 +186,30 @@ def test_a_cut_stops_one_prefill_engine_and_no_other() -> None:
         assert np.array_equal(pair.source.layers[:, [1, 2]], pair.target.layers[:, [5, 6]])
 
 
-def test_a_prefill_that_was_cut_off_comes_back_on_a_new_session() -> None:
-    with make_pair(BIG, QUICK) as pair, far_prefill(BIG, QUICK, fill=FAR) as far:
+def test_a_cut_of_a_shared_session_ends_the_pushes_of_others_which_go_on_by_the_next_session() -> None:
+    shared = SESSIONS["shared"]
+    with make_pair(BIG, shared) as pair, far_prefill(BIG, shared, fill=FAR) as far:
+        push_forever(far, pair, "a")
+        pair.retries = True
+        pair.expect("b", 2)
+        pair.forward(pair.slice_of("b", [1], [5], is_last=False))
+        assert pair.step_until(lambda: bool((pair.target.layers[:, 5] == pair.source.layers[:, 1]).all()))
+        pair.cancel("a")
+        assert pair.step_until(lambda: "b" in [lost.request_id for lost in pair.losses])
+        assert pair.step_until(lambda: pair.ended == {"a": False})
+        pair.target.layers[:] = NEAR
+        pair.step(finished=["b"])
+        assert pair.step_until(lambda: "b" in pair.released)
+        far.signal(signal.SIGCONT)
+        pair.forward(pair.slice_of("b", [1, 2], [5, 6], attempt=2))
+        assert pair.step_until(lambda: pair.ended.get("b", False))
+        assert np.array_equal(pair.source.layers[:, [1, 2]], pair.target.layers[:, [5, 6]])
+        others = np.delete(pair.target.layers, [5, 6], axis=1)
+        assert (others == NEAR).all(), "late bytes of a"
+
+
+def test_a_prefill_that_was_cut_off_comes_back_on_a_new_session(quick: Settings) -> None:
+    with make_pair(BIG, quick) as pair, far_prefill(BIG, quick, fill=FAR) as far:
         push_forever(far, pair, "a")
         pair.cancel("a")
         assert pair.step_until(lambda: pair.ended == {"a": False})

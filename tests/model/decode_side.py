@@ -49,6 +49,7 @@ class Rank:
     open: dict[BootId, str] = field(default_factory=dict)
     cutting: set[str] = field(default_factory=set)
     num_sessions: int = 0
+    shares_session: bool = False
     inbox: deque[News] = field(default_factory=deque)
     granted: dict[TransferId, Attempt] = field(default_factory=dict)
     """The newest attempt of each transfer that was ever granted here."""
@@ -152,6 +153,8 @@ class Rank:
         return transfer
 
     def _session_for(self, boot_id: BootId) -> str:
+        if boot_id not in self.open and self.shares_session and self.open:
+            self.open[boot_id] = next(iter(self.open.values()))
         if boot_id not in self.open:
             self.open[boot_id] = f"s{self.number}-{self.life}-{boot_id}-{self.num_sessions}"
             self.num_sessions += 1
@@ -173,7 +176,8 @@ def layout_of(plan: Plan, rank: int, tp_size: int) -> RankLayout:
 
 def make_rank(plan: Plan, number: int, life: int) -> Rank:
     welcome = Welcome(EngineId("d"), decode_boot(life), "", layout_of(plan, number, plan.decode_ranks))
-    return Rank(number, life, plan.reception(welcome, fingerprint(plan), TIMES, SECRET))
+    reception = plan.reception(welcome, fingerprint(plan), TIMES, SECRET)
+    return Rank(number, life, reception, shares_session=plan.shares_session)
 
 
 class Posts:

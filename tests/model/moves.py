@@ -300,7 +300,7 @@ def _cancel(system: System, step: Step, world: World) -> Iterator[Move]:
 
 def _idle(system: System, step: Step, world: World) -> Iterator[Move]:
     for number, place in enumerate(system.layout.ranks):
-        for session in step.part(place).open.values():
+        for session in set(step.part(place).open.values()):
             yield (session,), _call(Step.rank, number, "fire", ("idle", session))
 
 

@@ -120,6 +120,8 @@ class Plan:
     is_prompt: bool = False
     """Nobody may have to wait for a request's deadline: for faults that leave no message unsent."""
     recomputes: bool = True
+    shares_session: bool = False
+    """All prefill engines write by one session of a decode rank: cutting it cuts them all."""
     faults: Faults = Faults()
     cores: Cores = field(default_factory=Cores)
 

@@ -46,6 +46,7 @@ def small() -> Iterator[Plan]:
     yield from _light(Plan("decode ranks", 1, 2))
     alone = single(Plan("fails at once", engines=1, recomputes=False))
     yield from (replace(plan, must_receive=False) for plan in alone)
+    yield from _of_shared_sessions()
     yield Plan("three attempts", engines=3, must_receive=True, is_prompt=True, faults=Faults(write=1, prefill_fails=1))
     yield Plan("all pairs", 2, 2, all_pairs=True)
     yield Plan("write by write", writes=2, is_lazy=True, faults=Faults(write=1, early=1))
@@ -54,6 +55,12 @@ def small() -> Iterator[Plan]:
 def _light(plan: Plan) -> Iterator[Plan]:
     """Those of ``single`` that have few states."""
     return (made for made in single(plan) if made.faults in map(one, ("repeat", "reorder", "lose", "write", "cancel")))
+
+
+def _of_shared_sessions() -> Iterator[Plan]:
+    """Those in which a session may be cut that two prefill engines use."""
+    shared = Plan("shared session", requests=2, shares_session=True)
+    yield from (replace(shared, faults=one(name)) for name in ("write", "crash_prefill", "prefill_late", "early"))
 
 
 def _is_harsh(faults: Faults) -> bool:

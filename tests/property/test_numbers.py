@@ -130,6 +130,7 @@ class Memory:
     """A transport whose addresses are of 64 bits, as those of Mooncake's binding are."""
 
     session = "ours"
+    is_open = True
 
     def register(self, address: int, num_bytes: int) -> None: ...
 

@@ -43,6 +43,10 @@ class Transport(Protocol):
     def session(self) -> str:
         """The address (``host:port``) by which peers write to this rank; another one after each start."""
 
+    @property
+    def is_open(self) -> bool:
+        """False once it is closed: by its user, or by another one of a transport that several share. Never waits."""
+
     def register(self, address: int, num_bytes: int) -> None:
         """Peers may write to, and we may write from, ``[address, address + num_bytes)``. Engine start; may wait.
 

@@ -146,6 +146,10 @@ class FakeTransport:
     def session(self) -> str:
         return self._session
 
+    @property
+    def is_open(self) -> bool:
+        return not self._is_closed
+
     def register(self, address: int, num_bytes: int) -> None:
         if num_bytes < 1:
             raise ConfigError(f"cannot register {num_bytes} bytes: a span has at least one")

@@ -83,6 +83,10 @@ class MooncakeTransport:
     def session(self) -> str:
         return self._session
 
+    @property
+    def is_open(self) -> bool:
+        return self._engine is not None
+
     def register(self, address: int, num_bytes: int) -> None:
         if self._protocol == "rdma" and (problem := locked_memory_problem(num_bytes)):
             _LOG.warning("locked memory: %s", problem)

@@ -1,7 +1,8 @@
 """The sessions by which prefill engines write into one decode rank: one for each life of a prefill engine.
 
-Closing one is the hard fence: no byte of that engine can land any more, and no other engine notices. It takes
-Mooncake 0.8 s (measured with 0.3.13), and opening one takes seconds with RDMA, so short-lived threads do both.
+Closing one is the hard fence: no byte of that engine can land any more, and no other engine notices, unless they share
+one (``transport/shared.py``). It takes Mooncake 0.8 s (measured with 0.3.13), and opening one takes seconds with RDMA,
+so short-lived threads do both.
 
     open --> opening --> open, or failed: told to each peer that asked meanwhile --> cut
 """
@@ -98,12 +99,15 @@ class InboundSessions:
         return ended
 
     def cut(self, session: SessionId) -> None:
-        """Begin to close ``session``; ``take_closed`` returns it once no byte can land through it."""
-        for boot_id, transport in self._open.items():
-            if transport.session == session:
-                del self._open[boot_id]
-                self._start_closing(session, transport)
-                return
+        """Begin to close ``session``; ``take_closed`` returns it once no byte can land through it.
+
+        Where engines share it, all of them need another one.
+        """
+        self._sessions.leave(session)
+        cut = [boot_id for boot_id, transport in self._open.items() if transport.session == session]
+        users = [self._open.pop(boot_id) for boot_id in cut]
+        if users:
+            self._start_closing(session, users[0])
 
     def take_closed(self) -> list[SessionId]:
         """Sessions whose closing has ended since the last call."""
@@ -135,6 +139,8 @@ class InboundSessions:
         if transport is None:
             return Opened(())
         del self._arrivals[boot_id]
+        if not transport.is_open:
+            return Opened(peers, reason="decode has closed the session that its peers share: try again")
         self._open[boot_id] = transport
         return Opened(peers, SessionId(transport.session))
 

@@ -113,8 +113,8 @@ class Lane:
 
     @property
     def is_usable(self) -> bool:
-        """Whether new pushes may be posted: the handshake has not failed and the lane is not closed."""
-        return not self._failure and self._thread.is_alive()
+        """Whether new pushes may be posted: the handshake has not failed, and neither lane nor session is closed."""
+        return not self._failure and not self._out.is_lost and self._thread.is_alive()
 
     @property
     def is_over(self) -> bool:
@@ -363,6 +363,8 @@ class Lane:
 
     def _advance(self, now: float) -> None:
         self._out.advance(now)
+        if self._out.is_lost:
+            self._ask_for_cut("another lane of this prefill rank has closed the session that they share")
         self._digests.advance(self._book, now)
         for order in list(self._quiesces):
             if self._out.is_quiet(order.key):

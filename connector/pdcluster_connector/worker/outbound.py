@@ -52,6 +52,12 @@ class Outbound:
         return self._writes is not None
 
     @property
+    def is_lost(self) -> bool:
+        """Whether another lane of this rank has closed the session that they share. Any thread."""
+        transport = self._transport
+        return transport is not None and not transport.is_open
+
+    @property
     def has_route(self) -> bool:
         """Whether the decode rank was welcoming, now or before the way was closed."""
         return self._route is not None

@@ -12,6 +12,7 @@ from pdcluster_connector.core.receiving import PeerId, SessionId
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.fake import FakeNetwork
 from pdcluster_connector.transport.sessions import Sessions
+from pdcluster_connector.transport.shared import SharedSessions, Use
 from pdcluster_connector.worker.inbound import MAX_GUESTS, MAX_OPENINGS, OPEN_S, InboundSessions, Opened
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import BootId
@@ -21,10 +22,12 @@ A, B = PeerId(b"a"), PeerId(b"b")
 
 
 class Bench:
-    def __init__(self, make: Callable[[], Transport] | None = None) -> None:
+    def __init__(self, make: Callable[[], Transport] | None = None, *, is_shared: bool = False) -> None:
         self.network = FakeNetwork()
         self.news = threading.Event()
-        self.inbound = InboundSessions(Sessions(make or self.network.join), self.news.set)
+        made = make or self.network.join
+        sessions = SharedSessions(made, Use.LETS_IN) if is_shared else Sessions(made)
+        self.inbound = InboundSessions(sessions, self.news.set)
 
     def open(self, boot_id: BootId) -> SessionId:
         """Once it is open."""
@@ -183,3 +186,30 @@ def test_a_session_is_not_called_closed_while_it_closes() -> None:
     may_close.set()
     assert bench.news.wait(5.0)
     assert bench.inbound.take_closed() == [cut]
+
+
+def test_where_engines_share_a_session_a_cut_ends_it_for_all_and_each_gets_the_next_one() -> None:
+    bench = Bench(is_shared=True)
+    cut = bench.open(P)
+    assert bench.open(Q) == cut
+    bench.news.clear()
+    bench.inbound.cut(cut)
+    assert bench.news.wait(5.0)
+    assert bench.inbound.take_closed() == [cut]
+    assert cut not in bench.network._memories
+    assert bench.open(Q) == bench.open(P) != cut
+    bench.inbound.close()
+    assert not bench.network._memories
+
+
+def test_a_shared_session_that_is_cut_while_another_engine_is_about_to_get_it_is_not_given_out() -> None:
+    bench = Bench(is_shared=True)
+    cut = bench.open(P)
+    assert bench.inbound.open(Q, A, now=0.0) is None
+    assert bench.news.wait(5.0), "it has its session, and nobody has looked"
+    bench.inbound.cut(cut)
+    (opened,) = bench.wait_for_opened()
+    assert (opened.peers, opened.session) == ((A,), None)
+    assert "closed the session" in opened.reason
+    assert bench.open(Q) != cut
+    bench.inbound.close()

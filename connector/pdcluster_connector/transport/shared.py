@@ -1,0 +1,161 @@
+"""One transport for all peers of a rank, where a transport is dear: each registers all KV anew.
+
+Ascend must: a process may register 256 regions (vllm-ascend 0.23, ``distributed/kv_transfer/utils``), which two
+transports of a model with 80 layers exceed. RDMA may (``sessions`` of the settings).
+
+Each peer has a handle. A handle can be given back without the others, but what it writes or lets in can only be ended
+with the transport itself: the *hard fence*. Then every handle is lost, its owner opens another one, and the first of
+them makes the next transport. There is never more than one.
+
+    a lane's handle     closing it waits for its writes; the hard fence ends those that are still pending then
+    a peer's way in     closing it is the hard fence: a peer's writes may be on their way
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Final
+
+from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
+from pdcluster_connector.transport.sessions import Sessions
+from pdcluster_protocol.errors import ConfigError, TransferError
+
+LINGER_S: Final = 1.0
+"""How long closing a lane's handle waits for writes whose end is not known. With the hard fence under 2 s."""
+
+_LOOK_EVERY_S: Final = 0.01
+
+
+class Use(Enum):
+    """What users do by their handles."""
+
+    LETS_IN = auto()
+    """Decode: a peer writes into our memory."""
+    WRITES = auto()
+    """Prefill: we write. A write that has FAILED may still read our memory."""
+    WRITES_AND_KNOWS_THE_END = auto()
+    """Prefill with RDMA: a write that has FAILED reads no more, since Mooncake hears of it at the device's completion
+    alone (``rdma_transport/worker_pool.cpp``)."""
+
+
+class _Engine:
+    """A transport that is closed once, however many ask. Any thread."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.is_open = True
+        self._closing_lock = threading.Lock()
+
+    def leave(self) -> None:
+        """It is going to be closed: no further handle is given out. Never waits."""
+        self.is_open = False
+
+    def close(self) -> None:
+        """It is closed when this returns. Waits 2 s at most, and as long as another thread that closes it."""
+        self.leave()
+        with self._closing_lock:
+            self.transport.close()
+
+
+class SharedTransport:
+    """One user's handle. As ``Transport``; its memory is registered already."""
+
+    def __init__(self, engine: _Engine, use: Use) -> None:
+        self._engine = engine
+        self._use = use
+        self._is_closed = self._has_failed = False
+        self._pending: set[WriteId] = set()
+        self._ended: dict[WriteId, WriteStatus] = {}
+        """What was found while the handle was closed."""
+
+    @property
+    def session(self) -> str:
+        return self._engine.transport.session
+
+    @property
+    def is_open(self) -> bool:
+        return self._engine.is_open and not self._is_closed
+
+    def register(self, address: int, num_bytes: int) -> None:
+        self._engine.transport.register(address, num_bytes)
+
+    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
+        if not self.is_open:
+            raise TransferError(f"the transport session {self.session} is closed")
+        write = self._engine.transport.submit_write(session, source, target, num_bytes)
+        self._pending.add(write)
+        return write
+
+    def write_status(self, write: WriteId) -> WriteStatus:
+        if (found := self._ended.pop(write, None)) is not None:
+            return found
+        status = self._engine.transport.write_status(write)
+        if status is not WriteStatus.PENDING:
+            self._pending.discard(write)
+            self._has_failed = self._has_failed or status is WriteStatus.FAILED
+        return status
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._use is Use.LETS_IN or not self._has_ended():
+            self._engine.close()
+
+    def _has_ended(self) -> bool:
+        """Whether none of our writes reads our memory any more, after a while."""
+        until = time.monotonic() + LINGER_S
+        while self._look() and self._engine.is_open and time.monotonic() < until:
+            time.sleep(_LOOK_EVERY_S)
+        return not self._pending and not (self._has_failed and self._use is Use.WRITES)
+
+    def _look(self) -> bool:
+        """Whether a write is pending."""
+        for write in list(self._pending):
+            if (status := self.write_status(write)) is not WriteStatus.PENDING:
+                self._ended[write] = status
+        return bool(self._pending)
+
+
+class SharedSessions(Sessions):
+    """As ``Sessions``, with one transport for all."""
+
+    def __init__(self, make: Callable[[], Transport], use: Use) -> None:
+        """``make``: a transport with the rank's memory registered.
+
+        Raises:
+            ConfigError: ``make`` did.
+        """
+        self._make = make
+        self._use = use
+        self._opening_lock = threading.Lock()
+        self._is_closed = False
+        self._engine = _Engine(make())
+
+    def open(self) -> Transport:
+        """A session with one user, which opens and closes it. Any thread, but it may wait for seconds.
+
+        Raises:
+            ConfigError: The transport was closed, and no other one can be made; or all of it was.
+        """
+        with self._opening_lock:
+            if self._is_closed:
+                raise ConfigError("this rank is closing: no session is opened any more")
+            if not self._engine.is_open:
+                self._engine.close()  # another thread may be at it: two would register more than some devices take
+                self._engine = _Engine(self._make())
+            return SharedTransport(self._engine, self._use)
+
+    def leave(self, session: str) -> None:
+        engine = self._engine
+        if engine.transport.session == session:
+            engine.leave()
+
+    def close(self) -> None:
+        """End what all handles write and let in."""
+        with self._opening_lock:
+            self._is_closed = True
+            self._engine.close()

@@ -1,0 +1,139 @@
+"""One transport for all: what ends with a handle, and what ends with the transport."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import pytest
+
+from pdcluster_connector.transport.base import WriteId, WriteStatus
+from pdcluster_connector.transport.fake import FakeNetwork, FakeTransport
+from pdcluster_connector.transport.shared import SharedSessions, SharedTransport, Use
+from pdcluster_protocol.errors import ConfigError, TransferError
+
+NUM_BYTES = 16
+
+
+class Bench:
+    """Handles of one rank, and a peer that they may write to."""
+
+    def __init__(self, use: Use) -> None:
+        self.network = FakeNetwork()
+        self.memory = ctypes.create_string_buffer(NUM_BYTES)
+        self.made: list[FakeTransport] = []
+        self.peer = self.network.join()
+        self.peer.register(ctypes.addressof(self.memory), NUM_BYTES)
+        self.sessions = SharedSessions(self.make, use)
+
+    def make(self) -> FakeTransport:
+        assert not any(made.is_open for made in self.made), "two at once"
+        self.made.append(self.network.join())
+        self.made[-1].register(ctypes.addressof(self.memory), NUM_BYTES)
+        return self.made[-1]
+
+    def open(self) -> SharedTransport:
+        handle = self.sessions.open()
+        assert isinstance(handle, SharedTransport)
+        return handle
+
+    def write(self, handle: SharedTransport) -> WriteId:
+        address = ctypes.addressof(self.memory)
+        return handle.submit_write(self.peer.session, address, address, NUM_BYTES)
+
+
+def test_a_lane_that_has_written_all_leaves_the_others_their_transport() -> None:
+    bench = Bench(Use.WRITES)
+    first, second = bench.open(), bench.open()
+    assert first.session == second.session
+    assert first.write_status(bench.write(first)) is WriteStatus.DONE
+    first.close()
+    assert (first.is_open, second.is_open) == (False, True)
+    assert second.write_status(bench.write(second)) is WriteStatus.DONE
+    assert len(bench.made) == 1
+    with pytest.raises(TransferError, match="is closed"):
+        bench.write(first)
+
+
+def test_a_lane_that_closes_waits_for_a_write_that_still_ends_and_tells_its_end() -> None:
+    bench = Bench(Use.WRITES)
+    handle = bench.open()
+    bench.network.hold()
+    write = bench.write(handle)
+    ending = threading.Timer(0.1, bench.network.release)
+    ending.start()
+    handle.close()
+    ending.join()
+    assert bench.made[0].is_open
+    assert handle.write_status(write) is WriteStatus.DONE
+
+
+def test_a_write_that_does_not_end_is_ended_with_the_transport_and_the_next_handle_gets_another() -> None:
+    bench = Bench(Use.WRITES)
+    stuck, other = bench.open(), bench.open()
+    bench.network.hold()
+    write = bench.write(stuck)
+    stuck.close()
+    assert stuck.write_status(write) is WriteStatus.FAILED
+    assert not other.is_open
+    with pytest.raises(TransferError, match="is closed"):
+        bench.write(other)
+    other.close()
+    bench.network.release()
+    after = bench.open()
+    assert after.session != stuck.session
+    assert after.write_status(bench.write(after)) is WriteStatus.DONE
+    assert len(bench.made) == 2
+
+
+@pytest.mark.parametrize(("use", "num_made"), [(Use.WRITES, 2), (Use.WRITES_AND_KNOWS_THE_END, 1)])
+def test_a_failed_write_ends_with_the_transport_unless_a_failure_is_its_end(use: Use, num_made: int) -> None:
+    bench = Bench(use)
+    handle = bench.open()
+    bench.network.fail_next()
+    assert handle.write_status(bench.write(handle)) is WriteStatus.FAILED
+    handle.close()
+    bench.open()
+    assert len(bench.made) == num_made
+
+
+def test_a_failure_that_is_found_while_the_handle_closes_counts_too() -> None:
+    bench = Bench(Use.WRITES)
+    handle = bench.open()
+    bench.network.fail_next()
+    write = bench.write(handle)
+    handle.close()
+    assert handle.write_status(write) is WriteStatus.FAILED
+    assert not bench.made[0].is_open
+
+
+def test_closing_a_way_in_ends_what_every_peer_writes() -> None:
+    bench = Bench(Use.LETS_IN)
+    first, second = bench.open(), bench.open()
+    first.close()
+    assert not second.is_open
+    assert bench.made[0].session not in bench.network._memories
+    second.close()
+    assert bench.open().session != first.session
+    assert len(bench.made) == 2
+
+
+def test_a_transport_that_is_going_to_be_closed_is_given_to_nobody_and_closed_before_the_next() -> None:
+    bench = Bench(Use.LETS_IN)
+    held = bench.open()
+    bench.sessions.leave("another session")
+    assert bench.open().session == held.session
+    bench.sessions.leave(held.session)
+    assert not held.is_open
+    assert bench.made[0].is_open, "what was granted may still land"
+    assert bench.open().session != held.session
+    assert not bench.made[0].is_open
+
+
+def test_at_the_end_everything_is_closed_and_nothing_is_opened_any_more() -> None:
+    bench = Bench(Use.WRITES)
+    handle = bench.open()
+    bench.sessions.close()
+    assert not handle.is_open
+    with pytest.raises(ConfigError, match="is closing"):
+        bench.sessions.open()

@@ -143,6 +143,7 @@ def _make_staging(facts: EngineFacts, tokens: TokenMemory, device: Device) -> St
 
 def _make_sessions(facts: EngineFacts, memory: Memory, device: Device, use: Use) -> Sessions:
     def start() -> Transport:
+        device.enter_thread()  # sessions are opened by threads of their own
         return _start_transport(facts, memory, device)
 
     return SharedSessions(start, use) if facts.settings.shares_session else Sessions(start)

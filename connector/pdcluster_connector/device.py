@@ -45,8 +45,14 @@ class Device(Protocol):
     def record(self) -> DeviceEvent:
         """An event that completes when all work given to the current stream so far has. Forward thread; never waits."""
 
+    def enter_thread(self) -> None:
+        """First thing in a new thread that asks about events or starts a transport: what it does is for this device.
+
+        Without it a thread is for the first device of the process (CUDA) or for none (NPU), whichever the rank's is.
+        """
+
     def is_done(self, event: DeviceEvent) -> bool:
-        """Whether the event is complete. Any thread; never waits."""
+        """Whether the event is complete. Any thread that has entered the device; never waits."""
 
     def open_stream(self, device: torch.device) -> SideStream:
         """A new stream of ``device``. In the thread that will use it."""
@@ -69,6 +75,9 @@ class CpuDevice:
 
     def record(self) -> DeviceEvent:
         return None
+
+    def enter_thread(self) -> None:
+        """A thread needs nothing for the CPU."""
 
     def is_done(self, event: DeviceEvent) -> bool:
         return event is None or bool(event.query())
@@ -97,6 +106,12 @@ class Stream(AbstractContextManager[object], Protocol):
 class Runtime(Protocol):
     """What the connector needs of PyTorch for CUDA or an NPU."""
 
+    def current_device(self) -> torch.device:
+        """The device of this thread."""
+
+    def enter_device(self, device: torch.device) -> None:
+        """``device`` becomes this thread's own."""
+
     def current_stream(self) -> Stream:
         """The stream to which this thread's device work goes."""
 
@@ -107,11 +122,17 @@ class Runtime(Protocol):
 class TorchRuntime:
     """CUDA or NPU, by PyTorch's device-generic API."""
 
+    def current_device(self) -> torch.device:
+        return torch.accelerator.current_stream().device
+
+    def enter_device(self, device: torch.device) -> None:
+        torch.accelerator.set_device_index(device)
+
     def current_stream(self) -> Stream:
         return torch.accelerator.current_stream()
 
     def new_stream(self, device: torch.device) -> Stream:
-        torch.accelerator.set_device_index(device)
+        self.enter_device(device)
         return torch.Stream(device)
 
 
@@ -119,8 +140,13 @@ class AcceleratorDevice:
     """CUDA or NPU: one event on the forward pass's stream for each layer."""
 
     def __init__(self, runtime: Runtime, registration_alignment_bytes: int) -> None:
+        """In a thread whose device is the rank's, as vLLM's worker threads are."""
         self.registration_alignment_bytes = registration_alignment_bytes
         self._runtime = runtime
+        self._device = runtime.current_device()
+
+    def enter_thread(self) -> None:
+        self._runtime.enter_device(self._device)
 
     def record(self) -> DeviceEvent:
         return self._runtime.current_stream().record_event()

@@ -23,6 +23,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fakes.streams import AsyncStream, is_stream_thread
 from pdcluster_connector.device import AcceleratorDevice
 
+_OURS: Final = "pdcluster-"
+"""Of the names of the connector's threads."""
 STALE: Final = 0xEE
 """What new memory holds: a byte of something that was there before."""
 _NEEDS_VALUES: Final = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
@@ -47,15 +49,31 @@ class AsyncRuntime:
 
     def __init__(self) -> None:
         self._current = threading.local()
+        self.devices: list[torch.device] = []
+        """What threads have entered."""
         self.streams: list[AsyncStream] = []
         """In the order in which they were made; the first is the one of every thread that has not entered another."""
         self.default = self._open("default")
+
+    def current_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def enter_device(self, device: torch.device) -> None:
+        self._current.device = device
+        self.devices.append(device)
+
+    def _require_entered(self) -> None:
+        """As an NPU, which knows no device in a thread that has not named one."""
+        thread = threading.current_thread().name
+        if thread.startswith(_OURS) and not hasattr(self._current, "device"):
+            raise RuntimeError(f"thread {thread} has not entered the device")
 
     def current_stream(self) -> AsyncStream:
         stream: AsyncStream = getattr(self._current, "stream", self.default)
         return stream
 
-    def new_stream(self, device: torch.device) -> AsyncStream:  # there is one device
+    def new_stream(self, device: torch.device) -> AsyncStream:
+        self.enter_device(device)
         return self._open(f"side-{len(self.streams)}")
 
     def tensor(self, plain: torch.Tensor) -> DeviceTensor:
@@ -98,7 +116,7 @@ class AsyncRuntime:
             stream.join()
 
     def _open(self, name: str) -> AsyncStream:
-        stream = AsyncStream(name, self._entered)
+        stream = AsyncStream(name, self._entered, self._require_entered)
         self.streams.append(stream)
         return stream
 

@@ -37,6 +37,9 @@ class ManualDevice:
         self.events.append(ManualEvent())
         return self.events[-1]
 
+    def enter_thread(self) -> None:
+        """There is one device."""
+
     def is_done(self, event: DeviceEvent) -> bool:
         return event is None or event.query()
 

@@ -44,6 +44,7 @@ class AsyncEvent:
         """How often it was asked too early."""
 
     def query(self) -> bool:
+        self._stream.require_entered()
         is_done = self._stream.num_done >= self._place
         self.num_not_yet += not is_done
         return is_done
@@ -60,9 +61,16 @@ class AsyncEvent:
 class AsyncStream:
     """Any thread may give it work; one does it."""
 
-    def __init__(self, name: str, entered: Callable[[AsyncStream], AbstractContextManager[object]]) -> None:
-        """``entered``: what makes the stream the one of the calling thread for a while."""
+    def __init__(
+        self,
+        name: str,
+        entered: Callable[[AsyncStream], AbstractContextManager[object]],
+        require_entered: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``entered``: what makes the stream the one of the calling thread for a while.
+        ``require_entered``: raises in a thread that has not named its device."""
         self.name = name
+        self.require_entered = require_entered
         self.events: list[AsyncEvent] = []
         """Of every ``record_event``, in order."""
         self._entered = entered

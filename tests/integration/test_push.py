@@ -15,6 +15,7 @@ import pytest
 from integration import broken
 from integration.ports import fresh_port
 from integration.ranks import LIFE, Cache, Pair, Shape, engine_facts, fingerprint_of, make_pair
+from patience import EDGE_S
 from pdcluster_connector.assembly import DecodeRank, make_decode_rank, make_prefill_rank
 from pdcluster_connector.core.receiving import PeerId
 from pdcluster_connector.counts import PUSHED_BYTES, PUSHES_DONE, RECEIVES_DONE, take_counts
@@ -23,7 +24,7 @@ from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_connector.side_channel import Received
 from pdcluster_connector.steps import PrefillStep
 from pdcluster_connector.transport.base import Transport
-from pdcluster_connector.transport.sessions import Sessions
+from pdcluster_connector.transport.sessions import Opening, Sessions
 from pdcluster_protocol.errors import ConfigError, ProtocolError
 from pdcluster_protocol.ids import BootId, RequestId
 from pdcluster_protocol.labels import Role
@@ -362,3 +363,27 @@ def test_memory_is_registered_as_the_ranks_own_device_wants_it(side: Role) -> No
     memory = Cache(Shape()).memory(fingerprint_of(Shape()))
     with pytest.raises(ConfigError, match=f"a multiple of {1 << 46} bytes"):
         make(engine_facts(side, Shape(), Settings()), memory, device=_Picky())
+
+
+class _Noting(CpuDevice):
+    """Notes which threads have entered it."""
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+
+    def enter_thread(self) -> None:
+        self.threads.append(threading.current_thread().name.rstrip("0123456789-"))
+
+
+def test_each_thread_that_needs_the_device_enters_it_first() -> None:
+    """Those that open sessions too: with Ascend a transport is of the device of the thread that makes it."""
+    device = _Noting()
+    with make_pair(device=device) as pair:
+        assert len(device.threads) == 1, "the first session, opened in this thread"
+        pair.expect("a", 1)
+        pair.forward(pair.slice_of("a", [1], [5]))
+        assert pair.step_until(lambda: pair.ended.get("a", False))
+        assert "pdcluster-lane" in device.threads
+        opening = Opening(pair.prefill.sessions, lambda: None)
+        opening.close(EDGE_S)
+        assert device.threads[-1] == "pdcluster-session"

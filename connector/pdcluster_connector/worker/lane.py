@@ -166,6 +166,10 @@ class Lane:
             self._discard_inbox()
 
     def _serve(self, channel: PrefillChannel) -> None:
+        try:
+            self._parts.device.enter_thread()
+        except Exception as error:  # noqa: BLE001  # whatever the device's library raises
+            self._fail(f"prefill's lane to decode rank {self.decode_rank} cannot use its device: {error}")
         while not self._is_over:
             try:
                 self._turn(channel)

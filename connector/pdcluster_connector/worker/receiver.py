@@ -73,6 +73,7 @@ class Receiver:
         self._sessions = sessions
         self._clock = RunningClock(time.monotonic())
         self._trace = trace
+        self._device = device
         self._digests = ReceiveDigests(reader, device)
         self._inbox: deque[tuple[_News, float]] = deque()
         self._results: deque[WaitEnded] = deque()
@@ -116,6 +117,7 @@ class Receiver:
 
     def _main(self) -> None:
         with self._channel:
+            self._device.enter_thread()
             while not self._is_closing:
                 try:
                     self._turn()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_connector.device import AcceleratorDevice, CpuDevice, TorchRuntime, select_device
+from fakes.async_device import async_device
+from pdcluster_connector.device import CpuDevice, select_device
 from pdcluster_protocol.errors import ConfigError
 
 
@@ -21,5 +22,8 @@ def test_a_device_that_pytorch_does_not_have_is_refused_by_name(device_type: str
         select_device(device_type)
 
 
-def test_ascend_registers_memory_in_steps_of_two_mebibytes() -> None:
-    assert AcceleratorDevice(TorchRuntime(), 2 << 20).registration_alignment_bytes == 2 << 20
+def test_a_thread_is_for_the_device_of_the_thread_that_made_the_rank() -> None:
+    with async_device() as (device, runtime):
+        runtime.devices.clear()
+        device.enter_thread()
+        assert runtime.devices == [runtime.current_device()]

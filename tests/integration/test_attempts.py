@@ -109,9 +109,10 @@ def test_an_attempt_that_comes_after_the_kv_is_here_writes_nothing_and_has_not_f
         assert other.losses == []
 
 
-@pytest.mark.parametrize(("sessions", "last"), [("own", 2), ("shared", 3)])
-def test_a_prefill_that_goes_silent_loses_its_lease_and_another_one_takes_over(sessions: str, last: int) -> None:
-    """Where they share a session, an attempt that waits for the silent one to be cut off is cut off with it."""
+@pytest.mark.parametrize(("sessions", "most"), [("own", 1), ("shared", 2)])
+def test_a_prefill_that_goes_silent_loses_its_lease_and_another_one_takes_over(sessions: str, most: int) -> None:
+    """Where they share a session, an attempt that waits for the silent one to be cut off is cut off with it. ``most``:
+    attempts that may be lost."""
     quick = SESSIONS[sessions]
     with make_pair(BIG, quick) as pair, far_prefill(BIG, quick, fill=FAR) as far:
         pair.retries = True
@@ -120,15 +121,15 @@ def test_a_prefill_that_goes_silent_loses_its_lease_and_another_one_takes_over(s
         assert pair.step_until(lambda: bool(pair.losses))
         assert "said nothing for 1 s" in pair.losses[0].reason
         blocks = list(range(1, BIG.num_blocks))
-        for attempt in range(2, last + 1):
-            num_lost = len(pair.losses)
-            pair.forward(pair.slice_of("a", blocks, blocks, attempt=attempt))
-            assert pair.step_until(lambda: bool(pair.ended) or len(pair.losses) > num_lost)  # noqa: B023  # called now
+        while len(pair.losses) <= most and not pair.ended:
+            lost = len(pair.losses)
+            pair.forward(pair.slice_of("a", blocks, blocks, attempt=lost + 1))
+            assert pair.step_until(lambda: bool(pair.ended) or len(pair.losses) > lost)  # noqa: B023  # called now
             pair.step(finished=["a"])
             assert pair.step_until(lambda: "a" in pair.released)
             pair.released.clear()
         assert pair.ended == {"a": True}
-        assert [lost.attempt for lost in pair.losses] == list(range(1, last))
+        assert len(pair.losses) <= most
         far.signal(signal.SIGCONT)
         assert not pair.step_until(lambda: False, timeout_s=1.0)
         assert (pair.target.layers[:, 1:] == NEAR).all()

@@ -22,7 +22,7 @@ run: install  ## a prefill engine, a decode engine and the router; one question;
 	@$(BIN)/pdcluster local --port $(PORT) $(ARGS)
 
 check: install  ## the fast part: format, lint, types, layers, unit and property tests
-	@$(MAKE) --no-print-directory --output-sync=target -j 2 check-laws check-connector check-parts check-style
+	@$(MAKE) --no-print-directory --output-sync=target -j 2 check-laws check-parts check-connector check-style
 
 # Side by side, the longest first. Only check-connector imports vLLM, 14 s of CPU: pytest's own workers would do so each.
 .PHONY: check-style check-laws check-connector check-parts

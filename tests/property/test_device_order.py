@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drawn import drawn
 from integration.reshard_ranks import Scenario, assert_written_once
 from patience import until
 from property.slow_ranks import slow_ranks
@@ -17,7 +18,7 @@ turns = st.lists(st.tuples(st.integers(0, 1), st.integers(0, len(STREAMS) - 1), 
 """Which rank's which stream may do how many operations more."""
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=drawn(27), deadline=None)
 @given(turns=turns, decode_tp=st.sampled_from([1, 4]), staging_bytes=st.sampled_from([TIGHT, WIDE]))
 def test_decode_has_every_byte_whichever_stream_goes_on_first(
     turns: list[tuple[int, int, int]], decode_tp: int, staging_bytes: int

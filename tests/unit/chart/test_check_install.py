@@ -36,7 +36,7 @@ def serving(answers: dict[str, tuple[int, str]], tokens: list[str]) -> Iterator[
             """Nothing: the test's output is the script's."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, name="fake-api")
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), name="fake-api")
         thread.start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()

@@ -145,7 +145,7 @@ class Pages(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def url() -> Iterator[str]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages)
-    thread = threading.Thread(target=server.serve_forever, name="hub")
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), name="hub")
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

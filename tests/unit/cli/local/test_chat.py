@@ -37,7 +37,7 @@ class Engine(BaseHTTPRequestHandler):
 @contextmanager
 def running() -> Iterator[int]:
     server = HTTPServer(("127.0.0.1", 0), Engine)
-    thread = threading.Thread(target=server.serve_forever, name="engine")
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), name="engine")
     thread.start()
     try:
         yield server.server_address[1]

@@ -150,9 +150,9 @@ def _make_sessions(facts: EngineFacts, memory: Memory, device: Device, use: Use)
 
 
 def _start_transport(facts: EngineFacts, memory: Memory, device: Device) -> Transport:
-    transport = make_transport(
-        facts.settings.transport, TransportSettings(facts.host, facts.settings.transfer_protocol)
-    )
+    settings = facts.settings
+    wanted = TransportSettings(facts.host, settings.transfer_protocol, settings.transfer_devices)
+    transport = make_transport(settings.transport, wanted)
     for address, num_bytes in memory.aligned_spans(device.registration_alignment_bytes):
         transport.register(address, num_bytes)
     return transport

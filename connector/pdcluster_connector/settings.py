@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import Final
@@ -10,6 +11,7 @@ import msgspec
 
 from pdcluster_protocol.errors import ConfigError
 
+_DEVICE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 CUT_S: Final = 2.0
 """What closing a session may take: Mooncake 0.3.13 needs 0.8 s."""
 
@@ -45,6 +47,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Mooncake's protocol: ``tcp``, ``rdma`` or ``ascend``, the same on all engines. Default ``tcp``: works everywhere.
     It is enforced: the connector sets ``MC_FORCE_TCP`` or ``MC_FORCE_HCA``, and refuses other variables by which
     Mooncake chooses, and ``rdma`` without a device that the process may open."""
+    transfer_devices: tuple[str, ...] = ()
+    """The RDMA devices that Mooncake may use, named as ``ibv_devices`` does: ``["mlx5_0", "mlx5_1"]``. Only with
+    ``transfer_protocol`` ``rdma``; each must be there and open. Default none: Mooncake takes those near the memory."""
     sessions: SessionUse = SessionUse.AUTO
     """How many transport sessions a rank has. ``own``: one for each peer, so that cutting one off stops no other.
     ``shared``: one, so that memory is registered once; cutting off a peer ends all pushes that are under way or wait
@@ -144,4 +149,16 @@ def parse_settings(extra_config: Mapping[str, object]) -> Settings:
         )
     if settings.staging_bytes < 1:
         raise ConfigError(f"staging_bytes is {settings.staging_bytes}: use a positive number of bytes")
+    _check_devices(settings)
     return settings
+
+
+def _check_devices(settings: Settings) -> None:
+    if settings.transfer_devices and settings.transfer_protocol != "rdma":
+        raise ConfigError(
+            f"transfer_devices is {list(settings.transfer_devices)} with transfer_protocol "
+            f"{settings.transfer_protocol}, which uses none: leave transfer_devices out, or use transfer_protocol rdma"
+        )
+    # Mooncake takes the names in one line with commas between them.
+    if wrong := [name for name in settings.transfer_devices if not _DEVICE_NAME.fullmatch(name)]:
+        raise ConfigError(f"transfer_devices has {wrong[0]!r}: use a list of names as of ibv_devices, as mlx5_0")

@@ -36,6 +36,7 @@ class ConnectorSettings(TypedDict, total=False):
     host: str
     side_channel_port: int
     transfer_protocol: str
+    transfer_devices: tuple[str, ...]
     quarantine_s: float
     trace_file: str
 

@@ -90,6 +90,9 @@ ACCEPTED: Final = (
     Accepted("a stopped pool with a ratio", {**both("replicas", 0), "spec.scaling.ratio": {"min": 0.5, "max": 2}}),
     Accepted("ascend's own protocol", {**both("device.kind", "ascend"), "spec.transfer.protocol": "ascend"}),
     Accepted("rdma", {**CUDA, "spec.transfer.protocol": "rdma"}),
+    Accepted(
+        "two cards of rdma", {**CUDA, "spec.transfer": {"protocol": "rdma", "devices": ["mlx5_0", "mlx5_bond.1"]}}
+    ),
     Accepted("a secret of one's own", {"spec.auth.secretRef": {"name": "mine"}}),
     Accepted("a name of 63 characters", {"metadata.name": "a" * 63}),
     Accepted(

@@ -237,6 +237,16 @@ RULES: Final = (
         "transfer.protocol is ascend and device.kind is cpu: use tcp or rdma, or leave protocol out",
     ),
     Refused(
+        "cards of rdma with another protocol",
+        {**CUDA, "spec.transfer": {"protocol": "tcp", "devices": ["mlx5_0"]}},
+        "transfer.devices names RDMA devices and transfer.protocol is tcp: set protocol rdma, or leave devices out",
+    ),
+    Refused(
+        "cards of rdma without a protocol",
+        {**CUDA, "spec.transfer": {"devices": ["mlx5_0"]}},
+        "transfer.devices names RDMA devices and transfer.protocol is not set: set protocol rdma, or leave devices out",
+    ),
+    Refused(
         "a name with a dot",
         {"metadata.name": "my.pool"},
         "metadata.name is my.pool, 7 characters: Services are named after it, so use at most 63 of a-z, 0-9 and -, "

@@ -34,6 +34,8 @@ class TransportSettings:
     host: str
     protocol: str
     """``transfer_protocol`` of the connector's settings."""
+    devices: tuple[str, ...] = ()
+    """``transfer_devices`` of the connector's settings."""
 
 
 class Transport(Protocol):

@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 
 from pdcluster_connector.transport.base import TransportSettings, WriteId, WriteStatus
 from pdcluster_connector.transport.opening import Backend, Openings, Write
-from pdcluster_connector.transport.protocols import environment_of, locked_memory_problem, require_rdma_device
+from pdcluster_connector.transport.protocols import environment_of, locked_memory_problem, require_rdma_devices
 from pdcluster_connector.transport.registered import RegisteredMemory
 from pdcluster_protocol.errors import ConfigError, TransferError
 from pdcluster_protocol.launch import MOONCAKE_PORTS
@@ -235,13 +235,13 @@ def _start_engine(settings: TransportSettings) -> Any:
     _set_environment(settings.protocol)
     _require_own_address(settings.host)
     if settings.protocol == "rdma":
-        require_rdma_device()
+        require_rdma_devices(settings.devices)
     try:
         from mooncake.engine import TransferEngine  # needs system libraries: fail with their names
     except ImportError as error:
         raise ConfigError(f"Mooncake cannot be loaded ({error}): {_SYSTEM_LIBRARIES}") from error
     engine = TransferEngine()
-    if status := engine.initialize(settings.host, "P2PHANDSHAKE", settings.protocol, ""):
+    if status := engine.initialize(settings.host, "P2PHANDSHAKE", settings.protocol, ",".join(settings.devices)):
         raise ConfigError(
             f"Mooncake cannot start on {settings.host} with transfer_protocol {settings.protocol!r} (status {status})"
         )

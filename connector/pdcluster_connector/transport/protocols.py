@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,29 +74,49 @@ def load_verbs() -> Any:
     return verbs
 
 
-def require_rdma_device(load: Callable[[], Any] = load_verbs) -> None:
-    """This process may open an RDMA device: one that ``/sys`` shows need not be there in a container.
+def require_rdma_devices(names: Sequence[str] = (), load: Callable[[], Any] = load_verbs) -> None:
+    """This process may open each of the RDMA devices in ``names``, or one where none is named.
+
+    A device that ``/sys`` shows need not be there in a container. Mooncake passes over a name that it does not find.
 
     Raises:
-        ConfigError: There is none, or none can be opened.
+        ConfigError: A named one is not there, or none can be opened.
     """
-    verbs, number = load(), ctypes.c_int(0)
+    found = _devices_found(load())
+    there = ", ".join(found) or "no RDMA device"
+    if missing := [name for name in names if name not in found]:
+        raise ConfigError(
+            f"transfer_devices names {', '.join(missing)}, and libibverbs finds {there}: name devices of this machine, "
+            "or leave transfer_devices out"
+        )
+    closed = [name for name in names or found if not found[name]]
+    if closed if names else len(closed) == len(found):
+        problem = f"{', '.join(closed)} cannot be opened" if closed else "libibverbs finds no RDMA device"
+        raise ConfigError(
+            f"transfer_protocol is rdma, but {problem}: give this process /dev/infiniband/uverbs* (in Kubernetes the "
+            "resource of your RDMA device plugin), or use transfer_protocol tcp"
+        )
+
+
+def _devices_found(verbs: Any) -> dict[str, bool]:
+    """The RDMA devices by name, in libibverbs' order, and whether this process may open each."""
+    number = ctypes.c_int(0)
     devices = verbs.ibv_get_device_list(ctypes.byref(number))
-    names = []
     try:
-        for index in range(number.value):
-            if context := verbs.ibv_open_device(devices[index]):
-                verbs.ibv_close_device(context)
-                return
-            names.append(verbs.ibv_get_device_name(devices[index]).decode())
+        return {
+            verbs.ibv_get_device_name(devices[index]).decode(): _may_open(verbs, devices[index])
+            for index in range(number.value)
+        }
     finally:
         if devices:
             verbs.ibv_free_device_list(devices)
-    found = f"{', '.join(names)} cannot be opened" if names else "libibverbs finds no RDMA device"
-    raise ConfigError(
-        f"transfer_protocol is rdma, but {found}: give this process /dev/infiniband/uverbs* (in Kubernetes the "
-        "resource of your RDMA device plugin), or use transfer_protocol tcp"
-    )
+
+
+def _may_open(verbs: Any, device: Any) -> bool:
+    context = verbs.ibv_open_device(device)
+    if context:
+        verbs.ibv_close_device(context)
+    return bool(context)
 
 
 def locked_memory_problem(

@@ -104,6 +104,10 @@ class TransferProtocol(Enum):
     ASCEND = "ascend"
 
 
+DeviceName = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9_.-]+$")]
+"""A network device's name."""
+
+
 class Transfer(ApiModel):
     """How KV gets from prefill to decode. A change rolls both roles."""
 
@@ -111,6 +115,9 @@ class Transfer(ApiModel):
     """tcp, rdma or ascend. Default: ascend on ascend devices, else tcp, which works everywhere. With rdma
     engines run as root with IPC_LOCK and nothing else, for it pins memory; ask for your cards' resource in
     roles.*.resources.limits."""
+    devices: list[DeviceName] | None = Field(default=None, min_length=1, max_length=32)
+    """RDMA devices that engines may use, named as ibv_devices does, at most 32; only with protocol rdma. An engine
+    whose node lacks one does not start. Default: Mooncake takes those that are near the memory."""
     port: int = Field(default=SIDE_CHANNEL_PORT, ge=1024, le=31000)
     """First port of decode's side channels: rank r listens on port + r, in [1024, 31000]; none may be 8000, where
     engines answer. Default 12100: below the ports that Mooncake draws from (from 15000) and those that Linux gives to
@@ -318,6 +325,14 @@ class PDClusterSpec(ApiModel):
             values=("self.roles.prefill.device.kind",),
             short="transfer.protocol ascend needs device.kind ascend: leave protocol out",
             path=".transfer.protocol",
+        ),
+        Rule(
+            holds="!has(self.transfer.devices) || (has(self.transfer.protocol) && self.transfer.protocol == 'rdma')",
+            says="transfer.devices names RDMA devices and transfer.protocol is %s: set protocol rdma, or leave devices "
+            "out",
+            values=("has(self.transfer.protocol) ? self.transfer.protocol : 'not set'",),
+            short="transfer.devices needs transfer.protocol rdma: set it, or leave devices out",
+            path=".transfer.devices",
         ),
         Rule(
             holds=f"self.transfer.port > {HTTP_PORT} || {_LAST_PORT} < {HTTP_PORT}",

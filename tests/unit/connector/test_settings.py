@@ -22,6 +22,13 @@ from pdcluster_protocol.errors import ConfigError
         ),
         ({"reshard_timeout_s": 60, "hold_s": 30}, ["reshard_timeout_s is 60 with hold_s 30", "use 96 or more"]),
         ({"lease_s": 0}, ["lease_s is 0"]),
+        (
+            {"transfer_devices": ["mlx5_0"]},
+            ["transfer_devices is ['mlx5_0'] with transfer_protocol tcp", "or use transfer_protocol rdma"],
+        ),
+        ({"transfer_protocol": "rdma", "transfer_devices": ["mlx5_0,mlx5_1"]}, ["has 'mlx5_0,mlx5_1'", "use a list"]),
+        ({"transfer_protocol": "rdma", "transfer_devices": [""]}, ["has ''", "use a list"]),
+        ({"transfer_protocol": "rdma", "transfer_devices": "mlx5_0"}, ["Expected `array`, got `str`", "the keys are"]),
         ({"reshard_timeout": 60}, ["reshard_timeout", "the keys are"]),
     ],
 )

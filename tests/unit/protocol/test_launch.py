@@ -41,7 +41,12 @@ def test_vllm_is_told_in_its_own_words(role: Role, kv_role: str) -> None:
 
 def test_the_connector_reads_each_setting_that_is_written() -> None:
     every = ConnectorSettings(
-        host="10.0.0.7", side_channel_port=1, transfer_protocol="rdma", quarantine_s=2.5, trace_file="/t"
+        host="10.0.0.7",
+        side_channel_port=1,
+        transfer_protocol="rdma",
+        transfer_devices=("mlx5_0",),
+        quarantine_s=2.5,
+        trace_file="/t",
     )
     assert every.keys() == ConnectorSettings.__annotations__.keys()
     assert parse_connector(every) == OfConnector(**every)

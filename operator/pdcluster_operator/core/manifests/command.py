@@ -79,6 +79,8 @@ def transfer_config(pool: Pool, role: Role, place: PodPlace) -> Document:
         "transfer_protocol": pool.spec.transfer_protocol.value,
         "quarantine_s": float(transfer.quarantine_seconds),
     }
+    if transfer.devices:
+        settings["transfer_devices"] = tuple(transfer.devices)
     if role is Role.DECODE:
         settings["side_channel_port"] = transfer.port
     engine_id = "$(POD_NAME)" if place is PodPlace.ALONE else "$(LWS_LEADER_ADDRESS)"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_connector.transport.protocols import environment_of, locked_memory_problem, require_rdma_device
+from pdcluster_connector.transport.protocols import environment_of, locked_memory_problem, require_rdma_devices
 from pdcluster_protocol.errors import ConfigError
 
 
@@ -81,9 +81,9 @@ class FakeVerbs:
         self.num_freed += 1
 
 
-def test_one_device_that_opens_is_enough_and_all_is_given_back() -> None:
+def test_where_none_is_named_one_device_that_opens_is_enough_and_all_is_given_back() -> None:
     verbs = FakeVerbs({"mlx5_0": False, "mlx5_1": True})
-    require_rdma_device(lambda: verbs)
+    require_rdma_devices((), lambda: verbs)
     assert (verbs.closed, verbs.num_freed) == ([102], 1)
 
 
@@ -93,13 +93,29 @@ def test_devices_that_are_seen_and_cannot_be_opened_are_refused_by_name() -> Non
     with pytest.raises(
         ConfigError, match=r"rdma, but mlx5_0, mlx5_1 cannot be opened: .*/dev/infiniband.*protocol tcp"
     ):
-        require_rdma_device(lambda: verbs)
+        require_rdma_devices((), lambda: verbs)
     assert verbs.num_freed == 1
 
 
 def test_no_device_at_all_is_refused_with_the_cure() -> None:
     with pytest.raises(ConfigError, match=r"libibverbs finds no RDMA device: .*use transfer_protocol tcp"):
-        require_rdma_device(lambda: FakeVerbs({}))
+        require_rdma_devices((), lambda: FakeVerbs({}))
+
+
+def test_each_device_that_is_named_must_open() -> None:
+    verbs = FakeVerbs({"mlx5_0": True, "mlx5_1": True, "mlx5_2": False})
+    require_rdma_devices(("mlx5_1", "mlx5_0"), lambda: verbs)
+    with pytest.raises(ConfigError, match=r"rdma, but mlx5_2 cannot be opened: "):
+        require_rdma_devices(("mlx5_0", "mlx5_2"), lambda: verbs)
+
+
+@pytest.mark.parametrize(("there", "told"), [({"mlx5_0": True}, "finds mlx5_0: "), ({}, "finds no RDMA device: ")])
+def test_a_device_that_is_named_and_not_there_is_refused_with_those_that_are(there: dict[str, bool], told: str) -> None:
+    """Mooncake would pass over the name."""
+    with pytest.raises(
+        ConfigError, match=f"transfer_devices names mlx5_7, and libibverbs {told}name devices of this machine"
+    ):
+        require_rdma_devices(("mlx5_0", "mlx5_7") if there else ("mlx5_7",), lambda: FakeVerbs(there))
 
 
 def status(tmp_path: Path, effective: str) -> Path:

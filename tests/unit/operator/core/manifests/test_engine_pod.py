@@ -208,6 +208,11 @@ class TestAscend:
         assert decode["kv_connector_extra_config"]["side_channel_port"] == 21000
 
     @pytest.mark.parametrize("role", Role)
+    def test_engines_use_the_rdma_devices_that_are_named(self, role: Role) -> None:
+        told = transfer(pod({**ASCEND, "spec.transfer": {"protocol": "rdma", "devices": ["mlx5_0", "mlx5_1"]}}, role))
+        assert parse_settings(told["kv_connector_extra_config"]).transfer_devices == ("mlx5_0", "mlx5_1")
+
+    @pytest.mark.parametrize("role", Role)
     def test_the_connector_takes_its_settings(self, role: Role) -> None:
         settings = parse_settings(transfer(pod(ASCEND, role))["kv_connector_extra_config"])
         assert settings.transfer_protocol == "ascend"

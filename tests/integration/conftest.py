@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from integration.harness import Harness, harness_env
+from integration.harness import Harness, harness_env, zygote_modules
 from patience import HANGS_S
-from pdcluster_cli.engines import SCRATCH, LocalDevice, preload_modules
+from pdcluster_cli.engines import SCRATCH
 from pdcluster_cli.tiny_model import ensure_tiny_model
 from pdcluster_cli.zygote import Zygote
 
@@ -29,6 +29,5 @@ def tiny_model() -> Path:
 @pytest.fixture(scope="session")
 def harness(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     folder = tmp_path_factory.mktemp("engines")
-    modules = (*preload_modules(LocalDevice.CPU), "zoo.preload")
-    with Zygote(modules, env=harness_env(), log_path=folder / "zygote.log", scratch=SCRATCH) as zygote:
+    with Zygote(zygote_modules(), env=harness_env(), log_path=folder / "zygote.log", scratch=SCRATCH) as zygote:
         yield Harness(zygote, tiny_model, folder)

@@ -25,6 +25,7 @@ import dataclasses
 import http.client
 import itertools
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,6 +45,7 @@ from pdcluster_cli.engines import (
     LocalDevice,
     PoolRole,
     engine_spec,
+    preload_modules,
     router_argv,
     zygote_env,
 )
@@ -57,6 +59,10 @@ Prompt: TypeAlias = str | Sequence[int]
 START_TIMEOUT_S: Final = DEFAULT_START_TIMEOUT_S
 """As a user's: an engine is up in seconds here, and on a machine with other work in minutes."""
 STOP_GRACE_S: Final = 5.0
+V2_RUNNER_VARIABLE: Final = "PDCLUSTER_TESTS_V2_RUNNER"
+"""Where it is set, all engines of a test session use vLLM's V2 model runner: see ``zoo/interpreted.py``."""
+_V2_LINE: Final = "Using V2 Model Runner"
+_V2_RUNNER: Final = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
 BASE_ARGS: Final = (
     *("--dtype", "float32", "--max-model-len", "8192", "--max-num-seqs", "32"),
     *("--kv-cache-memory-bytes", str(96 << 20)),
@@ -167,6 +173,7 @@ class Harness:
         with ExitStack() as stack:
             servers = tuple(self._start(stack, engine_spec(plan), plan.port, plan.trace_file) for plan in plans)
             _wait_all(servers)
+            _require_the_runner(servers)
             yield servers
             for server in servers:
                 server.handle.signal(signal.SIGTERM)  # they end side by side
@@ -227,10 +234,24 @@ def _wait_all(servers: Sequence[Server]) -> None:
         wait_healthy(server.handle, server.port, deadline=deadline)
 
 
+def _require_the_runner(servers: Sequence[Server]) -> None:
+    """vLLM falls back to the other runner with a warning, and a test would prove what it did not run."""
+    if V2_RUNNER_VARIABLE in os.environ:
+        for server in servers:
+            assert _V2_LINE in server.log_path.read_text(), f"{server.name} does not use vLLM's V2 model runner"
+
+
 def harness_env() -> dict[str, str | None]:
     """The zygote's environment for tests: that of users whose model is surely here."""
     # Engines load the tests' own connectors and probes by name.
-    return {**zygote_env(LocalDevice.CPU), **OFFLINE, "PYTHONPATH": str(Path(__file__).parents[1])}
+    ours = {**zygote_env(LocalDevice.CPU), **OFFLINE, "PYTHONPATH": str(Path(__file__).parents[1])}
+    return {**ours, **_V2_RUNNER} if V2_RUNNER_VARIABLE in os.environ else ours
+
+
+def zygote_modules() -> tuple[str, ...]:
+    """What the tests' zygote imports, in order."""
+    first = ("zoo.interpreted",) if V2_RUNNER_VARIABLE in os.environ else ()
+    return (*first, *preload_modules(LocalDevice.CPU), "zoo.preload")
 
 
 class HttpError(Exception):

@@ -24,6 +24,7 @@ RESHARDER: Final = "tests/integration/test_resharder.py::"
 ASCEND: Final = "tests/integration/test_ascend.py::"
 READ: Final = "tests/unit/connector/vllm/test_ascend.py::"
 RANGES: Final = "tests/unit/connector/core/test_ranges.py::"
+V2: Final = "tests/integration/test_v2_runner.py::"
 EXACT: Final = "tests/integration/test_exact.py::"
 
 
@@ -82,6 +83,10 @@ OPTIONS: Final = (
         (EXACT + "test_200_prompts_at_concurrency_16_answer_like_a_single_engine", *pools("no cache"))),
     Row("Llama", "compiled engines", _ENGINES,
         (EXACT + "test_compiled_engines_answer_like_a_single_compiled_engine",)),
+    Row("every one on this page", "vLLM's V2 model runner with asynchronous scheduling, as on CUDA", _ENGINES,
+        (V2 + "test_answers_failures_retries_and_every_kind_of_kv_on_the_v2_runner",
+         V2 + "test_bytes_failures_and_preemption_on_the_v2_runner"),
+        "its Triton kernels in Triton's interpreter; without CUDA graphs"),
     Row("Llama", "speculation by prompt lookup (ngram)", _ENGINES, pools("ngram")),
     Row("Llama", "speculation by a draft model; TP 1 to 2", _ENGINES, pools("draft model", "draft model 1 to 2"),
         "the same draft model on both engines"),

@@ -9,7 +9,7 @@ from versions.surface import recorded
 from versions.table import NEWEST_ON_CPU, VERSIONS, Version
 
 _ENGINES: Final = "vLLM engines on a CPU, `make versions`"
-_READ: Final = "reading: `tests/contract/test_vllm_versions.py` finds every name and hook in its wheel"
+_READ: Final = "reading: `tests/contract/test_vllm_touched.py` finds every attribute and parameter in its wheel"
 _BEFORE_0_24: Final = "decode that runs several steps at once (`--async-scheduling`, pipeline stages)"
 _BEFORE_0_30: Final = "several KV groups; recurrent state; a sliding window with `kv_load_failure_policy: recompute`"
 

@@ -10,7 +10,6 @@ Source of truth: vllm-ascend 0.23.0.post1 ``ascend_config.py``, ``attention/mla_
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from pdcluster_protocol.errors import ConfigError
 
@@ -34,5 +33,5 @@ def require_plain_kv(additional_config: object) -> None:
         )
 
 
-def _is_on(hamming_sparse: Any) -> bool:
+def _is_on(hamming_sparse: object) -> bool:
     return isinstance(hamming_sparse, Mapping) and bool(hamming_sparse.get("enabled"))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from pdcluster_protocol.ids import RequestId
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
 
 BlockTable: TypeAlias = tuple[Sequence[int], ...]
 
 
-def resolved(output: Any) -> Callable[[RequestId], BlockTable]:
+def resolved(output: SchedulerOutput) -> Callable[[RequestId], BlockTable]:
     """``SchedulerOutput`` of vLLM 0.30 and newer says each request's whole table."""
     table_of: Callable[[RequestId], BlockTable] = output.kv_connector_block_state.resolve_block_ids
     return table_of
@@ -26,7 +29,7 @@ class BlockTables:
     def __init__(self) -> None:
         self._tables: dict[RequestId, tuple[list[int], ...]] = {}
 
-    def follow(self, output: Any) -> Callable[[RequestId], BlockTable]:
+    def follow(self, output: SchedulerOutput) -> Callable[[RequestId], BlockTable]:
         """The tables as of the step ``output``, which must be the next one."""
         self._forget(output.finished_req_ids)
         self._forget(output.preempted_req_ids or ())
@@ -34,9 +37,11 @@ class BlockTables:
             self._begin(RequestId(new.req_id), new.block_ids)
         cached = output.scheduled_cached_reqs
         for request_id, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if blocks is None:
+                continue
             if request_id in cached.resumed_req_ids:
                 self._begin(RequestId(request_id), blocks)
-            elif blocks is not None:
+            else:
                 for table, more in zip(self._tables[RequestId(request_id)], blocks, strict=True):
                     table.extend(more)
         return self._tables.__getitem__

@@ -9,11 +9,15 @@ is asked of the backend with numbers that cannot be confused.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
 from pdcluster_protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+    from vllm.v1.attention.backend import AttentionBackend
 
 LayerKv: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 
@@ -25,7 +29,7 @@ _PARTS: Final = 2
 """K and V."""
 
 
-def in_new_axes(layers: Mapping[str, Any], kv_caches: Mapping[str, LayerKv]) -> dict[str, LayerKv]:
+def in_new_axes(layers: Mapping[str, AttentionLayerBase], kv_caches: Mapping[str, LayerKv]) -> dict[str, LayerKv]:
     """Views of the same memory; ``layers``: vLLM's attention layers by name (``static_forward_context``).
 
     Raises:
@@ -34,7 +38,7 @@ def in_new_axes(layers: Mapping[str, Any], kv_caches: Mapping[str, LayerKv]) -> 
     return {name: _views(name, layers[name], held) if name in layers else held for name, held in kv_caches.items()}
 
 
-def _views(name: str, layer: Any, held: LayerKv) -> LayerKv:
+def _views(name: str, layer: AttentionLayerBase, held: LayerKv) -> LayerKv:
     if not hasattr(layer, "get_attn_backend") or (shape := _shape_of(layer.get_attn_backend())) is None:
         return held
     is_whole, backend = isinstance(held, torch.Tensor), layer.get_attn_backend().get_name()
@@ -52,7 +56,7 @@ def _views(name: str, layer: Any, held: LayerKv) -> LayerKv:
     return tuple(_in_order(part, left) for part in parts)
 
 
-def _shape_of(backend: Any) -> tuple[int, ...] | None:
+def _shape_of(backend: type[AttentionBackend]) -> tuple[int, ...] | None:
     """None of a backend of recurrent state, which has no such axes."""
     try:
         return tuple(backend.get_kv_cache_shape(_PAGES, _TOKENS, _HEADS, _HEAD_SIZE))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pdcluster_connector.vllm.versions import RELEASE  # isort: skip  # first: refuses a vLLM that lacks what follows
 import torch
@@ -57,6 +57,10 @@ from pdcluster_connector.worker.decode import Receipts
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import SideChannelAddress
+
+if TYPE_CHECKING:  # no engine ends because one of these has moved
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.request import Request
 
 
 @dataclass(frozen=True)
@@ -113,27 +117,25 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return None if vllm_config.model_config.use_mla else head_major(RELEASE.names_layouts)
 
     @classmethod
-    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:  # noqa: ARG003  # vLLM's signature
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, object]) -> bool:  # noqa: ARG003  # vLLM's signature
         """No: graphs of pure decode steps, all that a decode engine has, may be whole. Such a graph runs no hook;
         ``end_step`` sweeps its layers. That prefill's own steps are not of this kind is held by ``read_engine_facts``.
         """
         return False
 
     @classmethod
-    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:  # noqa: ARG003  # vLLM's signature
+    def supports_sleep_mode(cls, kv_transfer_config: object) -> bool:  # noqa: ARG003  # vLLM's signature
         """No: ``read_engine_facts`` refuses it. vLLM 0.33 asks, and takes yes for granted."""
         return False
 
     # Scheduler process.
 
-    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:  # noqa: ARG002  # vLLM's signature
+    def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:  # noqa: ARG002  # vLLM's signature
         """A push fills the request's own blocks in every group."""
         groups: tuple[int, ...] = self._kv_cache_config.transfer_group_ids
         return groups
 
-    def set_xfer_handshake_metadata_pp_aware(
-        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
-    ) -> None:
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Listening]) -> None:
         """Every worker's side channel is known: reservations can name them."""
         if self._facts.role is not Role.DECODE:
             return
@@ -141,7 +143,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         pages = tuple(map(max, zip(*(worker.page_tokens for worker in workers), strict=True)))
         self._decode_scheduler = SchedulerDecode(self._facts, tuple(worker.address for worker in workers), pages)
 
-    def on_new_request(self, request: Any) -> None:
+    def on_new_request(self, request: Request) -> None:
         params, now = request.kv_transfer_params, time.monotonic()
         if not params:
             return
@@ -157,7 +159,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._decode_scheduler and params.get("do_remote_prefill"):
             self._decode_scheduler.requests.add(request_id, params, tokens, now=now)
 
-    def _refuse(self, request: Any, params: object, now: float) -> None:
+    def _refuse(self, request: Request, params: object, now: float) -> None:
         """Transfer parameters that are no object: the request ends with the reason, and vLLM, which would look a key up
         in them next and end the engine, finds none."""
         request.kv_transfer_params = {}
@@ -167,13 +169,13 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._decode_scheduler:
             self._decode_scheduler.requests.add(request_id, params, tokens, now=now)
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         if self._decode_scheduler is None:
             return 0, False
         num_tokens = self._decode_scheduler.requests.external_tokens(request.request_id, num_computed_tokens)
         return num_tokens, num_tokens > 0
 
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         if self._decode_scheduler is not None:
             tables = blocks.get_block_ids()
             self._decode_scheduler.requests.reserve(
@@ -214,14 +216,14 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._pushed_blocks.forget(output.finished_recving or ())
         return failed
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, object] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(
         self,
-        request: Any,
+        request: Request,
         block_ids: tuple[list[int], ...],  # noqa: ARG002  # vLLM's signature
-    ) -> tuple[bool, dict[str, Any] | None]:
+    ) -> tuple[bool, dict[str, object] | None]:
         if self._prefill_scheduler is not None:
             return self._prefill_scheduler.finish(request.request_id)
         if self._decode_scheduler is not None:
@@ -266,8 +268,8 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self,
         layer_name: str,
         kv_layer: torch.Tensor,  # noqa: ARG002  # vLLM's signature
-        attn_metadata: Any,  # noqa: ARG002  # vLLM's signature
-        **kwargs: Any,  # noqa: ARG002  # vLLM's signature
+        attn_metadata: object,  # noqa: ARG002  # vLLM's signature
+        **kwargs: object,  # noqa: ARG002  # vLLM's signature
     ) -> None:
         if self._prefill_rank:
             self._prefill_rank.worker.layer_saved(layer_name)
@@ -276,13 +278,13 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._prefill_rank:
             self._prefill_rank.worker.end_step()
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+    def start_load_kv(self, forward_context: object, **kwargs: object) -> None:
         """Nothing to start: prefill pushes."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: a request runs only when all of its KV is here."""
 
-    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+    def get_transfer_results(self, finished_req_ids: set[str]) -> base.KVConnectorTransferResults:
         results = base.KVConnectorTransferResults()
         sent, receipts = self._ended(finished_req_ids)
         results.finished_sending = sent
@@ -314,14 +316,14 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return StepCounts(data=counts) if counts else None
 
     @classmethod
-    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> StepCounts:
+    def build_kv_connector_stats(cls, data: dict[str, int] | None = None) -> StepCounts:
         return StepCounts(data=data or {})
 
     @classmethod
     def build_prom_metrics(
         cls,
         vllm_config: VllmConfig,
-        metric_types: dict[Any, Any],
+        metric_types: dict[type, type],
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> CountMetrics:
@@ -342,7 +344,7 @@ def _scheduled(output: SchedulerOutput) -> Iterable[Scheduled]:
         yield Scheduled(RequestId(request_id), computed + step_tokens[request_id])
 
 
-def leave_out_last_token(request: Any) -> None:
+def leave_out_last_token(request: Request) -> None:
     """Prefill computes all but the last prompt token, which decode computes: see ``num_kept_back``.
 
     As vLLM 0.32's ``mooncake_connector.py`` does for hybrid models. Called once for a request, before it is scheduled.

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
-from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.config import CUDAGraphMode, ModelConfig, ParallelConfig, SpeculativeConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.utils.network_utils import get_ip
 from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
     ChunkedLocalAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -159,20 +160,24 @@ def _open_tp_group(tp_size: int, timeout_s: float) -> dist.ProcessGroup | None:
     return groups[dist.get_rank() // tp_size]
 
 
-def _require_whole_steps(parallel: Any) -> None:
+def _require_whole_steps(parallel: ParallelConfig) -> None:
     """A token's KV lies in one block of each layer, and a layer is final when its hook is called.
 
     Raises:
         ConfigError: Something spreads a prompt's tokens over ranks, or splits a step.
     """
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if (size := getattr(parallel, name)) != 1:
-            raise ConfigError(f"--{name.replace('_', '-')} is {size}: PDClusterConnector 0.1 needs 1")
+    sizes = {
+        "--decode-context-parallel-size": parallel.decode_context_parallel_size,
+        "--prefill-context-parallel-size": parallel.prefill_context_parallel_size,
+    }
+    for option, size in sizes.items():
+        if size != 1:
+            raise ConfigError(f"{option} is {size}: PDClusterConnector 0.1 needs 1")
     if parallel.use_ubatching:
         raise ConfigError("--enable-dbo or --ubatch-size splits each step: PDClusterConnector 0.1 needs whole steps")
 
 
-def _require_awake(model_config: Any) -> None:
+def _require_awake(model_config: ModelConfig) -> None:
     """KV stays where it is for the engine's life: other engines write into it.
 
     Raises:
@@ -196,7 +201,7 @@ def _require_one_step_at_a_time(num_batches: int) -> None:
         )
 
 
-def _require_ends_of_steps(num_stages: int, speculative: Any) -> None:
+def _require_ends_of_steps(num_stages: int, speculative: SpeculativeConfig | None) -> None:
     """Every worker hears when a step has ended.
 
     Raises:
@@ -247,7 +252,7 @@ def _group(group: KVCacheGroupSpec) -> KvGroup:
     kinds = {meaning_of(spec) for spec in specs}
     if kinds != {MambaSpec}:
         return KvGroup(group.kv_cache_spec.block_size, is_windowed=not kinds.isdisjoint(_WINDOWED))
-    (mode,) = {spec.mamba_cache_mode for spec in specs}
+    (mode,) = {spec.mamba_cache_mode for spec in specs if isinstance(spec, MambaSpec)}
     if mode not in ("none", "align"):
         raise ConfigError(
             f"--mamba-cache-mode is {mode}: PDClusterConnector 0.1 pushes one state for a request; choose none or align"
@@ -319,6 +324,7 @@ def read_regions(
         if isinstance(spec, MambaSpec):
             yield RegionLayout(*place, RegionKind.STATE, 1, 1)
             continue
+        assert isinstance(spec, AttentionSpec), "meaning_of has refused any other"
         is_latent = isinstance(spec, MLAAttentionSpec | SlidingWindowMLASpec)
         per_head = RegionKind.TOKENS if is_token_major else RegionKind.HEADS
         kind = RegionKind.LATENT if is_latent else per_head
@@ -365,7 +371,7 @@ def _total_heads(name: str, local: int, facts: EngineFacts, config: VllmConfig) 
     """KV heads of a layer in the whole model, of which this rank holds ``local``."""
     target, *drafts = (1 if model.use_mla else model.get_total_num_kv_heads() for model in models_of(config))
     possible = {target, *drafts}
-    if drafts and config.speculative_config.method == "draft_model":
+    if drafts and config.speculative_config and config.speculative_config.method == "draft_model":
         possible = {drafts[0] if name.startswith(_DRAFT_PREFIX) else target}
     fitting = [heads for heads in possible if max(1, heads // facts.tp_size) == local]
     if len(fitting) != 1:

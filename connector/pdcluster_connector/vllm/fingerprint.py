@@ -9,10 +9,10 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from vllm import __version__ as vllm_version
-from vllm.config import VllmConfig
+from vllm.config import ModelConfig, VllmConfig
 from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
 from vllm.v1.kv_cache_interface import KVCacheSpec, MambaSpec
 
@@ -62,7 +62,7 @@ def read_fingerprint(
     )
 
 
-def models_of(config: VllmConfig) -> list[Any]:
+def models_of(config: VllmConfig) -> list[ModelConfig]:
     """The model, and the draft model that keeps KV of its own. Prompt lookup (ngram) has none."""
     speculative, models = config.speculative_config, [config.model_config]
     if speculative and speculative.draft_model_config and speculative.method not in _NGRAM:
@@ -76,13 +76,13 @@ def _state(specs: Iterable[KVCacheSpec]) -> str:
     return f"{' '.join(sorted(dtypes))}/{get_conv_state_layout()}" if dtypes else ""
 
 
-def _positions(model_config: Any) -> str:
+def _positions(model_config: ModelConfig) -> str:
     """What vLLM 0.32 chooses by how an engine is started, and not by the model alone. Else empty."""
     chosen = (*_rope_factors(model_config), *_attention_temperature(model_config))
     return ", ".join(sorted(set(chosen)))
 
 
-def _rope_factors(model_config: Any) -> Iterator[str]:
+def _rope_factors(model_config: ModelConfig) -> Iterator[str]:
     """LongRoPE's (``model_executor/layers/rotary_embedding/phi3_long_rope_scaled_rope.py``)."""
     rope = getattr(model_config.hf_text_config, "rope_parameters", None) or {}
     # One for all layers, or one for each kind of layer.
@@ -92,7 +92,7 @@ def _rope_factors(model_config: Any) -> Iterator[str]:
             yield f"{'long' if is_long else 'short'} factors of LongRoPE"
 
 
-def _attention_temperature(model_config: Any) -> Iterator[str]:
+def _attention_temperature(model_config: ModelConfig) -> Iterator[str]:
     """Llama 4's (``model_executor/models/llama4.py``). It decides no key of its own layer, but those of later ones."""
     if str(model_config.hf_text_config.model_type).startswith("llama4"):
         generation = {**model_config.try_get_generation_config(), **model_config.override_generation_config}
@@ -100,14 +100,14 @@ def _attention_temperature(model_config: Any) -> Iterator[str]:
         yield f"attention temperature {'tuned' if is_tuned else 'not tuned'}"
 
 
-def _longest_request(model_config: Any) -> int:
+def _longest_request(model_config: ModelConfig) -> int:
     """Tokens, as layers were made for: what ``--max-model-len auto`` fits to the memory afterwards changes none."""
     if model_config.original_max_model_len == _AUTO:
         return int(model_config.get_and_verify_max_len(_AUTO))
     return int(model_config.max_model_len)
 
 
-def _model_digest(model_config: Any) -> str:
+def _model_digest(model_config: ModelConfig) -> str:
     """Digest of the model's configuration and weights: equal for copies of one model at different paths."""
     facts = model_config.hf_text_config.to_dict()
     for volatile in _VOLATILE:

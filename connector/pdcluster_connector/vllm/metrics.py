@@ -7,9 +7,10 @@ connector after each step, adds up what they say, and hands the sum to ``observe
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Final
+from typing import Final
 
 import prometheus_client
+from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from pdcluster_connector.counts import PUSHED_BYTES, PUSHES_DONE, RECEIVES_DONE
@@ -45,7 +46,11 @@ class CountMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vllm is not
     """One counter per count, and one for failures with the kind as its label."""
 
     def __init__(
-        self, vllm_config: Any, metric_types: Any, labelnames: list[str], values: dict[int, list[object]]
+        self,
+        vllm_config: VllmConfig,
+        metric_types: dict[type, type],
+        labelnames: list[str],
+        values: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, values)
         counter = metric_types[prometheus_client.Counter]
@@ -61,7 +66,7 @@ class CountMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vllm is not
                 self._failures.labels(*labels, kind.value)
 
     def _show_protocol(
-        self, vllm_config: Any, gauge: Any, labelnames: list[str], values: dict[int, list[object]]
+        self, vllm_config: VllmConfig, gauge: type, labelnames: list[str], values: dict[int, list[object]]
     ) -> None:
         metric, text = _PROTOCOL
         settings = parse_settings(vllm_config.kv_transfer_config.kv_connector_extra_config)

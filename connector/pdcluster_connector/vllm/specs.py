@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Final
+from typing import Final
 
 import torch
 from vllm.v1.kv_cache_interface import (
@@ -112,12 +112,13 @@ def _unknown_to(spec: KVCacheSpec, kind: type[KVCacheSpec]) -> list[str]:
         # Slots that are not the KV heads one by one: nvfp4 keeps K's and V's heads apart, others all heads in two.
         said += ["num_head_slots"] if getattr(spec, "num_head_slots", None) not in (None, spec.num_kv_heads) else []
         # Before vLLM 0.29 the latter was called the former.
-        ratios = ("compress_ratio", "tokens_per_state")
-        said += [name for name in ratios if getattr(spec, name, 1) != 1 and name not in said]
+        older, newer = getattr(spec, "compress_ratio", 1), getattr(spec, "tokens_per_state", 1)
+        ratios = {"compress_ratio": older, "tokens_per_state": newer}
+        said += [name for name, ratio in ratios.items() if ratio != 1 and name not in said]
     return [f"{field} {getattr(spec, field)}" for field in said]
 
 
-def _is_default(field: dataclasses.Field[Any], spec: KVCacheSpec) -> bool:
+def _is_default(field: dataclasses.Field[object], spec: KVCacheSpec) -> bool:
     value = getattr(spec, field.name)
     if field.default_factory is not dataclasses.MISSING:
         return bool(value == field.default_factory())

@@ -71,7 +71,7 @@ def test_transfer_parameters_that_are_no_object_end_their_request_and_not_the_en
     assert request.kv_transfer_params.get("do_remote_prefill") is None
     _, answer = connector.request_finished(request, [])
     assert answer is not None
-    assert "kv_transfer_params have version None" in answer["pdcluster_reason"]
+    assert "kv_transfer_params have version None" in str(answer["pdcluster_reason"])
 
 
 class NoMetaserver:

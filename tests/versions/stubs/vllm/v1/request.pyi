@@ -1,0 +1,8 @@
+from pdcluster_protocol.ids import RequestId
+
+class Request:
+    _all_token_ids: list[int]
+    kv_transfer_params: object
+    num_prompt_tokens: int
+    prompt_token_ids: list[int] | None
+    request_id: RequestId

@@ -1,4 +1,6 @@
-"""The block tables of a prefill engine's requests at each step, in every version of vLLM that is supported."""
+"""The block tables of a prefill engine's requests at each step, and which of them vLLM has taken away, in every version
+of vLLM that is supported.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from pdcluster_protocol.ids import RequestId
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
 
 BlockTable: TypeAlias = tuple[Sequence[int], ...]
 
@@ -52,3 +55,27 @@ class BlockTables:
     def _forget(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
             self._tables.pop(RequestId(request_id), None)
+
+
+class Preemptions:
+    """Which requests have lost all of their blocks, by vLLM's own count of each. Scheduler thread only.
+
+    ``SchedulerOutput.preempted_req_ids`` names them too, but before vLLM 0.26 not those of ``reset_prefix_cache`` with
+    running requests (``v1/core/sched/scheduler.py``). Every version counts in the one function that takes the blocks.
+    """
+
+    def __init__(self) -> None:
+        self._counted: dict[RequestId, tuple[Request, int]] = {}
+
+    def add(self, request: Request) -> None:
+        self._counted[request.request_id] = request, request.num_preemptions
+
+    def forget(self, request_id: RequestId) -> None:
+        self._counted.pop(request_id, None)
+
+    def take_new(self) -> set[RequestId]:
+        """Those since the last call."""
+        new = [request for request, count in self._counted.values() if request.num_preemptions != count]
+        for request in new:
+            self.add(request)
+        return {request.request_id for request in new}

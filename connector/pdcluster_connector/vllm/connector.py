@@ -41,7 +41,7 @@ from pdcluster_connector.core.reception import Lost
 from pdcluster_connector.counts import take_counts
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.steps import DecodeStep, PrefillStep
-from pdcluster_connector.vllm.block_tables import BlockTables, resolved
+from pdcluster_connector.vllm.block_tables import BlockTables, Preemptions, resolved
 from pdcluster_connector.vllm.cells import LayerKv, in_new_axes
 from pdcluster_connector.vllm.facts import (
     own_layers,
@@ -103,6 +103,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._decode_rank: DecodeRank | None = None
         self._listening: Listening | None = None
         self._block_tables = resolved if RELEASE.resolves_block_ids else BlockTables().follow
+        self._preemptions = Preemptions()
         self._pushed_blocks = None if RELEASE.fails_by_request else PushedBlocks(self._facts.groups[0].block_tokens)
         self._failed_blocks = FailedBlocks()
         if role is KVConnectorRole.SCHEDULER and self._facts.role is Role.PREFILL:
@@ -156,6 +157,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         tokens = request.prompt_token_ids or ()
         if self._prefill_scheduler and params.get("do_remote_decode"):
             self._prefill_scheduler.add(request_id, params, tokens, now=now)
+            self._preemptions.add(request)
         if self._decode_scheduler and params.get("do_remote_prefill"):
             self._decode_scheduler.requests.add(request_id, params, tokens, now=now)
 
@@ -193,7 +195,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return StepMetadata(
             self._prefill_scheduler.step(
                 _scheduled(scheduler_output),
-                scheduler_output.preempted_req_ids or (),
+                self._preemptions.take_new() | (scheduler_output.preempted_req_ids or set()),
                 self._block_tables(scheduler_output),
                 now=time.monotonic(),
             )
@@ -225,6 +227,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         block_ids: tuple[list[int], ...],  # noqa: ARG002  # vLLM's signature
     ) -> tuple[bool, dict[str, object] | None]:
         if self._prefill_scheduler is not None:
+            self._preemptions.forget(request.request_id)
             return self._prefill_scheduler.finish(request.request_id)
         if self._decode_scheduler is not None:
             return False, self._decode_scheduler.requests.finish(request.request_id)

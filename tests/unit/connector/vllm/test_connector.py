@@ -19,12 +19,14 @@ from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler
 from pdcluster_connector.settings import PushTiming
+from pdcluster_connector.steps import PrefillStep
+from pdcluster_connector.vllm.block_tables import BlockTables, Preemptions
 from pdcluster_connector.vllm.connector import PDClusterConnector, leave_out_last_token
 from pdcluster_connector.vllm.load_errors import FailedBlocks, PushedBlocks
 from pdcluster_connector.worker.decode import Receipts
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.launch import CONNECTOR, CONNECTOR_MODULE
-from pdcluster_protocol.params import DecodeParams, Reservation, SideChannelAddress, to_wire
+from pdcluster_protocol.params import DecodeParams, Reservation, SideChannelAddress, digest_tokens, sealed, to_wire
 
 
 def request_of(tokens: list[int]) -> Request:
@@ -38,6 +40,8 @@ def prefill_connector() -> PDClusterConnector:
     engine = PrefillEngine(1, (2,), (KvGroup(16),))
     made._prefill_scheduler = PrefillScheduler(engine, PushTiming.LAYERWISE, SECRET, BootId("life"))
     made._decode_scheduler = None
+    made._facts = cast("Any", SimpleNamespace(keeps_last_token=False))
+    made._block_tables, made._preemptions = BlockTables().follow, Preemptions()
     return made
 
 
@@ -72,6 +76,73 @@ def test_transfer_parameters_that_are_no_object_end_their_request_and_not_the_en
     _, answer = connector.request_finished(request, [])
     assert answer is not None
     assert "kv_transfer_params have version None" in str(answer["pdcluster_reason"])
+
+
+def pushed_request(connector: PDClusterConnector) -> Request:
+    """Request "r", for which decode has reserved blocks."""
+    request, token = request_of(list(range(40))), SECRET.mint(TransferId("t"), Attempt(1), 60_000)
+    address = SideChannelAddress("h", 7, BootId("b"))
+    wanted = Reservation(
+        request_id="d-r",
+        remote_block_ids=((21, 22, 23),),
+        remote_block_size=16,
+        remote_engine_id=EngineId("d"),
+        remote_host="h",
+        remote_port=7,
+        remote_tp_size=1,
+        remote_cached_tokens=0,
+        transfer_id=TransferId("t"),
+        attempt=Attempt(1),
+        deadline_ms=60_000,
+        token=token,
+        remote_boot_id=BootId("b"),
+        remote_side_channels=(address,),
+        num_prompt_tokens=40,
+        prompt_digest=digest_tokens(range(40)),
+    )
+    request.kv_transfer_params = to_wire(sealed(wanted, SECRET))
+    connector.on_new_request(request)
+    return request
+
+
+def preempted_at(connector: PDClusterConnector, told: set[str] | None) -> tuple[RequestId, ...]:
+    """What the workers hear of a step without tokens, of which vLLM tells ``told``."""
+    nothing = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set(), num_computed_tokens=[])
+    output: Any = SimpleNamespace(
+        scheduled_new_reqs=[],
+        scheduled_cached_reqs=nothing,
+        num_scheduled_tokens={},
+        finished_req_ids=set(),
+        preempted_req_ids=told,
+    )
+    step = connector.build_connector_meta(output).step
+    assert isinstance(step, PrefillStep)
+    return step.preempted
+
+
+def test_a_preemption_of_which_vllm_does_not_tell_is_told_to_the_workers_once() -> None:
+    """Before vLLM 0.26 ``reset_prefix_cache`` with running requests takes their blocks, and names none."""
+    connector = prefill_connector()
+    request = pushed_request(connector)
+    assert preempted_at(connector, set()) == ()
+    request.num_preemptions += 1
+    assert preempted_at(connector, None) == ("r",)
+    assert preempted_at(connector, set()) == ()
+
+
+@pytest.mark.parametrize("counted", [0, 1])
+def test_a_preemption_of_which_vllm_tells_is_told_once_too(counted: int) -> None:
+    connector = prefill_connector()
+    request = pushed_request(connector)
+    request.num_preemptions += counted
+    assert preempted_at(connector, {"r"}) == ("r",)
+    assert preempted_at(connector, set()) == ()
+
+
+def test_a_request_that_has_ended_is_not_looked_at_again() -> None:
+    connector = prefill_connector()
+    connector.request_finished(pushed_request(connector), [])
+    assert connector._preemptions._counted == {}
 
 
 class NoMetaserver:

@@ -70,7 +70,7 @@ bench: install  ## what the hook costs, and how fast bytes leave (benchmarks/ttf
 	$(BIN)/python benchmarks/save_kv_layer.py
 	$(BIN)/python -m benchmarks.push_bandwidth --quick
 
-crds: install  ## write crds/ and docs/reference from the models of the operator's API
+crds: install  ## write crds/ and docs/reference from the operator's API, all settings and the router's errors
 	@$(BIN)/python -m tools.crds
 
 chart: install  ## write what is made of charts/pdcluster: values, schema, README, dashboard, copies of crds/

@@ -12,7 +12,7 @@ _MOST_RANKS: Final = 1024
 
 
 def whole(what: str, least: int, most: int) -> Callable[[str], int]:
-    """A whole number from ``least`` to ``most``. ``what``: its text, with ``{}`` for what was given."""
+    """A whole number from ``least`` to ``most``. ``what`` begins the error; ``{}`` in it stands for the given word."""
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdigit() and least <= int(text) <= most):

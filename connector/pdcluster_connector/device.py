@@ -97,7 +97,7 @@ class NoStream:
 
 
 class Stream(AbstractContextManager[object], Protocol):
-    """As ``torch.Stream``. Within it, what its thread gives the device goes to it."""
+    """As ``torch.Stream``. Inside its ``with`` block the thread's device work goes to this stream."""
 
     def record_event(self) -> StreamEvent:
         """An event behind all that the stream has been given so far."""

@@ -1,6 +1,7 @@
 """One log line and one counter for each kind of failure, with the same keys everywhere.
 
-``docs/operations.md`` says for each kind what the operator on call does. No address, token or prompt is ever logged.
+``docs/operations.md`` says for each kind what the operator on call does. No token or prompt is logged, an
+address only in the words of a transport that cannot start there.
 """
 
 from __future__ import annotations

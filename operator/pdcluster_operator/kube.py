@@ -58,7 +58,7 @@ class Kube(Protocol):
         ...
 
     async def ask_create(self, manifest: Object) -> None:
-        """``create`` would do it now. Nothing is stored (a dry run, with admission and all checks).
+        """The API server would create it now. Nothing is stored (a dry run, with admission and all checks).
 
         Raises:
             Exists: There is one of this name.
@@ -66,7 +66,7 @@ class Kube(Protocol):
         ...
 
     async def ask_apply(self, manifest: Object) -> None:
-        """``apply`` would do it now, by force if need be. Nothing is stored.
+        """The API server would apply it now, by force if need be. Nothing is stored.
 
         Raises:
             Conflict: The preconditions do not hold.

@@ -265,7 +265,7 @@ async def serve(settings: Settings) -> None:
 
 
 def _leave(status: int, reason: BaseException | None) -> None:
-    """The process ends, whatever still runs in it. Comes only where that would not end by itself."""
+    """End the process, whatever still runs in it. Called only when the process has not ended by itself."""
     logger.error("operator ended with tasks that did not status=%d", status, exc_info=reason)
     logging.shutdown()
     os._exit(status)

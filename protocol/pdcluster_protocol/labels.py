@@ -1,4 +1,5 @@
-"""The labels that the operator writes and the router reads: whose a child is, and what an engine may be paired with.
+"""The labels that the operator writes and the router reads: which PDCluster owns a child, and
+which engines may be paired.
 
 Values are at most 63 characters of ``[A-Za-z0-9._-]`` (Kubernetes), which the operator's names and hashes always are.
 """

@@ -45,7 +45,7 @@ class DecodeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     transfer_id: TransferId
     attempt: AttemptNumber = Attempt(1)
     deadline_ms: Milliseconds
-    """Time that is left for the whole request when this was sent, in ms, in [1, inf)."""
+    """Time that is left, when this was sent, until decode must have the KV, in ms, in [1, inf)."""
     token: str = ""
     """``Secret.mint`` of transfer id, attempt and ``deadline_ms``. Copied into the reservation as it is."""
     wants_receipt: bool = False
@@ -64,7 +64,10 @@ class SideChannelAddress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Decode to metaserver, and on to prefill unchanged: the blocks to fill and where they are."""
+    """The blocks to fill and where they are: decode to metaserver, and on to prefill.
+
+    On the way the router sets ``attempt``, ``token`` and ``deadline_ms`` (``for_attempt``).
+    """
 
     do_remote_prefill: bool = False
     do_remote_decode: bool = True

@@ -92,7 +92,7 @@ class Secret:
             ProtocolError: ``shown`` is not the seal of this body by this cluster.
         """
         if len(shown) != 2 * SEAL_BYTES:
-            raise ProtocolError("this call came without a seal: only decode engines of this version may reserve here")
+            raise ProtocolError("this call has no seal: run the same pdcluster on router and decode engines")
         if not hmac.compare_digest(shown, self.seal_call(body).encode()):
             raise ProtocolError(
                 f"the seal of this call is not valid here: give router and engines of one cluster the same "

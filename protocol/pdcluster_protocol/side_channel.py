@@ -132,7 +132,8 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
-    """The decode rank's memory, and the transport session that reaches it, made for this prefill engine alone."""
+    """The decode rank's memory, and the transport session that reaches it. With ``sessions`` ``own`` it is
+    for this prefill engine alone."""
 
     engine_id: EngineId
     boot_id: BootId

@@ -67,10 +67,10 @@ class VerifyAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_order(body: bytes) -> VerifyOrder:
-    """The order that is ``body``.
+    """The order in ``body``.
 
     Raises:
-        ProtocolError: It is none. Names the field and its bound.
+        ProtocolError: The body is no valid order. The message names the field and its bound.
     """
     try:
         return msgspec.json.decode(body, type=VerifyOrder)

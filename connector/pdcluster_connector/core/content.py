@@ -74,7 +74,7 @@ def parts_pushed(prefill: RankLayout, decode: RankLayout) -> tuple[ContentPart, 
 
 
 def other_content(here: int, pushed: int) -> str:
-    """Why an attempt is lost whose digests differ."""
+    """The reason for losing an attempt whose two digests differ."""
     return f"the content is not what was pushed: its digest is {here:016x} on decode, {pushed:016x} on prefill"
 
 

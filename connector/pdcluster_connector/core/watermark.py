@@ -77,8 +77,8 @@ class Prompt:
     groups: tuple[GroupPair, ...]
 
     def __post_init__(self) -> None:
-        if any(self.cached_tokens % pair.unit for pair in self.groups):
-            raise ValueError(f"{self.cached_tokens} cached tokens do not end on a block of {self.groups[0].unit}")
+        if cut := [pair.unit for pair in self.groups if self.cached_tokens % pair.unit]:
+            raise ValueError(f"{self.cached_tokens} cached tokens do not end on a block of {cut[0]} tokens")
         if not 0 <= self.cached_tokens < self.num_tokens:
             raise ValueError(f"{self.cached_tokens} cached tokens of a prompt of {self.num_tokens}")
 

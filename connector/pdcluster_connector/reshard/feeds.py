@@ -47,7 +47,7 @@ class TokenPages:
         return self.page_tokens * self.pages_per_block
 
     def offsets(self, blocks: Offsets, tokens: Offsets) -> Offsets:
-        """Where each of ``tokens`` (positions) begins in the block beside it, in bytes from the region's start."""
+        """For each pair of block and token position: where the token begins, in bytes from the region's start."""
         inside = tokens % self.block_tokens
         page, token = np.divmod(inside, self.page_tokens)
         offsets: Offsets = blocks * self.block_stride + page * self.page_stride + token * self.token_bytes

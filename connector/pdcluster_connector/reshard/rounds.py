@@ -277,7 +277,7 @@ def _sources(pages: TokenPages, items: Sequence[ReshardItem], table: _Table) -> 
 
 @dataclass(slots=True)
 class _Draft:
-    """A ``RegionRound`` in the making; everything is added in the order that all ranks share."""
+    """Builds a ``RegionRound``. Every rank adds the same items in the same order."""
 
     us: GroupRank
     shape: TokenShape

@@ -187,8 +187,8 @@ def start_on_new_ports(start: Callable[[], E], free: Callable[[E], None]) -> E:
                 return engine
             free(engine)
     raise ConfigError(
-        f"Mooncake found no port that was not used before in {_MAX_STARTS} starts: widen MC_MIN_RPC_PORT to "
-        "MC_MAX_RPC_PORT, or restart this engine"
+        f"in {_MAX_STARTS} starts Mooncake drew only ports that this process had used before: widen the range from "
+        "MC_MIN_RPC_PORT to MC_MAX_RPC_PORT, or restart this engine"
     )
 
 

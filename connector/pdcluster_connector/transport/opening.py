@@ -93,7 +93,7 @@ class Openings:
         self._backend.leave()
 
     def _take(self, session: str, *, is_alive: bool) -> list[Write]:
-        """What waits for the peer; the probe is over when nothing does."""
+        """Take the writes that wait for the peer. If there are none, its probe is over."""
         with self._opening_lock:
             writes = self._deferred.pop(session, [])
             if not writes:

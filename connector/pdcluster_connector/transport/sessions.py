@@ -29,7 +29,7 @@ class Sessions:
         """``make``: a transport with the rank's memory registered.
 
         Raises:
-            ConfigError: ``make`` did.
+            ConfigError: ``make`` raised it.
         """
         self._make = make
         self._spares = deque([make()])

@@ -106,7 +106,7 @@ class SharedTransport:
             self._engine.close()
 
     def _has_ended(self) -> bool:
-        """Whether none of our writes reads our memory any more, after a while."""
+        """Wait up to ``LINGER_S`` for our writes. Whether none of them reads our memory any more."""
         until = time.monotonic() + LINGER_S
         while self._look() and self._engine.is_open and time.monotonic() < until:
             time.sleep(_LOOK_EVERY_S)

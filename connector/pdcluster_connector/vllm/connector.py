@@ -1,4 +1,4 @@
-"""The vLLM facade: ``KVConnectorBase_V1`` in front, our two halves behind. Holds no logic.
+"""The vLLM facade: ``KVConnectorBase_V1`` in front, our two halves behind.
 
 vLLM makes one of these in the scheduler process and one in each worker process and calls them in the
 order that its 0.32 ``v1/worker/kv_connector_model_runner_mixin.py`` and ``v1/core/sched/scheduler.py``

@@ -211,7 +211,7 @@ def _require_ends_of_steps(num_stages: int, speculative: SpeculativeConfig | Non
     if num_stages > 1 and speculative is not None:
         raise ConfigError(
             f"--speculative-config with --pipeline-parallel-size {num_stages}: stages before the last one never hear "
-            "that a step has ended: start prefill with one of the two"
+            "that a step has ended: start prefill with only one of these two options"
         )
 
 

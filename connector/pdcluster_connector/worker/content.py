@@ -192,7 +192,7 @@ class ReceiveDigests:
             self._wanted[transfer] = order
 
     def forget(self, transfer: TransferId) -> bool:
-        """Its wait is over. Whether its content was to be compared."""
+        """Forget a transfer whose wait is over. Whether its content was to be compared."""
         return self._wanted.pop(transfer, None) is not None
 
     def start(self, transfer: TransferId, attempt: Attempt) -> bool:

@@ -1,7 +1,7 @@
 """The way from a lane to its decode rank's memory: the session, the steps in progress, the writes in flight.
 
 Until the decode rank has said ``Welcome`` the orders of steps wait in a backlog: where the bytes go is not known
-yet. Closing the way is final; the lane's next request goes by another lane.
+yet. Closing is final: the next request for this decode rank gets a new lane.
 """
 
 from __future__ import annotations

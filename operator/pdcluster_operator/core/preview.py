@@ -60,7 +60,7 @@ def _observed_of(before: PDCluster | None) -> Observed:
         router_deployment(pool_of(before, _IMAGE))
     except ConfigError as error:
         raise ConfigError(
-            f"what was applied before cannot be carried out, so it is not what runs ({error}): "
+            f"the earlier spec cannot be carried out ({error}), so the cluster does not run it: "
             "plan without --before and --from-cluster"
         ) from error
     seen = []

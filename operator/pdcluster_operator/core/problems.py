@@ -74,9 +74,9 @@ class _Times:
 
 
 def trouble_of(pod: str, status: Part) -> str:
-    """Why the cluster does not start it; empty when it does, or merely has not yet.
+    """Why the cluster does not start the pod. Empty when it starts, or is only not there yet.
 
-    Words that do not change with every try: each change is a write of the PDCluster's status.
+    The text stays the same from try to try, since each change writes the PDCluster's status.
     """
     placed = condition_of(status, "PodScheduled")
     if placed.get("status") == "False":

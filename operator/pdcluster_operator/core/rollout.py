@@ -42,7 +42,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Changes to apply now, in this order. Any part of them alone keeps the bounds too: the rest is found again."""
+    """Changes to apply now, in this order.
+
+    If only some are applied, the bounds still hold, and the next plan finds the rest.
+    """
 
     changes: tuple[Change, ...]
 
@@ -130,7 +133,7 @@ def _trim_target(fleet: Fleet) -> Fleet | None:
 
 
 def _lower_old(fleet: Fleet) -> Fleet | None:
-    """One instance less of an old workload whose group keeps another one of this role."""
+    """Lower an old workload by one instance, where its group keeps another instance of this role."""
     spare = [(role, old) for group in _groups(fleet) for role, old in _beyond_one(fleet, group)]
     for role, old in sorted(spare, key=lambda found: _loss(fleet, found[1])):
         if _may_lower(fleet, role, {old: old.replicas - 1}):

@@ -56,8 +56,8 @@ class Bounds:
         is_empty = self._boxed(_ONE_OF_EACH) != _ONE_OF_EACH
         if is_empty or not self.allows(_settle(_ONE_OF_EACH, self._raised_in_box)):
             raise ValueError(
-                f"no 1 to {self.most.prefill} prefill and 1 to {self.most.decode} decode have a ratio of "
-                f"{self.min_ratio or 'any'} to {self.max_ratio or 'any'}: widen one of them"
+                f"no 1 to {self.most.prefill} prefill and 1 to {self.most.decode} decode instances have a ratio of "
+                f"{self.min_ratio or 'any'} to {self.max_ratio or 'any'}: widen the ratio or raise a maximum"
             )
 
     def allows(self, pair: Pair) -> bool:

@@ -59,7 +59,7 @@ class RouterServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's, and SIGHUP: the keys are read anew. Without a file of keys SIGHUP ends the process, as ever."""
+        """uvicorn's signals, and SIGHUP, which reads the keys anew. Without a key file SIGHUP ends the process."""
         if self._settings.api_key_file is None:
             with super().capture_signals():
                 yield

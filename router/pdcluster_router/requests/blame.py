@@ -29,7 +29,7 @@ class Suspects:
             self._found += ((engine, era),)
 
     def accuse(self) -> None:
-        """Another engine can do what these could not."""
+        """Another engine has served the request: count a failure for each engine recorded here."""
         found, self._found = self._found, ()
         for engine, era in found:
             engine.failed(era)

@@ -57,7 +57,8 @@ class DecodeRefusal:
 
 
 class RelayOwner(Protocol):
-    """The exchange that this answer belongs to. Exactly one of answered, refused and lost comes."""
+    """The exchange that this answer belongs to. It gets exactly one call of
+    ``answered``, ``refused`` and ``decode_lost``."""
 
     def first_byte(self) -> None:
         """Decode's first body byte has come."""

@@ -38,5 +38,5 @@ DOING: Final = {
 
 
 def is_overloaded(refusal: DecodeRefusal) -> bool:
-    """Whether the engine is well and says when to come back."""
+    """Whether decode is only overloaded: it answered 503 with ``Retry-After``."""
     return refusal.status == 503 and b"retry-after:" in refusal.headers.lower()

@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 MAX_RUNNING: Final = 4
 """Verifications at a time. 4: an operator asks one for each revision; more would be load, not proof."""
+_VERIFIED: Final = "verified revision=%s prefill=%s decode=%s seconds=%.3f tokens=%d content=compared"
+_NOT_VERIFIED: Final = "not verified revision=%s prefill=%s decode=%s seconds=%.3f reason=%s"
 _PATH: Final = b"/v1/completions"
 _NUM_TOKENS: Final = 2
 """Of the answer: the first comes from the pushed KV, the second from a step of decode alone."""
@@ -99,14 +101,14 @@ class Verifier:
         trial = await self._prove(pair, began_at + order.timeout_s)
         seconds = self._services.now() - began_at
         problem = problem_of(trial)
-        names = f"revision={order.revision or '-'} prefill={pair.prefill.name} decode={pair.decode.name}"
+        names = (order.revision or "-", pair.prefill.name, pair.decode.name)
         if problem:
             reason = f"{_name(pair.prefill)} and {_name(pair.decode)}: {scrub(problem)}"
-            logger.warning("not verified %s seconds=%.3f reason=%s", names, seconds, reason)
+            logger.warning(_NOT_VERIFIED, *names, seconds, reason)
             raise RefusedRequest(not_verified(reason))
         assert trial.asked is not None
         assert trial.receipt is not None
-        logger.info("verified %s seconds=%.3f tokens=%d content=compared", names, seconds, trial.asked.num_tokens)
+        logger.info(_VERIFIED, *names, seconds, trial.asked.num_tokens)
         return VerifyAnswer(
             revision=order.revision,
             prefill=VerifiedEngine(pair.prefill.name, pair.prefill.pod),

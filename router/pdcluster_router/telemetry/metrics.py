@@ -34,7 +34,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 class Outcome(Enum):
     """How a request ended, for the client."""
 
-    __hash__ = object.__hash__  # Enum's own is written in Python, and each request looks up some.
+    __hash__ = object.__hash__  # Enum's own is written in Python, and each request looks up several.
 
     OK = "ok"
     REJECTED = "rejected"

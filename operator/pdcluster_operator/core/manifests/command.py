@@ -95,7 +95,7 @@ def engine_env(pool: Pool, role: Role) -> list[Document]:
         field_env("VLLM_HOST_IP", "status.podIP"),
         {"name": SECRET_VARIABLE, "valueFrom": {"secretKeyRef": secret_ref(pool)}},
         {"name": "HOME", "value": CACHE_FOLDER},
-        # Our user has no entry in the image's /etc/passwd; PyTorch's compiler asks for its name.
+        # An image of the user's own may lack an entry in /etc/passwd; PyTorch's compiler asks for the user's name.
         {"name": "USER", "value": "pdcluster"},
         {"name": "VLLM_NO_USAGE_STATS", "value": "1"},
         *_device_env(pool.role(role)),

@@ -65,7 +65,7 @@ def engine_template(pool: Pool, role: Role, revision: str, place: PodPlace = Pod
     if _engines_key(merged) != _engines_key(ours):
         raise ConfigError(
             f"roles.{role.value}.podOverrides changes env {ENGINE_KEY_VARIABLE} of the engine, which routers do not "
-            "see: put it in roles.prefill.env and roles.decode.env, from which routers have it too"
+            "see: put it in roles.prefill.env and roles.decode.env, which routers read too"
         )
     # Selectors stand on ours, so they are nobody else's to change.
     return labelled(merged, ours["metadata"]["labels"])

@@ -85,7 +85,9 @@ def test_stages_or_speculation_are_accepted_on_prefill(num_stages: int, speculat
 
 
 def test_stages_with_speculation_are_refused_on_prefill() -> None:
-    with pytest.raises(ConfigError, match=r"--speculative-config with --pipeline-parallel-size 2.*one of the two"):
+    with pytest.raises(
+        ConfigError, match=r"--speculative-config with --pipeline-parallel-size 2.*only one of these two"
+    ):
         _require_ends_of_steps(2, object())
 
 

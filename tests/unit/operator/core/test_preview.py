@@ -136,7 +136,7 @@ def test_a_pool_that_is_stopped_makes_no_engines() -> None:
 def test_what_was_applied_before_and_cannot_be_carried_out_is_not_blamed_on_the_file() -> None:
     for part in (P, "spec.router"):
         broken = {f"{part}.podOverrides": {"spec": {"containers": [{"image": "x"}]}}}
-        with pytest.raises(ConfigError, match=r"what was applied before .* without name.*: plan without --before"):
+        with pytest.raises(ConfigError, match=r"the earlier spec .* without name.*: plan without --before"):
             lines(broken, SMALL)
 
 

@@ -51,7 +51,7 @@ def test_a_tenth_is_a_tenth() -> None:
 @pytest.mark.parametrize(
     ("min_ratio", "max_ratio", "most", "message"),
     [
-        pytest.param(2, 1, (9, 9), "1 to 9 prefill and 1 to 9 decode have a ratio of 2 to 1", id="crossed"),
+        pytest.param(2, 1, (9, 9), "1 to 9 prefill and 1 to 9 decode instances have a ratio of 2 to 1", id="crossed"),
         pytest.param(5, None, (4, 9), "1 to 4 prefill and 1 to 9 decode", id="too few prefill allowed"),
         pytest.param(None, None, (0, 9), "no 1 to 0 prefill", id="none allowed"),
         pytest.param(Fraction(3, 2), Fraction(3, 2), (2, 9), "ratio of 3/2 to 3/2", id="no whole numbers"),
@@ -73,5 +73,5 @@ def test_bounds_that_nothing_fits_are_refused(
 
 
 def test_bounds_that_only_huge_numbers_could_fit_are_refused_and_not_searched_for_ever() -> None:
-    with pytest.raises(ValueError, match="widen one"):
+    with pytest.raises(ValueError, match="widen the ratio"):
         Bounds(Fraction(UNBOUNDED + 1, UNBOUNDED), Fraction(UNBOUNDED + 1, UNBOUNDED))

@@ -114,7 +114,7 @@ def test_it_has_the_key_that_engines_ask_for() -> None:
 
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize("given", [[], [FROM_A]], ids=["alone", "beside the one in env"])
-def test_a_key_in_the_overrides_of_engines_is_refused_with_the_place_where_routers_have_it_too(
+def test_a_key_in_the_overrides_of_engines_is_refused_with_the_place_where_routers_read_it_too(
     role: Role, given: list[Any]
 ) -> None:
     """Engines would ask for a key that routers do not show: every request is answered with 401."""
@@ -125,7 +125,7 @@ def test_a_key_in_the_overrides_of_engines_is_refused_with_the_place_where_route
         engine_template(pool_of(make_cluster(changes), IMAGE), role, "0a1b2c3d")
     assert str(error.value) == (
         f"roles.{role.value}.podOverrides changes env VLLM_API_KEY of the engine, which routers do not see: put it in "
-        "roles.prefill.env and roles.decode.env, from which routers have it too"
+        "roles.prefill.env and roles.decode.env, which routers read too"
     )
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from pdcluster_operator.clock import Clock, steady_s
 from pdcluster_operator.errors import NotFound
+from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import Ref
-from pdcluster_operator.kube import Kube
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class _Sight:
 class PoolSecrets:
     """Believes for ``believe_s`` seconds that a Secret which was there still is. Keeps nothing of what they say."""
 
-    def __init__(self, kube: Kube, *, believe_s: float, clock: Clock = steady_s) -> None:
+    def __init__(self, kube: HttpKube, *, believe_s: float, clock: Clock = steady_s) -> None:
         self._kube = kube
         self._believe_s = believe_s
         self._clock = clock

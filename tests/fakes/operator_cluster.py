@@ -13,7 +13,7 @@ from typing import Any
 
 from operator_cases.objects import pdcluster
 from pdcluster_operator.api.cluster import PDCluster
-from pdcluster_operator.core.manifests.pool import Document
+from pdcluster_operator.core.manifests.pool import Document, Pool, pool_of
 from pdcluster_operator.core.manifests.workloads import WorkloadKind
 from pdcluster_operator.core.observed import (
     Child,
@@ -48,6 +48,11 @@ def make_cluster(changes: Mapping[str, object] | None = None) -> PDCluster:
     """The smallest PDCluster with some fields changed, as the API server hands it out."""
     served = {"metadata.uid": "uid-of-pool", "metadata.generation": 1}
     return PDCluster.from_wire(pdcluster({**served, **(changes or {})}))
+
+
+def make_pool(changes: Mapping[str, object] | None = None) -> Pool:
+    """The same, as its children need it."""
+    return pool_of(make_cluster(changes), IMAGE)
 
 
 @dataclass
@@ -99,9 +104,7 @@ class FakeCluster:
         self.carry_out(plan)
 
     def plan_for(self, cluster: PDCluster, observed: Observed | None = None) -> Plan:
-        plan = plan_pool(cluster, observed or self.observed(), router_image=IMAGE, secret_text=SECRET, now=self.now)
-        assert plan is not None
-        return plan
+        return plan_pool(pool_of(cluster, IMAGE), observed or self.observed(), secret_text=SECRET, now=self.now)
 
     def settle(self, cluster: PDCluster, rounds: int = 200) -> list[str]:
         """Reconcile and let all pods follow until nothing changes any more; gives all that was written."""

@@ -18,16 +18,15 @@ what it shall have, so an old picture that does not show it yet changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from pdcluster_operator.api.base import API_VERSION
-from pdcluster_operator.api.cluster import PDCluster, ScalingMode
+from pdcluster_operator.api.cluster import ScalingMode
 from pdcluster_operator.core.children import Served, standing_children
 from pdcluster_operator.core.conditions import Counts, Reason, Status, Type
 from pdcluster_operator.core.fleet import ROLES
 from pdcluster_operator.core.last_prefill import keep_last_prefill
-from pdcluster_operator.core.manifests.pool import API_SERVER_PORTS, Pool
+from pdcluster_operator.core.manifests.pool import Pool
 from pdcluster_operator.core.manifests.router import router_name
 from pdcluster_operator.core.manifests.standing import scaler_selector
 from pdcluster_operator.core.manifests.workloads import (
@@ -60,34 +59,19 @@ MISSING_KEYS_S: Final = 10
 _NOT_ASKED: Final = VerificationResult(Verification.NOT_ASKED)
 
 
-def plan_pool(
-    cluster: PDCluster,
-    observed: Observed,
-    *,
-    router_image: str,
-    secret_text: str,
-    now: int,
-    api_server_ports: tuple[int, ...] = API_SERVER_PORTS,
-    operator_namespace: str = "",
-) -> Plan | None:
-    """What to do now; None for a PDCluster that is being deleted.
+def plan_pool(pool: Pool, observed: Observed, *, secret_text: str, now: int) -> Plan:
+    """What to do now, for a PDCluster that is not being deleted.
 
     ``secret_text``: fresh random text, taken only if the pool has no secret yet. ``now``: whole Unix seconds.
     """
-    if cluster.metadata.get("deletionTimestamp"):
-        return None
-    pool = replace(pool_of(cluster, router_image, api_server_ports), operator_namespace=operator_namespace)
-    generation = int(cluster.metadata.get("generation", 0))
     try:
         target = target_of(pool, observed)
         left = _left_over(target, observed)
         served = _served(target, left)
         children = standing_children(pool, target, observed, served, secret_text)
     except ConfigError as error:
-        return _refused_plan(pool, observed, generation, str(error), now)
-    facts = _facts(
-        pool, observed, generation, target.name, target.counts, ids=target.ids, is_target_empty=target.is_empty
-    )
+        return _refused_plan(pool, observed, str(error), now)
+    facts = _facts(pool, observed, target.name, target.counts, ids=target.ids, is_target_empty=target.is_empty)
     status = reduce_status(facts, observed.status, now=now)
     waits = _is_proven_by_others(facts, observed.status)
     changes = () if waits else _changes(pool, target, status)
@@ -106,22 +90,14 @@ def plan_pool(
     )
 
 
-def pool_of(cluster: PDCluster, router_image: str, api_server_ports: tuple[int, ...] = API_SERVER_PORTS) -> Pool:
-    """A file may leave the namespace out, as kubectl allows; what the API server has always says it."""
-    found: Mapping[str, Any] = cluster.metadata
-    namespace = found.get("namespace", "default")
-    return Pool(found["name"], namespace, str(found.get("uid", "")), cluster.spec, router_image, api_server_ports)
-
-
-def _refused_plan(pool: Pool, observed: Observed, generation: int, refusal: str, now: int) -> Plan:
-    facts = _facts(pool, observed, generation, revision_for(pool), refused_counts(pool, observed), refusal)
+def _refused_plan(pool: Pool, observed: Observed, refusal: str, now: int) -> Plan:
+    facts = _facts(pool, observed, revision_for(pool), refused_counts(pool, observed), refusal)
     return Plan(facts, reduce_status(facts, observed.status, now=now))
 
 
 def _facts(
     pool: Pool,
     observed: Observed,
-    generation: int,
     target: str,
     counts: Mapping[Role, Counts],
     refusal: str = "",
@@ -131,7 +107,7 @@ def _facts(
 ) -> Facts:
     result = observed.verifications.get(target, _NOT_ASKED)
     return Facts(
-        generation=generation,
+        generation=pool.generation,
         target=target,
         prefill=counts[Role.PREFILL],
         decode=counts[Role.DECODE],

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pdcluster_operator.api.base import API_VERSION
-from pdcluster_operator.api.cluster import PDClusterSpec
+from pdcluster_operator.api.cluster import PDCluster, PDClusterSpec
 from pdcluster_operator.api.role import Resources, RoleSpec
 from pdcluster_operator.core import names
 from pdcluster_protocol import labels, launch
@@ -54,6 +54,7 @@ class Pool:
     router_image: str
     api_server_ports: tuple[int, ...] = API_SERVER_PORTS
     operator_namespace: str = ""
+    generation: int = 0
 
     def role(self, role: Role) -> RoleSpec:
         return self.spec.roles.prefill if role is Role.PREFILL else self.spec.roles.decode
@@ -62,6 +63,26 @@ class Pool:
     def label(self) -> str:
         """Value of the cluster's label."""
         return names.cluster_label(self.name)
+
+
+def pool_of(
+    cluster: PDCluster,
+    router_image: str,
+    api_server_ports: tuple[int, ...] = API_SERVER_PORTS,
+    operator_namespace: str = "",
+) -> Pool:
+    """A file may leave the namespace out, as kubectl allows; what the API server has always says it."""
+    found: Mapping[str, Any] = cluster.metadata
+    return Pool(
+        found["name"],
+        found.get("namespace", "default"),
+        str(found.get("uid", "")),
+        cluster.spec,
+        router_image,
+        api_server_ports,
+        operator_namespace,
+        int(found.get("generation", 0)),
+    )
 
 
 def make_object(api_version: str, kind: str, metadata: Document, **fields: object) -> Document:

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from fakes.operator_cluster import IMAGE, make_cluster
+from fakes.operator_cluster import make_pool
 from operator_cases.objects import D, P, both
-from pdcluster_operator.core.manifests.pool import Pool
 from pdcluster_operator.core.manifests.workloads import (
     WorkloadDesign,
     WorkloadKind,
@@ -16,24 +15,19 @@ from pdcluster_operator.core.manifests.workloads import (
     render_workload,
     revision_for,
 )
-from pdcluster_operator.core.plan import pool_of
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
 NODES = {**both("device", {"kind": "cuda"}), **both("parallelism.tensor", 4), **both("nodesPerInstance", 2)}
 
 
-def pool(changes: dict[str, Any] | None = None) -> Pool:
-    return pool_of(make_cluster(changes), IMAGE)
-
-
 def design(changes: dict[str, Any] | None, role: Role = Role.PREFILL) -> WorkloadDesign:
-    ours = pool(changes)
+    ours = make_pool(changes)
     return design_workload(ours, role, revision_for(ours))
 
 
 def rendered(changes: dict[str, Any] | None, role: Role = Role.PREFILL, replicas: int = 3) -> dict[str, Any]:
-    return render_workload(pool(changes), design(changes, role), replicas)
+    return render_workload(make_pool(changes), design(changes, role), replicas)
 
 
 def hashes(changes: dict[str, Any] | None) -> tuple[str, str, str]:

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdcluster_operator.caches import Caches, Key
-from pdcluster_operator.core.manifests.workloads import API_VERSIONS
 from pdcluster_operator.core.observed import Child, Move, Plan, Prune, ScalerStatus, Way
 from pdcluster_operator.core.taken_back import TakenBack
 from pdcluster_operator.core.views import ChildView, digest_of, view_of
 from pdcluster_operator.errors import Conflict, Exists, Refused, Taken
 from pdcluster_operator.http_kube import HttpKube
-from pdcluster_operator.kinds import KINDS, PDCLUSTER, SCALER, SECRET, Object, Ref, ref_of
+from pdcluster_operator.kinds import PDCLUSTER, SCALER, SECRET, Object, Ref, ref_of
 
 OnTakenBack = Callable[[Object, TakenBack], Awaitable[None]]
 """Told of each field of a child that somebody else had set and that was set back; first the PDCluster."""
@@ -169,14 +168,14 @@ class Applier:
             self._caches.put(view_of(stored))
 
     async def _move(self, move: Move, namespace: str) -> None:
-        ref = Ref(KINDS[API_VERSIONS[move.kind], move.kind.value], namespace, move.change.workload)
+        ref = Ref(move.kind, namespace, move.change.workload)
         seen = self._caches.child(ref)
         version = await self._kube.scale(ref, move.change.after, resource_version=move.version.resource_version)
         if seen is not None:
             self._caches.put(dataclasses.replace(seen, replicas=move.change.after, resource_version=version))
 
     async def _prune(self, prune: Prune, namespace: str) -> None:
-        ref = Ref(KINDS[prune.api_version, prune.kind], namespace, prune.name)
+        ref = Ref(prune.kind, namespace, prune.name)
         await self._kube.delete(ref, uid=prune.version.uid, resource_version=prune.version.resource_version)
         self._caches.drop(ref, prune.version.uid)
 

@@ -14,7 +14,6 @@ from typing import Any
 from operator_cases.objects import pdcluster
 from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.core.manifests.pool import Document, Pool, pool_of
-from pdcluster_operator.core.manifests.workloads import WorkloadKind
 from pdcluster_operator.core.observed import (
     Child,
     Move,
@@ -29,6 +28,7 @@ from pdcluster_operator.core.observed import (
 )
 from pdcluster_operator.core.plan import plan_pool
 from pdcluster_operator.core.status import Verification
+from pdcluster_operator.kinds import WORKLOADS, kind_of
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
 
@@ -160,12 +160,13 @@ class FakeCluster:
         for move in plan.moves:
             self._move(move)
         for prune in plan.prunes:
-            self._require_version((prune.kind, prune.name), prune.version)
+            key = prune.kind.name, prune.name
+            self._require_version(key, prune.version)
             self._spend()
-            gone = self.objects.pop((prune.kind, prune.name))
-            assert gone.document["apiVersion"] == prune.api_version
+            gone = self.objects.pop(key)
+            assert gone.document["apiVersion"] == prune.kind.api_version
             self.pods.pop(prune.name, None)
-            self.writes.append(f"delete {prune.kind} {prune.name}")
+            self.writes.append(f"delete {prune.kind.name} {prune.name}")
         if self.plan is None or self.plan.status != plan.status:
             self._spend()
         self.plan = plan
@@ -198,7 +199,7 @@ class FakeCluster:
             self.pods.setdefault(child.name, Pods())
 
     def _move(self, move: Move) -> None:
-        key = move.kind.value, move.change.workload
+        key = move.kind.name, move.change.workload
         self._require_version(key, move.version)
         stored = self.objects[key]
         assert stored.document["spec"]["replicas"] == move.change.before
@@ -223,14 +224,14 @@ class FakeCluster:
     def _seen_workload(self, name: str, stored: Stored) -> SeenWorkload:
         document, pods = stored.document, self.pods[name]
         found = document["metadata"]["labels"]
-        kind = WorkloadKind(document["kind"])
+        kind = kind_of(document)
         return SeenWorkload(
             name=name,
             kind=kind,
             role=Role(found[labels.ROLE]),
             revision=found[labels.REVISION],
             template=found[labels.TEMPLATE],
-            version=Version(_uid((kind.value, name)), str(stored.resource_version)),
+            version=Version(_uid((kind.name, name)), str(stored.resource_version)),
             replicas=document["spec"]["replicas"],
             live=pods.live,
             ready=pods.ready,
@@ -238,7 +239,7 @@ class FakeCluster:
         )
 
     def _workloads(self) -> dict[str, Stored]:
-        kinds = (self._of_kind(kind.value) for kind in WorkloadKind)
+        kinds = (self._of_kind(kind.name) for kind in WORKLOADS)
         return {name: stored for found in kinds for name, stored in found.items() if name in self.pods}
 
     def _of_kind(self, kind: str) -> dict[str, Stored]:

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
 
 from pdcluster_operator.core.manifests.pool import ROUTER
-from pdcluster_operator.core.manifests.workloads import WorkloadKind
 from pdcluster_operator.core.observed import Observed, SeenProblem, SeenScaler, SeenService, SeenWorkload, Version
 from pdcluster_operator.core.views import ChildView, PodView, View, tuple_of
-from pdcluster_operator.kinds import DEPLOYMENT, GROUP_SET, SCALER, SERVICE, Kind
+from pdcluster_operator.kinds import DEPLOYMENT, GROUP_SET, SCALER, SERVICE, WORKLOADS, Kind
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
-
-_WORKLOAD_KINDS: Final = {DEPLOYMENT: WorkloadKind.DEPLOYMENT, GROUP_SET: WorkloadKind.LEADER_WORKER_SET}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +68,8 @@ def _workloads(picture: Picture) -> Iterable[SeenWorkload]:
     for pod in picture.leaders:
         pods.setdefault(pod.workload, []).append(pod)
     for child in picture.children:
-        kind, key = _WORKLOAD_KINDS.get(child.ref.kind), tuple_of(child.labels)
-        role = _role_of(child)
-        if kind is None or role is None:
+        kind, role, key = child.ref.kind, _role_of(child), tuple_of(child.labels)
+        if kind not in WORKLOADS or role is None:
             continue
         ours = pods.get(key, [])
         yield SeenWorkload(

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from pdcluster_operator.api.base import API_VERSION
 from pdcluster_operator.api.cluster import ScalingMode
 from pdcluster_operator.core.children import Served, standing_children
 from pdcluster_operator.core.conditions import Counts, Reason, Status, Type
@@ -29,12 +28,7 @@ from pdcluster_operator.core.last_prefill import keep_last_prefill
 from pdcluster_operator.core.manifests.pool import Pool
 from pdcluster_operator.core.manifests.router import router_name
 from pdcluster_operator.core.manifests.standing import scaler_selector
-from pdcluster_operator.core.manifests.workloads import (
-    API_VERSIONS,
-    WorkloadDesign,
-    render_workload,
-    revision_for,
-)
+from pdcluster_operator.core.manifests.workloads import WorkloadDesign, render_workload, revision_for
 from pdcluster_operator.core.observed import (
     Child,
     Move,
@@ -51,6 +45,7 @@ from pdcluster_operator.core.observed import (
 from pdcluster_operator.core.rollout import Change, next_step
 from pdcluster_operator.core.status import Facts, Problems, Verification, deadline_at, reduce_status
 from pdcluster_operator.core.target import Target, refused_counts, target_of
+from pdcluster_operator.kinds import SCALER, SERVICE
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
@@ -201,18 +196,18 @@ def _moves(seen: Mapping[str, SeenWorkload], changes: tuple[Change, ...]) -> tup
 def _prunes(pool: Pool, observed: Observed, left: tuple[SeenWorkload, ...], served: Served) -> tuple[Prune, ...]:
     kept = {workload.name for workload in left}
     workloads = [
-        Prune(API_VERSIONS[workload.kind], workload.kind.value, workload.name, workload.version)
+        Prune(workload.kind, workload.name, workload.version)
         for workload in observed.workloads
         if workload.name not in kept
     ]
     services = [
-        Prune("v1", "Service", service.name, Version(service.version.uid))
+        Prune(SERVICE, service.name, Version(service.version.uid))
         for service in observed.services
         if (service.role, service.revision) not in served
     ]
     is_scaled = pool.spec.scaling.mode is ScalingMode.EXTERNAL
     unused = () if is_scaled else observed.scalers
-    scalers = [Prune(API_VERSION, "PDRoleScaler", scaler.name, Version(scaler.version.uid)) for scaler in unused]
+    scalers = [Prune(SCALER, scaler.name, Version(scaler.version.uid)) for scaler in unused]
     return (*workloads, *services, *scalers)
 
 

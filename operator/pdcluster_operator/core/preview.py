@@ -14,12 +14,12 @@ from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.core.fleet import ROLES
 from pdcluster_operator.core.manifests.pool import Pool, pool_of
 from pdcluster_operator.core.manifests.router import router_deployment
-from pdcluster_operator.core.manifests.workloads import WorkloadKind
 from pdcluster_operator.core.names import discovery_service_name
 from pdcluster_operator.core.observed import Observed, Plan, SeenWorkload, Version
 from pdcluster_operator.core.plan import plan_pool
 from pdcluster_operator.core.rollout import Step, preview_steps
 from pdcluster_operator.core.target import Target, target_of
+from pdcluster_operator.kinds import GROUP_SET
 from pdcluster_protocol.errors import ConfigError
 
 _IMAGE: Final = "the operator's"
@@ -101,18 +101,18 @@ def _made(plan: Plan, target: Target) -> Iterator[str]:
     there = {child.name for child in plan.children}
     if plan.facts.is_stopped:
         return
-    yield from (f"{it.kind.value} {it.name}" for it in target.designs.values() if it.name not in there)
+    yield from (f"{it.kind.name} {it.name}" for it in target.designs.values() if it.name not in there)
 
 
 def _removed(pool: Pool, target: Target, observed: Observed) -> Iterator[str]:
     for workload in _replaced(target, observed):
-        yield f"{workload.kind.value} {workload.name}"
+        yield f"{workload.kind.name} {workload.name}"
         if workload.revision != target.revision:
             yield f"Service {discovery_service_name(pool.name, workload.role, workload.revision)}"
 
 
 def _taken_for_granted(target: Target) -> tuple[str, ...]:
-    if all(design.kind is not WorkloadKind.LEADER_WORKER_SET for design in target.designs.values()):
+    if all(design.kind != GROUP_SET for design in target.designs.values()):
         return ()
     return ("LeaderWorkerSet (leaderworkerset.x-k8s.io/v1) is taken for installed: without it the spec is refused",)
 

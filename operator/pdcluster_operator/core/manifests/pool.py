@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pdcluster_operator.api.base import API_VERSION
 from pdcluster_operator.api.cluster import PDCluster, PDClusterSpec
 from pdcluster_operator.api.role import Resources, RoleSpec
 from pdcluster_operator.core import names
+from pdcluster_operator.kinds import PDCLUSTER, Kind
 from pdcluster_protocol import labels, launch
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
@@ -85,9 +85,9 @@ def pool_of(
     )
 
 
-def make_object(api_version: str, kind: str, metadata: Document, **fields: object) -> Document:
+def make_object(kind: Kind, metadata: Document, **fields: object) -> Document:
     """A whole object; ``fields``: its other top-level fields."""
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}
+    return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, **fields}
 
 
 def metadata_of(pool: Pool, name: str, component: str, extra: Mapping[str, str] | None = None) -> Document:
@@ -102,8 +102,8 @@ def metadata_of(pool: Pool, name: str, component: str, extra: Mapping[str, str] 
 
 def owner_of(pool: Pool) -> Document:
     return {
-        "apiVersion": API_VERSION,
-        "kind": "PDCluster",
+        "apiVersion": PDCLUSTER.api_version,
+        "kind": PDCLUSTER.name,
         "name": pool.name,
         "uid": pool.uid,
         "controller": True,

@@ -348,7 +348,7 @@ class TestOldPictures:
         world, prunes = running(), dict[str, Version]()
         for _ in range(20):
             plan = world.reconcile(make_cluster(NEXT))
-            prunes |= {prune.kind: prune.version for prune in plan.prunes}
+            prunes |= {prune.kind.name: prune.version for prune in plan.prunes}
             world.verify(plan)
             world.follow()
         assert {kind: bool(version.resource_version) for kind, version in prunes.items()} == {

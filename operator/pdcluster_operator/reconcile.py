@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import random
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from pydantic import ValidationError
@@ -51,7 +51,6 @@ class Reconciler:
         settings: Settings,
         *,
         has_groups: bool,
-        now: Callable[[], int] = unix_s,
     ) -> None:
         """``has_groups``: the API server knows LeaderWorkerSets, and we watch them."""
         self._kube = kube
@@ -60,7 +59,6 @@ class Reconciler:
         self._secrets = pool_secrets
         self._settings = settings
         self._has_groups = has_groups
-        self._now = now
         self._applier = Applier(kube, caches, self._tell_taken_back)
         self._taken_back: dict[Key, TakenBackLog] = {}
         self._unknown: dict[Key, UnknownFields] = {}
@@ -84,7 +82,7 @@ class Reconciler:
         except ValidationError as error:
             await self._tell_unreadable(view, error)
             return None
-        return await self._carry_out(key, view, cluster, self._unknown_of(key).told(unknown, self._now()))
+        return await self._carry_out(key, view, cluster, self._unknown_of(key).told(unknown, unix_s()))
 
     async def _carry_out(
         self, key: Key, view: ClusterView, cluster: PDCluster, unknown: tuple[str, ...]
@@ -93,18 +91,18 @@ class Reconciler:
         pool = pool_of(cluster, settings.router_image, settings.api_server_ports, settings.lease_namespace)
         picture = self._caches.picture(key, view.uid)
         observed = await self._observed(key, view, pool, picture, unknown)
-        plan = plan_pool(pool, observed, secret_text=secrets.token_hex(32), now=self._now())
+        plan = plan_pool(pool, observed, secret_text=secrets.token_hex(32), now=unix_s())
         if plan.facts.is_proof_void:
             self._verifier.forget(key)
         routers = routers_of(picture)
         try:
             await self._applier.apply(plan, view.document)
         except (Refused, Forbidden) as error:
-            refused = reduce_status(replace(plan.facts, refusal=str(error)), observed.status, now=self._now())
+            refused = reduce_status(replace(plan.facts, refusal=str(error)), observed.status, now=unix_s())
             await self._tell(view, pool, observed.status, refused, routers)
             raise
         await self._tell(view, pool, observed.status, plan.status, routers)
-        forgets_after_s = self._unknown_of(key).forgets_after_s(self._now())
+        forgets_after_s = self._unknown_of(key).forgets_after_s(unix_s())
         wakes = [plan.wake_after_s, self._verify(key, pool, plan, picture), self._resync_after_s(), forgets_after_s]
         if contested := self._log_of(key).pop_contested():
             raise Contested(f"{contested}, again and again: it is set back, later and later")
@@ -151,7 +149,7 @@ class Reconciler:
         generation = int(view.document["metadata"].get("generation", 0))
         facts = Facts(generation, "", Counts(), Counts(), 0, 0, deadline_s=1, refusal=refusal)
         before = read_status(view.document.get("status"))
-        status = reduce_status(facts, before, now=self._now())
+        status = reduce_status(facts, before, now=unix_s())
         await self._write(view, before, status, bare_document(status))
 
     async def _write(self, view: ClusterView, before: Status | None, status: Status, document: Object) -> None:
@@ -161,7 +159,7 @@ class Reconciler:
         self._caches.put(view_of(stored))
         # What an old watch hides, answers show. The watch tells of this write too, so another look comes.
         unknown = PDCluster.unknown_fields_of({**stored, "status": None})
-        self._unknown_of(Key(view.ref.namespace, view.ref.name)).told(unknown, self._now())
+        self._unknown_of(Key(view.ref.namespace, view.ref.name)).told(unknown, unix_s())
         await self._send(events_between(before, status), view)
 
     def _unknown_of(self, key: Key) -> UnknownFields:
@@ -172,13 +170,13 @@ class Reconciler:
 
     async def _tell_taken_back(self, owner: Object, taken: TakenBack) -> None:
         view = view_of(owner)
-        if self._log_of(Key(view.ref.namespace, view.ref.name)).note(taken, self._now()):
+        if self._log_of(Key(view.ref.namespace, view.ref.name)).note(taken, unix_s()):
             logger.warning("field taken back cluster=%s child=%s fields=%s by=%s", view.ref, *taken.words)
             await self._send((event_of(taken),), view)
 
     async def _send(self, events: Iterable[KubernetesEvent], view: View) -> None:
         for event in events:
-            manifest = event_document(event, view, self._settings.identity, self._now(), secrets.token_hex(8))
+            manifest = event_document(event, view, self._settings.identity, unix_s(), secrets.token_hex(8))
             try:
                 await self._kube.create(manifest)
             except KubeError as error:

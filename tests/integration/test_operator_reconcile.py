@@ -345,13 +345,6 @@ async def test_an_object_that_we_do_not_understand_is_told_so(rig: Rig) -> None:
     assert rig.api.asked == []
 
 
-async def test_the_number_of_routers_follows_the_spec(rig: Rig) -> None:
-    await made(rig)
-    rig.store.merge(AT, {"spec": {"router": {"replicas": 3}}})
-    await rig.look_until_still()
-    assert rig.store.read(("deployments", "default", "pool-router"))["spec"]["replicas"] == 3
-
-
 async def test_a_secret_with_clients_keys_that_is_not_there_is_told_until_it_is(rig: Rig) -> None:
     rig.store.create(AT, pool(rig.router, {"spec.router.apiKeysSecretRef": {"name": "clients"}}))
     await rig.look_until_still()

@@ -55,6 +55,7 @@ from benchmarks.pod_churn import Churn
 
 from pdcluster_kube.session import open_session
 from pdcluster_operator.api.cluster import PDCluster
+from pdcluster_operator.core.manifests.pool import pool_of
 from pdcluster_operator.core.observed import Child, Observed, Way
 from pdcluster_operator.core.plan import plan_pool
 from pdcluster_operator.http_kube import HttpKube
@@ -174,9 +175,8 @@ def first_children(document: Object) -> tuple[Child, ...]:
     """What the operator makes of a PDCluster that is new."""
     metadata = {**document["metadata"], "uid": f"uid-of-{document['metadata']['name']}", "generation": 1}
     cluster = PDCluster.from_wire({**document, "metadata": metadata})
-    plan = plan_pool(cluster, Observed(), router_image="pdcluster:1", secret_text="0" * 64, now=int(time.time()))
-    assert plan is not None
-    return plan.children
+    pool = pool_of(cluster, "pdcluster:1")
+    return plan_pool(pool, Observed(), secret_text="0" * 64, now=int(time.time())).children
 
 
 async def _bring_about(kube: HttpKube, child: Child) -> None:

@@ -15,14 +15,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pdcluster_operator.caches import Caches
-from pdcluster_operator.core.manifests.workloads import API_VERSIONS
+from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.core.observed import Child, Move, Plan, Prune, ScalerStatus, Way
 from pdcluster_operator.core.taken_back import TakenBack
 from pdcluster_operator.core.views import ChildView, digest_of, view_of
 from pdcluster_operator.errors import Conflict, Exists, Refused, Taken
-from pdcluster_operator.kinds import KINDS, PDCLUSTER, SCALER, SECRET, Object, Ref, ref_of
-from pdcluster_operator.kube import Kube
+from pdcluster_operator.http_kube import HttpKube
+from pdcluster_operator.kinds import PDCLUSTER, SCALER, SECRET, Object, Ref, ref_of
 
 OnTakenBack = Callable[[Object, TakenBack], Awaitable[None]]
 """Told of each field of a child that somebody else had set and that was set back; first the PDCluster."""
@@ -40,17 +39,17 @@ class _Applied:
 class Applier:
     """For all PDClusters. One term owns it; one task at a time for each PDCluster."""
 
-    def __init__(self, kube: Kube, caches: Caches, on_taken_back: OnTakenBack) -> None:
+    def __init__(self, kube: HttpKube, caches: Caches, on_taken_back: OnTakenBack) -> None:
         self._kube = kube
         self._on_taken_back = on_taken_back
         self._caches = caches
-        self._applied: dict[tuple[str, str], dict[Ref, _Applied]] = {}
-        """By namespace and name of the PDCluster, so that all of one can be forgotten."""
-        self._creatable: dict[tuple[str, str], dict[Ref, str]] = {}
+        self._applied: dict[Key, dict[Ref, _Applied]] = {}
+        """By PDCluster, so that all of one can be forgotten."""
+        self._creatable: dict[Key, dict[Ref, str]] = {}
         """Digests of what the API server would create: a workload whose turn comes late is not asked for at each look
         while nothing moves."""
 
-    async def apply(self, plan: Plan, namespace: str, owner: Object) -> None:
+    async def apply(self, plan: Plan, owner: Object) -> None:
         """Everything is as the plan says, in its order. Stops at the first thing that cannot be done.
 
         What the plan wants asked is asked first: if the API server refuses that, nothing is changed. ``owner``: the
@@ -58,26 +57,27 @@ class Applier:
 
         Raises:
             Refused: A child cannot be ours, or the API server does not take it.
-            KubeError: Something else (``kube.py``); what was done stays done, the next plan goes on from there.
+            KubeError: Something else (``errors.py``); what was done stays done, the next plan goes on from there.
         """
+        key = _key_of(owner)
         if plan.moves:
             # An engine may go for the sake of one that comes later, and what was creatable then may not be now.
-            self._creatable.pop((namespace, owner["metadata"]["name"]), None)
+            self._creatable.pop(key, None)
         for child in plan.asked:
             await self._ask(child, owner)
         for child in plan.children:
             await self._bring_about(child, owner)
         for move in plan.moves:
-            await self._move(move, namespace)
+            await self._move(move, key.namespace)
         for prune in plan.prunes:
-            await self._prune(prune, namespace)
+            await self._prune(prune, key.namespace)
         for status in plan.scaler_statuses:
-            await self._tell_scaler(status, namespace)
+            await self._tell_scaler(status, key.namespace)
 
-    def forget(self, namespace: str, name: str) -> None:
+    def forget(self, key: Key) -> None:
         """This PDCluster is gone."""
-        self._applied.pop((namespace, name), None)
-        self._creatable.pop((namespace, name), None)
+        self._applied.pop(key, None)
+        self._creatable.pop(key, None)
 
     async def _ask(self, child: Child, owner: Object) -> None:
         """The API server would take it, or has."""
@@ -90,7 +90,7 @@ class Applier:
             await self._kube.ask_apply(await self._checked(ref, child, seen, owner))
 
     async def _ask_create(self, ref: Ref, document: Object, owner: Object) -> None:
-        creatable = self._creatable.setdefault(_key_of(ref, owner), {})
+        creatable = self._creatable.setdefault(_key_of(owner), {})
         if creatable.get(ref) == digest_of(document):
             return
         try:
@@ -112,13 +112,13 @@ class Applier:
     def _is_applied(self, ref: Ref, child: Child, seen: ChildView | None, owner: Object) -> bool:
         if seen is None:
             return False
-        applied = self._applied.get(_key_of(ref, owner), {})
+        applied = self._applied.get(_key_of(owner), {})
         return applied.get(ref) == _Applied(seen.uid, digest_of(child.document), seen.digest)
 
     async def _bring_about(self, child: Child, owner: Object) -> None:
         ref = ref_of(child.document)
         seen = await self._seen(ref, owner)
-        applied = self._applied.setdefault(_key_of(ref, owner), {})
+        applied = self._applied.setdefault(_key_of(owner), {})
         if child.way is Way.CREATE:
             stored = await self._create(ref, child.document, owner)
         elif not self._is_applied(ref, child, seen, owner):
@@ -168,14 +168,14 @@ class Applier:
             self._caches.put(view_of(stored))
 
     async def _move(self, move: Move, namespace: str) -> None:
-        ref = Ref(KINDS[API_VERSIONS[move.kind], move.kind.value], namespace, move.change.workload)
+        ref = Ref(move.kind, namespace, move.change.workload)
         seen = self._caches.child(ref)
         version = await self._kube.scale(ref, move.change.after, resource_version=move.version.resource_version)
         if seen is not None:
             self._caches.put(dataclasses.replace(seen, replicas=move.change.after, resource_version=version))
 
     async def _prune(self, prune: Prune, namespace: str) -> None:
-        ref = Ref(KINDS[prune.api_version, prune.kind], namespace, prune.name)
+        ref = Ref(prune.kind, namespace, prune.name)
         await self._kube.delete(ref, uid=prune.version.uid, resource_version=prune.version.resource_version)
         self._caches.drop(ref, prune.version.uid)
 
@@ -187,8 +187,8 @@ class Applier:
             await self._kube.apply_status(ref, seen.uid, wanted, resource_version=seen.resource_version)
 
 
-def _key_of(ref: Ref, owner: Object) -> tuple[str, str]:
-    return ref.namespace, owner["metadata"]["name"]
+def _key_of(owner: Object) -> Key:
+    return Key(owner["metadata"]["namespace"], owner["metadata"]["name"])
 
 
 def _with_preconditions(child: Child, uid: str) -> Object:

@@ -15,8 +15,8 @@ from typing import Final
 
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.errors import KubeError
+from pdcluster_operator.http_kube import HttpKube, Listed
 from pdcluster_operator.kinds import Kind, selector_of
-from pdcluster_operator.kube import Kube, Listed
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Auditor:
 
     def __init__(
         self,
-        kube: Kube,
+        kube: HttpKube,
         caches: Caches,
         kinds: Iterable[Kind],
         namespaces: Iterable[str | None],

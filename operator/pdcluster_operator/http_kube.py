@@ -1,7 +1,11 @@
-"""``Kube`` over HTTP. The one place that knows the API server's paths, content types and status codes.
+"""What the operator asks of the API server: few calls, each with the precondition that it was decided on.
 
-Source of truth: Kubernetes 1.35, "API concepts", "Server-Side Apply". A 429, a 5xx or a broken connection is tried
-again within the call's own time; every call is safe to repeat (see ``Kube``).
+The one place that knows the API server's paths, content types and status codes. Every call has a deadline and raises a
+``KubeError`` if it was not surely done (``errors.py`` says what helps). Writes need leadership; a call whose answer was
+lost may have been done, so each is safe to repeat. A 429, a 5xx or a broken connection is tried again within the call's
+own time.
+
+Source of truth: Kubernetes 1.35, "API concepts", "Server-Side Apply".
 """
 
 from __future__ import annotations
@@ -22,7 +26,6 @@ from pdcluster_kube.backoff import Backoff
 from pdcluster_operator.core.answers import error_of
 from pdcluster_operator.errors import ApiUnavailable, NotFound, NotLeader, OwnConflict
 from pdcluster_operator.kinds import Kind, Object, Ref, ref_of
-from pdcluster_operator.kube import Listed
 from pdcluster_protocol.labels import MANAGER
 
 MAX_TRIES: Final = 4
@@ -36,6 +39,16 @@ _STRICT: Final = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
 """Unknown fields are errors: a misspelled pod override is refused and not ignored."""
 _DRY: Final = {**_STRICT, "dryRun": "All"}
 _FORCE: Final = {"force": "true"}
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An object's metadata, as a list shows it."""
+
+    uid: str
+    namespace: str
+    name: str
+    resource_version: str
 
 
 class Fence(Protocol):
@@ -74,7 +87,10 @@ OnAnswer = Callable[[ApiCall, int], None]
 
 
 class HttpKube:
-    """One API server, through a session that the caller closes. ``fence`` None: writes need no leave (the Lease's)."""
+    """One API server, through a session that the caller closes. Any number of tasks.
+
+    ``fence`` None: writes need no leave (the Lease's).
+    """
 
     def __init__(
         self,
@@ -93,12 +109,14 @@ class HttpKube:
         self._on_answer = on_answer or _nobody_listens
 
     async def get(self, ref: Ref) -> Object | None:
+        """The object; None when there is none."""
         try:
             return await self._do(ApiCall("get", ref.kind, "GET", ref.path()))
         except NotFound:
             return None
 
     async def list_metadata(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Listed]:
+        """All of a kind in a namespace, or in the cluster (None), that a label selector chooses."""
         found: list[Listed] = []
         query = {"limit": str(PAGE_OBJECTS)} | ({"labelSelector": selector} if selector else {})
         while True:
@@ -110,6 +128,7 @@ class HttpKube:
             query = {**query, "continue": token}
 
     async def serves(self, kind: Kind) -> bool:
+        """Whether the API server knows this kind."""
         try:
             known = await self._do(ApiCall("get", kind, "GET", kind.root))
         except NotFound:
@@ -117,15 +136,39 @@ class HttpKube:
         return any(one.get("name") == kind.plural for one in known.get("resources") or ())
 
     async def create(self, manifest: Object) -> Object:
+        """A new object.
+
+        Raises:
+            Exists: There is one of this name.
+        """
         return await self._do(_create_call(manifest, _STRICT))
 
     async def ask_create(self, manifest: Object) -> None:
+        """The API server would create it now. Nothing is stored (a dry run, with admission and all checks).
+
+        Raises:
+            Exists: There is one of this name.
+        """
         await self._do(_create_call(manifest, _DRY))
 
     async def ask_apply(self, manifest: Object) -> None:
+        """The API server would apply it now, by force if need be. Nothing is stored.
+
+        Raises:
+            Conflict: The preconditions do not hold.
+        """
         await self._do(_apply_call(manifest, {**_DRY, **_FORCE}))
 
     async def apply(self, manifest: Object, *, is_forced: bool = False) -> Object:
+        """The object is as the manifest says, as far as it says anything (server-side apply).
+
+        ``metadata.uid`` and ``metadata.resourceVersion``, where the manifest has them, are preconditions.
+        ``is_forced``: fields that are somebody else's too; only with a uid that was seen to be ours.
+
+        Raises:
+            Conflict: They do not hold.
+            Taken: A field that differs is somebody else's, and it is not forced.
+        """
         if is_forced:
             return await self._do(_apply_call(manifest, {**_STRICT, **_FORCE}))
         call = _apply_call(manifest, _STRICT)
@@ -138,6 +181,14 @@ class HttpKube:
             return await self._do(dataclasses.replace(call, query={**_STRICT, **_FORCE}))
 
     async def apply_status(self, ref: Ref, uid: str, status: Object, *, resource_version: str) -> Object:
+        """Its status is this, and nothing else of ours. Forced: status has one writer. Returns the whole object.
+
+        ``resource_version``: of the state that was looked at. A call that arrives late, when another operator leads,
+        must not write its old picture over theirs.
+
+        Raises:
+            Conflict: It has changed since, or is another one.
+        """
         named = {"name": ref.name, "namespace": ref.namespace, "uid": uid, "resourceVersion": resource_version}
         manifest = {"apiVersion": ref.kind.api_version, "kind": ref.kind.name, "metadata": named, "status": status}
         query = {**_STRICT, **_FORCE}
@@ -145,16 +196,33 @@ class HttpKube:
         return await self._do(ApiCall("patch", ref.kind, "PATCH", path, query, manifest, _APPLY, subresource="status"))
 
     async def replace(self, manifest: Object) -> Object:
+        """The whole object, if its ``metadata.resourceVersion`` is still the newest.
+
+        Raises:
+            Conflict: It is not.
+        """
         ref = ref_of(manifest)
         return await self._do(ApiCall("update", ref.kind, "PUT", ref.path(), _STRICT, manifest))
 
     async def scale(self, ref: Ref, replicas: int, *, resource_version: str) -> str:
+        """Its ``spec.replicas`` are these, if nothing of it has changed since. Returns its new resourceVersion.
+
+        Raises:
+            Conflict: Something has.
+        """
         body = {"metadata": {"resourceVersion": resource_version}, "spec": {"replicas": replicas}}
         query, path = {"fieldManager": MANAGER}, ref.path("scale")
         scaled = await self._do(ApiCall("patch", ref.kind, "PATCH", path, query, body, _MERGE, subresource="scale"))
         return str(scaled["metadata"]["resourceVersion"])
 
     async def delete(self, ref: Ref, *, uid: str, resource_version: str = "") -> None:
+        """It is gone, or going, if it is still the one with this uid; nothing to do when there is none.
+
+        ``resource_version``: only in this state; empty: in any.
+
+        Raises:
+            Conflict: Another one has its name, or it has changed since.
+        """
         preconditions = {"uid": uid} | ({"resourceVersion": resource_version} if resource_version else {})
         # Background: the object goes at once, and its own children with it soon after.
         body = {"preconditions": preconditions, "propagationPolicy": "Background"}

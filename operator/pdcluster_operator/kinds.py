@@ -75,6 +75,8 @@ NETWORK_POLICY: Final = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpo
 EVENT: Final = Kind("v1", "Event", "events")
 LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
+WORKLOADS: Final = (DEPLOYMENT, GROUP_SET)
+"""What runs engines."""
 WATCHED_CHILDREN: Final = (
     DEPLOYMENT,
     SERVICE,

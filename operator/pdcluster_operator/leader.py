@@ -15,8 +15,8 @@ from typing import Any, Final
 from pdcluster_operator.clock import Clock, micro_time, steady_s
 from pdcluster_operator.core.leasing import Candidate, LeaseRecord, LeaseTimes
 from pdcluster_operator.errors import Conflict, Exists, KubeError
+from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import LEASE, Object, Ref
-from pdcluster_operator.kube import Kube
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Leader:
 
     def __init__(
         self,
-        kube: Kube,
+        kube: HttpKube,
         *,
         namespace: str,
         name: str,

@@ -8,10 +8,10 @@ from __future__ import annotations
 from base64 import b64decode
 from dataclasses import dataclass
 
-from pdcluster_operator.clock import Clock, steady_s
+from pdcluster_operator.clock import steady_s
 from pdcluster_operator.errors import NotFound
+from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import Ref
-from pdcluster_operator.kube import Kube
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,36 +23,35 @@ class _Sight:
 class PoolSecrets:
     """Believes for ``believe_s`` seconds that a Secret which was there still is. Keeps nothing of what they say."""
 
-    def __init__(self, kube: Kube, *, believe_s: float, clock: Clock = steady_s) -> None:
+    def __init__(self, kube: HttpKube, *, believe_s: float) -> None:
         self._kube = kube
         self._believe_s = believe_s
-        self._clock = clock
         self._seen: dict[Ref, _Sight] = {}
         self._had: dict[tuple[Ref, str], float] = {}
 
     async def is_there(self, ref: Ref, owner_uid: str) -> bool:
         """Whether there is this Secret of this owner."""
         seen = self._seen.get(ref)
-        if seen and seen.owner_uid == owner_uid and self._clock() < seen.at + self._believe_s:
+        if seen and seen.owner_uid == owner_uid and steady_s() < seen.at + self._believe_s:
             return True
         self._seen.pop(ref, None)
         found = await self._kube.get(ref)
         owners = (found or {}).get("metadata", {}).get("ownerReferences") or ()
         if not any(owner["uid"] == owner_uid for owner in owners):
             return False
-        self._seen[ref] = _Sight(owner_uid, self._clock())
+        self._seen[ref] = _Sight(owner_uid, steady_s())
         return True
 
     async def lacks(self, ref: Ref, key: str) -> str:
         """What a user's Secret lacks, for people; empty: it has this key."""
-        if self._clock() < self._had.get((ref, key), -self._believe_s) + self._believe_s:
+        if steady_s() < self._had.get((ref, key), -self._believe_s) + self._believe_s:
             return ""
         try:
             await self.read(ref, key)
         except NotFound as error:
             self._had.pop((ref, key), None)
             return str(error)
-        self._had[ref, key] = self._clock()
+        self._had[ref, key] = steady_s()
         return ""
 
     async def read(self, ref: Ref, key: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import random
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from pydantic import ValidationError
@@ -18,20 +18,21 @@ from pdcluster_operator.apply import Applier
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.clock import unix_s
 from pdcluster_operator.core.conditions import Counts, Status
-from pdcluster_operator.core.manifests.pool import secret_ref
+from pdcluster_operator.core.manifests.pool import Pool, pool_of, secret_ref
 from pdcluster_operator.core.manifests.router import internal_url, router_url
-from pdcluster_operator.core.observed import Plan
-from pdcluster_operator.core.observing import Known, Picture, Routers, observed_of, ready_pods, routers_of
-from pdcluster_operator.core.plan import plan_pool, pool_of
+from pdcluster_operator.core.observed import Observed, Plan
+from pdcluster_operator.core.observing import Picture, Routers, observed_of, ready_pods, routers_of
+from pdcluster_operator.core.plan import plan_pool
 from pdcluster_operator.core.status import Facts, KubernetesEvent, events_between, reduce_status
 from pdcluster_operator.core.status_document import bare_document, event_document, read_status, status_document
 from pdcluster_operator.core.taken_back import TakenBack, TakenBackLog, event_of
 from pdcluster_operator.core.unknown_fields import UnknownFields
 from pdcluster_operator.core.views import ClusterView, View, view_of
 from pdcluster_operator.errors import Contested, Forbidden, KubeError, Refused
+from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import SECRET, Object, Ref
-from pdcluster_operator.kube import Kube
 from pdcluster_operator.pool_secrets import PoolSecrets
+from pdcluster_operator.settings import Settings
 from pdcluster_operator.verify import TargetVerifier, ToVerify
 from pdcluster_protocol.labels import Role
 
@@ -43,32 +44,21 @@ class Reconciler:
 
     def __init__(
         self,
-        kube: Kube,
+        kube: HttpKube,
         caches: Caches,
         verifier: TargetVerifier,
         pool_secrets: PoolSecrets,
+        settings: Settings,
         *,
-        router_image: str,
-        api_server_ports: tuple[int, ...],
         has_groups: bool,
-        resync_s: float,
-        identity: str,
-        operator_namespace: str = "",
-        now: Callable[[], int] = unix_s,
     ) -> None:
-        """``operator_namespace``: of those that routers let in; empty: any. ``has_groups``: the API server knows
-        LeaderWorkerSets, and we watch them."""
+        """``has_groups``: the API server knows LeaderWorkerSets, and we watch them."""
         self._kube = kube
         self._caches = caches
         self._verifier = verifier
         self._secrets = pool_secrets
-        self._router_image = router_image
-        self._api_server_ports = api_server_ports
+        self._settings = settings
         self._has_groups = has_groups
-        self._resync_s = resync_s
-        self._identity = identity
-        self._operator_namespace = operator_namespace
-        self._now = now
         self._applier = Applier(kube, caches, self._tell_taken_back)
         self._taken_back: dict[Key, TakenBackLog] = {}
         self._unknown: dict[Key, UnknownFields] = {}
@@ -82,7 +72,7 @@ class Reconciler:
         view = self._caches.cluster(key)
         if view is None or view.document["metadata"].get("deletionTimestamp"):
             self._verifier.forget(key)
-            self._applier.forget(key.namespace, key.name)
+            self._applier.forget(key)
             self._taken_back.pop(key, None)
             self._unknown.pop(key, None)
             return None
@@ -92,82 +82,65 @@ class Reconciler:
         except ValidationError as error:
             await self._tell_unreadable(view, error)
             return None
-        return await self._carry_out(key, view, cluster, self._unknown_of(key).told(unknown, self._now()))
+        return await self._carry_out(key, view, cluster, self._unknown_of(key).told(unknown, unix_s()))
 
     async def _carry_out(
         self, key: Key, view: ClusterView, cluster: PDCluster, unknown: tuple[str, ...]
     ) -> float | None:
+        settings = self._settings
+        pool = pool_of(cluster, settings.router_image, settings.api_server_ports, settings.lease_namespace)
         picture = self._caches.picture(key, view.uid)
-        observed = observed_of(picture, await self._known(key, view, cluster, unknown))
-        text = secrets.token_hex(32)
-        plan = plan_pool(
-            cluster,
-            observed,
-            router_image=self._router_image,
-            secret_text=text,
-            now=self._now(),
-            api_server_ports=self._api_server_ports,
-            operator_namespace=self._operator_namespace,
-        )
-        if plan is None:
-            return None
+        observed = await self._observed(key, view, pool, picture, unknown)
+        plan = plan_pool(pool, observed, secret_text=secrets.token_hex(32), now=unix_s())
         if plan.facts.is_proof_void:
             self._verifier.forget(key)
         routers = routers_of(picture)
         try:
-            await self._applier.apply(plan, key.namespace, view.document)
+            await self._applier.apply(plan, view.document)
         except (Refused, Forbidden) as error:
-            refused = reduce_status(replace(plan.facts, refusal=str(error)), observed.status, now=self._now())
-            await self._tell(view, cluster, observed.status, refused, routers)
+            refused = reduce_status(replace(plan.facts, refusal=str(error)), observed.status, now=unix_s())
+            await self._tell(view, pool, observed.status, refused, routers)
             raise
-        await self._tell(view, cluster, observed.status, plan.status, routers)
-        forgets_after_s = self._unknown_of(key).forgets_after_s(self._now())
-        wakes = [plan.wake_after_s, self._verify(key, cluster, plan, picture), self._resync_after_s(), forgets_after_s]
+        await self._tell(view, pool, observed.status, plan.status, routers)
+        forgets_after_s = self._unknown_of(key).forgets_after_s(unix_s())
+        wakes = [plan.wake_after_s, self._verify(key, pool, plan, picture), self._resync_after_s(), forgets_after_s]
         if contested := self._log_of(key).pop_contested():
             raise Contested(f"{contested}, again and again: it is set back, later and later")
         return min(wake for wake in wakes if wake is not None)
 
-    async def _known(self, key: Key, view: ClusterView, cluster: PDCluster, unknown: tuple[str, ...]) -> Known:
-        ref = self._secret_of(cluster)[0]
-        is_ours = cluster.spec.auth.secret_ref is None
-        keys = cluster.spec.router.api_keys_secret_ref
-        return Known(
-            has_secret=is_ours and await self._secrets.is_there(ref, view.uid),
+    async def _observed(
+        self, key: Key, view: ClusterView, pool: Pool, picture: Picture, unknown: tuple[str, ...]
+    ) -> Observed:
+        is_ours, keys = pool.spec.auth.secret_ref is None, pool.spec.router.api_keys_secret_ref
+        return replace(
+            observed_of(picture),
+            has_secret=is_ours and await self._secrets.is_there(_secret_of(pool)[0], view.uid),
             has_groups=self._has_groups,
             verifications=self._verifier.results(key),
             status=read_status(view.document.get("status")),
             unknown_fields=unknown,
-            missing_keys=await self._secrets.lacks(Ref(SECRET, ref.namespace, keys.name), keys.key) if keys else "",
+            missing_keys=await self._secrets.lacks(Ref(SECRET, pool.namespace, keys.name), keys.key) if keys else "",
         )
 
-    def _secret_of(self, cluster: PDCluster) -> tuple[Ref, str]:
-        """The pool's Secret, and the key in it."""
-        pool = pool_of(cluster, self._router_image)
-        found = secret_ref(pool)
-        return Ref(SECRET, pool.namespace, found["name"]), found["key"]
-
-    def _verify(self, key: Key, cluster: PDCluster, plan: Plan, picture: Picture) -> float | None:
+    def _verify(self, key: Key, pool: Pool, plan: Plan, picture: Picture) -> float | None:
         """Have the target proven, if it is time. Returns when to ask again."""
         ids = plan.to_verify
         if ids is None:
             return None
-        ref, secret_key = self._secret_of(cluster)
         asked = ToVerify(
             ids.name,
             ids.revision,
             tuple(ready_pods(picture, Role.PREFILL, ids.revision, ids.prefill_template)),
             tuple(ready_pods(picture, Role.DECODE, ids.revision, ids.decode_template)),
-            internal_url(pool_of(cluster, self._router_image)),
-            ref,
-            secret_key,
+            internal_url(pool),
+            *_secret_of(pool),
         )
         return self._verifier.ask(key, asked)
 
     async def _tell(
-        self, view: ClusterView, cluster: PDCluster, before: Status | None, status: Status, routers: Routers
+        self, view: ClusterView, pool: Pool, before: Status | None, status: Status, routers: Routers
     ) -> None:
-        url = router_url(pool_of(cluster, self._router_image))
-        await self._write(view, before, status, status_document(status, cluster.spec, routers, url))
+        await self._write(view, before, status, status_document(status, pool.spec, routers, router_url(pool)))
 
     async def _tell_unreadable(self, view: ClusterView, error: ValidationError) -> None:
         """The CRD is not of our version, so the API server let through what we do not understand."""
@@ -176,7 +149,7 @@ class Reconciler:
         generation = int(view.document["metadata"].get("generation", 0))
         facts = Facts(generation, "", Counts(), Counts(), 0, 0, deadline_s=1, refusal=refusal)
         before = read_status(view.document.get("status"))
-        status = reduce_status(facts, before, now=self._now())
+        status = reduce_status(facts, before, now=unix_s())
         await self._write(view, before, status, bare_document(status))
 
     async def _write(self, view: ClusterView, before: Status | None, status: Status, document: Object) -> None:
@@ -186,7 +159,7 @@ class Reconciler:
         self._caches.put(view_of(stored))
         # What an old watch hides, answers show. The watch tells of this write too, so another look comes.
         unknown = PDCluster.unknown_fields_of({**stored, "status": None})
-        self._unknown_of(Key(view.ref.namespace, view.ref.name)).told(unknown, self._now())
+        self._unknown_of(Key(view.ref.namespace, view.ref.name)).told(unknown, unix_s())
         await self._send(events_between(before, status), view)
 
     def _unknown_of(self, key: Key) -> UnknownFields:
@@ -197,13 +170,13 @@ class Reconciler:
 
     async def _tell_taken_back(self, owner: Object, taken: TakenBack) -> None:
         view = view_of(owner)
-        if self._log_of(Key(view.ref.namespace, view.ref.name)).note(taken, self._now()):
+        if self._log_of(Key(view.ref.namespace, view.ref.name)).note(taken, unix_s()):
             logger.warning("field taken back cluster=%s child=%s fields=%s by=%s", view.ref, *taken.words)
             await self._send((event_of(taken),), view)
 
     async def _send(self, events: Iterable[KubernetesEvent], view: View) -> None:
         for event in events:
-            manifest = event_document(event, view, self._identity, self._now(), secrets.token_hex(8))
+            manifest = event_document(event, view, self._settings.identity, unix_s(), secrets.token_hex(8))
             try:
                 await self._kube.create(manifest)
             except KubeError as error:
@@ -211,4 +184,10 @@ class Reconciler:
                 logger.warning("event not sent cluster=%s reason=%s error=%s", view.ref, event.reason, error)
 
     def _resync_after_s(self) -> float:
-        return self._resync_s * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load
+        return self._settings.resync_s * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load
+
+
+def _secret_of(pool: Pool) -> tuple[Ref, str]:
+    """The pool's Secret, and the key in it."""
+    found = secret_ref(pool)
+    return Ref(SECRET, pool.namespace, found["name"]), found["key"]

@@ -153,12 +153,8 @@ class Operator:
             self.caches,
             verifier,
             secrets,
-            router_image=settings.router_image,
-            api_server_ports=settings.api_server_ports,
+            settings,
             has_groups=self._has_groups,
-            resync_s=settings.resync_s,
-            identity=settings.identity,
-            operator_namespace=settings.lease_namespace,
         )
         queue: WorkQueue[Key] = WorkQueue(
             reconciler.reconcile,

@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 
 from pdcluster_operator.caches import Key
-from pdcluster_operator.clock import Clock, steady_s
+from pdcluster_operator.clock import steady_s
 from pdcluster_operator.core.observed import VerificationResult
 from pdcluster_operator.core.trials import TargetTrials, TrialVerdict
 from pdcluster_operator.errors import KubeError
@@ -67,14 +67,12 @@ class TargetVerifier:
         *,
         timeout_s: float,
         on_result: Callable[[Key], None],
-        clock: Clock = steady_s,
     ) -> None:
         """``session``: without our token, which routers have no business with."""
         self._session = session
         self._secrets = secrets
         self._timeout_s = timeout_s
         self._on_result = on_result
-        self._clock = clock
         self._trials: dict[Key, TargetTrials] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._room = asyncio.Semaphore(MAX_RUNNING)
@@ -97,7 +95,7 @@ class TargetVerifier:
 
     def ask(self, key: Key, asked: ToVerify) -> float | None:
         """Prove it if it is time. Returns the seconds after which to ask again; None: the result will tell."""
-        now, trial = self._clock(), self._trials.get(key)
+        now, trial = steady_s(), self._trials.get(key)
         if trial is None or trial.target != asked.target:
             trial = TargetTrials(asked.target, now)
         if trial.may_start(now) and self._tasks is not None:
@@ -116,7 +114,7 @@ class TargetVerifier:
         if self._trials.get(key) is not trial:
             return  # Nobody wants to know any more, or of later engines only.
         logger.info("verified key=%s target=%s verdict=%s error=%s", key, asked.target, verdict.name, error or "-")
-        self._trials[key] = trial.ended(verdict, error, self._clock(), random.random())  # noqa: S311 - spreads load
+        self._trials[key] = trial.ended(verdict, error, steady_s(), random.random())  # noqa: S311 - spreads load
         self._on_result(key)
 
     async def _send(self, asked: ToVerify) -> tuple[TrialVerdict, str]:

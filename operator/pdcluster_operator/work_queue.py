@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable
 from enum import Enum
 from typing import Generic, TypeVar
 
-from pdcluster_operator.clock import Clock, steady_s
+from pdcluster_operator.clock import steady_s
 from pdcluster_operator.core.queueing import KeyQueue, RetryPace
 from pdcluster_operator.errors import ApiUnavailable, Conflict, KubeError
 
@@ -42,16 +42,14 @@ class WorkQueue(Generic[Key]):
         *,
         num_workers: int,
         limit_s: float,
+        on_run: OnRun,
         pace: RetryPace | None = None,
-        clock: Clock = steady_s,
-        on_run: OnRun | None = None,
     ) -> None:
         """``work``: returns after how many seconds to look again, or None. ``limit_s``: seconds for one run."""
         self._work = work
         self._limit_s = limit_s
-        self._clock = clock
-        self._on_run = on_run or _nobody_listens
-        self._keys: KeyQueue[Key] = KeyQueue(max_running=num_workers, pace=pace)
+        self._on_run = on_run
+        self._keys: KeyQueue[Key] = KeyQueue(max_running=num_workers, pace=pace or RetryPace())
         self._is_changed = asyncio.Event()
 
     def __len__(self) -> int:
@@ -59,7 +57,7 @@ class WorkQueue(Generic[Key]):
 
     def add(self, key: Key) -> None:
         """Look at it soon."""
-        self._keys.add(key, self._clock())
+        self._keys.add(key, steady_s())
         self._is_changed.set()
 
     def add_all(self, keys: Iterable[Key]) -> None:
@@ -68,29 +66,29 @@ class WorkQueue(Generic[Key]):
 
     def overdue_s(self) -> float:
         """For how long the oldest key has been due or running."""
-        return self._keys.overdue_s(self._clock())
+        return self._keys.overdue_s(steady_s())
 
     async def run(self) -> None:
         """Until it is cancelled; then every run is cancelled and has ended."""
         async with asyncio.TaskGroup() as runs:
             while True:
                 self._is_changed.clear()
-                while (key := self._keys.start_next(self._clock())) is not None:
+                while (key := self._keys.start_next(steady_s())) is not None:
                     runs.create_task(self._run(key), name=f"reconcile {key}")
                 await self._until_next()
 
     async def _until_next(self) -> None:
         due = self._keys.next_due()
         try:
-            async with asyncio.timeout(None if due is None else max(0.0, due - self._clock())):
+            async with asyncio.timeout(None if due is None else max(0.0, due - steady_s())):
                 await self._is_changed.wait()
         except TimeoutError:
             return
 
     async def _run(self, key: Key) -> None:
-        began = self._clock()
+        began = steady_s()
         outcome = await self._run_once(key)
-        self._on_run(outcome, self._clock() - began)
+        self._on_run(outcome, steady_s() - began)
         self._is_changed.set()
 
     async def _run_once(self, key: Key) -> RunOutcome:
@@ -107,16 +105,12 @@ class WorkQueue(Generic[Key]):
             # The top of a task: a bug in one object's reconcile must not stop those of all others.
             logger.exception("reconcile broke key=%s", key)
             return self._failed(key, RunOutcome.FAILED)
-        self._keys.finish(key, self._clock(), wake_after_s)
+        self._keys.finish(key, steady_s(), wake_after_s)
         return RunOutcome.DONE
 
     def _failed(self, key: Key, outcome: RunOutcome, asked_s: float = 0.0) -> RunOutcome:
-        self._keys.fail(key, self._clock(), chance=random.random(), asked_s=asked_s)  # noqa: S311 - spreads load
+        self._keys.fail(key, steady_s(), chance=random.random(), asked_s=asked_s)  # noqa: S311 - spreads load
         return outcome
-
-
-def _nobody_listens(outcome: RunOutcome, seconds: float) -> None:
-    pass
 
 
 def _asked_s(error: Exception) -> float:

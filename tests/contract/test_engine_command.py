@@ -10,10 +10,9 @@ from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from fakes.operator_cluster import IMAGE, make_cluster
+from fakes.operator_cluster import make_pool
 from operator_cases.objects import both
 from pdcluster_operator.core.manifests.command import PodPlace, engine_argv, engine_command
-from pdcluster_operator.core.plan import pool_of
 from pdcluster_protocol.labels import Role
 
 ARGS: Final = {
@@ -29,7 +28,7 @@ NODES: Final = {**both("device", {"kind": "cuda"}), **both("parallelism.tensor",
 def argv(changes: dict[str, Any], role: Role, place: PodPlace) -> list[str]:
     """As Kubernetes hands it over, its variables put in."""
     values = {"POD_NAME": "pool-0", "LWS_LEADER_ADDRESS": "leader.pool", "LWS_WORKER_INDEX": "1"}
-    words = engine_argv(pool_of(make_cluster(changes), IMAGE), role, place)
+    words = engine_argv(make_pool(changes), role, place)
     for name, value in values.items():
         words = [word.replace(f"$({name})", value) for word in words]
     assert not [word for word in words if "$(" in word]

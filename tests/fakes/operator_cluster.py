@@ -13,8 +13,7 @@ from typing import Any
 
 from operator_cases.objects import pdcluster
 from pdcluster_operator.api.cluster import PDCluster
-from pdcluster_operator.core.manifests.pool import Document
-from pdcluster_operator.core.manifests.workloads import WorkloadKind
+from pdcluster_operator.core.manifests.pool import Document, Pool, pool_of
 from pdcluster_operator.core.observed import (
     Child,
     Move,
@@ -29,6 +28,7 @@ from pdcluster_operator.core.observed import (
 )
 from pdcluster_operator.core.plan import plan_pool
 from pdcluster_operator.core.status import Verification
+from pdcluster_operator.kinds import WORKLOADS, kind_of
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
 
@@ -48,6 +48,11 @@ def make_cluster(changes: Mapping[str, object] | None = None) -> PDCluster:
     """The smallest PDCluster with some fields changed, as the API server hands it out."""
     served = {"metadata.uid": "uid-of-pool", "metadata.generation": 1}
     return PDCluster.from_wire(pdcluster({**served, **(changes or {})}))
+
+
+def make_pool(changes: Mapping[str, object] | None = None) -> Pool:
+    """The same, as its children need it."""
+    return pool_of(make_cluster(changes), IMAGE)
 
 
 @dataclass
@@ -99,9 +104,7 @@ class FakeCluster:
         self.carry_out(plan)
 
     def plan_for(self, cluster: PDCluster, observed: Observed | None = None) -> Plan:
-        plan = plan_pool(cluster, observed or self.observed(), router_image=IMAGE, secret_text=SECRET, now=self.now)
-        assert plan is not None
-        return plan
+        return plan_pool(pool_of(cluster, IMAGE), observed or self.observed(), secret_text=SECRET, now=self.now)
 
     def settle(self, cluster: PDCluster, rounds: int = 200) -> list[str]:
         """Reconcile and let all pods follow until nothing changes any more; gives all that was written."""
@@ -157,12 +160,13 @@ class FakeCluster:
         for move in plan.moves:
             self._move(move)
         for prune in plan.prunes:
-            self._require_version((prune.kind, prune.name), prune.version)
+            key = prune.kind.name, prune.name
+            self._require_version(key, prune.version)
             self._spend()
-            gone = self.objects.pop((prune.kind, prune.name))
-            assert gone.document["apiVersion"] == prune.api_version
+            gone = self.objects.pop(key)
+            assert gone.document["apiVersion"] == prune.kind.api_version
             self.pods.pop(prune.name, None)
-            self.writes.append(f"delete {prune.kind} {prune.name}")
+            self.writes.append(f"delete {prune.kind.name} {prune.name}")
         if self.plan is None or self.plan.status != plan.status:
             self._spend()
         self.plan = plan
@@ -195,7 +199,7 @@ class FakeCluster:
             self.pods.setdefault(child.name, Pods())
 
     def _move(self, move: Move) -> None:
-        key = move.kind.value, move.change.workload
+        key = move.kind.name, move.change.workload
         self._require_version(key, move.version)
         stored = self.objects[key]
         assert stored.document["spec"]["replicas"] == move.change.before
@@ -220,14 +224,14 @@ class FakeCluster:
     def _seen_workload(self, name: str, stored: Stored) -> SeenWorkload:
         document, pods = stored.document, self.pods[name]
         found = document["metadata"]["labels"]
-        kind = WorkloadKind(document["kind"])
+        kind = kind_of(document)
         return SeenWorkload(
             name=name,
             kind=kind,
             role=Role(found[labels.ROLE]),
             revision=found[labels.REVISION],
             template=found[labels.TEMPLATE],
-            version=Version(_uid((kind.value, name)), str(stored.resource_version)),
+            version=Version(_uid((kind.name, name)), str(stored.resource_version)),
             replicas=document["spec"]["replicas"],
             live=pods.live,
             ready=pods.ready,
@@ -235,7 +239,7 @@ class FakeCluster:
         )
 
     def _workloads(self) -> dict[str, Stored]:
-        kinds = (self._of_kind(kind.value) for kind in WorkloadKind)
+        kinds = (self._of_kind(kind.name) for kind in WORKLOADS)
         return {name: stored for found in kinds for name, stored in found.items() if name in self.pods}
 
     def _of_kind(self, kind: str) -> dict[str, Stored]:

@@ -24,7 +24,7 @@ from patience import EDGE_S
 from pdcluster_kube.access import KubeAccess
 from pdcluster_kube.session import open_session
 from pdcluster_operator.caches import Caches, Key
-from pdcluster_operator.core.manifests.pool import API_SERVER_PORTS, INTERNAL_PORT
+from pdcluster_operator.core.manifests.pool import INTERNAL_PORT
 from pdcluster_operator.core.views import view_of
 from pdcluster_operator.http_kube import Fence, HttpKube
 from pdcluster_operator.kinds import DEPLOYMENT, PDCLUSTER, POD, WATCHED_CHILDREN, selector_of
@@ -161,11 +161,8 @@ class Rig:
             self.caches,
             self.verifier,
             secrets,
-            router_image=IMAGE,
-            api_server_ports=API_SERVER_PORTS,
+            Settings(router_image=IMAGE, lease_namespace="system", identity="me"),
             has_groups=False,
-            resync_s=600.0,
-            identity="me",
         )
 
     @property
@@ -235,6 +232,12 @@ async def running_rig(*answers: tuple[int, str], fence: Fence | None = None) -> 
                 yield rig
         finally:
             await api.stop()
+
+
+async def made(rig: Rig, **changes: object) -> None:
+    """A PDCluster is there and has come to rest."""
+    rig.store.create(AT, pool(rig.router, changes))
+    await rig.look_until_still()
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, nullcontext
 import pytest
 
 from fakes.api_server import Asked, Fault
-from fakes.operator_rig import AT, KEY, Rig, pool, running_rig, settle, verifying
+from fakes.operator_rig import AT, KEY, Rig, made, pool, running_rig, settle, verifying
 from pdcluster_operator.errors import ApiUnavailable, Forbidden, KubeError
 
 pytestmark = pytest.mark.anyio
@@ -20,8 +20,7 @@ pytestmark = pytest.mark.anyio
 @asynccontextmanager
 async def proven_pool() -> AsyncIterator[Rig]:
     async with running_rig() as rig:
-        rig.store.create(AT, pool(rig.router))
-        await rig.look_until_still()
+        await made(rig)
         # Whatever the clients' Service is: it does not lead to the port where orders are taken.
         assert rig.router.hosts == ["pool-router-internal.default.svc:8001"]
         yield rig

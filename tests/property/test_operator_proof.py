@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import drawn
-from fakes.operator_cluster import IMAGE, Died, FakeCluster, make_cluster
+from fakes.operator_cluster import Died, FakeCluster, make_cluster, make_pool
 from operator_cases.objects import D, both
 from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.core.conditions import Truth, Type
 from pdcluster_operator.core.observed import Plan, TargetIds
-from pdcluster_operator.core.plan import pool_of
 from pdcluster_operator.core.target import target_of
 from pdcluster_protocol.labels import Role
 
@@ -47,7 +46,7 @@ class Life:
         """It is ready and proven."""
         self.world.settle(make_cluster(changes))
         plan = self.world.plan_for(make_cluster(changes))
-        ids = target_of(pool_of(make_cluster(changes), IMAGE), self.world.observed()).ids
+        ids = target_of(make_pool(changes), self.world.observed()).ids
         assert plan.status.verified == ids.name
         self.proven = {ids.name: ids}
 

@@ -15,9 +15,9 @@ from fakes.operator_cluster import make_cluster
 from operator_cases.objects import D, P
 from pdcluster_operator.core.conditions import Counts
 from pdcluster_operator.core.explain import explain
+from pdcluster_operator.core.manifests.pool import pool_of
 from pdcluster_operator.core.manifests.router import router_deployment
 from pdcluster_operator.core.observed import Observed
-from pdcluster_operator.core.plan import pool_of
 from pdcluster_operator.core.preview import preview
 from pdcluster_operator.core.status import Facts, Problems, reduce_status
 from pdcluster_operator.core.target import target_of

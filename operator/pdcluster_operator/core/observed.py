@@ -15,9 +15,9 @@ from enum import Enum, auto
 from pdcluster_operator.core.conditions import Status
 from pdcluster_operator.core.fleet import Workload
 from pdcluster_operator.core.manifests.pool import Document
-from pdcluster_operator.core.manifests.workloads import WorkloadKind
 from pdcluster_operator.core.rollout import Change
 from pdcluster_operator.core.status import Facts, Verification
+from pdcluster_operator.kinds import Kind
 from pdcluster_protocol.labels import Role
 
 
@@ -34,7 +34,7 @@ class SeenWorkload:
     """A Deployment or LeaderWorkerSet of ours; role and hashes from its labels, numbers as in ``fleet.Workload``."""
 
     name: str
-    kind: WorkloadKind
+    kind: Kind
     role: Role
     revision: str
     template: str
@@ -155,7 +155,7 @@ class Move:
     """Set ``spec.replicas`` of a workload that is there, if it is still of this version."""
 
     change: Change
-    kind: WorkloadKind
+    kind: Kind
     version: Version
 
 
@@ -167,8 +167,7 @@ class Prune:
     for no number was decided on.
     """
 
-    api_version: str
-    kind: str
+    kind: Kind
     name: str
     version: Version
 

@@ -6,28 +6,15 @@ one of another owner is found when we try to make ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
 
-from pdcluster_operator.core.conditions import Status
 from pdcluster_operator.core.manifests.pool import ROUTER
-from pdcluster_operator.core.manifests.workloads import WorkloadKind
-from pdcluster_operator.core.observed import (
-    Observed,
-    SeenProblem,
-    SeenScaler,
-    SeenService,
-    SeenWorkload,
-    VerificationResult,
-    Version,
-)
+from pdcluster_operator.core.observed import Observed, SeenProblem, SeenScaler, SeenService, SeenWorkload, Version
 from pdcluster_operator.core.views import ChildView, PodView, View, tuple_of
-from pdcluster_operator.kinds import DEPLOYMENT, GROUP_SET, SCALER, SERVICE, Kind
+from pdcluster_operator.kinds import DEPLOYMENT, GROUP_SET, SCALER, SERVICE, WORKLOADS, Kind
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
-
-_WORKLOAD_KINDS: Final = {DEPLOYMENT: WorkloadKind.DEPLOYMENT, GROUP_SET: WorkloadKind.LEADER_WORKER_SET}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +41,14 @@ class Routers:
     ready: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What is not in the caches: of the API server, of the pool's secret, of requests, and of our own status."""
-
-    has_secret: bool
-    has_groups: bool
-    verifications: Mapping[str, VerificationResult]
-    status: Status | None
-    unknown_fields: tuple[str, ...] = ()
-    missing_keys: str = ""
-    """What the Secret with the clients' API keys lacks."""
-
-
-def observed_of(picture: Picture, known: Known) -> Observed:
+def observed_of(picture: Picture) -> Observed:
+    """As far as the caches show it."""
     return Observed(
         workloads=tuple(_workloads(picture)),
         services=tuple(_services(picture)),
         scalers=tuple(_scalers(picture)),
-        has_secret=known.has_secret,
-        has_groups=known.has_groups,
         routers_ready=routers_of(picture).ready,
-        verifications=known.verifications,
         problems=tuple(_problems(picture)),
-        status=known.status,
-        unknown_fields=known.unknown_fields,
-        missing_keys=known.missing_keys,
     )
 
 
@@ -99,9 +68,8 @@ def _workloads(picture: Picture) -> Iterable[SeenWorkload]:
     for pod in picture.leaders:
         pods.setdefault(pod.workload, []).append(pod)
     for child in picture.children:
-        kind, key = _WORKLOAD_KINDS.get(child.ref.kind), tuple_of(child.labels)
-        role = _role_of(child)
-        if kind is None or role is None:
+        kind, role, key = child.ref.kind, _role_of(child), tuple_of(child.labels)
+        if kind not in WORKLOADS or role is None:
             continue
         ours = pods.get(key, [])
         yield SeenWorkload(

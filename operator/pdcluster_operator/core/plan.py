@@ -18,24 +18,17 @@ what it shall have, so an old picture that does not show it yet changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from pdcluster_operator.api.base import API_VERSION
-from pdcluster_operator.api.cluster import PDCluster, ScalingMode
+from pdcluster_operator.api.cluster import ScalingMode
 from pdcluster_operator.core.children import Served, standing_children
 from pdcluster_operator.core.conditions import Counts, Reason, Status, Type
 from pdcluster_operator.core.fleet import ROLES
 from pdcluster_operator.core.last_prefill import keep_last_prefill
-from pdcluster_operator.core.manifests.pool import API_SERVER_PORTS, Pool
+from pdcluster_operator.core.manifests.pool import Pool
 from pdcluster_operator.core.manifests.router import router_name
 from pdcluster_operator.core.manifests.standing import scaler_selector
-from pdcluster_operator.core.manifests.workloads import (
-    API_VERSIONS,
-    WorkloadDesign,
-    render_workload,
-    revision_for,
-)
+from pdcluster_operator.core.manifests.workloads import WorkloadDesign, render_workload, revision_for
 from pdcluster_operator.core.observed import (
     Child,
     Move,
@@ -52,6 +45,7 @@ from pdcluster_operator.core.observed import (
 from pdcluster_operator.core.rollout import Change, next_step
 from pdcluster_operator.core.status import Facts, Problems, Verification, deadline_at, reduce_status
 from pdcluster_operator.core.target import Target, refused_counts, target_of
+from pdcluster_operator.kinds import SCALER, SERVICE
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
@@ -60,34 +54,19 @@ MISSING_KEYS_S: Final = 10
 _NOT_ASKED: Final = VerificationResult(Verification.NOT_ASKED)
 
 
-def plan_pool(
-    cluster: PDCluster,
-    observed: Observed,
-    *,
-    router_image: str,
-    secret_text: str,
-    now: int,
-    api_server_ports: tuple[int, ...] = API_SERVER_PORTS,
-    operator_namespace: str = "",
-) -> Plan | None:
-    """What to do now; None for a PDCluster that is being deleted.
+def plan_pool(pool: Pool, observed: Observed, *, secret_text: str, now: int) -> Plan:
+    """What to do now, for a PDCluster that is not being deleted.
 
     ``secret_text``: fresh random text, taken only if the pool has no secret yet. ``now``: whole Unix seconds.
     """
-    if cluster.metadata.get("deletionTimestamp"):
-        return None
-    pool = replace(pool_of(cluster, router_image, api_server_ports), operator_namespace=operator_namespace)
-    generation = int(cluster.metadata.get("generation", 0))
     try:
         target = target_of(pool, observed)
         left = _left_over(target, observed)
         served = _served(target, left)
         children = standing_children(pool, target, observed, served, secret_text)
     except ConfigError as error:
-        return _refused_plan(pool, observed, generation, str(error), now)
-    facts = _facts(
-        pool, observed, generation, target.name, target.counts, ids=target.ids, is_target_empty=target.is_empty
-    )
+        return _refused_plan(pool, observed, str(error), now)
+    facts = _facts(pool, observed, target.name, target.counts, ids=target.ids, is_target_empty=target.is_empty)
     status = reduce_status(facts, observed.status, now=now)
     waits = _is_proven_by_others(facts, observed.status)
     changes = () if waits else _changes(pool, target, status)
@@ -106,22 +85,14 @@ def plan_pool(
     )
 
 
-def pool_of(cluster: PDCluster, router_image: str, api_server_ports: tuple[int, ...] = API_SERVER_PORTS) -> Pool:
-    """A file may leave the namespace out, as kubectl allows; what the API server has always says it."""
-    found: Mapping[str, Any] = cluster.metadata
-    namespace = found.get("namespace", "default")
-    return Pool(found["name"], namespace, str(found.get("uid", "")), cluster.spec, router_image, api_server_ports)
-
-
-def _refused_plan(pool: Pool, observed: Observed, generation: int, refusal: str, now: int) -> Plan:
-    facts = _facts(pool, observed, generation, revision_for(pool), refused_counts(pool, observed), refusal)
+def _refused_plan(pool: Pool, observed: Observed, refusal: str, now: int) -> Plan:
+    facts = _facts(pool, observed, revision_for(pool), refused_counts(pool, observed), refusal)
     return Plan(facts, reduce_status(facts, observed.status, now=now))
 
 
 def _facts(
     pool: Pool,
     observed: Observed,
-    generation: int,
     target: str,
     counts: Mapping[Role, Counts],
     refusal: str = "",
@@ -131,7 +102,7 @@ def _facts(
 ) -> Facts:
     result = observed.verifications.get(target, _NOT_ASKED)
     return Facts(
-        generation=generation,
+        generation=pool.generation,
         target=target,
         prefill=counts[Role.PREFILL],
         decode=counts[Role.DECODE],
@@ -225,18 +196,18 @@ def _moves(seen: Mapping[str, SeenWorkload], changes: tuple[Change, ...]) -> tup
 def _prunes(pool: Pool, observed: Observed, left: tuple[SeenWorkload, ...], served: Served) -> tuple[Prune, ...]:
     kept = {workload.name for workload in left}
     workloads = [
-        Prune(API_VERSIONS[workload.kind], workload.kind.value, workload.name, workload.version)
+        Prune(workload.kind, workload.name, workload.version)
         for workload in observed.workloads
         if workload.name not in kept
     ]
     services = [
-        Prune("v1", "Service", service.name, Version(service.version.uid))
+        Prune(SERVICE, service.name, Version(service.version.uid))
         for service in observed.services
         if (service.role, service.revision) not in served
     ]
     is_scaled = pool.spec.scaling.mode is ScalingMode.EXTERNAL
     unused = () if is_scaled else observed.scalers
-    scalers = [Prune(API_VERSION, "PDRoleScaler", scaler.name, Version(scaler.version.uid)) for scaler in unused]
+    scalers = [Prune(SCALER, scaler.name, Version(scaler.version.uid)) for scaler in unused]
     return (*workloads, *services, *scalers)
 
 

@@ -12,13 +12,14 @@ from typing import Final
 
 from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.core.fleet import ROLES
+from pdcluster_operator.core.manifests.pool import Pool, pool_of
 from pdcluster_operator.core.manifests.router import router_deployment
-from pdcluster_operator.core.manifests.workloads import WorkloadKind
 from pdcluster_operator.core.names import discovery_service_name
 from pdcluster_operator.core.observed import Observed, Plan, SeenWorkload, Version
-from pdcluster_operator.core.plan import plan_pool, pool_of
+from pdcluster_operator.core.plan import plan_pool
 from pdcluster_operator.core.rollout import Step, preview_steps
 from pdcluster_operator.core.target import Target, target_of
+from pdcluster_operator.kinds import GROUP_SET
 from pdcluster_protocol.errors import ConfigError
 
 _IMAGE: Final = "the operator's"
@@ -31,10 +32,11 @@ def preview(before: PDCluster | None, after: PDCluster) -> tuple[str, ...]:
         ConfigError: ``before`` or ``after`` cannot be carried out; the message says why.
     """
     observed = _observed_of(before)
-    target = target_of(pool_of(after, _IMAGE), observed)
-    plan = plan_pool(after, observed, router_image=_IMAGE, secret_text="", now=0)
-    if plan is None:
+    pool = pool_of(after, _IMAGE)
+    target = target_of(pool, observed)
+    if after.metadata.get("deletionTimestamp"):
         return ("nothing is planned: it is being deleted",)
+    plan = plan_pool(pool, observed, secret_text="", now=0)
     if plan.facts.refusal:
         raise ConfigError(plan.facts.refusal)
     fleet = target.fleet(is_verified=False, is_paused=False, is_past_deadline=False)
@@ -46,7 +48,7 @@ def preview(before: PDCluster | None, after: PDCluster) -> tuple[str, ...]:
         *_routers(before, after),
         *_section("children", _made(plan, target)),
         *_section("steps, when rollout.paused is false again" if waits else "steps", steps),
-        *_section("removed in the end", _removed(after, target, observed)),
+        *_section("removed in the end", _removed(pool, target, observed)),
         *_taken_for_granted(target),
     )
 
@@ -99,19 +101,18 @@ def _made(plan: Plan, target: Target) -> Iterator[str]:
     there = {child.name for child in plan.children}
     if plan.facts.is_stopped:
         return
-    yield from (f"{it.kind.value} {it.name}" for it in target.designs.values() if it.name not in there)
+    yield from (f"{it.kind.name} {it.name}" for it in target.designs.values() if it.name not in there)
 
 
-def _removed(after: PDCluster, target: Target, observed: Observed) -> Iterator[str]:
+def _removed(pool: Pool, target: Target, observed: Observed) -> Iterator[str]:
     for workload in _replaced(target, observed):
-        yield f"{workload.kind.value} {workload.name}"
+        yield f"{workload.kind.name} {workload.name}"
         if workload.revision != target.revision:
-            name = pool_of(after, _IMAGE).name
-            yield f"Service {discovery_service_name(name, workload.role, workload.revision)}"
+            yield f"Service {discovery_service_name(pool.name, workload.role, workload.revision)}"
 
 
 def _taken_for_granted(target: Target) -> tuple[str, ...]:
-    if all(design.kind is not WorkloadKind.LEADER_WORKER_SET for design in target.designs.values()):
+    if all(design.kind != GROUP_SET for design in target.designs.values()):
         return ()
     return ("LeaderWorkerSet (leaderworkerset.x-k8s.io/v1) is taken for installed: without it the spec is refused",)
 

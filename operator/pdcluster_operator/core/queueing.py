@@ -52,9 +52,9 @@ class _Entry:
 class KeyQueue(Generic[Key]):
     """All keys that somebody will look at. One owner; ``now`` never goes back."""
 
-    def __init__(self, *, max_running: int, pace: RetryPace | None = None) -> None:
+    def __init__(self, *, max_running: int, pace: RetryPace) -> None:
         self._max_running = max_running
-        self._pace: Final = pace or RetryPace()
+        self._pace: Final = pace
         self._entries: dict[Key, _Entry] = {}
         self._heap: list[tuple[float, int, Key]] = []
         """Due times; an entry that was moved leaves its old one behind, with an old ticket."""

@@ -21,12 +21,11 @@ from pdcluster_operator.core.problems import (
     unix_s,
     worst_of,
 )
-from pdcluster_operator.kinds import DEPLOYMENT, GROUP_SET, PDCLUSTER, POD, Object, Ref, ref_of
+from pdcluster_operator.kinds import PDCLUSTER, POD, WORKLOADS, Object, Ref, ref_of
 from pdcluster_protocol import labels
 
 _NOISE: Final = frozenset({"managedFields"})
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
-_WORKLOADS: Final = frozenset({DEPLOYMENT, GROUP_SET})
 _TOLD_METADATA: Final = ("labels", "annotations", "ownerReferences")
 
 
@@ -142,7 +141,7 @@ def _child_view(head: _Head, body: Object) -> ChildView:
         owner_uid=_controller_of(metadata),
         digest=digest_of(body),
         created_s=unix_s(metadata.get("creationTimestamp")),
-        replicas=int(spec.get("replicas", 1)) if "replicas" in spec or head[0].kind in _WORKLOADS else 0,
+        replicas=int(spec.get("replicas", 1)) if "replicas" in spec or head[0].kind in WORKLOADS else 0,
         there=int(status.get("replicas") or 0),
         ready=int(status.get("readyReplicas") or 0),
         problem=_failure_of(status),

@@ -12,8 +12,8 @@ from chart_cases.rendering import CASES, CHART, NAMESPACE, RELEASE, chart, named
 from operator_cases.objects import pdcluster
 from pdcluster_operator.__main__ import parse_settings
 from pdcluster_operator.api.cluster import PDCluster
+from pdcluster_operator.core.manifests.pool import pool_of
 from pdcluster_operator.core.manifests.router import router_deployment
-from pdcluster_operator.core.plan import pool_of
 from pdcluster_operator.settings import Settings
 
 each_case = pytest.mark.parametrize("case", CASES)

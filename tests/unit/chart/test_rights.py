@@ -9,8 +9,8 @@ import pytest
 from chart_cases.rendering import CASES, NAMESPACE, named, objects, of_kind, rights
 from operator_cases.objects import pdcluster
 from pdcluster_operator.api.cluster import PDCluster
+from pdcluster_operator.core.manifests.pool import pool_of
 from pdcluster_operator.core.manifests.router import router_access
-from pdcluster_operator.core.plan import pool_of
 from pdcluster_operator.kinds import GROUP_SET, KINDS, PDCLUSTER, POD, SECRET, WATCHED_CHILDREN
 
 READERS_ONLY = {"why", "askedBy", "ofLease"}

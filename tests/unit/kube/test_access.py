@@ -10,7 +10,6 @@ from pdcluster_kube.access import (
     AuthoritiesError,
     KubeAccess,
     PodFacts,
-    TokenFile,
     checked_api_url,
     read_pod,
     tls_context,
@@ -35,19 +34,6 @@ def test_a_pod_knows_its_files_and_its_namespace(tmp_path: Path) -> None:
     found = read_pod({"KUBERNETES_SERVICE_HOST": "fd00::1"}, tmp_path)
     assert found.access == KubeAccess("https://[fd00::1]:443", tmp_path / "ca.crt", tmp_path / "token")
     assert found.namespace == "namespace"
-
-
-@pytest.mark.anyio
-async def test_a_token_that_is_renewed_is_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_text("first\n")
-    token = TokenFile(path)
-    assert token.header() == "Bearer first"
-    renewed = tmp_path / "next"
-    renewed.write_text("second")
-    renewed.rename(path)
-    assert token.header() == "Bearer second"
-    assert not await token.renew()
 
 
 @pytest.mark.parametrize(

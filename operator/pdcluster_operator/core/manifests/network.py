@@ -29,6 +29,7 @@ from pdcluster_operator.core.manifests.pool import (
     role_labels,
     router_selector,
 )
+from pdcluster_operator.kinds import NETWORK_POLICY
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
 
@@ -67,7 +68,7 @@ def router_policy(pool: Pool) -> Document:
 
 
 def _policy(metadata: Document, spec: Document) -> Document:
-    return make_object("networking.k8s.io/v1", "NetworkPolicy", metadata, spec=spec)
+    return make_object(NETWORK_POLICY, metadata, spec=spec)
 
 
 def _engines(pool: Pool) -> Document:

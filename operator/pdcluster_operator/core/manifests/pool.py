@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pdcluster_operator.api.base import API_VERSION
-from pdcluster_operator.api.cluster import PDClusterSpec
+from pdcluster_operator.api.cluster import PDCluster, PDClusterSpec
 from pdcluster_operator.api.role import Resources, RoleSpec
 from pdcluster_operator.core import names
+from pdcluster_operator.kinds import PDCLUSTER, Kind
 from pdcluster_protocol import labels, launch
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
@@ -54,6 +54,7 @@ class Pool:
     router_image: str
     api_server_ports: tuple[int, ...] = API_SERVER_PORTS
     operator_namespace: str = ""
+    generation: int = 0
 
     def role(self, role: Role) -> RoleSpec:
         return self.spec.roles.prefill if role is Role.PREFILL else self.spec.roles.decode
@@ -64,9 +65,29 @@ class Pool:
         return names.cluster_label(self.name)
 
 
-def make_object(api_version: str, kind: str, metadata: Document, **fields: object) -> Document:
+def pool_of(
+    cluster: PDCluster,
+    router_image: str,
+    api_server_ports: tuple[int, ...] = API_SERVER_PORTS,
+    operator_namespace: str = "",
+) -> Pool:
+    """A file may leave the namespace out, as kubectl allows; what the API server has always says it."""
+    found: Mapping[str, Any] = cluster.metadata
+    return Pool(
+        found["name"],
+        found.get("namespace", "default"),
+        str(found.get("uid", "")),
+        cluster.spec,
+        router_image,
+        api_server_ports,
+        operator_namespace,
+        int(found.get("generation", 0)),
+    )
+
+
+def make_object(kind: Kind, metadata: Document, **fields: object) -> Document:
     """A whole object; ``fields``: its other top-level fields."""
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}
+    return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, **fields}
 
 
 def metadata_of(pool: Pool, name: str, component: str, extra: Mapping[str, str] | None = None) -> Document:
@@ -81,8 +102,8 @@ def metadata_of(pool: Pool, name: str, component: str, extra: Mapping[str, str] 
 
 def owner_of(pool: Pool) -> Document:
     return {
-        "apiVersion": API_VERSION,
-        "kind": "PDCluster",
+        "apiVersion": PDCLUSTER.api_version,
+        "kind": PDCLUSTER.name,
         "name": pool.name,
         "uid": pool.uid,
         "controller": True,

@@ -33,6 +33,7 @@ from pdcluster_operator.core.manifests.pool import (
     secret_ref,
 )
 from pdcluster_operator.core.manifests.strategic_merge import merge_template
+from pdcluster_operator.kinds import DEPLOYMENT, ROLE, ROLE_BINDING, SERVICE, SERVICE_ACCOUNT
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, router_flag
@@ -79,7 +80,7 @@ def router_service(pool: Pool) -> Document:
     }
     metadata = metadata_of(pool, router_name(pool), ROUTER)
     annotated = {**metadata, "annotations": service.annotations} if service.annotations else metadata
-    return make_object("v1", "Service", annotated, spec=spec)
+    return make_object(SERVICE, annotated, spec=spec)
 
 
 def internal_service(pool: Pool) -> Document:
@@ -89,7 +90,7 @@ def internal_service(pool: Pool) -> Document:
         "selector": router_selector(pool),
         "ports": [{"name": INTERNAL, "port": INTERNAL_PORT, "targetPort": INTERNAL, "protocol": "TCP"}],
     }
-    return make_object("v1", "Service", metadata_of(pool, internal_name(pool), ROUTER), spec=spec)
+    return make_object(SERVICE, metadata_of(pool, internal_name(pool), ROUTER), spec=spec)
 
 
 def router_deployment(pool: Pool) -> Document:
@@ -105,7 +106,7 @@ def router_deployment(pool: Pool) -> Document:
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "revisionHistoryLimit": 2,
     }
-    return make_object("apps/v1", "Deployment", metadata_of(pool, router_name(pool), ROUTER), spec=spec)
+    return make_object(DEPLOYMENT, metadata_of(pool, router_name(pool), ROUTER), spec=spec)
 
 
 def router_argv(pool: Pool) -> list[str]:
@@ -135,16 +136,14 @@ def drain_s(pool: Pool) -> int:
 def router_access(pool: Pool) -> tuple[Document, ...]:
     """ServiceAccount, Role and RoleBinding: EndpointSlices of this namespace, to read."""
     name = router_name(pool)
-    rbac = "rbac.authorization.k8s.io"
     rule = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
     return (
-        make_object("v1", "ServiceAccount", metadata_of(pool, name, ROUTER), automountServiceAccountToken=False),
-        make_object(f"{rbac}/v1", "Role", metadata_of(pool, name, ROUTER), rules=[rule]),
+        make_object(SERVICE_ACCOUNT, metadata_of(pool, name, ROUTER), automountServiceAccountToken=False),
+        make_object(ROLE, metadata_of(pool, name, ROUTER), rules=[rule]),
         make_object(
-            f"{rbac}/v1",
-            "RoleBinding",
+            ROLE_BINDING,
             metadata_of(pool, name, ROUTER),
-            roleRef={"apiGroup": rbac, "kind": "Role", "name": name},
+            roleRef={"apiGroup": ROLE.group, "kind": ROLE.name, "name": name},
             subjects=[{"kind": "ServiceAccount", "name": name, "namespace": pool.namespace}],
         ),
     )

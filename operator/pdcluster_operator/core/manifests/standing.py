@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 
-from pdcluster_operator.api.base import API_VERSION
 from pdcluster_operator.core import names
 from pdcluster_operator.core.manifests.pool import (
     ENGINE,
@@ -33,6 +32,7 @@ from pdcluster_operator.core.manifests.pool import (
     role_labels,
     router_selector,
 )
+from pdcluster_operator.kinds import DISRUPTION_BUDGET, SCALER, SECRET, SERVICE, SERVICE_ACCOUNT
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
 
@@ -41,20 +41,20 @@ def pool_secret(pool: Pool, text: str) -> Document:
     """``text``: random, 32 characters or more; the shell draws it."""
     metadata = metadata_of(pool, names.child_name(pool.name, SECRET_KEY), SECRET_KEY)
     data = {SECRET_KEY: b64encode(text.encode()).decode()}
-    return make_object("v1", "Secret", metadata, type="Opaque", immutable=True, data=data)
+    return make_object(SECRET, metadata, type="Opaque", immutable=True, data=data)
 
 
 def engine_account(pool: Pool) -> Document:
     """Engines ask the API server for nothing, and get no token."""
     metadata = metadata_of(pool, names.child_name(pool.name, ENGINE), ENGINE)
-    return make_object("v1", "ServiceAccount", metadata, automountServiceAccountToken=False)
+    return make_object(SERVICE_ACCOUNT, metadata, automountServiceAccountToken=False)
 
 
 def role_scaler(pool: Pool, role: Role) -> Document:
     """Starts with the role's own replicas."""
     metadata = metadata_of(pool, names.role_name(pool.name, role), role.value, role_labels(role))
     spec = {"clusterRef": {"name": pool.name}, "role": role.value, "replicas": pool.role(role).replicas}
-    return make_object(API_VERSION, "PDRoleScaler", metadata, spec=spec)
+    return make_object(SCALER, metadata, spec=spec)
 
 
 def scaler_selector(pool: Pool, role: Role) -> str:
@@ -72,7 +72,7 @@ def discovery_service(pool: Pool, role: Role, revision: str) -> Document:
         "selector": {**engine_selector(pool, role, revision), labels.LEADER: "true"},
         "ports": [{"name": HTTP, "port": PORT, "targetPort": HTTP, "protocol": "TCP"}],
     }
-    return make_object("v1", "Service", metadata_of(pool, name, role.value, role_labels(role, revision)), spec=spec)
+    return make_object(SERVICE, metadata_of(pool, name, role.value, role_labels(role, revision)), spec=spec)
 
 
 def role_budget(pool: Pool, role: Role, unavailable: int) -> Document:
@@ -93,4 +93,4 @@ def _budget(metadata: Document, selector: dict[str, str], unavailable: int) -> D
         # A pod that serves nobody must not keep a node.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
-    return make_object("policy/v1", "PodDisruptionBudget", metadata, spec=spec)
+    return make_object(DISRUPTION_BUDGET, metadata, spec=spec)

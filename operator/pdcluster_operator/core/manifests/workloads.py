@@ -10,7 +10,6 @@ Source of truth for groups: ``leaderworkerset.x-k8s.io/v1`` (LWS 0.6 to 1.0), ``
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
 from pdcluster_operator.core import names
@@ -26,6 +25,7 @@ from pdcluster_operator.core.manifests.pool import (
     role_labels,
 )
 from pdcluster_operator.core.revision import revision_of, template_of
+from pdcluster_operator.kinds import DEPLOYMENT, GROUP_SET, Kind
 from pdcluster_protocol import labels
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
@@ -34,23 +34,13 @@ _START_LIMIT_S: Final = 24 * 3600
 """Of the Deployment's own Progressing condition, which is not read: ours is in the PDCluster's status."""
 
 
-class WorkloadKind(Enum):
-    DEPLOYMENT = "Deployment"
-    LEADER_WORKER_SET = "LeaderWorkerSet"
-
-
-API_VERSIONS: Final = {
-    WorkloadKind.DEPLOYMENT: "apps/v1",
-    WorkloadKind.LEADER_WORKER_SET: "leaderworkerset.x-k8s.io/v1",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class WorkloadDesign:
     """One workload as the spec asks for it."""
 
     name: str
-    kind: WorkloadKind
+    kind: Kind
+    """A Deployment or a LeaderWorkerSet."""
     role: Role
     revision: str
     template: str
@@ -88,17 +78,17 @@ def design_workload(pool: Pool, role: Role, revision: str) -> WorkloadDesign:
     places = (PodPlace.LEADER, PodPlace.WORKER) if is_group else (PodPlace.ALONE,)
     templates = tuple(engine_template(pool, role, revision, place) for place in places)
     template = template_of({"size": spec.nodes_per_instance, "templates": list(templates)})
-    kind = WorkloadKind.LEADER_WORKER_SET if is_group else WorkloadKind.DEPLOYMENT
+    kind = GROUP_SET if is_group else DEPLOYMENT
     name = names.workload_name(pool.name, role, revision, template)
     return WorkloadDesign(name, kind, role, revision, template, templates)
 
 
 def render_workload(pool: Pool, design: WorkloadDesign, replicas: int) -> Document:
     """The object, asking for ``replicas`` instances."""
-    is_group = design.kind is WorkloadKind.LEADER_WORKER_SET
+    is_group = design.kind == GROUP_SET
     spec = _group_spec(pool, design) if is_group else _deployment_spec(pool, design)
     metadata = metadata_of(pool, design.name, design.role.value, design.labels)
-    return make_object(API_VERSIONS[design.kind], design.kind.value, metadata, spec={"replicas": replicas, **spec})
+    return make_object(design.kind, metadata, spec={"replicas": replicas, **spec})
 
 
 def _deployment_spec(pool: Pool, design: WorkloadDesign) -> Document:

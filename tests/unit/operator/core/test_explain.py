@@ -13,6 +13,9 @@ from pdcluster_operator.core.status import Facts, Problems, Verification, reduce
 
 READY: Final = Counts(wanted=1, least=1, replicas=1, updated=1, ready=1, updated_ready=1)
 WELL: Final = Facts(1, "0a1b.2c3d.4e5f", READY, READY, 1, 1, 600, verification=Verification.PASSED)
+STARTING: Final = replace(
+    WELL, decode=Counts(wanted=1, least=1, replicas=1, updated=1), verification=Verification.NOT_ASKED
+)
 
 GOOD: Final = {
     Reason.VALID,
@@ -50,10 +53,7 @@ def test_a_refused_spec_is_the_one_thing_to_mend() -> None:
 
 
 def test_what_is_not_ready_is_told_with_numbers_before_what_follows_from_it() -> None:
-    starting = replace(
-        WELL, decode=Counts(wanted=1, least=1, replicas=1, updated=1), verification=Verification.NOT_ASKED
-    )
-    assert [sentence.split(".")[0] for sentence in told(starting)] == [
+    assert [sentence.split(".")[0] for sentence in told(STARTING)] == [
         "DecodeReady is False (0 of 1 decode instances are up to date and ready)",
         "TransferVerified is Unknown (no request was sent through 0a1b",
         "Progressing is True (prefill 1 of 1 up to date and ready, 0 old, decode 0 of 1 up to date and ready, 0 old)",
@@ -73,11 +73,6 @@ def test_a_stopped_cluster_has_one_reason() -> None:
 
 def test_an_object_that_no_operator_has_seen() -> None:
     assert "has not looked" in explain(Status(0, "", "", Counts(), Counts()), 1)[0]
-
-
-STARTING: Final = replace(
-    WELL, decode=Counts(wanted=1, least=1, replicas=1, updated=1), verification=Verification.NOT_ASKED
-)
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fakes.operator_cluster import IMAGE, make_cluster
+from fakes.operator_cluster import make_pool
 from pdcluster_operator.core.conditions import Type
 from pdcluster_operator.core.observed import SeenProblem
-from pdcluster_operator.core.observing import Known, Picture, observed_of, ready_pods
+from pdcluster_operator.core.observing import Picture, observed_of, ready_pods
 from pdcluster_operator.core.plan import plan_pool
 from pdcluster_operator.core.views import ChildView, PodView, view_of
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
 
 OWN = {labels.CLUSTER: "pool", labels.ROLE: "decode", labels.REVISION: "r", labels.TEMPLATE: "t"}
-NOTHING_KNOWN = Known(has_secret=True, has_groups=True, verifications={}, status=None)
 
 
 def metadata(name: str, more: dict[str, str]) -> dict[str, Any]:
@@ -49,7 +48,7 @@ def test_a_group_on_several_nodes_is_one_instance_and_its_leader_says_how_it_is(
         pod("b-1", leads=False),
     )
     picture = Picture((group_set(2),), pods)
-    [workload] = observed_of(picture, NOTHING_KNOWN).workloads
+    [workload] = observed_of(picture).workloads
     assert (workload.live, workload.ready) == (2, 1)
     assert ready_pods(picture, Role.DECODE, "r", "t") == ["a"], "only a leader can be asked"
 
@@ -64,7 +63,7 @@ def test_a_worker_that_is_not_placed_is_a_problem_too() -> None:
     told = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata("a-1", {}), "status": {"conditions": [condition]}}
     worker = view_of(told)
     assert isinstance(worker, PodView)
-    [problem] = observed_of(Picture((), (worker,)), NOTHING_KNOWN).problems
+    [problem] = observed_of(Picture((), (worker,))).problems
     assert "a-1 is not placed" in problem.text
 
 
@@ -80,7 +79,7 @@ def dying(name: str, count: int, **own: str) -> PodView:
 def test_problems_say_whose_they_are_and_crash_loops_come_first() -> None:
     router = {labels.ROLE: "", labels.REVISION: "", labels.TEMPLATE: "", labels.COMPONENT: "router"}
     pods = (dying("a", 1), dying("b", 3, **{labels.ROLE: "prefill"}), dying("c", 2, **router))
-    found = observed_of(Picture((), pods), NOTHING_KNOWN).problems
+    found = observed_of(Picture((), pods)).problems
     assert [(one.role, one.text.split(",")[0], one.is_loop) for one in found] == [
         (Role.PREFILL, "pod b", True),
         (Role.DECODE, "pod a", False),
@@ -89,24 +88,22 @@ def test_problems_say_whose_they_are_and_crash_loops_come_first() -> None:
 
 
 def test_a_group_set_whose_pods_nobody_makes_says_where_the_reason_is() -> None:
-    [problem] = observed_of(Picture((group_set(2),), (pod("a", leads=True),)), NOTHING_KNOWN).problems
+    [problem] = observed_of(Picture((group_set(2),), (pod("a", leads=True),))).problems
     assert (problem.role, problem.text) == (
         Role.DECODE,
         "LeaderWorkerSet set asks for 2 groups and 1 have a pod: where it stays so, "
         "`kubectl describe statefulset set` tells why",
     )
     whole = Picture((group_set(1),), (pod("a", leads=True),))
-    assert observed_of(whole, NOTHING_KNOWN).problems == ()
+    assert observed_of(whole).problems == ()
 
 
 def test_of_two_problems_the_one_of_the_engines_that_the_spec_asks_for_is_told() -> None:
     """The old ones go, and may still be what serves."""
-    cluster = make_cluster()
 
     def message_of(problems: tuple[SeenProblem, ...], condition: Type) -> str:
-        observed = replace(observed_of(Picture((), ()), NOTHING_KNOWN), problems=problems)
-        plan = plan_pool(cluster, observed, router_image=IMAGE, secret_text="s" * 32, now=0)
-        assert plan is not None
+        observed = replace(observed_of(Picture((), ())), problems=problems)
+        plan = plan_pool(make_pool(), observed, secret_text="s" * 32, now=0)
         found = plan.status.condition(condition)
         assert found is not None
         return f"{plan.status.target}: {found.message}"

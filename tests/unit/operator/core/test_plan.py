@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fakes.operator_cluster import IMAGE, SECRET, Conflict, FakeCluster, make_cluster
+from fakes.operator_cluster import Conflict, FakeCluster, make_cluster, make_pool
 from operator_cases.objects import D, P, both
 from pdcluster_operator.core.conditions import Reason, Status, Truth, Type
-from pdcluster_operator.core.observed import Observed, Plan, SeenProblem, VerificationResult, Version, Way
+from pdcluster_operator.core.observed import Plan, SeenProblem, VerificationResult, Version, Way
 from pdcluster_operator.core.plan import plan_pool
 from pdcluster_operator.core.status import Verification
 from pdcluster_protocol.labels import Role
@@ -99,15 +99,12 @@ class TestANewPool:
         assert running({"spec.auth.secretRef": {"name": "mine"}}).names("Secret") == set()
 
     def test_the_secret_is_made_once_whatever_text_comes_later(self) -> None:
-        world, cluster = running(), make_cluster()
+        world, pool = running(), make_pool()
         before = world.objects["Secret", "pool-secret"].document
-        plan = plan_pool(cluster, world.observed(), router_image=IMAGE, secret_text="another", now=2000)
-        assert plan
+        plan = plan_pool(pool, world.observed(), secret_text="another", now=2000)
         assert not [child for child in plan.children if child.kind == "Secret"]
         stale = replace(world.observed(), has_secret=False)
-        late = plan_pool(cluster, stale, router_image=IMAGE, secret_text="another", now=2000)
-        assert late
-        world.carry_out(late)
+        world.carry_out(plan_pool(pool, stale, secret_text="another", now=2000))
         assert world.objects["Secret", "pool-secret"].document == before
 
     def test_over_several_nodes_it_is_a_group_for_each_role(self) -> None:
@@ -351,7 +348,7 @@ class TestOldPictures:
         world, prunes = running(), dict[str, Version]()
         for _ in range(20):
             plan = world.reconcile(make_cluster(NEXT))
-            prunes |= {prune.kind: prune.version for prune in plan.prunes}
+            prunes |= {prune.kind.name: prune.version for prune in plan.prunes}
             world.verify(plan)
             world.follow()
         assert {kind: bool(version.resource_version) for kind, version in prunes.items()} == {
@@ -379,11 +376,6 @@ class TestOldPictures:
         observed, cluster = world.observed(), make_cluster({**NEXT, f"{P}.replicas": 2, f"{D}.replicas": 2})
         turned = replace(observed, workloads=observed.workloads[::-1])
         assert world.plan_for(cluster, observed).moves == world.plan_for(cluster, turned).moves
-
-
-def test_one_that_is_being_deleted_is_left_to_kubernetes() -> None:
-    going = make_cluster({"metadata.deletionTimestamp": "2026-11-21T00:00:00Z"})
-    assert plan_pool(going, Observed(), router_image=IMAGE, secret_text=SECRET, now=0) is None
 
 
 @pytest.mark.parametrize("role", [*Role, None])

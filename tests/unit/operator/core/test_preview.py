@@ -56,6 +56,11 @@ def test_a_new_pool_gets_everything_at_once() -> None:
     assert found[-1] == "removed in the end: none"
 
 
+def test_of_one_that_is_being_deleted_nothing_is_planned() -> None:
+    going = {"metadata.deletionTimestamp": "2026-11-21T00:00:00Z"}
+    assert lines(SMALL, going) == ("nothing is planned: it is being deleted",)
+
+
 def test_the_same_again_does_nothing() -> None:
     found = lines(SMALL, SMALL)
     assert found[0].endswith("no engine is replaced")

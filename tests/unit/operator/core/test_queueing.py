@@ -65,14 +65,6 @@ def test_a_plan_that_wakes_at_once_does_not_spin() -> None:
     assert queue.start_next(1.1) == "a"
 
 
-@pytest.mark.parametrize(
-    ("num_failures", "chance", "expected"),
-    [(1, 0.0, 1.0), (1, 0.5, 1.5), (3, 1.0, 8.0), (6, 1.0, 60.0), (1000, 1.0, 60.0), (1000, 0.0, 1.0)],
-)
-def test_failures_are_tried_again_after_one_to_sixty_seconds(num_failures: int, chance: float, expected: float) -> None:
-    assert PACE.delay_s(num_failures, chance) == expected
-
-
 def test_failures_in_a_row_wait_longer_and_a_good_run_forgets_them() -> None:
     queue = queue_of("a")
     now, waits = 0.1, []

@@ -29,38 +29,45 @@ def said(facts: Facts, before: Status | None = None, now: int = 1000) -> dict[st
     return {found.type.value: f"{found.truth.value} {found.reason.value}" for found in status.conditions}
 
 
+NEW_ENGINES_START: Final = {
+    "PrefillReady": "False InstancesNotReady",
+    "DecodeReady": "False InstancesNotReady",
+    "TransferVerified": "Unknown VerificationPending",
+    "Ready": "False InstancesNotReady",
+}
+UNPROVEN: Final = {
+    "TransferVerified": "Unknown VerificationPending",
+    "Progressing": "True RollingOut",
+    "Ready": "False VerificationPending",
+}
+DISPROVEN: Final = {
+    "TransferVerified": "False VerificationFailed",
+    "Degraded": "True VerificationFailed",
+    "Ready": "False VerificationFailed",
+}
+STOPPED: Final = {
+    "PrefillReady": "False ScaledToZero",
+    "DecodeReady": "False ScaledToZero",
+    "TransferVerified": "Unknown ScaledToZero",
+    "Ready": "False ScaledToZero",
+}
+CRASH_LOOP: Final = {"Progressing": "False CrashLoop", "Degraded": "True CrashLoop"}
 STORIES: Final[dict[str, tuple[Facts, Status | None, dict[str, str]]]] = {
     "all is well": (WELL, None, {}),
     "the first start is no fault yet": (
         FIRST,
         None,
-        {
-            "PrefillReady": "False InstancesNotReady",
-            "DecodeReady": "False InstancesNotReady",
-            "RouterReady": "False RoutersNotReady",
-            "TransferVerified": "Unknown VerificationPending",
-            "Progressing": "True RollingOut",
-            "Ready": "False InstancesNotReady",
-        },
+        {**NEW_ENGINES_START, "RouterReady": "False RoutersNotReady", "Progressing": "True RollingOut"},
     ),
     "pods are up, nobody has asked yet: not ready": (
         replace(WELL, verification=Verification.NOT_ASKED),
         None,
-        {
-            "TransferVerified": "Unknown VerificationPending",
-            "Progressing": "True RollingOut",
-            "Ready": "False VerificationPending",
-        },
+        UNPROVEN,
     ),
     "pods are up, and no transfer works": (
         replace(WELL, verification=Verification.FAILED, verification_error="no route from prefill-0 to decode-0"),
         None,
-        {
-            "TransferVerified": "False VerificationFailed",
-            "Progressing": "True RollingOut",
-            "Degraded": "True VerificationFailed",
-            "Ready": "False VerificationFailed",
-        },
+        {**DISPROVEN, "Progressing": "True RollingOut"},
     ),
     "what an operator before this one has verified stays verified": (
         replace(WELL, verification=Verification.NOT_ASKED),
@@ -70,63 +77,33 @@ STORIES: Final[dict[str, tuple[Facts, Status | None, dict[str, str]]]] = {
     "what failed for an operator before this one has failed until it is asked again": (
         replace(WELL, verification=Verification.NOT_ASKED),
         FAILED_STATUS,
-        {
-            "TransferVerified": "False VerificationFailed",
-            "Progressing": "True RollingOut",
-            "Degraded": "True VerificationFailed",
-            "Ready": "False VerificationFailed",
-        },
+        {**DISPROVEN, "Progressing": "True RollingOut"},
     ),
     "what failed for engines that are gone says nothing of those to come": (
         replace(WELL, verification=Verification.NOT_ASKED, is_target_empty=True),
         FAILED_STATUS,
-        {
-            "TransferVerified": "Unknown VerificationPending",
-            "Progressing": "True RollingOut",
-            "Ready": "False VerificationPending",
-        },
+        UNPROVEN,
     ),
     "what failed for another target says nothing of this one": (
         replace(WELL, target="ffff.2c3d.4e5f", verification=Verification.NOT_ASKED),
         FAILED_STATUS,
-        {
-            "TransferVerified": "Unknown VerificationPending",
-            "Progressing": "True RollingOut",
-            "Ready": "False VerificationPending",
-        },
+        UNPROVEN,
     ),
     "what failed once and passes now is well": (WELL, FAILED_STATUS, {}),
     "a transfer fails that worked once": (
         replace(WELL, verification=Verification.FAILED, verification_error="timeout"),
         WELL_STATUS,
-        {
-            "TransferVerified": "False VerificationFailed",
-            "Degraded": "True VerificationFailed",
-            "Ready": "False VerificationFailed",
-        },
+        DISPROVEN,
     ),
     "a rollout with enough ready ones is not ready and not degraded": (
         NEXT,
         WELL_STATUS,
-        {
-            "PrefillReady": "False InstancesNotReady",
-            "DecodeReady": "False InstancesNotReady",
-            "TransferVerified": "Unknown VerificationPending",
-            "Progressing": "True RollingOut",
-            "Ready": "False InstancesNotReady",
-        },
+        {**NEW_ENGINES_START, "Progressing": "True RollingOut"},
     ),
     "a rollout in which too many die is degraded": (
         replace(NEXT, decode=replace(HALF_WAY, ready=0)),
         WELL_STATUS,
-        {
-            "PrefillReady": "False InstancesNotReady",
-            "DecodeReady": "False InstancesNotReady",
-            "TransferVerified": "Unknown VerificationPending",
-            "Progressing": "True RollingOut",
-            "Degraded": "True TooFewReady",
-            "Ready": "False InstancesNotReady",
-        },
+        {**NEW_ENGINES_START, "Progressing": "True RollingOut", "Degraded": "True TooFewReady"},
     ),
     "a pod that dies after the rollout is no failed rollout": (
         replace(WELL, decode=replace(ALL_READY, ready=1, updated_ready=1)),
@@ -145,13 +122,7 @@ STORIES: Final[dict[str, tuple[Facts, Status | None, dict[str, str]]]] = {
     "a paused rollout": (
         replace(NEXT, is_paused=True),
         WELL_STATUS,
-        {
-            "PrefillReady": "False InstancesNotReady",
-            "DecodeReady": "False InstancesNotReady",
-            "TransferVerified": "Unknown VerificationPending",
-            "Progressing": "Unknown RolloutPaused",
-            "Ready": "False InstancesNotReady",
-        },
+        {**NEW_ENGINES_START, "Progressing": "Unknown RolloutPaused"},
     ),
     "a refused spec does not make what runs worse": (
         replace(WELL, generation=4, refusal="roles.prefill has block size 16, roles.decode 32: make them equal"),
@@ -161,22 +132,12 @@ STORIES: Final[dict[str, tuple[Facts, Status | None, dict[str, str]]]] = {
     "none are wanted": (
         replace(WELL, prefill=Counts(), decode=Counts()),
         WELL_STATUS,
-        {
-            "PrefillReady": "False ScaledToZero",
-            "DecodeReady": "False ScaledToZero",
-            "TransferVerified": "Unknown ScaledToZero",
-            "Ready": "False ScaledToZero",
-        },
+        STOPPED,
     ),
     "none were ever wanted": (
         replace(WELL, prefill=Counts(), decode=Counts(), verification=Verification.NOT_ASKED),
         None,
-        {
-            "PrefillReady": "False ScaledToZero",
-            "DecodeReady": "False ScaledToZero",
-            "TransferVerified": "Unknown ScaledToZero",
-            "Ready": "False ScaledToZero",
-        },
+        STOPPED,
     ),
     "one of two routers is lost": (
         replace(WELL, routers_ready=1),
@@ -200,26 +161,12 @@ STORIES: Final[dict[str, tuple[Facts, Status | None, dict[str, str]]]] = {
     "a new engine dies again and again beside old ones that serve": (
         replace(NEXT, problems=Problems(prefill=LOOP, crash_loop=LOOP)),
         WELL_STATUS,
-        {
-            "PrefillReady": "False InstancesNotReady",
-            "DecodeReady": "False InstancesNotReady",
-            "TransferVerified": "Unknown VerificationPending",
-            "Progressing": "False CrashLoop",
-            "Degraded": "True CrashLoop",
-            "Ready": "False InstancesNotReady",
-        },
+        {**NEW_ENGINES_START, **CRASH_LOOP},
     ),
     "the first engines die again and again": (
         replace(FIRST, routers_ready=2, problems=Problems(prefill=LOOP, crash_loop=LOOP)),
         None,
-        {
-            "PrefillReady": "False InstancesNotReady",
-            "DecodeReady": "False InstancesNotReady",
-            "TransferVerified": "Unknown VerificationPending",
-            "Progressing": "False CrashLoop",
-            "Degraded": "True CrashLoop",
-            "Ready": "False InstancesNotReady",
-        },
+        {**NEW_ENGINES_START, **CRASH_LOOP},
     ),
     "a new router dies again and again, and the old ones are enough": (
         replace(WELL, problems=Problems(routers=LOOP, crash_loop=LOOP)),

@@ -9,7 +9,6 @@ import pytest
 from fakes.operator_cluster import make_cluster
 from operator_cases.objects import D, P
 from pdcluster_operator.core.target import wanted_of
-from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
 EXTERNAL = {"spec.scaling.mode": "External", f"{P}.replicas": 2, f"{D}.replicas": 3}
@@ -39,8 +38,3 @@ def wanted(changes: dict[str, Any], **scalers: int) -> tuple[int, int]:
 )
 def test_wanted(changes: dict[str, Any], scalers: dict[str, int], numbers: tuple[int, int]) -> None:
     assert wanted(changes, **scalers) == numbers
-
-
-def test_a_ratio_that_no_numbers_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"scaling\.ratio: no 1 to 1000 prefill"):
-        wanted({**EXTERNAL, "spec.scaling.ratio": {"min": 0.0001, "max": 0.0001}})

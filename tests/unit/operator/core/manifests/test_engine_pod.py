@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from fakes.operator_cluster import IMAGE, make_cluster
+from fakes.operator_cluster import make_cluster, make_pool
 from operator_cases.objects import both
 from pdcluster_cli import drain, ready
 from pdcluster_connector.settings import parse_settings
 from pdcluster_operator.api.engine_args import ON_ONE_NODE, SET_ELSEWHERE
 from pdcluster_operator.core.manifests.command import PodPlace, spelled_arg
 from pdcluster_operator.core.manifests.engine_pod import engine_template
-from pdcluster_operator.core.manifests.pool import Pool
-from pdcluster_operator.core.plan import pool_of
 from pdcluster_protocol.labels import Role
 
 CPU = {
@@ -46,12 +44,8 @@ WRITTEN = [
 ]
 
 
-def pool(changes: dict[str, Any]) -> Pool:
-    return pool_of(make_cluster(changes), IMAGE)
-
-
 def pod(changes: dict[str, Any], role: Role, place: PodPlace = PodPlace.ALONE) -> dict[str, Any]:
-    return engine_template(pool(changes), role, "0a1b2c3d", place)
+    return engine_template(make_pool(changes), role, "0a1b2c3d", place)
 
 
 def engine(template: dict[str, Any]) -> dict[str, Any]:

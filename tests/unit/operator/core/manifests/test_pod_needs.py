@@ -6,12 +6,11 @@ from typing import Any, Final
 
 import pytest
 
-from fakes.operator_cluster import IMAGE, make_cluster
+from fakes.operator_cluster import make_pool
 from operator_cases.objects import both
 from pdcluster_operator.core.manifests.command import PodPlace, mooncake_ports
 from pdcluster_operator.core.manifests.engine_pod import engine_template
 from pdcluster_operator.core.manifests.router import router_deployment
-from pdcluster_operator.core.plan import pool_of
 from pdcluster_protocol.labels import Role
 
 CUDA: Final = both("device", {"kind": "cuda"})
@@ -20,12 +19,12 @@ NODES: Final = {**RDMA, **both("parallelism.tensor", 16), **both("nodesPerInstan
 
 
 def pod(changes: dict[str, Any], role: Role = Role.DECODE, place: PodPlace = PodPlace.ALONE) -> dict[str, Any]:
-    found: dict[str, Any] = engine_template(pool_of(make_cluster(changes), IMAGE), role, "0a1b2c3d", place)["spec"]
+    found: dict[str, Any] = engine_template(make_pool(changes), role, "0a1b2c3d", place)["spec"]
     return found
 
 
 def router(changes: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = router_deployment(pool_of(make_cluster(changes), IMAGE))["spec"]["template"]["spec"]
+    found: dict[str, Any] = router_deployment(make_pool(changes))["spec"]["template"]["spec"]
     return found
 
 

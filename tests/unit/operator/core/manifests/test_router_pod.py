@@ -6,11 +6,10 @@ from typing import Any, Final
 
 import pytest
 
-from fakes.operator_cluster import IMAGE, make_cluster
+from fakes.operator_cluster import make_pool
 from operator_cases.objects import both
 from pdcluster_operator.core.manifests.engine_pod import engine_template
 from pdcluster_operator.core.manifests.router import router_deployment
-from pdcluster_operator.core.plan import pool_of
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
@@ -19,7 +18,7 @@ SECRET = {"spec.auth": {"secretRef": {"name": "mine", "key": "token"}}}
 
 def deployment(changes: dict[str, Any] | None = None) -> dict[str, Any]:
     """The Deployment's spec."""
-    found: dict[str, Any] = router_deployment(pool_of(make_cluster(changes), IMAGE))["spec"]
+    found: dict[str, Any] = router_deployment(make_pool(changes))["spec"]
     return found
 
 
@@ -122,7 +121,7 @@ def test_a_key_in_the_overrides_of_engines_is_refused_with_the_place_where_route
     overrides = {"spec": {"containers": [{"name": "engine", "env": [value]}]}}
     changes = {**both("env", given), f"spec.roles.{role.value}.podOverrides": overrides}
     with pytest.raises(ConfigError) as error:
-        engine_template(pool_of(make_cluster(changes), IMAGE), role, "0a1b2c3d")
+        engine_template(make_pool(changes), role, "0a1b2c3d")
     assert str(error.value) == (
         f"roles.{role.value}.podOverrides changes env VLLM_API_KEY of the engine, which routers do not see: put it in "
         "roles.prefill.env and roles.decode.env, which routers read too"
@@ -141,16 +140,14 @@ REPLACED: Final[dict[str, Any]] = {
 
 @pytest.mark.parametrize("how", REPLACED)
 def test_overrides_that_leave_no_engine_are_the_api_servers_to_refuse(how: str) -> None:
-    pool = pool_of(make_cluster(both("podOverrides", REPLACED[how])), IMAGE)
+    pool = make_pool(both("podOverrides", REPLACED[how]))
     assert engine_template(pool, Role.DECODE, "0a1b2c3d")["metadata"]["labels"]
 
 
 def test_a_key_of_a_container_beside_the_engine_is_its_own() -> None:
     beside = {"name": "beside", "image": "i", "env": [{"name": "VLLM_API_KEY", "value": "of another"}]}
     changes = both("podOverrides", {"spec": {"containers": [beside]}})
-    engine, other = engine_template(pool_of(make_cluster(changes), IMAGE), Role.DECODE, "0a1b2c3d")["spec"][
-        "containers"
-    ]
+    engine, other = engine_template(make_pool(changes), Role.DECODE, "0a1b2c3d")["spec"]["containers"]
     assert (engine["name"], other["name"]) == ("engine", "beside")
 
 

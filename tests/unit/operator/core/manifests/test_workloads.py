@@ -6,34 +6,28 @@ from typing import Any
 
 import pytest
 
-from fakes.operator_cluster import IMAGE, make_cluster
+from fakes.operator_cluster import make_pool
 from operator_cases.objects import D, P, both
-from pdcluster_operator.core.manifests.pool import Pool
 from pdcluster_operator.core.manifests.workloads import (
     WorkloadDesign,
-    WorkloadKind,
     design_workload,
     render_workload,
     revision_for,
 )
-from pdcluster_operator.core.plan import pool_of
+from pdcluster_operator.kinds import GROUP_SET
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
 NODES = {**both("device", {"kind": "cuda"}), **both("parallelism.tensor", 4), **both("nodesPerInstance", 2)}
 
 
-def pool(changes: dict[str, Any] | None = None) -> Pool:
-    return pool_of(make_cluster(changes), IMAGE)
-
-
 def design(changes: dict[str, Any] | None, role: Role = Role.PREFILL) -> WorkloadDesign:
-    ours = pool(changes)
+    ours = make_pool(changes)
     return design_workload(ours, role, revision_for(ours))
 
 
 def rendered(changes: dict[str, Any] | None, role: Role = Role.PREFILL, replicas: int = 3) -> dict[str, Any]:
-    return render_workload(pool(changes), design(changes, role), replicas)
+    return render_workload(make_pool(changes), design(changes, role), replicas)
 
 
 def hashes(changes: dict[str, Any] | None) -> tuple[str, str, str]:
@@ -102,7 +96,7 @@ class TestOverNodes:
         more = {**NODES, **both("nodesPerInstance", 4)}
         assert hashes(NODES)[0] == hashes(more)[0]
         assert hashes(NODES)[1] != hashes(more)[1]
-        assert design(NODES).kind is WorkloadKind.LEADER_WORKER_SET
+        assert design(NODES).kind == GROUP_SET
 
 
 BASE = {**both("engineArgs", {"block-size": "32"}), **both("device", {"kind": "ascend"})}

@@ -12,7 +12,7 @@ from fakes.engine import Fault, Gate
 from fakes.router import COMPLETIONS, running_rig, send
 from patience import PATIENCE_S
 from pdcluster_router.requests.exchange import Exchange
-from pdcluster_router.requests.legs import PrefillAttempts, PrefillLeg
+from pdcluster_router.requests.legs import PrefillAttempts
 from pdcluster_router.requests.relay import Relay
 from pdcluster_router.requests.reservation import ReservationCalls
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 PROMPT = {"model": "m", "prompt": "once upon a time"}
 BODIES = [PROMPT, {**PROMPT, "stream": True}, {**PROMPT, "n": 2}]
-PARTS = (Exchange, Relay, ReservationCalls, PrefillAttempts, PrefillLeg)
+PARTS = (Exchange, Relay, ReservationCalls, PrefillAttempts)
 
 
 @pytest.fixture

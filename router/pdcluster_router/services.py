@@ -24,8 +24,7 @@ from pdcluster_router.core.pairing import Retries
 from pdcluster_router.core.placement import usable_prefills
 from pdcluster_router.engines.discovery import discovery_of
 from pdcluster_router.engines.engine import Engine
-from pdcluster_router.engines.roster import Roster
-from pdcluster_router.engines.terms import Terms
+from pdcluster_router.engines.roster import Roster, Terms
 from pdcluster_router.http.connections import PoolLimits
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.settings import Settings
@@ -73,14 +72,14 @@ class Services:
         self.engines = self.roster.engines
         self.terms = Terms(self.roster.place_decode, self.roster.place_prefill, _retries_in(settings))
         """Of every client's request."""
-        self.discovery = discovery_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
+        self.discovery = discovery = discovery_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
         """None: the engines are named at start, and stay."""
         self.metrics.watch_in_flight(lambda: len(self.running) + self.num_queued)
         self.metrics.watch_engines(lambda: [_sample_of(engine) for engine in self.all_engines()])
-        if self.discovery is None:
+        if discovery is None:
             self.roster.update(_named_in(settings))
         else:
-            self.metrics.watch_discovery(self.discovery)
+            self.metrics.watch_discovery(lambda: discovery.is_current)
 
     def all_engines(self) -> list[Engine]:
         return self.roster.all_engines()

@@ -97,6 +97,7 @@ async def running_kube_rig(*, pairs: int = 1, **settings: Any) -> AsyncIterator[
             first = [await rig.start(role) for _ in range(pairs) for role in ("prefill", "decode")]
             await rig.usable(*first)
             yield rig
+            await rig.settled()
     finally:
         for engine in (*rig.prefills, *rig.decodes) if rig is not None else ():
             await engine.stop()

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import pytest
+
 from fakes.engine import FakeEngine, Seen, Wire
 from fakes.http import Message, RawClient, request_bytes
 from fakes.reservations import SECRET, reservation_call, reservation_of
@@ -21,6 +23,8 @@ from pdcluster_router.front.server_protocol import RouterProtocol
 from pdcluster_router.settings import build_settings
 
 PROMPT = {"model": "m", "prompt": "once upon a time"}
+STREAM = {**PROMPT, "stream": True}
+BOTH = pytest.mark.parametrize("body", [PROMPT, STREAM], ids=["plain", "stream"])
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
@@ -138,7 +142,7 @@ async def until(is_true: Callable[[], bool], timeout_s: float = PATIENCE_S) -> N
 
 @asynccontextmanager
 async def running_rig(*, num_prefill: int = 1, num_decode: int = 1, **settings: Any) -> AsyncIterator[Rig]:
-    """A router and its engines; at the end nothing of them is left."""
+    """A router and its engines; at the end of a test that has passed nothing of any request is left."""
     wire = Wire()
     prefills = [FakeEngine(wire) for _ in range(num_prefill)]
     decodes = [FakeEngine(wire) for _ in range(num_decode)]
@@ -148,7 +152,9 @@ async def running_rig(*, num_prefill: int = 1, num_decode: int = 1, **settings: 
     try:
         async with running_server(**{**urls, **settings}) as (server, url):
             await until(lambda: all(engine.is_healthy for engine in server.router.services.all_engines()))
-            yield Rig(server, url, prefills, decodes)
+            rig = Rig(server, url, prefills, decodes)
+            yield rig
+            await rig.settled()
     finally:
         for engine in (*prefills, *decodes):
             await engine.stop()
@@ -166,11 +172,22 @@ async def running_server(**settings: Any) -> AsyncIterator[tuple[RouterServer, s
         await server.shutdown(sockets)
 
 
+def raw(body: object = PROMPT, **headers: str) -> bytes:
+    """The bytes of a request."""
+    return request_bytes(COMPLETIONS, json.dumps(body).encode(), headers)
+
+
 async def send(rig: Rig, body: object = PROMPT, **headers: str) -> RawClient:
     """A request is on its way; its answer is the test's to read."""
     client = await rig.client()
-    await client.send(request_bytes(COMPLETIONS, json.dumps(body).encode(), headers))
+    await client.send(raw(body, **headers))
     return client
+
+
+async def post(rig: Rig, body: object = PROMPT, headers: dict[str, str] | None = None) -> Message:
+    """The answer to a request."""
+    async with asyncio.timeout(PATIENCE_S):
+        return await (await rig.client()).post(COMPLETIONS, body, headers)
 
 
 async def lose(rig: Rig, seen: Seen, attempt: int, **changes: Any) -> RawClient:

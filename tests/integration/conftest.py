@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from fakes.router import Rig, running_rig
 from integration.harness import Harness, harness_env, zygote_modules
 from patience import HANGS_S
 from pdcluster_cli.engines import SCRATCH
@@ -31,3 +32,10 @@ def harness(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("engines")
     with Zygote(zygote_modules(), env=harness_env(), log_path=folder / "zygote.log", scratch=SCRATCH) as zygote:
         yield Harness(zygote, tiny_model, folder)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    """A router with a prefill and a decode engine, and default settings."""
+    async with running_rig() as rig:
+        yield rig

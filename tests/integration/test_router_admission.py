@@ -9,7 +9,7 @@ import pytest
 from fakes.engine import Fault, Gate
 from fakes.http import Message, RawClient
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS
-from fakes.router import PROMPT, Rig, running_rig, send, until
+from fakes.router import PROMPT, STREAM, Rig, running_rig, send, until
 from patience import PATIENCE_S
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.admission import PASS_S
@@ -17,7 +17,6 @@ from pdcluster_router.core.load import FIRST_ANSWER_TOKENS
 
 pytestmark = pytest.mark.anyio
 
-STREAM = {**PROMPT, "stream": True}
 ONE = {"max_prefill_backlog_tokens": 1}
 """One request at a time for each prefill engine."""
 
@@ -54,7 +53,6 @@ async def test_decode_hears_nothing_of_a_request_that_would_only_wait_for_prefil
         rig.prefill.open_gate(Gate.PREFILL)
         assert [(await answer_of(client)).status for client in (first, *waiting)] == [200] * 4
         assert await rig.failures() == {}
-        await rig.settled()
 
 
 async def test_requests_enter_in_the_order_in_which_they_came() -> None:
@@ -76,16 +74,16 @@ LONG = {"prompt": "long " * 20_000}
 
 
 @pytest.mark.parametrize(("body", "number"), [(WITH_IMAGE, 6), (LONG, 4)], ids=["images", "long"])
-async def test_images_and_long_prompts_that_may_be_cached_run_beside_each_other(body: object, number: int) -> None:
-    async with running_rig() as rig:
-        rig.prefill.close_gate(Gate.PREFILL)
-        clients = [await send(rig, body) for _ in range(number)]
-        await until(lambda: len(rig.prefill.seen) == number)
-        clients.append(await send(rig))
-        await until(lambda: len(rig.prefill.seen) == number + 1)
-        rig.prefill.open_gate(Gate.PREFILL)
-        assert [(await answer_of(client)).status for client in clients] == [200] * (number + 1)
-        await rig.settled()
+async def test_images_and_long_prompts_that_may_be_cached_run_beside_each_other(
+    rig: Rig, body: object, number: int
+) -> None:
+    rig.prefill.close_gate(Gate.PREFILL)
+    clients = [await send(rig, body) for _ in range(number)]
+    await until(lambda: len(rig.prefill.seen) == number)
+    clients.append(await send(rig))
+    await until(lambda: len(rig.prefill.seen) == number + 1)
+    rig.prefill.open_gate(Gate.PREFILL)
+    assert [(await answer_of(client)).status for client in clients] == [200] * (number + 1)
 
 
 async def test_the_reservation_says_how_much_is_to_be_prefilled_and_makes_room() -> None:
@@ -97,7 +95,6 @@ async def test_the_reservation_says_how_much_is_to_be_prefilled_and_makes_room()
         assert rig.router.services.admissions[Role.PREFILL].backlog_tokens == 6 * (42 - 16)
         rig.prefill.open_gate(Gate.PREFILL)
         assert [(await answer_of(client)).status for client in clients] == [200] * 6
-        await rig.settled()
 
 
 async def test_what_decode_prefills_by_itself_is_counted_and_queued_too() -> None:
@@ -108,18 +105,15 @@ async def test_what_decode_prefills_by_itself_is_counted_and_queued_too() -> Non
         statuses = [(await answer_of(client)).status for client in clients]
         assert sorted(statuses) == [200] + [429] * 17 + [503] * 2
         assert len(rig.decode.seen) == 1
-        await rig.settled()
 
 
-async def test_what_decode_computes_for_want_of_a_prefill_engine_is_decodes_load() -> None:
-    async with running_rig() as rig:
-        rig.prefill.fault, rig.decode.fault = Fault.ERROR_500, Fault.RECOMPUTE
-        rig.decode.work_s = 1.0
-        client = await send(rig)
-        decode = rig.router.services.admissions[Role.DECODE]
-        await until(lambda: decode.backlog_tokens == 42 - 16)
-        assert (await answer_of(client)).status == 200
-        await rig.settled()
+async def test_what_decode_computes_for_want_of_a_prefill_engine_is_decodes_load(rig: Rig) -> None:
+    rig.prefill.fault, rig.decode.fault = Fault.ERROR_500, Fault.RECOMPUTE
+    rig.decode.work_s = 1.0
+    client = await send(rig)
+    decode = rig.router.services.admissions[Role.DECODE]
+    await until(lambda: decode.backlog_tokens == 42 - 16)
+    assert (await answer_of(client)).status == 200
 
 
 async def test_room_is_made_as_soon_as_prefill_is_over_while_decode_still_streams() -> None:
@@ -137,6 +131,7 @@ async def test_what_needs_no_prefill_engine_does_not_wait() -> None:
     async with running_rig(**ONE) as rig:
         await occupy(rig)
         assert (await answer_of(await send(rig, {**PROMPT, "n": 2}))).status == 200
+        rig.prefill.open_gate(Gate.PREFILL)
 
 
 async def test_an_answer_without_a_reservation_gives_its_share_back_when_it_begins() -> None:
@@ -148,7 +143,6 @@ async def test_an_answer_without_a_reservation_gives_its_share_back_when_it_begi
         assert rig.router.services.admissions[Role.PREFILL].backlog_tokens == 0
         rig.decode.open_gate(Gate.SECOND_TOKEN)
         await first.reader.readuntil(b"0\r\n\r\n")
-        await rig.settled()
 
 
 @pytest.mark.parametrize("fault", [Fault.ERROR_500, Fault.DIE, Fault.HANG])
@@ -157,7 +151,6 @@ async def test_a_failed_prefill_gives_its_share_back(fault: Fault) -> None:
         rig.prefill.fault, rig.decode.fault = fault, Fault.RECOMPUTE
         clients = [await send(rig) for _ in range(4)]
         assert [(await answer_of(client)).status for client in clients] == [200] * 4
-        await rig.settled()
 
 
 async def test_a_full_queue_is_a_429_that_says_when_to_come_back() -> None:
@@ -171,12 +164,14 @@ async def test_a_full_queue_is_a_429_that_says_when_to_come_back() -> None:
         assert await rig.failures() == {"queue_full": 1}
         assert await rig.metric('pdcluster_router_requests_total{outcome="overloaded"}') == 1
         assert len(rig.decode.seen) == 1
+        rig.prefill.open_gate(Gate.PREFILL)
 
 
 async def test_without_a_queue_who_finds_no_room_is_told_at_once() -> None:
     async with running_rig(**ONE, max_queued_requests=0) as rig:
         await occupy(rig)
         assert (await answer_of(await send(rig))).status == 429
+        rig.prefill.open_gate(Gate.PREFILL)
 
 
 async def test_who_waited_too_long_is_a_503_that_says_when_to_come_back() -> None:
@@ -187,6 +182,7 @@ async def test_who_waited_too_long_is_a_503_that_says_when_to_come_back() -> Non
         assert all(answer.headers["retry-after"] == "1" for answer in answers)
         assert await rig.failures() == {"queue_timeout": 3}
         assert len(rig.decode.seen) == 1
+        rig.prefill.open_gate(Gate.PREFILL)
 
 
 async def test_the_requests_own_deadline_counts_while_it_waits() -> None:
@@ -197,6 +193,7 @@ async def test_the_requests_own_deadline_counts_while_it_waits() -> None:
         assert "waiting to be admitted" in answer.json()["error"]["message"]
         assert await rig.failures() == {"deadline": 1}
         await queued(rig, 0)
+        rig.prefill.open_gate(Gate.PREFILL)
 
 
 async def test_a_hasty_request_behind_a_patient_one_is_told_in_its_own_time() -> None:
@@ -207,6 +204,7 @@ async def test_a_hasty_request_behind_a_patient_one_is_told_in_its_own_time() ->
         hasty = await send(rig, PROMPT, **{"x-request-timeout": "0.1"})
         assert (await answer_of(hasty)).status == 504
         await queued(rig, 1)
+        rig.prefill.open_gate(Gate.PREFILL)
 
 
 async def test_a_hasty_request_is_told_in_its_own_time_also_when_others_wait_for_decode_alone() -> None:
@@ -219,6 +217,8 @@ async def test_a_hasty_request_is_told_in_its_own_time_also_when_others_wait_for
         hasty = [await send(rig, PROMPT, **{"x-request-timeout": seconds}) for seconds in ("0.1", "0.5")]
         assert [(await answer_of(client)).status for client in hasty] == [504, 504]
         await queued(rig, 1)
+        for client in rig.clients:
+            client.leave()
 
 
 async def test_what_is_left_of_the_deadline_after_the_wait_is_what_decode_gets() -> None:
@@ -245,7 +245,6 @@ async def test_a_client_that_leaves_the_queue_is_forgotten_and_those_behind_it_m
         assert [(await answer_of(client)).status for client in (first, staying)] == [200, 200]
         assert len(rig.decode.seen) == 2
         assert await rig.failures() == {"client_gone": 1}
-        await rig.settled()
 
 
 async def test_those_behind_a_large_request_enter_when_its_client_leaves() -> None:
@@ -264,23 +263,20 @@ async def test_those_behind_a_large_request_enter_when_its_client_leaves() -> No
         large.leave()
         await until(lambda: len(rig.prefill.seen) == 5)
         rig.prefill.open_gate(Gate.PREFILL)
-        await rig.settled()
 
 
-async def test_the_reservation_says_how_much_decode_has_to_do() -> None:
-    async with running_rig() as rig:
-        rig.decode.close_gate(Gate.RESERVE)
-        rig.prefill.close_gate(Gate.PREFILL)
-        client = await send(rig, {"prompt": "x" * 4000})
-        await rig.decode.next_request()
-        (engine,) = rig.router.services.engines[Role.DECODE]
-        assert engine.load.outstanding_tokens > FIRST_ANSWER_TOKENS + 900
-        rig.decode.open_gate(Gate.RESERVE)
-        await rig.prefill.next_request()
-        assert engine.load.outstanding_tokens == FIRST_ANSWER_TOKENS + PROMPT_TOKENS
-        rig.prefill.open_gate(Gate.PREFILL)
-        assert (await answer_of(client)).status == 200
-        await rig.settled()
+async def test_the_reservation_says_how_much_decode_has_to_do(rig: Rig) -> None:
+    rig.decode.close_gate(Gate.RESERVE)
+    rig.prefill.close_gate(Gate.PREFILL)
+    client = await send(rig, {"prompt": "x" * 4000})
+    await rig.decode.next_request()
+    (engine,) = rig.router.services.engines[Role.DECODE]
+    assert engine.load.outstanding_tokens > FIRST_ANSWER_TOKENS + 900
+    rig.decode.open_gate(Gate.RESERVE)
+    await rig.prefill.next_request()
+    assert engine.load.outstanding_tokens == FIRST_ANSWER_TOKENS + PROMPT_TOKENS
+    rig.prefill.open_gate(Gate.PREFILL)
+    assert (await answer_of(client)).status == 200
 
 
 async def test_who_waits_while_the_router_drains_is_turned_away() -> None:
@@ -294,7 +290,6 @@ async def test_who_waits_while_the_router_drains_is_turned_away() -> None:
         assert answer.headers["connection"] == "close"  # Its next request goes to another router.
         rig.prefill.open_gate(Gate.PREFILL)
         assert (await answer_of(first)).status == 200
-        await rig.settled()
 
 
 async def test_each_healthy_prefill_engine_adds_to_the_room() -> None:
@@ -310,7 +305,6 @@ async def test_each_healthy_prefill_engine_adds_to_the_room() -> None:
         rig.prefill.open_gate(Gate.PREFILL)
         statuses = [(await answer_of(client)).status for client in clients]
         assert statuses.count(200) == 6
-        await rig.settled()
 
 
 async def test_an_attempt_that_is_made_again_counts_again_and_does_not_queue() -> None:
@@ -318,7 +312,6 @@ async def test_an_attempt_that_is_made_again_counts_again_and_does_not_queue() -
         rig.decode.num_losses = 1
         clients = [await send(rig) for _ in range(5)]
         assert [(await answer_of(client)).status for client in clients] == [200] * 5
-        await rig.settled()
 
 
 async def test_many_that_wait_are_served_without_a_timer_each() -> None:
@@ -331,4 +324,3 @@ async def test_many_that_wait_are_served_without_a_timer_each() -> None:
             answers = await asyncio.gather(*(client.receive() for client in (first, *clients)))
         assert {answer.status for answer in answers} == {200}
         assert len(rig.decode.seen) == 301
-        await rig.settled()

@@ -9,18 +9,17 @@ from collections.abc import Iterator
 import pytest
 
 from fakes.engine import Fault, Gate
-from fakes.router import COMPLETIONS, running_rig, send
+from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig, send
 from patience import PATIENCE_S
 from pdcluster_router.requests.exchange import Exchange
-from pdcluster_router.requests.legs import PrefillAttempts, PrefillLeg
+from pdcluster_router.requests.legs import PrefillAttempts
 from pdcluster_router.requests.relay import Relay
 from pdcluster_router.requests.reservation import ReservationCalls
 
 pytestmark = pytest.mark.anyio
 
-PROMPT = {"model": "m", "prompt": "once upon a time"}
 BODIES = [PROMPT, {**PROMPT, "stream": True}, {**PROMPT, "n": 2}]
-PARTS = (Exchange, Relay, ReservationCalls, PrefillAttempts, PrefillLeg)
+PARTS = (Exchange, Relay, ReservationCalls, PrefillAttempts)
 
 
 @pytest.fixture
@@ -47,12 +46,11 @@ async def test_nothing_is_left_of_a_request(body: dict[str, object], fault: Faul
         assert left() == []
 
 
-async def test_nothing_is_left_of_a_request_whose_client_has_left(no_collector: None) -> None:
-    async with running_rig() as rig:
-        rig.prefill.close_gate(Gate.REPLY)
-        client = await send(rig, PROMPT)
-        await rig.prefill.next_request()
-        assert left() != []
-        client.leave()
-        await rig.settled()
-        assert left() == []
+async def test_nothing_is_left_of_a_request_whose_client_has_left(rig: Rig, no_collector: None) -> None:
+    rig.prefill.close_gate(Gate.REPLY)
+    client = await send(rig, PROMPT)
+    await rig.prefill.next_request()
+    assert left() != []
+    client.leave()
+    await rig.settled()
+    assert left() == []

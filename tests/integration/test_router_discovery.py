@@ -11,21 +11,13 @@ import pytest
 
 from fakes import api_server
 from fakes.engine import FakeEngine, Fault, Gate, Wire
-from fakes.http import Message, RawClient, request_bytes
+from fakes.http import RawClient, request_bytes
 from fakes.kube_rig import KubeRig, running_kube_rig
-from fakes.router import COMPLETIONS, PROMPT, orders, running_rig, running_server, send, until
+from fakes.router import COMPLETIONS, PROMPT, STREAM, Rig, orders, post, running_server, send, until
 from fakes.slices import endpoint, slice_of
-from patience import PATIENCE_S
 from pdcluster_router.front import app
 
 pytestmark = pytest.mark.anyio
-
-STREAM = {**PROMPT, "stream": True}
-
-
-async def post(rig: KubeRig, body: object = PROMPT) -> Message:
-    async with asyncio.timeout(PATIENCE_S):
-        return await (await rig.client()).post(COMPLETIONS, body)
 
 
 async def serve(rig: KubeRig, number: int) -> None:
@@ -78,7 +70,6 @@ async def test_an_engine_that_is_added_gets_work_at_once() -> None:
         await rig.usable(prefill, decode)
         await serve(rig, 4)
         assert num_seen(*rig.prefills, *rig.decodes) == [2, 2, 2, 2]
-        await rig.settled()
 
 
 async def test_an_engine_that_is_not_ready_gets_nothing_until_it_is() -> None:
@@ -91,7 +82,6 @@ async def test_an_engine_that_is_not_ready_gets_nothing_until_it_is() -> None:
         await rig.usable(late)
         await serve(rig, 1)
         assert len(late.seen) == 1
-        await rig.settled()
 
 
 async def test_a_router_without_engines_says_so_and_works_as_soon_as_there_are_some() -> None:
@@ -120,7 +110,6 @@ async def test_each_prefill_engine_that_comes_or_goes_moves_the_limit_of_admissi
             engine.open_gate(Gate.PREFILL)
         assert [(await client.receive()).status for client in clients] == [200] * 4
         assert len(third.seen) == 2, "the two that waited, one after the other"
-        await rig.settled()
 
 
 # They go.
@@ -143,7 +132,6 @@ async def test_a_terminating_engine_gets_nothing_and_what_runs_there_ends_whole(
         answer = await client.receive()
         assert (answer.status, answer.is_whole) == (200, True)
         assert answer.body.count(b"data: ") == 5
-        await rig.settled()
 
 
 async def test_an_engine_that_is_listed_no_more_is_removed_when_its_last_request_has_ended() -> None:
@@ -160,7 +148,6 @@ async def test_an_engine_that_is_listed_no_more_is_removed_when_its_last_request
         old.open_gate(Gate.SECOND_TOKEN)
         assert [(await client.receive()).is_whole for client in clients] == [True, True]
         await rig.becomes(old, "")
-        await rig.settled()
 
 
 async def test_an_idle_engine_that_terminates_keeps_no_connection_and_is_not_probed() -> None:
@@ -218,7 +205,6 @@ async def test_a_request_that_a_terminating_decode_surely_never_read_goes_to_ano
         assert (await client.receive()).status == 200
         assert num_seen(old, new) == [0, 1]
         known.give_back(1000)
-        await rig.settled()
 
 
 # The API server goes.
@@ -242,7 +228,6 @@ async def test_the_loss_of_the_api_server_changes_nothing_and_is_told() -> None:
         rig.unlist(rig.decode)
         await rig.api.start()
         await rig.becomes(rig.decode, "")
-        await rig.settled()
 
 
 # Revisions.
@@ -324,7 +309,6 @@ async def test_a_revision_that_loses_one_role_gets_nothing_new_and_its_requests_
         assert [(await client.receive()).status for client in clients] == [200, 200]
         assert len(rig.prefills[0].seen) == 1, "the only engine of its revision that could still prefill it"
         assert revisions_of_pairs(rig) == {("r1", "r1"), ("r2", "r2")}
-        await rig.settled()
 
 
 async def test_while_another_prefill_is_left_a_terminating_one_is_not_asked() -> None:
@@ -368,15 +352,14 @@ async def test_the_pools_page_shows_every_engines_revision_and_state() -> None:
         assert (await client.reader.readuntil(b"0\r\n\r\n")).endswith(b"[DONE]\n\n\r\n0\r\n\r\n")
 
 
-async def test_engines_that_are_named_are_on_the_page_too() -> None:
-    async with running_rig() as rig:
-        page: dict[str, Any] = (await (await rig.internal()).get("/pdcluster/pool")).json()
-        assert page["discovery"] == {"kind": "static"}
-        assert page["revisions"] == [{"revision": "", "serving": {"prefill": 1, "decode": 1}, "serves": True}]
-        assert [(one["name"], one["state"]) for one in page["engines"]] == [
-            ("prefill-0", "serving"),
-            ("decode-0", "serving"),
-        ]
+async def test_engines_that_are_named_are_on_the_page_too(rig: Rig) -> None:
+    page: dict[str, Any] = (await (await rig.internal()).get("/pdcluster/pool")).json()
+    assert page["discovery"] == {"kind": "static"}
+    assert page["revisions"] == [{"revision": "", "serving": {"prefill": 1, "decode": 1}, "serves": True}]
+    assert [(one["name"], one["state"]) for one in page["engines"]] == [
+        ("prefill-0", "serving"),
+        ("decode-0", "serving"),
+    ]
 
 
 async def test_an_engines_life_is_one_line_for_each_change_without_its_address(

@@ -128,6 +128,7 @@ async def test_a_request_for_very_many_tokens_does_not_keep_others_off_its_engin
         assert await ask(rig, 30, 10, {"prompt": "y" * 200, "max_tokens": 256}) == {200: 30}
         gone = [len(engine.seen) - before for engine, before in zip(rig.decodes, taken, strict=True)]
         assert min(gone) >= 8, gone
+        client.leave()
 
 
 def _post(body: bytes) -> bytes:

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from fakes.engine import Fault, Gate
-from fakes.http import request_bytes
 from fakes.reservations import PROMPT_TOKENS, SECRET, reservation_of
-from fakes.router import CHAT, COMPLETIONS, running_rig
+from fakes.router import CHAT, COMPLETIONS, Rig, running_rig, send
 
 pytestmark = pytest.mark.anyio
 
@@ -19,112 +18,99 @@ PROMPT = {"model": "m", "prompt": "once upon a time", "max_tokens": 8}
 STREAM = {**PROMPT, "stream": True}
 
 
-async def test_decode_reserves_then_prefill_fills_then_decode_answers() -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        answer = await client.post(COMPLETIONS, PROMPT)
-        decode, prefill = rig.decode.seen[0], rig.prefill.seen[0]
-        assert answer.status == 200
-        assert answer.body == rig.decode.answer(decode)
-        assert decode.params is not None
-        assert decode.params["do_remote_prefill"] is True
-        assert decode.params["metaserver"] == f"{rig.internal_url}/v1/metaserver"
-        assert prefill.params is not None
-        ours = {name: prefill.params[name] for name in ("deadline_ms", "token")}
-        assert json.dumps(prefill.params) == json.dumps(reservation_of(decode.params, **ours))
-        assert 0 < ours["deadline_ms"] <= decode.params["deadline_ms"]
-        for params in (prefill.params, decode.params):
-            SECRET.check(params["token"], params["transfer_id"], params["attempt"], params["deadline_ms"])
-        assert (prefill.body["max_tokens"], prefill.body["stream"]) == (1, False)
-        assert decode.outcome == {"status": "ok", "reason": "", "action": "fail", "attempt": 1}
-        await rig.settled()
+async def test_decode_reserves_then_prefill_fills_then_decode_answers(rig: Rig) -> None:
+    client = await rig.client()
+    answer = await client.post(COMPLETIONS, PROMPT)
+    decode, prefill = rig.decode.seen[0], rig.prefill.seen[0]
+    assert answer.status == 200
+    assert answer.body == rig.decode.answer(decode)
+    assert decode.params is not None
+    assert decode.params["do_remote_prefill"] is True
+    assert decode.params["metaserver"] == f"{rig.internal_url}/v1/metaserver"
+    assert prefill.params is not None
+    ours = {name: prefill.params[name] for name in ("deadline_ms", "token")}
+    assert json.dumps(prefill.params) == json.dumps(reservation_of(decode.params, **ours))
+    assert 0 < ours["deadline_ms"] <= decode.params["deadline_ms"]
+    for params in (prefill.params, decode.params):
+        SECRET.check(params["token"], params["transfer_id"], params["attempt"], params["deadline_ms"])
+    assert (prefill.body["max_tokens"], prefill.body["stream"]) == (1, False)
+    assert decode.outcome == {"status": "ok", "reason": "", "action": "fail", "attempt": 1}
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_a_streamed_answer_reaches_the_client_byte_for_byte(path: str) -> None:
-    async with running_rig() as rig:
-        body = {"model": "m", "stream": True, "stream_options": {"include_usage": True}}
-        prompt = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {"prompt": "hi"}
-        answer = await (await rig.client()).post(path, {**body, **prompt})
-        assert answer.status == 200
-        assert answer.is_whole
-        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-        assert answer.headers["x-engine"] == "fake"
-        assert answer.headers["x-accel-buffering"] == "no"
-        assert answer.body == b"".join(rig.decode.events(rig.decode.seen[0]))
-        assert rig.prefill.seen[0].body["stream_options"] is None
+async def test_a_streamed_answer_reaches_the_client_byte_for_byte(rig: Rig, path: str) -> None:
+    body = {"model": "m", "stream": True, "stream_options": {"include_usage": True}}
+    prompt = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {"prompt": "hi"}
+    answer = await (await rig.client()).post(path, {**body, **prompt})
+    assert answer.status == 200
+    assert answer.is_whole
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["x-engine"] == "fake"
+    assert answer.headers["x-accel-buffering"] == "no"
+    assert answer.body == b"".join(rig.decode.events(rig.decode.seen[0]))
+    assert rig.prefill.seen[0].body["stream_options"] is None
 
 
-async def test_tokens_reach_the_client_while_decode_still_makes_them() -> None:
-    async with running_rig() as rig:
-        rig.decode.close_gate(Gate.SECOND_TOKEN)
-        client = await rig.client()
-        await client.send(_raw(STREAM))
-        head = await client.reader.readuntil(b"\r\n\r\n")
-        first = await client.reader.readuntil(b"\n\n\r\n")
-        assert head.startswith(b"HTTP/1.1 200 OK")
-        assert b"Hello" in first
-        rig.decode.open_gate(Gate.SECOND_TOKEN)
-        assert (await client.reader.readuntil(b"0\r\n\r\n")).count(b"data:") == 4
+async def test_tokens_reach_the_client_while_decode_still_makes_them(rig: Rig) -> None:
+    rig.decode.close_gate(Gate.SECOND_TOKEN)
+    client = await send(rig, STREAM)
+    head = await client.reader.readuntil(b"\r\n\r\n")
+    first = await client.reader.readuntil(b"\n\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert b"Hello" in first
+    rig.decode.open_gate(Gate.SECOND_TOKEN)
+    assert (await client.reader.readuntil(b"0\r\n\r\n")).count(b"data:") == 4
 
 
-async def test_nothing_is_sent_to_the_client_before_decodes_first_event() -> None:
-    async with running_rig() as rig:
-        rig.prefill.close_gate(Gate.PREFILL)
-        client = await rig.client()
-        await client.send(_raw(STREAM))
-        await rig.prefill.next_request()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await client.reader.read(1)
-        rig.prefill.open_gate(Gate.PREFILL)
-        assert (await client.receive()).status == 200
+async def test_nothing_is_sent_to_the_client_before_decodes_first_event(rig: Rig) -> None:
+    rig.prefill.close_gate(Gate.PREFILL)
+    client = await send(rig, STREAM)
+    await rig.prefill.next_request()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await client.reader.read(1)
+    rig.prefill.open_gate(Gate.PREFILL)
+    assert (await client.receive()).status == 200
 
 
-async def test_both_engines_get_the_clients_headers_and_one_request_id() -> None:
-    async with running_rig() as rig:
-        headers = {"authorization": "Bearer k", "x-request-id": "R-1", "traceparent": "00-1-2-01"}
-        await (await rig.client()).post(COMPLETIONS, PROMPT, headers)
-        for seen in (rig.decode.seen[0], rig.prefill.seen[0]):
-            assert {name: seen.message.headers[name] for name in headers} == headers
-            assert seen.message.headers["host"] != "test"
+async def test_both_engines_get_the_clients_headers_and_one_request_id(rig: Rig) -> None:
+    headers = {"authorization": "Bearer k", "x-request-id": "R-1", "traceparent": "00-1-2-01"}
+    await (await rig.client()).post(COMPLETIONS, PROMPT, headers)
+    for seen in (rig.decode.seen[0], rig.prefill.seen[0]):
+        assert {name: seen.message.headers[name] for name in headers} == headers
+        assert seen.message.headers["host"] != "test"
 
 
-async def test_a_request_without_an_id_gets_the_same_one_on_both_engines() -> None:
-    async with running_rig() as rig:
-        await (await rig.client()).post(COMPLETIONS, PROMPT)
-        ids = {seen.message.headers["x-request-id"] for seen in (rig.decode.seen[0], rig.prefill.seen[0])}
-        assert len(ids) == 1
-        assert ids != {""}
+async def test_a_request_without_an_id_gets_the_same_one_on_both_engines(rig: Rig) -> None:
+    await (await rig.client()).post(COMPLETIONS, PROMPT)
+    ids = {seen.message.headers["x-request-id"] for seen in (rig.decode.seen[0], rig.prefill.seen[0])}
+    assert len(ids) == 1
+    assert ids != {""}
 
 
-async def test_transfer_parameters_that_the_client_sent_are_replaced() -> None:
-    async with running_rig() as rig:
-        await (await rig.client()).post(COMPLETIONS, {**PROMPT, "kv_transfer_params": {"metaserver": "http://evil"}})
-        params = rig.decode.seen[0].params
-        assert params is not None
-        assert params["metaserver"].startswith(rig.internal_url)
+async def test_transfer_parameters_that_the_client_sent_are_replaced(rig: Rig) -> None:
+    await (await rig.client()).post(COMPLETIONS, {**PROMPT, "kv_transfer_params": {"metaserver": "http://evil"}})
+    params = rig.decode.seen[0].params
+    assert params is not None
+    assert params["metaserver"].startswith(rig.internal_url)
 
 
-async def test_a_prompt_that_decode_has_cached_needs_no_prefill() -> None:
-    async with running_rig() as rig:
-        rig.decode.fault = Fault.CACHED
-        answer = await (await rig.client()).post(COMPLETIONS, STREAM)
-        assert answer.status == 200
-        assert rig.prefill.seen == []
-        await rig.settled()
+async def test_a_prompt_that_decode_has_cached_needs_no_prefill(rig: Rig) -> None:
+    rig.decode.fault = Fault.CACHED
+    answer = await (await rig.client()).post(COMPLETIONS, STREAM)
+    assert answer.status == 200
+    assert rig.prefill.seen == []
 
 
-async def test_prefill_may_reply_after_decode_is_done() -> None:
-    async with running_rig() as rig:
-        rig.decode.fault = Fault.GO_ON_AFTER_PUSH
-        rig.prefill.close_gate(Gate.REPLY)
-        assert (await (await rig.client()).post(COMPLETIONS, PROMPT)).status == 200
-        assert len(rig.router.services.running) == 1
-        rig.prefill.open_gate(Gate.REPLY)
-        await rig.settled()
-        await rig.prefill.seen[0].ended.wait()
-        assert not rig.prefill.seen[0].is_disconnected
+async def test_prefill_may_reply_after_decode_is_done(rig: Rig) -> None:
+    rig.decode.fault = Fault.GO_ON_AFTER_PUSH
+    rig.prefill.close_gate(Gate.REPLY)
+    assert (await (await rig.client()).post(COMPLETIONS, PROMPT)).status == 200
+    assert len(rig.router.services.running) == 1
+    rig.prefill.open_gate(Gate.REPLY)
+    await rig.settled()
+    await rig.prefill.seen[0].ended.wait()
+    assert not rig.prefill.seen[0].is_disconnected
 
 
 @pytest.mark.parametrize(
@@ -137,14 +123,12 @@ async def test_prefill_may_reply_after_decode_is_done() -> None:
         {"prompt": "a", "prompt_logprobs": 1},
     ],
 )
-async def test_parallel_prompts_are_prefilled_by_decode_and_counted(body: dict[str, object]) -> None:
-    async with running_rig() as rig:
-        answer = await (await rig.client()).post(COMPLETIONS, body)
-        assert answer.status == 200
-        assert rig.decode.seen[0].params is None
-        assert rig.prefill.seen == []
-        assert await rig.metric("pdcluster_router_local_prefill_total") == 1
-        await rig.settled()
+async def test_parallel_prompts_are_prefilled_by_decode_and_counted(rig: Rig, body: dict[str, object]) -> None:
+    answer = await (await rig.client()).post(COMPLETIONS, body)
+    assert answer.status == 200
+    assert rig.decode.seen[0].params is None
+    assert rig.prefill.seen == []
+    assert await rig.metric("pdcluster_router_local_prefill_total") == 1
 
 
 async def test_requests_spread_over_engines_of_a_role() -> None:
@@ -170,7 +154,6 @@ async def test_each_ended_request_leaves_one_trace_line(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     async with running_rig(trace_file=trace) as rig:
         await (await rig.client()).post(COMPLETIONS, STREAM, {"x-request-id": "R-7"})
-        await rig.settled()
     lines = [json.loads(line) for line in trace.read_text().splitlines()]
     assert len(lines) == 1
     line = lines[0]
@@ -181,15 +164,10 @@ async def test_each_ended_request_leaves_one_trace_line(tmp_path: Path) -> None:
     assert (line["prompt_tokens"], line["cached_tokens"]) == (PROMPT_TOKENS, 16)
 
 
-async def test_metrics_tell_how_a_request_went() -> None:
-    async with running_rig() as rig:
-        await (await rig.client()).post(COMPLETIONS, PROMPT)
-        await rig.settled()
-        assert await rig.metric('pdcluster_router_requests_total{outcome="ok"}') == 1
-        assert await rig.metric('pdcluster_router_phase_seconds_count{phase="reservation"}') == 1
-        assert await rig.metric('pdcluster_router_phase_seconds_count{phase="prefill"}') == 1
-        assert await rig.metric("pdcluster_router_in_flight") == 0
-
-
-def _raw(body: dict[str, object]) -> bytes:
-    return request_bytes(COMPLETIONS, json.dumps(body).encode())
+async def test_metrics_tell_how_a_request_went(rig: Rig) -> None:
+    await (await rig.client()).post(COMPLETIONS, PROMPT)
+    await rig.settled()
+    assert await rig.metric('pdcluster_router_requests_total{outcome="ok"}') == 1
+    assert await rig.metric('pdcluster_router_phase_seconds_count{phase="reservation"}') == 1
+    assert await rig.metric('pdcluster_router_phase_seconds_count{phase="prefill"}') == 1
+    assert await rig.metric("pdcluster_router_in_flight") == 0

@@ -10,17 +10,11 @@ import pytest
 
 from fakes.engine import Gate
 from fakes.http import Message, RawClient, request_bytes
-from fakes.router import CHAT, COMPLETIONS, Rig, running_rig, until
+from fakes.router import CHAT, COMPLETIONS, PROMPT, Rig, raw, running_rig, send, until
 from patience import PATIENCE_S
 from pdcluster_protocol.labels import Role
 
 pytestmark = pytest.mark.anyio
-
-PROMPT = {"model": "m", "prompt": "once upon a time"}
-
-
-def raw(body: object = PROMPT, **headers: str) -> bytes:
-    return request_bytes(COMPLETIONS, json.dumps(body).encode(), headers)
 
 
 def code_of(answer: Message) -> object:
@@ -38,28 +32,24 @@ async def is_closed(client: RawClient) -> bool:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"nope", b"[1]", b'"x"', b"1", b"null", b'{"a": NaN}', b"\xff\xfe"])
-async def test_a_body_that_is_no_json_object_is_a_400(body: bytes) -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        for _ in range(2):
-            answer = await client.post(CHAT, body)
-            assert (answer.status, code_of(answer)) == (400, "invalid_request")
-        assert rig.decode.seen == []
-        assert await rig.metric('pdcluster_router_requests_total{outcome="rejected"}') == 2
+async def test_a_body_that_is_no_json_object_is_a_400(rig: Rig, body: bytes) -> None:
+    client = await rig.client()
+    for _ in range(2):
+        answer = await client.post(CHAT, body)
+        assert (answer.status, code_of(answer)) == (400, "invalid_request")
+    assert rig.decode.seen == []
+    assert await rig.metric('pdcluster_router_requests_total{outcome="rejected"}') == 2
 
 
-async def test_a_body_nested_too_deep_is_a_400() -> None:
-    async with running_rig() as rig:
-        answer = await (await rig.client()).post(CHAT, b'{"a":' + b"[" * 2000 + b"]" * 2000 + b"}")
-        assert answer.status == 400
-        await rig.settled()
+async def test_a_body_nested_too_deep_is_a_400(rig: Rig) -> None:
+    answer = await (await rig.client()).post(CHAT, b'{"a":' + b"[" * 2000 + b"]" * 2000 + b"}")
+    assert answer.status == 400
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", ""])
-async def test_a_deadline_that_is_none_is_a_400(value: str) -> None:
-    async with running_rig() as rig:
-        answer = await (await rig.client()).post(COMPLETIONS, PROMPT, {"x-request-timeout": value})
-        assert (answer.status, code_of(answer)) == (400, "invalid_timeout")
+async def test_a_deadline_that_is_none_is_a_400(rig: Rig, value: str) -> None:
+    answer = await (await rig.client()).post(COMPLETIONS, PROMPT, {"x-request-timeout": value})
+    assert (answer.status, code_of(answer)) == (400, "invalid_timeout")
 
 
 async def test_a_body_that_is_declared_too_large_is_a_413_before_it_is_read() -> None:
@@ -100,21 +90,18 @@ async def test_a_header_that_never_ends_is_a_431() -> None:
         assert (await client.receive()).status == 431
 
 
-async def test_what_is_not_http_is_a_400() -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        await client.send(b"\x16\x03\x01\x02\x00\x01 hello\r\n\r\n")
-        answer = await client.receive()
-        assert (answer.status, code_of(answer)) == (400, "invalid_http")
-        assert await is_closed(client)
+async def test_what_is_not_http_is_a_400(rig: Rig) -> None:
+    client = await rig.client()
+    await client.send(b"\x16\x03\x01\x02\x00\x01 hello\r\n\r\n")
+    answer = await client.receive()
+    assert (answer.status, code_of(answer)) == (400, "invalid_http")
+    assert await is_closed(client)
 
 
-async def test_a_request_with_both_length_and_chunks_is_refused() -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        await client.send(raw(PROMPT, **{"transfer-encoding": "chunked"}))
-        assert (await client.receive()).status == 400
-        assert rig.decode.seen == []
+async def test_a_request_with_both_length_and_chunks_is_refused(rig: Rig) -> None:
+    client = await send(rig, PROMPT, **{"transfer-encoding": "chunked"})
+    assert (await client.receive()).status == 400
+    assert rig.decode.seen == []
 
 
 async def test_a_request_that_does_not_arrive_whole_in_time_is_a_408() -> None:
@@ -134,103 +121,91 @@ async def test_a_connection_on_which_nothing_comes_is_closed() -> None:
 # What is right, but unusual.
 
 
-async def test_one_connection_serves_many_requests_and_engines_see_kept_connections() -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        for _ in range(5):
-            assert (await client.post(COMPLETIONS, PROMPT)).status == 200
-        assert rig.decode.num_connections == rig.prefill.num_connections == 1  # The probe's, and kept.
-        assert [engine.pool.num_idle for engine in rig.router.services.all_engines()] == [1, 1]
+async def test_one_connection_serves_many_requests_and_engines_see_kept_connections(rig: Rig) -> None:
+    client = await rig.client()
+    for _ in range(5):
+        assert (await client.post(COMPLETIONS, PROMPT)).status == 200
+    assert rig.decode.num_connections == rig.prefill.num_connections == 1  # The probe's, and kept.
+    assert [engine.pool.num_idle for engine in rig.router.services.all_engines()] == [1, 1]
 
 
-async def test_pipelined_requests_are_answered_in_order_hot_or_not() -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        bodies = [{"prompt": f"p{index}"} for index in range(20)]
-        health = request_bytes("/health", b"", method="GET")
-        await client.send(b"".join(raw(body) + health for body in bodies))
-        for _ in bodies:
-            assert json.loads((await client.receive()).body)["object"] == "text_completion"
-            assert (await client.receive()).body == b'{"status":"ok"}'
-        assert [seen.body["prompt"] for seen in rig.decode.seen] == [body["prompt"] for body in bodies]
-        await rig.settled()
+async def test_pipelined_requests_are_answered_in_order_hot_or_not(rig: Rig) -> None:
+    client = await rig.client()
+    bodies = [{"prompt": f"p{index}"} for index in range(20)]
+    health = request_bytes("/health", b"", method="GET")
+    await client.send(b"".join(raw(body) + health for body in bodies))
+    for _ in bodies:
+        assert json.loads((await client.receive()).body)["object"] == "text_completion"
+        assert (await client.receive()).body == b'{"status":"ok"}'
+    assert [seen.body["prompt"] for seen in rig.decode.seen] == [body["prompt"] for body in bodies]
 
 
-async def test_many_pipelined_bad_requests_do_not_nest() -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        await client.send(request_bytes(CHAT, b"{") * 2000)
-        for _ in range(2000):
-            assert (await client.receive()).status == 400
+async def test_many_pipelined_bad_requests_do_not_nest(rig: Rig) -> None:
+    client = await rig.client()
+    await client.send(request_bytes(CHAT, b"{") * 2000)
+    for _ in range(2000):
+        assert (await client.receive()).status == 400
 
 
-async def test_a_pipelined_client_that_leaves_aborts_the_request_that_runs() -> None:
-    async with running_rig() as rig:
-        rig.decode.close_gate(Gate.RESERVE)
-        client = await rig.client()
-        await client.send(raw() + raw())
-        seen = await rig.decode.next_request()
-        client.leave()
-        await asyncio.wait_for(seen.ended.wait(), 20)
-        assert len(rig.decode.seen) == 1
-        await rig.settled()
+async def test_a_pipelined_client_that_leaves_aborts_the_request_that_runs(rig: Rig) -> None:
+    rig.decode.close_gate(Gate.RESERVE)
+    client = await rig.client()
+    await client.send(raw() + raw())
+    seen = await rig.decode.next_request()
+    client.leave()
+    await asyncio.wait_for(seen.ended.wait(), 20)
+    assert len(rig.decode.seen) == 1
 
 
-async def test_a_request_that_arrives_byte_by_byte() -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        await client.get("/health")
-        request = raw()
-        for index in range(len(request)):
-            rig.feed(client, request[index : index + 1])
-        assert (await client.receive()).status == 200
+async def test_a_request_that_arrives_byte_by_byte(rig: Rig) -> None:
+    client = await rig.client()
+    await client.get("/health")
+    request = raw()
+    for index in range(len(request)):
+        rig.feed(client, request[index : index + 1])
+    assert (await client.receive()).status == 200
 
 
-async def test_a_chunked_request_body() -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        body = json.dumps(PROMPT).encode()
-        chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (body[:7], body[7:]))
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
-        await client.send(head + chunks + b"0\r\n\r\n")
-        assert (await client.receive()).status == 200
-        assert rig.decode.seen[0].body["prompt"] == PROMPT["prompt"]
+async def test_a_chunked_request_body(rig: Rig) -> None:
+    client = await rig.client()
+    body = json.dumps(PROMPT).encode()
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (body[:7], body[7:]))
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    await client.send(head + chunks + b"0\r\n\r\n")
+    assert (await client.receive()).status == 200
+    assert rig.decode.seen[0].body["prompt"] == PROMPT["prompt"]
 
 
-async def test_a_body_of_a_megabyte() -> None:
-    async with running_rig() as rig:
-        prompt = "x" * (1 << 20)
-        answer = await (await rig.client()).post(COMPLETIONS, {"prompt": prompt})
-        assert answer.status == 200
-        assert rig.decode.seen[0].body["prompt"] == rig.prefill.seen[0].body["prompt"] == prompt
+async def test_a_body_of_a_megabyte(rig: Rig) -> None:
+    prompt = "x" * (1 << 20)
+    answer = await (await rig.client()).post(COMPLETIONS, {"prompt": prompt})
+    assert answer.status == 200
+    assert rig.decode.seen[0].body["prompt"] == rig.prefill.seen[0].body["prompt"] == prompt
 
 
-async def test_a_client_that_asks_before_it_sends_its_body() -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        head, _, body = raw(PROMPT, expect="100-continue").partition(b"\r\n\r\n")
-        await client.send(head + b"\r\n\r\n")
-        assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        await client.send(body)
-        assert (await client.receive()).status == 200
-        assert "expect" not in rig.decode.seen[0].message.headers
+async def test_a_client_that_asks_before_it_sends_its_body(rig: Rig) -> None:
+    client = await rig.client()
+    head, _, body = raw(PROMPT, expect="100-continue").partition(b"\r\n\r\n")
+    await client.send(head + b"\r\n\r\n")
+    assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    await client.send(body)
+    assert (await client.receive()).status == 200
+    assert "expect" not in rig.decode.seen[0].message.headers
 
 
-async def test_an_http_1_0_client_gets_a_stream_without_chunks() -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        await client.send(raw({**PROMPT, "stream": True}).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
-        head, _, body = (await asyncio.wait_for(client.reader.read(), 20)).partition(b"\r\n\r\n")
-        assert b"transfer-encoding" not in head
-        assert body == b"".join(rig.decode.events(rig.decode.seen[0]))
+async def test_an_http_1_0_client_gets_a_stream_without_chunks(rig: Rig) -> None:
+    client = await rig.client()
+    await client.send(raw({**PROMPT, "stream": True}).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+    head, _, body = (await asyncio.wait_for(client.reader.read(), 20)).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert body == b"".join(rig.decode.events(rig.decode.seen[0]))
 
 
-async def test_connection_close_is_honoured() -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        answer = await client.post(COMPLETIONS, PROMPT, {"connection": "close"})
-        assert answer.headers["connection"] == "close"
-        assert await is_closed(client)
+async def test_connection_close_is_honoured(rig: Rig) -> None:
+    client = await rig.client()
+    answer = await client.post(COMPLETIONS, PROMPT, {"connection": "close"})
+    assert answer.headers["connection"] == "close"
+    assert await is_closed(client)
 
 
 async def test_an_idle_client_connection_is_closed_after_its_time() -> None:
@@ -240,49 +215,44 @@ async def test_an_idle_client_connection_is_closed_after_its_time() -> None:
         assert await is_closed(client)
 
 
-async def test_small_writes_are_sent_at_once_on_both_sides() -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        await client.post(COMPLETIONS, PROMPT)
-        (connection,) = rig.router.services.engines[Role.DECODE][0].pool._all
-        transports = [connection._transport, *(client.transport for client in rig.server.server_state.connections)]
-        for transport in transports:
-            assert transport is not None
-            sock = transport.get_extra_info("socket")
-            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+async def test_small_writes_are_sent_at_once_on_both_sides(rig: Rig) -> None:
+    client = await rig.client()
+    await client.post(COMPLETIONS, PROMPT)
+    (connection,) = rig.router.services.engines[Role.DECODE][0].pool._all
+    transports = [connection._transport, *(client.transport for client in rig.server.server_state.connections)]
+    for transport in transports:
+        assert transport is not None
+        sock = transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
 # Beside the hot paths.
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-async def test_hot_paths_take_post_only(method: str) -> None:
-    async with running_rig() as rig:
-        answer = await (await rig.client()).get(CHAT, method=method)
-        assert (answer.status, code_of(answer)) == (405, "method_not_allowed")
-        assert answer.headers["allow"] == "POST"
+async def test_hot_paths_take_post_only(rig: Rig, method: str) -> None:
+    answer = await (await rig.client()).get(CHAT, method=method)
+    assert (answer.status, code_of(answer)) == (405, "method_not_allowed")
+    assert answer.headers["allow"] == "POST"
 
 
-async def test_unknown_paths_and_methods_are_openai_errors() -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        answer = await client.get("/v1/nothing")
-        assert (answer.status, code_of(answer)) == (404, "not_found")
-        answer = await client.post("/health", {})
-        assert (answer.status, code_of(answer)) == (405, "method_not_allowed")
+async def test_unknown_paths_and_methods_are_openai_errors(rig: Rig) -> None:
+    client = await rig.client()
+    answer = await client.get("/v1/nothing")
+    assert (answer.status, code_of(answer)) == (404, "not_found")
+    answer = await client.post("/health", {})
+    assert (answer.status, code_of(answer)) == (405, "method_not_allowed")
 
 
-async def test_a_query_does_not_hide_a_hot_path() -> None:
-    async with running_rig() as rig:
-        assert (await (await rig.client()).post(f"{COMPLETIONS}?x=1", PROMPT)).status == 200
+async def test_a_query_does_not_hide_a_hot_path(rig: Rig) -> None:
+    assert (await (await rig.client()).post(f"{COMPLETIONS}?x=1", PROMPT)).status == 200
 
 
-async def test_head_of_health_has_no_body() -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        await client.send(request_bytes("/health", b"", method="HEAD") + request_bytes("/health", b"", method="GET"))
-        both = await client.reader.readuntil(b'{"status":"ok"}')
-        assert both.count(b"200 OK") == 2
+async def test_head_of_health_has_no_body(rig: Rig) -> None:
+    client = await rig.client()
+    await client.send(request_bytes("/health", b"", method="HEAD") + request_bytes("/health", b"", method="GET"))
+    both = await client.reader.readuntil(b'{"status":"ok"}')
+    assert both.count(b"200 OK") == 2
 
 
 async def test_models_come_from_a_decode_engine_that_answers() -> None:
@@ -312,46 +282,39 @@ async def test_health_names_who_is_missing_and_recovers() -> None:
         assert (await client.get("/health")).status == 200
 
 
-async def test_the_overview_lists_the_engines() -> None:
-    async with running_rig() as rig:
-        overview = (await (await rig.internal()).get("/")).json()
-        assert [engine["role"] for engine in overview["engines"]] == ["prefill", "decode"]
+async def test_the_overview_lists_the_engines(rig: Rig) -> None:
+    overview = (await (await rig.internal()).get("/")).json()
+    assert [engine["role"] for engine in overview["engines"]] == ["prefill", "decode"]
 
 
-async def test_the_docs_are_served() -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        assert (await client.get("/docs")).status == 200
-        assert "/v1/models" in (await client.get("/openapi.json")).json()["paths"]
+async def test_the_docs_are_served(rig: Rig) -> None:
+    client = await rig.client()
+    assert (await client.get("/docs")).status == 200
+    assert "/v1/models" in (await client.get("/openapi.json")).json()["paths"]
 
 
-async def test_a_draining_router_takes_nothing_new_and_finishes_what_runs() -> None:
-    async with running_rig() as rig:
-        rig.decode.close_gate(Gate.SECOND_TOKEN)
-        running, late = await rig.client(), await rig.client()
-        await running.send(raw({**PROMPT, "stream": True}))
-        await running.reader.readuntil(b"Hello")
-        rig.router.drain()
-        answer = await late.post(COMPLETIONS, PROMPT)
-        assert (answer.status, code_of(answer)) == (503, "draining")
-        assert (await (await rig.client()).get("/health")).status == 503
-        rig.decode.open_gate(Gate.SECOND_TOKEN)
-        assert (await running.reader.readuntil(b"0\r\n\r\n")).count(b"data: ") == 4
-        await rig.settled()
+async def test_a_draining_router_takes_nothing_new_and_finishes_what_runs(rig: Rig) -> None:
+    rig.decode.close_gate(Gate.SECOND_TOKEN)
+    running, late = await rig.client(), await rig.client()
+    await running.send(raw({**PROMPT, "stream": True}))
+    await running.reader.readuntil(b"Hello")
+    rig.router.drain()
+    answer = await late.post(COMPLETIONS, PROMPT)
+    assert (answer.status, code_of(answer)) == (503, "draining")
+    assert (await (await rig.client()).get("/health")).status == 503
+    rig.decode.open_gate(Gate.SECOND_TOKEN)
+    assert (await running.reader.readuntil(b"0\r\n\r\n")).count(b"data: ") == 4
 
 
-async def test_what_still_runs_when_the_router_stops_gets_an_error() -> None:
-    async with running_rig() as rig:
-        rig.prefill.close_gate(Gate.PREFILL)
-        client = await rig.client()
-        await client.send(raw())
-        order = await rig.prefill.next_request()
-        await rig.router.wait_until_idle(0)
-        answer = await client.receive()
-        assert (answer.status, code_of(answer)) == (503, "stopped")
-        await order.ended.wait()
-        assert order.is_disconnected
-        await rig.settled()
+async def test_what_still_runs_when_the_router_stops_gets_an_error(rig: Rig) -> None:
+    rig.prefill.close_gate(Gate.PREFILL)
+    client = await send(rig)
+    order = await rig.prefill.next_request()
+    await rig.router.wait_until_idle(0)
+    answer = await client.receive()
+    assert (answer.status, code_of(answer)) == (503, "stopped")
+    await order.ended.wait()
+    assert order.is_disconnected
 
 
 async def health_is(rig: Rig, is_healthy: bool) -> None:

@@ -96,20 +96,19 @@ async def test_what_a_client_sends_behind_a_running_request_is_not_read() -> Non
         assert rig.router.room.used_bytes == 0
 
 
-async def test_a_body_is_forgotten_with_its_request_and_not_when_the_collector_comes() -> None:
-    async with running_rig() as rig:
-        gc.collect()
-        gc.disable()
-        try:
-            await (await rig.client()).post(COMPLETIONS, {"prompt": "x" * MB})
-            gone = await send(rig, {"prompt": "y" * MB})
-            await rig.decode.next_request()
-            gone.leave()
-            await rig.settled()
-            large = large_bodies()
-        finally:
-            gc.enable()
-        assert large == []
+async def test_a_body_is_forgotten_with_its_request_and_not_when_the_collector_comes(rig: Rig) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        await (await rig.client()).post(COMPLETIONS, {"prompt": "x" * MB})
+        gone = await send(rig, {"prompt": "y" * MB})
+        await rig.decode.next_request()
+        gone.leave()
+        await rig.settled()
+        large = large_bodies()
+    finally:
+        gc.enable()
+    assert large == []
 
 
 async def test_a_small_body_behind_another_request_has_the_same_limit() -> None:
@@ -131,25 +130,24 @@ async def test_a_large_body_that_comes_has_more_time_than_one_that_does_not() ->
         assert (await asyncio.wait_for(client.receive(), 20)).status == 200
 
 
-async def test_a_large_call_of_a_stranger_is_refused_before_its_json_is_read() -> None:
-    async with running_rig() as rig:
-        client = await rig.internal()
-        answer = await client.post("/v1/metaserver", b"[" * 100_000)
-        assert answer.status == 403
-        await client.send(reservation_call(b"[" * 100_000, make_secret("of another cluster")))
-        assert (await client.receive()).status == 403
-        assert (await rig.reserve(b"[" * 100_000)).status == 400
+async def test_a_large_call_of_a_stranger_is_refused_before_its_json_is_read(rig: Rig) -> None:
+    client = await rig.internal()
+    answer = await client.post("/v1/metaserver", b"[" * 100_000)
+    assert answer.status == 403
+    await client.send(reservation_call(b"[" * 100_000, make_secret("of another cluster")))
+    assert (await client.receive()).status == 403
+    assert (await rig.reserve(b"[" * 100_000)).status == 400
 
 
-async def test_a_large_reservation_of_a_living_transfer_is_taken() -> None:
-    async with running_rig() as rig:
-        rig.decode.close_gate(Gate.RESERVE)
-        await send(rig)
-        params = (await rig.decode.next_request()).params or {}
-        call = await rig.internal()
-        reservation = reservation_of(params, remote_block_ids=[list(range(1, 50_000))])
-        await call.send(reservation_call(reservation))
-        assert (await asyncio.wait_for(call.receive(), 20)).json()["status"] == "ok"
+async def test_a_large_reservation_of_a_living_transfer_is_taken(rig: Rig) -> None:
+    rig.decode.close_gate(Gate.RESERVE)
+    client = await send(rig)
+    params = (await rig.decode.next_request()).params or {}
+    call = await rig.internal()
+    reservation = reservation_of(params, remote_block_ids=[list(range(1, 50_000))])
+    await call.send(reservation_call(reservation))
+    assert (await asyncio.wait_for(call.receive(), 20)).json()["status"] == "ok"
+    client.leave()
 
 
 # Connections.
@@ -200,15 +198,14 @@ async def test_silent_clients_in_any_number_keep_no_engine_out() -> None:
         assert (await asyncio.wait_for(client.post(COMPLETIONS, PROMPT), 20)).status == 200
 
 
-async def test_many_who_ask_for_the_models_are_one_connection_to_the_engine() -> None:
-    async with running_rig() as rig:
-        clients = [await rig.client() for _ in range(40)]
-        for number, client in enumerate(clients):
-            headers = {"authorization": f"key-{number % 4}"}
-            await client.send(request_bytes("/v1/models", b"", headers, method="GET"))
-        for client in clients:
-            assert (await asyncio.wait_for(client.receive(), 20)).status == 200
-        assert rig.decode.num_connections == 1
+async def test_many_who_ask_for_the_models_are_one_connection_to_the_engine(rig: Rig) -> None:
+    clients = [await rig.client() for _ in range(40)]
+    for number, client in enumerate(clients):
+        headers = {"authorization": f"key-{number % 4}"}
+        await client.send(request_bytes("/v1/models", b"", headers, method="GET"))
+    for client in clients:
+        assert (await asyncio.wait_for(client.receive(), 20)).status == 200
+    assert rig.decode.num_connections == 1
 
 
 async def test_a_trace_on_a_full_disk_closes_no_connection() -> None:
@@ -224,44 +221,39 @@ async def test_a_trace_on_a_full_disk_closes_no_connection() -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [1, MB])
-async def test_a_body_gives_its_room_back_when_its_answer_has_begun(num_bytes: int) -> None:
-    async with running_rig() as rig:
-        rig.decode.close_gate(Gate.SECOND_TOKEN)
-        client = await send(rig, {"prompt": "x" * num_bytes, "stream": True})
-        await client.reader.readuntil(b"Hello")
-        await until(lambda: rig.router.room.used_bytes == 0)
-        assert large_bodies() == []
-        rig.decode.open_gate(Gate.SECOND_TOKEN)
-        assert b"[DONE]" in await client.reader.readuntil(b"0\r\n\r\n")
-        await rig.settled()
+async def test_a_body_gives_its_room_back_when_its_answer_has_begun(rig: Rig, num_bytes: int) -> None:
+    rig.decode.close_gate(Gate.SECOND_TOKEN)
+    client = await send(rig, {"prompt": "x" * num_bytes, "stream": True})
+    await client.reader.readuntil(b"Hello")
+    await until(lambda: rig.router.room.used_bytes == 0)
+    assert large_bodies() == []
+    rig.decode.open_gate(Gate.SECOND_TOKEN)
+    assert b"[DONE]" in await client.reader.readuntil(b"0\r\n\r\n")
 
 
-async def test_a_body_keeps_its_room_while_prefill_may_still_be_sent_it() -> None:
-    async with running_rig() as rig:
-        rig.decode.fault = Fault.GO_ON_AFTER_PUSH
-        rig.decode.close_gate(Gate.SECOND_TOKEN)
-        rig.prefill.close_gate(Gate.REPLY)
-        client = await send(rig, {"prompt": "x" * MB, "stream": True})
-        await client.reader.readuntil(b"Hello")
-        assert rig.router.room.used_bytes > MB
-        rig.prefill.open_gate(Gate.REPLY)
-        await until(lambda: rig.router.room.used_bytes == 0)
-        rig.decode.open_gate(Gate.SECOND_TOKEN)
-        assert b"[DONE]" in await client.reader.readuntil(b"0\r\n\r\n")
-        await rig.settled()
+async def test_a_body_keeps_its_room_while_prefill_may_still_be_sent_it(rig: Rig) -> None:
+    rig.decode.fault = Fault.GO_ON_AFTER_PUSH
+    rig.decode.close_gate(Gate.SECOND_TOKEN)
+    rig.prefill.close_gate(Gate.REPLY)
+    client = await send(rig, {"prompt": "x" * MB, "stream": True})
+    await client.reader.readuntil(b"Hello")
+    assert rig.router.room.used_bytes > MB
+    rig.prefill.open_gate(Gate.REPLY)
+    await until(lambda: rig.router.room.used_bytes == 0)
+    rig.decode.open_gate(Gate.SECOND_TOKEN)
+    assert b"[DONE]" in await client.reader.readuntil(b"0\r\n\r\n")
 
 
 def large_bodies() -> list[ClientBody]:
     return [one for one in gc.get_objects() if isinstance(one, ClientBody) and one.num_bytes > MB]
 
 
-async def test_a_streams_kind_is_known_when_its_body_is_forgotten() -> None:
-    async with running_rig() as rig:
-        answers = rig.router.services.answers = KindsSeen()
-        await (await rig.client()).post(COMPLETIONS, {"prompt": "x" * MB, "stream": True})
-        await (await rig.client()).post(COMPLETIONS, {"prompt": "x" * MB})
-        await rig.settled()
-        assert answers.are_streams == [True, False]
+async def test_a_streams_kind_is_known_when_its_body_is_forgotten(rig: Rig) -> None:
+    answers = rig.router.services.answers = KindsSeen()
+    await (await rig.client()).post(COMPLETIONS, {"prompt": "x" * MB, "stream": True})
+    await (await rig.client()).post(COMPLETIONS, {"prompt": "x" * MB})
+    await rig.settled()
+    assert answers.are_streams == [True, False]
 
 
 class KindsSeen(AnswerLength):
@@ -300,42 +292,39 @@ async def test_the_head_of_a_running_request_takes_room_until_it_is_answered() -
         await until(lambda: rig.router.room.used_bytes == 0)
 
 
-async def test_heads_behind_a_running_request_take_room_and_give_it_back_when_the_client_leaves() -> None:
-    async with running_rig() as rig:
-        rig.decode.close_gate(Gate.RESERVE)
-        client = await rig.client()
-        await client.send(with_large_head(COMPLETIONS) * 4)
-        await until(lambda: rig.router.room.used_bytes > 4 * 62_000)
-        client.leave()
-        await rig.settled()
-        await until(lambda: rig.router.room.used_bytes == 0)
+async def test_heads_behind_a_running_request_take_room_and_give_it_back_when_the_client_leaves(rig: Rig) -> None:
+    rig.decode.close_gate(Gate.RESERVE)
+    client = await rig.client()
+    await client.send(with_large_head(COMPLETIONS) * 4)
+    await until(lambda: rig.router.room.used_bytes > 4 * 62_000)
+    client.leave()
+    await rig.settled()
+    await until(lambda: rig.router.room.used_bytes == 0)
 
 
-async def test_a_head_of_many_short_lines_takes_the_room_that_it_really_takes() -> None:
-    async with running_rig() as rig:
-        rig.decode.close_gate(Gate.RESERVE)
-        client = await rig.client()
-        await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n" + b"a:\r\n" * 5_000)
-        await until(lambda: rig.router.room.used_bytes > 5_000 * 150)
-        await client.send(b"content-length: 2\r\n\r\n{}")
-        await rig.decode.next_request()
-        assert rig.router.room.used_bytes > 5_000 * 150
-        rig.decode.open_gate(Gate.RESERVE)
-        assert (await asyncio.wait_for(client.receive(), 20)).status == 200
-        await until(lambda: rig.router.room.used_bytes == 0)
+async def test_a_head_of_many_short_lines_takes_the_room_that_it_really_takes(rig: Rig) -> None:
+    rig.decode.close_gate(Gate.RESERVE)
+    client = await rig.client()
+    await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n" + b"a:\r\n" * 5_000)
+    await until(lambda: rig.router.room.used_bytes > 5_000 * 150)
+    await client.send(b"content-length: 2\r\n\r\n{}")
+    await rig.decode.next_request()
+    assert rig.router.room.used_bytes > 5_000 * 150
+    rig.decode.open_gate(Gate.RESERVE)
+    assert (await asyncio.wait_for(client.receive(), 20)).status == 200
+    await until(lambda: rig.router.room.used_bytes == 0)
 
 
 @pytest.mark.parametrize(("path", "method"), [(COMPLETIONS, "POST"), ("/health", "GET")])
-async def test_an_idle_connection_remembers_no_head(path: str, method: str) -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        mark = "y" * 59_999
-        await client.send(request_bytes(path, b"{}" if method == "POST" else b"", {"x": mark}, method))
-        assert (await asyncio.wait_for(client.receive(), 20)).status == 200
-        await rig.settled()
-        gc.collect()
-        values = [value for value in everything_below(rig.connection_of(client)) if isinstance(value, bytes)]
-        assert [value[:10] for value in values if mark.encode() in value] == []
+async def test_an_idle_connection_remembers_no_head(rig: Rig, path: str, method: str) -> None:
+    client = await rig.client()
+    mark = "y" * 59_999
+    await client.send(request_bytes(path, b"{}" if method == "POST" else b"", {"x": mark}, method))
+    assert (await asyncio.wait_for(client.receive(), 20)).status == 200
+    await rig.settled()
+    gc.collect()
+    values = [value for value in everything_below(rig.connection_of(client)) if isinstance(value, bytes)]
+    assert [value[:10] for value in values if mark.encode() in value] == []
 
 
 def everything_below(connection: RouterProtocol) -> list[object]:

@@ -7,11 +7,9 @@ import asyncio
 import pytest
 
 from fakes.engine import Fault, Gate
-from fakes.router import COMPLETIONS, PROMPT, attempts, lose, orders, outcome_of, running_rig, send, until
+from fakes.router import COMPLETIONS, PROMPT, STREAM, attempts, lose, orders, outcome_of, running_rig, send, until
 
 pytestmark = pytest.mark.anyio
-
-STREAM = {**PROMPT, "stream": True}
 
 
 @pytest.mark.parametrize("body", [PROMPT, STREAM], ids=["plain", "stream"])
@@ -24,7 +22,6 @@ async def test_an_attempt_that_decode_finds_incomplete_after_ok_is_made_elsewher
         assert attempts(rig) == [1, 2]
         assert [len(engine.seen) for engine in rig.prefills] == [1, 1]
         assert await rig.failures() == {"attempt_lost": 1}
-        await rig.settled()
 
 
 async def test_a_running_attempt_that_decode_gives_up_is_stopped_and_both_calls_wait_for_the_next() -> None:
@@ -43,7 +40,6 @@ async def test_a_running_attempt_that_decode_gives_up_is_stopped_and_both_calls_
         assert await outcome_of(call) == ("ok", "fail", "")
         assert (await client.receive()).status == 200
         assert rig.decode.seen[0].outcome_status == 200
-        await rig.settled()
 
 
 async def test_a_call_about_an_older_attempt_just_waits_for_the_outcome() -> None:
@@ -58,7 +54,6 @@ async def test_a_call_about_an_older_attempt_just_waits_for_the_outcome() -> Non
         assert [await outcome_of(call) for call in calls] == [("ok", "fail", "")] * 2
         assert (await client.receive()).status == 200
         assert attempts(rig) == [1, 2]
-        await rig.settled()
 
 
 @pytest.mark.parametrize("attempt", [2, 99])
@@ -72,7 +67,6 @@ async def test_an_attempt_that_was_never_made_cannot_be_lost(attempt: int) -> No
         rig.prefills[0].open_gate(Gate.PREFILL)
         assert (await client.receive()).status == 200
         assert attempts(rig) == [1]
-        await rig.settled()
 
 
 async def test_another_reservation_that_says_lost_changes_nothing() -> None:
@@ -85,7 +79,6 @@ async def test_another_reservation_that_says_lost_changes_nothing() -> None:
         rig.prefills[0].open_gate(Gate.PREFILL)
         assert (await client.receive()).status == 200
         assert await rig.failures() == {"reservation_refused": 1}
-        await rig.settled()
 
 
 async def test_nothing_is_lost_any_more_once_the_client_has_the_first_byte() -> None:
@@ -98,7 +91,6 @@ async def test_nothing_is_lost_any_more_once_the_client_has_the_first_byte() -> 
         rig.decode.open_gate(Gate.SECOND_TOKEN)
         assert (await client.reader.readuntil(b"0\r\n\r\n")).count(b"data: ") == 4
         assert attempts(rig) == [1]
-        await rig.settled()
 
 
 async def test_lost_attempts_end_with_the_last_reason_and_no_address_in_it() -> None:
@@ -112,7 +104,6 @@ async def test_lost_attempts_end_with_the_last_reason_and_no_address_in_it() -> 
         assert (await client.receive()).status == 200
         again = await outcome_of(await lose(rig, rig.decode.seen[0], 1)) if rig.router.services.transfers else None
         assert again in (None, outcome)
-        await rig.settled()
 
 
 async def test_a_decode_that_cuts_its_call_may_still_ask_for_the_next_attempt() -> None:

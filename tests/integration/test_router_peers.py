@@ -39,27 +39,14 @@ from collections.abc import Iterator
 import pytest
 
 from fakes.engine import FakeEngine, Fault, Gate
-from fakes.http import Message, RawClient, request_bytes
+from fakes.http import Message, RawClient
 from fakes.reservations import SECRET, reservation_call, reservation_of
-from fakes.router import COMPLETIONS, Rig, params_of, running_rig, until
+from fakes.router import BOTH, COMPLETIONS, PROMPT, STREAM, Rig, params_of, post, raw, running_rig, until
 from patience import PATIENCE_S
 from pdcluster_protocol.secret import make_secret
 from pdcluster_router.front.server import RouterServer, listen
 
 pytestmark = pytest.mark.anyio
-
-PROMPT = {"model": "m", "prompt": "once upon a time"}
-STREAM = {**PROMPT, "stream": True}
-BOTH = pytest.mark.parametrize("body", [PROMPT, STREAM], ids=["plain", "stream"])
-
-
-async def post(rig: Rig, body: object = PROMPT) -> Message:
-    async with asyncio.timeout(PATIENCE_S):
-        return await (await rig.client()).post(COMPLETIONS, body)
-
-
-def raw(body: object = PROMPT) -> bytes:
-    return request_bytes(COMPLETIONS, json.dumps(body).encode())
 
 
 def num_asked(engines: list[FakeEngine]) -> int:
@@ -91,7 +78,6 @@ async def test_prefill_answers_500_once_and_the_client_notices_nothing(body: dic
         assert (answer.status, answer.is_whole, answer.body) == (200, True, b"".join(expected))
         assert [len(engine.seen) for engine in rig.prefills] == [1, 1]
         assert len(rig.decode.seen) == 1
-        await rig.settled()
 
 
 @BOTH
@@ -103,7 +89,6 @@ async def test_prefill_always_500_is_one_clear_error_and_few_engine_requests(bod
         assert answer.status == 502
         assert error_of(answer)["code"] == "prefill_failed"
         assert (num_asked(rig.decodes), num_asked(rig.prefills)) == (1, 3)
-        await rig.settled()
 
 
 @BOTH
@@ -115,7 +100,6 @@ async def test_prefill_always_500_is_a_whole_answer_where_decode_may_recompute(b
         answer = await post(rig, body)
         assert (answer.status, answer.is_whole) == (200, True)
         assert (len(rig.decode.seen), num_asked(rig.prefills)) == (1, 3)
-        await rig.settled()
 
 
 async def test_decode_dies_mid_stream_and_the_answer_does_not_look_complete() -> None:
@@ -126,7 +110,6 @@ async def test_decode_dies_mid_stream_and_the_answer_does_not_look_complete() ->
         assert b"[DONE]" not in answer.body
         assert json.loads(answer.chunks[-2].removeprefix(b"data: "))["error"]["code"] == "decode_lost"
         assert rig.url not in answer.body.decode()
-        await rig.settled()
 
 
 async def test_nothing_is_repeated_or_interleaved_after_the_first_byte() -> None:
@@ -136,7 +119,6 @@ async def test_nothing_is_repeated_or_interleaved_after_the_first_byte() -> None
         answer = await post(rig, STREAM)
         assert answer.body.count(b"Hello") == 1
         assert (num_asked(rig.decodes), num_asked(rig.prefills)) == (1, 1)
-        await rig.settled()
 
 
 @BOTH
@@ -149,7 +131,6 @@ async def test_all_engines_down_is_a_503_in_json_that_says_when_to_come_back(bod
         assert error_of(answer)["code"] == "no_decode_engine"
         assert int(answer.headers["retry-after"]) >= 1
         assert "127.0.0.1" not in answer.body.decode()
-        await rig.settled()
 
 
 @BOTH
@@ -159,7 +140,6 @@ async def test_all_prefill_engines_down_is_no_outage_where_decode_may_recompute(
             await engine.stop()
         rig.decode.fault = Fault.RECOMPUTE
         assert (await post(rig, body)).status == 200
-        await rig.settled()
 
 
 async def test_a_decode_that_ignores_the_outcome_is_let_go_all_the_same() -> None:
@@ -169,21 +149,19 @@ async def test_a_decode_that_ignores_the_outcome_is_let_go_all_the_same() -> Non
         assert error_of(answer)["code"] == "prefill_failed"
         await all_released(rig.decodes)
         assert rig.decode.seen[0].is_disconnected
-        await rig.settled()
 
 
-async def test_callbacks_reach_the_very_router_that_sent_the_request() -> None:
-    async with running_rig() as rig:
-        settings = rig.server.router.settings.model_copy(update={"port": 0, "internal_port": None})
-        sockets, settings = listen(settings)
-        other = RouterServer(settings, SECRET)
-        await other.start(sockets)
-        clients = [await RawClient.connect(url) for url in (rig.url, f"http://127.0.0.1:{settings.port}") * 20]
-        answers = await asyncio.gather(*(client.post(COMPLETIONS, PROMPT) for client in clients))
-        assert {answer.status for answer in answers} == {200}
-        assert len({(seen.params or {})["metaserver"] for seen in rig.decode.seen}) == 2
-        assert await rig.failures() == {}
-        await other.shutdown(sockets)
+async def test_callbacks_reach_the_very_router_that_sent_the_request(rig: Rig) -> None:
+    settings = rig.server.router.settings.model_copy(update={"port": 0, "internal_port": None})
+    sockets, settings = listen(settings)
+    other = RouterServer(settings, SECRET)
+    await other.start(sockets)
+    clients = [await RawClient.connect(url) for url in (rig.url, f"http://127.0.0.1:{settings.port}") * 20]
+    answers = await asyncio.gather(*(client.post(COMPLETIONS, PROMPT) for client in clients))
+    assert {answer.status for answer in answers} == {200}
+    assert len({(seen.params or {})["metaserver"] for seen in rig.decode.seen}) == 2
+    assert await rig.failures() == {}
+    await other.shutdown(sockets)
 
 
 # Storms.
@@ -225,15 +203,13 @@ async def test_a_storm_of_failed_prefills_pins_no_decode() -> None:
         assert (len(rig.decode.seen), num_asked(rig.prefills)) == (200, 400)
 
 
-async def test_idle_connections_that_all_went_stale_at_once_cost_no_request() -> None:
-    async with running_rig() as rig:
-        clients = [await rig.client() for _ in range(30)]
-        for _ in range(3):
-            answers = await asyncio.gather(*(client.post(COMPLETIONS, STREAM) for client in clients))
-            assert {(answer.status, answer.is_whole) for answer in answers} == {(200, True)}
-            rig.decode.hang_up_on_all()
-            rig.prefill.hang_up_on_all()
-        await rig.settled()
+async def test_idle_connections_that_all_went_stale_at_once_cost_no_request(rig: Rig) -> None:
+    clients = [await rig.client() for _ in range(30)]
+    for _ in range(3):
+        answers = await asyncio.gather(*(client.post(COMPLETIONS, STREAM) for client in clients))
+        assert {(answer.status, answer.is_whole) for answer in answers} == {(200, True)}
+        rig.decode.hang_up_on_all()
+        rig.prefill.hang_up_on_all()
 
 
 @pytest.fixture
@@ -265,13 +241,12 @@ async def test_2000_connections_with_a_stream_each() -> None:
         assert await rig.failures() == {}
 
 
-async def test_pairing_ids_of_strangers_leave_nothing_in_memory() -> None:
-    async with running_rig() as rig:
-        client = await rig.internal()
-        for index in range(300):
-            forged = reservation_of({**params_of(f"guess-{index}"), "token": ""})
-            await client.send(reservation_call(forged, make_secret("of another cluster")))
-            assert (await client.receive()).status == 403
-        assert not rig.router.services.transfers
-        assert rig.prefill.seen == []
-        assert await rig.failures() == {"bad_token": 300}
+async def test_pairing_ids_of_strangers_leave_nothing_in_memory(rig: Rig) -> None:
+    client = await rig.internal()
+    for index in range(300):
+        forged = reservation_of({**params_of(f"guess-{index}"), "token": ""})
+        await client.send(reservation_call(forged, make_secret("of another cluster")))
+        assert (await client.receive()).status == 403
+    assert not rig.router.services.transfers
+    assert rig.prefill.seen == []
+    assert await rig.failures() == {"bad_token": 300}

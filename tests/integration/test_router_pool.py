@@ -121,19 +121,18 @@ def no_descriptor_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_a_router_without_a_descriptor_left_blames_no_engine() -> None:
-    async with running_rig() as rig:
-        client, internal = await rig.client(), await rig.internal()
-        assert (await client.get("/health")).status == 200
-        assert (await internal.get("/pdcluster/pool")).status == 200
-        await hang_up_on_engines(rig)
-        with no_descriptor_left():
-            answers = [await client.post(COMPLETIONS, PROMPT) for _ in range(6)]
-        assert {answer.status for answer in answers} == {503}
-        assert b"Too many open files" in answers[0].body
-        page = (await internal.get("/pdcluster/pool")).json()
-        assert {engine["circuit"] for engine in page["engines"]} == {"closed"}
-        assert (await client.post(COMPLETIONS, PROMPT)).status == 200
+async def test_a_router_without_a_descriptor_left_blames_no_engine(rig: Rig) -> None:
+    client, internal = await rig.client(), await rig.internal()
+    assert (await client.get("/health")).status == 200
+    assert (await internal.get("/pdcluster/pool")).status == 200
+    await hang_up_on_engines(rig)
+    with no_descriptor_left():
+        answers = [await client.post(COMPLETIONS, PROMPT) for _ in range(6)]
+    assert {answer.status for answer in answers} == {503}
+    assert b"Too many open files" in answers[0].body
+    page = (await internal.get("/pdcluster/pool")).json()
+    assert {engine["circuit"] for engine in page["engines"]} == {"closed"}
+    assert (await client.post(COMPLETIONS, PROMPT)).status == 200
 
 
 async def test_an_engine_whose_connections_are_all_in_use_still_gets_its_probe() -> None:
@@ -247,27 +246,25 @@ class StalePool(ConnectionPool):
         return call
 
 
-async def test_an_order_that_found_two_connections_closed_is_not_sent_a_third_time() -> None:
-    async with running_rig() as rig:
-        (engine,) = rig.router.services.engines[Role.PREFILL]
-        pool, stale = engine.pool, StalePool()
-        engine.pool = stale
-        client = await send(rig)
-        answer = await asyncio.wait_for(client.receive(), PATIENCE_S)
-        assert (answer.status, stale.are_fresh) == (502, [False, True])
-        await rig.settled()
-        engine.pool = pool
+async def test_an_order_that_found_two_connections_closed_is_not_sent_a_third_time(rig: Rig) -> None:
+    (engine,) = rig.router.services.engines[Role.PREFILL]
+    pool, stale = engine.pool, StalePool()
+    engine.pool = stale
+    client = await send(rig)
+    answer = await asyncio.wait_for(client.receive(), PATIENCE_S)
+    assert (answer.status, stale.are_fresh) == (502, [False, True])
+    await rig.settled()
+    engine.pool = pool
 
 
-async def test_a_connection_that_speaks_unasked_is_not_used_again() -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        assert (await client.post(COMPLETIONS, PROMPT)).status == 200
-        num_idle = rig.router.services.engines[Role.DECODE][0].pool.num_idle
-        rig.decode.say(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n")  # And the rest with the next answer.
-        await until(lambda: rig.router.services.engines[Role.DECODE][0].pool.num_idle == num_idle - 1)
-        assert (await client.post(COMPLETIONS, PROMPT)).status == 200
-        assert rig.decode.num_connections == 2
+async def test_a_connection_that_speaks_unasked_is_not_used_again(rig: Rig) -> None:
+    client = await rig.client()
+    assert (await client.post(COMPLETIONS, PROMPT)).status == 200
+    num_idle = rig.router.services.engines[Role.DECODE][0].pool.num_idle
+    rig.decode.say(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n")  # And the rest with the next answer.
+    await until(lambda: rig.router.services.engines[Role.DECODE][0].pool.num_idle == num_idle - 1)
+    assert (await client.post(COMPLETIONS, PROMPT)).status == 200
+    assert rig.decode.num_connections == 2
 
 
 async def test_an_error_event_that_comes_in_two_reads_is_followed_by_an_event_of_its_own() -> None:

@@ -12,19 +12,22 @@ import pytest
 from fakes.engine import FakeEngine, Fault, Gate
 from fakes.http import Message
 from fakes.reservations import reservation_of
-from fakes.router import COMPLETIONS, Rig, attempts, lose, orders, outcome_of, running_rig, send, until
-from patience import PATIENCE_S
+from fakes.router import (
+    BOTH,
+    PROMPT,
+    STREAM,
+    Rig,
+    attempts,
+    lose,
+    orders,
+    outcome_of,
+    post,
+    running_rig,
+    send,
+    until,
+)
 
 pytestmark = pytest.mark.anyio
-
-PROMPT = {"model": "m", "prompt": "once upon a time"}
-STREAM = {**PROMPT, "stream": True}
-BOTH = pytest.mark.parametrize("body", [PROMPT, STREAM], ids=["plain", "stream"])
-
-
-async def post(rig: Rig, body: object, headers: dict[str, str] | None = None) -> Message:
-    async with asyncio.timeout(PATIENCE_S):
-        return await (await rig.client()).post(COMPLETIONS, body, headers)
 
 
 def code_of(answer: Message) -> str:
@@ -55,7 +58,6 @@ async def test_a_prefill_that_fails_is_retried_on_another_engine_with_the_same_r
         assert first["token"] != second["token"]
         assert rig.decode.seen[0].outcome == {"status": "ok", "reason": "", "action": "fail", "attempt": 2}
         assert await rig.failures() == {"prefill_failed": 1}
-        await rig.settled()
 
 
 async def test_a_prefill_engine_that_refuses_connections_is_passed_over() -> None:
@@ -64,7 +66,6 @@ async def test_a_prefill_engine_that_refuses_connections_is_passed_over() -> Non
         for _ in range(3):
             assert (await post(rig, PROMPT)).status == 200
         assert len(rig.prefills[1].seen) == 3
-        await rig.settled()
 
 
 async def test_a_prefill_that_hangs_is_stopped_before_the_next_attempt_starts() -> None:
@@ -75,7 +76,6 @@ async def test_a_prefill_that_hangs_is_stopped_before_the_next_attempt_starts() 
         assert rig.prefills[0].seen[0].is_disconnected
         assert attempts(rig) == [1, 2]
         assert await rig.failures() == {"prefill_timeout": 1}
-        await rig.settled()
 
 
 @pytest.mark.parametrize(("num_prefill", "expected"), [(1, 1), (2, 2), (3, 3), (5, 3)])
@@ -90,7 +90,6 @@ async def test_attempts_are_bounded_by_the_setting_and_by_the_engines_there_are(
         assert max(len(engine.seen) for engine in rig.prefills) == 1
         assert len(rig.decode.seen) == 1
         assert await rig.failures() == {"prefill_failed": expected, "prefill_exhausted": 1}
-        await rig.settled()
 
 
 async def test_every_attempt_ends_within_the_requests_own_time() -> None:
@@ -100,7 +99,6 @@ async def test_every_attempt_ends_within_the_requests_own_time() -> None:
         answer = await post(rig, PROMPT, {"x-request-timeout": "2.9"})
         assert (answer.status, code_of(answer)) == (504, "deadline_passed")
         assert attempts(rig) == [1, 2]
-        await rig.settled()
 
 
 # When nothing is left.
@@ -118,7 +116,6 @@ async def test_where_decode_shall_not_recompute_the_client_gets_one_502_at_once(
         assert rig.decode.seen[0].is_disconnected
         assert len(orders(rig)) == 2
         assert await rig.metric('pdcluster_router_requests_total{outcome="prefill_failed"}') == 1
-        await rig.settled()
 
 
 async def test_decode_is_told_to_fail_where_it_shall_not_recompute() -> None:
@@ -128,7 +125,6 @@ async def test_decode_is_told_to_fail_where_it_shall_not_recompute() -> None:
         await rig.prefill.next_request()
         assert (await outcome_of(await lose(rig, rig.decode.seen[0], 1)))[:2] == ("failed", "fail")
         assert (await client.receive()).status == 502
-        await rig.settled()
 
 
 # Decode.
@@ -148,7 +144,6 @@ async def test_a_decode_that_fails_is_replaced_by_another_under_a_new_transfer_i
         assert first["token"] != second["token"]
         assert second["deadline_ms"] <= first["deadline_ms"]
         assert [seen.params["transfer_id"] for seen in orders(rig) if seen.params] == [second["transfer_id"]]
-        await rig.settled()
 
 
 @BOTH
@@ -163,7 +158,6 @@ async def test_a_decode_that_dies_with_its_kv_is_replaced_and_the_prompt_prefill
         assert (answer.status, answer.is_whole, answer.body) == (200, True, whole)
         assert attempts(rig) == [1, 1]
         assert await rig.failures() == {"decode_lost": 1}
-        await rig.settled()
 
 
 async def test_an_answer_that_its_engine_has_given_up_comes_from_another_one() -> None:
@@ -172,7 +166,6 @@ async def test_an_answer_that_its_engine_has_given_up_comes_from_another_one() -
         answer = await post(rig, PROMPT)
         assert (answer.status, answer.json()["choices"][0]["finish_reason"]) == (200, "stop")
         assert await rig.failures() == {"decode_lost": 1}
-        await rig.settled()
 
 
 async def test_a_decode_that_dies_during_prefill_stops_the_writer_before_another_is_asked() -> None:
@@ -186,7 +179,6 @@ async def test_a_decode_that_dies_during_prefill_stops_the_writer_before_another
         rig.prefill.open_gate(Gate.PREFILL)
         assert (await client.receive()).status == 200
         assert len(rig.decodes[1].seen) == 1
-        await rig.settled()
 
 
 async def test_the_open_metaserver_call_of_a_lost_decode_is_answered_failed() -> None:
@@ -202,7 +194,6 @@ async def test_the_open_metaserver_call_of_a_lost_decode_is_answered_failed() ->
         assert (status, action) == ("failed", "fail")
         assert "decode-0" in reason
         client.leave()
-        await rig.settled()
 
 
 @BOTH
@@ -213,7 +204,6 @@ async def test_decodes_own_error_reaches_the_client_when_no_other_decode_helps(b
         assert (answer.status, answer.json()["error"]["message"]) == (503, "engine is overloaded")
         assert [len(engine.seen) for engine in rig.decodes] == [1, 1, 0, 0]
         assert await rig.failures() == {"decode_error": 2}
-        await rig.settled()
 
 
 async def test_a_request_that_decode_calls_wrong_is_not_carried_to_another() -> None:
@@ -221,7 +211,6 @@ async def test_a_request_that_decode_calls_wrong_is_not_carried_to_another() -> 
         break_all(rig.decodes, Fault.ERROR_404)
         assert (await post(rig, PROMPT)).status == 404
         assert sum(len(engine.seen) for engine in rig.decodes) == 1
-        await rig.settled()
 
 
 async def test_a_request_whose_prefill_failed_for_good_is_not_carried_to_another_decode() -> None:
@@ -230,7 +219,6 @@ async def test_a_request_whose_prefill_failed_for_good_is_not_carried_to_another
         answer = await post(rig, PROMPT)
         assert (answer.status, code_of(answer)) == (502, "prefill_failed")
         assert sum(len(engine.seen) for engine in rig.decodes) == 1
-        await rig.settled()
 
 
 async def test_a_decode_error_during_a_later_attempt_is_decodes_own_and_carried_to_another() -> None:
@@ -244,7 +232,6 @@ async def test_a_decode_error_during_a_later_attempt_is_decodes_own_and_carried_
         rig.prefills[1].open_gate(Gate.PREFILL)
         assert (await client.receive()).status == 200
         assert len(rig.decodes[1].seen) == 1
-        await rig.settled()
 
 
 async def test_another_decode_is_told_why_no_prefill_is_left_for_it_and_may_recompute() -> None:
@@ -257,7 +244,6 @@ async def test_another_decode_is_told_why_no_prefill_is_left_for_it_and_may_reco
         assert outcome is not None
         assert outcome["action"] == "recompute"
         assert "prefill-0 answered 500" in outcome["reason"]
-        await rig.settled()
 
 
 async def test_another_decode_that_fails_for_want_of_a_prefill_is_not_to_blame() -> None:
@@ -267,7 +253,6 @@ async def test_another_decode_that_fails_for_want_of_a_prefill_is_not_to_blame()
         answer = await post(rig, PROMPT)
         assert (answer.status, code_of(answer)) == (502, "prefill_failed")
         assert await rig.failures() == {"prefill_failed": 1, "prefill_exhausted": 2, "decode_lost": 1}
-        await rig.settled()
 
 
 async def test_a_prefill_that_failed_for_one_decode_is_no_excuse_for_another() -> None:
@@ -277,7 +262,6 @@ async def test_a_prefill_that_failed_for_one_decode_is_no_excuse_for_another() -
         answer = await post(rig, PROMPT)
         assert answer.status == 500
         assert b"engine says no" in answer.body
-        await rig.settled()
 
 
 @BOTH
@@ -287,7 +271,6 @@ async def test_a_decode_that_prefills_by_itself_is_replaced_too(body: dict[str, 
         answer = await post(rig, {**body, "n": 2})
         assert answer.status == 200
         assert orders(rig) == []
-        await rig.settled()
 
 
 async def test_a_reservation_of_the_decode_that_was_left_is_a_404() -> None:
@@ -300,7 +283,6 @@ async def test_a_reservation_of_the_decode_that_was_left_is_a_404() -> None:
         assert (answer.status, answer.json()["status"]) == (404, "failed")
         rig.decodes[1].open_gate(Gate.RESERVE)
         assert (await client.receive()).status == 200
-        await rig.settled()
 
 
 async def test_retries_share_the_requests_one_deadline() -> None:
@@ -312,7 +294,6 @@ async def test_retries_share_the_requests_one_deadline() -> None:
         for seen in orders(rig):
             await asyncio.wait_for(seen.ended.wait(), 20)
             assert seen.is_disconnected
-        await rig.settled()
 
 
 # What is told.

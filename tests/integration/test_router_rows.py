@@ -59,54 +59,49 @@ async def receive_all(client: RawClient, num: int, status: bytes) -> None:
     assert found == num
 
 
-async def test_requests_behind_one_that_runs_are_not_parsed_before_their_turn() -> None:
-    async with running_rig() as rig:
-        rig.decode.close_gate(Gate.RESERVE)
-        client = await rig.client()
-        await client.send(GOOD)
-        await rig.decode.next_request()
-        connection = connection_of(rig, client)
-        rig.feed(client, HEALTH * 1000)
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert len(connection.pipeline) < FEW
-        rig.decode.open_gate(Gate.RESERVE)
-        await receive_all(client, 1001, b"HTTP/1.1 200 OK")
-        await rig.settled()
+async def test_requests_behind_one_that_runs_are_not_parsed_before_their_turn(rig: Rig) -> None:
+    rig.decode.close_gate(Gate.RESERVE)
+    client = await rig.client()
+    await client.send(GOOD)
+    await rig.decode.next_request()
+    connection = connection_of(rig, client)
+    rig.feed(client, HEALTH * 1000)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(connection.pipeline) < FEW
+    rig.decode.open_gate(Gate.RESERVE)
+    await receive_all(client, 1001, b"HTTP/1.1 200 OK")
 
 
-async def test_a_row_of_pages_is_parsed_as_fast_as_it_is_answered() -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        connection = connection_of(rig, client)
-        longest = 0
-        rig.feed(client, HEALTH * 1000)
-        for _ in range(300):
-            await asyncio.sleep(0)
-            longest = max(longest, len(connection.pipeline))
-        assert longest < FEW
-        await receive_all(client, 1000, b"HTTP/1.1 200 OK")
+async def test_a_row_of_pages_is_parsed_as_fast_as_it_is_answered(rig: Rig) -> None:
+    client = await rig.client()
+    connection = connection_of(rig, client)
+    longest = 0
+    rig.feed(client, HEALTH * 1000)
+    for _ in range(300):
+        await asyncio.sleep(0)
+        longest = max(longest, len(connection.pipeline))
+    assert longest < FEW
+    await receive_all(client, 1000, b"HTTP/1.1 200 OK")
 
 
-async def test_a_client_that_reads_nothing_gets_no_more_answers_until_it_does() -> None:
-    async with running_rig() as rig:
-        client, connection = await deaf_client(rig)
-        client.writer.write(BAD * 3000)
-        await no_more_is_answered(rig)
-        assert connection.transport.get_write_buffer_size() < MOST_UNTAKEN_BYTES
-        client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # as above
-        await receive_all(client, 3000, b"HTTP/1.1 400 Bad Request")
+async def test_a_client_that_reads_nothing_gets_no_more_answers_until_it_does(rig: Rig) -> None:
+    client, connection = await deaf_client(rig)
+    client.writer.write(BAD * 3000)
+    await no_more_is_answered(rig)
+    assert connection.transport.get_write_buffer_size() < MOST_UNTAKEN_BYTES
+    client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # as above
+    await receive_all(client, 3000, b"HTTP/1.1 400 Bad Request")
 
 
-async def test_a_client_that_takes_its_answers_late_gets_them_in_order() -> None:
-    async with running_rig() as rig:
-        client, _ = await deaf_client(rig)
-        client.writer.write((BAD + HEALTH) * 1500)
-        await no_more_is_answered(rig)
-        client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # as above
-        for _ in range(1500):
-            assert (await client.receive()).status == 400
-            assert (await client.receive()).status == 200
+async def test_a_client_that_takes_its_answers_late_gets_them_in_order(rig: Rig) -> None:
+    client, _ = await deaf_client(rig)
+    client.writer.write((BAD + HEALTH) * 1500)
+    await no_more_is_answered(rig)
+    client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # as above
+    for _ in range(1500):
+        assert (await client.receive()).status == 400
+        assert (await client.receive()).status == 200
 
 
 @pytest.mark.parametrize("request_line", [BAD, PAGE], ids=["answers", "pages"])

@@ -46,30 +46,27 @@ async def test_a_client_that_does_not_take_the_end_of_an_answer_is_cut_off() -> 
         await client.send(ASKED * 64)
         assert await is_forgotten(rig)
         assert len(rig.decode.seen) < 64
-        await rig.settled()
 
 
-async def test_a_client_that_has_taken_a_late_answer_is_not_cut_off_afterwards() -> None:
-    async with running_rig() as rig:
-        client = await client_that_takes_nothing(rig, 1_000_000)
-        connection = rig.connection_of(client)
-        await client.send(ASKED * 64)
-        await until(lambda: connection._take_timer is not None)
-        client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # likewise
-        async with asyncio.timeout(PATIENCE_S):
-            assert [(await client.receive()).status for _ in range(64)] == [400] * 64
-        assert connection._take_timer is None
+async def test_a_client_that_has_taken_a_late_answer_is_not_cut_off_afterwards(rig: Rig) -> None:
+    client = await client_that_takes_nothing(rig, 1_000_000)
+    connection = rig.connection_of(client)
+    await client.send(ASKED * 64)
+    await until(lambda: connection._take_timer is not None)
+    client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # likewise
+    async with asyncio.timeout(PATIENCE_S):
+        assert [(await client.receive()).status for _ in range(64)] == [400] * 64
+    assert connection._take_timer is None
 
 
-async def test_an_idle_client_that_has_not_taken_its_last_answer_is_cut_off() -> None:
-    async with running_rig() as rig:
-        client = await client_that_takes_nothing(rig, 20_000)
-        connection = rig.connection_of(client)
-        while not connection.transport.get_write_buffer_size():
-            await ask(rig, client)
-        assert not connection.flow.write_paused
-        connection.timeout_keep_alive_handler()  # As the loop does when the connection was idle for its time.
-        assert await is_forgotten(rig)
+async def test_an_idle_client_that_has_not_taken_its_last_answer_is_cut_off(rig: Rig) -> None:
+    client = await client_that_takes_nothing(rig, 20_000)
+    connection = rig.connection_of(client)
+    while not connection.transport.get_write_buffer_size():
+        await ask(rig, client)
+    assert not connection.flow.write_paused
+    connection.timeout_keep_alive_handler()  # As the loop does when the connection was idle for its time.
+    assert await is_forgotten(rig)
 
 
 async def test_a_large_body_that_stops_coming_is_a_408() -> None:

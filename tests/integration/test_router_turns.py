@@ -43,17 +43,15 @@ async def running_first(rig: Rig) -> RawClient:
     return client
 
 
-async def test_a_request_that_is_whole_as_its_turn_comes_is_answered_once() -> None:
-    async with running_rig() as rig:
-        client = await running_first(rig)
-        rig.feed(client, post("x" * (2 * SLICE_BYTES + 1000)))  # Held with a rest that is read as its turn comes.
-        for _ in range(10):
-            await asyncio.sleep(0)
-        rig.prefill.open_gate(Gate.PREFILL)
-        assert [(await client.receive()).status for _ in range(2)] == [200, 200]
-        assert (await client.get("/health")).status == 200  # And not a third answer.
-        assert len(rig.decode.seen) == 2
-        await rig.settled()
+async def test_a_request_that_is_whole_as_its_turn_comes_is_answered_once(rig: Rig) -> None:
+    client = await running_first(rig)
+    rig.feed(client, post("x" * (2 * SLICE_BYTES + 1000)))  # Held with a rest that is read as its turn comes.
+    for _ in range(10):
+        await asyncio.sleep(0)
+    rig.prefill.open_gate(Gate.PREFILL)
+    assert [(await client.receive()).status for _ in range(2)] == [200, 200]
+    assert (await client.get("/health")).status == 200  # And not a third answer.
+    assert len(rig.decode.seen) == 2
 
 
 ANSWERS = {
@@ -75,7 +73,6 @@ async def test_nothing_follows_an_answer_that_broke_off(kind: str) -> None:
         came = begun + await all_that_comes(client)
         assert came.count(b"HTTP/1.1 ") == 1, came
         assert prompts(rig) == ["first"]
-        await rig.settled()
 
 
 async def test_nothing_follows_an_answer_that_says_close() -> None:
@@ -88,7 +85,6 @@ async def test_nothing_follows_an_answer_that_says_close() -> None:
         rig.prefill.open_gate(Gate.PREFILL)
         assert (await all_that_comes(client)).count(b"HTTP/1.1 ") == 1
         assert prompts(rig) == ["first"]
-        await rig.settled()
 
 
 @pytest.mark.parametrize("blank", [b"\r\n", b"\r\n\r\n", b"\n"])
@@ -107,26 +103,24 @@ async def test_blank_lines_behind_a_request_do_not_end_its_stream(blank: bytes) 
 
 
 @pytest.mark.parametrize("blank", [b"\r\n", b"\n", b"\r\n\r\n"])
-async def test_blank_lines_before_the_first_request_are_skipped(blank: bytes) -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        await until(lambda: any(isinstance(one, RouterProtocol) for one in rig.server.server_state.connections))
-        rig.feed(client, blank)
-        await client.send(post("first"))
-        assert (await client.receive()).status == 200
+async def test_blank_lines_before_the_first_request_are_skipped(rig: Rig, blank: bytes) -> None:
+    client = await rig.client()
+    await until(lambda: any(isinstance(one, RouterProtocol) for one in rig.server.server_state.connections))
+    rig.feed(client, blank)
+    await client.send(post("first"))
+    assert (await client.receive()).status == 200
 
 
-async def test_a_blank_line_takes_no_room_and_is_answered_by_nothing() -> None:
-    async with running_rig() as rig:
-        client = await running_first(rig)
-        room = rig.router.room
-        num_taken = room.max_bytes - room.used_bytes
-        room.used_bytes += num_taken  # By others.
-        rig.feed(client, b"\r\n")
-        room.used_bytes -= num_taken
-        rig.prefill.open_gate(Gate.PREFILL)
-        assert (await client.receive()).status == 200
-        assert (await client.get("/health")).status == 200
+async def test_a_blank_line_takes_no_room_and_is_answered_by_nothing(rig: Rig) -> None:
+    client = await running_first(rig)
+    room = rig.router.room
+    num_taken = room.max_bytes - room.used_bytes
+    room.used_bytes += num_taken  # By others.
+    rig.feed(client, b"\r\n")
+    room.used_bytes -= num_taken
+    rig.prefill.open_gate(Gate.PREFILL)
+    assert (await client.receive()).status == 200
+    assert (await client.get("/health")).status == 200
 
 
 async def test_the_rest_of_a_refused_upload_is_read_so_that_the_client_sees_why() -> None:

@@ -33,7 +33,7 @@ SKIPPED: Final = frozenset(
         "params",
         "debt",
         "incoming",
-        "_owner",
+        "_on_lost",
         "_hold_s",
         "_calls",
         "owner",

@@ -112,7 +112,7 @@ class RouterSide:
             out += (("abort", self.engine, self.leg),)
         out += tuple(("outcome", FAILED) for call in self.open if not call.answers)
         self.is_dead, self.leg, self.open = True, None, []
-        self.calls = ReservationCalls(self)
+        self.calls = ReservationCalls(self.reservation_lost)
         return out
 
     def reservation_lost(self) -> None:
@@ -167,5 +167,5 @@ def make_router_side(plan: Plan, transfer: TransferId) -> RouterSide:
     retries = Retries(max_prefill_attempts=plan.engines, max_decode_attempts=1, recomputes=plan.recomputes)
     pairing = plan.cores.pairing(transfer, Timeouts(1e6, 1e6), retries, now=0.0)
     made = RouterSide(transfer, pairing, cast("ReservationCalls", None))
-    made.calls = ReservationCalls(made)
+    made.calls = ReservationCalls(made.reservation_lost)
     return made

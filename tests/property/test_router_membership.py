@@ -11,13 +11,12 @@ from pdcluster_protocol.labels import Role
 from pdcluster_router.core.breaker import Breaker
 from pdcluster_router.core.membership import (
     Add,
-    Drain,
     EngineKey,
     EngineState,
     KnownEngine,
     Member,
+    NewState,
     Remove,
-    Revive,
     plan,
 )
 from pdcluster_router.core.placement import decode_tiers, prefill_tiers
@@ -62,19 +61,15 @@ class Pool:
                 case Add(member):
                     assert member.key not in self.engines
                     self.engines[member.key] = Has(member.role, member.revision, member.state)
-                case Drain(key, state):
-                    assert state is not EngineState.SERVING
+                case NewState(key, state):
                     assert self.engines[key].state is not state
                     self.engines[key].state = state
-                case Revive(key):
-                    assert self.engines[key].state is not EngineState.SERVING
-                    self.engines[key].state = EngineState.SERVING
                 case Remove(key):
                     assert key not in keys, "an engine that is listed is never forgotten"
                     assert not self.engines.pop(key).num_running, "and one that works is never cut"
         assert self.plan() == [], "done once, there is nothing left to do"
 
-    def plan(self) -> list[Add | Drain | Revive | Remove]:
+    def plan(self) -> list[Add | NewState | Remove]:
         return plan(
             {key: KnownEngine(one.state, one.num_running > 0) for key, one in self.engines.items()}, self.listed
         )

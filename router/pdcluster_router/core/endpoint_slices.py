@@ -205,10 +205,6 @@ class _Event(msgspec.Struct, frozen=True):
     object: msgspec.Raw
 
 
-class _Bookmark(msgspec.Struct, frozen=True):
-    metadata: Metadata
-
-
 class _Status(msgspec.Struct, frozen=True):
     code: int = 0
     message: str = ""
@@ -256,13 +252,12 @@ class SliceCache:
         if event.type == "ERROR":
             status = msgspec.json.decode(event.object, type=_Status)
             raise Unavailable(f"the watch ended: {status.code} {status.message}")
-        if event.type == "BOOKMARK":
-            self.resource_version = msgspec.json.decode(event.object, type=_Bookmark).metadata.resource_version
-            return False
         one = msgspec.json.decode(event.object, type=EndpointSlice)
+        self.resource_version = one.metadata.resource_version
+        if event.type == "BOOKMARK":
+            return False
         if event.type == "DELETED":
             self._slices.pop(one.metadata.name, None)
         else:
             self._slices[one.metadata.name] = one
-        self.resource_version = one.metadata.resource_version
         return True

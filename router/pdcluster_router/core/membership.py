@@ -92,18 +92,12 @@ class Add:
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
-    """Nothing new for this engine, as ``state`` says: it finishes what it has, and keeps no idle connection."""
+class NewState:
+    """This engine gets what ``state`` says. Where that is nothing new it finishes what it has, and keeps no idle
+    connection."""
 
     key: EngineKey
     state: EngineState
-
-
-@dataclass(frozen=True, slots=True)
-class Revive:
-    """This engine gets new work again."""
-
-    key: EngineKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +107,7 @@ class Remove:
     key: EngineKey
 
 
-Command: TypeAlias = Add | Drain | Revive | Remove
+Command: TypeAlias = Add | NewState | Remove
 
 
 def plan(known: Mapping[EngineKey, KnownEngine], listed: Iterable[Member]) -> list[Command]:
@@ -125,17 +119,9 @@ def plan(known: Mapping[EngineKey, KnownEngine], listed: Iterable[Member]) -> li
     commands: list[Command] = []
     for key, engine in known.items():
         member = members.pop(key, None)
-        commands += _unlisted(key, engine) if member is None else _changed(key, engine, member.state)
+        state = EngineState.LEAVING if member is None else member.state
+        if member is None and not engine.is_busy:
+            commands.append(Remove(key))
+        elif engine.state is not state:
+            commands.append(NewState(key, state))
     return commands + [Add(member) for member in members.values()]
-
-
-def _unlisted(key: EngineKey, engine: KnownEngine) -> list[Command]:
-    if not engine.is_busy:
-        return [Remove(key)]
-    return [] if engine.state is EngineState.LEAVING else [Drain(key, EngineState.LEAVING)]
-
-
-def _changed(key: EngineKey, engine: KnownEngine, state: EngineState) -> list[Command]:
-    if engine.state is state:
-        return []
-    return [Revive(key)] if state is EngineState.SERVING else [Drain(key, state)]

@@ -68,22 +68,16 @@ class Engine:
         self._now = now
         self._host = parts.netloc.encode()
         self.pool = ConnectionPool(parts.hostname or "", parts.port or 80, limits)
-        if member.state is not EngineState.SERVING:
-            self.drain(member.state)
+        self.change(member.state)
 
     @property
     def is_busy(self) -> bool:
         return self.num_running > 0
 
-    def drain(self, state: EngineState) -> None:
-        """It gets nothing new, as ``state`` says, and a connection that is idle is closed."""
+    def change(self, state: EngineState) -> None:
+        """It gets what ``state`` says. Where that is nothing new, a connection that is idle is closed."""
         self.state = state
-        self.pool.keep(False)
-
-    def revive(self) -> None:
-        """It gets new work again."""
-        self.state = EngineState.SERVING
-        self.pool.keep(True)
+        self.pool.keep(state is EngineState.SERVING)
 
     def take(self, num_tokens: int) -> Era:
         """A request of about ``num_tokens`` is placed here. ``give_back`` the same when it has ended.

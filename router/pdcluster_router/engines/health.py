@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_protocol.labels import Role
@@ -22,28 +20,13 @@ from pdcluster_router.settings import Settings
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """``missing``: roles without one serving, healthy engine."""
-
-    missing: tuple[Role, ...]
-    is_split: bool = False
-    """No role is missing, but no revision has both."""
-
-    @property
-    def problem(self) -> str:
-        """Empty when all is well."""
-        if self.is_split:
-            return "no revision has a prefill and a decode engine that answer their /health"
-        missing = " and no ".join(role.value for role in self.missing)
-        return f"no {missing} engine answers its /health" if missing else ""
-
-
-def health_of(roster: Roster) -> Health:
-    """One healthy engine of each role, of one revision, is enough."""
+def problem_of(roster: Roster) -> str:
+    """Which engines are missing; empty when there is one healthy engine of each role, of one revision."""
     well = [engine for engine in roster.all_engines() if engine.state is EngineState.SERVING and engine.is_healthy]
-    missing = tuple(role for role in Role if not any(engine.role is role for engine in well))
-    return Health(missing, is_split=not missing and not serving_revisions(well))
+    missing = [role.value for role in Role if not any(engine.role is role for engine in well)]
+    if missing:
+        return f"no {' and no '.join(missing)} engine answers its /health"
+    return "" if serving_revisions(well) else "no revision has a prefill and a decode engine that answer their /health"
 
 
 class Probes:
@@ -78,29 +61,17 @@ class Probes:
             task.cancel()
 
     async def _watch(self, engine: Engine) -> None:
-        await watch_engine(
-            engine,
-            interval_s=self._settings.probe_interval_s,
-            timeout_s=self._settings.probe_timeout_s,
-            on_change=self._roster.refresh,
-            first=self._firsts[engine],
-        )
-
-
-async def watch_engine(
-    engine: Engine, *, interval_s: float, timeout_s: float, on_change: Callable[[], None], first: asyncio.Event
-) -> None:
-    """Probe one engine for ever. One task owns this. ``on_change``: its health is not what it was. ``first``: set when
-    the first probe is over."""
-    while True:
-        is_healthy = await _probe(engine, timeout_s)
-        if is_healthy != engine.is_healthy:
-            engine.is_healthy = is_healthy
-            state = "healthy" if is_healthy else "unhealthy"
-            logger.info("engine %s role=%s engine=%s", state, engine.role.value, engine.name)
-            on_change()
-        first.set()
-        await asyncio.sleep(interval_s)
+        """For ever: one engine is probed. One task owns this."""
+        first = self._firsts[engine]
+        while True:
+            is_healthy = await _probe(engine, self._settings.probe_timeout_s)
+            if is_healthy != engine.is_healthy:
+                engine.is_healthy = is_healthy
+                state = "healthy" if is_healthy else "unhealthy"
+                logger.info("engine %s role=%s engine=%s", state, engine.role.value, engine.name)
+                self._roster.refresh()
+            first.set()
+            await asyncio.sleep(self._settings.probe_interval_s)
 
 
 async def _probe(engine: Engine, timeout_s: float) -> bool:

@@ -14,7 +14,6 @@ from pdcluster_protocol.errors import Unavailable
 from pdcluster_router.core.openai_errors import NO_DECODE
 from pdcluster_router.engines.engine import Engine, Fetched
 from pdcluster_router.engines.roster import Roster
-from pdcluster_router.engines.terms import Wish
 
 TIMEOUT_S: Final = 10.0
 """For one engine. No request waits for it."""
@@ -41,7 +40,7 @@ class Models:
         """
         tried: list[Engine] = []
         reason = NO_DECODE
-        while (engine := self._roster.place_decode(Wish(tried))) is not None:
+        while (engine := self._roster.place_decode(tried)) is not None:
             tried.append(engine)
             try:
                 return await self._ask(engine, line)

@@ -9,27 +9,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
 from pdcluster_protocol.labels import Role
+from pdcluster_protocol.metaserver import Action
 from pdcluster_router.core.breaker import Circuit
 from pdcluster_router.core.membership import (
     Add,
     Command,
-    Drain,
     EngineKey,
     EngineState,
     KnownEngine,
     Member,
+    NewState,
     Remove,
-    Revive,
     plan,
 )
+from pdcluster_router.core.pairing import Retries
 from pdcluster_router.core.placement import choose, decode_tiers, left_of, prefill_tiers, proven
 from pdcluster_router.engines.engine import Engine
-from pdcluster_router.engines.terms import Wish
 from pdcluster_router.http.connections import PoolLimits
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,24 @@ logger = logging.getLogger(__name__)
 _NOBODY: Final[tuple[list[Engine], ...]] = ()
 _MIN_TICK_S: Final = 0.01
 """Timers may fire a little early: not so that the loop would spin until the time has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Which engines may serve a request, and how often it is tried. The same for all clients."""
+
+    place_decode: Callable[[Sequence[Engine]], Engine | None]
+    """The decode engine to ask next, of those that have not failed the request; None when no engine is left."""
+    place_prefill: Callable[[Sequence[Engine], str], Engine | None]
+    """Likewise the prefill engine: only those of decode's revision fit."""
+    retries: Retries
+    wants_receipt: bool = False
+    """Whether decode shall say how much it was pushed."""
+
+    @property
+    def on_prefill_failure(self) -> Action:
+        """What decode is told to do when no prefill attempt is left."""
+        return Action.RECOMPUTE if self.retries.recomputes else Action.FAIL
 
 
 class Roster:
@@ -82,13 +101,13 @@ class Roster:
         self._prefill_tiers = {revision: prefill_tiers(engines, revision) for revision in revisions}
         self._on_change()
 
-    def place_decode(self, wish: Wish) -> Engine | None:
-        """The decode engine for a request; None when no engine is left."""
-        return self._choose(self._decode_tiers, wish)
+    def place_decode(self, tried: Sequence[Engine]) -> Engine | None:
+        """As ``Terms.place_decode``."""
+        return self._choose(self._decode_tiers, tried)
 
-    def place_prefill(self, wish: Wish) -> Engine | None:
-        """The prefill engine for a request whose decode engine is known; None when no engine is left."""
-        return self._choose(self._prefill_tiers.get(wish.revision, _NOBODY), wish)
+    def place_prefill(self, tried: Sequence[Engine], revision: str) -> Engine | None:
+        """As ``Terms.place_prefill``."""
+        return self._choose(self._prefill_tiers.get(revision, _NOBODY), tried)
 
     @property
     def num_usable_decodes(self) -> int:
@@ -117,9 +136,9 @@ class Roster:
         for engine in self.all_engines():
             await engine.close()
 
-    def _choose(self, tiers: tuple[list[Engine], ...], wish: Wish) -> Engine | None:
-        engines = left_of(tiers, wish.tried)
-        if wish.tried:
+    def _choose(self, tiers: tuple[list[Engine], ...], tried: Sequence[Engine]) -> Engine | None:
+        engines = left_of(tiers, tried)
+        if tried:
             engines = proven(engines)
         return choose(engines, now=self._now(), chance=random.random) if engines else None
 
@@ -154,12 +173,9 @@ class Roster:
         match command:
             case Add(member):
                 self._add(member)
-            case Drain(key, state):
-                self._by_key[key].drain(state)
-                _log("draining", self._by_key[key])
-            case Revive(key):
-                self._by_key[key].revive()
-                _log("serving again", self._by_key[key])
+            case NewState(key, state):
+                self._by_key[key].change(state)
+                _log("serving again" if state is EngineState.SERVING else "draining", self._by_key[key])
             case Remove(key):
                 self._remove(self._by_key.pop(key))
 
@@ -171,7 +187,7 @@ class Roster:
         _log("added", engine)
 
     def _remove(self, engine: Engine) -> None:
-        engine.drain(EngineState.LEAVING)  # What is not a request, as a list of models, may still be under way.
+        engine.change(EngineState.LEAVING)  # What is not a request, as a list of models, may still be under way.
         self.engines[engine.role].remove(engine)
         _log("removed", engine)
 

@@ -35,15 +35,11 @@ class Access:
         self._path = settings.api_key_file
         self._interval_s = settings.api_key_interval_s
         self._looked_at = _state_of(self._path) if self._path else None
-        self._keys = read_keys(self._path) if self._path else None
+        self.keys = read_keys(self._path) if self._path else None
+        """Those of now, another object when they have changed; None: clients need none."""
         key = settings.engine_api_key
         self.engine_line = f"authorization: Bearer {key}\r\n".encode() if key else b""
         """A whole header line for requests that the router makes of its own; empty when engines want no key."""
-
-    @property
-    def keys(self) -> ApiKeys | None:
-        """Those of now, another object when they have changed; None: clients need none."""
-        return self._keys
 
     def refusal_of(self, headers: Headers) -> ApiError | None:
         """What a client with these headers is told instead of an answer; None: it may go on."""
@@ -52,17 +48,17 @@ class Access:
 
     def admit(self, headers: Headers) -> str | ApiError:
         """The name of the key that the client has shown, empty where none is asked for; or the error that it gets."""
-        if self._keys is None:
+        if self.keys is None:
             return ""
         key = key_in(headers)
         if key is None:
             return no_key()
-        name = self._keys.name_of(key)
+        name = self.keys.name_of(key)
         return wrong_key() if name is None else name
 
     def line_for_engines(self, headers: Headers) -> bytes:
         """The Authorization line that goes to the engines with a request of this client; may be empty."""
-        if self._keys is not None:
+        if self.keys is not None:
             return self.engine_line
         return b"".join([b"authorization: %b\r\n" % value for name, value in headers if name == b"authorization"])
 
@@ -72,11 +68,11 @@ class Access:
             return
         self._looked_at = _state_of(self._path)
         try:
-            self._keys = read_keys(self._path)
+            self.keys = read_keys(self._path)
         except ConfigError as error:
             logger.warning("api keys not changed reason=%s", error)
         else:
-            logger.info("api keys changed names=%s", ",".join(self._keys.names))
+            logger.info("api keys changed names=%s", ",".join(self.keys.names))
 
     async def watch(self) -> None:
         """For ever: the keys follow the file. One task owns this."""

@@ -33,7 +33,7 @@ from pdcluster_router.core.openai_errors import (
     not_found,
     not_ready,
 )
-from pdcluster_router.engines.health import Probes, health_of
+from pdcluster_router.engines.health import Probes, problem_of
 from pdcluster_router.front.engines_page import POOL_PATH, describe_pool
 from pdcluster_router.front.router import OPENAI_PATHS, Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE
@@ -131,10 +131,9 @@ async def read_health(request: Request) -> Response:
     router = _router(request)
     if router.is_draining:
         return _error(draining())
-    health = health_of(router.services.roster)
-    if not health.problem:
-        return Response(b'{"status":"ok"}', media_type=_JSON)
-    return _error(not_ready(health.problem))
+    if problem := problem_of(router.services.roster):
+        return _error(not_ready(problem))
+    return Response(b'{"status":"ok"}', media_type=_JSON)
 
 
 async def read_metrics(request: Request) -> Response:

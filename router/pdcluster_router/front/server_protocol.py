@@ -31,10 +31,9 @@ from pdcluster_router.core.openai_errors import (
     too_many_connections,
 )
 from pdcluster_router.core.request_head import RequestHead, path_of, read_head
-from pdcluster_router.core.room import RoomLimit
+from pdcluster_router.core.room import Heads, RoomLimit
 from pdcluster_router.front.router import INTERNAL_PATHS, OPENAI_PATHS, Router
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
-from pdcluster_router.http.heads import Heads
 from pdcluster_router.http.reading import ReadingProtocol
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 

@@ -30,14 +30,18 @@ from pdcluster_router.core.pairing import RETRIED_STATUSES, TERMINAL, WORK, Comm
 from pdcluster_router.core.scrub import scrub
 from pdcluster_router.http.connection import ResponseLost
 from pdcluster_router.http.cycle import HotCycle
-from pdcluster_router.requests.blame import blame_for
-from pdcluster_router.requests.legs import DecodeLeg, PrefillAttempts
-from pdcluster_router.requests.record import Record
+from pdcluster_router.requests.legs import DecodeLeg, PrefillAttempts, blame_for
+from pdcluster_router.requests.record import (
+    DOING,
+    NOT_DECODES_FAULT,
+    UNDECIDED,
+    Record,
+    Verdict,
+    is_overloaded,
+)
 from pdcluster_router.requests.relay import DecodeRefusal, Relay
-from pdcluster_router.requests.request import LARGE_BODY_BYTES, ClientRequest
+from pdcluster_router.requests.request import LARGE_BODY_BYTES, BacklogShare, ClientRequest
 from pdcluster_router.requests.reservation import ReservationCalls, refusal_of
-from pdcluster_router.requests.share import BacklogShare
-from pdcluster_router.requests.verdict import DOING, NOT_DECODES_FAULT, UNDECIDED, Verdict, is_overloaded
 from pdcluster_router.services import Services
 from pdcluster_router.telemetry import metrics
 from pdcluster_router.telemetry.failures import FailureKind
@@ -62,8 +66,8 @@ class Exchange:
         self._cycle = cycle
         self._relay = Relay(self, cycle)
         self._decode = DecodeLeg(request, services.answers.expected(request.body.max_answer_tokens))
-        self._calls = ReservationCalls(self)
-        self._attempts = PrefillAttempts(services, request, self)
+        self._calls = ReservationCalls(self._reservation_lost)
+        self._attempts = PrefillAttempts(services, request, self._prefill_ended)
         self._num_heard_bytes = 0
         self._share = BacklogShare(services, request.prefill_role, request.body.estimated_prompt_tokens)
         self._verdict = UNDECIDED
@@ -123,7 +127,7 @@ class Exchange:
             self._attempt_failed(Event.ATTEMPT_LOST, FailureKind.ATTEMPT_LOST, reservation.lost_reason, Blame.PERHAPS)
         return outcome
 
-    def reservation_lost(self) -> None:
+    def _reservation_lost(self) -> None:
         self._record.failed(FailureKind.RESERVATION_LOST, "decode hung up on the metaserver")
         self._handle(Event.RESERVATION_LOST)
 
@@ -188,9 +192,9 @@ class Exchange:
         self._verdict = Verdict(failed(error.message), error, metrics.Outcome.LOST)
         self._handle(Event.DECODE_FAILED)
 
-    # What prefill's answer says (PrefillOwner).
+    # What prefill's answer says.
 
-    def prefill_ended(self, failure: str | None, blame: Blame) -> None:
+    def _prefill_ended(self, failure: str | None, blame: Blame) -> None:
         self._record.prefill_replied()
         self._attempts.abort()
         if failure is None:
@@ -273,7 +277,7 @@ class Exchange:
         self._relay.close()
         self._relay = Relay(self, self._cycle)
         self._calls.close()
-        self._calls = ReservationCalls(self)
+        self._calls = ReservationCalls(self._reservation_lost)
         self._prefill_failure = ""
         self._renew_transfer()
         self._timer.cancel()

@@ -1,15 +1,18 @@
 """Both legs of one request: to a decode engine, and to one prefill engine after the other.
 
     DecodeLeg        the engine, the request to it, and again elsewhere. Its answer goes to the ``Relay``, unread.
-    PrefillAttempts  which engine gets the order, and which are not asked again
-    PrefillLeg       one order, and the one word that comes back: whether it worked, and why not
+    PrefillAttempts  one order after the other: which engine gets it, and the one word that comes back, whether it
+                     worked, and why not
+    Suspects         which engines are told that they failed the request: at once, or when another engine has shown
+                     that it can be served
 
 How often something is tried is decided in ``core/pairing.py``.
 """
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 from pdcluster_protocol.ids import Attempt
 from pdcluster_protocol.params import DecodeParams, Reservation, refusal_in
@@ -18,9 +21,7 @@ from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.rewrite import Parts
 from pdcluster_router.core.sse import GAVE_UP, is_given_up
 from pdcluster_router.engines.engine import Engine
-from pdcluster_router.engines.terms import Wish
 from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost, ResponseSink
-from pdcluster_router.requests.blame import Suspects, blame_for
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services
 
@@ -71,7 +72,7 @@ class DecodeLeg:
     def place(self) -> bool:
         """Whether there is an engine to send to: the one that is placed, or the next that was not tried."""
         if self.engine is None:
-            self.engine = self.request.terms.place_decode(Wish(self._tried))
+            self.engine = self.request.terms.place_decode(self._tried)
             if self.engine is not None:
                 self._era = self.engine.take(self._num_tokens)
                 self._num_asked += 1
@@ -160,32 +161,44 @@ class DecodeLeg:
 
 
 class PrefillAttempts:
-    """At most one leg runs at a time. Owned by its exchange; ``abort`` gives the leg back."""
+    """At most one attempt runs at a time. Owned by its exchange; ``abort`` gives back its call and its engine."""
 
     __slots__ = (
+        "_body",
+        "_call",
         "_engine",
         "_era",
         "_failed",
-        "_leg",
+        "_head",
+        "_is_resent",
+        "_is_running",
         "_num_asked",
         "_num_tokens",
-        "_owner",
+        "_on_end",
+        "_reply",
         "_services",
         "_suspects",
         "request",
     )
 
-    def __init__(self, services: Services, request: ClientRequest, owner: PrefillOwner) -> None:
+    def __init__(self, services: Services, request: ClientRequest, on_end: Callable[[str | None, Blame], None]) -> None:
+        """``on_end``: prefill has answered (None), or why it did not. Once for each attempt that is not aborted."""
         self._services = services
         self.request = request
-        self._owner = owner
+        self._on_end = on_end
         self._engine: Engine | None = None
         self._era = Era(0)
         self._num_tokens = 0
         self._failed: list[Engine] = []
         self._num_asked = 0
         self._suspects: Suspects | None = None
-        self._leg: PrefillLeg | None = None
+        self._is_running = False
+        """Whether the engine counts the newest attempt."""
+        self._call: Call | None = None
+        self._body: Parts = _NOTHING
+        self._head: ResponseHead | None = None
+        self._reply = b""
+        self._is_resent = False
 
     @property
     def engine_name(self) -> str:
@@ -197,17 +210,18 @@ class PrefillAttempts:
 
         ``revision``: decode's. Prefill engines of another one write KV that decode would misread.
         """
-        assert self._leg is None, "the attempt before must be aborted first"
-        engine = self.request.terms.place_prefill(Wish(self._failed, revision))
+        assert not self._is_running, "the attempt before must be aborted first"
+        engine = self.request.terms.place_prefill(self._failed, revision)
         if engine is None:
             return False
         self._engine = engine
         params = self._services.prefill_params(reservation, attempt, deadline)
         self._num_tokens = reservation.num_prompt_tokens - reservation.remote_cached_tokens
-        self._leg = PrefillLeg(self._owner, engine, self._num_tokens)
-        self._era = self._leg.era
+        self._era, self._is_running = engine.take(self._num_tokens), True
         self._num_asked += 1
-        self._leg.send(self.request.path, self.request.headers, self.request.body.for_prefill(params))
+        self._is_resent = False
+        self._body = self.request.body.for_prefill(params)
+        self._post()
         return True
 
     def replied(self) -> None:
@@ -237,64 +251,14 @@ class PrefillAttempts:
             self._suspects.close(num_asked=self._num_asked)
 
     def abort(self) -> None:
-        """No attempt runs."""
-        leg, self._leg = self._leg, None
-        if leg is not None:
-            leg.close()
-
-
-_MAX_REASON_BYTES: Final = 300
-_MAX_REPLY_BYTES: Final = 1 << 20
-"""One token and what surrounds it; what goes beyond is not looked into."""
-
-
-class PrefillOwner(Protocol):
-    def prefill_ended(self, failure: str | None, blame: Blame) -> None:
-        """Prefill has answered (None), or why it did not. Comes exactly once, unless the leg is closed."""
-        ...
-
-
-class PrefillLeg:
-    """One order to one prefill engine. Owned by its exchange; ``close`` gives back the call and the engine."""
-
-    __slots__ = (
-        "_body",
-        "_call",
-        "_engine",
-        "_head",
-        "_headers",
-        "_is_resent",
-        "_num_tokens",
-        "_owner",
-        "_path",
-        "_reply",
-        "era",
-    )
-
-    def __init__(self, owner: PrefillOwner, engine: Engine, num_tokens: int) -> None:
-        """``num_tokens``: prompt tokens that this engine will have to compute."""
-        self._owner = owner
-        self._engine = engine
-        self._num_tokens = num_tokens
-        self._head: ResponseHead | None = None
-        self._reply = b""
-        self._is_resent = False
-        self._call: Call | None = None
-        self.era = engine.take(num_tokens)
-        """When it was placed, for the engine's breaker."""
-
-    def send(self, path: bytes, headers: bytes, body: Parts) -> None:
-        """The order is on its way."""
-        self._path, self._headers, self._body = path, headers, body
-        self._call = self._engine.post(path, headers, body, self)
-
-    def close(self) -> None:
-        """Prefill aborts the request if it still runs; nothing more is said."""
+        """No attempt runs: prefill aborts the request if it still did, and nothing more is said of it."""
         if self._call is not None:
             self._call.close()
             self._call = None  # It knows us: nothing that is large stays because of it.
-        self._body = (b"", b"")
-        self._engine.give_back(self._num_tokens)
+        self._body = _NOTHING
+        if self._is_running and self._engine is not None:
+            self._is_running = False
+            self._engine.give_back(self._num_tokens)
 
     # What the call says (ResponseSink).
 
@@ -308,26 +272,83 @@ class PrefillLeg:
     def on_end(self) -> None:
         assert self._head is not None
         if self._head.status == 200:
-            self._owner.prefill_ended(self._failure_in(self._reply), Blame.PERHAPS)
+            self._on_end(self._failure_in(self._reply), Blame.PERHAPS)
         else:
             # Not of a 4xx: vLLM's validation errors quote the request, and prompts belong in no log.
             quoted = self._reply[:_MAX_REASON_BYTES] if self._head.status >= 500 else b""
             text = quoted.decode("utf-8", "replace")
-            reason = f"{self._engine.name} answered {self._head.status} {text}".rstrip()
+            reason = f"{self.engine_name} answered {self._head.status} {text}".rstrip()
             # A 4xx too: decode takes this request, so another prefill engine may.
-            self._owner.prefill_ended(reason, Blame.PERHAPS)
-
-    def _failure_in(self, reply: bytes) -> str | None:
-        """Why there is no KV although the status says that all is well; None: it is well."""
-        if is_given_up(reply):
-            return f"{self._engine.name}: {GAVE_UP}"
-        refusal = refusal_in(reply)
-        return f"{self._engine.name} refused: {refusal}" if refusal else None
+            self._on_end(reason, Blame.PERHAPS)
 
     def on_lost(self, lost: ResponseLost) -> None:
         if lost.is_stale and not self._is_resent:
             # The engine closed the idle connection before it could read the order: nothing has begun.
             self._is_resent = True
-            self._call = self._engine.post(self._path, self._headers, self._body, self, fresh=True)
+            self._post()
         else:
-            self._owner.prefill_ended(f"{self._engine.name}: {lost.reason}", blame_for(lost))
+            self._on_end(f"{self.engine_name}: {lost.reason}", blame_for(lost))
+
+    def _post(self) -> None:
+        """The order is on its way. A second time on a new connection."""
+        assert self._engine is not None
+        self._reply = b""
+        path, headers, fresh = self.request.path, self.request.headers, self._is_resent
+        self._call = self._engine.post(path, headers, self._body, self, fresh=fresh)
+
+    def _failure_in(self, reply: bytes) -> str | None:
+        """Why there is no KV although the status says that all is well; None: it is well."""
+        if is_given_up(reply):
+            return f"{self.engine_name}: {GAVE_UP}"
+        refusal = refusal_in(reply)
+        return f"{self.engine_name} refused: {refusal}" if refusal else None
+
+
+_NOTHING: Final = (b"", b"")
+_MAX_REASON_BYTES: Final = 300
+_MAX_REPLY_BYTES: Final = 1 << 20
+"""One token and what surrounds it; what goes beyond is not looked into."""
+
+
+class Suspects:
+    """The engines that answered errors to one request, of one role. Owned by the leg; made at the first failure.
+
+    What an outcome means for an engine is ``core/breaker.py``'s.
+    """
+
+    __slots__ = ("_found",)
+
+    def __init__(self) -> None:
+        self._found: tuple[tuple[Engine, Era], ...] = ()
+
+    def failed(self, engine: Engine, era: Era, num_tokens: int, blame: Blame) -> None:
+        """``engine`` has failed a request of ``num_tokens``."""
+        if blame is Blame.NOBODY:
+            return
+        engine.weigh_down(num_tokens)
+        if blame is Blame.ENGINE:
+            engine.failed(era)
+        else:
+            self._found += ((engine, era),)
+
+    def accuse(self) -> None:
+        """Another engine has served the request: count a failure for each engine recorded here."""
+        found, self._found = self._found, ()
+        for engine, era in found:
+            engine.failed(era)
+
+    def close(self, *, num_asked: int) -> None:
+        """The request is over. When no other engine was asked, only this one can be to blame."""
+        if num_asked == 1:
+            self.accuse()
+
+
+def blame_for(lost: ResponseLost) -> Blame:
+    """Whose fault it is that a call brought no whole answer.
+
+    An engine that cannot be reached is to blame at once. One that hangs up may have been killed by the request itself,
+    and a client could send it to every engine: there another engine shows who was to blame.
+    """
+    if lost.is_ours:
+        return Blame.NOBODY
+    return Blame.ENGINE if lost.is_unsent else Blame.PERHAPS

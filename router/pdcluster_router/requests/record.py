@@ -1,13 +1,21 @@
-"""What is written down about one request: its trace line, its spans, its outcome, and each failure on the way.
+"""What is told of one request. Decides nothing.
 
-Filled in by its exchange; decides nothing.
+Record   its trace line, its spans, its outcome, and each failure on the way: written down by its exchange
+Verdict  how it ends, should it end now
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
 from pdcluster_protocol.ids import TransferId
+from pdcluster_protocol.metaserver import PrefillOutcome, failed
 from pdcluster_protocol.params import Reservation
 from pdcluster_protocol.trace import RequestTrace
+from pdcluster_router.core.openai_errors import NO_DECODE, ApiError, no_engine
+from pdcluster_router.core.pairing import Phase
+from pdcluster_router.requests.relay import DecodeRefusal
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services
 from pdcluster_router.telemetry.failures import Failure, FailureKind
@@ -67,3 +75,33 @@ class Record:
 
     def write(self) -> None:
         self._services.trace.write(self._line)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How the request ends, should it end now: what decode, the client and the metrics are told."""
+
+    outcome: PrefillOutcome
+    error: ApiError | DecodeRefusal
+    result: Outcome
+
+
+UNDECIDED: Final = Verdict(failed("the request has ended"), no_engine("decode", NO_DECODE), Outcome.UNAVAILABLE)
+
+NOT_DECODES_FAULT: Final = frozenset((Phase.PREFILLING, Phase.ANSWERING, Phase.DECODING, Phase.TRAILING))
+"""Decode waits for prefill, or has begun its answer, when the request's time is over."""
+
+DOING: Final = {
+    Phase.AWAITING_RESERVATION: "waiting for the decode engine",
+    Phase.PREFILLING: "waiting for the prefill engine",
+    Phase.AWAITING_ANSWER: "waiting for decode's answer",
+    Phase.LOCAL_PREFILL: "waiting for decode's own prefill",
+    Phase.ANSWERING: "decoding",
+    Phase.DECODING: "decoding",
+    Phase.TRAILING: "waiting for prefill's reply",
+}
+
+
+def is_overloaded(refusal: DecodeRefusal) -> bool:
+    """Whether decode is only overloaded: it answered 503 with ``Retry-After``."""
+    return refusal.status == 503 and b"retry-after:" in refusal.headers.lower()

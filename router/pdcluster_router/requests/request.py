@@ -1,4 +1,4 @@
-"""One client request, parsed: what every later step is given."""
+"""One client request, parsed: what every later step is given. And what it takes of a backlog."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import msgspec
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.pairing import Timeouts
 from pdcluster_router.core.rewrite import ClientBody
-from pdcluster_router.engines.terms import Terms
+from pdcluster_router.engines.roster import Terms
+from pdcluster_router.services import Services
 
 LARGE_BODY_BYTES: Final = 4 << 10
 """A body from here on is forgotten as soon as no engine is to be sent it any more. That takes 1 us; its scan took 5."""
@@ -44,3 +45,37 @@ class ClientRequest(msgspec.Struct, frozen=True):
     def without_body(self) -> ClientRequest:
         """The same, once no engine is to be sent it any more."""
         return msgspec.structs.replace(self, headers=b"", body=self.body.forgotten())
+
+
+class BacklogShare:
+    """One request's share of a backlog: it counts where it is to be prefilled, for as long as it is.
+
+    Owned by the exchange. ``move(None)`` gives it back.
+    """
+
+    __slots__ = ("_num_tokens", "_services", "_taken", "role")
+
+    def __init__(self, services: Services, role: Role, num_tokens: int) -> None:
+        """The request has entered: it holds its share for ``num_tokens`` on the engines of ``role``."""
+        self._services = services
+        self._num_tokens = num_tokens
+        self.role: Role | None = role
+        """The role whose work the request is; None: no role's. ``move`` changes it."""
+        self._taken = services.admissions[role].share_of(num_tokens)
+
+    def recount(self, num_tokens: int) -> None:
+        """So many tokens are to be prefilled, exactly."""
+        self._num_tokens = num_tokens
+        if self.role is not None:
+            before, self._taken = self._taken, self._services.admissions[self.role].share_of(num_tokens)
+            self._services.give_back(self.role, before - self._taken)
+
+    def move(self, role: Role | None) -> None:
+        """The request is work for engines of ``role`` from now on."""
+        if self.role is not None:
+            self._services.give_back(self.role, self._taken)
+        self.role = role
+        if role is not None:
+            admission = self._services.admissions[role]
+            self._taken = admission.share_of(self._num_tokens)
+            admission.take_again(self._taken)

@@ -15,7 +15,8 @@ that says that an attempt was lost opens the question again: it, and every later
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 import orjson
@@ -70,22 +71,17 @@ def _refuse(services: Services, cycle: HotCycle, status: int, failure: Failure) 
     cycle.answer(status, encode_outcome(failed(failure.reason)))
 
 
-class ReservationOwner(Protocol):
-    def reservation_lost(self) -> None:
-        """Decode has hung up on every call before the outcome was known."""
-        ...
-
-
 class ReservationCalls:
     """One transfer's reservation and who waits for its outcome. Owned by the exchange."""
 
-    __slots__ = ("_owner", "_waiters", "outcome", "reservation")
+    __slots__ = ("_on_lost", "_waiters", "outcome", "reservation")
 
-    def __init__(self, owner: ReservationOwner) -> None:
+    def __init__(self, on_lost: Callable[[], None]) -> None:
+        """``on_lost``: decode has hung up on every call before the outcome was known."""
         self.reservation: Reservation | None = None
         self.outcome: PrefillOutcome | None = None
         """None while it is not known."""
-        self._owner: ReservationOwner | None = owner
+        self._on_lost: Callable[[], None] | None = on_lost
         self._waiters: list[_Waiter] = []
 
     def fits(self, reservation: Reservation) -> bool:
@@ -119,12 +115,12 @@ class ReservationCalls:
         self._waiters.remove(waiter)
         if not self._waiters and self.outcome is None:
             self.outcome = failed("decode hung up on the metaserver")
-            if self._owner is not None:
-                self._owner.reservation_lost()
+            if self._on_lost is not None:
+                self._on_lost()
 
     def close(self) -> None:
         """The request is over: its owner hears nothing any more."""
-        self._owner = None
+        self._on_lost = None
 
 
 def _blocks_of(reservation: Reservation) -> Reservation:

@@ -42,7 +42,7 @@ from pdcluster_router.core.verification import (
     prompt_of,
 )
 from pdcluster_router.engines.engine import Engine
-from pdcluster_router.engines.terms import Terms
+from pdcluster_router.engines.roster import Terms
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
 from pdcluster_router.requests.exchange import Exchange
 from pdcluster_router.requests.request import ClientRequest
@@ -213,8 +213,8 @@ def _body_of(num_words: int) -> bytes:
 
 def _terms_of(pair: EnginePair) -> Terms:
     return Terms(
-        place_decode=lambda wish: None if pair.decode in wish.tried else pair.decode,
-        place_prefill=lambda wish: None if pair.prefill in wish.tried else pair.prefill,
+        place_decode=lambda tried: None if pair.decode in tried else pair.decode,
+        place_prefill=lambda tried, _: None if pair.prefill in tried else pair.prefill,
         retries=_ONCE,
         wants_receipt=True,
     )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -77,12 +77,6 @@ class EngineSample:
     is_ejected: bool
 
 
-class DiscoverySample(Protocol):
-    """What the metrics say of the discovery."""
-
-    is_current: bool
-
-
 class Metrics:
     """The router's metrics."""
 
@@ -119,11 +113,11 @@ class Metrics:
         self.trace_lost = self._counter("trace_lost_lines", "Lines of --trace-file that could not be written")
         self.discovery_failed = self._counter("discovery_failures", "Lists and watches of the API server that failed")
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(_PREFIX + name, text, labels, registry=self._registry)
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(_PREFIX + name, text, registry=self._registry)
 
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(_PREFIX + name, text, labels, registry=self._registry)
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(_PREFIX + name, text, registry=self._registry)
 
     def ended(self, outcome: Outcome) -> None:
         self._ended[outcome] += 1
@@ -159,10 +153,10 @@ class Metrics:
         """As ``watch_in_flight``. Engines that are gone are gone from the metrics too."""
         self._registry.register(_Engines(samples))
 
-    def watch_discovery(self, discovery: DiscoverySample) -> None:
+    def watch_discovery(self, is_current: Callable[[], bool]) -> None:
         """As ``watch_in_flight``. Not there where engines are named at start."""
         up = self._gauge("discovery_up", "Whether changes of the engines reach us from the API server")
-        up.set_function(lambda: float(discovery.is_current))
+        up.set_function(is_current)
 
     def render(self) -> bytes:
         """All of them in Prometheus' text format."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.membership import Add, Command, Drain, EngineState, KnownEngine, Member, Remove, Revive, plan
+from pdcluster_router.core.membership import Add, Command, EngineState, KnownEngine, Member, NewState, Remove, plan
 
 READY = Member("http://d:1", Role.DECODE, "r1", "uid-1")
 NOT_READY = replace(READY, is_ready=False, is_serving=False)
@@ -37,17 +37,17 @@ def test_terminating_counts_more_than_ready(member: Member, state: EngineState) 
         (None, False, READY, [Add(READY)]),
         (None, False, FINISHING, [Add(FINISHING)]),
         (EngineState.SERVING, True, READY, []),
-        (EngineState.SERVING, True, NOT_READY, [Drain(KEY, EngineState.NOT_READY)]),
-        (EngineState.SERVING, False, FINISHING, [Drain(KEY, EngineState.FINISHING)]),
-        (EngineState.SERVING, True, None, [Drain(KEY, EngineState.LEAVING)]),
+        (EngineState.SERVING, True, NOT_READY, [NewState(KEY, EngineState.NOT_READY)]),
+        (EngineState.SERVING, False, FINISHING, [NewState(KEY, EngineState.FINISHING)]),
+        (EngineState.SERVING, True, None, [NewState(KEY, EngineState.LEAVING)]),
         (EngineState.SERVING, False, None, [Remove(KEY)]),
-        (EngineState.NOT_READY, False, READY, [Revive(KEY)]),
-        (EngineState.FINISHING, True, STOPPED, [Drain(KEY, EngineState.LEAVING)]),
-        (EngineState.FINISHING, False, STOPPED, [Drain(KEY, EngineState.LEAVING)]),
-        (EngineState.FINISHING, True, None, [Drain(KEY, EngineState.LEAVING)]),
+        (EngineState.NOT_READY, False, READY, [NewState(KEY, EngineState.SERVING)]),
+        (EngineState.FINISHING, True, STOPPED, [NewState(KEY, EngineState.LEAVING)]),
+        (EngineState.FINISHING, False, STOPPED, [NewState(KEY, EngineState.LEAVING)]),
+        (EngineState.FINISHING, True, None, [NewState(KEY, EngineState.LEAVING)]),
         (EngineState.LEAVING, True, None, []),
         (EngineState.LEAVING, False, None, [Remove(KEY)]),
-        (EngineState.LEAVING, True, READY, [Revive(KEY)]),
+        (EngineState.LEAVING, True, READY, [NewState(KEY, EngineState.SERVING)]),
         (EngineState.LEAVING, False, STOPPED, []),
     ],
 )
@@ -65,7 +65,7 @@ def test_what_we_have_follows_what_is_listed(
 )
 def test_another_pod_revision_or_address_is_another_engine(other: Member) -> None:
     have = {KEY: KnownEngine(EngineState.SERVING, is_busy=True)}
-    assert plan(have, [other]) == [Drain(KEY, EngineState.LEAVING), Add(other)]
+    assert plan(have, [other]) == [NewState(KEY, EngineState.LEAVING), Add(other)]
 
 
 def test_only_engines_that_may_get_work_now_or_later_are_probed() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from integration.harness import Harness, harness_env, zygote_modules
+from integration.harness import Harness, complete, harness_env, zygote_modules
+from integration.prompts import LONG, PROMPT
 from patience import HANGS_S
 from pdcluster_cli.engines import SCRATCH
 from pdcluster_cli.tiny_model import ensure_tiny_model
@@ -31,3 +32,10 @@ def harness(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("engines")
     with Zygote(zygote_modules(), env=harness_env(), log_path=folder / "zygote.log", scratch=SCRATCH) as zygote:
         yield Harness(zygote, tiny_model, folder)
+
+
+@pytest.fixture(scope="session")
+def expected(harness: Harness) -> dict[int, tuple[int, ...]]:
+    """By the prompt's length: the 16 tokens that a single engine answers to ``PROMPT`` and ``LONG``."""
+    with harness.single_engine() as engine:
+        return {len(prompt): complete(engine.url, prompt, 16).token_ids for prompt in (PROMPT, LONG)}

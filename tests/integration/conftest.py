@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fakes.router import Rig, running_rig
-from integration.harness import Harness, harness_env, zygote_modules
+from integration.harness import Harness, complete, harness_env, zygote_modules
+from integration.prompts import LONG, PROMPT
 from patience import HANGS_S
 from pdcluster_cli.engines import SCRATCH
 from pdcluster_cli.tiny_model import ensure_tiny_model
@@ -39,3 +40,10 @@ async def rig() -> AsyncIterator[Rig]:
     """A router with a prefill and a decode engine, and default settings."""
     async with running_rig() as rig:
         yield rig
+
+
+@pytest.fixture(scope="session")
+def expected(harness: Harness) -> dict[int, tuple[int, ...]]:
+    """By the prompt's length: the 16 tokens that a single engine answers to ``PROMPT`` and ``LONG``."""
+    with harness.single_engine() as engine:
+        return {len(prompt): complete(engine.url, prompt, 16).token_ids for prompt in (PROMPT, LONG)}

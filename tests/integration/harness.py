@@ -356,6 +356,11 @@ def metric(url: str, name: str) -> float:
     return sum(values)
 
 
+def blocks_in_use(*engines: Server) -> float:
+    """The sum over all engines of the share of their KV blocks that requests hold."""
+    return sum(metric(engine.url, "vllm:kv_cache_usage_perc") for engine in engines)
+
+
 def eventually(is_true: Callable[[], bool], *, timeout_s: float = PATIENCE_S, poll_s: float = 0.02) -> bool:
     """Whether the fact became true in time. For facts of other processes that send no event.
 

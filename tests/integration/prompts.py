@@ -6,6 +6,9 @@ import random
 from typing import Final
 
 BLOCK: Final = 128
+PROMPT: Final = [100 + (number * 11) % 800 for number in range(520)]
+"""Four blocks and a part of one."""
+LONG: Final = [100 + (number * 13) % 800 for number in range(3000)]
 _VOCAB: Final = range(50, 1000)
 _BORDERS: Final = (
     1,

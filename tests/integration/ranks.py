@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_rank, make_prefill_rank
+from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_rank, make_prefill_rank, new_boot_id
 from pdcluster_connector.core.ranges import GroupSlice
 from pdcluster_connector.core.reception import Lost
 from pdcluster_connector.core.watermark import KvGroup
@@ -21,9 +22,11 @@ from pdcluster_connector.device import Device
 from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillStep, PushSlice, PushTarget
+from pdcluster_connector.worker.prefill import PrefillWorker
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.labels import Role
+from pdcluster_protocol.params import SideChannelAddress
 from pdcluster_protocol.secret import load_secret
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
@@ -115,6 +118,44 @@ def content_of(blocks: Sequence[int]) -> ContentOrder:
     return ContentOrder((((0, len(blocks) * BLOCK_SIZE),),), (tuple(blocks),))
 
 
+def push_slice(
+    name: str,
+    decode: SideChannelAddress,
+    ours: Sequence[int],
+    theirs: Sequence[int],
+    *,
+    is_last: bool = True,
+    deadline_ms: int = 120_000,
+    attempt: int = 1,
+) -> PushSlice:
+    """Blocks ``ours`` of prefill that become complete for blocks ``theirs`` of the decode rank at this address."""
+    target = PushTarget(EngineId("decode"), 1, (decode,), deadline_ms)
+    token = SECRET.mint(TransferId(name), Attempt(attempt), deadline_ms)
+    request = RequestId(name), TransferId(name), Attempt(attempt)
+    return PushSlice(*request, token, target, blocks_slice(ours, theirs), num_prompt_tokens=99, is_last=is_last)
+
+
+def forward(worker: PrefillWorker, shape: Shape, step: PrefillStep) -> None:
+    """One forward pass, of which every layer has a hook."""
+    worker.begin_step(step)
+    for name in shape.layer_names():
+        worker.layer_saved(name)
+    worker.end_step()
+
+
+@contextmanager
+def prefill_rank(
+    cache: Cache, settings: Settings, *, device: Device | None = None, **facts: Any
+) -> Iterator[PrefillRank]:
+    """A prefill rank over ``cache``. ``facts``: changed ones of its engine. ``device``: in place of the CPU."""
+    ours = replace(engine_facts(Role.PREFILL, cache.shape, settings), **facts)
+    rank = make_prefill_rank(ours, cache.memory(fingerprint_of(cache.shape)), device=device)
+    try:
+        yield rank
+    finally:
+        rank.close()
+
+
 @dataclass(slots=True)
 class Pair:
     """A prefill rank beside a decode rank. Plays the forward thread of both."""
@@ -158,19 +199,24 @@ class Pair:
         deadline_ms: int = 120_000,
         attempt: int = 1,
     ) -> PushSlice:
-        """Blocks ``ours`` of prefill that become complete for blocks ``theirs`` of decode."""
-        target = PushTarget(EngineId("decode"), 1, (self.decode.address,), deadline_ms)
-        token = SECRET.mint(TransferId(name), Attempt(attempt), deadline_ms)
-        request = RequestId(name), TransferId(name), Attempt(attempt)
-        return PushSlice(*request, token, target, blocks_slice(ours, theirs), num_prompt_tokens=99, is_last=is_last)
+        """As ``push_slice``, for this decode rank."""
+        return push_slice(
+            name, self.decode.address, ours, theirs, is_last=is_last, deadline_ms=deadline_ms, attempt=attempt
+        )
 
     def forward(self, *slices: PushSlice) -> None:
         """One forward pass that completes ``slices``, layer by layer."""
-        worker = self.prefill.worker
-        worker.begin_step(PrefillStep(self.life, slices))
-        for name in self.source.shape.layer_names():
-            worker.layer_saved(name)
-        worker.end_step()
+        forward(self.prefill.worker, self.source.shape, PrefillStep(self.life, slices))
+
+    def require_received(self, name: str) -> None:
+        """Decode gets all of the request's KV."""
+        assert self.step_until(lambda: name in self.ended)
+        assert self.ended[name]
+
+    def require_lost(self, name: str) -> None:
+        """Decode's wait for the request ends without its KV."""
+        assert self.step_until(lambda: name in self.ended)
+        assert not self.ended[name]
 
     def step(self, finished: Sequence[str] = ()) -> None:
         """Both engines ask their workers what has ended."""
@@ -199,19 +245,27 @@ class Pair:
 def make_pair(
     shape: Shape = Shape(),
     settings: Settings = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=2.0, handshake_timeout_s=20.0),  # noqa: B008  # frozen
-    decode_fingerprint: KvFingerprint | None = None,
-    device: Device | None = None,
+    *,
+    changes: Mapping[Role, Callable[[Memory], Memory]] = MappingProxyType({}),
+    devices: Mapping[Role, Device] = MappingProxyType({}),
 ) -> Iterator[Pair]:
-    """Both ranks run; closed at the end. ``device``: prefill's, in place of the CPU."""
+    """Both ranks run; closed at the end. ``changes``: of what a rank sees. ``devices``: in place of the CPU."""
     with ExitStack() as stack:
         source, target = Cache(shape), Cache(shape)
         source.fill(1)
         ours = fingerprint_of(shape)
-        theirs = decode_fingerprint or ours
-        decode = make_decode_rank(
-            engine_facts(Role.DECODE, shape, settings), replace(target.memory(ours), fingerprint=theirs)
-        )
+        memories = {Role.PREFILL: source.memory(ours), Role.DECODE: target.memory(ours)}
+        memories |= {role: change(memories[role]) for role, change in changes.items()}
+        facts = {role: engine_facts(role, shape, settings) for role in Role}
+        decode = make_decode_rank(facts[Role.DECODE], memories[Role.DECODE], device=devices.get(Role.DECODE))
         stack.callback(decode.close)
-        prefill = make_prefill_rank(engine_facts(Role.PREFILL, shape, settings), source.memory(ours), device=device)
+        prefill = make_prefill_rank(facts[Role.PREFILL], memories[Role.PREFILL], device=devices.get(Role.PREFILL))
         stack.callback(prefill.close)
         yield Pair(prefill, decode, source, target)
+
+
+@contextmanager
+def another_prefill(pair: Pair, settings: Settings, **facts: Any) -> Iterator[Pair]:
+    """The same decode rank, pushed to by a second prefill engine. ``facts``: changed ones of it."""
+    with prefill_rank(pair.source, settings, **facts) as rank:
+        yield replace(pair, prefill=rank, life=new_boot_id())

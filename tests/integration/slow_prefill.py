@@ -16,6 +16,7 @@ from integration.ranks import Cache, Pair, make_pair
 from patience import EDGE_S
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import PrefillStep, PushSlice
+from pdcluster_protocol.labels import Role
 
 SETTINGS: Final = Settings(quarantine_s=0.5, hold_s=EDGE_S, lease_s=EDGE_S, handshake_timeout_s=EDGE_S)
 """No deadline ends what a test holds back."""
@@ -69,7 +70,7 @@ class SlowPrefill:
 @contextmanager
 def slow_prefill(settings: Settings = SETTINGS) -> Iterator[SlowPrefill]:
     """Prefill's device does nothing before the test lets it."""
-    with async_device() as (device, runtime), make_pair(settings=settings, device=device) as pair:
+    with async_device() as (device, runtime), make_pair(settings=settings, devices={Role.PREFILL: device}) as pair:
         pair.source.layers[:] = STALE
         final = Cache(pair.source.shape)
         final.fill(2)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -19,9 +19,9 @@ import numpy.typing as npt
 import torch
 
 from fakes.async_device import STALE, AsyncRuntime, async_device
-from fakes.late_transport import LateTransport, Wire
 from fakes.stream_group import Meeting, StreamGroup
 from fakes.streams import AsyncStream
+from fakes.transports import Late, Wire, wrap_transports
 from integration.ranks import LIFE, SECRET
 from integration.reshard_pushes import (
     BLOCK,
@@ -44,7 +44,6 @@ from pdcluster_connector.reshard.staging import StagingMemory
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_connector.steps import PrefillStep
-from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.worker.orders import Quiesce
 from pdcluster_connector.worker.resharding import TokenMemory
 from pdcluster_protocol.ids import Attempt, RequestId, TransferId
@@ -224,8 +223,6 @@ def _slow_rank(rank: int, tp_size: int, meeting: Meeting, settings: Settings) ->
             prefill = make_prefill_rank(facts, cache.memory(), tokens, device=device)
         stack.callback(prefill.close)
         stack.callback(runtime.release)
-        sessions = Sessions(lambda: LateTransport(prefill.sessions.open(), wire))
-        stack.callback(sessions.close)
-        prefill.worker._parts = replace(prefill.worker._parts, sessions=sessions)
+        wrap_transports(prefill.worker, lambda inner: Late(inner, wire))
         assert until(lambda: len(runtime.streams) == 3), "the resharder opens its stream"
         yield SlowRank(prefill, runtime, cache, wire)

@@ -11,24 +11,20 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager
 
 import msgspec
 import numpy as np
 import pytest
 import zmq
 
-from integration.far_rank import FarPrefill, far_prefill
-from integration.ranks import Pair, Shape, engine_facts, fingerprint_of, make_pair
-from pdcluster_connector.assembly import make_prefill_rank
+from integration.far_ranks import FarPrefill, far_prefill
+from integration.ranks import Pair, Shape, another_prefill, make_pair
 from pdcluster_connector.core.receiving import SessionId
 from pdcluster_connector.settings import SessionUse, Settings
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.worker.inbound import InboundSessions
-from pdcluster_protocol.ids import BootId, EngineId
-from pdcluster_protocol.labels import Role
+from pdcluster_protocol.ids import EngineId
 from pdcluster_protocol.secret import make_secret
 
 QUICK = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=1.0, handshake_timeout_s=20.0)
@@ -45,16 +41,9 @@ def quick(request: pytest.FixtureRequest) -> Settings:
     return request.param
 
 
-@contextmanager
-def with_another_prefill(pair: Pair, settings: Settings = QUICK) -> Iterator[Pair]:
+def with_another_prefill(pair: Pair, settings: Settings = QUICK) -> AbstractContextManager[Pair]:
     """The same decode rank, pushed to by a second prefill engine."""
-    shape = pair.source.shape
-    facts = replace(engine_facts(Role.PREFILL, shape, settings), engine_id=EngineId("another"))
-    rank = make_prefill_rank(facts, pair.source.memory(fingerprint_of(shape)))
-    try:
-        yield replace(pair, prefill=rank, life=BootId("another life"))
-    finally:
-        rank.close()
+    return another_prefill(pair, settings, engine_id=EngineId("another"))
 
 
 def push_forever(far: FarPrefill, pair: Pair, name: str) -> None:
@@ -226,18 +215,14 @@ def test_a_prefill_that_was_cut_off_comes_back_on_a_new_session(quick: Settings)
 
 
 def test_ranks_with_different_secrets_never_write_and_both_say_why() -> None:
-    with make_pair(settings=QUICK) as pair:
-        shape = pair.source.shape
-        facts = replace(engine_facts(Role.PREFILL, shape, QUICK), secret=make_secret("another cluster!"))
-        stranger = make_prefill_rank(facts, pair.source.memory(fingerprint_of(shape)))
-        other = replace(pair, prefill=stranger)
+    secret = make_secret("another cluster!")
+    with make_pair(settings=QUICK) as pair, another_prefill(pair, QUICK, secret=secret) as other:
         pair.expect("a", 1)
         other.forward(pair.slice_of("a", [1], [5]))
         other.step(finished=["a"])
         assert other.step_until(lambda: "a" in other.released)
         assert not pair.target.layers.any()
         assert pair.ended == {}
-        stranger.close()
 
 
 def test_an_open_without_the_routers_token_is_denied() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from integration.harness import Harness, Pool, complete_all, eventually, metric, post_json
+from integration.harness import Harness, Pool, blocks_in_use, complete_all, eventually, post_json
 from integration.kv_probe import PROBE_ARGS, PROBE_ENV
 from integration.prompts import make_prompts
 from zoo.models import llama
@@ -53,10 +53,6 @@ def require_pushed(pool: Pool, at_least: int) -> None:
     assert len(received) >= at_least
 
 
-def require_no_block_in_use(pool: Pool) -> None:
-    assert eventually(lambda: sum(metric(engine.url, "vllm:kv_cache_usage_perc") for engine in pool.engines) == 0)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("prefill_args", "decode_args"),
@@ -74,7 +70,7 @@ def test_200_prompts_at_concurrency_16_answer_like_a_single_engine(
         assert answers_of(pool, reference.prompts) == reference.answers
         # Prompts that are repeated while decode still has them, and those of one token, need no push.
         require_pushed(pool, at_least=150)
-        require_no_block_in_use(pool)
+        assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
 
 
 @pytest.mark.slow
@@ -108,7 +104,7 @@ def test_two_prefill_and_two_decode_engines_answer_like_one(harness: Harness) ->
     with harness.start_pool(prefill=2, decode=2, prefill_args=ROOM, decode_args=ROOM) as pool:
         assert answers_of(pool, reference.prompts) == reference.answers
         require_pushed(pool, at_least=60)
-        require_no_block_in_use(pool)
+        assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
         assert all(engine.read_trace("push") for engine in pool.prefill)
         assert all(engine.read_trace("receive") for engine in pool.decode)
 

@@ -14,35 +14,46 @@ from pathlib import Path
 
 import pytest
 
-from integration.harness import Harness, HttpError, Pool, Server, complete, complete_all, eventually, metric, opened
+from integration.harness import (
+    Harness,
+    HttpError,
+    Pool,
+    blocks_in_use,
+    complete,
+    complete_all,
+    eventually,
+    metric,
+    opened,
+)
+from integration.prompts import LONG, PROMPT
 from patience import PATIENCE_S
 from pdcluster_cli.tiny_model import ModelShape, ensure_tiny_model
 
 pytestmark = pytest.mark.engines
 
-PROMPT = [100 + (number * 11) % 800 for number in range(520)]
-LONG = [100 + (number * 13) % 800 for number in range(3000)]
 SMALL_CHUNKS = ("--max-num-batched-tokens", "32", "--no-enable-prefix-caching")
 """3,000 tokens take 94 steps: time enough to break something in between."""
 QUICK = {"quarantine_s": 0.5, "hold_s": 0.5, "lease_s": 2.0, "handshake_timeout_s": 20.0}
 
 
-@pytest.fixture(scope="module")
-def expected(harness: Harness) -> dict[int, tuple[int, ...]]:
-    with harness.single_engine() as engine:
-        return {len(prompt): complete(engine.url, prompt, 16).token_ids for prompt in (PROMPT, LONG)}
+def start_pool(harness: Harness) -> AbstractContextManager[Pool]:
+    return harness.start_pool(
+        prefill_args=SMALL_CHUNKS, decode_args=SMALL_CHUNKS, prefill_connector=QUICK, decode_connector=QUICK
+    )
 
 
 @pytest.fixture
 def pool(harness: Harness) -> Iterator[Pool]:
-    with harness.start_pool(
-        prefill_args=SMALL_CHUNKS, decode_args=SMALL_CHUNKS, prefill_connector=QUICK, decode_connector=QUICK
-    ) as started:
+    """For one test, which breaks it."""
+    with start_pool(harness) as started:
         yield started
 
 
-def blocks_in_use(*engines: Server) -> float:
-    return sum(metric(engine.url, "vllm:kv_cache_usage_perc") for engine in engines)
+@pytest.fixture(scope="module")
+def whole_pool(harness: Harness) -> Iterator[Pool]:
+    """For all tests after which it serves as before."""
+    with start_pool(harness) as started:
+        yield started
 
 
 def require_still_serving(pool: Pool, expected: dict[int, tuple[int, ...]]) -> None:
@@ -137,23 +148,28 @@ def opened_with_deadline(pool: Pool, seconds: int) -> AbstractContextManager[HTT
 
 
 def test_a_client_that_leaves_during_prefill_frees_both_engines(
-    pool: Pool, expected: dict[int, tuple[int, ...]]
+    whole_pool: Pool, expected: dict[int, tuple[int, ...]]
 ) -> None:
     body = {"prompt": LONG, "max_tokens": 16, "temperature": 0, "stream": True}
-    with closing(HTTPConnection("127.0.0.1", pool.router.port, timeout=60)) as client:
+    num_before = len(whole_pool.prefill[0].read_trace("push"))
+
+    def outcomes() -> list[str]:
+        return sorted(push["outcome"] for push in whole_pool.prefill[0].read_trace("push")[num_before:])
+
+    with closing(HTTPConnection("127.0.0.1", whole_pool.router.port, timeout=60)) as client:
         client.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-        wait_for_prefill(pool)
-    require_still_serving(pool, expected)
-    assert eventually(lambda: {push["outcome"] for push in pool.prefill[0].read_trace("push")} == {"failed", "done"})
+        wait_for_prefill(whole_pool)
+    require_still_serving(whole_pool, expected)
+    assert eventually(lambda: outcomes() == ["done", "failed"])
 
 
 def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_both_engines(
-    pool: Pool, expected: dict[int, tuple[int, ...]]
+    whole_pool: Pool, expected: dict[int, tuple[int, ...]]
 ) -> None:
     body = {"prompt": PROMPT, "max_tokens": 4000, "temperature": 0, "stream": True, "ignore_eos": True}
-    with opened(f"{pool.url}/v1/completions", "POST", json.dumps(body).encode(), 30) as response:
+    with opened(f"{whole_pool.url}/v1/completions", "POST", json.dumps(body).encode(), 30) as response:
         assert response.readline().startswith(b"data:")
-    require_still_serving(pool, expected)
+    require_still_serving(whole_pool, expected)
 
 
 def test_a_decode_engine_killed_in_the_middle_of_a_stream_cuts_it_without_a_clean_end(pool: Pool) -> None:
@@ -216,12 +232,12 @@ def test_engines_with_other_models_are_refused_before_any_byte(harness: Harness,
     ids=["nothing else", "a whole reservation's worth"],
 )
 def test_a_prefill_engine_that_is_asked_to_decode_answers_by_itself(
-    pool: Pool, expected: dict[int, tuple[int, ...]], params: dict[str, object]
+    whole_pool: Pool, expected: dict[int, tuple[int, ...]], params: dict[str, object]
 ) -> None:
     """Swapped URLs on the router's command line do this."""
-    answer = complete(pool.prefill[0].url, PROMPT, 16, kv_transfer_params=params)
+    answer = complete(whole_pool.prefill[0].url, PROMPT, 16, kv_transfer_params=params)
     assert answer.token_ids == expected[len(PROMPT)]
-    require_still_serving(pool, expected)
+    require_still_serving(whole_pool, expected)
 
 
 def test_preemption_on_prefill_by_a_small_cache_changes_no_answer(harness: Harness) -> None:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from integration.harness import Harness, Prompt, complete, complete_all, eventually, metric
+from integration.harness import Harness, Prompt, blocks_in_use, complete, complete_all, eventually, metric
 from integration.ports import NUM_RANGES, claim, fresh_port, range_of
 from pdcluster_cli.waiting import EngineDied, is_healthy
 
@@ -37,7 +37,7 @@ def test_the_tiny_model_depends_on_its_whole_prompt_and_does_not_repeat_itself(h
 def test_an_engine_has_no_blocks_in_use_after_its_answer(harness: Harness) -> None:
     with harness.single_engine(["--no-enable-prefix-caching"]) as engine:
         complete(engine.url, "Hello", 4)
-        assert eventually(lambda: metric(engine.url, "vllm:kv_cache_usage_perc") == 0)
+        assert eventually(lambda: blocks_in_use(engine) == 0)
         with pytest.raises(KeyError):
             metric(engine.url, "vllm:no_such_metric")
 

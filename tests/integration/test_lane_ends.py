@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import TypeVar
 
 import msgspec
 import numpy as np
 
-from integration import broken
-from integration.harness import eventually
-from integration.ranks import (
-    LIFE,
-    SECRET,
-    Cache,
-    Pair,
-    Shape,
-    blocks_slice,
-    engine_facts,
-    fingerprint_of,
-    make_pair,
-)
-from patience import EDGE_S
-from pdcluster_connector.assembly import make_prefill_rank
+from fakes.transports import Failing, Wrapped, wrap_transports
+from integration.ranks import LIFE, SECRET, Cache, Pair, Shape, fingerprint_of, make_pair, prefill_rank, push_slice
+from patience import EDGE_S, until
 from pdcluster_connector.core.receiving import PeerId
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.reshard.feeds import ReshardItem
@@ -35,12 +22,11 @@ from pdcluster_connector.reshard.rounds import StagedPart
 from pdcluster_connector.reshard.staging import StagingRoom
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
-from pdcluster_connector.steps import PrefillStep, PushSlice, PushTarget
+from pdcluster_connector.steps import PrefillStep, PushSlice
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
 from pdcluster_connector.worker.orders import Order, Quiesce, Staged, StagedWrite
 from pdcluster_connector.worker.prefill import PrefillWorker
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
-from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import SideChannelAddress
 from pdcluster_protocol.side_channel import (
     Denial,
@@ -81,9 +67,7 @@ class DecodeByHand:
 
 
 def slice_for(address: SideChannelAddress) -> PushSlice:
-    token = SECRET.mint(T, FIRST, 20_000)
-    target = PushTarget(EngineId("decode"), 1, (address,), 20_000)
-    return PushSlice(RequestId("r"), T, FIRST, token, target, blocks_slice([1], [2]), num_prompt_tokens=9, is_last=True)
+    return msgspec.structs.replace(push_slice(T, address, [1], [2], deadline_ms=20_000), request_id=RequestId("r"))
 
 
 @contextmanager
@@ -99,29 +83,26 @@ def welcomed_push(wrap: Callable[[Transport], Transport]) -> Iterator[tuple[Pref
     """A push that waits for its grant."""
     shape = Shape()
     decode = DecodeByHand(shape)
-    facts = engine_facts(Role.PREFILL, shape, Settings(hold_s=0.3))
-    rank = make_prefill_rank(facts, Cache(shape).memory(fingerprint_of(shape)))
-    worker = rank.worker
-    worker._parts = dataclasses.replace(worker._parts, sessions=broken.WrappedSessions(worker._parts.sessions, wrap))
-    target = rank.sessions.open()  # where the writes go
     memory = decode.cache.memory(fingerprint_of(shape))
-    target.register(*memory.spans[0])
-    try:
+    with (
+        closing(decode.channel),
+        prefill_rank(Cache(shape), Settings(hold_s=0.3)) as rank,
+        closing(rank.sessions.open()) as target,  # where the writes go
+    ):
+        worker = rank.worker
+        wrap_transports(worker, wrap)
+        target.register(*memory.spans[0])
         worker.begin_step(PrefillStep(LIFE, (slice_for(decode.address),)))
         worker.end_step()
         decode.hear(Hello)
         decode.channel.send(decode.peer, Welcome(EngineId("decode"), BOOT, target.session, memory.layout))
         decode.hear(Open)
         yield worker, decode
-    finally:
-        rank.close()
-        target.close()
-        decode.channel.close()
 
 
 def test_a_lane_that_was_cut_does_not_call_what_it_has_forgotten_clean() -> None:
     """Its unclean word may be lost on the way; asked once more, it must not sound better."""
-    with granted_push(broken._Failing) as (_, decode):
+    with granted_push(Failing) as (_, decode):
         assert not decode.hear(Fenced).is_clean
         for _ in range(2):
             decode.channel.send(decode.peer, Revoke(T, FIRST))
@@ -141,7 +122,7 @@ def test_a_retired_lane_leaves_no_descriptor() -> None:
         decode.channel.close()
         lane = worker._lanes[decode.address]
         worker._retire_stale(decode.address, time.monotonic())
-        assert eventually(lambda: lane.is_over)
+        assert until(lambda: lane.is_over)
         worker._bury()
         assert lane._wakeup._is_closed
 
@@ -158,7 +139,7 @@ def test_a_push_that_has_ended_does_not_begin_anew_with_the_next_chunk_of_its_pr
         assert decode.hear(Open).transfer_id == "other"
 
 
-class _NeverAcknowledged(broken._Wrapped):
+class _NeverAcknowledged(Wrapped):
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner)
         self.has_written, self.is_closed = threading.Event(), False
@@ -193,9 +174,7 @@ def test_a_write_in_flight_when_decode_is_lost_is_cut_off_before_its_blocks_come
 
     with granted_push(wrap) as (worker, decode):
         worker.finished([RequestId("r")])
-        opened_by = time.monotonic() + EDGE_S
-        while not made and time.monotonic() < opened_by:
-            time.sleep(0.01)
+        assert until(lambda: bool(made), EDGE_S)
         assert made[0].has_written.wait(5)
         decode.channel.close()
         freed = until_freed(worker)
@@ -203,7 +182,7 @@ def test_a_write_in_flight_when_decode_is_lost_is_cut_off_before_its_blocks_come
         assert freed == {"r"}
 
 
-class _ClosesSlowly(broken._Failing):
+class _ClosesSlowly(Failing):
     """Every write fails, and closing takes until it may end."""
 
     is_closing, may_close = threading.Event(), threading.Event()
@@ -226,7 +205,7 @@ def test_no_block_is_given_back_before_the_session_that_may_read_it_is_closed() 
         assert until_freed(worker) == {"r"}
 
 
-class _ClosesInHalfASecond(broken._Wrapped):
+class _ClosesInHalfASecond(Wrapped):
     def close(self) -> None:
         time.sleep(0.5)
         super().close()
@@ -241,12 +220,14 @@ def test_closing_waits_for_the_lanes() -> None:
 
 def until_freed(worker: PrefillWorker) -> set[RequestId]:
     """What may be freed, as soon as there is something."""
-    deadline = time.monotonic() + EDGE_S
-    while time.monotonic() < deadline:
-        if freed := worker.finished([]):
-            return freed
-        time.sleep(0.01)
-    return set()
+    freed: set[RequestId] = set()
+
+    def is_freed() -> bool:
+        freed.update(worker.finished([]))
+        return bool(freed)
+
+    until(is_freed, EDGE_S)
+    return freed
 
 
 class Gate:
@@ -270,7 +251,7 @@ class Gate:
         return self._is_open.is_set()
 
 
-class _Gated(broken._Wrapped):
+class _Gated(Wrapped):
     def __init__(self, inner: Transport, gate: Gate) -> None:
         super().__init__(inner)
         self._gate = gate
@@ -280,9 +261,8 @@ class _Gated(broken._Wrapped):
 
 
 def gate_writes(pair: Pair) -> Gate:
-    worker, gate = pair.prefill.worker, Gate()
-    sessions = broken.WrappedSessions(worker._parts.sessions, lambda inner: _Gated(inner, gate))
-    worker._parts = dataclasses.replace(worker._parts, sessions=sessions)
+    gate = Gate()
+    wrap_transports(pair.prefill.worker, lambda inner: _Gated(inner, gate))
     return gate
 
 
@@ -296,8 +276,7 @@ def test_blocks_taken_away_while_the_lane_looks_elsewhere_are_never_called_whole
         gate.hold_lane()
         pair.prefill.worker.protect_preempted([RequestId("a")])
         gate.open()
-        assert pair.step_until(lambda: "a" in pair.ended)
-        assert not pair.ended["a"]
+        pair.require_lost("a")
 
 
 def staged(key: PushKey, released: list[str]) -> Staged:
@@ -330,26 +309,16 @@ def test_what_comes_to_a_lane_that_has_ended_is_let_go() -> None:
 def test_parts_that_wait_for_a_decode_rank_that_never_answers_are_let_go() -> None:
     released: list[str] = []
     shape, handshake_timeout_s = Shape(), 0.3
-    decode = DecodeByHand(shape)
-    rank = make_prefill_rank(
-        engine_facts(Role.PREFILL, shape, Settings(handshake_timeout_s=handshake_timeout_s)),
-        Cache(shape).memory(fingerprint_of(shape)),
-    )
-    try:
+    decode, settings = DecodeByHand(shape), Settings(handshake_timeout_s=handshake_timeout_s)
+    with closing(decode.channel), prefill_rank(Cache(shape), settings) as rank:
         begin = time.monotonic()
         rank.worker.begin_step(PrefillStep(LIFE, (slice_for(decode.address),)))
         (lane,) = rank.worker._known_lanes()
         lane.post(staged(PushKey(T, FIRST), released))
-        while not released and time.monotonic() < begin + 20:
-            time.sleep(0.01)
+        assert until(lambda: len(released) == 1, 20)
         assert time.monotonic() - begin >= handshake_timeout_s
         lane.post(staged(PushKey(T, FIRST), released))
-        while len(released) < 2 and time.monotonic() < begin + 20:
-            time.sleep(0.01)
-        assert released == ["back", "back"]
-    finally:
-        rank.close()
-        decode.channel.close()
+        assert until(lambda: released == ["back", "back"], 20)
 
 
 def test_a_push_straight_from_its_blocks_outlives_the_resharders_failure() -> None:
@@ -366,6 +335,5 @@ def test_a_push_straight_from_its_blocks_outlives_the_resharders_failure() -> No
         lane.post(Quiesce(PushKey(TransferId("another"), FIRST), heard))
         assert heard.wait(5)
         gate.open()
-        assert pair.step_until(lambda: "a" in pair.ended)
-        assert pair.ended["a"]
+        pair.require_received("a")
         assert lane.is_usable

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from integration.far_rank import FarPrefill, far_prefill
+from integration.far_ranks import FarPrefill, far_prefill
 from integration.harness import eventually
 from integration.ranks import (
-    SECRET,
     Cache,
     Shape,
-    blocks_slice,
+    another_prefill,
     engine_facts,
     expect,
     fingerprint_of,
     make_pair,
+    push_slice,
 )
 from patience import PATIENCE_S
-from pdcluster_connector.assembly import DecodeRank, make_decode_rank, make_prefill_rank, new_boot_id
+from pdcluster_connector.assembly import DecodeRank, make_decode_rank
 from pdcluster_connector.settings import Settings
-from pdcluster_connector.steps import DecodeStep, PushSlice, PushTarget
-from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
+from pdcluster_connector.steps import DecodeStep, PushSlice
 from pdcluster_protocol.labels import Role
 
 SHAPE = Shape(kv_heads=2)
@@ -51,10 +49,7 @@ class Bench:
 
     def part(self, name: str) -> PushSlice:
         """Block 1 of each rank for decode's block 5."""
-        token = SECRET.mint(TransferId(name), Attempt(1), 20_000)
-        target = PushTarget(EngineId("decode"), 1, (self.decode.address,), 20_000)
-        request = RequestId(name), TransferId(name), Attempt(1)
-        return PushSlice(*request, token, target, blocks_slice([1], [5]), num_prompt_tokens=9, is_last=True)
+        return push_slice(name, self.decode.address, [1], [5], deadline_ms=20_000)
 
     def has_ended(self, name: str) -> bool:
         receipts = self.decode.worker.receipts()
@@ -87,10 +82,7 @@ def test_ranks_on_two_nodes_push_one_prompt_together(bench: Bench) -> None:
 
 def test_data_parallel_ranks_of_one_engine_do_not_share_an_attempt(caplog: pytest.LogCaptureFixture) -> None:
     """Each has a scheduler, and so a life, of its own: to decode they are two engines, whatever they are called."""
-    with make_pair(settings=QUICK) as pair:
-        facts = engine_facts(Role.PREFILL, pair.source.shape, QUICK)
-        rank = make_prefill_rank(facts, pair.source.memory(fingerprint_of(pair.source.shape)))
-        other = replace(pair, prefill=rank, life=new_boot_id())
+    with make_pair(settings=QUICK) as pair, another_prefill(pair, QUICK) as other:
         pair.expect("a", 2)
         pair.forward(pair.slice_of("a", [1], [5], is_last=False))
         assert pair.step_until(lambda: bool(pair.target.layers[:, 5].any()), timeout_s=PATIENCE_S)
@@ -99,4 +91,3 @@ def test_data_parallel_ranks_of_one_engine_do_not_share_an_attempt(caplog: pytes
         assert other.step_until(lambda: other.released == {"a"}, timeout_s=PATIENCE_S)
         assert not pair.target.layers[:, 6].any()
         assert "another prefill engine holds the grant of this attempt" in caplog.text
-        rank.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from integration import broken
+from fakes.transports import Failing, wrap_transports
 from integration.ports import fresh_port
 from integration.ranks import LIFE, Cache, Pair, Shape, engine_facts, fingerprint_of, make_pair
 from patience import EDGE_S
@@ -20,11 +21,11 @@ from pdcluster_connector.assembly import DecodeRank, make_decode_rank, make_pref
 from pdcluster_connector.core.receiving import PeerId
 from pdcluster_connector.counts import PUSHED_BYTES, PUSHES_DONE, RECEIVES_DONE, take_counts
 from pdcluster_connector.device import CpuDevice
+from pdcluster_connector.engine_facts import Memory
 from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_connector.side_channel import Received
 from pdcluster_connector.steps import PrefillStep
-from pdcluster_connector.transport.base import Transport
-from pdcluster_connector.transport.sessions import Opening, Sessions
+from pdcluster_connector.transport.sessions import Opening
 from pdcluster_protocol.errors import ConfigError, ProtocolError
 from pdcluster_protocol.ids import BootId, RequestId
 from pdcluster_protocol.labels import Role
@@ -32,6 +33,11 @@ from pdcluster_protocol.params import SideChannelAddress
 
 PATIENT = Settings(quarantine_s=60, hold_s=60, lease_s=60, handshake_timeout_s=60, preempt_wait_s=10)
 """What ends soon in spite of these was told, and not waited for."""
+
+
+def to_fp8(memory: Memory) -> Memory:
+    """Of an engine that keeps KV otherwise."""
+    return dataclasses.replace(memory, fingerprint=fingerprint_of(Shape(), kv_dtype="fp8"))
 
 
 def require_equal_blocks(pair: Pair, ours: list[int], theirs: list[int]) -> None:
@@ -43,8 +49,7 @@ def test_blocks_arrive_whole_and_nothing_else_changes() -> None:
     with make_pair() as pair:
         pair.expect("a", 4)
         pair.forward(pair.slice_of("a", ours, theirs))
-        assert pair.step_until(lambda: "a" in pair.ended)
-        assert pair.ended["a"]
+        pair.require_received("a")
         require_equal_blocks(pair, ours, theirs)
         untouched = [block for block in range(64) if block not in theirs]
         assert not pair.target.layers[:, untouched].any()
@@ -146,8 +151,7 @@ def test_too_few_blocks_are_a_failure_on_decode_and_not_a_hang() -> None:
     with make_pair() as pair:
         pair.expect("a", 2)
         pair.forward(pair.slice_of("a", [1], [5]))
-        assert pair.step_until(lambda: "a" in pair.ended)
-        assert not pair.ended["a"]
+        pair.require_lost("a")
 
 
 def test_a_cancelled_request_is_fenced_before_it_is_reported() -> None:
@@ -156,8 +160,7 @@ def test_a_cancelled_request_is_fenced_before_it_is_reported() -> None:
         pair.forward(pair.slice_of("a", [1], [5], is_last=False))
         assert pair.step_until(lambda: bool(pair.target.layers[:, 5].any()))
         pair.cancel("a")
-        assert pair.step_until(lambda: "a" in pair.ended)
-        assert not pair.ended["a"]
+        pair.require_lost("a")
         before = pair.target.layers.copy()
         # vLLM goes on computing the prompt until it hears of the abort.
         for block in (2, 3, 4):
@@ -178,8 +181,7 @@ def test_an_abort_on_prefill_fails_the_request_on_decode_and_releases_the_blocks
 
 
 def test_engines_that_differ_are_refused_before_any_byte_and_decode_hears_it() -> None:
-    shape = Shape()
-    with make_pair(settings=PATIENT, decode_fingerprint=fingerprint_of(shape, kv_dtype="fp8")) as pair:
+    with make_pair(settings=PATIENT, changes={Role.DECODE: to_fp8}) as pair:
         pair.expect("a", 1)
         pair.forward(pair.slice_of("a", [1], [5]))
         pair.step(finished=["a"])
@@ -216,8 +218,7 @@ def test_preempted_blocks_are_not_read_after_the_wait() -> None:
         pair.source.layers[:, ours] = 0
         pair.source.layers[:, 250] = 7
         pair.forward(pair.slice_of("a", [250], [450]))
-        assert pair.step_until(lambda: "a" in pair.ended)
-        assert pair.ended["a"]
+        pair.require_received("a")
         assert np.array_equal(before[:, ours], pair.target.layers[:, theirs])
 
 
@@ -272,8 +273,7 @@ def test_an_address_that_no_socket_takes_fails_the_push_and_releases_the_blocks(
 
 
 def test_a_preemption_does_not_wait_for_a_lane_that_has_failed() -> None:
-    shape = Shape()
-    with make_pair(settings=PATIENT, decode_fingerprint=fingerprint_of(shape, kv_dtype="fp8")) as pair:
+    with make_pair(settings=PATIENT, changes={Role.DECODE: to_fp8}) as pair:
         pair.expect("a", 2)
         pair.forward(pair.slice_of("a", [1], [5], is_last=False))
         assert pair.step_until(lambda: pair.ended == {"a": False})
@@ -319,24 +319,10 @@ def _step_to(pair: Pair, decode: DecodeRank, name: str) -> PrefillStep:
     return _step(dataclasses.replace(pair, decode=decode), name)
 
 
-class _FirstFails(Sessions):
-    """The writes of the first session that is opened fail."""
-
-    def __init__(self, inner: Sessions) -> None:
-        self._inner, self._num_opened = inner, 0
-
-    def open(self) -> Transport:
-        self._num_opened += 1
-        return broken._Failing(self._inner.open()) if self._num_opened == 1 else self._inner.open()
-
-    def close(self) -> None:
-        self._inner.close()
-
-
 def test_a_lane_that_ends_releases_nothing_of_the_lane_that_took_its_place() -> None:
     with make_pair() as pair:
-        worker = pair.prefill.worker
-        worker._parts = dataclasses.replace(worker._parts, sessions=_FirstFails(worker._parts.sessions))
+        worker, opened = pair.prefill.worker, itertools.count()
+        wrap_transports(worker, lambda inner: inner if next(opened) else Failing(inner))
         pair.expect("a", 1)
         pair.forward(pair.slice_of("a", [1], [5]))
         pair.step(finished=["a"])
@@ -378,7 +364,7 @@ class _Noting(CpuDevice):
 def test_each_thread_that_needs_the_device_enters_it_first() -> None:
     """Those that open sessions too: with Ascend a transport is of the device of the thread that makes it."""
     device = _Noting()
-    with make_pair(device=device) as pair:
+    with make_pair(devices={Role.PREFILL: device}) as pair:
         assert len(device.threads) == 1, "the first session, opened in this thread"
         pair.expect("a", 1)
         pair.forward(pair.slice_of("a", [1], [5]))

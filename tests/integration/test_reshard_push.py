@@ -28,6 +28,23 @@ def push_whole(group: PrefillGroup, *jobs: Job) -> None:
     group.forward({one.name: one.num_tokens for one in jobs})
 
 
+def require_received(group: PrefillGroup, *jobs: Job) -> None:
+    """Every rank of decode gets each of these, every byte is right, and none of its cached tokens is touched."""
+    names = [one.name for one in jobs]
+    assert group.step_until(lambda: all(group.outcomes(*names)))
+    assert group.outcomes(*names) == [{True}] * len(jobs)
+    for one in jobs:
+        one.require_exact()
+        one.require_untouched()
+
+
+def require_let_go(group: PrefillGroup, *names: str) -> None:
+    """When vLLM has ended them, every rank of prefill frees their blocks, and has all of its staging memory back."""
+    group.finish(*names)
+    assert group.step_until(lambda: group.are_released(*names))
+    group.require_no_room_taken()
+
+
 def test_engines_of_any_tp_get_their_heads_in_chunks_and_together(tmp_path: Path) -> None:
     """Three decode engines at once: fewer ranks, more ranks, and the same number, which needs no resharding."""
     with prefill_group(2, [(1, BLOCK, 1), (4, BLOCK, 1), (2, BLOCK, 1)], tmp_path) as group:
@@ -42,16 +59,9 @@ def test_engines_of_any_tp_get_their_heads_in_chunks_and_together(tmp_path: Path
         group.forward({"long": 290, "wide": 40, "equal": 333, "cached": 300})
         group.forward({"long": 580, "wide": 300, "equal": 650, "short": 5})
         group.forward({"long": 700, "cached": 600})
-        names = [one.name for one in jobs]
-        assert group.step_until(lambda: all(group.outcomes(*names)))
-        assert group.outcomes(*names) == [{True}] * len(jobs)
-        for one_job in jobs:
-            one_job.require_exact()
-            one_job.require_untouched()
+        require_received(group, *jobs)
         assert not any(group.released.values())
-        group.finish(*names)
-        assert group.step_until(lambda: group.are_released(*names))
-        group.require_no_room_taken()
+        require_let_go(group, *(one.name for one in jobs))
 
 
 def test_four_ranks_feed_one_and_two_with_other_blocks_and_pages(tmp_path: Path) -> None:
@@ -65,15 +75,8 @@ def test_four_ranks_feed_one_and_two_with_other_blocks_and_pages(tmp_path: Path)
         ]
         group.forward({"small blocks": 500, "large blocks": 400, "stages": 200})
         group.forward({"small blocks": 1100, "large blocks": 777, "stages": 500})
-        names = [each.name for each in jobs]
-        assert group.step_until(lambda: all(group.outcomes(*names)))
-        assert group.outcomes(*names) == [{True}] * len(jobs)
-        for each in jobs:
-            each.require_exact()
-            each.require_untouched()
-        group.finish(*names)
-        assert group.step_until(lambda: group.are_released(*names))
-        group.require_no_room_taken()
+        require_received(group, *jobs)
+        require_let_go(group, *(one.name for one in jobs))
 
 
 def test_a_push_that_one_decode_rank_revokes_disturbs_nobody_else(tmp_path: Path) -> None:
@@ -91,11 +94,8 @@ def test_a_push_that_one_decode_rank_revokes_disturbs_nobody_else(tmp_path: Path
         other.require_exact()
         after = group.add(job("after", four, 500, 60))
         group.forward({"after": 500})
-        assert group.step_until(lambda: four.outcomes("after") == {True})
-        after.require_exact()
-        group.finish(revoked.name, "other", "after")
-        assert group.step_until(lambda: group.are_released("revoked", "other", "after"))
-        group.require_no_room_taken()
+        require_received(group, after)
+        require_let_go(group, revoked.name, "other", "after")
 
 
 def test_a_request_that_prefill_aborts_in_the_middle_is_released_and_the_others_are_exact(tmp_path: Path) -> None:
@@ -199,9 +199,7 @@ def test_a_rank_that_dies_fails_the_pushes_of_the_others_soon_and_with_a_reason(
         assert group.outcomes("to one", "to two") == [{False}, {False}]
         assert time.monotonic() - begin < QUICK.reshard_timeout_s / 2
         assert any("cannot exchange KV with the other ranks" in reason for _, _, reason in one.losses)
-        group.finish("to one", "to two")
-        assert group.step_until(lambda: group.are_released("to one", "to two"))
-        group.require_no_room_taken()
+        require_let_go(group, "to one", "to two")
         push_whole(group, job("later", one, 300, 90))
         assert group.step_until(lambda: one.outcomes("later") == {False})
         group.finish("later")
@@ -214,10 +212,7 @@ def test_a_small_staging_memory_slows_a_push_down_and_spoils_nothing(tmp_path: P
         (one,) = group.decodes
         jobs = [job("a", one, 1500, 1), job("b", one, 1200, 60)]
         push_whole(group, *jobs)
-        assert group.step_until(lambda: all(group.outcomes("a", "b")))
-        assert group.outcomes("a", "b") == [{True}, {True}]
-        for each in jobs:
-            each.require_exact()
+        require_received(group, *jobs)
         group.require_no_room_taken()
 
 
@@ -230,11 +225,8 @@ def test_pushes_that_wait_for_a_grant_lose_their_staging_room_to_others(tmp_path
         group.add(stuck, is_expected=False)
         group.add(other)
         group.forward({"stuck": 1500, "other": 900})
-        assert group.step_until(lambda: four.outcomes("other") == {True})
-        other.require_exact()
-        group.finish("stuck", "other")
-        assert group.step_until(lambda: group.are_released("stuck", "other"))
-        group.require_no_room_taken()
+        require_received(group, other)
+        require_let_go(group, "stuck", "other")
 
 
 def test_a_decode_engine_that_is_gone_costs_its_own_pushes_only_and_no_staging_room(tmp_path: Path) -> None:
@@ -251,8 +243,7 @@ def test_a_decode_engine_that_is_gone_costs_its_own_pushes_only_and_no_staging_r
             decode.close()
             group.decodes.remove(decode)
         group.forward({"cut": 900, "other": 900, "refused": 300})
-        assert group.step_until(lambda: four.outcomes("other") == {True})
-        other.require_exact()
+        require_received(group, other)
         group.finish("cut", "other", "refused")
         assert group.step_until(lambda: group.are_released("cut", "other", "refused"), timeout_s=25)
         group.require_no_room_taken()

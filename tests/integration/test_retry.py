@@ -13,16 +13,11 @@ from http.client import HTTPException
 
 import pytest
 
-from integration.harness import Harness, Pool, Server, complete, eventually, get_text, metric
-from integration.test_failures import LONG, PROMPT, QUICK, SMALL_CHUNKS, Asking, blocks_in_use, require_openai_error
+from integration.harness import Harness, Pool, Server, blocks_in_use, complete, eventually, get_text, metric
+from integration.prompts import LONG, PROMPT
+from integration.test_failures import QUICK, SMALL_CHUNKS, Asking, require_openai_error
 
 pytestmark = pytest.mark.engines
-
-
-@pytest.fixture(scope="module")
-def expected(harness: Harness) -> dict[int, tuple[int, ...]]:
-    with harness.single_engine() as engine:
-        return {len(prompt): complete(engine.url, prompt, 16).token_ids for prompt in (PROMPT, LONG)}
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import zmq
 
-from integration.far_decode import far_decode
+from integration.far_ranks import far_decode
 from integration.harness import eventually
 from integration.ranks import SECRET, Shape
 from pdcluster_connector.settings import Settings

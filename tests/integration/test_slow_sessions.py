@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 
-from integration.ranks import Pair, engine_facts, fingerprint_of, make_pair
+from integration.ranks import Pair, another_prefill, make_pair
 from patience import PATIENCE_S
-from pdcluster_connector.assembly import make_prefill_rank, new_boot_id
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_protocol.labels import Role
 
 PATIENT = Settings(quarantine_s=30, hold_s=30, lease_s=60, handshake_timeout_s=60)
 
@@ -55,17 +51,6 @@ def hold_prefill(pair: Pair) -> Held:
     return held
 
 
-@contextmanager
-def with_another_prefill(pair: Pair) -> Iterator[Pair]:
-    """The same decode rank, pushed to by a second prefill engine."""
-    shape = pair.source.shape
-    rank = make_prefill_rank(engine_facts(Role.PREFILL, shape, PATIENT), pair.source.memory(fingerprint_of(shape)))
-    try:
-        yield replace(pair, prefill=rank, life=new_boot_id())
-    finally:
-        rank.close()
-
-
 def require_push(pair: Pair, name: str) -> None:
     """A push of ``pair`` begins and ends well."""
     pair.expect(name, 1)
@@ -78,7 +63,7 @@ def test_while_decode_opens_a_session_for_one_prefill_engine_the_others_go_on() 
     with make_pair(settings=PATIENT) as pair:
         require_push(pair, "a")
         held = hold_decode(pair)
-        with with_another_prefill(pair) as other:
+        with another_prefill(pair, PATIENT) as other:
             other.expect("slow", 1, deadline_ms=120_000)
             other.forward(other.slice_of("slow", [2], [6], deadline_ms=120_000))
             assert held.is_asked.wait(PATIENCE_S)
@@ -105,7 +90,7 @@ def test_a_session_that_decode_cannot_open_fails_the_push_at_once_and_harms_no_o
         held = hold_decode(pair)
         held.failure = "no descriptor is left"
         held.may_open.set()
-        with with_another_prefill(pair) as other:
+        with another_prefill(pair, PATIENT) as other:
             other.expect("slow", 1)
             other.forward(other.slice_of("slow", [2], [6]))
             assert other.step_until(lambda: bool(other.losses), timeout_s=30.0)

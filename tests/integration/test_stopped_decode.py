@@ -4,60 +4,33 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import numpy as np
 
-from integration.far_decode import FarDecode, far_decode
-from integration.ranks import LIFE, SECRET, Cache, Shape, blocks_slice, engine_facts, fingerprint_of
-from patience import EDGE_S
-from pdcluster_connector.assembly import PrefillRank, make_prefill_rank
+from integration.far_ranks import FarDecode, far_decode
+from integration.ranks import LIFE, Cache, Shape, forward, prefill_rank, push_slice
+from patience import EDGE_S, until
+from pdcluster_connector.assembly import PrefillRank
 from pdcluster_connector.settings import Settings
-from pdcluster_connector.steps import PrefillStep, PushSlice, PushTarget
-from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
-from pdcluster_protocol.labels import Role
+from pdcluster_connector.steps import PrefillStep
+from pdcluster_protocol.ids import RequestId
 
 QUICK = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=1.0, handshake_timeout_s=20.0)
 BIG = Shape(num_layers=8, num_blocks=2048, kv_heads=32)
-
-
-@contextmanager
-def prefill_rank(cache: Cache) -> Iterator[PrefillRank]:
-    rank = make_prefill_rank(engine_facts(Role.PREFILL, BIG, QUICK), cache.memory(fingerprint_of(BIG)))
-    try:
-        yield rank
-    finally:
-        rank.close()
 
 
 def push(
     rank: PrefillRank, far: FarDecode, name: str, blocks: list[int], *, deadline_ms: int = 20_000, is_last: bool = True
 ) -> None:
     """One forward pass that completes ``blocks``, bound for the same block ids on decode."""
-    request = RequestId(name), TransferId(name), Attempt(1)
-    target = PushTarget(EngineId("decode"), 1, (far.address,), deadline_ms)
-    token = SECRET.mint(TransferId(name), Attempt(1), deadline_ms)
-    part = PushSlice(*request, token, target, blocks_slice(blocks, blocks), num_prompt_tokens=9, is_last=is_last)
-    rank.worker.begin_step(PrefillStep(LIFE, (part,)))
-    for layer in BIG.layer_names():
-        rank.worker.layer_saved(layer)
-    rank.worker.end_step()
-
-
-def until(is_true: Callable[[], bool], timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not is_true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
+    part = push_slice(name, far.address, blocks, blocks, deadline_ms=deadline_ms, is_last=is_last)
+    forward(rank.worker, BIG, PrefillStep(LIFE, (part,)))
 
 
 def test_source_blocks_come_back_while_decode_is_stopped_and_no_torn_prompt_is_received() -> None:
     """Writes are in flight for ever: prefill closes its own session, and only then gives the blocks back."""
     cache, blocks = Cache(BIG), list(range(1, BIG.num_blocks))
-    with far_decode(BIG, QUICK) as far, prefill_rank(cache) as rank:
+    with far_decode(BIG, QUICK) as far, prefill_rank(cache, QUICK) as rank:
         far.expect("warm", 1)
         push(rank, far, "warm", [1])
         assert until(lambda: far.ended() == {"warm": True}, EDGE_S)
@@ -76,7 +49,7 @@ def test_source_blocks_come_back_while_decode_is_stopped_and_no_torn_prompt_is_r
 def test_time_for_which_decode_is_stopped_is_none_of_its_requests_deadline() -> None:
     """The receiver counts running seconds: a machine that was suspended fails nobody for it when it goes on."""
     cache, blocks, deadline_s = Cache(BIG), list(range(1, 64)), 12.0
-    with far_decode(BIG, QUICK) as far, prefill_rank(cache) as rank:
+    with far_decode(BIG, QUICK) as far, prefill_rank(cache, QUICK) as rank:
         far.expect("a", len(blocks), deadline_ms=int(deadline_s * 1000))
         assert far.ended() == {}
         far.signal(signal.SIGSTOP)
@@ -88,7 +61,7 @@ def test_time_for_which_decode_is_stopped_is_none_of_its_requests_deadline() -> 
 
 def test_a_decode_that_stops_for_longer_than_the_lease_does_not_lose_its_attempts() -> None:
     cache, blocks = Cache(BIG), list(range(1, 64))
-    with far_decode(BIG, QUICK) as far, prefill_rank(cache) as rank:
+    with far_decode(BIG, QUICK) as far, prefill_rank(cache, QUICK) as rank:
         far.expect("warm", 1)
         push(rank, far, "warm", [200])
         assert until(lambda: far.ended() == {"warm": True}, EDGE_S)

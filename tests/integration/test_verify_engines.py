@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from integration.harness import Harness, Pool, complete, eventually, metric
+from integration.harness import Harness, Pool, blocks_in_use, complete, eventually, metric
 from pdcluster_cli.engines import LOOPBACK
 from pdcluster_protocol.secret import load_secret
 from zoo.cases import CASES
@@ -39,10 +39,6 @@ def has_received(pool: Pool, number: int) -> bool:
     return metric(pool.decode[0].url, "pdcluster:receives_done_total") == number
 
 
-def blocks_in_use(pool: Pool) -> float:
-    return sum(metric(engine.url, "vllm:kv_cache_usage_perc") for engine in pool.engines)
-
-
 def test_a_pool_that_hands_kv_over_is_verified_again_and_again(harness: Harness) -> None:
     with harness.start_pool() as pool:
         for number in (1, 2):
@@ -57,7 +53,7 @@ def test_a_pool_that_hands_kv_over_is_verified_again_and_again(harness: Harness)
         (first, second) = pool.prefill[0].read_trace("push")
         assert first["num_bytes"] > 0
         assert second["num_bytes"] > 0
-        assert eventually(lambda: blocks_in_use(pool) == 0)
+        assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
         assert complete(pool.url, "Hello", 4).reply.get("kv_transfer_params") is None
 
 
@@ -78,20 +74,6 @@ def test_content_is_compared_whatever_the_model_and_the_ranks_are(harness: Harne
             status, told = verify(Pool(router, prefills, decodes))
             assert (status, told.get("is_content_compared")) == (200, True), told
         assert [line["is_content_compared"] for line in decodes[0].read_trace("receive")] == [True] * case.decode.tp
-
-
-@pytest.mark.parametrize(
-    "name", ["SwapsTwoBlocks", "CallsFailuresDone", pytest.param("SkipsALayer", marks=pytest.mark.slow)]
-)
-def test_bytes_that_every_count_finds_right_verify_nothing_where_they_are_not_what_was_pushed(
-    harness: Harness, name: str
-) -> None:
-    connector = {"kv_connector": name, "kv_connector_module_path": "integration.broken"}
-    with harness.start_pool(prefill_kv_transfer=connector, decode_connector={"quarantine_s": 3.0}) as pool:
-        status, told = verify(pool)
-        assert status == 409
-        assert "the content is not what was pushed: its digest is" in told["error"]["message"]
-        assert eventually(lambda: blocks_in_use(pool) == 0)
 
 
 @pytest.mark.slow
@@ -122,4 +104,4 @@ def test_answers_that_decode_computes_alone_verify_nothing(harness: Harness) -> 
         message = told["error"]["message"]
         assert message.startswith("prefill-0 and decode-0: ")
         assert "pages of 64 tokens on prefill, 128 on decode" in message
-        assert eventually(lambda: blocks_in_use(pool) == 0)
+        assert eventually(lambda: blocks_in_use(*pool.engines) == 0)

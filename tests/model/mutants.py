@@ -1,4 +1,4 @@
-"""One deliberate bug in each core. The walk must find every one of them: ``test_mutants.py``."""
+"""One deliberate bug in each core. The walk must find every one of them: ``test_walk.py``."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from integration.harness import BASE_ARGS, Harness, Server, complete_all, eventually, metric
+from integration.harness import BASE_ARGS, Harness, Server, blocks_in_use, complete_all, eventually
 from pdcluster_cli.engines import EnginePlan, PoolRole
 from pdcluster_cli.parallelism import ParallelSizes
 from zoo.weights import Recipe, ensure_model
@@ -185,9 +185,4 @@ def require_pushed(prefill: Server, decode: Server, seen: int, at_least: int) ->
 
 
 def require_no_block_in_use(servers: Sequence[Server]) -> None:
-    def used() -> float:
-        return sum(metric(server.url, "vllm:kv_cache_usage_perc") for server in servers)
-
-    assert eventually(lambda: used() == 0), [
-        (server.name, metric(server.url, "vllm:kv_cache_usage_perc")) for server in servers
-    ]
+    assert eventually(lambda: blocks_in_use(*servers) == 0), [(one.name, blocks_in_use(one)) for one in servers]

@@ -1,0 +1,154 @@
+"""Transports over a real one that break what the contract of ``Transport`` promises, or use all that it allows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
+from pdcluster_connector.transport.sessions import Sessions
+from pdcluster_connector.worker.prefill import PrefillWorker
+
+
+class Wrapped:
+    """Passes on what a subclass does not change."""
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+
+    @property
+    def session(self) -> str:
+        return self._inner.session
+
+    @property
+    def is_open(self) -> bool:
+        return self._inner.is_open
+
+    def register(self, address: int, num_bytes: int) -> None:
+        self._inner.register(address, num_bytes)
+
+    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
+        return self._inner.submit_write(session, source, target, num_bytes)
+
+    def write_status(self, write: WriteId) -> WriteStatus:
+        return self._inner.write_status(write)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class Failing(Wrapped):
+    """Every write that was made is called failed."""
+
+    def write_status(self, write: WriteId) -> WriteStatus:
+        status = super().write_status(write)
+        return WriteStatus.FAILED if status is WriteStatus.DONE else status
+
+
+class Forgetting(Wrapped):
+    """Writes from ``[begin, end)`` are DONE without having been made."""
+
+    def __init__(self, inner: Transport, begin: int, end: int) -> None:
+        super().__init__(inner)
+        self._begin, self._end = begin, end
+
+    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
+        if self._begin <= source < self._end:
+            return WriteId(-1)
+        return super().submit_write(session, source, target, num_bytes)
+
+    def write_status(self, write: WriteId) -> WriteStatus:
+        return WriteStatus.DONE if write == -1 else super().write_status(write)
+
+
+class Shortening(Wrapped):
+    """Only the first half of each write is made."""
+
+    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
+        return super().submit_write(session, source, target, num_bytes // 2)
+
+
+class Permuting(Wrapped):
+    """Writes pieces of ``piece_bytes`` into each other's place, and counts them as sent: a plan that is wrong.
+
+    ``place_of``: where the piece of this number, counted from the memory's begin, is written instead.
+    """
+
+    def __init__(self, inner: Transport, begin: int, piece_bytes: int, place_of: Callable[[int], int]) -> None:
+        super().__init__(inner)
+        self._begin, self._piece_bytes, self._place_of = begin, piece_bytes, place_of
+        self._parts: dict[WriteId, list[WriteId]] = {}
+
+    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
+        size, first = self._piece_bytes, target - self._begin
+        assert first % size == num_bytes % size == 0
+        parts = [
+            self._inner.submit_write(
+                session, source + done, self._begin + self._place_of((first + done) // size) * size, size
+            )
+            for done in range(0, num_bytes, size)
+        ]
+        self._parts[parts[-1]] = parts
+        return parts[-1]
+
+    def write_status(self, write: WriteId) -> WriteStatus:
+        parts = self._parts[write]
+        while parts:
+            status = self._inner.write_status(parts[0])
+            if status is not WriteStatus.DONE:
+                return status
+            parts.pop(0)
+        return WriteStatus.DONE
+
+
+@dataclass
+class Wire:
+    """What the test says to all late transports of a rank."""
+
+    is_holding: bool = False
+    num_submitted: int = 0
+
+
+class Late(Wrapped):
+    """Gives each write to the real one when the wire lets it, at the next look at its status."""
+
+    def __init__(self, inner: Transport, wire: Wire) -> None:
+        super().__init__(inner)
+        self._wire = wire
+        self._ids = itertools.count(1)
+        self._waiting: dict[WriteId, tuple[str, int, int, int]] = {}
+        self._submitted: dict[WriteId, WriteId] = {}
+
+    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
+        write = WriteId(next(self._ids))
+        self._waiting[write] = (session, source, target, num_bytes)
+        self._wire.num_submitted += 1
+        return write
+
+    def write_status(self, write: WriteId) -> WriteStatus:
+        if write in self._waiting and self._wire.is_holding:
+            return WriteStatus.PENDING
+        if write in self._waiting:
+            self._submitted[write] = self._inner.submit_write(*self._waiting.pop(write))
+        return self._inner.write_status(self._submitted[write])
+
+    def close(self) -> None:
+        self._waiting.clear()
+        super().close()
+
+
+class _WrappedSessions(Sessions):
+    def __init__(self, inner: Sessions, wrap: Callable[[Transport], Transport]) -> None:
+        self._inner, self._wrap = inner, wrap
+
+    def open(self) -> Transport:
+        return self._wrap(self._inner.open())
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def wrap_transports(worker: PrefillWorker, wrap: Callable[[Transport], Transport]) -> None:
+    """The worker's lanes write by sessions that are wrapped as they are opened."""
+    worker._parts = replace(worker._parts, sessions=_WrappedSessions(worker._parts.sessions, wrap))

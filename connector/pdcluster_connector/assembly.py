@@ -19,12 +19,11 @@ from pdcluster_connector.transport import make_transport
 from pdcluster_connector.transport.base import Transport, TransportSettings
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.transport.shared import SharedSessions, Use
-from pdcluster_connector.worker.decode import DecodeWorker
 from pdcluster_connector.worker.inbound import InboundSessions
 from pdcluster_connector.worker.lane_parts import LaneParts
 from pdcluster_connector.worker.prefill import PrefillWorker
 from pdcluster_connector.worker.receiver import Receiver
-from pdcluster_connector.worker.resharding import GroupResharding, NoResharding, Resharding, TokenMemory
+from pdcluster_connector.worker.resharding import GroupResharding, Resharding, TokenMemory
 from pdcluster_protocol.ids import BootId, RequestId
 from pdcluster_protocol.metaserver import PrefillOutcome
 from pdcluster_protocol.params import SideChannelAddress
@@ -78,7 +77,7 @@ class PrefillRank:
 class DecodeRank:
     """One decode worker, and where it listens."""
 
-    worker: DecodeWorker
+    worker: Receiver
     address: SideChannelAddress
 
     def close(self) -> None:
@@ -102,7 +101,7 @@ def make_prefill_rank(
         ConfigError: The transport cannot start, the memory cannot be registered, or there is too little to stage KV in.
     """
     device, staging = device or select_device(facts.device_type), None
-    resharding: Resharding = NoResharding()
+    resharding = Resharding()
     if tokens is not None:
         staging = _make_staging(facts, tokens, device)
         resharding = GroupResharding(memory.layout, tokens, staging, device, facts.settings)
@@ -132,8 +131,8 @@ def make_decode_rank(facts: EngineFacts, memory: Memory, *, device: Device | Non
     times = ReceiveTimes(settings.lease_s, settings.quarantine_s)
     reception = Reception(welcome, memory.fingerprint, times, facts.secret)
     inbound = InboundSessions(sessions, wakeup.set)
-    receiver = Receiver(channel, wakeup, reception, inbound, Trace(settings.trace_file), device, memory.reader)
-    return DecodeRank(DecodeWorker(receiver), SideChannelAddress(facts.host, channel.port, boot_id))
+    worker = Receiver(channel, wakeup, reception, inbound, Trace(settings.trace_file), device, memory.reader)
+    return DecodeRank(worker, SideChannelAddress(facts.host, channel.port, boot_id))
 
 
 def _make_staging(facts: EngineFacts, tokens: TokenMemory, device: Device) -> StagingMemory:

@@ -1,7 +1,7 @@
 """The engine's device: when a layer's KV is really in memory, and where the resharder's own work runs.
 
     Device      events, recorded by the forward pass, looked at by lanes; opens side streams
-    SideStream  work of the resharder beside the forward pass, never in its stream
+    Stream      work of its own thread; a side stream: beside the forward pass, never in its stream
     Runtime     where an accelerator's streams come from: PyTorch, or the one of our tests that runs beside the host
 
 The device is chosen once at start. On CPU a kernel has ended when its call returns, so there is nothing to order. CUDA
@@ -54,18 +54,15 @@ class Device(Protocol):
     def is_done(self, event: DeviceEvent) -> bool:
         """Whether the event is complete. Any thread that has entered the device; never waits."""
 
-    def open_stream(self, device: torch.device) -> SideStream:
-        """A new stream of ``device``. In the thread that will use it."""
+    def open_stream(self, device: torch.device) -> Stream:
+        """A new side stream of ``device``. In the thread that will use it, which alone does."""
 
 
-class SideStream(Protocol):
-    """Used by the thread that opened it."""
+class Stream(AbstractContextManager[object], Protocol):
+    """As ``torch.Stream``. Inside its ``with`` block the thread's device work goes to this stream."""
 
-    def current(self) -> AbstractContextManager[object]:
-        """Within it, this thread's device work goes to the side stream."""
-
-    def mark(self) -> DeviceEvent:
-        """An event that completes when all work given to the side stream so far has. Never waits."""
+    def record_event(self) -> DeviceEvent:
+        """An event that completes when all that the stream has been given so far has. Never waits."""
 
 
 class CpuDevice:
@@ -82,25 +79,15 @@ class CpuDevice:
     def is_done(self, event: DeviceEvent) -> bool:
         return event is None or bool(event.query())
 
-    def open_stream(self, device: torch.device) -> SideStream:  # noqa: ARG002  # the CPU has no streams
+    def open_stream(self, device: torch.device) -> Stream:  # noqa: ARG002  # the CPU has no streams
         return NoStream()
 
 
-class NoStream:
+class NoStream(nullcontext[None]):
     """CPU: an operation is over when its call returns."""
 
-    def current(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def mark(self) -> DeviceEvent:
+    def record_event(self) -> DeviceEvent:
         return None
-
-
-class Stream(AbstractContextManager[object], Protocol):
-    """As ``torch.Stream``. Inside its ``with`` block the thread's device work goes to this stream."""
-
-    def record_event(self) -> StreamEvent:
-        """An event behind all that the stream has been given so far."""
 
 
 class Runtime(Protocol):
@@ -154,21 +141,8 @@ class AcceleratorDevice:
     def is_done(self, event: DeviceEvent) -> bool:
         return event is None or bool(event.query())
 
-    def open_stream(self, device: torch.device) -> SideStream:
-        return AcceleratorStream(self._runtime.new_stream(device))
-
-
-class AcceleratorStream:
-    """CUDA or NPU."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-
-    def current(self) -> AbstractContextManager[object]:
-        return self._stream
-
-    def mark(self) -> DeviceEvent:
-        return self._stream.record_event()
+    def open_stream(self, device: torch.device) -> Stream:
+        return self._runtime.new_stream(device)
 
 
 def select_device(device_type: str) -> Device:

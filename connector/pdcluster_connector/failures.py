@@ -1,4 +1,4 @@
-"""One log line and one counter for each kind of failure, with the same keys everywhere.
+"""One log line and one counter for each kind of failure, with the same keys everywhere; and what else is counted.
 
 ``docs/operations.md`` says for each kind what the operator on call does. No token or prompt is logged, an
 address only in the words of a transport that cannot start there.
@@ -7,13 +7,22 @@ address only in the words of a transport that cannot start there.
 from __future__ import annotations
 
 import logging
+import threading
+from collections import Counter
 from enum import Enum
 from typing import Final
 
-from pdcluster_connector.counts import count
 from pdcluster_protocol.ids import Attempt, RequestId, TransferId
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.failure")
+
+PUSHED_BYTES: Final = "pushed_bytes"
+PUSHES_DONE: Final = "pushes_done"
+RECEIVES_DONE: Final = "receives_done"
+
+_counts_lock = threading.Lock()
+_counts: Counter[str] = Counter()
+"""What this process has counted since somebody last asked: failures by kind, bytes and transfers."""
 
 
 class TransferFailure(Enum):
@@ -58,3 +67,19 @@ def log_failure(
         attempt,
         reason,
     )
+
+
+def count(name: str, amount: int = 1) -> None:
+    """Add to one count. Any thread; the lock is held for one addition."""
+    with _counts_lock:
+        _counts[name] += amount
+
+
+def take_counts() -> dict[str, int]:
+    """What was counted since the last call; empty mostly, and cheap then. Any thread."""
+    if not _counts:
+        return {}
+    with _counts_lock:
+        taken = dict(_counts)
+        _counts.clear()
+    return taken

@@ -11,7 +11,6 @@ import os
 import threading
 import uuid
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Self
 
 import zmq
@@ -104,9 +103,7 @@ class _Channel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

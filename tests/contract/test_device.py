@@ -81,9 +81,9 @@ def test_a_side_stream_does_not_wait_for_the_forward_pass_nor_hides_behind_it(be
     memory, stream = beside.new(), beside.device.open_stream(beside.where)
     end = beside.begin_slow_work()
     event = beside.device.record()
-    with stream.current():
+    with stream:
         memory.fill_(5)
-    mark = stream.mark()
+    mark = stream.record_event()
     assert until(lambda: beside.device.is_done(mark))
     assert not beside.device.is_done(event)
     end()
@@ -92,9 +92,9 @@ def test_a_side_stream_does_not_wait_for_the_forward_pass_nor_hides_behind_it(be
 
 def test_the_forward_pass_does_not_wait_for_a_side_stream_and_leaving_one_is_leaving_it(beside: Bench) -> None:
     stream = beside.device.open_stream(beside.where)
-    with stream.current():
+    with stream:
         end = beside.begin_slow_work()
-    mark, event = stream.mark(), beside.device.record()
+    mark, event = stream.record_event(), beside.device.record()
     assert until(lambda: beside.device.is_done(event))
     assert not is_done_elsewhere(beside, mark)
     end()
@@ -103,7 +103,7 @@ def test_the_forward_pass_does_not_wait_for_a_side_stream_and_leaving_one_is_lea
 
 def test_a_side_stream_is_that_of_the_thread_that_is_in_it(beside: Bench) -> None:
     stream, events = beside.device.open_stream(beside.where), list[DeviceEvent]()
-    with stream.current():
+    with stream:
         end = beside.begin_slow_work()
         other = threading.Thread(target=lambda: events.append(beside.device.record()))
         other.start()
@@ -116,9 +116,9 @@ def test_a_side_stream_is_that_of_the_thread_that_is_in_it(beside: Bench) -> Non
 
 def test_two_side_streams_do_not_wait_for_each_other(beside: Bench) -> None:
     first, second = (beside.device.open_stream(beside.where) for _ in range(2))
-    with first.current():
+    with first:
         end = beside.begin_slow_work()
-    marks = first.mark(), second.mark()
+    marks = first.record_event(), second.record_event()
     assert until(lambda: beside.device.is_done(marks[1]))
     assert not beside.device.is_done(marks[0])
     end()
@@ -130,13 +130,13 @@ def test_what_is_made_and_moved_in_a_side_stream_is_there_when_its_mark_is_compl
     cache.copy_(torch.arange(8, dtype=torch.uint8))
     saved = bench.device.record()
     assert until(lambda: bench.device.is_done(saved))
-    with stream.current():
+    with stream:
         rows, pieces = torch.tensor([3, 1]).to(bench.where), cache.view(torch.int16).view(4, 1)
         gathered = torch.index_select(pieces, 0, rows)
         room = torch.empty(8, dtype=torch.uint8, device=bench.where)
         torch.index_select(pieces, 0, rows, out=room[:4].view(torch.int16).view(2, 1))
         room[4:].view(2, 2).copy_(gathered.view(torch.uint8)[:, :2])
-    mark = stream.mark()
+    mark = stream.record_event()
     assert until(lambda: bench.device.is_done(mark))
     assert bench.read(room) == [6, 7, 2, 3, 6, 7, 2, 3]
 

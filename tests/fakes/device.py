@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from pdcluster_connector.device import DeviceEvent, NoStream, SideStream
+from pdcluster_connector.device import DeviceEvent, NoStream, Stream
 
 
 class ManualEvent:
@@ -43,5 +43,5 @@ class ManualDevice:
     def is_done(self, event: DeviceEvent) -> bool:
         return event is None or event.query()
 
-    def open_stream(self, device: torch.device) -> SideStream:  # it has none
+    def open_stream(self, device: torch.device) -> Stream:  # it has none
         return NoStream()

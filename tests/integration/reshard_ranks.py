@@ -57,8 +57,7 @@ class Scenario:
     decode: Pages = BLOCK_128
     staging_bytes: int = 8 << 20
     timeout_s: float = 30.0
-    room_s: float = 20.0
-    device_s: float = 20.0
+    wait_s: float = 20.0
     write_s: float = 0.0
     """How long the lane takes for each part."""
     pause_s: dict[int, float] = field(default_factory=dict)
@@ -228,7 +227,7 @@ class _Rank:
         import torch.distributed as dist
 
         from pdcluster_connector.device import CpuDevice
-        from pdcluster_connector.reshard.resharder import Outcome, Resharder, ResharderParts, ReshardTimes
+        from pdcluster_connector.reshard.resharder import Outcome, Resharder, ResharderParts
         from pdcluster_connector.reshard.rounds import GroupRank
         from pdcluster_connector.reshard.staging import StagingMemory
         from pdcluster_connector.reshard.tensors import TokenRegion, open_reshard_group
@@ -246,10 +245,9 @@ class _Rank:
         }
         self.staging = StagingMemory(scenario.staging_bytes, torch.device("cpu"), scenario.alignment_bytes)
         self.outcomes: SimpleQueue[Outcome] = SimpleQueue()
-        times = ReshardTimes(scenario.device_s, scenario.room_s)
         self.num_sockets = _num_sockets()
         group = open_reshard_group(ranks, scenario.timeout_s)
-        parts = ResharderParts(GroupRank(rank, len(ranks)), regions, self.staging, CpuDevice(), times)
+        parts = ResharderParts(GroupRank(rank, len(ranks)), regions, self.staging, CpuDevice(), scenario.wait_s)
         self.resharder = Resharder(parts, group, self.outcomes.put)
         self.hoarded: list[Any] = []
         self.decodes: dict[tuple[int, int, int], DecodeRank] = {}

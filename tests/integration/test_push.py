@@ -19,9 +19,9 @@ from integration.ranks import LIFE, Cache, Pair, Shape, engine_facts, fingerprin
 from patience import EDGE_S
 from pdcluster_connector.assembly import DecodeRank, make_decode_rank, make_prefill_rank
 from pdcluster_connector.core.receiving import PeerId
-from pdcluster_connector.counts import PUSHED_BYTES, PUSHES_DONE, RECEIVES_DONE, take_counts
 from pdcluster_connector.device import CpuDevice
 from pdcluster_connector.engine_facts import Memory
+from pdcluster_connector.failures import PUSHED_BYTES, PUSHES_DONE, RECEIVES_DONE, take_counts
 from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_connector.side_channel import Received
 from pdcluster_connector.steps import PrefillStep
@@ -107,7 +107,7 @@ def test_a_push_that_opens_before_decode_expects_it_waits_for_the_reservation() 
 def test_a_flood_of_frames_holds_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     with make_pair() as pair, monkeypatch.context() as flooded:
         frame = Received(PeerId(b"noise"), ProtocolError("noise"))
-        flooded.setattr(pair.decode.worker._receiver._channel, "receive", lambda: frame)
+        flooded.setattr(pair.decode.worker._channel, "receive", lambda: frame)
         pair.expect("a", 1)
         pair.cancel("a")
         assert pair.step_until(lambda: "a" in pair.ended)

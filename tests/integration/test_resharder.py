@@ -72,7 +72,7 @@ def test_a_staging_memory_smaller_than_a_layer_holds_the_resharder_but_no_order(
 
 
 def test_a_lane_that_gives_no_room_back_costs_its_own_rank_only(tmp_path: Path) -> None:
-    scenario = Scenario(2, (((1, 1500), (1, 1500)), ((1, 900),)), staging_bytes=160 << 10, room_s=3.0, hoards=1)
+    scenario = Scenario(2, (((1, 1500), (1, 1500)), ((1, 900),)), staging_bytes=160 << 10, wait_s=3.0, hoards=1)
     results = run(scenario, tmp_path)
     assert results[0].steps_of("failed") == []
     assert results[1].steps_of("failed")
@@ -114,7 +114,7 @@ def test_a_rank_that_is_later_than_the_timeout_fails_on_all_ranks(tmp_path: Path
 
 
 def test_a_device_that_never_ends_a_layer_breaks_the_group_before_the_others_time_out(tmp_path: Path) -> None:
-    scenario = Scenario(2, (((1, 600),), ((1, 600),)), stuck=1, device_s=0.5)
+    scenario = Scenario(2, (((1, 600),), ((1, 600),)), stuck=1, wait_s=0.5)
     results = run(scenario, tmp_path)
     assert "the forward pass did not end a layer within 0.5 s" in results[1].failure
     for result in results.values():

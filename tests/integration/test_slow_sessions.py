@@ -38,7 +38,7 @@ class Held(Sessions):
 
 def hold_decode(pair: Pair) -> Held:
     """From now on decode's sessions are held."""
-    inbound = pair.decode.worker._receiver._sessions
+    inbound = pair.decode.worker._sessions
     held = inbound._sessions = Held(inbound._sessions)
     return held
 

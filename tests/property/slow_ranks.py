@@ -27,7 +27,6 @@ from pdcluster_connector.reshard.resharder import (
     Resharder,
     ResharderParts,
     ReshardFailed,
-    ReshardTimes,
     StepRead,
 )
 from pdcluster_connector.reshard.rounds import GroupRank
@@ -62,10 +61,9 @@ class SlowRank:
         }
         with self.runtime.default:
             self.staging = StagingMemory(scenario.staging_bytes, torch.device("cpu"))
-        times = ReshardTimes(PATIENCE_S, PATIENCE_S)
         us = GroupRank(self.rank, scenario.prefill_tp)
         self.decodes: dict[tuple[int, int, int], DecodeRank] = {}
-        parts = ResharderParts(us, regions, self.staging, self.device, times)
+        parts = ResharderParts(us, regions, self.staging, self.device, PATIENCE_S)
         self.resharder = Resharder(parts, self.group.as_process_group(), self._on_outcome)
         assert until(lambda: len(self.runtime.streams) == len(("forward", "exchange", "lane", "side")))
 

@@ -154,7 +154,8 @@ def push_along(welcome: Welcome, hello: Hello) -> None:
     part = PushSlice(RequestId("r"), T, A, "", target, groups, num_prompt_tokens=32, is_last=True)
     plan, queue = StepPlan(1), WriteQueue(Memory(), CpuDevice(), "session", frozenset())
     plan.add(route, live, part, now=0.0)
-    queue.add_all(plan.batches(route, LayerSaved(1, range(len(hello.layout.regions)), None, 0.0)))
+    for batch in plan.batches(route, LayerSaved(1, range(len(hello.layout.regions)), None, 0.0)):
+        queue.add(batch)
     list(queue.advance(now=1.0))
     for digested in parts_pushed(hello.layout, welcome.layout):
         cells_of(digested, hello.layout.regions[digested.region], (((0, 32),),), ((1, 2),))

@@ -14,16 +14,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from pdcluster_connector.core.ranges import Spans
+from pdcluster_connector.core.ranges import Offsets, Spans
 from pdcluster_connector.core.tp_mapping import WHOLE, Sharding, Share, plan_pushes, stripe_tokens
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
-
-Numbers: TypeAlias = npt.NDArray[np.int64]
 
 DIGEST_MASK: Final = (1 << 64) - 1
 """Digests are sums modulo 2^64."""
@@ -48,9 +45,9 @@ class ContentPart:
 class Cells:
     """Where the cells of some positions lie in a rank: arrays of one length."""
 
-    positions: Numbers
-    pages: Numbers
-    slots: Numbers
+    positions: Offsets
+    pages: Offsets
+    slots: Offsets
 
 
 def parts_received(decode: RankLayout) -> tuple[ContentPart, ...]:
@@ -92,12 +89,12 @@ def cells_of(part: ContentPart, region: RegionLayout, spans: Spans, tables: Sequ
     return Cells(positions, pages, inside % region.page_tokens)
 
 
-def _positions(part: ContentPart, region: RegionLayout, spans: Spans) -> Numbers:
+def _positions(part: ContentPart, region: RegionLayout, spans: Spans) -> Offsets:
     """Token by token; by whole pages where a token's content is spread over its page (vLLM's CPU kernels)."""
     whole = 1 if region.is_linear else region.page_tokens
     runs = [np.arange(start // whole * whole, -(-stop // whole) * whole) for start, stop in spans[region.group]]
     positions = np.unique(np.concatenate(runs)) if runs else np.zeros(0, np.int64)
-    shared: Numbers = positions[positions // part.stripe % part.share.count == part.share.index]
+    shared: Offsets = positions[positions // part.stripe % part.share.count == part.share.index]
     return shared
 
 

@@ -26,7 +26,7 @@ from typing import Final, TypeAlias
 
 import torch.distributed as dist
 
-from pdcluster_connector.device import Device, DeviceEvent, NoStream, SideStream
+from pdcluster_connector.device import Device, DeviceEvent, NoStream, Stream
 from pdcluster_connector.reshard.feeds import ReshardItem
 from pdcluster_connector.reshard.rounds import GroupRank, Round, StagedPart, plan_rounds
 from pdcluster_connector.reshard.staging import StagingMemory, Ticket
@@ -46,8 +46,8 @@ class Resharded:
     """Parts of one region of one step lie in staging, ready to be written.
 
     A part's bytes begin at ``offset + part.offset`` of the staging memory; ``part.item`` counts the items of the
-    region's group. Give ``ticket`` back once for each part, when nothing reads it any more. ``is_last``: no more of
-    this region in this step. A region of which this rank owns nothing comes too, without parts.
+    region's group. Give ``ticket`` back once for each part, when nothing reads it any more. A region of which
+    this rank owns nothing comes too, without parts.
     """
 
     step: int
@@ -55,7 +55,6 @@ class Resharded:
     offset: int
     parts: tuple[StagedPart, ...]
     ticket: Ticket | None
-    is_last: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +77,18 @@ Outcome: TypeAlias = Resharded | ReshardFailed | StepRead
 
 
 @dataclass(frozen=True, slots=True)
-class ReshardTimes:
-    """Bounds in seconds: for a layer's computation or our own work on the device; for staging room.
-
-    ``room_s`` must be shorter than the timeout of the group, in which the others wait for us.
-    """
-
-    device_s: float = 30.0
-    room_s: float = 10.0
-
-
-@dataclass(frozen=True, slots=True)
 class ResharderParts:
-    """What a resharder works with. ``regions``: by region index."""
+    """What a resharder works with. ``regions``: by region index.
+
+    ``wait_s``: the most that it waits for a layer's computation, for its own work on the device, and for staging room.
+    Shorter than the timeout of the group, in which the others wait for us.
+    """
 
     us: GroupRank
     regions: Mapping[int, TokenRegion]
     staging: StagingMemory
     device: Device
-    times: ReshardTimes = ReshardTimes()
+    wait_s: float = 10.0
 
     @property
     def room_bytes(self) -> int:
@@ -131,7 +123,6 @@ class _Turn:
 
     step: int
     regions: tuple[int, ...]
-    is_last: bool
     may_stage: bool
 
 
@@ -152,7 +143,7 @@ class Resharder:
         """Guards ``_group``: close, and our own thread, leave it once."""
         self._number = 0
         self._step = _PlannedStep(0, {})
-        self._stream: SideStream = NoStream()
+        self._stream: Stream = NoStream()
         self._scratch = Scratch(parts.staging.tensor.device)
         self._thread = threading.Thread(target=self._main, name="pdcluster-reshard", daemon=True)
         self._thread.start()
@@ -210,7 +201,7 @@ class Resharder:
     def _main(self) -> None:
         try:
             self._stream = self._parts.device.open_stream(self._parts.staging.tensor.device)
-            with self._stream.current():
+            with self._stream:
                 self._on_orders()
         except Exception as error:  # noqa: BLE001  # top of a thread
             _LOG.exception("resharder failed rank=%d", self._parts.us.rank)
@@ -258,13 +249,13 @@ class Resharder:
         rounds, indices = planned
         self._wait_for(order.event, "the forward pass did not end a layer")
         reason = ""
-        for number, planned_round in enumerate(rounds, start=1):
-            turn = _Turn(order.step, regions, is_last=number == len(rounds), may_stage=not reason)
+        for planned_round in rounds:
+            turn = _Turn(order.step, regions, may_stage=not reason)
             # Also without room: the others wait for what we send.
             reason = self._run(turn, planned_round, indices) or reason
         if not rounds:
             for region in regions:
-                self._on_outcome(Resharded(order.step, region, 0, (), None, is_last=True))
+                self._on_outcome(Resharded(order.step, region, 0, (), None))
         return reason
 
     def _plan(self, group: int, regions: tuple[int, ...]) -> tuple[tuple[Round, ...], Indices] | str:
@@ -290,7 +281,7 @@ class Resharder:
             regrouping.finish()
             if ticket is not None:
                 regrouping.place(self._parts.staging.tensor[ticket.offset : ticket.offset + ticket.num_bytes])
-            self._wait_for(self._stream.mark(), "the exchange did not end")
+            self._wait_for(self._stream.record_event(), "the exchange did not end")
         except BaseException:
             if ticket is not None:
                 self._parts.staging.release(ticket, planned.num_parts)
@@ -309,7 +300,7 @@ class Resharder:
     def _take_room(self, planned: Round) -> Ticket | None:
         if not planned.staged_bytes:
             return None
-        deadline = time.monotonic() + self._parts.times.room_s
+        deadline = time.monotonic() + self._parts.wait_s
         return self._parts.staging.take(
             planned.staged_bytes, planned.num_parts, deadline=deadline, is_closing=lambda: self._is_closing
         )
@@ -318,7 +309,7 @@ class Resharder:
         offset = ticket.offset if ticket else 0
         for region, share in zip(turn.regions, planned.regions, strict=True):
             mine = ticket if share.parts else None
-            self._on_outcome(Resharded(turn.step, region, offset, share.parts, mine, turn.is_last))
+            self._on_outcome(Resharded(turn.step, region, offset, share.parts, mine))
             offset += share.staged_bytes
 
     def _wait_for(self, event: DeviceEvent, what: str) -> None:
@@ -327,10 +318,10 @@ class Resharder:
         Raises:
             TimeoutError: It was not in time, or the resharder is closing.
         """
-        deadline = time.monotonic() + self._parts.times.device_s
+        deadline = time.monotonic() + self._parts.wait_s
         while not self._parts.device.is_done(event):
             if self._is_closing or time.monotonic() > deadline:
-                raise TimeoutError(f"{what} within {self._parts.times.device_s:g} s")
+                raise TimeoutError(f"{what} within {self._parts.wait_s:g} s")
             time.sleep(_POLL_S)
 
     def _break(self, reason: str) -> None:

@@ -91,7 +91,7 @@ def open_reshard_group(ranks: Sequence[int], timeout_s: float, backend: str | No
     """A group for the resharder alone: collectives of other threads must not mix with its own.
 
     Every process of the default group calls it, for every TP group, in the same order; waits for them. Engine start.
-    ``timeout_s`` bounds one round; it must be longer than what a rank may be late: the resharder's ``room_s``.
+    ``timeout_s`` bounds one round; it must be longer than what a rank may be late: the resharder's ``wait_s``.
     """
     group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s), backend=backend)
     return group

@@ -9,7 +9,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, TypeAlias
 
 from pdcluster_connector.core.clock import deadline_after, remaining_ms
@@ -45,7 +44,6 @@ class _Transfer:
     reservation: Reservation
     deadline: float
     prompt: Prompt
-    target_of: Callable[[float], PushTarget]
     watermarks: list[int]
     """Of each KV group, in tokens."""
     is_announced: bool = False
@@ -165,8 +163,7 @@ class PrefillScheduler:
                     f"needs {needed}: run the same pdcluster on both engines"
                 )
         deadline = deadline_after(reservation.deadline_ms, now=now)
-        target_of = partial(_target, reservation, deadline)
-        transfer = _Transfer(reservation, deadline, prompt, target_of, [0] * len(prompt.groups))
+        transfer = _Transfer(reservation, deadline, prompt, [0] * len(prompt.groups))
         self._keys.begin(transfer.key)
         return transfer
 
@@ -235,7 +232,7 @@ class PrefillScheduler:
             transfer.reservation.transfer_id,
             transfer.reservation.attempt,
             transfer.reservation.token,
-            transfer.target_of(now),
+            _target(transfer.reservation, transfer.deadline, now),
             tuple(map(slice_of, prompt.groups, spans, tables, remote_blocks)),
             prompt.num_tokens,
             is_last,

@@ -18,8 +18,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
-from pdcluster_connector.transport.base import WriteId, WriteStatus
-from pdcluster_connector.transport.registered import RegisteredMemory
+from pdcluster_connector.transport.base import RegisteredMemory, WriteId, WriteStatus
 from pdcluster_protocol.errors import ConfigError, TransferError
 
 
@@ -47,8 +46,6 @@ class FakeNetwork:
         self._paused: set[str] = set()
         self._names = itertools.count(1)
         self._write_ids = itertools.count(1)
-        self.num_writes = 0
-        self.num_bytes = 0
 
     def join(self) -> FakeTransport:
         """One more peer, under an address that was never used before."""
@@ -100,8 +97,6 @@ class FakeNetwork:
         """For ``FakeTransport``: a copy is held or made."""
         with self._network_lock:
             copy = _Copy(WriteId(next(self._write_ids)), sender, session, source, target, num_bytes)
-            self.num_writes += 1
-            self.num_bytes += num_bytes
             self._statuses[copy.write] = WriteStatus.PENDING
             if self._is_holding or (session in self._paused and session in self._memories):
                 self._held.append(copy)

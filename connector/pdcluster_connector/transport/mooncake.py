@@ -24,10 +24,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from pdcluster_connector.transport.base import TransportSettings, WriteId, WriteStatus
+from pdcluster_connector.transport.base import RegisteredMemory, TransportSettings, WriteId, WriteStatus
 from pdcluster_connector.transport.opening import Backend, Openings, Write
 from pdcluster_connector.transport.protocols import environment_of, locked_memory_problem, require_rdma_devices
-from pdcluster_connector.transport.registered import RegisteredMemory
 from pdcluster_protocol.errors import ConfigError, TransferError
 from pdcluster_protocol.launch import MOONCAKE_PORTS
 

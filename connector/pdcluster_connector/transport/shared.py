@@ -136,7 +136,7 @@ class SharedSessions(Sessions):
         self._engine = _Engine(make())
 
     def open(self) -> Transport:
-        """A session with one user, which opens and closes it. Any thread, but it may wait for seconds.
+        """As ``Sessions.open``.
 
         Raises:
             ConfigError: The transport was closed, and no other one can be made; or all of it was.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,6 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
 from vllm.v1.kv_cache_interface import KVCacheSpec, MambaSpec
 
-from pdcluster_connector.weights import digest_weights
 from pdcluster_protocol.fingerprint import KvFingerprint
 
 CONNECTOR_VERSION: Final = "0.1.0"
@@ -30,6 +30,11 @@ _AUTO: Final = -1
 _VOLATILE: Final = ("_name_or_path", "transformers_version", "max_model_len", "attn_temperature_tuning")
 """Of a model's configuration, what is of an engine: vLLM itself writes the last two (``models/minimax_m2.py``,
 ``models/llama4.py``)."""
+
+_WEIGHT_SUFFIXES: Final = frozenset((".safetensors", ".bin", ".pt", ".gguf"))
+_SAMPLES: Final = 64
+_SAMPLE_BYTES: Final = 4096
+"""Per weight file: 256 KiB read at engine start."""
 
 
 def head_major(names_layouts: bool) -> str:
@@ -113,8 +118,25 @@ def _model_digest(model_config: ModelConfig) -> str:
     for volatile in _VOLATILE:
         facts.pop(volatile, None)
     facts["quantization"] = model_config.quantization
-    facts["weights"] = digest_weights(Path(model_config.model)) or [model_config.model, str(model_config.revision)]
+    facts["weights"] = _weights_digest(Path(model_config.model)) or [model_config.model, str(model_config.revision)]
     return hashlib.blake2b(json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
+
+
+def _weights_digest(folder: Path) -> str:
+    """Digest of sizes and samples of the weight files; empty when ``folder`` is not a folder (a hub's name).
+
+    A fine-tuned model has the configuration, tensor names and sizes of its base: only bytes tell them apart.
+    """
+    digest = hashlib.blake2b(digest_size=12)
+    files = sorted(path for path in folder.glob("*") if path.suffix in _WEIGHT_SUFFIXES)
+    for path in files:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            digest.update(size.to_bytes(8, "little"))
+            for part in range(_SAMPLES):
+                file.seek(size * part // _SAMPLES)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest() if files else ""
 
 
 def _attention_backends(config: VllmConfig, layer_names: Iterable[str]) -> str:

@@ -13,8 +13,7 @@ import prometheus_client
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from pdcluster_connector.counts import PUSHED_BYTES, PUSHES_DONE, RECEIVES_DONE
-from pdcluster_connector.failures import TransferFailure
+from pdcluster_connector.failures import PUSHED_BYTES, PUSHES_DONE, RECEIVES_DONE, TransferFailure
 from pdcluster_connector.settings import parse_settings
 
 _COUNTERS: Final = {
@@ -27,7 +26,7 @@ _FAILURES: Final = ("pdcluster:failures", "Failures by kind: see docs/operations
 
 
 class StepCounts(KVConnectorStats):  # type: ignore[misc]  # vllm is not followed by mypy
-    """Counts since the last step; ``data`` maps a name of ``counts.py`` or a failure kind to a number."""
+    """Counts since the last step; ``data`` maps a name of ``failures.py`` or a failure kind to a number."""
 
     def reset(self) -> None:
         self.data: dict[str, int] = {}

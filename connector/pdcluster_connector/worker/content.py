@@ -20,7 +20,7 @@ import torch
 
 from pdcluster_connector.core.content import DIGEST_MASK, Cells, ContentPart, cells_of, parts_pushed, parts_received
 from pdcluster_connector.core.sending import PushKey
-from pdcluster_connector.device import Device, SideStream
+from pdcluster_connector.device import Device, Stream
 from pdcluster_connector.steps import ContentOrder
 from pdcluster_connector.worker.pushes import LivePush, PushBook
 from pdcluster_protocol.ids import Attempt, TransferId
@@ -37,6 +37,11 @@ class KvReader:
 
     layout: RankLayout
     views: Sequence[torch.Tensor]
+
+    @property
+    def where(self) -> torch.device:
+        """Of the rank."""
+        return self.views[0].device
 
     def sums(self, parts: Sequence[ContentPart], order: ContentOrder, key: str) -> Iterator[int]:
         """The digest in parts, one for each chunk; reads memory as it is iterated. ``key``: the transfer's."""
@@ -57,32 +62,6 @@ class KvReader:
             yield digest_of(content, positions, part.first_head, key)
 
 
-class SideReader:
-    """A rank's KV as one thread reads it, in a stream of that thread's own.
-
-    On an NPU any thread's stream is the forward pass's unless it opens another: each chunk would wait for all the steps
-    that are under way.
-    """
-
-    def __init__(self, reader: KvReader, device: Device) -> None:
-        """``device``: the rank's. In any thread; the rest in one."""
-        self.layout = reader.layout
-        self._reader = reader
-        self._device = device
-        self._stream: SideStream | None = None
-
-    def sums(self, parts: Sequence[ContentPart], order: ContentOrder, key: str) -> Iterator[int]:
-        """As ``KvReader.sums``."""
-        stream = self._stream = self._stream or self._device.open_stream(self._reader.views[0].device)
-        sums = self._reader.sums(parts, order, key)
-        while True:
-            with stream.current():
-                part = next(sums, None)
-            if part is None:
-                return
-            yield part
-
-
 def digest_of(content: torch.Tensor, positions: torch.Tensor, first_head: int, key: int) -> int:
     """Of cells ``content``: ``[positions, heads, bytes]``, uint8, any device; ``positions``: int64, of the tokens."""
     words = _words_of(content)
@@ -98,16 +77,24 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(slots=True)
 class Digests(Generic[K]):
-    """Digests under way. Not thread-safe: the thread that computes them owns it."""
+    """Digests under way. Not thread-safe: the thread that computes them owns it, and has a stream of its own for them.
 
+    On an NPU any thread's stream is the forward pass's unless it opens another: each chunk would wait for all the steps
+    that are under way.
+    """
+
+    device: Device
+    """The rank's."""
+    _stream: Stream | None = None
     _sums: dict[K, Iterator[int]] = field(default_factory=dict)
     _totals: dict[K, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._sums)
 
-    def start(self, key: K, sums: Iterator[int]) -> None:
-        """Begin the digest that ``sums`` add up to."""
+    def start(self, key: K, sums: Iterator[int], where: torch.device) -> None:
+        """Begin the digest that ``sums`` add up to, which read the memory of ``where`` as they are iterated."""
+        self._stream = self._stream or self.device.open_stream(where)
         self._sums[key], self._totals[key] = sums, 0
 
     def drop(self, key: K) -> None:
@@ -122,8 +109,10 @@ class Digests(Generic[K]):
 
     def advance(self) -> int | None:
         """Read one chunk of the oldest; its digest once it is whole."""
+        assert self._stream is not None, "nothing was started"
         key = next(iter(self._sums))
-        part = next(self._sums[key], None)
+        with self._stream:
+            part = next(self._sums[key], None)
         if part is not None:
             self._totals[key] = (self._totals[key] + part) & DIGEST_MASK
             return None
@@ -137,9 +126,9 @@ class PushDigests:
 
     def __init__(self, reader: KvReader | None, device: Device) -> None:
         """``reader``: of the rank's own KV; None where no content can be compared."""
-        self._reader = SideReader(reader, device) if reader else None
+        self._reader = reader
         self._asked: deque[LivePush] = deque()
-        self._digests: Digests[PushKey] = Digests()
+        self._digests: Digests[PushKey] = Digests(device)
         self.decode_layout: RankLayout | None = None
         """Of the rank that the lane serves, once it has said it."""
 
@@ -169,7 +158,8 @@ class PushDigests:
             book.apply(live, live.push.give_up(reason, now=now))
             return
         parts = parts_pushed(self._reader.layout, self.decode_layout)
-        self._digests.start(live.push.key, self._reader.sums(parts, live.content, live.push.key.transfer_id))
+        sums = self._reader.sums(parts, live.content, live.push.key.transfer_id)
+        self._digests.start(live.push.key, sums, self._reader.where)
 
 
 class ReceiveDigests:
@@ -177,10 +167,10 @@ class ReceiveDigests:
 
     def __init__(self, reader: KvReader | None, device: Device) -> None:
         """``reader``: of the rank's own KV; None where no content can be compared."""
-        self._reader = SideReader(reader, device) if reader else None
+        self._reader = reader
         self._wanted: dict[TransferId, ContentOrder] = {}
         """Of requests whose content is compared and whose wait has not ended."""
-        self._digests: Digests[tuple[TransferId, Attempt]] = Digests()
+        self._digests: Digests[tuple[TransferId, Attempt]] = Digests(device)
 
     @property
     def is_busy(self) -> bool:
@@ -200,7 +190,7 @@ class ReceiveDigests:
         if self._reader is None:
             return False
         parts, order = parts_received(self._reader.layout), self._wanted[transfer]
-        self._digests.start((transfer, attempt), self._reader.sums(parts, order, transfer))
+        self._digests.start((transfer, attempt), self._reader.sums(parts, order, transfer), self._reader.where)
         return True
 
     def advance(self) -> tuple[TransferId, Attempt, int] | None:

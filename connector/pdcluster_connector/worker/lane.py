@@ -209,13 +209,8 @@ class Lane:
             self._cut(self._cut_reason)
 
     def _wait(self, channel: PrefillChannel) -> None:
-        if self._digests.is_busy:
-            channel.wait(0)
-            return
-        if self._out.is_busy:
-            channel.wait(self._out.next_look_s)
-            return
-        channel.wait(_EXPIRE_EVERY_S if len(self._book) else _IDLE_S)
+        idle_s = _EXPIRE_EVERY_S if len(self._book) else _IDLE_S
+        channel.wait(0 if self._digests.is_busy else min(idle_s, self._out.next_look_s))
 
     def _on_order(self, order: Order, now: float) -> None:
         match order:

@@ -6,6 +6,7 @@ yet. Closing is final: the next request for this decode rank gets a new lane.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Container
 from typing import Final
@@ -19,9 +20,6 @@ from pdcluster_connector.worker.orders import LayerSaved, Staged, StepBegun, Ste
 from pdcluster_connector.worker.pushes import LivePush, PushBook
 from pdcluster_connector.worker.route import Route, StepPlan
 from pdcluster_connector.worker.writes import WriteQueue
-
-_NOTHING_S: Final = 1.0
-"""Nothing is in flight: only orders and messages count, and they wake the lane."""
 
 _LEAVE_S: Final = 1.0
 """How long the lane's end waits for a session that is still being opened; it is closed when it opens later."""
@@ -63,14 +61,9 @@ class Outbound:
         return self._route is not None
 
     @property
-    def is_busy(self) -> bool:
-        """Whether looking again soon is worthwhile."""
-        return self._writes is not None and self._writes.is_busy
-
-    @property
     def next_look_s(self) -> float:
-        """How soon looking again can find something new."""
-        return self._writes.next_look_s if self._writes is not None else _NOTHING_S
+        """How soon looking again can find something new; infinite while only orders and messages can bring it."""
+        return self._writes.next_look_s if self._writes is not None and self._writes.is_busy else math.inf
 
     def open(self, route: Route, session: str, sessions: Sessions, on_end: Callable[[], None]) -> None:
         """The way along ``route`` to ``session`` is being opened; after ``on_end`` (any thread) call ``enter``.
@@ -111,7 +104,8 @@ class Outbound:
             case StepBegun():
                 self._steps[order.step] = self._plan(self._route, order)
             case LayerSaved():
-                self._writes.add_all(self._steps[order.step].batches(self._route, order))
+                for batch in self._steps[order.step].batches(self._route, order):
+                    self._writes.add(batch)
             case Staged():
                 self._take_staged(self._writes, self._route, order)
             case ReshardFailed():

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pdcluster_connector.core.sending import Commands, CutLane, DigestPush, Push, PushKey, PushPhase, Release, Send
-from pdcluster_connector.counts import PUSHED_BYTES, PUSHES_DONE, count
-from pdcluster_connector.failures import TransferFailure, log_failure
+from pdcluster_connector.failures import PUSHED_BYTES, PUSHES_DONE, TransferFailure, count, log_failure
 from pdcluster_connector.steps import ContentOrder
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.worker.writes import LayerRecord

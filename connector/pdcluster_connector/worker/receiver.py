@@ -1,8 +1,8 @@
-"""The receiver: the one thread of a decode rank that talks to prefill ranks.
+"""The receiver: the worker half of a decode engine, and the one thread of a rank that talks to prefill ranks.
 
 It owns the listening socket, the sessions of the prefill engines and the state of every receive. The forward
-thread hands it announcements and takes results; both sides only touch deques. Time in it is running time: what
-passed while the process was stopped does not count.
+thread hands it what the scheduler announces and takes what came; both sides only touch deques. Time in it is running
+time: what passed while the process was stopped does not count.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from pdcluster_connector.core.clock import RunningClock, deadline_after
 from pdcluster_connector.core.receiving import CutSession, Reply, Report
 from pdcluster_connector.core.reception import Command, Compare, Ended, Expected, Invite, Lost, Reception
-from pdcluster_connector.counts import RECEIVES_DONE, count
 from pdcluster_connector.device import Device
-from pdcluster_connector.failures import TransferFailure, log_failure
+from pdcluster_connector.failures import RECEIVES_DONE, TransferFailure, count, log_failure
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
-from pdcluster_connector.steps import Cancel, Expect, PrefillEnded
+from pdcluster_connector.steps import Cancel, DecodeStep, Expect, PrefillEnded
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.worker.content import KvReader, ReceiveDigests
 from pdcluster_connector.worker.inbound import InboundSessions, Opened
@@ -40,21 +39,22 @@ MAX_WORK_S: Final = 0.25
 so that after a stop the renewals in the socket are heard before the lease can lapse."""
 _MAX_FRAMES_PER_TURN: Final = 1000
 """Frames answered before deadlines and announcements are looked at again: a flood delays them by milliseconds."""
+_CLOSE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class WaitEnded:
-    """The end of one request's wait. ``reason`` is empty when its KV is here."""
+class Receipts:
+    """Requests whose wait ended, each named once; ``failed`` is part of ``ended``."""
 
-    request_id: RequestId
-    report: Report
+    ended: set[RequestId] = field(default_factory=set)
+    failed: set[RequestId] = field(default_factory=set)
 
 
 _News: TypeAlias = Expect | PrefillEnded | Cancel
 
 
 class Receiver:
-    """Serves one decode rank. ``announce`` and ``take_results``: forward thread, never wait."""
+    """Serves one decode rank. Forward thread only; nothing but ``close`` waits."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Receiver:
         self._device = device
         self._digests = ReceiveDigests(reader, device)
         self._inbox: deque[tuple[_News, float]] = deque()
-        self._results: deque[WaitEnded] = deque()
+        self._results: deque[Ended] = deque()
         self._losses: deque[Lost] = deque()
         self._expected_at: dict[RequestId, tuple[TransferId, float]] = {}
         self._next_expiry = 0.0
@@ -84,31 +84,36 @@ class Receiver:
         self._thread = threading.Thread(target=self._main, name="pdcluster-receiver", daemon=True)
         self._thread.start()
 
-    def announce(self, news: Iterable[_News]) -> None:
-        """The scheduler reserved blocks, knows that prefill has ended, or wants a wait to end."""
-        now = time.monotonic()
-        self._inbox.extend((item, now) for item in news)
-        self._wakeup.set()
+    def begin_step(self, step: DecodeStep) -> None:
+        """The requests that were reserved or cancelled in this step, or whose prefill has ended, are known."""
+        news: tuple[_News, ...] = (*step.expects, *step.ended, *step.cancels)
+        if news:
+            now = time.monotonic()
+            self._inbox.extend((item, now) for item in news)
+            self._wakeup.set()
 
-    def take_results(self) -> list[WaitEnded]:
-        """What ended since the last call; each request once."""
-        results = []
+    def receipts(self) -> Receipts:
+        """What ended since the last call."""
+        receipts = Receipts()
         while self._results:
-            results.append(self._results.popleft())
-        return results
+            end = self._results.popleft()
+            receipts.ended.add(end.request_id)
+            if not end.report.is_received:
+                receipts.failed.add(end.request_id)
+        return receipts
 
-    def take_losses(self) -> list[Lost]:
-        """Attempts that were given up since the last call."""
+    def losses(self) -> list[Lost]:
+        """Attempts that this rank has given up since the last call."""
         losses = []
         while self._losses:
             losses.append(self._losses.popleft())
         return losses
 
-    def close(self, timeout_s: float) -> None:
-        """End the thread, close the socket and cut every session. Waits up to ``timeout_s`` and 4 s."""
+    def close(self) -> None:
+        """End the thread, close the socket and cut every session. Waits up to 9 s."""
         self._is_closing = True
         self._wakeup.set()
-        self._thread.join(timeout_s)
+        self._thread.join(_CLOSE_S)
         self._sessions.close()
         if not self._thread.is_alive():
             self._wakeup.close()
@@ -180,7 +185,7 @@ class Receiver:
                 case Reply(peer, message):
                     self._channel.send(peer, message)
                 case Ended(request_id, report):
-                    self._results.append(WaitEnded(request_id, report))
+                    self._results.append(command)
                     self._report(request_id, report)
                 case Invite():
                     self._invite(command, now)

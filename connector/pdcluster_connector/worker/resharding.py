@@ -5,7 +5,7 @@
                                                         +--> read_step: no rank reads the blocks of that step any more
 
 The items are made from the step's metadata and this engine's layout alone, so they are the same on every rank of the TP
-group, whatever became of the rank's own pushes. A rank without token-major KV has ``NoResharding``.
+group, whatever became of the rank's own pushes. A rank without token-major KV has a plain ``Resharding``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,6 @@ from pdcluster_connector.reshard.resharder import (
     Resharder,
     ResharderParts,
     ReshardFailed,
-    ReshardTimes,
     StepRead,
 )
 from pdcluster_connector.reshard.rounds import GroupRank, StagedPart
@@ -55,14 +54,14 @@ class StepPush:
     lanes: tuple[Lane, ...]
 
 
-class Resharding(Protocol):
-    """What a prefill worker needs of its resharder. Forward thread only; nothing but ``close`` waits."""
+class Resharding:
+    """What a prefill worker needs of its resharder. Forward thread only; nothing but ``close`` waits.
 
-    def __hash__(self) -> int: ...
+    This one reshards nothing: every region leaves straight from its blocks.
+    """
 
-    @property
-    def read_step(self) -> int:
-        """No rank reads the blocks of this step, or of an earlier one, for us any more."""
+    read_step: int = _NEVER
+    """No rank reads the blocks of this step, or of an earlier one, for us any more."""
 
     def begin_step(self, step: int, pushes: Sequence[StepPush]) -> None:
         """The layers that follow complete ``pushes``. Their lanes know the step already."""
@@ -75,32 +74,12 @@ class Resharding(Protocol):
 
     def fence(self) -> threading.Event:
         """Set when no rank reads blocks of the steps so far for us any more."""
-
-    def close(self, timeout_s: float) -> None:
-        """Reshard no more: what is not done is reported failed to the lanes. Waits 1 s more at most."""
-
-
-class NoResharding:
-    """Every region leaves straight from its blocks."""
-
-    read_step = _NEVER
-
-    def begin_step(self, step: int, pushes: Sequence[StepPush]) -> None:
-        pass
-
-    def layer_saved(self, regions: range, event: DeviceEvent) -> None:
-        pass
-
-    def end_step(self) -> None:
-        pass
-
-    def fence(self) -> threading.Event:
         reached = threading.Event()
         reached.set()
         return reached
 
     def close(self, timeout_s: float) -> None:
-        pass
+        """Reshard no more: what is not done is reported failed to the lanes. Waits 1 s more at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +103,7 @@ class _StepParts:
     lanes: tuple[Lane, ...]
 
 
-class GroupResharding:
+class GroupResharding(Resharding):
     """Reshards in the TP group of ``TokenMemory``. Outcomes come in the resharder's thread."""
 
     def __init__(
@@ -137,8 +116,9 @@ class GroupResharding:
         """
         regions = {index: TokenRegion(data, _shape(layout, index), layout.regions[index].group)
                    for index, data in memory.data.items()}  # fmt: skip
-        times = ReshardTimes(settings.reshard_wait_s, settings.reshard_wait_s)
-        parts = ResharderParts(GroupRank(layout.tp_rank, layout.tp_size), regions, staging, device, times)
+        parts = ResharderParts(
+            GroupRank(layout.tp_rank, layout.tp_size), regions, staging, device, settings.reshard_wait_s
+        )
         _require_room(layout, parts)
         self.read_step = 0
         self._staging = staging

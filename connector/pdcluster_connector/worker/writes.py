@@ -8,7 +8,7 @@ than its own queue holds, and what is not submitted can still be stopped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
@@ -153,11 +153,6 @@ class WriteQueue:
         for part in batch.parts:
             self._rooms.add(part)
         self._batches.append(batch)
-
-    def add_all(self, batches: Iterable[Batch]) -> None:
-        """Queue several, in order."""
-        for batch in batches:
-            self.add(batch)
 
     def has_work_of(self, push: Push) -> bool:
         """Whether a byte of the request's blocks is queued, held for its grant, or in flight; staged copies are not."""

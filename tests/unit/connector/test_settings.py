@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_connector.settings import CUT_S, Settings, parse_settings, require_ipv4
+from pdcluster_connector.settings import CUT_S, parse_settings, require_ipv4
 from pdcluster_protocol.errors import ConfigError
 
 
@@ -51,10 +51,6 @@ def test_who_waits_for_staging_room_waits_longer_than_it_takes_to_win_it_back(ex
     settings = parse_settings(extra)
     assert settings.staged_s + settings.hold_s + CUT_S <= settings.reshard_wait_s < settings.reshard_timeout_s
     assert settings.handshake_timeout_s + CUT_S <= settings.reshard_wait_s
-
-
-def test_the_defaults_are_legal() -> None:
-    assert parse_settings({}) == Settings()
 
 
 @pytest.mark.parametrize("host", ["10.1.2.3", "node-7.example", "localhost"])

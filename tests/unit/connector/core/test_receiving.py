@@ -2,27 +2,94 @@
 
 from __future__ import annotations
 
-from pdcluster_connector.core.receiving import CutSession, ReceivePhase, Reply, Report, SessionId
-from pdcluster_protocol.side_channel import Done, Progress, Unneeded
-from unit.connector.core.receives import (
-    FAILED,
-    FIRST,
-    SECOND,
-    A,
-    B,
-    C,
-    T,
-    denial_of,
-    done,
-    fenced,
-    grant,
-    granted_receive,
-    lost_of,
-    new_receive,
-    revoke,
-    sender,
-    without_loss,
+from fractions import Fraction
+
+import msgspec
+
+from pdcluster_connector.core.content import DIGEST_MASK
+from pdcluster_connector.core.receiving import (
+    AttemptLost,
+    Command,
+    Commands,
+    CutSession,
+    Debt,
+    DigestReceived,
+    PeerId,
+    Receive,
+    ReceivePhase,
+    ReceiveTimes,
+    Reply,
+    Report,
+    Sender,
+    SessionId,
 )
+from pdcluster_protocol.ids import Attempt, BootId, TransferId
+from pdcluster_protocol.side_channel import Denial, Done, Fenced, Grant, Revoke, Unneeded
+
+T = TransferId("t")
+FIRST, SECOND = Attempt(1), Attempt(2)
+A, B = PeerId(b"a"), PeerId(b"b")
+"""Ranks 0 and 1 of the engine that makes the first attempt."""
+C, D = PeerId(b"c"), PeerId(b"d")
+"""Ranks 0 and 1 of the engine that makes the second."""
+OWED = {0: 10, 1: 20}
+"""Bytes of the two ranks."""
+TIMES = ReceiveTimes(lease_s=9.0, quarantine_s=35.0)
+FAILED = Report(is_received=False, reason="why")
+
+
+def new_receive() -> Receive:
+    return Receive(T, TIMES, deadline=1000.0)
+
+
+def debt(rank: int) -> Debt:
+    return Debt(OWED.get(rank, 0), Fraction(1, 2), Fraction(1), frozenset(OWED))
+
+
+def sender(rank: int, engine: str = "p") -> Sender:
+    return Sender(BootId(engine), rank, SessionId(f"session of {engine}"), debt(rank))
+
+
+def grant(peer: PeerId, attempt: Attempt = FIRST) -> Reply:
+    return Reply(peer, Grant(T, attempt, 9000))
+
+
+def revoke(peer: PeerId, attempt: Attempt = FIRST) -> Reply:
+    return Reply(peer, Revoke(T, attempt))
+
+
+def done(rank: int, attempt: Attempt = FIRST) -> Done:
+    return Done(T, attempt, OWED[rank], 2)
+
+
+def fenced(attempt: Attempt = FIRST, *, is_clean: bool = True) -> Fenced:
+    return Fenced(T, attempt, is_clean)
+
+
+def granted_receive() -> Receive:
+    receive = new_receive()
+    assert receive.open(A, FIRST, sender(0), now=0.0) == (grant(A),)
+    assert receive.open(B, FIRST, sender(1), now=0.0) == (grant(B),)
+    return receive
+
+
+def denial_of(commands: Commands) -> str:
+    (reply,) = commands
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.message, Denial)
+    assert reply.message.transfer_id == T
+    assert reply.message.attempt
+    return reply.message.reason
+
+
+def lost_of(commands: Commands) -> AttemptLost:
+    (lost,) = (command for command in commands if isinstance(command, AttemptLost))
+    return lost
+
+
+def without_loss(commands: Commands) -> list[Command]:
+    return [command for command in commands if not isinstance(command, AttemptLost)]
+
 
 # Received, and what looks like it.
 
@@ -98,10 +165,6 @@ def test_a_failure_is_reported_only_after_every_writer_is_fenced() -> None:
     assert receive.fenced(B, fenced(), now=2.0) == (FAILED,)
 
 
-def test_a_failure_without_writers_is_reported_at_once() -> None:
-    assert new_receive().fail("why", now=1.0) == (FAILED,)
-
-
 def test_those_who_wait_for_their_grant_do_not_get_it_after_the_end() -> None:
     receive = granted_receive()
     receive.open(C, SECOND, sender(0, "q"), now=1.0)
@@ -123,9 +186,9 @@ def test_the_deadline_fails_the_receive() -> None:
     assert receive.expire(now=1000.0) == (Report(is_received=False, reason="deadline passed before the KV was here"),)
 
 
-def test_the_report_comes_once() -> None:
+def test_a_failure_without_writers_is_reported_at_once_and_once() -> None:
     receive = new_receive()
-    receive.fail("why", now=1.0)
+    assert receive.fail("why", now=1.0) == (FAILED,)
     assert receive.fail("again", now=2.0) == ()
     assert receive.expire(now=9999.0) == ()
     assert "ended on decode" in denial_of(receive.open(A, FIRST, sender(0), now=3.0))
@@ -151,14 +214,6 @@ def test_a_writer_that_does_not_answer_is_cut_when_its_quarantine_ends() -> None
     assert receive.expire(now=36.0) == (CutSession(SessionId("session of p")),)
     assert receive.expire(now=99.0) == ()
     assert receive.cut(SessionId("session of p"), now=99.0) == (FAILED,)
-
-
-def test_a_revoked_writer_does_not_talk_its_quarantine_away() -> None:
-    receive = granted_receive()
-    receive.fail("why", now=1.0)
-    receive.fenced(B, fenced(), now=1.0)
-    receive.progress(A, Progress(T, FIRST, 5), now=35.0)
-    assert receive.expire(now=36.0) == (CutSession(SessionId("session of p")),)
 
 
 def test_a_cut_session_frees_the_way_for_the_next_attempt() -> None:
@@ -197,3 +252,65 @@ def test_who_asks_while_others_may_still_write_is_awaited_as_they_are() -> None:
     assert receive.awaited() == {A, B}
     assert without_loss(receive.open(C, SECOND, sender(0, "q"), now=1.0)) == [revoke(A), revoke(B)]
     assert receive.awaited() == {A, B, C}
+
+
+# The content is compared: done is not enough, the digests must agree.
+
+
+def compared(digest: int | None) -> Receive:
+    """Both ranks may write; the first is done with ``digest``."""
+    receive = Receive(T, TIMES, deadline=1000.0, wants_digest=True)
+    receive.open(A, FIRST, sender(0), now=0.0)
+    receive.open(B, FIRST, sender(1), now=0.0)
+    assert receive.done(A, said(0, digest), now=1.0) == ()
+    return receive
+
+
+def said(rank: int, digest: int | None) -> Done:
+    return msgspec.structs.replace(done(rank), digest=digest)
+
+
+def test_it_is_received_when_what_is_here_is_the_sum_of_what_was_pushed() -> None:
+    receive = compared(DIGEST_MASK)
+    assert receive.done(B, said(1, 5), now=1.0) == (DigestReceived(FIRST),)
+    assert receive.phase is ReceivePhase.WAITING
+    assert receive.digested(FIRST, 4, now=2.0) == (Report(is_received=True),)
+
+
+def test_another_digest_loses_the_attempt_with_both_values() -> None:
+    receive = compared(1)
+    receive.done(B, said(1, 2), now=1.0)
+    lost = lost_of(receive.digested(FIRST, 0xABC, now=2.0))
+    assert lost.reason == (
+        "the content is not what was pushed: its digest is 0000000000000abc on decode, 0000000000000003 on prefill"
+    )
+    assert receive.phase is ReceivePhase.WAITING, "another attempt may bring it"
+
+
+def test_a_rank_that_says_no_digest_loses_the_attempt_with_the_cure() -> None:
+    receive = compared(1)
+    assert "prefill rank 1 sent no digest: run the same" in lost_of(receive.done(B, said(1, None), now=1.0)).reason
+
+
+def test_a_digest_of_an_attempt_that_is_over_decides_nothing() -> None:
+    receive = compared(1)
+    receive.done(B, said(1, 2), now=1.0)
+    receive.open(C, SECOND, sender(0, "q"), now=2.0)
+    assert receive.digested(FIRST, 3, now=3.0) == ()
+    receive.open(D, SECOND, sender(1, "q"), now=3.0)
+    receive.fail("why", now=4.0)
+    assert receive.digested(SECOND, 3, now=5.0) == ()
+
+
+def test_a_request_that_ends_while_it_is_compared_is_reported_at_once() -> None:
+    receive = compared(1)
+    receive.done(B, said(1, 2), now=1.0)
+    assert receive.fail("why", now=2.0) == (FAILED,)
+    assert receive.digested(FIRST, 3, now=3.0) == ()
+
+
+def test_an_attempt_lost_by_its_digest_stays_lost() -> None:
+    receive = compared(1)
+    receive.done(B, said(1, 2), now=1.0)
+    lost_of(receive.digested(FIRST, 9, now=2.0))
+    assert receive.digested(FIRST, 3, now=3.0) == ()

@@ -7,7 +7,7 @@ import pytest
 from pdcluster_connector.core.receiving import AttemptLost, CutSession, PeerId, ReceivePhase, Report, SessionId
 from pdcluster_protocol.ids import Attempt
 from pdcluster_protocol.side_channel import Failed, Progress
-from unit.connector.core.receives import (
+from unit.connector.core.test_receiving import (
     FIRST,
     SECOND,
     A,

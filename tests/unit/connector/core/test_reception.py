@@ -57,6 +57,7 @@ PEER, OTHER = PeerId(b"p"), PeerId(b"q")
 T, R = TransferId("t"), RequestId("r")
 FIRST, SECOND = Attempt(1), Attempt(2)
 EXPECTED = Expected(R, T, 60.0, (((0, 48),),))
+ANOTHER = Expected(RequestId("s"), TransferId("u"), 60.0, (((0, 48),),))
 NUM_BYTES = 384
 """3 blocks x 2 layers x 64 bytes."""
 GRANT = Grant(T, FIRST, 9000)
@@ -279,10 +280,6 @@ def test_a_refused_engine_gets_no_grant_but_its_failure_is_heard() -> None:
     assert isinstance(lost, Lost)
 
 
-def test_a_tp_that_splits_heads_is_refused() -> None:
-    assert isinstance(hear(reception(is_greeted=False), hello(tp_size=3)), Refusal)
-
-
 def test_the_peer_that_was_silent_longest_is_forgotten_first() -> None:
     made = reception()
     for number in range(MAX_PEERS - 1):
@@ -319,24 +316,23 @@ def test_an_unclean_writer_costs_its_engine_the_session_and_nobody_else() -> Non
     assert cuts_of(made.hear(PEER, Fenced(T, FIRST, is_clean=False), now=2.0)) == ([CutSession(SESSION)], [PEER])
     assert made.num_waiting == 1
     assert report_of(made.cut(SESSION, now=3.0)).reason == "client left"
-    assert isinstance(hear(made, open_(transfer=TransferId("u"))), Refusal)
-    assert list(made.hear(OTHER, open_(transfer=TransferId("u")), now=3.0)) == []
+    assert isinstance(hear(made, open_(transfer=ANOTHER.transfer_id)), Refusal)
+    assert list(made.hear(OTHER, open_(transfer=ANOTHER.transfer_id), now=3.0)) == []
 
 
 def test_a_push_that_has_not_begun_when_its_engine_is_cut_can_still_say_that_it_has_failed() -> None:
-    made, other = writing(), TransferId("u")
-    assert list(made.hear(PEER, open_(transfer=other), now=1.0)) == []
+    made = writing()
+    assert list(made.hear(PEER, open_(transfer=ANOTHER.transfer_id), now=1.0)) == []
     list(made.hear(PEER, Fenced(T, FIRST, is_clean=False), now=2.0))
-    list(made.hear(PEER, Failed(other, FIRST, "the lane failed", is_fenced=True), now=2.0))
-    (lost,) = made.expect(Expected(RequestId("s"), other, 60.0, (((0, 48),),)), now=3.0)
+    list(made.hear(PEER, Failed(ANOTHER.transfer_id, FIRST, "the lane failed", is_fenced=True), now=2.0))
+    (lost,) = made.expect(ANOTHER, now=3.0)
     assert lost == Lost(RequestId("s"), FIRST, "prefill gave up: the lane failed")
 
 
 def test_a_silent_writer_is_cut_after_the_quarantine_and_once_for_all_of_its_requests() -> None:
     made = writing()
-    other = TransferId("u")
-    list(made.expect(Expected(RequestId("s"), other, 60.0, (((0, 48),),)), now=0.0))
-    hear(made, open_(transfer=other))
+    list(made.expect(ANOTHER, now=0.0))
+    hear(made, open_(transfer=ANOTHER.transfer_id))
     list(made.cancel(R, "x", now=1.0))
     list(made.cancel(RequestId("s"), "x", now=1.0))
     assert list(made.expire(now=35.9)) == []
@@ -351,9 +347,8 @@ def test_an_engine_that_was_cut_says_hello_again_and_writes_on_another_session()
     list(made.hear(PEER, Fenced(T, FIRST, is_clean=False), now=2.0))
     greet(made, session="another")
     list(made.cut(SESSION, now=3.0))
-    other = TransferId("u")
-    list(made.expect(Expected(RequestId("s"), other, 60.0, (((0, 48),),)), now=3.0))
-    assert hear(made, open_(transfer=other), now=4.0) == Grant(other, FIRST, 9000)
+    list(made.expect(ANOTHER, now=3.0))
+    assert hear(made, open_(transfer=ANOTHER.transfer_id), now=4.0) == Grant(ANOTHER.transfer_id, FIRST, 9000)
     assert list(made.cut(SESSION, now=5.0)) == []
 
 

@@ -122,7 +122,7 @@ def test_a_cut_between_two_writes_leaves_a_push_clean() -> None:
     assert push.cut("other", now=1.0) == (Send(Failed(*KEY, "other", is_fenced=True)), Release())
 
 
-def test_a_cut_after_the_end_changes_nothing() -> None:
+def test_a_cut_or_a_revoke_after_a_clean_end_changes_nothing_and_the_revoke_is_answered() -> None:
     push = writing_push()
     push.submitted()
     push.written(10)
@@ -153,13 +153,6 @@ def test_a_revoke_before_the_grant_is_answered_and_the_late_grant_lets_nothing_o
     assert push.revoke(now=1.0) == (CLEAN, Release())
     assert push.grant(LEASE_S, now=2.0) == ()
     assert not push.may_write
-
-
-def test_a_revoke_after_a_clean_end_is_answered_and_releases_nothing_twice() -> None:
-    push = writing_push()
-    push.submitted()
-    push.written(10)
-    assert push.revoke(now=2.0) == (CLEAN,)
 
 
 def test_a_revoke_after_an_unclean_end_is_answered_unclean() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 
 from pdcluster_connector.core.source_hold import SourceHolds
@@ -16,22 +18,15 @@ def held() -> SourceHolds[str]:
     return holds
 
 
-def test_a_finished_request_is_kept_until_its_last_reader_has_released_it() -> None:
+@pytest.mark.parametrize("order", permutations(["vllm", "a", "b"]))
+def test_a_request_is_free_when_vllm_has_ended_it_and_its_last_reader_released_it(order: tuple[str, ...]) -> None:
     holds = held()
-    holds.finish(R)
-    assert holds.take_free() == set()
-    holds.released(R, "a")
-    assert holds.take_free() == set()
-    holds.released(R, "b")
-    assert holds.take_free() == {R}
-
-
-def test_a_released_request_is_kept_until_vllm_has_ended_it() -> None:
-    holds = held()
-    holds.released(R, "a")
-    holds.released(R, "b")
-    assert holds.take_free() == set()
-    holds.finish(R)
+    for event in order:
+        assert holds.take_free() == set()
+        if event == "vllm":
+            holds.finish(R)
+        else:
+            holds.released(R, event)
     assert holds.take_free() == {R}
 
 

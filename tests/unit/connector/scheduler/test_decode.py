@@ -23,8 +23,9 @@ ADDRESS = SideChannelAddress("h", 7, BootId("b"))
 STATE = KvGroup(1, is_state=True)
 
 
-def decode_params(transfer: TransferId = TransferId("t"), token: str | None = None) -> DecodeParams:  # noqa: B008
-    token = SECRET.mint(transfer, Attempt(1), 60_000) if token is None else token
+def decode_params() -> DecodeParams:
+    transfer = TransferId("t")
+    token = SECRET.mint(transfer, Attempt(1), 60_000)
     return DecodeParams(metaserver="http://r/m", transfer_id=transfer, deadline_ms=60_000, token=token)
 
 
@@ -48,9 +49,10 @@ class Bench:
         engine = DecodeEngine(EngineId("d"), 1, groups, (ADDRESS,), SECRET, transfer_protocol="tcp")
         self.scheduler = DecodeScheduler(engine, self.metaserver, self.outcomes)
 
-    def add(self, request_id: RequestId = R, transfer: str = "t", now: float = 0.0) -> None:
-        params = decode_params(TransferId(transfer))
-        self.scheduler.add(request_id, to_wire(params), TOKENS, now=now)
+    def add(self, request_id: RequestId = R, **changed: object) -> None:
+        """A request with ``decode_params()``, of which some are ``changed``."""
+        params = msgspec.structs.replace(decode_params(), **changed)
+        self.scheduler.add(request_id, to_wire(params), TOKENS, now=0.0)
 
     def lose(self, attempt: int = 1, now: float = 20.0) -> None:
         self.scheduler.attempt_lost(R, Attempt(attempt), "why", now=now)
@@ -65,9 +67,9 @@ class Bench:
         self.scheduler.reserve(R, ([5, 6, 7, 8],), external, now=now)
 
 
-def waiting_bench() -> Bench:
+def waiting_bench(*, wants_receipt: bool = False) -> Bench:
     bench = Bench()
-    bench.add()
+    bench.add(wants_receipt=wants_receipt)
     bench.reserve()
     bench.scheduler.step()
     return bench
@@ -206,14 +208,23 @@ def test_the_same_parameters_already_aborted_under_another_id_change_nothing() -
     assert len(bench.metaserver.posts) == 1
 
 
-def test_bad_parameters_fail_the_request_in_vllms_own_way() -> None:
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        pytest.param({"do_remote_prefill": True}, "version None, ours is 1", id="not of this version"),
+        pytest.param({**to_wire(decode_params()), "token": ""}, "without a token", id="without the router's token"),
+    ],
+)
+def test_bad_parameters_reserve_nothing_and_fail_the_request_in_vllms_own_way(
+    params: dict[str, object], reason: str
+) -> None:
     bench = Bench()
-    bench.scheduler.add(R, {"do_remote_prefill": True}, TOKENS, now=0.0)
+    bench.scheduler.add(R, params, TOKENS, now=0.0)
     assert bench.scheduler.external_tokens(R, 0) == 40
     bench.reserve()
     step = bench.scheduler.step()
     assert [e.request_id for e in step.expects] == [c.request_id for c in step.cancels] == [R]
-    assert "version None, ours is 1" in step.cancels[0].reason
+    assert reason in step.cancels[0].reason
     assert bench.metaserver.posts == []
 
 
@@ -224,15 +235,6 @@ def test_a_prompt_that_was_cached_whole_asks_for_no_push_after_a_preemption() ->
     assert bench.scheduler.external_tokens(R, 0) == 0
     bench.scheduler.finish(R)
     assert bench.scheduler.step().cancels == ()
-
-
-def test_parameters_without_the_routers_token_fail_the_request_and_reserve_nothing() -> None:
-    bench = Bench()
-    bench.scheduler.add(R, to_wire(decode_params(token="")), TOKENS, now=0.0)
-    bench.reserve()
-    step = bench.scheduler.step()
-    assert "without a token" in step.cancels[0].reason
-    assert bench.metaserver.posts == []
 
 
 def test_a_lost_attempt_asks_for_the_next_one_with_the_same_blocks_and_the_time_that_is_left() -> None:
@@ -309,10 +311,8 @@ def test_a_request_that_is_over_asks_for_no_further_attempt(is_received: bool) -
 def receipt_of(*, wants: bool = True, ended: bool = True, failed: bool = False, cached: int = 0) -> object:
     """What decode's answer says of a prompt of 40 tokens, ``cached`` of which decode had."""
     bench = Bench()
-    params = msgspec.structs.replace(decode_params(), wants_receipt=wants)
-    bench.scheduler.add(R, to_wire(params), TOKENS, now=0.0)
-    missing = bench.scheduler.external_tokens(R, cached)
-    bench.scheduler.reserve(R, ((1, 2, 3),), missing, now=0.0)
+    bench.add(wants_receipt=wants)
+    bench.reserve(bench.scheduler.external_tokens(R, cached))
     bench.scheduler.step()
     if failed:
         bench.scheduler.received([], failed=[R])
@@ -321,43 +321,39 @@ def receipt_of(*, wants: bool = True, ended: bool = True, failed: bool = False, 
     return bench.scheduler.finish(R)
 
 
-def test_an_answer_says_how_much_was_pushed_if_that_was_wanted() -> None:
-    assert receipt_of() == {
-        "pdcluster_received_tokens": 40,
-        "pdcluster_is_content_compared": True,
+@pytest.mark.parametrize(
+    ("receipt", "num_tokens"),
+    [
+        pytest.param(receipt_of(), 40, id="all"),
+        pytest.param(receipt_of(cached=16), 24, id="behind what was cached"),
+        pytest.param(receipt_of(cached=40), 0, id="nothing was missing"),
+        pytest.param(receipt_of(failed=True), 0, id="a rank failed"),
+        pytest.param(receipt_of(ended=False), 0, id="the wait did not end"),
+    ],
+)
+def test_an_answer_says_how_much_was_pushed(receipt: object, num_tokens: int) -> None:
+    assert receipt == {
+        "pdcluster_received_tokens": num_tokens,
+        "pdcluster_is_content_compared": num_tokens > 0,
         "pdcluster_transfer_protocol": "tcp",
     }
-    assert receipt_of(cached=16) == {
-        "pdcluster_received_tokens": 24,
-        "pdcluster_is_content_compared": True,
-        "pdcluster_transfer_protocol": "tcp",
-    }
+
+
+def test_an_answer_says_nothing_where_that_was_not_wanted_or_the_parameters_were_refused() -> None:
     assert receipt_of(wants=False) is None
-
-
-def test_a_request_whose_content_is_compared_is_announced_with_decodes_own_blocks_and_prefill_is_told() -> None:
-    for wants in (True, False):
-        bench = Bench()
-        params = msgspec.structs.replace(decode_params(), wants_receipt=wants)
-        bench.scheduler.add(R, to_wire(params), TOKENS, now=0.0)
-        bench.scheduler.reserve(R, ((1, 2, 3),), bench.scheduler.external_tokens(R, 0), now=0.0)
-        (expect,) = bench.scheduler.step().expects
-        ((_, _, reservation, _),) = bench.metaserver.posts
-        assert reservation.wants_digest is wants
-        assert expect.content == (ContentOrder(expect.spans, ((1, 2, 3),)) if wants else None)
-
-
-def test_nothing_was_pushed_when_a_rank_failed_the_wait_did_not_end_or_nothing_was_missing() -> None:
-    for receipt in (receipt_of(failed=True), receipt_of(ended=False), receipt_of(cached=40)):
-        assert receipt == {
-            "pdcluster_received_tokens": 0,
-            "pdcluster_is_content_compared": False,
-            "pdcluster_transfer_protocol": "tcp",
-        }
-
-
-def test_parameters_that_decode_refused_get_no_receipt() -> None:
     bench = Bench()
-    params = msgspec.structs.replace(decode_params(token="a stranger's"), wants_receipt=True)
-    bench.scheduler.add(R, to_wire(params), TOKENS, now=0.0)
+    bench.add(token="a stranger's", wants_receipt=True)
     assert bench.scheduler.finish(R) is None
+
+
+@pytest.mark.parametrize("wants", [True, False])
+def test_a_request_whose_content_is_compared_is_announced_with_decodes_own_blocks_and_prefill_is_told(
+    *, wants: bool
+) -> None:
+    bench = Bench()
+    bench.add(wants_receipt=wants)
+    bench.reserve()
+    (expect,) = bench.scheduler.step().expects
+    ((_, _, reservation, _),) = bench.metaserver.posts
+    assert reservation.wants_digest is wants
+    assert expect.content == (ContentOrder(expect.spans, ((5, 6, 7),)) if wants else None)

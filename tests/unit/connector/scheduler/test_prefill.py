@@ -43,8 +43,12 @@ def reservation(cached: int = 0) -> Reservation:
     )
 
 
+def new_scheduler(timing: PushTiming = PushTiming.LAYERWISE) -> PrefillScheduler:
+    return PrefillScheduler(PrefillEngine(1, (8,), (KvGroup(16),)), timing, SECRET, LIFE)
+
+
 def scheduler(wanted: Reservation, timing: PushTiming = PushTiming.LAYERWISE) -> PrefillScheduler:
-    made = PrefillScheduler(PrefillEngine(1, (8,), (KvGroup(16),)), timing, SECRET, LIFE)
+    made = new_scheduler(timing)
     made.add(R, to_wire(sealed(wanted, SECRET)), TOKENS, now=0.0)
     return made
 
@@ -142,11 +146,7 @@ def test_a_reservation_that_cannot_be_filled_is_refused_in_the_answer(
 
 
 def test_a_transfer_that_runs_already_is_refused_under_a_second_request_id() -> None:
-    made = scheduler(reservation())
-    made.add(RequestId("again"), to_wire(sealed(reservation(), SECRET)), TOKENS, now=0.0)
-    delay_free, params = made.finish(RequestId("again"))
-    assert not delay_free
-    assert "has a sequence here already" in str((params or {})["pdcluster_reason"])
+    assert "has a sequence here already" in refusal_of_second(scheduler(reservation()), now=0.0)
 
 
 def test_a_second_sequence_is_refused_also_when_the_first_has_ended_and_until_its_deadline_when_it_is_freed() -> None:
@@ -221,7 +221,7 @@ UNREADABLE: dict[str, dict[str, Any]] = {
 )
 def test_who_has_read_an_order_cannot_have_the_kv_pushed_elsewhere(changes: dict[str, Any], reason: str) -> None:
     order = msgspec.structs.replace(sealed(reservation(), SECRET), **changes)
-    made = PrefillScheduler(PrefillEngine(1, (8,), (KvGroup(16),)), PushTiming.LAYERWISE, SECRET, LIFE)
+    made = new_scheduler()
     made.add(R, to_wire(order), TOKENS, now=0.0)
     assert blocks(step(made, 40)) == []
     assert reason in str(made.finish(R))
@@ -230,6 +230,6 @@ def test_who_has_read_an_order_cannot_have_the_kv_pushed_elsewhere(changes: dict
 def test_a_seal_that_came_over_the_wire_fits_every_attempt() -> None:
     token = SECRET.mint(TransferId("t"), Attempt(3), 9_000)
     order = for_attempt(sealed(reservation(), SECRET), Attempt(3), token, 9_000)
-    made = PrefillScheduler(PrefillEngine(1, (8,), (KvGroup(16),)), PushTiming.LAYERWISE, SECRET, LIFE)
+    made = new_scheduler()
     made.add(R, msgspec.json.decode(msgspec.json.encode(order)), TOKENS, now=0.0)
     assert blocks(step(made, 40)) == [((11, 12, 13), (21, 22, 23), True)]

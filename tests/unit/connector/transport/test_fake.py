@@ -1,4 +1,4 @@
-"""The script of the fake: what tests can make a transport do."""
+"""The script of the fake: what tests can make a transport do beyond the contract of every transport."""
 
 from __future__ import annotations
 
@@ -46,16 +46,6 @@ def ends() -> Ends:
     return pair
 
 
-def test_a_held_write_is_pending_and_lands_when_released(ends: Ends) -> None:
-    ends.network.hold()
-    write = ends.write()
-    assert ends.prefill.write_status(write) is WriteStatus.PENDING
-    assert not ends.has_landed
-    ends.network.release()
-    assert ends.prefill.write_status(write) is WriteStatus.DONE
-    assert ends.has_landed
-
-
 def test_writes_are_released_oldest_first_and_the_rest_stays_held(ends: Ends) -> None:
     ends.network.hold()
     first, second = ends.write(), ends.write()
@@ -81,19 +71,3 @@ def test_a_failed_write_lands_late(ends: Ends) -> None:
     assert not ends.has_landed
     ends.network.land_late()
     assert ends.has_landed
-
-
-def test_a_peer_that_is_cut_fails_its_held_and_its_future_writes(ends: Ends) -> None:
-    ends.network.hold()
-    held = ends.write()
-    ends.network.cut(ends.decode.session)
-    assert ends.prefill.write_status(held) is WriteStatus.FAILED
-    ends.network.release()
-    assert ends.prefill.write_status(ends.write()) is WriteStatus.FAILED
-    assert not ends.has_landed
-
-
-def test_writes_and_bytes_are_counted(ends: Ends) -> None:
-    ends.write()
-    ends.write()
-    assert (ends.network.num_writes, ends.network.num_bytes) == (2, 32)

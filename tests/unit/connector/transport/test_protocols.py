@@ -87,35 +87,48 @@ def test_where_none_is_named_one_device_that_opens_is_enough_and_all_is_given_ba
     assert (verbs.closed, verbs.num_freed) == ([102], 1)
 
 
-def test_devices_that_are_seen_and_cannot_be_opened_are_refused_by_name() -> None:
-    """A pod sees the node's /sys/class/infiniband, also without /dev/infiniband."""
-    verbs = FakeVerbs({"mlx5_0": False, "mlx5_1": False})
-    with pytest.raises(
-        ConfigError, match=r"rdma, but mlx5_0, mlx5_1 cannot be opened: .*/dev/infiniband.*protocol tcp"
-    ):
-        require_rdma_devices((), lambda: verbs)
-    assert verbs.num_freed == 1
-
-
-def test_no_device_at_all_is_refused_with_the_cure() -> None:
-    with pytest.raises(ConfigError, match=r"libibverbs finds no RDMA device: .*use transfer_protocol tcp"):
-        require_rdma_devices((), lambda: FakeVerbs({}))
-
-
-def test_each_device_that_is_named_must_open() -> None:
+def test_devices_that_are_named_and_open_are_taken() -> None:
     verbs = FakeVerbs({"mlx5_0": True, "mlx5_1": True, "mlx5_2": False})
     require_rdma_devices(("mlx5_1", "mlx5_0"), lambda: verbs)
-    with pytest.raises(ConfigError, match=r"rdma, but mlx5_2 cannot be opened: "):
-        require_rdma_devices(("mlx5_0", "mlx5_2"), lambda: verbs)
 
 
-@pytest.mark.parametrize(("there", "told"), [({"mlx5_0": True}, "finds mlx5_0: "), ({}, "finds no RDMA device: ")])
-def test_a_device_that_is_named_and_not_there_is_refused_with_those_that_are(there: dict[str, bool], told: str) -> None:
-    """Mooncake would pass over the name."""
-    with pytest.raises(
-        ConfigError, match=f"transfer_devices names mlx5_7, and libibverbs {told}name devices of this machine"
-    ):
-        require_rdma_devices(("mlx5_0", "mlx5_7") if there else ("mlx5_7",), lambda: FakeVerbs(there))
+@pytest.mark.parametrize(
+    ("can_open", "names", "told"),
+    [
+        pytest.param(
+            {"mlx5_0": False, "mlx5_1": False},
+            (),
+            "rdma, but mlx5_0, mlx5_1 cannot be opened: .*/dev/infiniband.*protocol tcp",
+            id="a pod sees the node's /sys/class/infiniband, also without /dev/infiniband",
+        ),
+        pytest.param({}, (), "libibverbs finds no RDMA device: .*use transfer_protocol tcp", id="none at all"),
+        pytest.param(
+            {"mlx5_0": True, "mlx5_2": False},
+            ("mlx5_0", "mlx5_2"),
+            "rdma, but mlx5_2 cannot be opened: ",
+            id="each that is named must open",
+        ),
+        pytest.param(
+            {"mlx5_0": True},
+            ("mlx5_0", "mlx5_7"),
+            "transfer_devices names mlx5_7, and libibverbs finds mlx5_0: name devices of this machine",
+            id="Mooncake would pass over the name",
+        ),
+        pytest.param(
+            {},
+            ("mlx5_7",),
+            "transfer_devices names mlx5_7, and libibverbs finds no RDMA device: name devices of this machine",
+            id="named where there is none",
+        ),
+    ],
+)
+def test_devices_that_are_not_there_or_do_not_open_are_refused_by_name_with_the_cure(
+    can_open: dict[str, bool], names: tuple[str, ...], told: str
+) -> None:
+    verbs = FakeVerbs(can_open)
+    with pytest.raises(ConfigError, match=told):
+        require_rdma_devices(names, lambda: verbs)
+    assert verbs.num_freed == (1 if can_open else 0)
 
 
 def status(tmp_path: Path, effective: str) -> Path:

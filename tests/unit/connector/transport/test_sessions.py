@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from pdcluster_connector.transport.base import RegisteredMemory
 from pdcluster_connector.transport.fake import FakeNetwork, FakeTransport
-from pdcluster_connector.transport.registered import RegisteredMemory
 from pdcluster_connector.transport.sessions import Sessions, close_or_end_engine
 
 

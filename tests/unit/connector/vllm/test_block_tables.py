@@ -34,13 +34,6 @@ def test_new_blocks_come_behind_those_that_a_request_has() -> None:
     assert (table_of(A), table_of(B)) == (([1, 2, 3],), ([7],))
 
 
-def test_a_request_that_goes_on_after_its_preemption_has_new_blocks_only() -> None:
-    tables = BlockTables()
-    tables.follow(output(new={A: ([1, 2],)}))
-    tables.follow(output(preempted={A}))
-    assert tables.follow(output(cached={A: ([5],)}, resumed={A}))(A) == ([5],)
-
-
 def test_vllms_own_lists_are_copied() -> None:
     """It goes on using them."""
     theirs = [1]
@@ -48,13 +41,6 @@ def test_vllms_own_lists_are_copied() -> None:
     table_of = tables.follow(output(new={A: (theirs,)}))
     theirs.append(2)
     assert table_of(A) == ([1],)
-
-
-def test_a_request_that_has_ended_is_forgotten() -> None:
-    tables = BlockTables()
-    tables.follow(output(new={A: ([1],)}))
-    tables.follow(output(finished={A}))
-    assert tables._tables == {}
 
 
 def test_newer_versions_say_whole_tables() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,20 +12,19 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from integration.ranks import SECRET
-from pdcluster_connector.assembly import SchedulerDecode
 from pdcluster_connector.core.watermark import KvGroup
-from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import PrefillStep
 from pdcluster_connector.vllm.block_tables import BlockTables, Preemptions
 from pdcluster_connector.vllm.connector import PDClusterConnector, leave_out_last_token
 from pdcluster_connector.vllm.load_errors import FailedBlocks, PushedBlocks
-from pdcluster_connector.worker.decode import Receipts
-from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
+from pdcluster_connector.worker.receiver import Receipts
+from pdcluster_protocol.ids import BootId, RequestId
 from pdcluster_protocol.launch import CONNECTOR, CONNECTOR_MODULE
-from pdcluster_protocol.params import DecodeParams, Reservation, SideChannelAddress, digest_tokens, sealed, to_wire
+from pdcluster_protocol.params import sealed, to_wire
+from unit.connector.scheduler.test_decode import waiting_bench
+from unit.connector.scheduler.test_prefill import SECRET, TOKENS, reservation
 
 
 def request_of(tokens: list[int]) -> Request:
@@ -80,27 +78,8 @@ def test_transfer_parameters_that_are_no_object_end_their_request_and_not_the_en
 
 def pushed_request(connector: PDClusterConnector) -> Request:
     """Request "r", for which decode has reserved blocks."""
-    request, token = request_of(list(range(40))), SECRET.mint(TransferId("t"), Attempt(1), 60_000)
-    address = SideChannelAddress("h", 7, BootId("b"))
-    wanted = Reservation(
-        request_id="d-r",
-        remote_block_ids=((21, 22, 23),),
-        remote_block_size=16,
-        remote_engine_id=EngineId("d"),
-        remote_host="h",
-        remote_port=7,
-        remote_tp_size=1,
-        remote_cached_tokens=0,
-        transfer_id=TransferId("t"),
-        attempt=Attempt(1),
-        deadline_ms=60_000,
-        token=token,
-        remote_boot_id=BootId("b"),
-        remote_side_channels=(address,),
-        num_prompt_tokens=40,
-        prompt_digest=digest_tokens(range(40)),
-    )
-    request.kv_transfer_params = to_wire(sealed(wanted, SECRET))
+    request = request_of(TOKENS)
+    request.kv_transfer_params = to_wire(sealed(reservation(), SECRET))
     connector.on_new_request(request)
     return request
 
@@ -145,29 +124,12 @@ def test_a_request_that_has_ended_is_not_looked_at_again() -> None:
     assert connector._preemptions._counted == {}
 
 
-class NoMetaserver:
-    def post(self, request_id: RequestId, url: str, reservation: Reservation, *, deadline: float) -> None: ...
-
-    def cancel(self, request_id: RequestId) -> None: ...
-
-
 def decode_connector_with_a_reservation() -> PDClusterConnector:
     """The scheduler half of a decode engine, whose request "r" waits for 40 tokens and owes a receipt."""
     made = PDClusterConnector.__new__(PDClusterConnector)
-    address = SideChannelAddress("h", 7, BootId("b"))
-    engine = DecodeEngine(EngineId("d"), 1, (KvGroup(16),), (address,), SECRET)
-    requests = DecodeScheduler(engine, NoMetaserver(), deque())
-    made._prefill_scheduler, made._decode_scheduler = None, SchedulerDecode.__new__(SchedulerDecode)
+    requests = waiting_bench(wants_receipt=True).scheduler
+    made._prefill_scheduler, made._decode_scheduler = None, cast("Any", SimpleNamespace(requests=requests))
     made._pushed_blocks = None
-    made._decode_scheduler.requests = requests
-    request_id, transfer = RequestId("r"), TransferId("t")
-    token = SECRET.mint(transfer, Attempt(1), 60_000)
-    params = DecodeParams(
-        metaserver="http://r/m", transfer_id=transfer, deadline_ms=60_000, token=token, wants_receipt=True
-    )
-    requests.add(request_id, to_wire(params), range(40), now=0.0)
-    requests.reserve(request_id, ((1, 2, 3),), 40, now=0.0)
-    requests.step()
     return made
 
 

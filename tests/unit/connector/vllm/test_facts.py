@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -52,48 +53,55 @@ WHOLE = {
 }
 
 
-def test_whole_steps_are_accepted() -> None:
-    _require_whole_steps(SimpleNamespace(**WHOLE))
+def whole_steps(**changed: object) -> SimpleNamespace:
+    return SimpleNamespace(**{**WHOLE, **changed})
 
 
-@pytest.mark.parametrize("name", [name for name in WHOLE if name != "use_ubatching"])
-def test_a_prompt_spread_over_ranks_is_refused_by_the_name_of_its_option(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"--{name.replace('_', '-')} is 2.*needs 1"):
-        _require_whole_steps(SimpleNamespace(**{**WHOLE, name: 2}))
-
-
-def test_split_steps_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--enable-dbo"):
-        _require_whole_steps(SimpleNamespace(**{**WHOLE, "use_ubatching": True}))
-
-
-def test_an_engine_that_may_sleep_is_refused_by_the_name_of_its_option() -> None:
-    _require_awake(SimpleNamespace(enable_sleep_mode=False))
-    with pytest.raises(ConfigError, match="--enable-sleep-mode"):
-        _require_awake(SimpleNamespace(enable_sleep_mode=True))
-
-
-def test_decode_of_the_oldest_version_runs_one_step_at_a_time() -> None:
-    _require_one_step_at_a_time(1)
-    with pytest.raises(ConfigError, match=r"runs 2 steps at once.*--no-async-scheduling"):
-        _require_one_step_at_a_time(2)
-
-
-@pytest.mark.parametrize(("num_stages", "speculative"), [(1, object()), (2, None)])
-def test_stages_or_speculation_are_accepted_on_prefill(num_stages: int, speculative: object) -> None:
-    _require_ends_of_steps(num_stages, speculative)
-
-
-def test_stages_with_speculation_are_refused_on_prefill() -> None:
-    with pytest.raises(
-        ConfigError, match=r"--speculative-config with --pipeline-parallel-size 2.*only one of these two"
-    ):
-        _require_ends_of_steps(2, object())
-
-
-def test_prefill_steps_in_one_graph_are_refused_with_both_cures() -> None:
-    with pytest.raises(ConfigError, match=r"cudagraph_mode is FULL.*FULL_AND_PIECEWISE.*push: serial"):
-        _require_hooks(CUDAGraphMode.FULL)
+@pytest.mark.parametrize(
+    ("require", "accepted", "refused", "told"),
+    [
+        (_require_whole_steps, [whole_steps()], [whole_steps(use_ubatching=True)], "--enable-dbo"),
+        (
+            _require_whole_steps,
+            [whole_steps()],
+            [whole_steps(decode_context_parallel_size=2)],
+            "--decode-context-parallel-size is 2.*needs 1",
+        ),
+        (
+            _require_whole_steps,
+            [whole_steps()],
+            [whole_steps(prefill_context_parallel_size=2)],
+            "--prefill-context-parallel-size is 2.*needs 1",
+        ),
+        (
+            _require_awake,
+            [SimpleNamespace(enable_sleep_mode=False)],
+            [SimpleNamespace(enable_sleep_mode=True)],
+            "--enable-sleep-mode",
+        ),
+        (_require_one_step_at_a_time, [1], [2], "runs 2 steps at once.*--no-async-scheduling"),
+        (
+            _require_ends_of_steps,
+            [1, object()],
+            [2, object()],
+            "--speculative-config with --pipeline-parallel-size 2.*only one of these two",
+        ),
+        (_require_ends_of_steps, [2, None], [2, object()], "only one of these two"),
+        (
+            _require_hooks,
+            [CUDAGraphMode.PIECEWISE],
+            [CUDAGraphMode.FULL],
+            "cudagraph_mode is FULL.*FULL_AND_PIECEWISE.*push: serial",
+        ),
+        (_role, ["kv_producer"], ["kv_both"], "kv_both.*kv_producer.*kv_consumer"),
+    ],
+)
+def test_what_an_engine_may_not_be_is_refused_by_the_name_of_its_option(
+    require: Callable[..., object], accepted: list[object], refused: list[object], told: str
+) -> None:
+    require(*accepted)
+    with pytest.raises(ConfigError, match=told):
+        require(*refused)
 
 
 @pytest.mark.parametrize("mode", [mode for mode in CUDAGraphMode if mode is not CUDAGraphMode.FULL])
@@ -114,16 +122,20 @@ def test_only_an_engine_that_pushes_layer_by_layer_is_refused_whole_graphs(
 
 
 @pytest.mark.parametrize("kv_role", ["kv_producer", "kv_consumer"])
-def test_an_engine_whose_own_address_is_ipv6_is_refused_with_the_cure(kv_role: str) -> None:
-    config = a_config(kv_role, {"push": "serial", "host": "fd00::7"})
-    with pytest.raises(ConfigError, match=r"address is fd00::7.*IPv4 only: set VLLM_HOST_IP"):
-        read_engine_facts(config, SimpleNamespace(kv_cache_groups=[]))
-
-
-def test_kv_that_vllm_ascend_would_keep_in_another_order_is_refused_at_start() -> None:
-    config = a_config("kv_consumer", {"host": "127.0.0.1"})
-    config.additional_config = {"enable_kv_nz": True}
-    with pytest.raises(ConfigError, match="enable_kv_nz is True"):
+@pytest.mark.parametrize(
+    ("host", "additional_config", "told"),
+    [
+        ("fd00::7", {}, "address is fd00::7.*IPv4 only: set VLLM_HOST_IP"),
+        ("127.0.0.1", {"enable_kv_nz": True}, "enable_kv_nz is True"),
+    ],
+    ids=["an address of IPv6", "KV that vllm-ascend would keep in another order"],
+)
+def test_what_no_engine_may_be_is_refused_at_start_with_the_cure(
+    kv_role: str, host: str, additional_config: dict[str, object], told: str
+) -> None:
+    config = a_config(kv_role, {"push": "serial", "host": host})
+    config.additional_config = additional_config
+    with pytest.raises(ConfigError, match=told):
         read_engine_facts(config, SimpleNamespace(kv_cache_groups=[]))
 
 
@@ -140,11 +152,6 @@ def a_config(kv_role: str, settings: dict[str, object]) -> SimpleNamespace:
         speculative_config=None,
         additional_config={},
     )
-
-
-def test_an_engine_that_is_both_is_told_what_to_choose() -> None:
-    with pytest.raises(ConfigError, match=r"kv_both.*kv_producer.*kv_consumer"):
-        _role("kv_both")
 
 
 def by_token(pages: int, heads: int, tokens: int, content: int) -> torch.Tensor:

@@ -13,21 +13,19 @@ A, B = RequestId("a"), RequestId("b")
 FULL, WINDOW, STATE = KvGroup(16), KvGroup(16, is_windowed=True), KvGroup(1, is_state=True)
 
 
-def test_only_blocks_that_a_push_fills_are_named() -> None:
-    """Those before are of the prefix cache: requests that run hold them too."""
+@pytest.mark.parametrize(
+    ("table", "first_token", "named"),
+    [
+        pytest.param([11, 12, 13, 14], 32, {13, 14}, id="those of the prefix cache are held by requests that run"),
+        pytest.param([0, 0, 13], 0, {13}, id="the null block before a window is everybody's"),
+    ],
+)
+def test_only_blocks_that_a_push_fills_are_named(table: list[int], first_token: int, named: set[int]) -> None:
     pushed, failed = PushedBlocks(16), FailedBlocks()
-    pushed.reserve(A, [11, 12, 13, 14], first_token=32)
+    pushed.reserve(A, table, first_token)
     failed.begin_step(pushed.take_new())
     failed.ended({A}, {A})
-    assert failed.take() == {13, 14}
-
-
-def test_the_null_block_before_a_window_is_named_by_nobody() -> None:
-    pushed, failed = PushedBlocks(16), FailedBlocks()
-    pushed.reserve(A, [0, 0, 13], first_token=0)
-    failed.begin_step(pushed.take_new())
-    failed.ended({A}, {A})
-    assert failed.take() == {13}
+    assert failed.take() == named
 
 
 def test_a_request_whose_kv_came_is_named_by_nobody() -> None:

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.registry import REGISTRY
 
-from pdcluster_connector.counts import PUSHES_DONE
-from pdcluster_connector.failures import TransferFailure
+from pdcluster_connector.failures import PUSHES_DONE, TransferFailure
 from pdcluster_connector.vllm.metrics import CountMetrics
 
 

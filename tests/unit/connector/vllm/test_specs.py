@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -201,11 +200,3 @@ def test_state_of_another_shape_is_refused_with_both_values(held: list[torch.Ten
         ConfigError, match=r"layer m has state of shape .*says 10 blocks of \(3, 32\) of torch.bfloat16"
     ):
         require_axes("m", STATE, held, BLOCKS, None)
-
-
-def test_heads_and_tokens_have_the_same_bytes_which_is_why_axes_are_looked_at() -> None:
-    """What is refused above would go through every count: pages are as long, and blocks lie as far apart."""
-    ours, theirs = contiguous((BLOCKS, 4, 128, 64), (BLOCKS, 128, 4, 64))
-    assert ours[0].nbytes == theirs[0].nbytes
-    assert ours.stride(0) == theirs.stride(0)
-    assert list(pairwise(ours.stride())) != list(pairwise(theirs.stride()))

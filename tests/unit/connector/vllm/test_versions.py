@@ -5,30 +5,27 @@ from __future__ import annotations
 import pytest
 import vllm
 
-from pdcluster_connector.vllm.versions import RELEASE, release_of
+from pdcluster_connector.vllm.versions import RELEASE, VllmRelease, release_of
 from pdcluster_protocol.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("version", "names_layouts", "by_request"),
+    ("version", "defers_frees", "names_layouts", "by_request"),
     [
-        ("0.23.0", False, False),
-        ("0.23.0.post1", False, False),
-        ("0.28.1rc2", False, False),
-        ("0.29.0", True, False),
-        ("0.30.0", True, True),
-        ("0.32.1.dev3+gabcdef", True, True),
-        ("0.33.0", True, True),
+        ("0.23.0", False, False, False),
+        ("0.23.0.post1", False, False, False),
+        ("0.24.0", True, False, False),
+        ("0.28.1rc2", True, False, False),
+        ("0.29.0", True, True, False),
+        ("0.30.0", True, True, True),
+        ("0.32.1.dev3+gabcdef", True, True, True),
+        ("0.33.0", True, True, True),
     ],
 )
-def test_a_release_is_known_by_its_minor_version(version: str, names_layouts: bool, by_request: bool) -> None:
-    release = release_of(version)
-    assert release.version == version
-    assert (release.names_layouts, release.fails_by_request, release.resolves_block_ids) == (
-        names_layouts,
-        by_request,
-        by_request,
-    )
+def test_a_release_is_known_by_its_minor_version(
+    version: str, defers_frees: bool, names_layouts: bool, by_request: bool
+) -> None:
+    assert release_of(version) == VllmRelease(version, defers_frees, names_layouts, by_request, by_request)
 
 
 @pytest.mark.parametrize("version", ["0.22.1", "0.34.0", "1.0.0", "dev", ""])
@@ -39,11 +36,6 @@ def test_any_other_is_refused_with_those_that_are_supported(version: str) -> Non
         f"this is vLLM {version}: PDClusterConnector 0.1 supports vLLM 0.23 to 0.33: install one of these on prefill "
         "and on decode"
     )
-
-
-@pytest.mark.parametrize(("version", "defers"), [("0.23.0", False), ("0.24.0", True), ("0.32.0", True)])
-def test_only_the_oldest_gives_blocks_away_that_are_still_written(version: str, defers: bool) -> None:
-    assert release_of(version).defers_frees is defers
 
 
 def test_the_release_is_that_of_the_vllm_that_is_installed() -> None:

@@ -37,6 +37,13 @@ class Bench:
         assert opened.session is not None
         return opened.session
 
+    def cut(self, session: SessionId) -> None:
+        """It is closed when this returns, and was named."""
+        self.news.clear()
+        self.inbound.cut(session)
+        assert self.news.wait(5.0)
+        assert self.inbound.take_closed() == [session]
+
     def wait_for_opened(self) -> list[Opened]:
         until = time.monotonic() + 30
         while not (opened := self.inbound.take_opened(now=0.0)) and time.monotonic() < until:
@@ -65,14 +72,21 @@ class Held:
         return self.made[-1]
 
 
+def held_bench(failure: Exception | None = None) -> tuple[Held, Bench]:
+    """The session of ``P`` is open, and no other one opens yet."""
+    held = Held(failure)
+    bench = Bench(held)
+    bench.open(P)
+    return held, bench
+
+
 def test_all_ranks_of_one_engine_life_share_a_session_and_engines_do_not() -> None:
     bench = Bench()
     assert bench.open(P) == bench.open(P) != bench.open(Q)
 
 
 def test_a_session_that_opens_slowly_keeps_nobody_else_from_theirs() -> None:
-    held = Held()
-    bench = Bench(held)
+    held, bench = held_bench()
     first = bench.open(P)
     assert bench.inbound.open(Q, A, now=0.0) is None
     assert bench.inbound.open(Q, B, now=0.0) is None
@@ -87,9 +101,7 @@ def test_a_session_that_opens_slowly_keeps_nobody_else_from_theirs() -> None:
 
 @pytest.mark.parametrize("failure", [ConfigError("no descriptor is left"), RuntimeError("no descriptor is left")])
 def test_a_session_that_cannot_be_opened_is_told_to_all_that_asked_and_tried_again_later(failure: Exception) -> None:
-    held = Held(failure)
-    bench = Bench(held)
-    bench.open(P)
+    held, bench = held_bench(failure)
     held.may_open.set()
     for peer in (A, B):
         bench.inbound.open(Q, peer, now=0.0)
@@ -101,9 +113,7 @@ def test_a_session_that_cannot_be_opened_is_told_to_all_that_asked_and_tried_aga
 
 
 def test_who_waits_too_long_is_told_and_the_session_serves_the_next() -> None:
-    held = Held()
-    bench = Bench(held)
-    bench.open(P)
+    held, bench = held_bench()
     bench.inbound.open(Q, A, now=0.0)
     bench.inbound.open(Q, B, now=OPEN_S / 2)
     assert bench.inbound.take_opened(now=OPEN_S - 1) == []
@@ -116,9 +126,7 @@ def test_who_waits_too_long_is_told_and_the_session_serves_the_next() -> None:
 
 
 def test_openings_and_those_who_wait_for_one_are_bounded() -> None:
-    held = Held()
-    bench = Bench(held)
-    bench.open(P)
+    held, bench = held_bench()
     for number in range(MAX_OPENINGS):
         bench.inbound.open(BootId(f"engine {number}"), A, now=0.0)
     with pytest.raises(ConfigError, match=f"for {MAX_OPENINGS} other prefill engines"):
@@ -132,9 +140,7 @@ def test_openings_and_those_who_wait_for_one_are_bounded() -> None:
 
 
 def test_a_session_that_opens_after_the_end_is_closed_by_who_opened_it() -> None:
-    held = Held()
-    bench = Bench(held)
-    bench.open(P)
+    held, bench = held_bench()
     bench.inbound.open(Q, A, now=0.0)
     bench.inbound.close()
     held.may_open.set()
@@ -148,10 +154,7 @@ def test_a_session_that_opens_after_the_end_is_closed_by_who_opened_it() -> None
 def test_a_cut_session_is_named_once_when_nothing_can_land_by_it_and_never_opened_again() -> None:
     bench = Bench()
     cut, kept = bench.open(P), bench.open(Q)
-    bench.news.clear()
-    bench.inbound.cut(cut)
-    assert bench.news.wait(5.0)
-    assert bench.inbound.take_closed() == [cut]
+    bench.cut(cut)
     assert bench.inbound.take_closed() == []
     assert cut not in bench.network._memories
     assert bench.open(P) != cut
@@ -192,10 +195,7 @@ def test_where_engines_share_a_session_a_cut_ends_it_for_all_and_each_gets_the_n
     bench = Bench(is_shared=True)
     cut = bench.open(P)
     assert bench.open(Q) == cut
-    bench.news.clear()
-    bench.inbound.cut(cut)
-    assert bench.news.wait(5.0)
-    assert bench.inbound.take_closed() == [cut]
+    bench.cut(cut)
     assert cut not in bench.network._memories
     assert bench.open(Q) == bench.open(P) != cut
     bench.inbound.close()

@@ -11,7 +11,7 @@ from pdcluster_connector.reshard.feeds import TokenPages
 from pdcluster_connector.reshard.staging import StagingMemory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import PushSlice, PushTarget
-from pdcluster_connector.worker.resharding import GroupResharding, NoResharding, TokenMemory, plan_item
+from pdcluster_connector.worker.resharding import GroupResharding, Resharding, TokenMemory, plan_item
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
@@ -61,6 +61,6 @@ def test_staging_memory_holds_a_page_of_all_heads_of_a_layer_twice_or_the_engine
 
 
 def test_without_a_resharder_blocks_are_read_by_lanes_only() -> None:
-    none = NoResharding()
+    none = Resharding()
     assert none.fence().is_set()
     assert none.read_step > 1 << 40

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_connector.transport.registered import RegisteredMemory
+from pdcluster_connector.transport.base import RegisteredMemory
 
 
 @pytest.fixture

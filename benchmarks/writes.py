@@ -31,7 +31,7 @@ from benchmarks.rank_processes import RankError, RankProcesses, Tp, start_ranks
 from benchmarks.ranks import Request
 from benchmarks.references import Way
 
-from pdcluster_cli.local.traces import read_traces
+from pdcluster_cli.local.report import read_traces
 from pdcluster_protocol.trace import PushTrace
 
 TOKENS: Final = 2048

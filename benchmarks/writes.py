@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.block_tables import Placement, block_tables
-from benchmarks.figures import format_table
+from benchmarks.figures import format_table, write_page
 from benchmarks.kv_shape import KvShape, links_between
-from benchmarks.pages import write_page
 from benchmarks.places import open_places
 from benchmarks.rank_processes import RankError, RankProcesses, Tp, start_ranks
 from benchmarks.ranks import Request

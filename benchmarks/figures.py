@@ -1,11 +1,15 @@
-"""What a benchmark's samples say: spreads over rounds, slopes and Markdown tables. Pure."""
+"""What a benchmark's samples say: spreads over rounds, slopes, Markdown tables, pages in ``docs/``."""
 
 from __future__ import annotations
 
+import datetime
 import math
+import os
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +67,29 @@ def times(figure: Spread) -> str:
 def percent(figure: Spread) -> str:
     """A share: median (least..most). Example: 0.5 (0.4..0.6) → "50% (40%..60%)"."""
     return f"{figure.median:.0%} ({figure.low:.0%}..{figure.high:.0%})"
+
+
+DOCS: Final = Path(__file__).parents[1] / "docs"
+
+
+def write_page(name: str, title: str, body: str, folder: Path = DOCS, flags: str = "") -> Path:
+    """A page in ``folder`` holds the title, when and on what it was measured, and the body. ``flags``: see below.
+
+    The page has its program's name, with hyphens: ``step_time`` writes ``step-time.md``.
+    """
+    path = folder / f"{name.replace('_', '-')}.md"
+    path.write_text(f"# {title}\n\n{measured_by(name, flags)}\n{body.strip()}\n")
+    return path
+
+
+def measured_by(name: str, flags: str = "") -> str:
+    """When, where and by which program a page's figures came to be. ``flags``: those that are not its defaults."""
+    today, cores = datetime.datetime.now(datetime.UTC), os.cpu_count()
+    command = " ".join(["python", "-m", f"benchmarks.{name}", *flags.split(), "--write"])
+    return f"Measured on {today:%Y-%m-%d} with {cores} cores by `{command}`."
+
+
+def format_minutes(seconds: float) -> str:
+    """Rounded, for the estimate that each program prints first. Example: 95 → "about 2 minutes"."""
+    minutes = max(1, round(seconds / 60))
+    return f"about {minutes} minute{'s' if minutes > 1 else ''}"

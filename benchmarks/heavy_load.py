@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.client import BenchmarkError
-from benchmarks.figures import Spread, format_table, ms, percentile, ratios, spread, times
+from benchmarks.figures import Spread, format_minutes, format_table, ms, percentile, ratios, spread, times, write_page
 from benchmarks.link import LinkError
-from benchmarks.pages import format_minutes, write_page
 from benchmarks.places import LINKS, open_places
 from benchmarks.ttft_figures import OURS, Burst, Way
 from benchmarks.ttft_plan import prefill_s

@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from benchmarks.figures import format_minutes, write_page
 from benchmarks.kube_user import Object
 from benchmarks.operator_bench import NAMESPACE, Bench, at_once, open_kube, pool_document, running_bench
 from benchmarks.operator_figures import (
@@ -50,7 +51,6 @@ from benchmarks.operator_figures import (
     phase_between,
 )
 from benchmarks.operator_plane import admin_access, make_namespace, read_usage, running_plane
-from benchmarks.pages import format_minutes, write_page
 from benchmarks.pod_churn import Churn
 
 from pdcluster_kube.session import open_session

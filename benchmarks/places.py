@@ -1,17 +1,21 @@
-"""Where the processes of a benchmark live: this machine, or the two ends of a ``link.py`` link. Waits for nothing.
+"""Where the processes of a benchmark live: this machine, or the two ends of a ``link.py`` link.
 
 prefill's place                       decode's place (and the client's)
   loopback, or End.A   ---- link ----   loopback, or End.B
+
+And one plain TCP stream between both: what a push is measured against.
 """
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks import raw_socket
 from benchmarks.link import End, Link, open_link
 
 LINKS: Final = {"loopback": "loopback", "1gbit": "1 Gbit/s", "2gbit": "2 Gbit/s"}
@@ -19,6 +23,7 @@ LINKS: Final = {"loopback": "loopback", "1gbit": "1 Gbit/s", "2gbit": "2 Gbit/s"
 _LOOPBACK: Final = "127.0.0.1"
 
 Inside = Callable[[], AbstractContextManager[None]]
+"""Makes a context in which sockets belong to one place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +52,9 @@ class Places:
     link: Link | None
 
     @property
-    def path(self) -> raw_socket.Path:
+    def path(self) -> StreamPath:
         """For a plain stream along the way that KV takes."""
-        return raw_socket.Path(self.decode.host, self.prefill.inside, self.decode.inside)
+        return StreamPath(self.decode.host, self.prefill.inside, self.decode.inside)
 
     def set_rate(self, name: str) -> None:
         """The link has this rate from now on; loopback has none.
@@ -86,3 +91,71 @@ def share_places(links: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 def _end(link: Link, end: End) -> Place:
     return Place(end.value, "0.0.0.0", end.device, lambda: link.inside(end), lambda: link.starting(end))
+
+
+_CHUNK_BYTES: Final = 1 << 20
+_TIMEOUT_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPath:
+    """From where to where: ``host`` is the receiver's address, reachable from inside the sender's place."""
+
+    host: str
+    sender: Inside
+    receiver: Inside
+
+
+def measure_bandwidth(path: StreamPath, num_bytes: int) -> float:
+    """Bytes per second of one stream of ``num_bytes``, from the first byte sent to the receiver's word that all came.
+
+    Waits at most 30 s for each step.
+
+    Raises:
+        OSError: The places cannot reach each other, or the stream stood still.
+    """
+    return num_bytes / _stream(path, num_bytes, 0.0)
+
+
+def send_evenly(path: StreamPath, num_bytes: int, seconds: float) -> None:
+    """One stream of ``num_bytes`` has been sent, spread over ``seconds``, or slower where the link is.
+
+    Waits and raises as ``measure_bandwidth``.
+    """
+    _stream(path, num_bytes, seconds)
+
+
+def _stream(path: StreamPath, num_bytes: int, at_least_s: float) -> float:
+    """Seconds until the receiver has said that all bytes came."""
+    with path.receiver():
+        listener = socket.create_server((path.host, 0))
+    with listener:
+        listener.settimeout(_TIMEOUT_S)
+        receiver = threading.Thread(target=_receive, args=(listener, num_bytes), name="raw-receiver", daemon=True)
+        receiver.start()
+        with path.sender():
+            stream = socket.create_connection(listener.getsockname(), _TIMEOUT_S)
+        with stream:
+            seconds = _send(stream, num_bytes, at_least_s)
+        receiver.join(_TIMEOUT_S)
+    return seconds
+
+
+def _send(stream: socket.socket, num_bytes: int, at_least_s: float) -> float:
+    chunk = bytes(_CHUNK_BYTES)
+    begun = time.perf_counter()
+    for sent in range(0, num_bytes, _CHUNK_BYTES):
+        time.sleep(max(0.0, begun + at_least_s * sent / num_bytes - time.perf_counter()))
+        stream.sendall(chunk[: num_bytes - sent])
+    stream.recv(1)
+    return time.perf_counter() - begun
+
+
+def _receive(listener: socket.socket, num_bytes: int) -> None:
+    stream, _ = listener.accept()
+    with stream:
+        stream.settimeout(_TIMEOUT_S)
+        buffer, left = bytearray(_CHUNK_BYTES), num_bytes
+        while left and (count := stream.recv_into(buffer)):
+            left -= count
+        stream.sendall(b".")

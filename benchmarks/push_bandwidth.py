@@ -21,9 +21,9 @@ from typing import Final
 
 from benchmarks.bandwidth_figures import BandwidthRow, build_rows, format_rows
 from benchmarks.block_tables import Placement, block_tables
+from benchmarks.figures import DOCS, format_minutes, write_page
 from benchmarks.kv_shape import KvShape
 from benchmarks.link import LinkError
-from benchmarks.pages import DOCS, format_minutes, write_page
 from benchmarks.places import LINKS, Places, open_places, share_places
 from benchmarks.rank_processes import Moved, RankError, RankProcesses, Tp, start_ranks
 from benchmarks.ranks import Request

@@ -15,12 +15,14 @@ import ctypes
 import gc
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.kv_content import KvWords
@@ -28,14 +30,13 @@ from benchmarks.kv_shape import KvShape, TpRank, links_between
 from benchmarks.places import Place, Places
 from benchmarks.ranks import Cache, DecodeEnd, PrefillEnd, Request, open_decode, open_prefill
 from benchmarks.references import References, ReferenceTarget, Way, open_target
-from benchmarks.thread_time import LANE_PREFIX, Cost, cost_so_far
 
 from pdcluster_protocol.params import SideChannelAddress
 
 _REPLY_S: Final = 180.0
 _LOOK_S: Final = 0.0005
 """How often decode's forward thread asks what has come: half of vLLM's own step when it waits for KV."""
-_DRIVER_PREFIX: Final = {Way.CONNECTOR: LANE_PREFIX}
+_DRIVER_PREFIX: Final = {Way.CONNECTOR: "pdcluster-lane"}
 
 
 class RankError(Exception):
@@ -299,3 +300,35 @@ def _push(end: PrefillEnd, requests: Sequence[Request], addresses: tuple[SideCha
     while len(free) < len(names):
         time.sleep(_LOOK_S)
         free |= end.release(())
+
+
+def thread_seconds(name_prefix: str) -> float:
+    """Processor seconds so far of this process's Python threads whose names begin so: ``schedstat`` of proc(5)."""
+    tids = [thread.native_id for thread in threading.enumerate() if thread.name.startswith(name_prefix)]
+    return sum(_task_seconds(Path(f"/proc/self/task/{tid}")) for tid in tids if tid is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Processor seconds: of the threads that drive the writes, and of the whole process with the transport's own."""
+
+    drivers: float
+    process: float
+
+    def __sub__(self, before: Cost) -> Cost:
+        return Cost(self.drivers - before.drivers, self.process - before.process)
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.drivers + other.drivers, self.process + other.process)
+
+
+def cost_so_far(driver_prefix: str) -> Cost:
+    """Of this process. Drivers that have ended are not in it any more."""
+    return Cost(thread_seconds(driver_prefix), time.process_time())
+
+
+def _task_seconds(task: Path) -> float:
+    try:
+        return int((task / "schedstat").read_text().split()[0]) / 1e9
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0

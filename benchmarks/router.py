@@ -173,8 +173,8 @@ async def load(url: str, body: bytes, num_connections: int, seconds: float) -> R
     return Result(len(times), len(times) / took, cuts[49] * 1e6, cuts[98] * 1e6)
 
 
-async def serve_engines() -> None:
-    engines = FakeEngines()
+async def serve(engines: FakeEngines) -> None:
+    """Says its URL, and serves for ever."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Peer(httptools.HttpRequestParser, engines.serve), "127.0.0.1", 0)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--engines", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.engines:
-        uvloop.run(serve_engines())
+        uvloop.run(serve(FakeEngines()))
         return
     engines, engine_url = spawn(__file__, "--engines")
     flags = ("--prefill", engine_url, "--decode", engine_url, "--port", "0")

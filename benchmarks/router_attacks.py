@@ -27,9 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-import httptools
 import uvloop
-from benchmarks.router import PATH, FakeEngines, Peer, spawn
+from benchmarks.router import PATH, FakeEngines, Peer, serve, spawn
 
 from pdcluster_protocol.metaserver import METASERVER_PATH, SEAL_HEADER
 
@@ -168,14 +167,6 @@ class StreamingEngines(FakeEngines):
             return
         peer.transport.write(b"%x\r\n%b\r\n" % (len(EVENT), EVENT))
         asyncio.get_running_loop().call_later(INTERVAL_S, self._send_event, peer, num_left - 1)
-
-
-async def serve_engines() -> None:
-    engines = StreamingEngines()
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Peer(httptools.HttpRequestParser, engines.serve), "127.0.0.1", 0)
-    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
-    await server.serve_forever()
 
 
 class Streams:
@@ -332,7 +323,7 @@ def main() -> None:
     parser.add_argument("--engines", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.engines:
-        uvloop.run(serve_engines())
+        uvloop.run(serve(StreamingEngines()))
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 8192)), hard))

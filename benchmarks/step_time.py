@@ -26,14 +26,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks import raw_socket
-from benchmarks.client import BenchmarkError, Streamed, completion_body, post, stream
-from benchmarks.engine_clock import prefill_seconds
-from benchmarks.figures import format_table, ratios, spread
+from benchmarks.client import BenchmarkError, Streamed, completion_body, post, prefill_seconds, stream
+from benchmarks.figures import format_minutes, format_table, ratios, spread, write_page
 from benchmarks.fronts import RouterFront
 from benchmarks.link import LinkError
-from benchmarks.pages import format_minutes, write_page
-from benchmarks.places import LINKS, Inside, open_places, share_places
+from benchmarks.places import LINKS, Inside, StreamPath, open_places, send_evenly, share_places
 from benchmarks.ttft_figures import Way
 from benchmarks.ttft_plan import prefill_s
 from benchmarks.ttft_pool import Pool, start_pool
@@ -108,7 +105,7 @@ class Round:
 class Traffic:
     """What the plain socket carries in one step of prefill."""
 
-    path: raw_socket.Path
+    path: StreamPath
     num_bytes: int
     seconds: float
 
@@ -116,7 +113,7 @@ class Traffic:
     def flowing(self) -> Iterator[None]:
         """It begins now, and has ended at the end."""
         with ThreadPoolExecutor(1) as sender:
-            sent = sender.submit(raw_socket.send_evenly, self.path, self.num_bytes, self.seconds)
+            sent = sender.submit(send_evenly, self.path, self.num_bytes, self.seconds)
             yield
             sent.result()
 

@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks import raw_socket
 from benchmarks.client import BenchmarkError
+from benchmarks.figures import DOCS, format_minutes, write_page
 from benchmarks.link import LinkError
-from benchmarks.pages import DOCS, format_minutes, write_page
-from benchmarks.places import LINKS, Places, open_places, share_places
+from benchmarks.places import LINKS, Places, measure_bandwidth, open_places, share_places
 from benchmarks.ttft_figures import Burst, Round, Row, Way, build_row, format_limits, format_ways
 from benchmarks.ttft_plan import Case, Plan
 from benchmarks.ttft_plot import draw
@@ -90,7 +89,7 @@ def _measure_links(links: Sequence[str], plan: Plan) -> Iterator[Row]:
 
 def _run_round(bench: Bench, ways: Sequence[Way], case: Case, number: int) -> Round:
     turn = number % len(ways)
-    bandwidth = raw_socket.measure_bandwidth(bench.places.path, _PROBE_BYTES)
+    bandwidth = measure_bandwidth(bench.places.path, _PROBE_BYTES)
     in_turn = (*ways[turn:], *ways[:turn])
     bursts = {way: _ask(bench.pool, way, case) for way in in_turn}
     return Round(bandwidth, {way: burst for way, burst in bursts.items() if burst})

@@ -34,7 +34,7 @@ from benchmarks.starter import Starter
 from benchmarks.ttft_figures import OURS, Answer, Burst, Transfer, Way, read_transfer
 
 from pdcluster_cli.engines import LOOPBACK, PoolRole, secret_env
-from pdcluster_cli.local.traces import pushes_in, read_traces, requests_in
+from pdcluster_cli.local.report import pushes_in, read_traces, requests_in
 from pdcluster_cli.zygote import EngineHandle
 
 TRACE_TIMEOUT_S: Final = 10.0

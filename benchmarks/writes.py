@@ -23,15 +23,14 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.block_tables import Placement, block_tables
-from benchmarks.figures import format_table
+from benchmarks.figures import format_table, write_page
 from benchmarks.kv_shape import KvShape, links_between
-from benchmarks.pages import write_page
 from benchmarks.places import open_places
 from benchmarks.rank_processes import RankError, RankProcesses, Tp, start_ranks
 from benchmarks.ranks import Request
 from benchmarks.references import Way
 
-from pdcluster_cli.local.traces import read_traces
+from pdcluster_cli.local.report import read_traces
 from pdcluster_protocol.trace import PushTrace
 
 TOKENS: Final = 2048

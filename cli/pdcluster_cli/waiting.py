@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +26,6 @@ class EngineDied(Exception):
         cause = SIGNALS.get(-exit_code) or cause_in(log_path)
         how = f"status {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
         super().__init__(f"{name} has ended with {how}{_said(cause)}; the end of {log_path}:\n{last_lines(log_path)}")
-        self.name = name
 
 
 class NotReady(TimeoutError):
@@ -36,7 +36,6 @@ class NotReady(TimeoutError):
         super().__init__(
             f"{name} is not ready after {timeout_s:.0f} s{_said(cause)}; the end of {log_path}:\n{last_lines(log_path)}"
         )
-        self.name = name
 
 
 def free_port() -> int:
@@ -49,14 +48,12 @@ def free_port() -> int:
 
 def is_healthy(port: int, *, timeout_s: float = 1.0) -> bool:
     """``GET /health`` answers 200 now."""
-    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=timeout_s)
     try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == http.HTTPStatus.OK
+        with closing(http.client.HTTPConnection(LOOPBACK, port, timeout=timeout_s)) as connection:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == http.HTTPStatus.OK
     except (OSError, http.client.HTTPException):
         return False
-    finally:
-        connection.close()
 
 
 def wait_healthy(engine: EngineHandle, port: int, *, deadline: float) -> None:

@@ -1,7 +1,16 @@
 """Starts many engines for the price of one import: the parent's side of the zygote.
 
-Knows processes, not vLLM: which module to run with which arguments is the caller's. How the two sides talk, and why
-nothing outlives the parent: ``zygote_wire.py`` and ``zygote_process.py``.
+Knows processes, not vLLM: which module to run with which arguments is the caller's. Why nothing outlives the parent:
+``zygote_process.py``. The two sides talk over one SOCK_SEQPACKET pair:
+
+    parent                                   zygote
+      <------------------------- Ready           modules are imported
+      EngineSpec -------------------->
+      <--- Started + read end of a pipe          the pipe gets the exit status as text when the engine has ended
+      (socket closed) --------------->           kill every engine, then end
+
+The pipe makes the exit pollable, one for each engine. A pipe that ends without a status: the zygote died, and the
+kernel killed the engine with it.
 """
 
 from __future__ import annotations
@@ -25,8 +34,8 @@ from typing import Final, Self
 
 import msgspec
 
-from pdcluster_cli.zygote_wire import MAX_MESSAGE_BYTES, Ready, Started, StartOrder
-
+MAX_MESSAGE_BYTES: Final = 1 << 17
+"""Holds any command line; a socket's default buffer is 208 KiB."""
 KILL_WAIT_S: Final = 10.0
 """Time for the kernel to take a killed process group apart. Longer only when a process hangs in the kernel."""
 
@@ -39,7 +48,8 @@ class ZygoteError(Exception):
 class EngineSpec:
     """One ``python -m module argv`` to be. In ``env`` None unsets a variable; the rest is the zygote's own.
 
-    ``overrides`` sets module attributes by dotted name before the module runs.
+    ``overrides`` sets module attributes by dotted name before the module runs. What Python code writes to stdout and
+    stderr goes to ``log_path``, each line with ``[name]`` in front.
     """
 
     name: str
@@ -48,6 +58,25 @@ class EngineSpec:
     env: Mapping[str, str | None]
     log_path: Path
     overrides: Mapping[str, str] = field(default_factory=dict)
+
+
+def encode_spec(spec: EngineSpec) -> bytes:
+    return msgspec.json.encode(spec, enc_hook=str)
+
+
+def decode_spec(message: bytes) -> EngineSpec:
+    return msgspec.json.decode(message, type=EngineSpec, dec_hook=lambda kind, text: kind(text))
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The zygote can fork. ``num_threads`` must be 1, or a fork may inherit a lock that is never released."""
+
+    import_s: float
+    num_threads: int
+
+
+class Started(msgspec.Struct, frozen=True):
+    pid: int
 
 
 class EngineHandle:
@@ -147,18 +176,10 @@ class Zygote:
         Raises:
             ZygoteError: The zygote has died.
         """
-        order = StartOrder(
-            name=spec.name,
-            module=spec.module,
-            argv=spec.argv,
-            env=dict(spec.env),
-            log_path=str(spec.log_path),
-            overrides=dict(spec.overrides),
-        )
         with self._orders:
             self.wait_ready(None)
             try:
-                self._socket.send(msgspec.json.encode(order))
+                self._socket.send(encode_spec(spec))
                 message, fds, _, _ = socket.recv_fds(self._socket, MAX_MESSAGE_BYTES, 1)
             except ConnectionError as error:
                 raise self._died() from error

@@ -29,7 +29,7 @@ from typing import NoReturn, TextIO
 import msgspec
 
 from pdcluster_cli import linux
-from pdcluster_cli.zygote_wire import MAX_MESSAGE_BYTES, Ready, Started, StartOrder
+from pdcluster_cli.zygote import MAX_MESSAGE_BYTES, EngineSpec, Ready, Started, decode_spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def import_if_there(module: str) -> None:
             raise
 
 
-def _serve(parent: socket.socket) -> StartOrder | None:
+def _serve(parent: socket.socket) -> EngineSpec | None:
     """The order to carry out, in a forked engine; None in the zygote when the parent has gone."""
     linux.outlive_parent()  # from here on the closed socket is the sign, so that engines can be ended first
     children: list[ForkedEngine] = []
@@ -89,7 +89,7 @@ def _serve(parent: socket.socket) -> StartOrder | None:
                     _kill_all(children)
                     return None
                 else:
-                    order = msgspec.json.decode(message, type=StartOrder)
+                    order = decode_spec(message)
                     if (child := _fork(parent)) is None:
                         return order
                     children.append(child)
@@ -143,11 +143,11 @@ def _kill_all(children: Sequence[ForkedEngine]) -> None:
         _report_exit(child)
 
 
-def _run_as_main(order: StartOrder) -> NoReturn:
+def _run_as_main(order: EngineSpec) -> NoReturn:
     """Becomes ``python -m module argv``, with the order's environment and log file."""
     linux.set_process_name(order.name)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _redirect(Path(order.log_path))
+    _redirect(order.log_path)
     _prefix_lines(sys.stdout, f"[{order.name}] ")
     _prefix_lines(sys.stderr, f"[{order.name}] ")
     for name, value in order.env.items():

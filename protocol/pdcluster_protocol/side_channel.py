@@ -148,86 +148,73 @@ class Refusal(_Message, frozen=True, tag="refusal"):
     reason: str
 
 
-class Open(_Message, frozen=True, tag="open"):
-    """May this prefill rank write for this attempt? ``deadline_ms`` is the request's remaining time."""
+class _OfAttempt(_Message, frozen=True):
+    """A message about one attempt of one transfer."""
 
     transfer_id: TransferId
     attempt: AttemptNumber
+
+
+class Open(_OfAttempt, frozen=True, tag="open"):
+    """May this prefill rank write for this attempt? ``deadline_ms`` is the request's remaining time."""
+
     decode_boot_id: BootId
     deadline_ms: Milliseconds
     token: str
     """The router's token for this attempt."""
 
 
-class Grant(_Message, frozen=True, tag="grant"):
+class Grant(_OfAttempt, frozen=True, tag="grant"):
     """Yes: until done, failed or revoked. Lost when decode hears nothing of this attempt for ``lease_ms``."""
 
-    transfer_id: TransferId
-    attempt: AttemptNumber
     lease_ms: Milliseconds
 
 
-class Unneeded(_Message, frozen=True, tag="unneeded"):
+class Unneeded(_OfAttempt, frozen=True, tag="unneeded"):
     """Write nothing: an earlier attempt has filled this rank. Nothing has failed."""
 
-    transfer_id: TransferId
-    attempt: AttemptNumber
 
-
-class Denial(_Message, frozen=True, tag="denial"):
+class Denial(_OfAttempt, frozen=True, tag="denial"):
     """No, and why. The attempt has failed for this rank."""
 
-    transfer_id: TransferId
-    attempt: AttemptNumber
     reason: str
 
 
-class Progress(_Message, frozen=True, tag="progress"):
+class Progress(_OfAttempt, frozen=True, tag="progress"):
     """This rank is alive and holds its grant; ``num_bytes`` are acknowledged so far. Renews the lease."""
 
-    transfer_id: TransferId
-    attempt: AttemptNumber
     num_bytes: NumBytes
 
 
-class Done(_Message, frozen=True, tag="done"):
+class Done(_OfAttempt, frozen=True, tag="done"):
     """All that this rank had to write is acknowledged by the transport: ``num_bytes`` in ``num_layers`` layers.
 
     ``digest``: of what it wrote, modulo 2^64, as its own memory has it; None unless the reservation wants it.
     """
 
-    transfer_id: TransferId
-    attempt: AttemptNumber
     num_bytes: NumBytes
     num_layers: CountOrNone
     digest: Annotated[int, Meta(ge=0)] | None = None
 
 
-class Failed(_Message, frozen=True, tag="failed"):
+class Failed(_OfAttempt, frozen=True, tag="failed"):
     """This rank has given up. ``is_fenced``: clean as in ``Fenced``, which otherwise follows."""
 
-    transfer_id: TransferId
-    attempt: AttemptNumber
     reason: str
     is_fenced: bool
 
 
-class Revoke(_Message, frozen=True, tag="revoke"):
+class Revoke(_OfAttempt, frozen=True, tag="revoke"):
     """Stop writing for this attempt and answer ``Fenced``."""
 
-    transfer_id: TransferId
-    attempt: AttemptNumber
 
-
-class Fenced(_Message, frozen=True, tag="fenced"):
+class Fenced(_OfAttempt, frozen=True, tag="fenced"):
     """This rank submits no more writes for this attempt, ever.
 
     ``is_clean``: each one that it ever submitted was acknowledged. Otherwise bytes may still be on their way, and
     only decode can shut them out, by closing the session that they travel on.
     """
 
-    transfer_id: TransferId
-    attempt: AttemptNumber
     is_clean: bool
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pdcluster_cli.local.traces import read_traces
+from pdcluster_cli.local.report import read_traces
 from pdcluster_connector.trace import Trace
 from pdcluster_protocol.trace import RequestTrace
 from pdcluster_router.telemetry.trace import TraceFile

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from benchmarks.client import BenchmarkError, Server
-from benchmarks.engine_clock import prefill_seconds
+from benchmarks.client import BenchmarkError, Server, prefill_seconds
 
 
 class Engine:

@@ -13,7 +13,7 @@ from pathlib import Path as File
 
 import pytest
 from benchmarks.link import PREFIX, End, Link, LinkError, open_link, remove_leftovers
-from benchmarks.raw_socket import Path, measure_bandwidth, send_evenly
+from benchmarks.places import StreamPath, measure_bandwidth, send_evenly
 
 can_make_links = os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc")
 needs_links = pytest.mark.skipif(not can_make_links, reason="needs root and iproute2")
@@ -29,8 +29,8 @@ with open_link("1gbit") as link:
 """
 
 
-def path_over(link: Link) -> Path:
-    return Path(End.B.value, lambda: link.inside(End.A), lambda: link.inside(End.B))
+def path_over(link: Link) -> StreamPath:
+    return StreamPath(End.B.value, lambda: link.inside(End.A), lambda: link.inside(End.B))
 
 
 def require_rate(link: Link, bits_per_s: float, num_bytes: int) -> None:
@@ -55,7 +55,7 @@ def test_a_stream_over_the_link_has_the_rate_that_was_asked_for() -> None:
 
 
 def test_a_stream_is_spread_over_the_time_that_was_asked_for() -> None:
-    path = Path("127.0.0.1", nullcontext, nullcontext)
+    path = StreamPath("127.0.0.1", nullcontext, nullcontext)
     begun = time.monotonic()
     send_evenly(path, 10 << 20, 0.5)
     assert time.monotonic() - begun >= 0.45  # nine of ten pieces have to wait

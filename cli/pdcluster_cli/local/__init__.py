@@ -2,5 +2,5 @@
 
     options -> checks -> pool (start) -> chat (first question) -> report -> watch until Ctrl-C
 
-``options``, ``report`` and ``traces`` are pure; ``command`` is the only one that knows the order.
+``options`` and ``plan`` are pure; ``command`` is the only one that knows the order.
 """

@@ -1,4 +1,4 @@
-"""Asks an OpenAI endpoint one streamed chat question. Knows the wire format, prints nothing.
+"""Asks the router what ``pdcluster local`` asks: its models, a proof, and one streamed chat question. Prints nothing.
 
 Engines that vLLM's own ``VLLM_API_KEY`` makes ask for a key have it from our environment: so we show it too.
 """
@@ -8,11 +8,21 @@ from __future__ import annotations
 import http.client
 import json
 import os
-from collections.abc import Iterator
-from typing import Any
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any, Final
+
+import msgspec
 
 from pdcluster_cli.engines import LOOPBACK
 from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE
+from pdcluster_protocol.secret import Secret
+from pdcluster_protocol.verify import VERIFY_PATH, VerifyAnswer, VerifyOrder
+
+_PASS_S: Final = 60
+_PROOF_S: Final = 120.0
+"""The most that a router takes for it: the engines are fresh, and their first request is slow."""
 
 
 class ChatError(Exception):
@@ -32,18 +42,13 @@ def stream_answer(port: int, model: str, question: str, *, max_tokens: int, time
         "temperature": 0,
         "stream": True,
     }
-    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=timeout_s)
+    headers = {"content-type": "application/json", **_authorization()}
     try:
-        headers = {"content-type": "application/json", **_authorization()}
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-        response = connection.getresponse()
-        if response.status != http.HTTPStatus.OK:
-            raise ChatError(_refusal("POST /v1/chat/completions", response.status, response.read()))
-        yield from _pieces(response)
+        with _asked(port, "POST /v1/chat/completions", json.dumps(body), headers, timeout_s) as response:
+            _require_ok("POST /v1/chat/completions", response)
+            yield from _pieces(response)
     except (OSError, http.client.HTTPException) as error:
         raise ChatError(f"the answer broke off: {error!r}") from error
-    finally:
-        connection.close()
 
 
 def served_model(port: int, *, timeout_s: float) -> str:
@@ -52,18 +57,31 @@ def served_model(port: int, *, timeout_s: float) -> str:
     Raises:
         ChatError: It lists none.
     """
-    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=timeout_s)
     try:
-        connection.request("GET", "/v1/models", headers=_authorization())
-        response = connection.getresponse()
-        text = response.read()
-        if response.status != http.HTTPStatus.OK:
-            raise ChatError(_refusal("GET /v1/models", response.status, text))
-        return str(json.loads(text)["data"][0]["id"])
+        with _asked(port, "GET /v1/models", None, _authorization(), timeout_s) as response:
+            _require_ok("GET /v1/models", response)
+            return str(json.loads(response.read())["data"][0]["id"])
     except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
         raise ChatError(f"GET /v1/models names no model: {error!r}") from error
-    finally:
-        connection.close()
+
+
+def prove_transfer(port: int, secret: Secret) -> str:
+    """What one request has proven whose content both engines compare, in a line. ``port``: the router's internal one.
+
+    Raises:
+        ChatError: Nothing was proven, and why.
+    """
+    body = msgspec.json.encode(VerifyOrder(timeout_s=_PROOF_S))
+    headers = {"authorization": f"Bearer {secret.mint_pass(body, int(time.time()) + _PASS_S)}"}
+    try:
+        with _asked(port, f"POST {VERIFY_PATH}", body, headers, _PROOF_S + 5) as response:
+            raw = response.read()
+            if response.status != http.HTTPStatus.OK:
+                raise ChatError(f"the first request was not verified: {json.loads(raw)['error']['message']}")
+            told = msgspec.json.decode(raw, type=VerifyAnswer)
+    except (OSError, http.client.HTTPException, msgspec.DecodeError, ValueError, LookupError) as error:
+        raise ChatError(f"the first request was not verified: {error!r}") from error
+    return f"{told.pushed_tokens:,} tokens by {told.transfer_protocol}, their content compared on both engines"
 
 
 def _authorization() -> dict[str, str]:
@@ -71,10 +89,24 @@ def _authorization() -> dict[str, str]:
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
-def _refusal(call: str, status: int, text: bytes) -> str:
+@contextmanager
+def _asked(
+    port: int, call: str, body: str | bytes | None, headers: Mapping[str, str], timeout_s: float
+) -> Iterator[http.client.HTTPResponse]:
+    """``call``: method and path."""
+    with closing(http.client.HTTPConnection(LOOPBACK, port, timeout=timeout_s)) as connection:
+        method, path = call.split()
+        connection.request(method, path, body, headers)
+        yield connection.getresponse()
+
+
+def _require_ok(call: str, response: http.client.HTTPResponse) -> None:
+    status = response.status
+    if status == http.HTTPStatus.OK:
+        return
     is_key_wrong = status == http.HTTPStatus.UNAUTHORIZED
     cure = f": engines ask for a key: give it to all by {ENGINE_KEY_VARIABLE}, not by --api-key" if is_key_wrong else ""
-    return f"{call} was answered {status}{cure}: {text.decode(errors='replace')}"
+    raise ChatError(f"{call} was answered {status}{cure}: {response.read().decode(errors='replace')}")
 
 
 def _pieces(lines: http.client.HTTPResponse) -> Iterator[str]:

@@ -23,13 +23,11 @@ from typing import Final
 
 from pdcluster_cli import checks
 from pdcluster_cli.engines import LOOPBACK, OFFLINE, SCRATCH, patience_env, preload_modules, secret_env, zygote_env
-from pdcluster_cli.local.chat import ChatError, served_model, stream_answer
+from pdcluster_cli.local.chat import ChatError, prove_transfer, served_model, stream_answer
 from pdcluster_cli.local.options import Options, parse_options
 from pdcluster_cli.local.plan import Machine, plan_engines, problems_here, remarks
 from pdcluster_cli.local.pool import PoolProcess, RouterPlan, find_dead, start_members
-from pdcluster_cli.local.proof import prove_transfer
-from pdcluster_cli.local.report import build_report, format_report
-from pdcluster_cli.local.traces import pushes_in, read_traces, requests_in
+from pdcluster_cli.local.report import build_report, format_report, pushes_in, read_traces, requests_in
 from pdcluster_cli.model_source import ModelSource, find_model
 from pdcluster_cli.tiny_model import CORPUS, cache_root, ensure_tiny_model
 from pdcluster_cli.waiting import EngineDied, free_port

@@ -1,4 +1,4 @@
-"""What one request's traces say about its transfer. Pure.
+"""What the traces of router and connector (``pdcluster_protocol/trace.py``) say about one request's transfer.
 
 received_at      prefill_sent_at          prefill_replied_at        first_byte_at
     |------------------|-------- prefill --------|------- ... -----------|
@@ -8,10 +8,16 @@ hand-over = TTFT - prefill: all that is not prefill's own response time. A good 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
-from pdcluster_protocol.trace import LayerTrace, PushTrace, RequestTrace
+import msgspec
+
+from pdcluster_protocol.trace import LayerTrace, PushTrace, RequestTrace, TraceLine
+
+_DECODER: Final[msgspec.json.Decoder[TraceLine]] = msgspec.json.Decoder(TraceLine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,25 @@ class TransferReport:
         if self.ttft_s is None or self.prefill_s is None:
             return None
         return self.ttft_s - self.prefill_s
+
+
+def read_traces(paths: Iterable[Path]) -> list[TraceLine]:
+    """All whole lines of all files that exist; the last line may still be written and is then left out."""
+    lines: list[bytes] = []
+    for path in paths:
+        if path.exists():
+            lines += path.read_bytes().rpartition(b"\n")[0].splitlines()
+    return [_DECODER.decode(line) for line in lines]
+
+
+def requests_in(traces: Iterable[TraceLine]) -> list[RequestTrace]:
+    """The router's lines, oldest first."""
+    return sorted((trace for trace in traces if isinstance(trace, RequestTrace)), key=lambda it: it.received_at)
+
+
+def pushes_in(traces: Iterable[TraceLine], transfer_id: str) -> list[PushTrace]:
+    """What prefill ranks pushed for this transfer, failed attempts included."""
+    return [trace for trace in traces if isinstance(trace, PushTrace) and trace.transfer_id == transfer_id]
 
 
 def build_report(request: RequestTrace, pushes: Sequence[PushTrace]) -> TransferReport | None:

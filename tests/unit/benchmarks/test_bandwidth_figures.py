@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from benchmarks.bandwidth_figures import BandwidthRow, build_rows
 from benchmarks.block_tables import Placement
-from benchmarks.rank_processes import Moved
+from benchmarks.rank_processes import Cost, Moved
 from benchmarks.references import Way
-from benchmarks.thread_time import Cost
 
 
 def moved(seconds: float) -> Moved:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from pdcluster_cli.engines import (
@@ -26,7 +25,7 @@ from pdcluster_cli.engines import (
     zygote_env,
 )
 from pdcluster_cli.parallelism import ParallelSizes, take_parallelism
-from pdcluster_cli.zygote_wire import MAX_MESSAGE_BYTES, StartOrder
+from pdcluster_cli.zygote import MAX_MESSAGE_BYTES, decode_spec, encode_spec
 from pdcluster_protocol.secret import SECRET_VARIABLE, load_secret
 
 
@@ -144,17 +143,9 @@ def test_the_module_that_runs_is_not_imported_before() -> None:
 
 def test_a_spec_fits_into_one_message_to_the_zygote() -> None:
     spec = engine_spec(plan(args=tuple(f"--option-{number}=value" for number in range(1000))))
-    order = StartOrder(
-        name=spec.name,
-        module=spec.module,
-        argv=spec.argv,
-        env=dict(spec.env),
-        overrides=dict(spec.overrides),
-        log_path=str(spec.log_path),
-    )
-    wire = msgspec.json.encode(order)
+    wire = encode_spec(spec)
     assert len(wire) < MAX_MESSAGE_BYTES
-    assert msgspec.json.decode(wire, type=StartOrder) == order
+    assert decode_spec(wire) == spec
 
 
 def test_the_router_is_told_of_every_engine_by_role() -> None:

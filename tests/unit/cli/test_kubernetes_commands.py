@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
 import pytest
 import yaml
@@ -71,6 +71,26 @@ def api(home: Path) -> Iterator[ApiServer]:
         portal.call(server.stop)
 
 
+class Printed(NamedTuple):
+    out: str
+    err: str
+
+
+class Typed(Protocol):
+    def __call__(self, *words: str, status: int = 0) -> Printed: ...
+
+
+@pytest.fixture
+def typed(capsys: pytest.CaptureFixture[str]) -> Typed:
+    """What the command prints that these words make, and that ends with this status."""
+
+    def run(*words: str, status: int = 0) -> Printed:
+        assert main(words) == status
+        return Printed(*capsys.readouterr())
+
+    return run
+
+
 def store(api: ApiServer, document: dict[str, Any], namespace: str = "default") -> None:
     api.store.create(("pdclusters", namespace, "tiny"), document)
 
@@ -82,152 +102,113 @@ def asked(api: ApiServer) -> list[str]:
 PATH: Final = "/apis/pdcluster.dev/v1alpha1/namespaces/{}/pdclusters/tiny"
 
 
-def test_what_is_ready_is_status_0(tmp_path: Path, example: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_ready_is_status_0(tmp_path: Path, example: dict[str, Any], typed: Typed) -> None:
     status = {"conditions": [condition("Ready", "True", "Serving", "")], "target": "a-b-c"}
-    assert main(["explain", "-f", put(tmp_path, {**example, "status": status})]) == 0
-    assert capsys.readouterr().out == "Ready: 0 prefill and 0 decode instances serve a-b-c.\n"
+    told = typed("explain", "-f", put(tmp_path, {**example, "status": status})).out
+    assert told == "Ready: 0 prefill and 0 decode instances serve a-b-c.\n"
 
 
-def test_what_is_not_ready_is_told_with_its_cure(
-    tmp_path: Path, example: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_ready_is_told_with_its_cure(tmp_path: Path, example: dict[str, Any], typed: Typed) -> None:
     waiting = condition("PrefillReady", "False", "InstancesNotReady", "0 of 1 instances are ready")
     status = {"conditions": [waiting, condition("Ready", "False", "InstancesNotReady", "PrefillReady")]}
-    assert main(["explain", "-f", put(tmp_path, {**example, "status": status})]) == 1
-    told = capsys.readouterr().out
+    told = typed("explain", "-f", put(tmp_path, {**example, "status": status}), status=1).out
     assert told.startswith("PrefillReady is False (0 of 1 instances are ready). Engines take minutes")
     assert "kubectl describe pod" in told
 
 
-def test_an_object_without_status_was_not_looked_at(
-    tmp_path: Path, example: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["explain", "-f", put(tmp_path, example)]) == 1
-    assert capsys.readouterr().out == f"{NOT_LOOKED_AT}\n"
+def test_an_object_without_status_was_not_looked_at(tmp_path: Path, example: dict[str, Any], typed: Typed) -> None:
+    assert typed("explain", "-f", put(tmp_path, example), status=1).out == f"{NOT_LOOKED_AT}\n"
 
 
 def test_a_status_of_the_spec_before_says_nothing_of_this_one(
-    tmp_path: Path, example: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, example: dict[str, Any], typed: Typed
 ) -> None:
     status = {"conditions": [condition("Ready", "True", "Serving", "")], "target": "a-b-c", "observedGeneration": 1}
     changed = {**example, "metadata": {**example["metadata"], "generation": 2}, "status": status}
-    assert main(["explain", "-f", put(tmp_path, changed)]) == 1
-    assert capsys.readouterr().out == f"{NOT_LOOKED_AT}\n"
+    assert typed("explain", "-f", put(tmp_path, changed), status=1).out == f"{NOT_LOOKED_AT}\n"
 
 
 @pytest.mark.parametrize(
     ("words", "namespace"), [([], "default"), (["--context", "of-b"], "team-b"), (["-n", "team-a"], "team-a")]
 )
 def test_the_api_server_is_asked_for_a_name_in_its_namespace(
-    words: list[str],
-    namespace: str,
-    example: dict[str, Any],
-    api: ApiServer,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], namespace: str, example: dict[str, Any], api: ApiServer, typed: Typed
 ) -> None:
     store(api, example, namespace)
-    assert main(["explain", "tiny", *words]) == 1
-    assert capsys.readouterr().out == f"{NOT_LOOKED_AT}\n"
+    assert typed("explain", "tiny", *words, status=1).out == f"{NOT_LOOKED_AT}\n"
     assert asked(api) == [PATH.format(namespace)]
 
 
 @pytest.mark.parametrize("namespace", [None, "team-a"])
 def test_a_plan_from_the_cluster_asks_where_kubectl_apply_would_put_it(
-    namespace: str | None,
-    tmp_path: Path,
-    example: dict[str, Any],
-    api: ApiServer,
-    capsys: pytest.CaptureFixture[str],
+    namespace: str | None, tmp_path: Path, example: dict[str, Any], api: ApiServer, typed: Typed
 ) -> None:
     if namespace:
         example["metadata"]["namespace"] = namespace
     store(api, example, namespace or "default")
-    assert main(["plan", "-f", put(tmp_path, example), "--from-cluster"]) == 0
-    assert "no engine is replaced" in capsys.readouterr().out
+    assert "no engine is replaced" in typed("plan", "-f", put(tmp_path, example), "--from-cluster").out
     assert asked(api) == [PATH.format(namespace or "default")]
 
 
 def test_what_runs_may_have_fields_of_a_newer_crd_and_a_file_may_not(
-    tmp_path: Path,
-    example: dict[str, Any],
-    api: ApiServer,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, example: dict[str, Any], api: ApiServer, typed: Typed
 ) -> None:
     newer = {**example, "spec": {**example["spec"], "rails": 4}}
     store(api, newer)
-    assert main(["plan", "-f", str(EXAMPLE), "--from-cluster"]) == 0
-    assert "no engine is replaced" in capsys.readouterr().out
-    assert main(["plan", "-f", put(tmp_path, newer)]) == 2
-    assert "spec.rails: Extra inputs are not permitted" in capsys.readouterr().err
+    assert "no engine is replaced" in typed("plan", "-f", str(EXAMPLE), "--from-cluster").out
+    assert "spec.rails: Extra inputs are not permitted" in typed("plan", "-f", put(tmp_path, newer), status=2).err
 
 
-def test_before_the_first_apply_nothing_runs_yet_in_the_cluster_either(
-    api: ApiServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", "-f", str(EXAMPLE), "--from-cluster"]) == 0
-    assert "nothing runs yet" in capsys.readouterr().out
+def test_before_the_first_apply_nothing_runs_yet_in_the_cluster_either(api: ApiServer, typed: Typed) -> None:
+    assert "nothing runs yet" in typed("plan", "-f", str(EXAMPLE), "--from-cluster").out
 
 
-def test_a_cluster_without_our_kinds_is_not_one_in_which_nothing_runs(
-    api: ApiServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cluster_without_our_kinds_is_not_one_in_which_nothing_runs(api: ApiServer, typed: Typed) -> None:
     api.served -= {PDCLUSTER, SCALER}
-    assert main(["plan", "-f", str(EXAMPLE), "--from-cluster"]) == 2
     said = "the API server answered 404: 404 page not found: are pdcluster's CRDs installed?"
-    assert capsys.readouterr().err == f"pdcluster plan: {said}\n"
+    assert typed("plan", "-f", str(EXAMPLE), "--from-cluster", status=2).err == f"pdcluster plan: {said}\n"
 
 
-def test_what_the_api_server_refuses_is_said_in_its_own_words(
-    api: ApiServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["explain", "tiny"]) == 2
+def test_what_the_api_server_refuses_is_said_in_its_own_words(api: ApiServer, typed: Typed) -> None:
     said = 'the API server answered 404: pdclusters "tiny" not found'
-    assert capsys.readouterr().err == f"pdcluster explain: {said}\n"
+    assert typed("explain", "tiny", status=2).err == f"pdcluster explain: {said}\n"
 
 
 @pytest.mark.parametrize("answer", [b"<html>", b"[]", b"{"])
-def test_an_answer_that_is_no_object_is_refused_in_one_line(
-    answer: bytes, api: ApiServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_answer_that_is_no_object_is_refused_in_one_line(answer: bytes, api: ApiServer, typed: Typed) -> None:
     api.faults.append(Fault(is_list, answer))
-    assert main(["explain", "tiny"]) == 2
-    assert capsys.readouterr().err == "pdcluster explain: the API server's answer is no object\n"
+    assert typed("explain", "tiny", status=2).err == "pdcluster explain: the API server's answer is no object\n"
 
 
-def test_a_cluster_that_is_not_there_is_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_that_is_not_there_is_told(home: Path, typed: Typed) -> None:
     port = fresh_port()
     write_kubeconfig(home, f"http://127.0.0.1:{port}")
-    assert main(["explain", "tiny"]) == 2
-    assert f"127.0.0.1:{port}" in capsys.readouterr().err
+    assert f"127.0.0.1:{port}" in typed("explain", "tiny", status=2).err
 
 
-def test_a_name_with_its_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "pdcluster/tiny"]) == 2
-    assert "give it without a kind" in capsys.readouterr().err
+def test_a_name_with_its_kind_is_refused(typed: Typed) -> None:
+    assert "give it without a kind" in typed("explain", "pdcluster/tiny", status=2).err
 
 
 @pytest.mark.usefixtures("home")
-def test_without_a_kubeconfig_the_cure_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "tiny"]) == 2
+def test_without_a_kubeconfig_the_cure_is_named(typed: Typed) -> None:
     said = "there is no kubeconfig ~/.kube/config: name one with --kubeconfig or KUBECONFIG"
-    assert capsys.readouterr().err == f"pdcluster explain: {said}\n"
+    assert typed("explain", "tiny", status=2).err == f"pdcluster explain: {said}\n"
 
 
-def test_a_plan_lists_children_and_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "-f", str(EXAMPLE)]) == 0
-    told = capsys.readouterr().out
+def test_a_plan_lists_children_and_steps(typed: Typed) -> None:
+    told = typed("plan", "-f", str(EXAMPLE)).out
     assert "nothing runs yet" in told
     assert "  Deployment " in told
     assert "steps:\n  1. " in told
 
 
 def test_a_plan_says_which_rules_nobody_has_checked_and_who_does(
-    tmp_path: Path, example: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, example: dict[str, Any], typed: Typed
 ) -> None:
     example["spec"]["roles"]["decode"].setdefault("engineArgs", {})["dtype"] = "float16"
     file = put(tmp_path, example)
-    assert main(["plan", "-f", file]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
+    last = typed("plan", "-f", file).out.splitlines()[-1]
     assert last == f"rules between fields are checked by the API server only: kubectl apply --dry-run=server -f {file}"
 
 
@@ -241,12 +222,10 @@ def test_the_help_of_plan_says_what_it_does_not_check_and_whose_replicas_it_take
     assert "its replicas are those of the spec, also where scalers say others" in told
 
 
-def test_a_plan_from_what_runs_says_what_is_replaced(
-    tmp_path: Path, example: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_from_what_runs_says_what_is_replaced(tmp_path: Path, example: dict[str, Any], typed: Typed) -> None:
     example["spec"]["roles"]["decode"].setdefault("engineArgs", {})["max-num-seqs"] = "7"
-    assert main(["plan", "-f", put(tmp_path, example), "--before", str(EXAMPLE)]) == 0
-    assert "the same revision, and only decode is replaced" in capsys.readouterr().out
+    told = typed("plan", "-f", put(tmp_path, example), "--before", str(EXAMPLE)).out
+    assert "the same revision, and only decode is replaced" in told
 
 
 @pytest.mark.parametrize(
@@ -261,12 +240,9 @@ def test_a_plan_from_what_runs_says_what_is_replaced(
         ("kind: PDCluster\napiVersion: pdcluster.dev/v1alpha1\nmetadata: {name: a}\nspec: {}", "spec.image: Field req"),
     ],
 )
-def test_a_file_that_says_no_pdcluster_is_refused(
-    tmp_path: Path, text: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_says_no_pdcluster_is_refused(tmp_path: Path, text: str, words: str, typed: Typed) -> None:
     (tmp_path / "file.yaml").write_text(text)
-    assert main(["plan", "-f", str(tmp_path / "file.yaml")]) == 2
-    assert words in capsys.readouterr().err
+    assert words in typed("plan", "-f", str(tmp_path / "file.yaml"), status=2).err
 
 
 @pytest.mark.parametrize("command", ["plan", "explain"])
@@ -275,13 +251,12 @@ def test_a_file_that_says_no_pdcluster_is_refused(
     ["", "metadata:", "metadata: tiny", "metadata: [tiny]", "metadata: {namespace: a}", "metadata: {name: 1}"],
 )
 def test_an_object_without_a_name_is_refused_in_one_line(
-    tmp_path: Path, command: str, metadata: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: str, metadata: str, typed: Typed
 ) -> None:
     file = tmp_path / "file.yaml"
     file.write_text(f"kind: PDCluster\napiVersion: pdcluster.dev/v1alpha1\n{metadata}\nspec: {{}}\n")
-    assert main([command, "-f", str(file)]) == 2
     said = f"pdcluster {command}: {file} has a PDCluster without a name: give it metadata.name\n"
-    assert capsys.readouterr().err == said
+    assert typed(command, "-f", str(file), status=2).err == said
 
 
 @pytest.mark.parametrize(
@@ -303,36 +278,29 @@ def test_a_file_is_read_as_kubectl_reads_it(tmp_path: Path, written: str, read: 
 @pytest.mark.parametrize(
     "text", [b"\xff\xfe\x00", b"a: !!int x", b"a: !!bool maybe", b"a: !!timestamp x", b"a: !!int ''", b"[" * 9000]
 )
-def test_what_is_no_yaml_is_refused_in_one_line(
-    tmp_path: Path, text: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_yaml_is_refused_in_one_line(tmp_path: Path, text: bytes, typed: Typed) -> None:
     path = tmp_path / "pool.yaml"
     path.write_bytes(text)
-    assert main(["plan", "-f", str(path)]) == 2
-    [told] = capsys.readouterr().err.splitlines()
+    [told] = typed("plan", "-f", str(path), status=2).err.splitlines()
     assert f"{path} is neither YAML nor JSON: " in told
 
 
-def test_aliases_without_end_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_aliases_without_end_are_refused_in_one_line(tmp_path: Path, typed: Typed) -> None:
     path = tmp_path / "pool.yaml"
     nested = "\n".join(f"a{n}: &a{n} {'[' * 40}*a{n - 1}{']' * 40}" for n in range(1, 60))
     path.write_text(f"{EXAMPLE.read_text()}\na0: &a0 x\n{nested}\n")
-    assert main(["plan", "-f", str(path)]) == 2
-    [told] = capsys.readouterr().err.splitlines()
+    [told] = typed("plan", "-f", str(path), status=2).err.splitlines()
     assert "has what JSON cannot say" in told
 
 
-def test_what_json_cannot_say_is_refused_in_one_line_but_in_other_objects(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_json_cannot_say_is_refused_in_one_line_but_in_other_objects(tmp_path: Path, typed: Typed) -> None:
     path = tmp_path / "pool.yaml"
     path.write_text(f"{EXAMPLE.read_text()}\n---\nkind: ConfigMap\nmore: !!binary aGk=\n")
     assert main(["plan", "-f", str(path)]) == 0
     path.write_text(f"{EXAMPLE.read_text()}\nmore: !!binary aGk=\n")
-    assert main(["plan", "-f", str(path)]) == 2
-    assert "pool.yaml has what JSON cannot say" in capsys.readouterr().err
+    assert "pool.yaml has what JSON cannot say" in typed("plan", "-f", str(path), status=2).err
 
 
-def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "-f", "/no/such/file"]) == 2
-    assert capsys.readouterr().err == "pdcluster plan: /no/such/file cannot be read: No such file or directory\n"
+def test_a_file_that_is_not_there_is_named(typed: Typed) -> None:
+    told = typed("plan", "-f", "/no/such/file", status=2).err
+    assert told == "pdcluster plan: /no/such/file cannot be read: No such file or directory\n"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_cli.local.report import build_report, format_report, hidden_share
-from pdcluster_cli.local.traces import pushes_in, read_traces, requests_in
+from pdcluster_cli.local.report import build_report, format_report, hidden_share, pushes_in, read_traces, requests_in
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.trace import LayerTrace, PushTrace, RequestTrace
 

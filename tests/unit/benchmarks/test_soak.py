@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.soak_figures import Sample, growth_of
+from benchmarks.soak import Sample, growth_of
 
 
 def soak(memory_kib_each: float = 0, threads_each: float = 0, descriptors_each: float = 0) -> list[Sample]:

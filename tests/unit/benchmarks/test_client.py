@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.engine_clock import PrefillTimes, parse_prefill_times
+from benchmarks.client import PrefillTimes, parse_prefill_times
 
 PAGE = """\
 # HELP vllm:request_prefill_time_seconds Histogram of time spent in PREFILL phase for request.

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdcluster_cli import numbers
+from pdcluster_cli.commands import SUBCOMMANDS
 from pdcluster_cli.engine_http import Answer, NoAnswer, NotThere, add_engine_arguments, ask
 from pdcluster_cli.idleness import IdleWatch, Work, parse_work
 
-HELP: Final = "wait until the engine in this pod has ended its requests: the preStop of an engine's container"
 DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_IDLE_S: Final = 3.0
 """A router hears of a terminating pod within a second; 3 leave room for a busy API server."""
@@ -61,7 +61,7 @@ def main(words: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The names of its options stand in pods that run: another name would restart every engine at an upgrade."""
-    parser = argparse.ArgumentParser(prog="pdcluster drain", description=HELP)
+    parser = argparse.ArgumentParser(prog="pdcluster drain", description=SUBCOMMANDS["drain"].help)
     add_engine_arguments(parser)
     add = parser.add_argument
     told = f"seconds to wait at most (default: {DEFAULT_TIMEOUT_S:g})"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Final
 
-HELP: Final = "why a PDCluster is not ready, and what to do"
+from pdcluster_cli.commands import SUBCOMMANDS
 
 
 def main(words: Sequence[str]) -> int:
@@ -33,7 +32,7 @@ def main(words: Sequence[str]) -> int:
 def make_parser() -> argparse.ArgumentParser:
     from pdcluster_cli.documents import add_cluster_flags
 
-    parser = argparse.ArgumentParser(prog="pdcluster explain", description=HELP)
+    parser = argparse.ArgumentParser(prog="pdcluster explain", description=SUBCOMMANDS["explain"].help)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("name", nargs="?", help="of the PDCluster, which the API server is asked for")
     which.add_argument(

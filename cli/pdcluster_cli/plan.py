@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-HELP: Final = "what applying a PDCluster would make, and in which steps"
+from pdcluster_cli.commands import SUBCOMMANDS
+
 NOT_CHECKED: Final = "rules between fields are checked by the API server only: kubectl apply --dry-run=server -f {file}"
 _EPILOG: Final = (
     "Types and bounds are checked here. Rules between fields (engine arguments that must agree, devices that match the "
@@ -45,7 +46,7 @@ def main(words: Sequence[str]) -> int:
 def make_parser() -> argparse.ArgumentParser:
     from pdcluster_cli.documents import add_cluster_flags
 
-    parser = argparse.ArgumentParser(prog="pdcluster plan", description=HELP, epilog=_EPILOG)
+    parser = argparse.ArgumentParser(prog="pdcluster plan", description=SUBCOMMANDS["plan"].help, epilog=_EPILOG)
     parser.add_argument("-f", "--file", required=True, help="YAML or JSON with a PDCluster; - reads it from stdin")
     before = parser.add_mutually_exclusive_group()
     before.add_argument("--before", help="the file that was applied before (default: nothing runs)")

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from pdcluster_cli import numbers
+from pdcluster_cli.commands import SUBCOMMANDS
 from pdcluster_cli.engine_http import NoAnswer, NotThere, add_engine_arguments, ask
 from pdcluster_cli.zmtp import NotZmtp, ask_router
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.launch import SIDE_CHANNEL_PORT
 
-HELP: Final = "whether the engine in this pod can serve: the readiness probe of an engine's container"
 DEFAULT_TIMEOUT_S: Final = 2.0
 MAX_TIMEOUT_S: Final = 3600.0
 QUESTION: Final = b"\0ready?"
@@ -42,7 +42,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pdcluster ready", description=HELP)
+    parser = argparse.ArgumentParser(prog="pdcluster ready", description=SUBCOMMANDS["ready"].help)
     add_engine_arguments(parser)
     add = parser.add_argument
     add("--role", choices=[role.value for role in Role], required=True, help="what the engine does")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 import subprocess
@@ -17,7 +16,8 @@ import pytest
 
 from chart_cases.pages import OPERATIONS, QUICK_START
 from pdcluster_cli import doctor, drain, explain, plan, ready
-from pdcluster_cli.local import options
+from pdcluster_cli.commands import SUBCOMMANDS
+from pdcluster_cli.local.options import parse_options
 from pdcluster_router.__main__ import parse_settings
 from pdcluster_router.core.api_keys import parse_keys
 from pdcluster_router.front.router import OPENAI_PATHS
@@ -26,15 +26,15 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 ELSEWHERE: Final = (QUICK_START, OPERATIONS)
 """``test_kubernetes_page.py`` holds their commands for helm, kubectl and docker against what there is."""
-SUBCOMMANDS: Final = ("local", "router", "doctor")
-"""What a person types, all of them in README.md."""
-CLUSTER_COMMANDS: Final = {
+IN_README: Final = ("local", "router", "doctor")
+"""What a person types first."""
+PARSERS: Final = {
+    "doctor": doctor.make_parser,
     "drain": drain.make_parser,
     "ready": ready.make_parser,
     "explain": explain.make_parser,
     "plan": plan.make_parser,
 }
-"""For Kubernetes: what it runs in an engine's pod, and what its users ask."""
 
 
 def commands_in(page: str) -> list[str]:
@@ -61,18 +61,16 @@ def make_targets() -> set[str]:
 def check_pdcluster(words: list[str]) -> None:
     """The subcommand takes these flags. Only parses: nothing starts."""
     subcommand, flags = words[0], words[1:]
-    assert subcommand in (*SUBCOMMANDS, *CLUSTER_COMMANDS)
+    assert subcommand in SUBCOMMANDS
     if "--help" in flags:
         return  # carried out below
     if subcommand == "router":
         assert parse_settings(flags).prefill_urls
         return
-    if subcommand in CLUSTER_COMMANDS:
-        assert CLUSTER_COMMANDS[subcommand]().parse_args(flags)
+    if subcommand == "local":
+        assert parse_options(flags)
         return
-    parser = argparse.ArgumentParser()
-    (options if subcommand == "local" else doctor).add_arguments(parser)
-    assert parser.parse_args(options.join_args(flags))
+    assert PARSERS[subcommand]().parse_args(flags)
 
 
 def check_module(words: list[str]) -> None:
@@ -122,7 +120,7 @@ def test_a_command_in_a_page_exists(command: str) -> None:
 def test_the_pages_show_the_commands_that_matter() -> None:
     readme = commands_in((ROOT / "README.md").read_text())
     assert {"make run", "make test"} <= set(readme)
-    assert {shlex.split(line)[1] for line in readme if "pdcluster " in line.partition("'")[0]} == set(SUBCOMMANDS)
+    assert {shlex.split(line)[1] for line in readme if "pdcluster " in line.partition("'")[0]} == set(IN_README)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +136,7 @@ def test_a_block_is_read_as_a_reader_does() -> None:
     assert commands_in(page) == ["make run", "make test"]
 
 
-@pytest.mark.parametrize("words", [[], *([subcommand] for subcommand in (*SUBCOMMANDS, *CLUSTER_COMMANDS))])
+@pytest.mark.parametrize("words", [[], *([subcommand] for subcommand in SUBCOMMANDS)])
 def test_help_works_everywhere(words: list[str]) -> None:
     command = [sys.executable, "-m", "pdcluster_cli", *words, "--help"]
     help_text = subprocess.run(command, capture_output=True, check=True, text=True).stdout

@@ -6,7 +6,6 @@ clean-up is ignored, for the clean-up is bounded. What a SIGKILL leaves behind e
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import os
@@ -69,11 +68,11 @@ class Run:
         return RouterPlan(self.options.port, self.folder / "router.log", self.folder / "router.trace")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def main(words: Sequence[str]) -> int:
     """The exit status: 0 after the answer or Ctrl-C while serving, 1 after a failure, 2 for options that contradict
     each other, 130 or 143 if stopped earlier."""
     try:
-        options = parse_options(arguments)
+        options = parse_options(words)
     except ConfigError as error:
         _say(str(error))
         return 2

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdcluster_cli import numbers
+from pdcluster_cli.commands import SUBCOMMANDS
 from pdcluster_cli.engines import LocalDevice
 from pdcluster_cli.parallelism import (
     ParallelSizes,
@@ -64,7 +65,8 @@ class Options:
         return self.prefill * self.prefill_parallelism.num_ranks + self.decode * self.decode_parallelism.num_ranks
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pdcluster local", description=SUBCOMMANDS["local"].help)
     model_help = "what vllm serve takes: a folder or a hub's name (default: a tiny model, made once)"
     parser.add_argument("--model", metavar="MODEL", help=model_help)
     for role in ROLES:
@@ -84,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--once", nargs="?", const="", metavar="PROMPT", help="ask one question, print the answer, and end"
     )
+    return parser
 
 
 def add_role_arguments(parser: argparse.ArgumentParser, role: str) -> None:
@@ -103,12 +106,13 @@ def add_role_arguments(parser: argparse.ArgumentParser, role: str) -> None:
     )
 
 
-def parse_options(arguments: argparse.Namespace) -> Options:
-    """The checked options.
+def parse_options(words: Sequence[str]) -> Options:
+    """The checked options. What argparse itself refuses ends the process with status 2.
 
     Raises:
         ConfigError: They contradict each other or can never run. The message names the option.
     """
+    arguments = make_parser().parse_args(_join_args(words))
     prefill, prefill_args = _role_options(arguments, "prefill")
     decode, decode_args = _role_options(arguments, "decode")
     return Options(
@@ -147,7 +151,7 @@ def _name_of(word: str) -> str:
     return word.partition("=")[0].replace("_", "-")
 
 
-def join_args(words: Sequence[str]) -> list[str]:
+def _join_args(words: Sequence[str]) -> list[str]:
     """``--prefill-args --x`` as ``--prefill-args=--x``: argparse takes a lone ``--x`` for an option of its own."""
     joined: list[str] = []
     for word in words:

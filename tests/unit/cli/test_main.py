@@ -48,6 +48,7 @@ def test_what_a_pod_runs_every_few_seconds_imports_next_to_nothing(name: str) ->
     assert ours <= {
         "pdcluster_cli",
         "pdcluster_cli.__main__",
+        "pdcluster_cli.commands",
         f"pdcluster_cli.{name}",
         "pdcluster_cli.engine_http",
         "pdcluster_cli.idleness",

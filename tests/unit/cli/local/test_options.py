@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-
 import pytest
 
 from pdcluster_cli.engines import LocalDevice
-from pdcluster_cli.local.options import DEFAULT_START_TIMEOUT_S, Options, add_arguments, join_args, parse_options
+from pdcluster_cli.local.options import DEFAULT_START_TIMEOUT_S, Options, parse_options
 from pdcluster_cli.parallelism import ONE_RANK, ParallelSizes
 from pdcluster_protocol.errors import ConfigError
 
 
 def parse(*words: str) -> Options:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return parse_options(parser.parse_args(join_args(words)))
+    return parse_options(words)
 
 
 def test_without_options_it_is_one_engine_of_each_role_and_the_tiny_model() -> None:
@@ -90,13 +86,11 @@ def test_what_cannot_work_is_refused_in_one_line(
     assert message in last
 
 
-def test_only_the_word_after_engine_arguments_is_joined() -> None:
-    assert join_args(["--prefill-args", "--x", "--once", "--decode-args=--y"]) == [
-        "--prefill-args=--x",
-        "--once",
-        "--decode-args=--y",
-    ]
-    assert join_args(["--decode-args"]) == ["--decode-args"]
+def test_only_the_word_after_engine_arguments_is_taken_with_them() -> None:
+    options = parse("--prefill-args", "--x", "--once", "--decode-args=--y")
+    assert (options.prefill_args, options.is_once, options.decode_args) == (("--x",), True, ("--y",))
+    with pytest.raises(SystemExit):
+        parse("--decode-args")
 
 
 @pytest.mark.parametrize(

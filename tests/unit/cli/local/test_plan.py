@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
 
 from pdcluster_cli.engines import EnginePlan, LocalDevice, PoolRole
-from pdcluster_cli.local.options import Options, add_arguments, join_args, parse_options
+from pdcluster_cli.local.options import Options, parse_options
 from pdcluster_cli.local.plan import (
     TINY_MODEL_ARGS,
     Machine,
@@ -25,9 +24,7 @@ SHARED = ("--gpu-memory-utilization", "0.4")
 
 
 def parse(*words: str) -> Options:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return parse_options(parser.parse_args(join_args(words)))
+    return parse_options(words)
 
 
 def plans(options: Options, machine: Machine = CPU) -> list[EnginePlan]:

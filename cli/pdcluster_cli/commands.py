@@ -1,0 +1,47 @@
+"""The subcommands of ``pdcluster``. Imports nothing of ours: a probe that runs every few seconds looks here first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Subcommand:
+    """One of them. ``main(words)`` of ``module`` reads its words and gives the exit status."""
+
+    module: str
+    help: str
+    extra: str = ""
+    """What brings the modules that it imports. Empty: it needs the standard library only."""
+
+
+SUBCOMMANDS: Final = {
+    "local": Subcommand(
+        "pdcluster_cli.local.command",
+        "start prefill engines, decode engines and the router on this machine",
+        "router,connector,cpu",
+    ),
+    "router": Subcommand(
+        "pdcluster_router.__main__",
+        "route requests between engines that run already (see: pdcluster router --help)",
+        "router",
+    ),
+    "operator": Subcommand(
+        "pdcluster_operator.__main__",
+        "keep the PDClusters of a Kubernetes cluster (see: pdcluster operator --help)",
+        "operator",
+    ),
+    "explain": Subcommand("pdcluster_cli.explain", "why a PDCluster is not ready, and what to do", "operator"),
+    "plan": Subcommand("pdcluster_cli.plan", "what applying a PDCluster would make, and in which steps", "operator"),
+    "drain": Subcommand(
+        "pdcluster_cli.drain",
+        "wait until the engine in this pod has ended its requests: the preStop of an engine's container",
+    ),
+    "ready": Subcommand(
+        "pdcluster_cli.ready",
+        "whether the engine in this pod can serve: the readiness probe of an engine's container",
+    ),
+    "doctor": Subcommand("pdcluster_cli.doctor", "check that this machine has what a pool needs"),
+}
+"""By name, in the order of ``pdcluster --help``."""

@@ -139,7 +139,7 @@ def parse_settings(extra_config: Mapping[str, object]) -> Settings:
         raise ConfigError(f"kv_connector_extra_config: {error}: the keys are {known}") from error
     if not 0 <= settings.side_channel_port <= 65535:
         raise ConfigError(f"side_channel_port is {settings.side_channel_port}: use a port in 0..65535 (0: any)")
-    for name in ("handshake_timeout_s", "lease_s", "quarantine_s", "hold_s", "preempt_wait_s"):
+    for name in (name for name in Settings.__struct_fields__ if name.endswith("_s")):
         if getattr(settings, name) <= 0:
             raise ConfigError(f"{name} is {getattr(settings, name)}: use a positive number of seconds")
     if settings.reshard_timeout_s < settings.least_reshard_timeout_s:

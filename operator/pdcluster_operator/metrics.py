@@ -1,4 +1,4 @@
-"""The operator's metrics: names, units and labels. Three gauges that are read when they are asked for: ``serving.py``.
+"""The operator's metrics: names, units and labels.
 
 A PDCluster has ten series, told by the leading replica alone and gone with the object; no other label names an object,
 for there may be thousands.
@@ -46,9 +46,16 @@ class Metrics:
     def count_run(self, outcome: RunOutcome, seconds: float) -> None:
         self._runs.labels(outcome.value).observe(seconds)
 
-    def watch(self, name: str, what: str, read: Callable[[], float]) -> None:
-        """A gauge that is read when somebody asks."""
-        Gauge(f"pdcluster_operator_{name}", what, registry=self._registry).set_function(read)
+    def watch_replica(
+        self, is_leading: Callable[[], bool], num_keys: Callable[[], int], overdue_s: Callable[[], float]
+    ) -> None:
+        """Three gauges that are read when the page is asked for."""
+        for name, what, read in (
+            ("leading", "1 while this replica leads", is_leading),
+            ("queue_keys", "PDClusters that are due now or later", num_keys),
+            ("queue_overdue_seconds", "For how long the oldest PDCluster has been due or looked at", overdue_s),
+        ):
+            Gauge(f"pdcluster_operator_{name}", what, registry=self._registry).set_function(read)
 
     def watch_pools(self, read: Callable[[], Iterable[PoolSample]]) -> None:
         """Each PDCluster's own gauges, read when somebody asks."""

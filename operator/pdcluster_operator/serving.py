@@ -215,15 +215,11 @@ class Operator:
         return []
 
     def _add_gauges(self) -> None:
-        watch = self._metrics.watch
-        watch("leading", "1 while this replica leads", lambda: float(self.leader.is_leading))
-        watch("queue_keys", "PDClusters that are due now or later", lambda: float(len(self._queue or ())))
-        watch(
-            "queue_overdue_seconds",
-            "For how long the oldest PDCluster has been due or looked at",
-            lambda: self._queue.overdue_s() if self._queue else 0.0,
+        self._metrics.watch_replica(
+            is_leading=lambda: self.leader.is_leading,
+            num_keys=lambda: len(self._queue or ()),
+            overdue_s=lambda: self._queue.overdue_s() if self._queue else 0.0,
         )
-
         self._metrics.watch_pools(self._pool_samples)
 
     def _pool_samples(self) -> list[PoolSample]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import base64
 from typing import Any
 
 import torch
@@ -16,21 +16,11 @@ class KvProbe:
 
     model_runner: Any
 
-    def kv_used_blocks(self) -> list[int]:
-        """Blocks of the first layer that hold anything but zeros, ascending."""
-        tensor = self._kv_tensors()[0]
-        return [block for block in range(tensor.shape[0]) if bool(tensor[block].any())]
-
-    def kv_digests(self, first: str, stop: str, last_tokens: str) -> list[list[str]]:
-        """Per layer, a digest of each used block from position ``first`` to ``stop``.
-
-        The slots of the last block from ``last_tokens`` on count as zeros: decode writes its own there.
-        """
-        blocks = self.kv_used_blocks()[int(first) : int(stop) or None]
-        return [
-            [_digest(tensor[block], block == blocks[-1], int(last_tokens)) for block in blocks]
-            for tensor in self._kv_tensors()
-        ]
+    def kv_blocks(self, first: str) -> list[list[str]]:
+        """Per layer, the float32 values of each used block from position ``first`` on, in base64."""
+        tensors = self._kv_tensors()
+        used = [block for block in range(tensors[0].shape[0]) if bool(tensors[0][block].any())]
+        return [[_encoded(tensor[block]) for block in used[int(first) :]] for tensor in tensors]
 
     def _kv_tensors(self) -> list[torch.Tensor]:
         context = self.model_runner.compilation_config.static_forward_context
@@ -40,9 +30,6 @@ class KvProbe:
         return list(tensors.values())
 
 
-def _digest(block: torch.Tensor, is_last: bool, last_tokens: int) -> str:
-    """``block``: [KV heads, tokens, K and V], CPU, borrowed."""
-    kept = block.clone()
-    if is_last:
-        kept[:, last_tokens:] = 0
-    return hashlib.blake2b(kept.view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
+def _encoded(block: torch.Tensor) -> str:
+    """``block``: of one layer, in whatever order the engine keeps it; borrowed."""
+    return base64.b64encode(block.float().numpy().tobytes()).decode()

@@ -19,6 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
         checks.check_python(),
         checks.check_system_libraries(),
         checks.check_modules(),
+        *checks.check_machine(checks.detect_device()),
         checks.check_port(arguments.port),
     ]
     for finding in findings:

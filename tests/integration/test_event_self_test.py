@@ -70,6 +70,7 @@ class HeldWork:
 
     def give(self, mark: int, length_s: float) -> None:
         stream = self.runtime.current_stream()
+        stream.release()  # of a former work that was given up
         stream.synchronize()
         if self.ends_after:
             stream.hold()

@@ -193,9 +193,8 @@ def _try(device: Device, where: torch.device, work: LongWork, patience: Patience
     verdict = EventVerdict.UNSEEN
     try:
         for mark, length_s in enumerate(_LENGTHS_S, 1):
-            begun_s = time.monotonic()
             work.give(mark, length_s)
-            watcher.ask(_Question(device.record(), mark, begun_s))
+            watcher.ask(_Question(device.record(), mark, time.monotonic()))
             if (verdict := watcher.answer()) is not EventVerdict.UNSEEN:
                 break
     finally:

@@ -65,6 +65,21 @@ def check_modules() -> Finding:
     return Finding("Python packages", f"{names} not installed: pip install 'pdcluster[router,connector,cpu]'")
 
 
+def check_machine(device: LocalDevice) -> list[Finding]:
+    """What a rank of an engine checks before it serves: Mooncake's build, and what its ``ascend`` protocol needs."""
+    if importlib.util.find_spec("mooncake") is None:
+        return []  # ``check_modules`` says so
+    from pdcluster_connector.self_test import judging, machine
+
+    facts = machine.read_mooncake(device.value)
+    build = " ".join(f"{name} {version}" for name, version in facts.builds)
+    findings = [Finding(build or "Mooncake", judging.mooncake_problem(facts) or None)]
+    if device is LocalDevice.NPU:
+        problems = judging.ascend_problems(machine.read_ascend())
+        findings += [Finding("Ascend", problem) for problem in problems] or [Finding("CANN, hccn.conf and this user")]
+    return findings
+
+
 def check_port(port: int, host: str = LOOPBACK) -> Finding:
     """The port can be listened on now."""
     if not 0 < port < 1 << 16:

@@ -17,6 +17,7 @@ def main(words: Sequence[str]) -> int:
         checks.check_python(),
         checks.check_system_libraries(),
         checks.check_modules(),
+        *checks.check_machine(checks.detect_device()),
         checks.check_port(given.port),
     ]
     for finding in findings:

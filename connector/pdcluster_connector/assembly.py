@@ -6,6 +6,8 @@ import uuid
 from collections import deque
 from dataclasses import dataclass, replace
 
+import torch
+
 from pdcluster_connector.core.receiving import ReceiveTimes
 from pdcluster_connector.core.reception import Reception
 from pdcluster_connector.device import Device, select_device
@@ -13,6 +15,8 @@ from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.metaserver_client import MetaserverClient
 from pdcluster_connector.reshard.staging import StagingMemory
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
+from pdcluster_connector.self_test.events import require_honest_events
+from pdcluster_connector.self_test.machine import require_machine
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.transport import make_transport
@@ -98,9 +102,10 @@ def make_prefill_rank(
     ``device``: used in place of the engine's own, for tests that watch the calls.
 
     Raises:
-        ConfigError: The transport cannot start, the memory cannot be registered, or there is too little to stage KV in.
+        ConfigError: The machine fails the self-test, the transport cannot start, the memory cannot be registered, or
+            there is too little to stage KV in.
     """
-    device, staging = device or select_device(facts.device_type), None
+    device, staging = _tested_device(facts, memory, device), None
     resharding = Resharding()
     if tokens is not None:
         staging = _make_staging(facts, tokens, device)
@@ -119,9 +124,10 @@ def make_decode_rank(facts: EngineFacts, memory: Memory, *, device: Device | Non
     """A decode rank that listens. ``device``: as of ``make_prefill_rank``.
 
     Raises:
-        ConfigError: The side channel's port is taken, the transport cannot start, or the memory cannot be registered.
+        ConfigError: The machine fails the self-test, the side channel's port is taken, the transport cannot start, or
+            the memory cannot be registered.
     """
-    device = device or select_device(facts.device_type)
+    device = _tested_device(facts, memory, device)
     sessions, settings = _make_sessions(facts, memory, device, Use.LETS_IN), facts.settings
     wakeup, boot_id = Wakeup(), new_boot_id()
     num_ranks = facts.tp_size * facts.num_stages
@@ -133,6 +139,16 @@ def make_decode_rank(facts: EngineFacts, memory: Memory, *, device: Device | Non
     inbound = InboundSessions(sessions, wakeup.set)
     worker = Receiver(channel, wakeup, reception, inbound, Trace(settings.trace_file), device, memory.reader)
     return DecodeRank(worker, SideChannelAddress(facts.host, channel.port, boot_id))
+
+
+def _tested_device(facts: EngineFacts, memory: Memory, given: Device | None) -> Device:
+    """The rank's device, after all that can be checked before it serves."""
+    require_machine(facts.device_type, facts.settings.transfer_protocol)
+    device = given or select_device(facts.device_type)
+    if facts.device_type != "cpu":
+        where = next((view.device for view in memory.views), torch.device(facts.device_type))
+        require_honest_events(device, where)
+    return device
 
 
 def _make_staging(facts: EngineFacts, tokens: TokenMemory, device: Device) -> StagingMemory:

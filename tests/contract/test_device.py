@@ -12,6 +12,8 @@ import torch
 from contract.devices import Bench, accelerator_bench, async_bench, cpu_bench
 from patience import PATIENCE_S, until
 from pdcluster_connector.device import DeviceEvent
+from pdcluster_connector.self_test.events import Products, try_events
+from pdcluster_connector.self_test.judging import EventVerdict
 
 ACCELERATORS: Final = (accelerator_bench,) if torch.accelerator.is_available() else ()
 BESIDE: Final = (async_bench, *ACCELERATORS)
@@ -145,3 +147,9 @@ def test_a_value_that_the_host_asks_for_is_the_one_behind_what_was_given(bench: 
     memory = bench.new()
     memory.fill_(3)
     assert int(memory.sum().item()) == 24
+
+
+def test_it_passes_the_self_test_of_its_events(beside: Bench) -> None:
+    work = Products(beside.device, beside.where, 8 if beside.where.type == "cpu" else 2048)
+    verdict = try_events(beside.device, beside.where, work)
+    assert verdict is EventVerdict.HONEST or beside.where.type == "cpu", "the host's own threads may be through at once"

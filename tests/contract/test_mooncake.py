@@ -11,6 +11,7 @@ import pytest
 
 from pdcluster_connector.transport import make_transport
 from pdcluster_connector.transport.base import TransportSettings
+from pdcluster_connector.transport.taken import require_taken
 from pdcluster_protocol.errors import ConfigError
 
 START = (
@@ -56,6 +57,26 @@ def test_tcp_is_forced_so_that_a_machine_with_rdma_devices_takes_it_too(capfd: p
     make_transport("mooncake", TransportSettings("127.0.0.1", "tcp")).close()
     assert os.environ["MC_FORCE_TCP"] == "1"
     assert "MC_FORCE_TCP is set, using TCP transport only" in capfd.readouterr().err
+
+
+def test_a_protocol_that_mooncake_replaces_without_a_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MC_FORCE_TCP", raising=False)
+    with pytest.raises(
+        ConfigError, match=r"transfer_protocol is ascend, and Mooncake took tcp: install Mooncake's build"
+    ):
+        make_transport("mooncake", TransportSettings("127.0.0.1", "ascend"))
+
+
+def test_an_engine_says_which_protocol_it_took_and_that_it_acknowledges(caplog: pytest.LogCaptureFixture) -> None:
+    transport = make_transport("mooncake", TransportSettings("127.0.0.1", "tcp"))
+    try:
+        host, _, port = transport.session.rpartition(":")
+        require_taken("tcp", host, int(port))
+        with pytest.raises(ConfigError, match="transfer_protocol is rdma, and Mooncake took tcp: "):
+            require_taken("rdma", host, int(port))
+    finally:
+        transport.close()
+    assert not caplog.messages, "it did not say"
 
 
 def test_another_transport_that_the_user_forces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

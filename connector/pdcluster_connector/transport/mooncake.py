@@ -27,6 +27,7 @@ from typing import Any, Final, TypeVar
 from pdcluster_connector.transport.base import RegisteredMemory, TransportSettings, WriteId, WriteStatus
 from pdcluster_connector.transport.opening import Backend, Openings, Write
 from pdcluster_connector.transport.protocols import environment_of, locked_memory_problem, require_rdma_devices
+from pdcluster_connector.transport.taken import require_taken
 from pdcluster_protocol.errors import ConfigError, TransferError
 from pdcluster_protocol.launch import MOONCAKE_PORTS
 
@@ -244,6 +245,11 @@ def _start_engine(settings: TransportSettings) -> Any:
         raise ConfigError(
             f"Mooncake cannot start on {settings.host} with transfer_protocol {settings.protocol!r} (status {status})"
         )
+    try:
+        require_taken(settings.protocol, settings.host, engine.get_rpc_port())
+    except ConfigError:
+        free_engine(engine)
+        raise
     return engine
 
 

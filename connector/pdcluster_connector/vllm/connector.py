@@ -148,18 +148,28 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         params, now = request.kv_transfer_params, time.monotonic()
         if not params:
             return
-        is_object = isinstance(params, dict)
-        if not is_object:
-            # The scheduler half refuses it. vLLM would look a key up in it next and end the engine: it finds none.
-            request.kv_transfer_params = {}
         request_id = RequestId(request.request_id)
-        if self._prefill_scheduler and (not is_object or params.get("do_remote_decode")):
-            if is_object and self._facts.keeps_last_token:
-                leave_out_last_token(request)
-            self._prefill_scheduler.add(request_id, params, request.prompt_token_ids or (), now=now)
+        if not isinstance(params, dict):
+            self._refuse(request, params, now)
+            return
+        if self._prefill_scheduler and params.get("do_remote_decode") and self._facts.keeps_last_token:
+            leave_out_last_token(request)
+        tokens = request.prompt_token_ids or ()
+        if self._prefill_scheduler and params.get("do_remote_decode"):
+            self._prefill_scheduler.add(request_id, params, tokens, now=now)
             self._preemptions.add(request)
-        if self._decode_scheduler and (not is_object or params.get("do_remote_prefill")):
-            self._decode_scheduler.requests.add(request_id, params, request.prompt_token_ids or (), now=now)
+        if self._decode_scheduler and params.get("do_remote_prefill"):
+            self._decode_scheduler.requests.add(request_id, params, tokens, now=now)
+
+    def _refuse(self, request: Request, params: object, now: float) -> None:
+        """Transfer parameters that are no object: the request ends with the reason, and vLLM, which would look a key up
+        in them next and end the engine, finds none."""
+        request.kv_transfer_params = {}
+        request_id, tokens = RequestId(request.request_id), request.prompt_token_ids or ()
+        if self._prefill_scheduler:
+            self._prefill_scheduler.add(request_id, params, tokens, now=now)
+        if self._decode_scheduler:
+            self._decode_scheduler.requests.add(request_id, params, tokens, now=now)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         if self._decode_scheduler is None:

@@ -13,6 +13,7 @@ from pdcluster_cli.checks import (
     Finding,
     check_cache,
     check_device,
+    check_machine,
     check_modules,
     check_port,
     check_python,
@@ -59,6 +60,20 @@ def test_make_installs_the_same_system_libraries() -> None:
 
 def test_vllm_and_mooncake_are_found_here() -> None:
     assert check_modules() == Finding("vllm and mooncake are installed")
+
+
+def test_mooncake_is_checked_as_an_engine_does_at_its_start() -> None:
+    (finding,) = check_machine(LocalDevice.CPU)
+    assert finding.what.startswith("mooncake-transfer-engine-non-cuda 0.3.")
+    assert finding.problem is None
+    (finding,) = check_machine(LocalDevice.CUDA)
+    assert finding.problem is not None
+    assert "non-cuda is for device type cpu, this engine's is cuda: pip uninstall" in finding.problem
+
+
+def test_all_that_an_ascend_machine_lacks_is_said_at_once() -> None:
+    problems = problems_of(check_machine(LocalDevice.NPU))
+    assert [problem.split(" ")[0] for problem in problems[:2]] == ["mooncake-transfer-engine-non-cuda", "CANN's"]
 
 
 def test_a_free_port_is_no_problem() -> None:

@@ -1,0 +1,1 @@
+"""What a rank checks of its machine before it serves."""

@@ -1,0 +1,202 @@
+"""Tries whether the device's events are honest, as lanes ask for them: in a thread that has entered the device.
+
+    forward thread   work ---> mark into memory ---> event
+    watching thread                                    event? memory? ... event? memory?
+
+The mark in memory is the evidence, and no clock: ``judging.py`` says what follows from each pair of answers. Time only
+chooses how much work is given, so that the first question comes while it is under way.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final, Protocol, TypeAlias
+
+import torch
+
+from pdcluster_connector.device import Device, DeviceEvent, Stream
+from pdcluster_connector.self_test.judging import EventVerdict, Look, Patience, count_for, events_problem, judge
+from pdcluster_protocol.errors import ConfigError
+
+_LOG: Final = logging.getLogger("vllm.pdcluster.self_test")
+_PATIENCE: Final = Patience()
+_LENGTHS_S: Final = (0.03, 0.1, 0.3)
+"""Of the work. The next one only where the device was through before the first question."""
+_BETWEEN_LOOKS_S: Final = 0.001
+_MEASURED_S: Final = 0.005
+"""Longer than what a call and a wait cost beside the work."""
+_MOST_MEASURED: Final = 4096
+_SIDE: Final = 2048
+"""Of the matrices: 16 MiB each, and a product takes far longer than its launch (0.3 ms to 5 us on an H100)."""
+_MARGIN_S: Final = 30.0
+"""For the watching thread itself, beyond what it may wait for."""
+
+
+class LongWork(Protocol):
+    """What the forward pass's stream is given."""
+
+    def give(self, mark: int, length_s: float) -> None:
+        """The current stream is busy for about ``length_s``, and then writes ``mark``. Forward thread."""
+
+    def is_written(self, mark: int, reader: Stream) -> bool:
+        """Whether ``mark`` is in memory, looked at beside the forward pass. In the thread that opened ``reader``."""
+
+
+class Products:
+    """Products of matrices, as many as take the time that is asked for."""
+
+    def __init__(self, device: Device, where: torch.device, side: int = _SIDE) -> None:
+        with device.open_stream(where):
+            self._factor = torch.ones((side, side), device=where)
+            self._product = torch.zeros((side, side), device=where)
+            self._mark = torch.zeros(1, dtype=torch.int32, device=where)
+            self._wait()
+        self._measured: tuple[int, float] | None = None
+
+    def give(self, mark: int, length_s: float) -> None:
+        self._measured = self._measured or self._measure()
+        self._multiply(count_for(length_s, *self._measured))
+        self._mark.fill_(mark)
+
+    def is_written(self, mark: int, reader: Stream) -> bool:
+        with reader:
+            return int(self._mark.item()) == mark
+
+    def _measure(self) -> tuple[int, float]:
+        """A number of products and how long they take. A first one, which prepares the others, is left out."""
+        self._multiply(1)
+        self._wait()
+        count = 1
+        while True:
+            begun_s = time.monotonic()
+            self._multiply(count)
+            self._wait()
+            took_s = time.monotonic() - begun_s
+            if took_s >= _MEASURED_S or count >= _MOST_MEASURED:
+                return count, took_s
+            count *= 4
+
+    def _multiply(self, count: int) -> None:
+        for _ in range(count):
+            torch.matmul(self._factor, self._factor, out=self._product)
+
+    def _wait(self) -> None:
+        """The current stream is through."""
+        self._mark.item()
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    event: DeviceEvent
+    mark: int
+    begun_s: float
+
+
+_Answer: TypeAlias = EventVerdict | Exception
+
+
+class _Watcher:
+    """Asks for events in a thread of its own, as a lane does. Owned by the forward thread."""
+
+    def __init__(self, device: Device, where: torch.device, work: LongWork, patience: Patience) -> None:
+        self._device, self._where, self._work, self._patience = device, where, work, patience
+        self._questions: SimpleQueue[_Question | None] = SimpleQueue()
+        self._answers: SimpleQueue[_Answer] = SimpleQueue()
+        # A thread that hangs in a driver must not keep the process from ending.
+        self._thread = threading.Thread(target=self._main, name="pdcluster-self-test", daemon=True)
+        self._thread.start()
+        self.answer()  # it has entered the device
+
+    def ask(self, question: _Question) -> None:
+        self._questions.put(question)
+
+    def answer(self) -> EventVerdict:
+        """What the thread has found; STUCK if it does not say so in time.
+
+        Raises:
+            Exception: What a question to the device has raised there.
+        """
+        try:
+            answer = self._answers.get(timeout=self._patience.work_s + self._patience.late_s + _MARGIN_S)
+        except Empty:
+            return EventVerdict.STUCK
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self._questions.put(None)
+        self._thread.join(_MARGIN_S)
+
+    def _main(self) -> None:
+        try:
+            self._device.enter_thread()
+            reader = self._device.open_stream(self._where)
+            self._answers.put(EventVerdict.GO_ON)
+            while (question := self._questions.get()) is not None:
+                self._answers.put(self._watch(question, reader))
+        except Exception as error:  # noqa: BLE001  # top of a thread; ``answer`` raises it
+            self._answers.put(error)
+
+    def _watch(self, question: _Question, reader: Stream) -> EventVerdict:
+        looks: list[Look] = []
+        while True:
+            says_done = self._device.is_done(question.event)
+            is_written = self._work.is_written(question.mark, reader)
+            looks.append(Look(time.monotonic(), says_done, is_written))
+            if (verdict := judge(looks, question.begun_s, self._patience)) is not EventVerdict.GO_ON:
+                return verdict
+            time.sleep(_BETWEEN_LOOKS_S)
+
+
+def require_honest_events(device: Device, where: torch.device) -> None:
+    """Events of ``where`` say what is true. Engine start, in the forward thread. Takes some tenths of a second.
+
+    Raises:
+        ConfigError: They do not, or the device cannot be asked.
+    """
+    try:
+        verdict = try_events(device, where, Products(device, where))
+    except torch.OutOfMemoryError:
+        _LOG.warning("self-test of events left out: %s has no 32 MiB free", where)
+        return
+    if verdict is EventVerdict.UNSEEN:
+        _LOG.warning("self-test of events saw nothing: %s was through before each question", where)
+
+
+def try_events(device: Device, where: torch.device, work: LongWork, patience: Patience = _PATIENCE) -> EventVerdict:
+    """HONEST, or UNSEEN where no question came in time.
+
+    Raises:
+        ConfigError: Events are not honest, or the device cannot be asked.
+    """
+    try:
+        verdict = _try(device, where, work, patience)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise ConfigError(
+            f"device {where} cannot be asked for an event in a thread of its own ({error}): update its driver and "
+            "PyTorch's build for it, or use another device"
+        ) from error
+    if problem := events_problem(verdict, str(where), patience):
+        raise ConfigError(problem)
+    return verdict
+
+
+def _try(device: Device, where: torch.device, work: LongWork, patience: Patience) -> EventVerdict:
+    watcher = _Watcher(device, where, work, patience)
+    verdict = EventVerdict.UNSEEN
+    try:
+        for mark, length_s in enumerate(_LENGTHS_S, 1):
+            work.give(mark, length_s)
+            watcher.ask(_Question(device.record(), mark, time.monotonic()))
+            if (verdict := watcher.answer()) is not EventVerdict.UNSEEN:
+                break
+    finally:
+        watcher.close()
+    return verdict

@@ -1,0 +1,100 @@
+"""Reads what ``judging.py`` decides about: packages, libraries, files, the process's user. Changes nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from pdcluster_connector.self_test.judging import (
+    BUILDS,
+    CANN_LIBRARIES,
+    WHEEL,
+    AscendFacts,
+    MooncakeFacts,
+    ascend_problems,
+    mooncake_problem,
+)
+from pdcluster_protocol.errors import ConfigError
+
+HCCN_CONF: Final = Path("/etc/hccn.conf")
+
+
+def require_machine(device_type: str, protocol: str) -> None:
+    """What is installed and mounted here fits the device and ``transfer_protocol``. Engine start.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    problems = (
+        mooncake_problem(read_mooncake(device_type)),
+        *(ascend_problems(read_ascend()) if protocol == "ascend" else ()),
+    )
+    if found := [problem for problem in problems if problem]:
+        raise ConfigError("; ".join(found))
+
+
+def read_mooncake(device_type: str) -> MooncakeFacts:
+    """Imports PyTorch where its CUDA counts."""
+    cuda = ""
+    if device_type == "cuda":
+        import torch
+
+        cuda = torch.version.cuda or ""  # None: built for ROCm
+    return MooncakeFacts(mooncake_builds(), device_type, cuda)
+
+
+def mooncake_builds() -> tuple[tuple[str, str], ...]:
+    """Distributions of Mooncake's Transfer Engine with their versions, by name."""
+    # By name first: reading the names of all that is installed takes half a second.
+    return tuple(_known_builds()) or tuple(_other_builds())
+
+
+def _known_builds() -> Iterator[tuple[str, str]]:
+    for name in BUILDS:
+        with suppress(metadata.PackageNotFoundError):
+            yield name, metadata.version(name)
+
+
+def _other_builds() -> list[tuple[str, str]]:
+    named = ((_normal(one.metadata["Name"] or ""), one.version) for one in metadata.distributions())
+    return sorted((name, version) for name, version in named if name.startswith(WHEEL))
+
+
+def read_ascend(hccn_conf: Path = HCCN_CONF, load: Callable[[str], object] = ctypes.CDLL) -> AscendFacts:
+    """Loads CANN's libraries, as Mooncake and torch_npu do."""
+    not_loaded = tuple(library for library in CANN_LIBRARIES if not _can_load(library, load))
+    return AscendFacts(_why_unreadable(hccn_conf), not_loaded, os.getuid(), _user_name(os.getuid()))
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _why_unreadable(path: Path) -> str:
+    try:
+        text = path.read_text(errors="replace")
+    except OSError as error:
+        return os.strerror(error.errno or 0)
+    return "" if text.strip() else "it is empty"
+
+
+def _can_load(library: str, load: Callable[[str], object]) -> bool:
+    try:
+        load(library)
+    except OSError:
+        return False
+    return True
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ""

@@ -9,14 +9,16 @@ How often something is tried is decided in ``core/pairing.py``.
 
 from __future__ import annotations
 
+from asyncio import TimerHandle
 from typing import Final, Protocol
 
 from pdcluster_protocol.ids import Attempt
-from pdcluster_protocol.params import DecodeParams, Reservation, refusal_in
+from pdcluster_protocol.params import DecodeParams, refusal_in
 from pdcluster_router.core.breaker import Blame, Era
+from pdcluster_router.core.dialect import Posted
 from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.rewrite import Parts
-from pdcluster_router.core.sse import GAVE_UP, is_given_up
+from pdcluster_router.core.sse import given_up_in
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.terms import Wish
 from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost, ResponseSink
@@ -77,11 +79,11 @@ class DecodeLeg:
                 self._num_asked += 1
         return self.engine is not None
 
-    def send(self, params: DecodeParams | None, sink: ResponseSink) -> Call:
-        """The request is on its way to the placed engine. None: decode prefills by itself."""
+    def send(self, params: DecodeParams | bytes | None, line: bytes, sink: ResponseSink) -> Call:
+        """The request is on its way to the placed engine, with one more header line. None: decode prefills itself."""
         assert self.engine is not None
         body = self.request.body.for_decode(params)
-        self._call = self.engine.post(self.request.path, self.request.headers, body, sink, fresh=self._fresh)
+        self._call = self.engine.post(self.request.path, self.request.headers + line, body, sink, fresh=self._fresh)
         return self._call
 
     def recount(self, num_prompt_tokens: int) -> None:
@@ -135,6 +137,10 @@ class DecodeLeg:
     def _may_get_work(self) -> bool:
         """Whether the engine still takes requests that it has not seen: it may have begun to terminate meanwhile."""
         return self.engine is not None and self.engine.state is EngineState.SERVING
+
+    def spare(self) -> None:
+        """This engine aborts the request, which has failed for no fault of it: it may be asked again."""
+        self._give_back()
 
     def leave(self) -> None:
         """This engine is not asked again for this request; another one may be."""
@@ -192,7 +198,7 @@ class PrefillAttempts:
         """Who has, or had, the newest attempt; empty before the first."""
         return self._engine.name if self._engine is not None else ""
 
-    def start(self, reservation: Reservation, attempt: Attempt, deadline: float, revision: str) -> bool:
+    def start(self, reservation: Posted, attempt: Attempt, deadline: float, revision: str) -> bool:
         """The order is on its way; False when no engine is left. ``deadline``: the request's, monotonic seconds.
 
         ``revision``: decode's. Prefill engines of another one write KV that decode would misread.
@@ -207,7 +213,8 @@ class PrefillAttempts:
         self._leg = PrefillLeg(self._owner, engine, self._num_tokens)
         self._era = self._leg.era
         self._num_asked += 1
-        self._leg.send(self.request.path, self.request.headers, self.request.body.for_prefill(params))
+        headers = self.request.headers + self._services.dialect.transfer_line(reservation.transfer_id)
+        self._leg.send(self.request.path, headers, self.request.body.for_prefill(params))
         return True
 
     def replied(self) -> None:
@@ -237,10 +244,10 @@ class PrefillAttempts:
             self._suspects.close(num_asked=self._num_asked)
 
     def abort(self) -> None:
-        """No attempt runs."""
+        """No attempt runs, as far as this request is concerned."""
         leg, self._leg = self._leg, None
         if leg is not None:
-            leg.close()
+            leg.leave(self._services)
 
 
 _MAX_REASON_BYTES: Final = 300
@@ -263,11 +270,13 @@ class PrefillLeg:
         "_engine",
         "_head",
         "_headers",
+        "_is_over",
         "_is_resent",
         "_num_tokens",
         "_owner",
         "_path",
         "_reply",
+        "_timer",
         "era",
     )
 
@@ -279,6 +288,8 @@ class PrefillLeg:
         self._head: ResponseHead | None = None
         self._reply = b""
         self._is_resent = False
+        self._is_over = False
+        self._timer: TimerHandle | None = None
         self._call: Call | None = None
         self.era = engine.take(num_tokens)
         """When it was placed, for the engine's breaker."""
@@ -288,8 +299,19 @@ class PrefillLeg:
         self._path, self._headers, self._body = path, headers, body
         self._call = self._engine.post(path, headers, body, self)
 
+    def leave(self, services: Services) -> None:
+        """Nothing more is said. Prefill aborts the request if it still runs, or ends it where the dialect says so."""
+        if self._is_over or not services.dialect.prefill_goes_on_s:
+            self.close()
+        else:
+            self._owner = _Left(self)
+            self._timer = services.call_later(services.dialect.prefill_goes_on_s, self.close)
+
     def close(self) -> None:
         """Prefill aborts the request if it still runs; nothing more is said."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None  # It knows us.
         if self._call is not None:
             self._call.close()
             self._call = None  # It knows us: nothing that is large stays because of it.
@@ -307,6 +329,7 @@ class PrefillLeg:
 
     def on_end(self) -> None:
         assert self._head is not None
+        self._is_over = True
         if self._head.status == 200:
             self._owner.prefill_ended(self._failure_in(self._reply), Blame.PERHAPS)
         else:
@@ -319,8 +342,8 @@ class PrefillLeg:
 
     def _failure_in(self, reply: bytes) -> str | None:
         """Why there is no KV although the status says that all is well; None: it is well."""
-        if is_given_up(reply):
-            return f"{self._engine.name}: {GAVE_UP}"
+        if why := given_up_in(reply):
+            return f"{self._engine.name}: {why}"
         refusal = refusal_in(reply)
         return f"{self._engine.name} refused: {refusal}" if refusal else None
 
@@ -330,4 +353,17 @@ class PrefillLeg:
             self._is_resent = True
             self._call = self._engine.post(self._path, self._headers, self._body, self, fresh=True)
         else:
+            self._is_over = True
             self._owner.prefill_ended(f"{self._engine.name}: {lost.reason}", blame_for(lost))
+
+
+class _Left:
+    """In place of the request that an order was for: it is over, or goes on elsewhere."""
+
+    __slots__ = ("_leg",)
+
+    def __init__(self, leg: PrefillLeg) -> None:
+        self._leg = leg
+
+    def prefill_ended(self, failure: str | None, blame: Blame) -> None:  # noqa: ARG002  # there is nothing to retry
+        self._leg.close()

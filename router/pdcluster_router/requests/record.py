@@ -6,8 +6,8 @@ Filled in by its exchange; decides nothing.
 from __future__ import annotations
 
 from pdcluster_protocol.ids import TransferId
-from pdcluster_protocol.params import Reservation
 from pdcluster_protocol.trace import RequestTrace
+from pdcluster_router.core.dialect import Posted
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services
 from pdcluster_router.telemetry.failures import Failure, FailureKind
@@ -36,7 +36,7 @@ class Record:
         self._attempt = 0
         self._services.metrics.decode_resent.inc()
 
-    def reserved(self, reservation: Reservation) -> None:
+    def reserved(self, reservation: Posted) -> None:
         self._line.reserved_at = now = self._services.now()
         self._line.prompt_tokens = reservation.num_prompt_tokens
         self._line.cached_tokens = reservation.remote_cached_tokens

@@ -7,18 +7,16 @@ answer, so that only the router can end what it waits for.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from typing import Any
 
 import pytest
 
 from fakes.engine import Fault, Gate, Seen
-from fakes.http import Message, request_bytes
-from fakes.layerwise import LayerwiseRig, posted, request_id_of, running_layerwise_rig
+from fakes.http import Message
+from fakes.layerwise import LayerwiseRig, request_id_of, running_layerwise_rig
 from fakes.router import CHAT, COMPLETIONS, PROMPT, orders, running_rig, send, until
 from patience import PATIENCE_S
-from pdcluster_protocol.metaserver import METASERVER_PATH
 
 pytestmark = pytest.mark.anyio
 
@@ -40,14 +38,6 @@ def error_of(answer: Message) -> tuple[int, str, str]:
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return answer.status, error["code"], error["message"]
-
-
-async def reserve(rig: LayerwiseRig, call: object) -> Message:
-    body = call if isinstance(call, bytes) else json.dumps(call).encode()
-    client = await rig.internal()
-    await client.send(request_bytes(METASERVER_PATH, body))
-    async with asyncio.timeout(PATIENCE_S):
-        return await client.receive()
 
 
 async def let_go(seen: Seen) -> bool:
@@ -160,7 +150,8 @@ async def test_a_prefill_that_fails_ends_decode_and_the_client_gets_one_error(
         status, code, message = error_of(await post(rig, body))
         assert (status, code) == (502, "prefill_failed")
         assert "prefill-0" in message
-        assert await let_go(rig.decode.seen[0])
+        (asked,) = rig.decode.seen  # A second try would cost decode more blocks, and find no engine.
+        assert await let_go(asked)
         await rig.settled()
 
 
@@ -356,47 +347,3 @@ async def test_a_push_that_prefill_does_not_know_to_have_failed_ends_at_the_dead
         assert error_of(await post(rig, PROMPT))[:2] == (504, "deadline_passed")
         assert await let_go(rig.decode.seen[0])
         await rig.settled()
-
-
-# Strangers.
-
-
-@pytest.mark.parametrize(
-    ("change", "status"),
-    [
-        ({"request_id": "cmpl-" + "0" * 32 + "-0"}, 404),
-        ({"request_id": "chatcmpl-" + "0" * 32}, 404),
-        ({"request_id": "cmpl-1"}, 400),
-        ({"request_id": "cmpl-" + "0" * 32 + "-1"}, 400),
-        ({"request_id": 7}, 400),
-    ],
-)
-async def test_a_call_of_no_transfer_is_refused(change: dict[str, Any], status: int) -> None:
-    async with running_layerwise_rig() as rig:
-        answer = await reserve(rig, {**posted("x"), **change})
-        assert (answer.status, answer.json()["status"]) == (status, "failed")
-
-
-@pytest.mark.parametrize("body", [b"", b"nope", b"[]", b"{}"])
-async def test_what_is_no_reservation_is_refused(body: bytes) -> None:
-    async with running_layerwise_rig() as rig:
-        assert (await reserve(rig, body)).status == 400
-
-
-async def test_a_second_call_of_a_transfer_cannot_lead_its_kv_elsewhere() -> None:
-    async with running_layerwise_rig() as rig:
-        rig.prefill.close_gate(Gate.PREFILL)
-        client = await send(rig, PROMPT)
-        await rig.prefill.next_request()
-        call = {**posted(request_id_of(rig.decode.seen[0])), "remote_host": "10.6.6.6"}
-        assert (await reserve(rig, call)).json()["status"] == "failed"
-        rig.prefill.open_gate(Gate.PREFILL)
-        assert (await client.receive()).status == 200
-        assert [seen.params for seen in rig.prefill.seen] == rig.decode.posts
-        await rig.settled()
-
-
-async def test_engines_of_our_dialect_are_not_taken_for_theirs() -> None:
-    async with running_rig() as rig:
-        answer = await rig.reserve(posted("cmpl-" + "0" * 32 + "-0"))
-        assert (answer.status, answer.json()["status"]) == (400, "failed")

@@ -313,7 +313,8 @@ class Exchange:
         self._prefill_reason = scrub(reason) or "no reason was given"
         self._record.failed(kind, self._prefill_reason, self._attempts.engine_name)
         self._attempts.failed(blame)
-        if self._pairing.phase is Phase.PREFILLING and self._services.dialect.spoils(event, blame):
+        is_spoiled = self._pairing.phase is Phase.PREFILLING and self._services.dialect.spoils(event, blame)
+        if is_spoiled and self._attempts.has_another(self._decode.revision):
             self._decode.spare()
             event = Event.DECODE_FAILED  # The whole request again: to fill other blocks.
         self._no_kv(event)

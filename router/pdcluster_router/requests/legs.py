@@ -217,6 +217,10 @@ class PrefillAttempts:
         self._leg.send(self.request.path, headers, self.request.body.for_prefill(params))
         return True
 
+    def has_another(self, revision: str) -> bool:
+        """Whether there is an engine for the next attempt."""
+        return self.request.terms.place_prefill(Wish(self._failed, revision)) is not None
+
     def replied(self) -> None:
         """Prefill says that it has done its part."""
         if self._engine is not None:

@@ -3,7 +3,7 @@
     router --DecodeParams--> decode --Reservation--> metaserver --Reservation--> prefill
 
 Where vllm-ascend's layerwise connector (0.23, ``mooncake_layerwise_connector.py``) has a name for a thing, it is the
-name here. Its engines are not driven: whatever does not say our version is refused.
+name here. Whatever does not say our version is refused; what its own engines say is in ``vllm_ascend.py``.
 """
 
 from __future__ import annotations

@@ -14,20 +14,22 @@ from typing import Any, Final, Protocol
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.metaserver import Action, PrefillOutcome
-from pdcluster_protocol.params import DecodeParams, Reservation, for_attempt
+from pdcluster_protocol.params import DecodeParams, Reservation
 from pdcluster_protocol.secret import Secret
 from pdcluster_router.core.admission import Admission
+from pdcluster_router.core.dialect import Dialect, PdclusterDialect, Posted
 from pdcluster_router.core.load import AnswerLength
 from pdcluster_router.core.membership import Member
 from pdcluster_router.core.openai_errors import ApiError
-from pdcluster_router.core.pairing import Retries
+from pdcluster_router.core.pairing import Pairing, Retries
 from pdcluster_router.core.placement import usable_prefills
+from pdcluster_router.core.vllm_ascend import VllmAscendDialect
 from pdcluster_router.engines.discovery import discovery_of
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Roster, Terms
 from pdcluster_router.http.connections import PoolLimits
 from pdcluster_router.http.cycle import HotCycle
-from pdcluster_router.settings import Settings
+from pdcluster_router.settings import EngineDialect, Settings
 from pdcluster_router.telemetry.failures import Failures
 from pdcluster_router.telemetry.metrics import EngineSample, Metrics
 from pdcluster_router.telemetry.trace import TraceFile
@@ -36,7 +38,7 @@ from pdcluster_router.telemetry.trace import TraceFile
 class Running(Protocol):
     """A request that has not ended."""
 
-    def reserve(self, reservation: Reservation, cycle: HotCycle) -> PrefillOutcome | None:
+    def reserve(self, reservation: Posted, cycle: HotCycle) -> PrefillOutcome | None:
         """The outcome if it is known or the reservation is refused; None: ``cycle`` waits for it."""
         ...
 
@@ -52,6 +54,7 @@ class Services:
         limits = PoolLimits(settings.max_engine_connections, settings.connect_timeout_s, settings.engine_idle_s)
         self.settings = settings
         self.secret = secret
+        self.dialect = _dialect_of(settings, secret)
         self.metrics = Metrics()
         self.failures = Failures(self.metrics.failed, self.now)
         self.trace = TraceFile(settings.trace_file, self.metrics.trace_lost.inc)
@@ -70,7 +73,9 @@ class Services:
         """Called when the set of engines changes."""
         self.roster = Roster(limits, self._pool_changed, self.metrics.ejected, self.now)
         self.engines = self.roster.engines
-        self.terms = Terms(self.roster.place_decode, self.roster.place_prefill, _retries_in(settings))
+        self.terms = Terms(
+            self.roster.place_decode, self.roster.place_prefill, self.dialect.retries(_retries_in(settings))
+        )
         """Of every client's request."""
         self.discovery = discovery = discovery_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
         """None: the engines are named at start, and stay."""
@@ -88,26 +93,20 @@ class Services:
         """Never given before, and not to be guessed."""
         return TransferId(os.urandom(16).hex())
 
-    def decode_params(
-        self, transfer_id: TransferId, attempt: Attempt, deadline: float, *, wants_receipt: bool
-    ) -> DecodeParams:
-        """What decode gets. ``deadline``: the request's, monotonic seconds."""
-        left_ms = self._left_ms(deadline)
-        return DecodeParams(
+    def decode_params(self, pairing: Pairing, *, wants_receipt: bool) -> DecodeParams | bytes:
+        """What decode gets."""
+        params = DecodeParams(
             metaserver=self._metaserver_url,
-            transfer_id=transfer_id,
-            attempt=attempt,
-            deadline_ms=left_ms,
-            token=self.secret.mint(transfer_id, attempt, left_ms),
+            transfer_id=pairing.transfer_id,
+            attempt=pairing.attempt,
+            deadline_ms=self._left_ms(pairing.transfer_deadline),
             wants_receipt=wants_receipt,
         )
+        return self.dialect.decode_params(params)
 
-    def prefill_params(self, reservation: Reservation, attempt: Attempt, deadline: float) -> Reservation:
-        """What prefill gets for ``attempt``: the reservation, our leave, and the time that is left."""
-        left_ms = self._left_ms(deadline)
-        return for_attempt(
-            reservation, attempt, self.secret.mint(reservation.transfer_id, attempt, left_ms), deadline_ms=left_ms
-        )
+    def prefill_params(self, reservation: Posted, attempt: Attempt, deadline: float) -> Reservation | bytes:
+        """What prefill gets for ``attempt``. ``deadline``: the request's, monotonic seconds."""
+        return self.dialect.prefill_params(reservation, attempt, self._left_ms(deadline))
 
     @property
     def num_queued(self) -> int:
@@ -150,6 +149,12 @@ class Services:
         self.admissions[Role.DECODE].set_engines(self.roster.num_usable_decodes)
         self.make_room()
         self.on_pool_change()
+
+
+def _dialect_of(settings: Settings, secret: Secret) -> Dialect:
+    if settings.engine_dialect is EngineDialect.VLLM_ASCEND:
+        return VllmAscendDialect(settings.prefill_timeout_s)
+    return PdclusterDialect(secret)
 
 
 def _admission_of(settings: Settings) -> Admission[Any]:

@@ -58,6 +58,15 @@ class Discovery(Enum):
     """From the EndpointSlices of one PDCluster, for as long as it runs."""
 
 
+class EngineDialect(Enum):
+    """How a router speaks to its engines."""
+
+    PDCLUSTER = "pdcluster"
+    """They run our connector."""
+    VLLM_ASCEND = "vllm-ascend"
+    """They run vllm-ascend's own ``MooncakeLayerwiseConnector``, as released."""
+
+
 class Settings(BaseModel):
     """All that a router is told at start. Frozen."""
 
@@ -69,6 +78,10 @@ class Settings(BaseModel):
     """Base URLs of the decode engines: as ``prefill_urls``."""
     discovery: Discovery = Discovery.STATIC
     """How engines are found. static: works everywhere, and needs no right on any API."""
+    engine_dialect: EngineDialect = EngineDialect.PDCLUSTER
+    """What the engines' KV connector speaks. pdcluster: ours, with all that these pages promise. vllm-ascend: engines
+    of vllm-ascend 0.23 as they are released. Their calls to the internal port show no token, so only engines may reach
+    that port; what else is less is in docs/operations.md."""
     namespace: DnsName | None = None
     """Kubernetes namespace of the PDCluster. None: this pod's own."""
     cluster: DnsName | None = None

@@ -154,7 +154,7 @@ class RouterSide:
         left = [number for number in range(plan.engines) if number not in self.excluded]
         if not left:
             return self._handle(plan, Event.NO_PREFILL_LEFT)
-        assert self.calls.reservation is not None
+        assert isinstance(self.calls.reservation, Reservation)
         attempt = Attempt(self.pairing.attempt)
         order = for_attempt(
             self.calls.reservation, attempt, SECRET.mint(self.transfer, attempt, DEADLINE_MS), DEADLINE_MS

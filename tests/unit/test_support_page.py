@@ -19,7 +19,7 @@ PROOFS: Final = sorted({proof for row in rows() for proof in row.proofs})
 @cache
 def names_in(file: str) -> frozenset[str]:
     tree = ast.parse((ROOT / file).read_text())
-    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def test_the_page_is_fresh() -> None:

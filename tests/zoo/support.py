@@ -87,6 +87,11 @@ OPTIONS: Final = (
         (V2 + "test_answers_failures_retries_and_every_kind_of_kv_on_the_v2_runner",
          V2 + "test_bytes_failures_and_preemption_on_the_v2_runner"),
         "its Triton kernels in Triton's interpreter; without CUDA graphs"),
+    Row("any", "vllm-ascend 0.23's own connector behind our router (`--engine-dialect vllm-ascend`)", Where.PROCESSES,
+        ("tests/contract/test_vllm_ascend.py::test_the_released_connector_is_served_and_the_fake_posts_what_it_posts",
+         "tests/integration/test_router_vllm_ascend.py::"
+         "test_a_prefill_that_fails_ends_decode_and_the_client_gets_one_error"),
+        "its released scheduler half in vLLM 0.23's scheduler; its workers are played; no NPU"),
     Row("Llama", "speculation by prompt lookup (ngram)", _ENGINES, pools("ngram")),
     Row("Llama", "speculation by a draft model; TP 1 to 2", _ENGINES, pools("draft model", "draft model 1 to 2"),
         "the same draft model on both engines"),

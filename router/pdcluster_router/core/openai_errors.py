@@ -122,6 +122,11 @@ def not_verified(reason: str) -> ApiError:
     return ApiError(409, _SERVER, "not_verified", reason)
 
 
+def not_verifiable(reason: str) -> ApiError:
+    """No request was made: none could prove anything."""
+    return ApiError(501, _SERVER, "not_verifiable", reason)
+
+
 def no_engine(role: str, reason: str) -> ApiError:
     message = f"no {role} engine can be reached: {reason}"
     return ApiError(503, _SERVER, f"no_{role}_engine", message, _RETRY_AFTER_S)

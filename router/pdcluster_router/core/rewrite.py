@@ -131,7 +131,7 @@ class ClientBody(msgspec.Struct, frozen=True):
         """How many tokens the client allows an answer; None where it does not say."""
         return _count(self._said.max_completion_tokens) or _count(self._said.max_tokens) or None
 
-    def for_decode(self, params: DecodeParams | None) -> Parts:
+    def for_decode(self, params: DecodeParams | bytes | None) -> Parts:
         """Decode's body: all that the client sent, byte for byte. None: no transfer, decode prefills by itself."""
         ours = []
         if self._said.ec_transfer_params is not _ABSENT:
@@ -142,7 +142,7 @@ class ClientBody(msgspec.Struct, frozen=True):
             ours.append(b'"kv_transfer_params":null')
         return self._followed_by(ours)
 
-    def for_prefill(self, reservation: Reservation) -> Parts:
+    def for_prefill(self, reservation: Reservation | bytes) -> Parts:
         """Prefill's body: the same prompt, one token, not streamed, and where the KV goes."""
         said = _neutral_in(self._said)
         ours: list[bytes] = []
@@ -228,7 +228,9 @@ def _count(value: msgspec.Raw) -> int:
     return int(text) if text.isdigit() and len(text) <= _MAX_DIGITS else 0
 
 
-def _written(params: DecodeParams | Reservation) -> bytes:
+def _written(params: DecodeParams | Reservation | bytes) -> bytes:
+    if isinstance(params, bytes):  # JSON of another dialect
+        return b'"kv_transfer_params":%b' % params
     is_order = isinstance(params, Reservation)  # It goes out whole; ``to_wire`` leaves something out of the other.
     return b'"kv_transfer_params":%b' % (msgspec.json.encode(params) if is_order else orjson.dumps(to_wire(params)))
 

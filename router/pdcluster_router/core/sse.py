@@ -9,7 +9,9 @@ the stream as if all was well, ``[DONE]`` and all.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from pdcluster_router.core.openai_errors import ApiError, message_of, parse_error
@@ -24,7 +26,8 @@ would be escaped, so no text that a model makes looks like this."""
 _GIVEN_UP: Final = b'"finish_reason":"abort"'
 """What vLLM 0.32 says (``v1/engine`` ``FinishReason.ABORT``) of a request that it ends without its client's wish, as at
 its own end: status 200, and as much of the answer as there was. No text looks like this either."""
-GAVE_UP: Final = "it gave the request up"
+GAVE_UP: Final[Mapping[bytes, str]] = MappingProxyType({_GIVEN_UP: "it gave the request up"})
+"""By what an answer says: what the client is told of an engine that did not finish it."""
 
 _BLANK_LINES: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
@@ -65,18 +68,23 @@ def error_of(event: bytes) -> StreamError | None:
     return None if status is None else StreamError(status, payload)
 
 
-def is_given_up(answer: bytes) -> bool:
-    """Whether these bytes say that the engine did not finish this answer."""
-    return _GIVEN_UP in answer
+def given_up_in(answer: bytes, marks: Mapping[bytes, str] = GAVE_UP) -> str:
+    """Why the engine did not finish this answer, if these bytes say so; else empty."""
+    for mark, why in marks.items():
+        if mark in answer:
+            return why
+    return ""
 
 
 class ErrorWatch:
     """Looks for the event that breaks off a stream that has begun. One per stream; costs two searches per chunk."""
 
-    __slots__ = ("_event", "_is_given_up", "_tail", "is_torn")
+    __slots__ = ("_event", "_given_up", "_marks", "_num_kept", "_tail", "is_torn")
 
-    def __init__(self) -> None:
-        self._is_given_up = False
+    def __init__(self, marks: Mapping[bytes, str] = GAVE_UP) -> None:
+        self._marks = marks
+        self._num_kept = max(map(len, marks))
+        self._given_up = ""
         self.is_torn = False
         """Whether the beginning of the error event had been passed on when it was known as one."""
         self._tail = b"\n"
@@ -95,20 +103,19 @@ class ErrorWatch:
         seen = self._tail + chunk
         found = seen.find(_LATE_ERROR)
         if found < 0:
-            given_up = seen.find(_GIVEN_UP)
-            if given_up < 0:
-                self._tail = seen[-len(_GIVEN_UP) :]
+            self._given_up = given_up_in(seen, self._marks)
+            if not self._given_up:
+                self._tail = seen[-self._num_kept :]
                 return chunk
-            self._is_given_up = True
-            found = seen.rfind(b"\ndata:", 0, given_up)
+            found = seen.rfind(b"\ndata:", 0, min(at for mark in self._marks if (at := seen.find(mark)) >= 0))
         self._event = seen[found + 1 :]
         self.is_torn = found + 1 < len(self._tail)
         return chunk[: max(0, found + 1 - len(self._tail))]
 
     def message(self) -> str | None:
         """What the error event says, once it is whole."""
-        if self._is_given_up:
-            return GAVE_UP
+        if self._given_up:
+            return self._given_up
         if self._event is None or first_event_end(self._event) < 0:
             return None
         return message_of(self._event[5 : first_event_end(self._event)])

@@ -158,7 +158,7 @@ class Router:
         if cycle.keys is not self.access.keys:  # They have changed since its head was read.
             client = self._admitted_again(headers)
         lines = [b"%b: %b\r\n" % header for header in headers if header[0] not in _NOT_FORWARDED]
-        lines.append(b"x-request-id: %b\r\n" % cycle.request_id)
+        lines.append(self.services.dialect.client_line(cycle.request_id))
         if self.access.keys is not None or b"authorization" in fields:
             lines.append(self.access.line_for_engines(headers))
         try:

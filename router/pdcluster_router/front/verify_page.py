@@ -29,6 +29,7 @@ RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     409: {"description": "a request was made, and KV was not pushed"},
     413: {"description": "the body is too large"},
     429: {"description": "too many verifications run"},
+    501: {"description": "the engines of this router's dialect cannot prove a push"},
     503: {"description": "an engine of the revision is missing, or this router shuts down"},
 }
 

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from typing import Final
 
 from pdcluster_protocol.metaserver import PrefillOutcome, failed, succeeded
-from pdcluster_protocol.params import DecodeParams, Reservation
+from pdcluster_protocol.params import DecodeParams
 from pdcluster_router.core.breaker import Blame
+from pdcluster_router.core.dialect import Posted
 from pdcluster_router.core.openai_errors import (
     ApiError,
     deadline_passed,
@@ -30,15 +31,9 @@ from pdcluster_router.core.pairing import RETRIED_STATUSES, TERMINAL, WORK, Comm
 from pdcluster_router.core.scrub import scrub
 from pdcluster_router.http.connection import ResponseLost
 from pdcluster_router.http.cycle import HotCycle
-from pdcluster_router.requests.legs import DecodeLeg, PrefillAttempts, blame_for
-from pdcluster_router.requests.record import (
-    DOING,
-    NOT_DECODES_FAULT,
-    UNDECIDED,
-    Record,
-    Verdict,
-    is_overloaded,
-)
+from pdcluster_router.requests.blame import blame_for
+from pdcluster_router.requests.legs import DecodeLeg, PrefillAttempts
+from pdcluster_router.requests.record import DOING, NOT_DECODES_FAULT, UNDECIDED, Record, Verdict, is_overloaded
 from pdcluster_router.requests.relay import DecodeRefusal, Relay
 from pdcluster_router.requests.request import LARGE_BODY_BYTES, BacklogShare, ClientRequest
 from pdcluster_router.requests.reservation import ReservationCalls, refusal_of
@@ -64,7 +59,7 @@ class Exchange:
         )
         self._record = Record(services, request, self._pairing.transfer_id)
         self._cycle = cycle
-        self._relay = Relay(self, cycle)
+        self._relay = Relay(self, cycle, services.dialect.given_up)
         self._decode = DecodeLeg(request, services.answers.expected(request.body.max_answer_tokens))
         self._calls = ReservationCalls(self._reservation_lost)
         self._attempts = PrefillAttempts(services, request, self._prefill_ended)
@@ -87,7 +82,7 @@ class Exchange:
         self._send_to_decode()
 
     @property
-    def reservation(self) -> Reservation | None:
+    def reservation(self) -> Posted | None:
         """What decode asked for; None while it has not."""
         return self._calls.reservation
 
@@ -108,7 +103,7 @@ class Exchange:
         self._verdict = Verdict(failed(error.message), error, metrics.Outcome.LOST)
         self._handle(Event.GIVEN_UP)
 
-    def reserve(self, reservation: Reservation, cycle: HotCycle) -> PrefillOutcome | None:
+    def reserve(self, reservation: Posted, cycle: HotCycle) -> PrefillOutcome | None:
         action = self._request.terms.on_prefill_failure
         if refusal := refusal_of(reservation, self._calls, self._pairing, action):
             self._record.failed(FailureKind.RESERVATION_REFUSED, refusal.reason)
@@ -129,7 +124,8 @@ class Exchange:
 
     def _reservation_lost(self) -> None:
         self._record.failed(FailureKind.RESERVATION_LOST, "decode hung up on the metaserver")
-        self._handle(Event.RESERVATION_LOST)
+        if self._services.dialect.must_hold_call:
+            self._handle(Event.RESERVATION_LOST)
 
     # What the client's connection says (CycleOwner).
 
@@ -248,6 +244,7 @@ class Exchange:
         elif event is not None:
             self._time_is_over(now - self._request.received_at)
         if not self._pairing.is_over:
+            self._timer.cancel()  # A try with another decode engine has set one.
             self._set_timer()
 
     def _stalled(self) -> None:
@@ -275,7 +272,7 @@ class Exchange:
     def _start_decode(self) -> None:
         """Another decode engine gets the whole request, as if it were new: nothing of the first try is kept."""
         self._relay.close()
-        self._relay = Relay(self, self._cycle)
+        self._relay = Relay(self, self._cycle, self._services.dialect.given_up)
         self._calls.close()
         self._calls = ReservationCalls(self._reservation_lost)
         self._prefill_failure = ""
@@ -289,18 +286,13 @@ class Exchange:
             self._record.failed(FailureKind.NO_DECODE, "every decode engine that may be asked was tried")
             self._handle(Event.GIVEN_UP)  # With the last verdict: the client learns of the last failure.
             return
-        self._relay.begin(self._decode.send(self._decode_params(), self._relay))
+        line = self._services.dialect.transfer_line(self._pairing.transfer_id)
+        self._relay.begin(self._decode.send(self._decode_params(), line, self._relay))
 
-    def _decode_params(self) -> DecodeParams | None:
+    def _decode_params(self) -> DecodeParams | bytes | None:
         if not self._request.has_transfer:
             return None
-        pairing = self._pairing
-        return self._services.decode_params(
-            pairing.transfer_id,
-            pairing.attempt,
-            pairing.transfer_deadline,
-            wants_receipt=self._request.terms.wants_receipt,
-        )
+        return self._services.decode_params(self._pairing, wants_receipt=self._request.terms.wants_receipt)
 
     def _renew_transfer(self) -> None:
         """The request gets a new transfer id: whatever the first try may have left cannot be taken for it."""
@@ -319,6 +311,10 @@ class Exchange:
         self._prefill_reason = scrub(reason) or "no reason was given"
         self._record.failed(kind, self._prefill_reason, self._attempts.engine_name)
         self._attempts.failed(blame)
+        is_spoiled = self._pairing.phase is Phase.PREFILLING and self._services.dialect.spoils(event, blame)
+        if is_spoiled and self._attempts.has_another(self._decode.revision):
+            self._decode.spare()
+            event = Event.DECODE_FAILED  # The whole request again: to fill other blocks.
         self._no_kv(event)
 
     def _no_kv(self, event: Event) -> None:

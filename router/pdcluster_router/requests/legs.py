@@ -3,30 +3,40 @@
     DecodeLeg        the engine, the request to it, and again elsewhere. Its answer goes to the ``Relay``, unread.
     PrefillAttempts  one order after the other: which engine gets it, and the one word that comes back, whether it
                      worked, and why not
-    Suspects         which engines are told that they failed the request: at once, or when another engine has shown
-                     that it can be served
+    PrefillLeg       one of these orders
 
 How often something is tried is decided in ``core/pairing.py``.
 """
 
 from __future__ import annotations
 
+from asyncio import TimerHandle
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from pdcluster_protocol.ids import Attempt
-from pdcluster_protocol.params import DecodeParams, Reservation, refusal_in
+from pdcluster_protocol.params import DecodeParams, refusal_in
 from pdcluster_router.core.breaker import Blame, Era
+from pdcluster_router.core.dialect import Posted
 from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.rewrite import Parts
-from pdcluster_router.core.sse import GAVE_UP, is_given_up
+from pdcluster_router.core.sse import given_up_in
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost, ResponseSink
+from pdcluster_router.requests.blame import Suspects, blame_for
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services
 
 _UNKNOWN: Final = frozenset((401, 403, 404))
 """Key or model is unknown: to all engines alike, or one of them was started otherwise."""
+
+
+PrefillEnd: TypeAlias = Callable[[str | None, Blame], None]
+"""Prefill has answered (None), or why it did not, and whose fault that is. Called once, unless the leg is closed."""
+_NOTHING: Final = (b"", b"")
+_MAX_REASON_BYTES: Final = 300
+_MAX_REPLY_BYTES: Final = 1 << 20
+"""One token and what surrounds it; what goes beyond is not looked into."""
 
 
 class DecodeLeg:
@@ -78,11 +88,11 @@ class DecodeLeg:
                 self._num_asked += 1
         return self.engine is not None
 
-    def send(self, params: DecodeParams | None, sink: ResponseSink) -> Call:
-        """The request is on its way to the placed engine. None: decode prefills by itself."""
+    def send(self, params: DecodeParams | bytes | None, line: bytes, sink: ResponseSink) -> Call:
+        """The request is on its way to the placed engine, with one more header line. None: decode prefills itself."""
         assert self.engine is not None
         body = self.request.body.for_decode(params)
-        self._call = self.engine.post(self.request.path, self.request.headers, body, sink, fresh=self._fresh)
+        self._call = self.engine.post(self.request.path, self.request.headers + line, body, sink, fresh=self._fresh)
         return self._call
 
     def recount(self, num_prompt_tokens: int) -> None:
@@ -144,6 +154,10 @@ class DecodeLeg:
         self._fresh = False
         self._give_back()
 
+    def spare(self) -> None:
+        """This engine aborts the request, which has failed for no fault of it: it may be asked again."""
+        self._give_back()
+
     def close(self) -> None:
         """Nothing more comes of this request."""
         self._give_back()
@@ -161,28 +175,22 @@ class DecodeLeg:
 
 
 class PrefillAttempts:
-    """At most one attempt runs at a time. Owned by its exchange; ``abort`` gives back its call and its engine."""
+    """At most one leg runs at a time. Owned by its exchange; ``abort`` gives the leg back."""
 
     __slots__ = (
-        "_body",
-        "_call",
         "_engine",
         "_era",
         "_failed",
-        "_head",
-        "_is_resent",
-        "_is_running",
+        "_leg",
         "_num_asked",
         "_num_tokens",
         "_on_end",
-        "_reply",
         "_services",
         "_suspects",
         "request",
     )
 
-    def __init__(self, services: Services, request: ClientRequest, on_end: Callable[[str | None, Blame], None]) -> None:
-        """``on_end``: prefill has answered (None), or why it did not. Once for each attempt that is not aborted."""
+    def __init__(self, services: Services, request: ClientRequest, on_end: PrefillEnd) -> None:
         self._services = services
         self.request = request
         self._on_end = on_end
@@ -192,37 +200,35 @@ class PrefillAttempts:
         self._failed: list[Engine] = []
         self._num_asked = 0
         self._suspects: Suspects | None = None
-        self._is_running = False
-        """Whether the engine counts the newest attempt."""
-        self._call: Call | None = None
-        self._body: Parts = _NOTHING
-        self._head: ResponseHead | None = None
-        self._reply = b""
-        self._is_resent = False
+        self._leg: PrefillLeg | None = None
 
     @property
     def engine_name(self) -> str:
         """Who has, or had, the newest attempt; empty before the first."""
         return self._engine.name if self._engine is not None else ""
 
-    def start(self, reservation: Reservation, attempt: Attempt, deadline: float, revision: str) -> bool:
+    def start(self, reservation: Posted, attempt: Attempt, deadline: float, revision: str) -> bool:
         """The order is on its way; False when no engine is left. ``deadline``: the request's, monotonic seconds.
 
         ``revision``: decode's. Prefill engines of another one write KV that decode would misread.
         """
-        assert not self._is_running, "the attempt before must be aborted first"
+        assert self._leg is None, "the attempt before must be aborted first"
         engine = self.request.terms.place_prefill(self._failed, revision)
         if engine is None:
             return False
         self._engine = engine
         params = self._services.prefill_params(reservation, attempt, deadline)
         self._num_tokens = reservation.num_prompt_tokens - reservation.remote_cached_tokens
-        self._era, self._is_running = engine.take(self._num_tokens), True
+        self._leg = PrefillLeg(self._on_end, engine, self._num_tokens)
+        self._era = self._leg.era
         self._num_asked += 1
-        self._is_resent = False
-        self._body = self.request.body.for_prefill(params)
-        self._post()
+        headers = self.request.headers + self._services.dialect.transfer_line(reservation.transfer_id)
+        self._leg.send(self.request.path, headers, self.request.body.for_prefill(params))
         return True
+
+    def has_another(self, revision: str) -> bool:
+        """Whether there is an engine for the next attempt."""
+        return self.request.terms.place_prefill(self._failed, revision) is not None
 
     def replied(self) -> None:
         """Prefill says that it has done its part."""
@@ -251,14 +257,73 @@ class PrefillAttempts:
             self._suspects.close(num_asked=self._num_asked)
 
     def abort(self) -> None:
-        """No attempt runs: prefill aborts the request if it still did, and nothing more is said of it."""
+        """No attempt runs, as far as this request is concerned."""
+        leg, self._leg = self._leg, None
+        if leg is not None:
+            leg.leave(self._services)
+
+
+class PrefillLeg:
+    """One order to one prefill engine. Owned by its exchange; ``close`` gives back the call and the engine."""
+
+    __slots__ = (
+        "_body",
+        "_call",
+        "_engine",
+        "_head",
+        "_headers",
+        "_is_over",
+        "_is_resent",
+        "_num_tokens",
+        "_on_end",
+        "_path",
+        "_reply",
+        "_timer",
+        "era",
+    )
+
+    def __init__(self, on_end: PrefillEnd, engine: Engine, num_tokens: int) -> None:
+        """``num_tokens``: prompt tokens that this engine will have to compute."""
+        self._on_end = on_end
+        self._engine = engine
+        self._num_tokens = num_tokens
+        self._head: ResponseHead | None = None
+        self._reply = b""
+        self._is_resent = False
+        self._is_over = False
+        self._timer: TimerHandle | None = None
+        self._call: Call | None = None
+        self.era = engine.take(num_tokens)
+        """When it was placed, for the engine's breaker."""
+
+    def send(self, path: bytes, headers: bytes, body: Parts) -> None:
+        """The order is on its way."""
+        self._path, self._headers, self._body = path, headers, body
+        self._post()
+
+    def leave(self, services: Services) -> None:
+        """Nothing more is said. Prefill aborts the request if it still runs, or ends it where the dialect says so."""
+        if self._is_over or not services.dialect.prefill_goes_on_s:
+            self.close()
+        else:
+            self._on_end = self._end_alone
+            self._timer = services.call_later(services.dialect.prefill_goes_on_s, self.close)
+
+    def close(self) -> None:
+        """Prefill aborts the request if it still runs; nothing more is said."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None  # It knows us.
         if self._call is not None:
             self._call.close()
             self._call = None  # It knows us: nothing that is large stays because of it.
+        self._on_end = _end_unheard
         self._body = _NOTHING
-        if self._is_running and self._engine is not None:
-            self._is_running = False
-            self._engine.give_back(self._num_tokens)
+        self._engine.give_back(self._num_tokens)
+
+    def _end_alone(self, failure: str | None, blame: Blame) -> None:  # noqa: ARG002  # there is nothing to retry
+        """The request that the order was for is over, or goes on elsewhere."""
+        self.close()
 
     # What the call says (ResponseSink).
 
@@ -271,15 +336,23 @@ class PrefillAttempts:
 
     def on_end(self) -> None:
         assert self._head is not None
+        self._is_over = True
         if self._head.status == 200:
             self._on_end(self._failure_in(self._reply), Blame.PERHAPS)
         else:
             # Not of a 4xx: vLLM's validation errors quote the request, and prompts belong in no log.
             quoted = self._reply[:_MAX_REASON_BYTES] if self._head.status >= 500 else b""
             text = quoted.decode("utf-8", "replace")
-            reason = f"{self.engine_name} answered {self._head.status} {text}".rstrip()
+            reason = f"{self._engine.name} answered {self._head.status} {text}".rstrip()
             # A 4xx too: decode takes this request, so another prefill engine may.
             self._on_end(reason, Blame.PERHAPS)
+
+    def _failure_in(self, reply: bytes) -> str | None:
+        """Why there is no KV although the status says that all is well; None: it is well."""
+        if why := given_up_in(reply):
+            return f"{self._engine.name}: {why}"
+        refusal = refusal_in(reply)
+        return f"{self._engine.name} refused: {refusal}" if refusal else None
 
     def on_lost(self, lost: ResponseLost) -> None:
         if lost.is_stale and not self._is_resent:
@@ -287,68 +360,14 @@ class PrefillAttempts:
             self._is_resent = True
             self._post()
         else:
-            self._on_end(f"{self.engine_name}: {lost.reason}", blame_for(lost))
+            self._is_over = True
+            self._on_end(f"{self._engine.name}: {lost.reason}", blame_for(lost))
 
     def _post(self) -> None:
-        """The order is on its way. A second time on a new connection."""
-        assert self._engine is not None
+        """A second time on a new connection."""
         self._reply = b""
-        path, headers, fresh = self.request.path, self.request.headers, self._is_resent
-        self._call = self._engine.post(path, headers, self._body, self, fresh=fresh)
-
-    def _failure_in(self, reply: bytes) -> str | None:
-        """Why there is no KV although the status says that all is well; None: it is well."""
-        if is_given_up(reply):
-            return f"{self.engine_name}: {GAVE_UP}"
-        refusal = refusal_in(reply)
-        return f"{self.engine_name} refused: {refusal}" if refusal else None
+        self._call = self._engine.post(self._path, self._headers, self._body, self, fresh=self._is_resent)
 
 
-_NOTHING: Final = (b"", b"")
-_MAX_REASON_BYTES: Final = 300
-_MAX_REPLY_BYTES: Final = 1 << 20
-"""One token and what surrounds it; what goes beyond is not looked into."""
-
-
-class Suspects:
-    """The engines that answered errors to one request, of one role. Owned by the leg; made at the first failure.
-
-    What an outcome means for an engine is ``core/breaker.py``'s.
-    """
-
-    __slots__ = ("_found",)
-
-    def __init__(self) -> None:
-        self._found: tuple[tuple[Engine, Era], ...] = ()
-
-    def failed(self, engine: Engine, era: Era, num_tokens: int, blame: Blame) -> None:
-        """``engine`` has failed a request of ``num_tokens``."""
-        if blame is Blame.NOBODY:
-            return
-        engine.weigh_down(num_tokens)
-        if blame is Blame.ENGINE:
-            engine.failed(era)
-        else:
-            self._found += ((engine, era),)
-
-    def accuse(self) -> None:
-        """Another engine has served the request: count a failure for each engine recorded here."""
-        found, self._found = self._found, ()
-        for engine, era in found:
-            engine.failed(era)
-
-    def close(self, *, num_asked: int) -> None:
-        """The request is over. When no other engine was asked, only this one can be to blame."""
-        if num_asked == 1:
-            self.accuse()
-
-
-def blame_for(lost: ResponseLost) -> Blame:
-    """Whose fault it is that a call brought no whole answer.
-
-    An engine that cannot be reached is to blame at once. One that hangs up may have been killed by the request itself,
-    and a client could send it to every engine: there another engine shows who was to blame.
-    """
-    if lost.is_ours:
-        return Blame.NOBODY
-    return Blame.ENGINE if lost.is_unsent else Blame.PERHAPS
+def _end_unheard(failure: str | None, blame: Blame) -> None:
+    """Whose order it was has closed the leg."""

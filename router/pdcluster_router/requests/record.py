@@ -11,8 +11,8 @@ from typing import Final
 
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.metaserver import PrefillOutcome, failed
-from pdcluster_protocol.params import Reservation
 from pdcluster_protocol.trace import RequestTrace
+from pdcluster_router.core.dialect import Posted
 from pdcluster_router.core.openai_errors import NO_DECODE, ApiError, no_engine
 from pdcluster_router.core.pairing import Phase
 from pdcluster_router.requests.relay import DecodeRefusal
@@ -44,7 +44,7 @@ class Record:
         self._attempt = 0
         self._services.metrics.decode_resent.inc()
 
-    def reserved(self, reservation: Reservation) -> None:
+    def reserved(self, reservation: Posted) -> None:
         self._line.reserved_at = now = self._services.now()
         self._line.prompt_tokens = reservation.num_prompt_tokens
         self._line.cached_tokens = reservation.remote_cached_tokens

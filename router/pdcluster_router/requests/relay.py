@@ -10,19 +10,19 @@ until the first event of a stream, or the first byte of a plain answer, is there
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol
 
 from pdcluster_router.core.openai_errors import ApiError, from_engine
 from pdcluster_router.core.sse import (
-    GAVE_UP,
     MAX_FIRST_EVENT_BYTES,
     ErrorWatch,
     error_event,
     error_of,
     first_event_end,
-    is_given_up,
+    given_up_in,
 )
 from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost
 from pdcluster_router.http.cycle import JSON, HotCycle
@@ -100,6 +100,7 @@ class Relay:
         "_head",
         "_held",
         "_is_event_stream",
+        "_marks",
         "_owner",
         "_state",
         "_watch",
@@ -107,8 +108,10 @@ class Relay:
         "num_bytes",
     )
 
-    def __init__(self, owner: RelayOwner, cycle: HotCycle) -> None:
+    def __init__(self, owner: RelayOwner, cycle: HotCycle, given_up: Mapping[bytes, str]) -> None:
+        """``given_up``: what says that decode did not finish its answer, and the words for it."""
         self._owner = owner
+        self._marks = given_up
         self._cycle = cycle
         self._call: Call | None = None
         self._head: ResponseHead | None = None
@@ -235,8 +238,8 @@ class Relay:
         if head.status >= 400:
             if len(self._held) > MAX_ERROR_BYTES:
                 self._abandon(head.status, from_engine(head.status, self._held), head)
-        elif is_given_up(self._held):
-            self._break_off(GAVE_UP)
+        elif why := given_up_in(self._held, self._marks):
+            self._break_off(why)
         elif not self._is_event_stream:
             self._release(head)
         else:
@@ -271,7 +274,7 @@ class Relay:
         if self._is_event_stream:
             headers += b"x-accel-buffering: no\r\n"  # Else an nginx in front holds tokens back.
         if len(held) != head.content_length:  # Else it is whole, and looked at already.
-            self._watch = ErrorWatch()
+            self._watch = ErrorWatch(self._marks)
             held = self._watch.feed(held)
         self._cycle.start(head.status, headers, head.content_length, held)
         self._look_for_late_error()

@@ -19,51 +19,42 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
-import orjson
 
-from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt
-from pdcluster_protocol.metaserver import SEAL_HEADER, Action, PrefillOutcome, encode_outcome, failed
-from pdcluster_protocol.params import Reservation, parse_reservation
+from pdcluster_protocol.metaserver import SEAL_HEADER, Action, PrefillOutcome, encode_outcome, failed, succeeded
+from pdcluster_router.core.dialect import BadCall, Posted
 from pdcluster_router.core.pairing import FIRST_ATTEMPT, Pairing, Phase
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.services import Services
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 
 _SEAL: Final = SEAL_HEADER.encode()
+_FORBIDDEN: Final = 403
 
 
 def take_reservation(services: Services, cycle: HotCycle) -> None:
     """The reservation is with its transfer; the call is answered, or waits there for the outcome."""
     seal, body = cycle.head.fields.get(_SEAL, b""), cycle.take_body()
     try:
-        # Before anything is parsed: 8 MiB of numbers take half a second and 150 MB, their seal 10 ms and nothing.
-        services.secret.check_call(seal, body)
-    except ProtocolError as error:
-        _refuse(services, cycle, 403, Failure(FailureKind.BAD_TOKEN, reason=str(error)))
+        reservation = services.dialect.call_in(seal, body, services.transfers)
+    except BadCall as error:
+        kind = FailureKind.BAD_TOKEN if error.status == _FORBIDDEN else FailureKind.RESERVATION_REFUSED
+        failure = Failure(kind, transfer_id=error.transfer_id, attempt=error.attempt, reason=str(error))
+        _refuse(services, cycle, error.status, failure)
         return
-    try:
-        reservation = parse_reservation(orjson.loads(body))
-    except (orjson.JSONDecodeError, ProtocolError) as error:
-        _refuse(services, cycle, 400, Failure(FailureKind.RESERVATION_REFUSED, reason=str(error)))
-        return
-    try:
-        services.secret.check(reservation.token, reservation.transfer_id, reservation.attempt, reservation.deadline_ms)
-    except ProtocolError as error:
-        _refuse(services, cycle, 403, _failure(FailureKind.BAD_TOKEN, reservation, str(error)))
+    if reservation is None:
+        cycle.answer(200, encode_outcome(succeeded(FIRST_ATTEMPT)))
         return
     transfer = services.transfers.get(reservation.transfer_id)
     if transfer is None:
         reason = f"transfer {reservation.transfer_id} is not known here, or has ended"
-        _refuse(services, cycle, 404, _failure(FailureKind.RESERVATION_REFUSED, reservation, reason))
+        kind, attempt = FailureKind.RESERVATION_REFUSED, reservation.attempt
+        failure = Failure(kind, transfer_id=reservation.transfer_id, attempt=attempt, reason=reason)
+        _refuse(services, cycle, 404, failure)
         return
     outcome = transfer.reserve(reservation, cycle)
     if outcome is not None:
         cycle.answer(200, encode_outcome(outcome))
-
-
-def _failure(kind: FailureKind, reservation: Reservation, reason: str) -> Failure:
-    return Failure(kind, transfer_id=reservation.transfer_id, attempt=reservation.attempt, reason=reason)
 
 
 def _refuse(services: Services, cycle: HotCycle, status: int, failure: Failure) -> None:
@@ -78,17 +69,17 @@ class ReservationCalls:
 
     def __init__(self, on_lost: Callable[[], None]) -> None:
         """``on_lost``: decode has hung up on every call before the outcome was known."""
-        self.reservation: Reservation | None = None
+        self.reservation: Posted | None = None
         self.outcome: PrefillOutcome | None = None
         """None while it is not known."""
         self._on_lost: Callable[[], None] | None = on_lost
         self._waiters: list[_Waiter] = []
 
-    def fits(self, reservation: Reservation) -> bool:
+    def fits(self, reservation: Posted) -> bool:
         """Whether this is the transfer's own reservation, or its first: no prefill engine would fill other blocks."""
         return self.reservation is None or _blocks_of(reservation) == _blocks_of(self.reservation)
 
-    def join(self, reservation: Reservation, cycle: HotCycle) -> PrefillOutcome | None:
+    def join(self, reservation: Posted, cycle: HotCycle) -> PrefillOutcome | None:
         """The outcome if it is known; None: ``cycle`` waits for it. ``fits`` holds."""
         if self.reservation is None:
             self.reservation = reservation
@@ -123,7 +114,7 @@ class ReservationCalls:
         self._on_lost = None
 
 
-def _blocks_of(reservation: Reservation) -> Reservation:
+def _blocks_of(reservation: Posted) -> Posted:
     """What stays the same when decode posts again: all but what it lost and the time that is left."""
     return msgspec.structs.replace(reservation, lost_attempt=Attempt(0), lost_reason="", deadline_ms=0)
 
@@ -147,9 +138,7 @@ class _Waiter:
     def resume(self) -> None: ...
 
 
-def refusal_of(
-    reservation: Reservation, calls: ReservationCalls, pairing: Pairing, action: Action
-) -> PrefillOutcome | None:
+def refusal_of(reservation: Posted, calls: ReservationCalls, pairing: Pairing, action: Action) -> PrefillOutcome | None:
     """Why this call cannot be taken, if it cannot. ``action``: what decode shall do when prefill has failed."""
     lost = reservation.lost_attempt
     newest = Attempt(0) if calls.reservation is None else pairing.attempt

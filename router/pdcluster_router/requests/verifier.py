@@ -20,10 +20,12 @@ import orjson
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import Reservation, receipt_in
 from pdcluster_protocol.verify import VerifiedEngine, VerifyAnswer, VerifyOrder
+from pdcluster_router.core.dialect import Posted
 from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.openai_errors import (
     RefusedRequest,
     message_of,
+    not_verifiable,
     not_verified,
     nothing_to_verify,
     too_many_verifications,
@@ -85,8 +87,10 @@ class Verifier:
 
         Raises:
             RefusedRequest: It was not, and why: 409 when a request has shown it, 503 when an engine is missing, 429
-                when too many verifications run.
+                when too many verifications run, 501 when these engines cannot prove it.
         """
+        if no_proof := self._services.dialect.no_proof:
+            raise RefusedRequest(not_verifiable(no_proof))
         if self._num_running >= MAX_RUNNING:
             raise RefusedRequest(too_many_verifications(MAX_RUNNING))
         self._num_running += 1
@@ -237,8 +241,8 @@ def _trial_of(num_words: int, answer: _Answer, exchange: Exchange) -> Trial:
     )
 
 
-def _asked_by(reservation: Reservation | None) -> Asked | None:
-    if reservation is None:
+def _asked_by(reservation: Posted | None) -> Asked | None:
+    if not isinstance(reservation, Reservation):
         return None
     num_tokens = reservation.num_prompt_tokens - reservation.remote_cached_tokens
     return Asked(reservation.num_prompt_tokens, num_tokens, max(reservation.block_sizes, default=0))

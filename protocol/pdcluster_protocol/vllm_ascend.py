@@ -1,0 +1,114 @@
+"""What engines of vllm-ascend 0.23.0.post1 say with their own ``MooncakeLayerwiseConnector``, and must be told.
+
+    router --LayerwiseParams--> decode --LayerwiseReservation--> metaserver --the same bytes--> prefill
+
+Source of truth: its ``mooncake_layerwise_connector.py``, class ``MooncakeLayerwiseConnectorScheduler``. Neither message
+has a version, a token or a transfer id: decode's own id of the request pairs. The router hands the bytes on as they
+came, so what a later release adds reaches prefill; only what is named here is looked at.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from pdcluster_protocol.bounds import Count, CountOrNone, Index, Port, Side, odd_number
+from pdcluster_protocol.errors import ProtocolError
+
+
+class LayerwiseParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Router to decode engine."""
+
+    do_remote_decode: bool = False
+    do_remote_prefill: bool = True
+    metaserver: str
+    """URL of the metaserver in the very router process that owns the request."""
+
+
+class LayerwiseReservation(msgspec.Struct, frozen=True, kw_only=True):
+    """Decode to metaserver, and on to prefill."""
+
+    request_id: str
+    """Decode's id as its API layer knows it: ``chatcmpl-R`` or ``cmpl-R-INDEX``, R from ``X-Request-Id``. Prefill names
+    it to decode's workers when it has pushed, so it must have the same one."""
+    do_remote_prefill: bool
+    do_remote_decode: bool
+    remote_block_ids: tuple[tuple[Index, ...], ...]
+    """Per KV cache group. No group at all: decode has all KV that it would load, and does not wait."""
+    remote_block_size: tuple[Count, ...]
+    """Tokens in a block of each KV group."""
+    remote_engine_id: str
+    remote_host: str
+    remote_port: Port
+    remote_tp_size: Side
+    remote_pcp_size: Side
+    remote_dcp_size: Side
+    remote_cached_tokens: CountOrNone
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Prompt tokens, rounded up to whole blocks; a group of recurrent state says less, or nothing, of them."""
+        sizes = zip(self.remote_block_ids, self.remote_block_size, strict=False)  # No group, or one for each size.
+        return min((len(ids) * size * self.remote_dcp_size for ids, size in sizes), default=0)
+
+
+class _Name(msgspec.Struct, frozen=True):
+    request_id: str
+
+
+_NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec says of bytes that are none, of text that is no text, and of what is nested too deeply."""
+
+
+def request_id_in(body: bytes | bytearray) -> str:
+    """The id in what is posted, without a look at the rest, which may be large, and of a caller that is not known.
+
+    Raises:
+        ProtocolError: It has none.
+    """
+    try:
+        return msgspec.json.decode(body, type=_Name).request_id
+    except _NO_JSON as error:
+        raise ProtocolError(f"the call names no request_id: {error}") from error
+
+
+def parse_layerwise_reservation(body: bytes | bytearray) -> LayerwiseReservation:
+    """What decode posts, in the form of vllm-ascend 0.23.
+
+    Raises:
+        ProtocolError: A name is missing, a value is of another type or out of bounds, or both do not fit together.
+    """
+    try:
+        parsed = msgspec.json.decode(body, type=LayerwiseReservation)
+    except msgspec.ValidationError as error:
+        reason = _odd_number_in(body) or error
+        raise ProtocolError(f"this is no reservation of vllm-ascend 0.23: {reason}") from error
+    except _NO_JSON as error:
+        raise ProtocolError(f"this is no JSON: {error}") from error
+    _check(parsed)
+    return parsed
+
+
+def _odd_number_in(body: bytes | bytearray) -> str:
+    try:
+        return odd_number(msgspec.json.decode(body), LayerwiseReservation)
+    except _NO_JSON:
+        return ""
+
+
+def _check(said: LayerwiseReservation) -> None:
+    """Raises: ProtocolError: What is said does not fit together."""
+    name = f"decode engine {said.remote_engine_id!r}"
+    if said.do_remote_prefill or not said.do_remote_decode:
+        raise ProtocolError(f"{name} does not ask a prefill engine for KV: do_remote_decode must be true")
+    if not said.remote_engine_id or not said.remote_host:
+        raise ProtocolError(f"{name} at {said.remote_host!r} must name its engine id and its host")
+    num_groups = len(said.remote_block_ids)
+    if num_groups and num_groups != len(said.remote_block_size):
+        raise ProtocolError(
+            f"{name} has {num_groups} block tables for {len(said.remote_block_size)} block sizes: "
+            "it must name one for each KV group"
+        )
+    if num_groups and not any(said.remote_block_ids):
+        raise ProtocolError(f"{name} has reserved no block: there is nothing to push to")

@@ -1,0 +1,54 @@
+"""Which engines are told that they failed a request: at once, or when another engine has shown that it can be served.
+
+One record for each role that serves a request. What an outcome means for an engine is ``core/breaker.py``'s.
+"""
+
+from __future__ import annotations
+
+from pdcluster_router.core.breaker import Blame, Era
+from pdcluster_router.engines.engine import Engine
+from pdcluster_router.http.connection import ResponseLost
+
+
+class Suspects:
+    """The engines that answered errors to one request, of one role. Owned by the leg; made at the first failure.
+
+    What an outcome means for an engine is ``core/breaker.py``'s.
+    """
+
+    __slots__ = ("_found",)
+
+    def __init__(self) -> None:
+        self._found: tuple[tuple[Engine, Era], ...] = ()
+
+    def failed(self, engine: Engine, era: Era, num_tokens: int, blame: Blame) -> None:
+        """``engine`` has failed a request of ``num_tokens``."""
+        if blame is Blame.NOBODY:
+            return
+        engine.weigh_down(num_tokens)
+        if blame is Blame.ENGINE:
+            engine.failed(era)
+        else:
+            self._found += ((engine, era),)
+
+    def accuse(self) -> None:
+        """Another engine has served the request: count a failure for each engine recorded here."""
+        found, self._found = self._found, ()
+        for engine, era in found:
+            engine.failed(era)
+
+    def close(self, *, num_asked: int) -> None:
+        """The request is over. When no other engine was asked, only this one can be to blame."""
+        if num_asked == 1:
+            self.accuse()
+
+
+def blame_for(lost: ResponseLost) -> Blame:
+    """Whose fault it is that a call brought no whole answer.
+
+    An engine that cannot be reached is to blame at once. One that hangs up may have been killed by the request itself,
+    and a client could send it to every engine: there another engine shows who was to blame.
+    """
+    if lost.is_ours:
+        return Blame.NOBODY
+    return Blame.ENGINE if lost.is_unsent else Blame.PERHAPS

@@ -18,7 +18,7 @@ class Subcommand:
 
 SUBCOMMANDS: Final = {
     "local": Subcommand(
-        "pdcluster_cli.local.command",
+        "pdcluster_cli.local.options",
         "start prefill engines, decode engines and the router on this machine",
         "router,connector,cpu",
     ),

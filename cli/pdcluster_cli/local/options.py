@@ -9,6 +9,7 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Final
 
 from pdcluster_cli import numbers
@@ -63,6 +64,13 @@ class Options:
     def num_ranks(self) -> int:
         """Workers of all engines together."""
         return self.prefill * self.prefill_parallelism.num_ranks + self.decode * self.decode_parallelism.num_ranks
+
+
+def main(words: Sequence[str]) -> int:
+    """As ``command.main``, which needs modules of an extra. The help and what argparse refuses need none."""
+    make_parser().parse_args(_join_args(words))
+    status: int = import_module("pdcluster_cli.local.command").main(words)
+    return status
 
 
 def make_parser() -> argparse.ArgumentParser:

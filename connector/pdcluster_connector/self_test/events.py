@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol, TypeAlias
@@ -109,7 +110,8 @@ class _Watcher:
         # A thread that hangs in a driver must not keep the process from ending.
         self._thread = threading.Thread(target=self._main, name="pdcluster-self-test", daemon=True)
         self._thread.start()
-        self.answer()  # it has entered the device
+        self.first = self.answer()
+        """GO_ON: it has entered the device."""
 
     def ask(self, question: _Question) -> None:
         self._questions.put(question)
@@ -160,7 +162,7 @@ def require_honest_events(device: Device, where: torch.device) -> None:
         ConfigError: They do not, or the device cannot be asked.
     """
     try:
-        verdict = try_events(device, where, Products(device, where))
+        verdict = _translated(where, lambda: try_events(device, where, Products(device, where)))
     except torch.OutOfMemoryError:
         _LOG.warning("self-test of events left out: %s has no 32 MiB free", where)
         return
@@ -174,24 +176,36 @@ def try_events(device: Device, where: torch.device, work: LongWork, patience: Pa
     Raises:
         ConfigError: Events are not honest, or the device cannot be asked.
     """
+    verdict = _translated(where, lambda: _try(device, where, work, patience))
+    if problem := events_problem(verdict, str(where), patience):
+        raise ConfigError(problem)
+    return verdict
+
+
+def _translated(where: torch.device, ask: Callable[[], EventVerdict]) -> EventVerdict:
+    """What ``ask`` says. Some builds of PyTorch have no error of its own for memory that is used up.
+
+    Raises:
+        OutOfMemoryError: The device's memory is used up.
+        ConfigError: The device cannot be asked, or ``ask`` found its events dishonest.
+    """
     try:
-        verdict = _try(device, where, work, patience)
-    except torch.OutOfMemoryError:
-        raise
+        return ask()
     except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+            raise torch.OutOfMemoryError(str(error)) from error
         raise ConfigError(
             f"device {where} cannot be asked for an event in a thread of its own ({error}): update its driver and "
             "PyTorch's build for it, or use another device"
         ) from error
-    if problem := events_problem(verdict, str(where), patience):
-        raise ConfigError(problem)
-    return verdict
 
 
 def _try(device: Device, where: torch.device, work: LongWork, patience: Patience) -> EventVerdict:
     watcher = _Watcher(device, where, work, patience)
     verdict = EventVerdict.UNSEEN
     try:
+        if watcher.first is not EventVerdict.GO_ON:
+            return watcher.first
         for mark, length_s in enumerate(_LENGTHS_S, 1):
             work.give(mark, length_s)
             watcher.ask(_Question(device.record(), mark, time.monotonic()))

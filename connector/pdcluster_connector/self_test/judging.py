@@ -31,7 +31,7 @@ _CHOSEN_BY_DEVICE: Final = ("cuda", "npu")
 
 CANN_LIBRARIES: Final = (
     "libascendcl.so", "libllm_datadist.so", "libmetadef.so",
-    "libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so", "libnpu_profiler.so",
+    "libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so",
 )  # fmt: skip
 """Of Mooncake's build for NPUs, then those that only torch_npu needs."""
 
@@ -46,6 +46,8 @@ class MooncakeFacts:
     """vLLM's name for it."""
     torch_cuda: str = ""
     """The CUDA that PyTorch was built for, as ``13.0``."""
+    is_own_build: bool = False
+    """It was installed from a file: its name does not say what it was compiled for."""
 
 
 def mooncake_problem(facts: MooncakeFacts) -> str:
@@ -70,7 +72,7 @@ def mooncake_problem(facts: MooncakeFacts) -> str:
 
 def _device_problem(name: str, facts: MooncakeFacts, fitting: str) -> str:
     device, cuda = _DEVICE_OF.get(name, (facts.device_type, ""))
-    if facts.device_type not in _CHOSEN_BY_DEVICE:
+    if facts.device_type not in _CHOSEN_BY_DEVICE or facts.is_own_build:
         return ""
     replace = f"pip uninstall -y {name}, then {_cure(fitting)}"
     if device != facts.device_type:

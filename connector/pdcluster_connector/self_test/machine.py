@@ -6,6 +6,7 @@ import ctypes
 import os
 import pwd
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import metadata
@@ -47,7 +48,8 @@ def read_mooncake(device_type: str) -> MooncakeFacts:
         import torch
 
         cuda = torch.version.cuda or ""  # None: built for ROCm
-    return MooncakeFacts(mooncake_builds(), device_type, cuda)
+    builds = mooncake_builds()
+    return MooncakeFacts(builds, device_type, cuda, len(builds) == 1 and _is_from_a_file(builds[0][0]))
 
 
 def mooncake_builds() -> tuple[tuple[str, str], ...]:
@@ -56,10 +58,25 @@ def mooncake_builds() -> tuple[tuple[str, str], ...]:
     return tuple(_known_builds()) or tuple(_other_builds())
 
 
-def _known_builds() -> Iterator[tuple[str, str]]:
-    for name in BUILDS:
-        with suppress(metadata.PackageNotFoundError):
-            yield name, metadata.version(name)
+def _known_builds() -> list[tuple[str, str]]:
+    """Python imports the one of the first folder on its path: those of other folders do not count."""
+    found = [one for name in BUILDS for one in _distribution(name)]
+    folders = {str(one.locate_file("")) for one in found}
+    first = next((folder for folder in sys.path if folder in folders), None)
+    return [(_normal(one.name), one.version) for one in found if first in (None, str(one.locate_file("")))]
+
+
+def _distribution(name: str) -> Iterator[metadata.Distribution]:
+    """None, or one. What an interrupted uninstall leaves has no name."""
+    with suppress(metadata.PackageNotFoundError):
+        found = metadata.distribution(name)
+        if found.metadata["Name"]:
+            yield found
+
+
+def _is_from_a_file(name: str) -> bool:
+    """PEP 610: an installer writes ``direct_url.json`` for what came from a file or URL, and for nothing else."""
+    return any(one.read_text("direct_url.json") is not None for one in _distribution(name))
 
 
 def _other_builds() -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ import json
 import logging
 import socket
 import struct
+import sys
 import time
 from typing import Final
 
@@ -27,6 +28,8 @@ _ACKNOWLEDGES: Final = 2
 _ANSWER_S: Final = 10.0
 """Mooncake has one thread for all that ask; one that says nothing holds it for 5 s."""
 _MOST_BYTES: Final = 1 << 20
+_LENGTH: Final = 8
+"""Bytes before an answer that say how long the rest is."""
 _HEAD: Final = struct.Struct("=QB")
 
 
@@ -80,4 +83,6 @@ def _ask(host: str, port: int) -> bytes:
             if not (piece := link.recv(1 << 16)):
                 break
             answer += piece
+            if len(answer) >= _LENGTH and len(answer) >= _LENGTH + int.from_bytes(answer[:_LENGTH], sys.byteorder):
+                break
     return answer

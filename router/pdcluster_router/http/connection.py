@@ -58,7 +58,7 @@ class ResponseLost:
     is_stale: bool = False
     """An idle connection was found closed: the engine had hung up before the request could reach it."""
     is_ours: bool = False
-    """A limit of this router was reached: it says nothing of the engine."""
+    """A limit of this router, or what a client may have caused: it says nothing of the engine."""
 
 
 class ResponseSink(Protocol):

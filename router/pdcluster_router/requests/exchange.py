@@ -126,6 +126,8 @@ class Exchange:
         self._record.failed(FailureKind.RESERVATION_LOST, "decode hung up on the metaserver")
         if self._services.dialect.must_hold_call:
             self._handle(Event.RESERVATION_LOST)
+        else:
+            self._calls.reopen()  # Decode goes on without its call: prefill will still tell the outcome.
 
     # What the client's connection says (CycleOwner).
 
@@ -261,7 +263,9 @@ class Exchange:
     def _time_is_over(self, seconds: float) -> None:
         doing = DOING[self._pairing.phase]
         if seconds >= self._request.timeouts.first_byte_s and self._pairing.phase not in NOT_DECODES_FAULT:
-            self._decode.failed(Blame.ENGINE)
+            # Without the call decode cannot say that a push has failed: it may be prefill that is to blame.
+            is_push = self._pairing.phase is Phase.AWAITING_ANSWER and not self._services.dialect.must_hold_call
+            self._decode.failed(Blame.NOBODY if is_push else Blame.ENGINE)
         error = deadline_passed(seconds, doing)
         self._record.failed(FailureKind.DEADLINE, doing)
         self._verdict = Verdict(failed(error.message), error, metrics.Outcome.TIMEOUT)

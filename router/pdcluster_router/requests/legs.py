@@ -156,6 +156,7 @@ class DecodeLeg:
 
     def spare(self) -> None:
         """This engine aborts the request, which has failed for no fault of it: it may be asked again."""
+        self._num_asked -= 1
         self._give_back()
 
     def close(self) -> None:
@@ -364,7 +365,7 @@ class PrefillLeg:
             self._on_end(f"{self._engine.name}: {lost.reason}", blame_for(lost))
 
     def _post(self) -> None:
-        """A second time on a new connection."""
+        """The order is on its way; the second time on a new connection."""
         self._reply = b""
         self._call = self._engine.post(self._path, self._headers, self._body, self, fresh=self._is_resent)
 

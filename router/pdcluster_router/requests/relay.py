@@ -24,6 +24,7 @@ from pdcluster_router.core.sse import (
     first_event_end,
     given_up_in,
 )
+from pdcluster_router.core.vllm_ascend import RECOMPUTED
 from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost
 from pdcluster_router.http.cycle import JSON, HotCycle
 
@@ -224,7 +225,8 @@ class Relay:
         self._watch = None
         if self._call is not None:
             self._call.close()
-        self._owner.decode_lost(ResponseLost(f"it broke off its answer: {message}"))
+        may_be_the_clients_word = message == self._marks.get(RECOMPUTED)
+        self._owner.decode_lost(ResponseLost(f"it broke off its answer: {message}", is_ours=may_be_the_clients_word))
 
     def _finish(self, head: ResponseHead) -> None:
         if self._state is _State.OVER:

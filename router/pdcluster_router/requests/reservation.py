@@ -20,9 +20,10 @@ from typing import Final
 
 import msgspec
 
-from pdcluster_protocol.ids import Attempt
+from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.metaserver import SEAL_HEADER, Action, PrefillOutcome, encode_outcome, failed, succeeded
 from pdcluster_router.core.dialect import BadCall, Posted
+from pdcluster_router.core.openai_errors import prefill_failed
 from pdcluster_router.core.pairing import FIRST_ATTEMPT, Pairing, Phase
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.services import Services
@@ -41,6 +42,9 @@ def take_reservation(services: Services, cycle: HotCycle) -> None:
         kind = FailureKind.BAD_TOKEN if error.status == _FORBIDDEN else FailureKind.RESERVATION_REFUSED
         failure = Failure(kind, transfer_id=error.transfer_id, attempt=error.attempt, reason=str(error))
         _refuse(services, cycle, error.status, failure)
+        transfer = services.transfers.get(TransferId(error.transfer_id))
+        if transfer is not None and not services.dialect.must_hold_call:
+            transfer.stop(prefill_failed(str(error)))  # Decode does not read the answer, and would wait.
         return
     if reservation is None:
         cycle.answer(200, encode_outcome(succeeded(FIRST_ATTEMPT)))

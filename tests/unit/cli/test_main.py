@@ -128,7 +128,9 @@ def test_a_command_without_its_extra_names_it_in_one_line(words: list[str], extr
     assert line.endswith(f": pip install 'pdcluster[{extra}]'")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["drain", "--help"], ["ready", "--help"], ["doctor", "--help"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["drain", "--help"], ["ready", "--help"], ["doctor", "--help"], ["local", "--help"]]
+)
 def test_help_and_what_pods_run_need_no_extra(words: list[str], bare: dict[str, str]) -> None:
     done = typed(words, bare)
     assert (done.returncode, done.stderr) == (0, "")

@@ -143,7 +143,7 @@ def test_an_ascend_machine_with_all_that_is_needed_has_no_problem() -> None:
     [
         (
             AscendFacts("", ("libhccl.so", "libgraph.so"), 10001, "pdcluster"),
-            r"CANN's environment is not in effect, 2 of 8 libraries .*\(libhccl.so, libgraph.so\): .*set_env.sh",
+            r"CANN's environment is not in effect, 2 of 7 libraries .*\(libhccl.so, libgraph.so\): .*set_env.sh",
         ),
         (
             AscendFacts("No such file or directory", (), 10001, "pdcluster"),

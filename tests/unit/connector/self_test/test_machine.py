@@ -29,6 +29,7 @@ def install(folder: Path, name: str, version: str) -> None:
 
 def test_a_second_build_in_the_same_python_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "mooncake-transfer-engine-cuda13", "0.3.14")
+    install(tmp_path, "mooncake-transfer-engine-non-cuda", "0.3.13.post1")
     monkeypatch.syspath_prepend(tmp_path)
     assert [name for name, _ in mooncake_builds()] == [
         "mooncake-transfer-engine-cuda13",
@@ -38,6 +39,31 @@ def test_a_second_build_in_the_same_python_is_found(tmp_path: Path, monkeypatch:
         require_machine("cpu", "tcp")
 
 
+def test_of_builds_in_two_folders_the_one_that_python_imports_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "mooncake-transfer-engine-cuda13", "0.3.14")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert mooncake_builds() == (("mooncake-transfer-engine-cuda13", "0.3.14"),)
+    require_machine("cpu", "tcp")
+
+
+def test_what_an_interrupted_uninstall_leaves_is_no_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = mooncake_builds()
+    (tmp_path / "mooncake_transfer_engine_cuda13-0.3.14.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert mooncake_builds() == before
+
+
+def test_a_build_from_a_file_is_not_judged_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "mooncake-transfer-engine", "0.3.13.post1")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="is for device type cuda, this engine's is npu"):
+        require_machine("npu", "tcp")
+    (tmp_path / "mooncake_transfer_engine-0.3.13.post1.dist-info" / "direct_url.json").write_text("{}")
+    require_machine("npu", "tcp")
+
+
 def test_a_build_without_cuda_is_refused_on_cuda() -> None:
     with pytest.raises(ConfigError, match="non-cuda is for device type cpu, this engine's is cuda"):
         require_machine("cuda", "tcp")
@@ -45,7 +71,7 @@ def test_a_build_without_cuda_is_refused_on_cuda() -> None:
 
 
 def test_what_ascend_needs_is_looked_for_only_where_the_protocol_is_ascend() -> None:
-    with pytest.raises(ConfigError, match="CANN's environment is not in effect, 8 of 8 libraries"):
+    with pytest.raises(ConfigError, match="CANN's environment is not in effect, 7 of 7 libraries"):
         require_machine("cpu", "ascend")
     require_machine("cpu", "rdma")
 

@@ -76,3 +76,17 @@ async def test_nothing_can_be_verified_where_engines_write_no_receipt() -> None:
         answer = await (await rig.internal()).post("/pdcluster/verify", order, shown)
         assert (answer.status, answer.json()["error"]["code"]) == (501, "not_verifiable")
         assert rig.decode.seen == rig.prefill.seen == []
+
+
+async def test_a_request_whose_call_is_refused_ends_at_once_since_decode_reads_no_answer() -> None:
+    async with running_layerwise_rig() as rig:
+        rig.decode.close_gate(Gate.RESERVE)
+        client = await send(rig, PROMPT)
+        seen = await rig.decode.next_request()
+        refused = await reserve(rig, {**posted(request_id_of(seen)), "remote_block_ids": "none"})
+        assert refused.status == 400
+        async with asyncio.timeout(PATIENCE_S):
+            answer = await client.receive()
+        assert (answer.status, answer.json()["error"]["code"]) == (502, "prefill_failed")
+        rig.decode.open_gate(Gate.RESERVE)
+        await rig.settled()

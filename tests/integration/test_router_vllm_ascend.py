@@ -347,3 +347,30 @@ async def test_a_push_that_prefill_does_not_know_to_have_failed_ends_at_the_dead
         assert error_of(await post(rig, PROMPT))[:2] == (504, "deadline_passed")
         assert await let_go(rig.decode.seen[0])
         await rig.settled()
+
+
+# What says nothing of an engine ejects none.
+
+
+async def circuits(rig: LayerwiseRig) -> set[str]:
+    page = (await (await rig.internal()).get("/pdcluster/pool")).json()
+    return {engine["circuit"] for engine in page["engines"]}
+
+
+@BOTH
+async def test_a_stop_word_that_a_client_may_have_chosen_ejects_no_engine(body: dict[str, Any]) -> None:
+    async with running_layerwise_rig() as rig:
+        rig.decode.gives_back = True
+        for _ in range(6):
+            await post(rig, body)
+        assert await circuits(rig) == {"closed"}
+        await rig.settled()
+
+
+async def test_decode_is_not_blamed_for_pushes_that_prefill_does_not_know_to_have_failed() -> None:
+    async with running_layerwise_rig(first_byte_timeout_s=0.4) as rig:
+        rig.prefill.num_ranks = 0
+        for _ in range(6):
+            assert (await post(rig, STREAM)).status == 504
+        assert await circuits(rig) == {"closed"}
+        await rig.settled()

@@ -25,6 +25,7 @@ from pdcluster_protocol.params import (
     to_wire,
 )
 from pdcluster_protocol.secret import Secret, make_secret
+from pdcluster_router.core.dialect import PdclusterDialect
 from pdcluster_router.core.request_head import RequestHead, read_head
 from pdcluster_router.core.rewrite import BadBody, parse_body
 from pdcluster_router.http.cycle import HotCycle
@@ -79,6 +80,10 @@ class _Metaserver:
 
     secret: Secret
     transfers: dict[TransferId, _Transfer] = field(default_factory=lambda: {T: _Transfer()})
+
+    @property
+    def dialect(self) -> PdclusterDialect:
+        return PdclusterDialect(self.secret)
 
     @property
     def failures(self) -> _Metaserver:

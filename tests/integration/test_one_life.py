@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -86,8 +87,11 @@ def test_data_parallel_ranks_of_one_engine_do_not_share_an_attempt(caplog: pytes
         pair.expect("a", 2)
         pair.forward(pair.slice_of("a", [1], [5], is_last=False))
         assert pair.step_until(lambda: bool(pair.target.layers[:, 5].any()), timeout_s=PATIENCE_S)
+        # Where this process has imported vLLM, its loggers hand nothing on to pytest's.
+        logging.getLogger("vllm.pdcluster").addHandler(caplog.handler)
         other.forward(other.slice_of("a", [2, 3], [5, 6]))
         other.step(finished=["a"])
         assert other.step_until(lambda: other.released == {"a"}, timeout_s=PATIENCE_S)
         assert not pair.target.layers[:, 6].any()
+        logging.getLogger("vllm.pdcluster").removeHandler(caplog.handler)
         assert "another prefill engine holds the grant of this attempt" in caplog.text

@@ -10,22 +10,17 @@ from pathlib import Path
 from typing import Final
 
 from pdcluster_cli.engines import LOOPBACK
-from pdcluster_cli.root_cause import SIGNALS, root_cause
+from pdcluster_cli.last_words import cause_in, describe_end, last_lines, said
 from pdcluster_cli.zygote import EngineHandle
 
 POLL_S: Final = 0.05
-_MAX_LOG_BYTES: Final = 4 << 20
-"""Of a log that is searched for a cause. An engine that starts writes some ten KiB; a cause is at its beginning."""
 
 
 class EngineDied(Exception):
     """A process ended that should serve. The message names it, its exit status, the cause and its last lines."""
 
     def __init__(self, name: str, exit_code: int, log_path: Path) -> None:
-        # By the signal first: who is killed has no time to log why, and what a long log begins with is of another hour.
-        cause = SIGNALS.get(-exit_code) or cause_in(log_path)
-        how = f"status {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
-        super().__init__(f"{name} has ended with {how}{_said(cause)}; the end of {log_path}:\n{last_lines(log_path)}")
+        super().__init__(describe_end(name, exit_code, log_path))
 
 
 class NotReady(TimeoutError):
@@ -34,7 +29,7 @@ class NotReady(TimeoutError):
     def __init__(self, name: str, timeout_s: float, log_path: Path) -> None:
         cause = cause_in(log_path) or "its log holds no error"
         super().__init__(
-            f"{name} is not ready after {timeout_s:.0f} s{_said(cause)}; the end of {log_path}:\n{last_lines(log_path)}"
+            f"{name} is not ready after {timeout_s:.0f} s{said(cause)}; the end of {log_path}:\n{last_lines(log_path)}"
         )
 
 
@@ -70,25 +65,3 @@ def wait_healthy(engine: EngineHandle, port: int, *, deadline: float) -> None:
             raise EngineDied(engine.spec.name, exit_code, engine.spec.log_path)
         if time.monotonic() > deadline:
             raise NotReady(engine.spec.name, time.monotonic() - began, engine.spec.log_path)
-
-
-def cause_in(log_path: Path) -> str | None:
-    """The first error in the log that is no echo of another; None when there is none."""
-    try:
-        with log_path.open(errors="replace") as log:
-            return root_cause(log.read(_MAX_LOG_BYTES))
-    except OSError:
-        return None
-
-
-def _said(cause: str | None) -> str:
-    return f": {cause}" if cause else ""
-
-
-def last_lines(path: Path, count: int = 15) -> str:
-    """The end of a log, indented; what a person needs to see why a process died."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()[-count:]
-    except OSError as error:
-        lines = [f"(no log: {error})"]
-    return "\n".join(f"    {line}" for line in lines)

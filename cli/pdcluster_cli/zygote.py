@@ -34,14 +34,18 @@ from typing import Final, Self
 
 import msgspec
 
+from pdcluster_cli.last_words import describe_end
+
 MAX_MESSAGE_BYTES: Final = 1 << 17
 """Holds any command line; a socket's default buffer is 208 KiB."""
 KILL_WAIT_S: Final = 10.0
 """Time for the kernel to take a killed process group apart. Longer only when a process hangs in the kernel."""
 
+_NAME: Final = "the process that imports and forks"
+
 
 class ZygoteError(Exception):
-    """The zygote ended or cannot fork safely. The message names its log."""
+    """The zygote ended or cannot fork safely. The message says why, if its log does, and names the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +217,15 @@ class Zygote:
     def _end_process(self) -> None:
         if self._ready is None:
             self._process.kill()  # still importing: it has no engines yet and would see the closed socket too late
+        self._wait_ended()
+
+    def _wait_ended(self) -> int:
+        """The exit code. The socket is closed: the process ends by itself."""
         try:
-            self._process.wait(KILL_WAIT_S)
+            return self._process.wait(KILL_WAIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait(KILL_WAIT_S)
+            return self._process.wait(KILL_WAIT_S)
 
     def _receive(self) -> bytes:
         try:
@@ -229,7 +237,7 @@ class Zygote:
         return message
 
     def _died(self) -> ZygoteError:
-        return ZygoteError(f"the process that imports and forks has ended: see {self.log_path}")
+        return ZygoteError(describe_end(_NAME, self._wait_ended(), self.log_path))
 
 
 def merge_env(base: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:

@@ -24,8 +24,9 @@ from typing import Final
 from campaign.proxy import FaultProxy
 from campaign.schedule import Site
 from integration.processes import descendants
+from pdcluster_cli.last_words import last_lines
 from pdcluster_cli.local.options import DEFAULT_START_TIMEOUT_S
-from pdcluster_cli.waiting import is_healthy, last_lines
+from pdcluster_cli.waiting import is_healthy
 from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
 
 START_TIMEOUT_S: Final = DEFAULT_START_TIMEOUT_S

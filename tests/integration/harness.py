@@ -36,6 +36,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from integration.ports import fresh_port
+from integration.processes import PYTHON_PATH
 from patience import PATIENCE_S
 from pdcluster_cli.engines import (
     LOOPBACK,
@@ -244,7 +245,7 @@ def _require_the_runner(servers: Sequence[Server]) -> None:
 def harness_env() -> dict[str, str | None]:
     """The zygote's environment for tests: that of users whose model is surely here."""
     # Engines load the tests' own connectors and probes by name.
-    ours = {**zygote_env(LocalDevice.CPU), **OFFLINE, "PYTHONPATH": str(Path(__file__).parents[1])}
+    ours = {**zygote_env(LocalDevice.CPU), **OFFLINE, "PYTHONPATH": PYTHON_PATH}
     return {**ours, **_V2_RUNNER} if V2_RUNNER_VARIABLE in os.environ else ours
 
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Final
 
-TESTS = Path(__file__).resolve().parents[1]
+TESTS: Final = Path(__file__).resolve().parents[1]
+PARTS: Final = ("protocol", "router", "connector", "operator", "kube", "cli")
+PYTHON_PATH: Final = os.pathsep.join(map(str, [TESTS, *(TESTS.parent / part for part in PARTS)]))
+"""Of a child that runs this checkout's code in whichever environment. An environment of an older vLLM is shared by all
+checkouts, and the one that made it may be gone."""
 
 
 def is_running(pid: int) -> bool:
@@ -49,7 +54,7 @@ def is_port_free(port: int) -> bool:
 
 def env_with_tests() -> dict[str, str]:
     """This environment with the tests' modules importable in a child."""
-    return {**os.environ, "PYTHONPATH": str(TESTS)}
+    return {**os.environ, "PYTHONPATH": PYTHON_PATH}
 
 
 def _parent_of(entry: Path) -> int:

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from integration.processes import PYTHON_PATH
 from pdcluster_cli.tiny_model import cache_root
 from versions.table import Version
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PARTS: Final = ("protocol", "router", "connector", "operator", "kube", "cli")
 _UV: Final = str(Path(sys.executable).with_name("uv"))
 _REQUIREMENTS: Final = ROOT / "requirements" / "versions"
 _INSTALLED: Final = "installed"
@@ -60,7 +60,11 @@ def install(version: Version) -> Path:
         pip = [_UV, "pip", "install", "-q", "--python", str(python), "--no-deps"]
         _run([_UV, "venv", "-q", "--python", sys.executable, str(folder)])
         _run([*pip, "--require-hashes", "-r", str(lock_of(version))])
-        _run([*pip, "-e", str(ROOT)])  # for the entry point by which vLLM finds the connector
+        _run(
+            [*pip, "-e", str(ROOT)]
+        )  # for the entry point by which vLLM finds the connector; the code is PYTHON_PATH's
+        for link in folder.glob("lib/python*/site-packages/_pdcluster.pth"):
+            link.unlink()
         (folder / _INSTALLED).touch()
     return python
 
@@ -73,7 +77,7 @@ def run_tests(version: Version, tests: tuple[str, ...], arguments: tuple[str, ..
     """pytest's exit status, in the version's environment. Options of a pytest that calls this are not for that one."""
     python = install(version)
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    env = {**ours, **_COMPILES_FOR_MINUTES, "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in PARTS)}
+    env = {**ours, **_COMPILES_FOR_MINUTES, "PYTHONPATH": PYTHON_PATH}
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, *tests]
     return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
 

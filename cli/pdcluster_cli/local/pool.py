@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from pdcluster_cli.engines import LOOPBACK, ROUTER_MODULE, EnginePlan, PoolRole, engine_spec, router_argv
-from pdcluster_cli.waiting import EngineDied, NotReady, is_healthy, last_lines
+from pdcluster_cli.last_words import last_lines
+from pdcluster_cli.waiting import EngineDied, NotReady, is_healthy
 from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
 
 NEWS_INTERVAL_S: Final = 10.0

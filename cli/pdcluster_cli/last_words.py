@@ -1,0 +1,41 @@
+"""What the log of a process says of why it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from pdcluster_cli.root_cause import SIGNALS, root_cause
+
+_MAX_LOG_BYTES: Final = 4 << 20
+"""Of a log that is searched for a cause. An engine that starts writes some ten KiB; a cause is at its beginning."""
+
+
+def describe_end(name: str, exit_code: int, log_path: Path) -> str:
+    """Its name, its exit status (negative: the signal's number), the cause if one is known, and its last lines."""
+    # By the signal first: who is killed has no time to log why, and what a long log begins with is of another hour.
+    cause = SIGNALS.get(-exit_code) or cause_in(log_path)
+    how = f"status {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
+    return f"{name} has ended with {how}{said(cause)}; the end of {log_path}:\n{last_lines(log_path)}"
+
+
+def said(cause: str | None) -> str:
+    return f": {cause}" if cause else ""
+
+
+def cause_in(log_path: Path) -> str | None:
+    """The first error in the log that is no echo of another; None when there is none."""
+    try:
+        with log_path.open(errors="replace") as log:
+            return root_cause(log.read(_MAX_LOG_BYTES))
+    except OSError:
+        return None
+
+
+def last_lines(path: Path, count: int = 15) -> str:
+    """The end of a log, indented; what a person needs to see why a process died."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()[-count:]
+    except OSError as error:
+        lines = [f"(no log: {error})"]
+    return "\n".join(f"    {line}" for line in lines)

@@ -90,6 +90,11 @@ class RegionLayout(msgspec.Struct, frozen=True, array_like=True):
     window. 0: it has no window."""
 
     @property
+    def has_tokens(self) -> bool:
+        """Whether its pages hold tokens side by side; if not, one block is a request's whole state."""
+        return self.kind is not RegionKind.STATE
+
+    @property
     def block_tokens(self) -> int:
         """Tokens in a block."""
         return self.page_tokens * self.pages_per_block

@@ -20,7 +20,7 @@ import numpy as np
 
 from pdcluster_connector.core.ranges import Offsets, Spans
 from pdcluster_connector.core.tp_mapping import WHOLE, Sharding, Share, plan_pushes, stripe_tokens
-from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
+from pdcluster_protocol.side_channel import RankLayout, RegionLayout
 
 DIGEST_MASK: Final = (1 << 64) - 1
 """Digests are sums modulo 2^64."""
@@ -81,7 +81,7 @@ def cells_of(part: ContentPart, region: RegionLayout, spans: Spans, tables: Sequ
     ``tables``: the request's blocks of each KV group, from its first position on; of state the one block.
     """
     table = np.asarray(tables[region.group], np.int64)
-    if region.kind is RegionKind.STATE:
+    if not region.has_tokens:
         return Cells(np.zeros(1, np.int64), table[:1] * region.pages_per_block, np.zeros(1, np.int64))
     positions = _positions(part, region, spans)
     inside = positions % region.block_tokens
@@ -101,7 +101,7 @@ def _positions(part: ContentPart, region: RegionLayout, spans: Spans) -> Offsets
 def _shared(
     index: int, name: str, region: RegionLayout, target: RegionLayout, prefill: RankLayout, decode: RankLayout
 ) -> Iterator[ContentPart]:
-    if region.kind is RegionKind.STATE:
+    if not region.has_tokens:
         if prefill.tp_rank == decode.tp_rank:
             yield ContentPart(index, name, range(1), 0)
         return
@@ -118,7 +118,7 @@ def _sharding(region: RegionLayout, rank: RankLayout) -> Sharding:
 
 
 def _heads_of(region: RegionLayout, rank: RankLayout) -> range:
-    return range(1) if region.kind is RegionKind.STATE else _sharding(region, rank).heads_of(rank.tp_rank)
+    return _sharding(region, rank).heads_of(rank.tp_rank) if region.has_tokens else range(1)
 
 
 def _named(layout: RankLayout) -> Iterator[tuple[int, str, RegionLayout]]:

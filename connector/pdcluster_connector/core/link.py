@@ -285,7 +285,7 @@ def _heads_of(region: RegionLayout, rank: RankLayout) -> range:
 
 
 def _local_heads(region: RegionLayout, rank: RankLayout) -> int:
-    return 1 if region.kind is RegionKind.STATE else len(_heads_of(region, rank))
+    return len(_heads_of(region, rank)) if region.has_tokens else 1
 
 
 def _kind(region: RegionLayout) -> str:

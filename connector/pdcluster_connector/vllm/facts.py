@@ -362,7 +362,7 @@ def page_tokens_of(layout: RankLayout, groups: Sequence[KvGroup]) -> tuple[int, 
     """Tokens in a page of each KV group, as this rank has it; 1 where it has no layer of the group, or state."""
     tokens = [1] * len(groups)
     for region in layout.regions:
-        if region.kind is not RegionKind.STATE:
+        if region.has_tokens:
             tokens[region.group] = region.page_tokens
     return tuple(tokens)
 

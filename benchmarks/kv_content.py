@@ -43,7 +43,7 @@ class Piece:
 class KvWords:
     """One rank's KV memory, borrowed: whoever owns it outlives this. One thread."""
 
-    def __init__(self, shape: KvShape, tp: TpRank, memory: bytearray | mmap.mmap) -> None:
+    def __init__(self, shape: KvShape, tp: TpRank, memory: bytearray | memoryview | mmap.mmap) -> None:
         """``memory``: ``shape.rank_bytes(tp.size)`` bytes, writable."""
         self._heads, self._all_heads = shape.heads_of(tp), shape.kv_heads
         num_words = shape.head_bytes * shape.block_size // _WORD_BYTES

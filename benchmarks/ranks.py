@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +19,7 @@ from benchmarks.kv_shape import KvShape
 from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_rank, make_prefill_rank
 from pdcluster_connector.core.ranges import GroupSlice
 from pdcluster_connector.core.watermark import KvGroup
-from pdcluster_connector.device import CpuDevice, DeviceEvent
+from pdcluster_connector.device import CpuDevice, Device, DeviceEvent
 from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import DecodeStep, Expect, PrefillStep, PushSlice, PushTarget
@@ -41,6 +41,8 @@ _SECRET: Final = load_secret({SECRET_VARIABLE: "the secret of the benchmarks"}, 
 
 class Cache:
     """One rank's KV memory: anonymous, every page touched."""
+
+    device_type = "cpu"
 
     def __init__(self, shape: KvShape, tp_size: int) -> None:
         self.shape = shape
@@ -102,18 +104,27 @@ class PrefillEnd:
 
     rank: PrefillRank
     shape: KvShape
-    device: CountingDevice
+    device: Device
 
     @property
     def num_batches(self) -> int:
-        """What the rank's lanes have taken from their queues so far: at best one for each layer, step and lane."""
-        return self.device.num_batches
+        """What the rank's lanes have taken from their queues so far: at best one for each layer, step and lane.
 
-    def forward(self, requests: Sequence[Request], decode: tuple[SideChannelAddress, ...]) -> None:
-        """One forward pass that completes ``requests``, without any computing. Waits for no network."""
+        Counted by a ``CountingDevice`` only.
+        """
+        return self.device.num_batches if isinstance(self.device, CountingDevice) else 0
+
+    def forward(
+        self,
+        requests: Sequence[Request],
+        decode: tuple[SideChannelAddress, ...],
+        compute: Callable[[int], object] = lambda _layer: None,
+    ) -> None:
+        """One forward pass that completes ``requests``; each layer is what ``compute`` does. Waits for no network."""
         worker = self.rank.worker
         worker.begin_step(PrefillStep(_LIFE, tuple(_slice_of(request, self.shape, decode) for request in requests)))
-        for name in self.shape.layer_names():
+        for layer, name in enumerate(self.shape.layer_names()):
+            compute(layer)
             worker.layer_saved(name)
         worker.end_step()
 
@@ -151,13 +162,13 @@ class DecodeEnd:
         self.rank.close()
 
 
-def open_prefill(cache: Cache, rank: int, host: str, trace_file: str = "") -> PrefillEnd:
-    """A prefill rank over ``cache`` that pushes from ``host``.
+def open_prefill(cache: Cache, rank: int, host: str, trace_file: str = "", device: Device | None = None) -> PrefillEnd:
+    """A prefill rank over ``cache`` that pushes from ``host``. ``device``: of the cache; None: a CPU that counts.
 
     Raises:
         ConfigError: The transport cannot start.
     """
-    facts, device = _facts(Role.PREFILL, cache, host, trace_file), CountingDevice()
+    facts, device = _facts(Role.PREFILL, cache, host, trace_file), device or CountingDevice()
     return PrefillEnd(make_prefill_rank(facts, _memory(cache, rank), device=device), cache.shape, device)
 
 
@@ -179,7 +190,7 @@ def _facts(role: Role, cache: Cache, host: str, trace_file: str) -> EngineFacts:
         host=host,
         tp_size=cache.tp_size,
         kv_heads=(shape.kv_heads,),
-        device_type="cpu",
+        device_type=cache.device_type,
         settings=Settings(trace_file=trace_file),
         secret=_SECRET,
         groups=(KvGroup(shape.block_size),),

@@ -154,7 +154,7 @@ async def test_a_watch_that_falls_silent_begins_anew() -> None:
     async with running_api() as api, running_router() as router:
         silent = Fault(lambda asked: "watch" in asked.query and asked.path.endswith("/pdclusters"), Broken.HANG)
         api.faults.append(silent)
-        async with running_operator(api, watch_silence_s=0.3) as replica:
+        async with running_operator(api, watch_silence_s=2) as replica:
             await all_read(replica)
             await until(lambda: silent.times == 0)
             create(api, pool(router))

@@ -1,0 +1,117 @@
+"""``python -m tools.device_check``: what the connector needs of an accelerator, tried on the one of this machine.
+
+    python -m tools.device_check --report docs/reports/h200.md      on a lent machine, at most ten minutes
+    python -m tools.device_check --device cpu                       the same path without one
+
+Each check is a process of its own with a limit: a device that hangs costs its check. What each shows: decision 0017.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tools.device_check.results import Finding, is_good, page
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+FOLDERS: Final = ("", "protocol", "connector", "cli", "tests")
+"""Of this repository, that a check imports from."""
+_HERE: Final = "tools.device_check"
+_CONTRACT: Final = ("-q", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(ROOT))
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """``module`` is run with ``arguments``; if it is one of ours, ``--device`` is added."""
+
+    name: str
+    module: str
+    limit_s: float
+    arguments: tuple[str, ...] = ()
+
+    def command(self, device: str) -> list[str]:
+        ours = ("--device", device) if self.module.startswith(_HERE) else ()
+        return [sys.executable, "-m", self.module, *self.arguments, *ours]
+
+
+CHECKS: Final = (
+    Check("machine", f"{_HERE}.machine", 60),
+    Check("events", f"{_HERE}.events", 60),
+    Check("contract", "pytest", 90, (*_CONTRACT, str(ROOT / "tests/contract/test_device.py"))),
+    Check("layers", f"{_HERE}.layers", 90),
+    Check("control", f"{_HERE}.layers", 60, ("--without-events",)),
+    Check("reshard", f"{_HERE}.reshard", 60),
+    Check("digest", f"{_HERE}.digest", 45),
+    Check("hook", f"{_HERE}.hook", 60),
+    Check("bandwidth", f"{_HERE}.bandwidth", 60),
+)
+"""Less than ten minutes together."""
+_SLOWER: Final = {"cpu": 5}
+"""Than an accelerator, which has its machine for itself."""
+
+
+def main() -> int:
+    given = _parser().parse_args()
+    findings = []
+    for check in CHECKS:
+        if check.name in given.checks:
+            findings.append(run(check, given.device))
+            print(findings[-1].line, flush=True)
+    if given.report:
+        command = f"python -m tools.device_check --device {given.device}"
+        given.report.write_text(page(f"Device check on {given.device}", command, findings))
+    return 0 if is_good(findings) else 1
+
+
+def run(check: Check, device: str) -> Finding:
+    """Its process and all that it started have ended."""
+    began = time.monotonic()
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*(str(ROOT / one) for one in FOLDERS), *_inherited()])}
+    with subprocess.Popen(  # noqa: S603 - our own modules, our own interpreter
+        check.command(device),
+        cwd=ROOT,
+        env=env,
+        text=True,
+        errors="replace",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        output, errors, exit_code = _ended(process, check.limit_s * _SLOWER.get(device, 1))
+    return Finding(check.name, exit_code, output, errors, time.monotonic() - began)
+
+
+def _ended(process: subprocess.Popen[str], limit_s: float) -> tuple[str, str, int | None]:
+    """What it wrote to stdout and stderr, and its exit status."""
+    try:
+        return *process.communicate(timeout=limit_s), process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return *process.communicate(), None
+
+
+def _inherited() -> list[str]:
+    """Where a lent machine has the wheels that were carried there."""
+    return list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    names = [check.name for check in CHECKS]
+    parser = argparse.ArgumentParser(prog="python -m tools.device_check", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "checks", nargs="*", default=names, metavar="CHECK", help=f"of {', '.join(names)}; all by default"
+    )
+    parser.add_argument("--device", default="cuda", choices=["cuda", "npu", "cpu"])
+    parser.add_argument("--report", type=Path, help="write a page of it")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""``python -m tools.device_check.pack``: what a lent machine lacks, into ``.device/``, small enough to travel.
+
+    python/      msgspec, pyzmq and Mooncake's engine, for that machine's Python
+    lib/         libraries of this system that Mooncake links, but for those that every Linux with a driver has
+
+There: ``PYTHONPATH=.device/python LD_LIBRARY_PATH=.device/lib python -m tools.device_check``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+FOLDER: Final = ROOT / ".device"
+PACKAGES: Final = ("msgspec", "pyzmq")
+"""Beside Mooncake, what the checks import and a machine with PyTorch may lack."""
+PLATFORM: Final = "x86_64-manylinux_2_28"
+_UV: Final = str(Path(sys.executable).with_name("uv"))
+_ENGINE: Final = "mooncake/engine.so"
+_EVERYWHERE: Final = (
+    "/lib64/ld-",
+    "libc.",
+    "libm.",
+    "libdl.",
+    "librt.",
+    "libpthread.",
+    "libresolv.",
+    "libgcc_s.",
+    "libstdc++.",
+)
+_PACKAGE: Final = "ibverbs-providers"
+_DEB: Final = "deb"
+_DRIVERS: Final = ("libcuda.", "libcudart.")
+"""The first is the driver's, the second comes with PyTorch, which must be imported before."""
+
+
+def main() -> int:
+    given = _parser().parse_args()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as folder:
+        site = Path(folder)
+        _install(site, given.python, [*_locked(), given.mooncake])
+        _unpack(site)
+        python = FOLDER / "python"
+        python.mkdir(parents=True)
+        for path in (*_plain(site), *_mooncake(site)):
+            _copy(path, python / path.relative_to(site))
+        for path in _system(site):
+            _copy(path, FOLDER / "lib" / path.name)
+    print(f"{FOLDER}: {sum(one.stat().st_size for one in FOLDER.rglob('*') if one.is_file()) >> 20} MiB")
+    return 0
+
+
+def _locked() -> list[str]:
+    """``PACKAGES`` in the versions of our lock."""
+    lines = (ROOT / "requirements" / "dev.lock").read_text().splitlines()
+    wanted = [line.split()[0] for line in lines if line.startswith(tuple(f"{name}==" for name in PACKAGES))]
+    assert len(wanted) == len(PACKAGES), wanted
+    return wanted
+
+
+def _install(site: Path, python: str, packages: list[str]) -> None:
+    where = ("--target", str(site), "--python-version", python, "--python-platform", PLATFORM)
+    command = [_UV, "pip", "install", "-q", *where, "--only-binary", ":all:", "--no-deps", *packages]
+    subprocess.run(command, check=True)  # noqa: S603 - our own uv
+
+
+def _unpack(site: Path) -> None:
+    """A library of Mooncake's build for CUDA, that its build for CPU, and so our ``make install``, does without."""
+    apt, dpkg = (shutil.which(name) or name for name in ("apt-get", "dpkg"))
+    subprocess.run([apt, "download", "-qq", "-o", "APT::Sandbox::User=root", _PACKAGE], check=True, cwd=site)  # noqa: S603 - a package that we name
+    (deb,) = site.glob(f"{_PACKAGE}_*.deb")
+    subprocess.run([dpkg, "-x", str(deb), str(site / _DEB)], check=True)  # noqa: S603 - the package just fetched
+
+
+def _plain(site: Path) -> Iterator[Path]:
+    """All but Mooncake's."""
+    for path in site.rglob("*"):
+        if path.is_file() and not path.relative_to(site).parts[0].startswith(("mooncake", "bin", _DEB, _PACKAGE)):
+            yield path
+
+
+def _mooncake(site: Path) -> Iterator[Path]:
+    """Its Transfer Engine, and its names for ``importlib.metadata``. The rest of it is 100 MiB."""
+    yield from site.glob("mooncake*.dist-info/METADATA")
+    yield site / "mooncake" / "__init__.py"
+    yield site / _ENGINE
+    yield from (path for path in _linked(site) if _is_ours(path, site))
+
+
+def _system(site: Path) -> Iterator[Path]:
+    yield from (path for path in _linked(site) if not _is_ours(path, site))
+
+
+def _is_ours(path: Path, site: Path) -> bool:
+    """It came with the wheel, beside which the engine looks for it."""
+    return path.is_relative_to(site) and not path.is_relative_to(site / _DEB)
+
+
+def _linked(site: Path) -> Iterator[Path]:
+    """Libraries that the engine loads, as this machine finds them."""
+    env = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(map(str, site.glob(f"{_DEB}/usr/lib/*")))}
+    ldd = [shutil.which("ldd") or "ldd", str(site / _ENGINE)]
+    done = subprocess.run(ldd, check=True, capture_output=True, text=True, env=env)  # noqa: S603 - a library that we named
+    for line in done.stdout.splitlines():
+        name, _, place = line.strip().partition(" => ")
+        if name.startswith(_EVERYWHERE + _DRIVERS) or not place:
+            continue
+        if place.startswith("not found"):
+            raise SystemExit(f"{name} is not on this machine: `make install` brings Mooncake's libraries")
+        yield Path(place.split()[0])
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(source, target)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.device_check.pack", description="What a lent machine lacks, into .device"
+    )
+    parser.add_argument("--python", default="3.12", help="of the lent machine")
+    parser.add_argument(
+        "--mooncake", default="mooncake-transfer-engine-cuda13==0.3.14", help="its build for that machine"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""The device that was asked for, and what the checks do on it."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+import torch
+from tools.device_check.results import LEFT_OUT_STATUS
+
+_SIDE: Final = {"cpu": 256, "cuda": 4096, "npu": 4096}
+"""Of a square matrix whose product takes about a millisecond."""
+
+
+def asked_device(*flags: str) -> torch.device:
+    """Of ``--device``; the first of its kind. ``flags``: other options that may stand there.
+
+    It is this thread's device afterwards.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cpu")
+    for flag in flags:
+        parser.add_argument(flag, action="store_true")
+    name = parser.parse_args().device
+    if name == "cpu":
+        torch.set_num_threads(1)  # threads that wait for each other crawl on a busy machine
+        return torch.device("cpu")
+    where = torch.device(name, 0)
+    torch.accelerator.set_device_index(where)
+    return where
+
+
+def leave_out(why: str) -> NoReturn:
+    """The process ends: there is nothing to see here."""
+    print(why)
+    sys.exit(LEFT_OUT_STATUS)
+
+
+def synchronize(where: torch.device) -> None:
+    """All work that was given to the device has ended."""
+    if where.type != "cpu":
+        torch.accelerator.synchronize(where)
+
+
+class Work:
+    """What a layer's kernels are: products of matrices."""
+
+    def __init__(self, where: torch.device) -> None:
+        side = _SIDE[where.type]
+        self._factor = torch.full((side, side), 1 / side, device=where)
+        self._product = torch.empty_like(self._factor)
+
+    def give(self, count: int) -> None:
+        """The current stream is busy for about ``count`` milliseconds."""
+        for _ in range(count):
+            torch.mm(self._factor, self._factor, out=self._product)
+
+
+def median_s(where: torch.device, repeats: int, *calls: Callable[[], object]) -> list[float]:
+    """Seconds of each call with all that it gives to the device: medians of rounds in which they take turns.
+
+    One round more goes before, uncounted.
+    """
+    taken: list[list[float]] = [[] for _ in calls]
+    for number in range(-1, repeats):
+        for call, seconds in zip(calls, taken, strict=True):
+            synchronize(where)
+            began = time.perf_counter()
+            call()
+            synchronize(where)
+            if number >= 0:
+                seconds.append(time.perf_counter() - began)
+    return [statistics.median(seconds) for seconds in taken]

@@ -61,7 +61,7 @@ def _reach(room: str, inner: Mapping[str, set[str]]) -> set[str]:
 
 
 def plans() -> list[Plan]:
-    """Of all five packages. Reads every file of them: about a second."""
+    """Of all packages. Reads every file of them: about a second."""
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     return [_plan_of(package, graph) for package in PACKAGES]
 

@@ -28,6 +28,9 @@ SYSTEM_LIBRARIES: Final[Mapping[str, str]] = {
 
 MIN_PYTHON: Final = (3, 11)
 
+_EXTRAS: Final = {LocalDevice.CPU: "cpu", LocalDevice.CUDA: "cuda", LocalDevice.NPU: "ascend"}
+"""Of this project, with what engines on a device need."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -56,13 +59,14 @@ def check_system_libraries(load: Callable[[str], object] = ctypes.CDLL) -> Findi
     return Finding("system libraries", f"system libraries are missing: sudo apt-get install -y {names}")
 
 
-def check_modules() -> Finding:
-    """vLLM and Mooncake are installed. Does not import them."""
+def check_modules(device: LocalDevice) -> Finding:
+    """vLLM and Mooncake are installed, for engines on ``device``. Does not import them."""
     missing = [name for name in ("vllm", "mooncake") if importlib.util.find_spec(name) is None]
     if not missing:
         return Finding("vllm and mooncake are installed")
     names = " and ".join(missing)
-    return Finding("Python packages", f"{names} not installed: pip install 'pdcluster[router,connector,cpu]'")
+    cure = f"pip install 'pdcluster[router,connector,{_EXTRAS[device]}]'"
+    return Finding("Python packages", f"{names} not installed: {cure}")
 
 
 def check_machine(device: LocalDevice) -> list[Finding]:

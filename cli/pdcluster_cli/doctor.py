@@ -13,11 +13,12 @@ from pdcluster_protocol.launch import HTTP_PORT
 def main(words: Sequence[str]) -> int:
     """Status 0 when all is well, 1 when a line needs the user."""
     given = make_parser().parse_args(words)
+    device = checks.detect_device()
     findings = [
         checks.check_python(),
         checks.check_system_libraries(),
-        checks.check_modules(),
-        *checks.check_machine(checks.detect_device()),
+        checks.check_modules(device),
+        *checks.check_machine(device),
         checks.check_port(given.port),
     ]
     for finding in findings:

@@ -14,13 +14,13 @@ from pdcluster_protocol.errors import ConfigError
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """Of a page of metrics."""
 
-Problems = Callable[[], list[str]]
+WhyNot = Callable[[], list[str]]
 """Why a probe fails, in sentences; none: it passes."""
 
 
 @asynccontextmanager
 async def serve_probes(
-    host: str | None, port: int, *, health: Problems, readiness: Problems, metrics: Callable[[], bytes]
+    host: str | None, port: int, *, health: WhyNot, readiness: WhyNot, metrics: Callable[[], bytes]
 ) -> AsyncIterator[int]:
     """They are answered until the block ends. Yields the port.
 

@@ -18,7 +18,7 @@ from pdcluster_operator.errors import ApiUnavailable, Conflict, KubeError
 
 logger = logging.getLogger(__name__)
 
-Key = TypeVar("Key", bound=Hashable)
+K = TypeVar("K", bound=Hashable)
 
 
 class RunOutcome(Enum):
@@ -33,12 +33,12 @@ OnRun = Callable[[RunOutcome, float], None]
 """Told of each run: how it ended, and how many seconds it took."""
 
 
-class WorkQueue(Generic[Key]):
+class WorkQueue(Generic[K]):
     """Event loop only. ``run`` is one task; ``add`` is anybody's."""
 
     def __init__(
         self,
-        work: Callable[[Key], Awaitable[float | None]],
+        work: Callable[[K], Awaitable[float | None]],
         *,
         num_workers: int,
         limit_s: float,
@@ -49,18 +49,18 @@ class WorkQueue(Generic[Key]):
         self._work = work
         self._limit_s = limit_s
         self._on_run = on_run
-        self._keys: KeyQueue[Key] = KeyQueue(max_running=num_workers, pace=pace or RetryPace())
+        self._keys: KeyQueue[K] = KeyQueue(max_running=num_workers, pace=pace or RetryPace())
         self._is_changed = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def add(self, key: Key) -> None:
+    def add(self, key: K) -> None:
         """Look at it soon."""
         self._keys.add(key, steady_s())
         self._is_changed.set()
 
-    def add_all(self, keys: Iterable[Key]) -> None:
+    def add_all(self, keys: Iterable[K]) -> None:
         for key in keys:
             self.add(key)
 
@@ -85,13 +85,13 @@ class WorkQueue(Generic[Key]):
         except TimeoutError:
             return
 
-    async def _run(self, key: Key) -> None:
+    async def _run(self, key: K) -> None:
         began = steady_s()
         outcome = await self._run_once(key)
         self._on_run(outcome, steady_s() - began)
         self._is_changed.set()
 
-    async def _run_once(self, key: Key) -> RunOutcome:
+    async def _run_once(self, key: K) -> RunOutcome:
         try:
             async with asyncio.timeout(self._limit_s):
                 wake_after_s = await self._work(key)
@@ -108,7 +108,7 @@ class WorkQueue(Generic[Key]):
         self._keys.finish(key, steady_s(), wake_after_s)
         return RunOutcome.DONE
 
-    def _failed(self, key: Key, outcome: RunOutcome, asked_s: float = 0.0) -> RunOutcome:
+    def _failed(self, key: K, outcome: RunOutcome, asked_s: float = 0.0) -> RunOutcome:
         self._keys.fail(key, steady_s(), chance=random.random(), asked_s=asked_s)  # noqa: S311 - spreads load
         return outcome
 

@@ -88,7 +88,7 @@ def main(words: Sequence[str]) -> int:
 
 def _check_and_serve(options: Options) -> int:
     machine = _machine(options)
-    findings = [checks.check_system_libraries(), checks.check_modules(), checks.check_port(options.port)]
+    findings = [checks.check_system_libraries(), checks.check_modules(machine.device), checks.check_port(options.port)]
     findings.append(checks.check_device(machine.device))
     findings.append(checks.check_cache(cache_root(os.environ)))
     problems = [*checks.problems_of(findings), *problems_here(options, machine)]

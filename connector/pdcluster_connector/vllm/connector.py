@@ -2,7 +2,7 @@
 
 vLLM makes one of these in the scheduler process and one in each worker process and calls them in the
 order that its 0.32 ``v1/worker/kv_connector_model_runner_mixin.py`` and ``v1/core/sched/scheduler.py``
-show. Each method here forwards to the half that its process and role need. In what older versions differ:
+show. Each method here hands over to the half that its process and role need. In what older versions differ:
 ``versions.py``.
 """
 

@@ -18,7 +18,7 @@ from typing import Final, Generic, TypeVar
 
 from pdcluster_kube.backoff import Backoff
 
-Key = TypeVar("Key", bound=Hashable)
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,14 @@ class _Entry:
     ticket: int = 0
 
 
-class KeyQueue(Generic[Key]):
+class KeyQueue(Generic[K]):
     """All keys that somebody will look at. One owner; ``now`` never goes back."""
 
     def __init__(self, *, max_running: int, pace: RetryPace) -> None:
         self._max_running = max_running
         self._pace: Final = pace
-        self._entries: dict[Key, _Entry] = {}
-        self._heap: list[tuple[float, int, Key]] = []
+        self._entries: dict[K, _Entry] = {}
+        self._heap: list[tuple[float, int, K]] = []
         """Due times; an entry that was moved leaves its old one behind, with an old ticket."""
         self._num_tickets = 0
         self._num_running = 0
@@ -69,7 +69,7 @@ class KeyQueue(Generic[Key]):
     def num_running(self) -> int:
         return self._num_running
 
-    def add(self, key: Key, now: float) -> None:
+    def add(self, key: K, now: float) -> None:
         """Something happened: look at it soon; once for all that is said until then."""
         entry = self._entries.setdefault(key, _Entry())
         if entry.started_at is not None:
@@ -77,7 +77,7 @@ class KeyQueue(Generic[Key]):
         else:
             self._bring_forward(key, entry, now)
 
-    def start_next(self, now: float) -> Key | None:
+    def start_next(self, now: float) -> K | None:
         """The key that has been due for longest; it runs from now on. None: none is due, or enough are running."""
         if self._num_running >= self._max_running or not self._drop_stale() or self._heap[0][0] > now:
             return None
@@ -87,7 +87,7 @@ class KeyQueue(Generic[Key]):
         self._num_running += 1
         return key
 
-    def finish(self, key: Key, now: float, wake_after_s: float | None = None) -> None:
+    def finish(self, key: K, now: float, wake_after_s: float | None = None) -> None:
         """It ran well. ``wake_after_s``: look at it again then; None: only when something happens."""
         entry = self._stopped(key)
         entry.num_failures, entry.not_before = 0, -math.inf
@@ -97,7 +97,7 @@ class KeyQueue(Generic[Key]):
             self._set_due(key, entry, now + max(wake_after_s, self._pace.gather_s))
         self._forget_idle(key, entry)
 
-    def fail(self, key: Key, now: float, *, chance: float, asked_s: float = 0.0) -> None:
+    def fail(self, key: K, now: float, *, chance: float, asked_s: float = 0.0) -> None:
         """It ran badly: try again, each time later. ``asked_s``: what the API server asked for."""
         entry = self._stopped(key)
         entry.num_failures += 1
@@ -119,18 +119,18 @@ class KeyQueue(Generic[Key]):
             since.append(self._heap[0][0])
         return max(0.0, now - min(since)) if since else 0.0
 
-    def _stopped(self, key: Key) -> _Entry:
+    def _stopped(self, key: K) -> _Entry:
         entry = self._entries[key]
         assert entry.started_at is not None, "a key that does not run cannot end"
         entry.started_at = None
         self._num_running -= 1
         return entry
 
-    def _bring_forward(self, key: Key, entry: _Entry, now: float) -> None:
+    def _bring_forward(self, key: K, entry: _Entry, now: float) -> None:
         entry.is_again = False
         self._set_due(key, entry, max(now + self._pace.gather_s, entry.not_before))
 
-    def _set_due(self, key: Key, entry: _Entry, due_at: float) -> None:
+    def _set_due(self, key: K, entry: _Entry, due_at: float) -> None:
         """Due then, unless it is due earlier."""
         if entry.due_at is not None and entry.due_at <= due_at:
             return
@@ -144,11 +144,11 @@ class KeyQueue(Generic[Key]):
             heapq.heappop(self._heap)
         return bool(self._heap)
 
-    def _is_valid(self, item: tuple[float, int, Key]) -> bool:
+    def _is_valid(self, item: tuple[float, int, K]) -> bool:
         _, ticket, key = item
         entry = self._entries.get(key)
         return entry is not None and entry.due_at is not None and entry.ticket == ticket
 
-    def _forget_idle(self, key: Key, entry: _Entry) -> None:
+    def _forget_idle(self, key: K, entry: _Entry) -> None:
         if entry.due_at is None and entry.started_at is None:
             del self._entries[key]

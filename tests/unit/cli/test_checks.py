@@ -59,7 +59,16 @@ def test_make_installs_the_same_system_libraries() -> None:
 
 
 def test_vllm_and_mooncake_are_found_here() -> None:
-    assert check_modules() == Finding("vllm and mooncake are installed")
+    assert check_modules(LocalDevice.CPU) == Finding("vllm and mooncake are installed")
+
+
+@pytest.mark.parametrize(("device", "extra"), [("cpu", "cpu"), ("cuda", "cuda"), ("npu", "ascend")])
+def test_what_is_missing_is_installed_for_the_machines_device(
+    monkeypatch: pytest.MonkeyPatch, device: str, extra: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    problem = f"vllm and mooncake not installed: pip install 'pdcluster[router,connector,{extra}]'"
+    assert check_modules(LocalDevice(device)).problem == problem
 
 
 def test_mooncake_is_checked_as_an_engine_does_at_its_start() -> None:

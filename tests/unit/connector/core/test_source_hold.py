@@ -18,7 +18,7 @@ def held() -> SourceHolds[str]:
     return holds
 
 
-@pytest.mark.parametrize("order", permutations(["vllm", "a", "b"]))
+@pytest.mark.parametrize("order", list(permutations(["vllm", "a", "b"])))
 def test_a_request_is_free_when_vllm_has_ended_it_and_its_last_reader_released_it(order: tuple[str, ...]) -> None:
     holds = held()
     for event in order:

@@ -61,6 +61,8 @@ def test_a_cached_part_that_leaves_nothing_or_half_a_block_is_refused(tokens: in
     [
         pytest.param(0, [1, 2, 3], ((0, 40),), id="one run"),
         pytest.param(16, [1, 2, 3], ((16, 40),), id="after the cached part"),
+        pytest.param(20, [1, 2, 3], ((20, 40),), id="from within a block on"),
+        pytest.param(20, [1, 0, 3], ((32, 40),), id="from within a block that decode does not want"),
         pytest.param(0, [0, 2, 3], ((16, 40),), id="out of the window at first"),
         pytest.param(0, [1, 0, 3], ((0, 16), (32, 40)), id="a hole"),
         pytest.param(0, [0, 0, 0], (), id="nothing"),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import torch
 from benchmarks.block_tables import BlockTable
 from benchmarks.kv_shape import KvShape
 
@@ -43,6 +44,8 @@ class Cache:
     """One rank's KV memory: anonymous, every page touched."""
 
     device_type = "cpu"
+    views: tuple[torch.Tensor, ...] = ()
+    """As ``Memory.views``; none: no tensor of it is known."""
 
     def __init__(self, shape: KvShape, tp_size: int) -> None:
         self.shape = shape
@@ -198,7 +201,8 @@ def _facts(role: Role, cache: Cache, host: str, trace_file: str) -> EngineFacts:
 
 
 def _memory(cache: Cache, rank: int) -> Memory:
-    return Memory(cache.layout(rank), ((cache.address, cache.num_bytes),), _fingerprint(cache.shape))
+    spans = ((cache.address, cache.num_bytes),)
+    return Memory(cache.layout(rank), spans, _fingerprint(cache.shape), cache.views)
 
 
 def _fingerprint(shape: KvShape) -> KvFingerprint:

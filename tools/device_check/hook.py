@@ -50,9 +50,10 @@ def _bare(pair: Pair, work: Work) -> float:
     blocks = torch.arange(1, BLOCKS + 1, device=pair.where)
     synchronize(pair.where)
     began = time.perf_counter()
-    for layer in range(SHAPE.num_layers):
-        work.give(1)
-        source.compute(layer, blocks)
+    with pair.forward:
+        for layer in range(SHAPE.num_layers):
+            work.give(1)
+            source.compute(layer, blocks)
     synchronize(pair.where)
     return time.perf_counter() - began
 

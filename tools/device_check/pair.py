@@ -23,7 +23,7 @@ from benchmarks.kv_shape import KvShape, TpRank
 from benchmarks.ranks import Cache, DecodeEnd, PrefillEnd, Request, open_decode, open_prefill
 from tools.device_check.where import synchronize
 
-from pdcluster_connector.device import Device, select_device
+from pdcluster_connector.device import Device, Stream, select_device
 from pdcluster_protocol.params import SideChannelAddress
 
 HOST: Final = "127.0.0.1"
@@ -44,6 +44,8 @@ class DeviceCache(Cache):
         self.num_bytes = shape.rank_bytes(tp.size)
         self.bytes = torch.full((self.num_bytes,), STALE, dtype=torch.uint8, device=where)
         self.address = self.bytes.data_ptr()
+        pages = shape.num_blocks, len(shape.heads_of(tp)), shape.block_size, shape.head_bytes
+        self.views = tuple(layer.view(pages) for layer in self.layers)
         self._tp = tp
 
     @property
@@ -74,6 +76,8 @@ class Pair:
     """Ranks of both engines. One thread."""
 
     where: torch.device
+    forward: Stream
+    """The stream of the forward pass: not the device's default one, behind which a plain copy would wait by itself."""
     sources: tuple[Source, ...]
     addresses: tuple[SideChannelAddress, ...]
     decode: Connection
@@ -85,14 +89,16 @@ class Pair:
             source.cache.words(host).fill(request.name, request.prefill_blocks)
             source.final.copy_(host.view_as(source.final))
             source.cache.bytes.fill_(STALE)
+        blocks = torch.tensor(request.prefill_blocks, device=self.where)
         synchronize(self.where)
         self._ask("expect", request)
-        return torch.tensor(request.prefill_blocks, device=self.where)
+        return blocks
 
     def push(self, request: Request, compute: Callable[[Source, int], object]) -> None:
         """One forward pass of every prefill rank. Returns before its kernels have ended."""
-        for source in self.sources:
-            source.end.forward([request], self.addresses, partial(compute, source))
+        with self.forward:
+            for source in self.sources:
+                source.end.forward([request], self.addresses, partial(compute, source))
 
     def wrong(self, request: Request) -> str:
         """All of the request is in decode's memory, prefill's blocks are free; what of it is wrong, empty when nothing.
@@ -147,7 +153,7 @@ def open_pair(where: torch.device, shape: KvShape, tp: tuple[int, int], device: 
             end = open_prefill(cache, rank, HOST, device=device)
             stack.callback(end.close)
             sources.append(Source(end, cache, torch.empty_like(cache.layers)))
-        yield Pair(where, tuple(sources), addresses, here)
+        yield Pair(where, device.open_stream(where), tuple(sources), addresses, here)
 
 
 def _heard(pipe: Connection) -> Any:

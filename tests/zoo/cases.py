@@ -68,6 +68,7 @@ CASES: Final[Mapping[str, Callable[[], Case]]] = {
     "mamba2": lambda: Case(models.MAMBA2),
     "mamba2 2 to 2": lambda: Case(models.MAMBA2, prefill=TP2, decode=TP2),
     "ngram": lambda: Case(_LLAMA, NGRAM),
+    "ngram on decode alone": lambda: Case(_LLAMA, decode=Shape(args=NGRAM)),
     "draft model": lambda: Case(_LLAMA, draft_model()),
     "draft model 1 to 2": lambda: Case(_LLAMA, draft_model(), decode=TP2),
     "mtp": lambda: _mla(MTP),
@@ -79,6 +80,7 @@ CASES: Final[Mapping[str, Callable[[], Case]]] = {
     "pipeline 2 to 2": lambda: Case(_LLAMA, prefill=Shape(pp=2), decode=Shape(pp=2)),
     "data parallel prefill": lambda: Case(_LLAMA, prefill=Shape(dp=2)),
     "data parallel decode": lambda: Case(_LLAMA, decode=Shape(dp=2)),
+    "tp 4 to data parallel 2 of tp 2": lambda: Case(_LLAMA, prefill=Shape(tp=4), decode=Shape(tp=2, dp=2)),
     "no cache": lambda: Case(_LLAMA, _NO_CACHE),
 }
 """Made when asked for: a draft model must be in the cache before its path is known."""

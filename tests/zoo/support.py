@@ -59,8 +59,8 @@ PARALLEL: Final = (
     Row("Llama, 6 KV heads", "TP 3 to 2, TP 2 to 3", _ENGINES, (ODD_PAIRS,)),
     Row("Llama", "pipeline prefill 2 to 1, TP 2, pipeline 2", _ENGINES,
         pools("pipeline 2 to 1", "pipeline 2 to tp 2", "pipeline 2 to 2")),
-    Row("Llama", "data parallel prefill, data parallel decode", _ENGINES,
-        pools("data parallel prefill", "data parallel decode")),
+    Row("Llama", "data parallel prefill, data parallel decode; TP 4 to data parallel 2 of TP 2", _ENGINES,
+        pools("data parallel prefill", "data parallel decode", "tp 4 to data parallel 2 of tp 2")),
 )  # fmt: skip
 MODELS: Final = (
     Row("Mistral", "sliding window; TP 2 to 1", _ENGINES, pools("mistral", "mistral 2 to 1")),
@@ -92,7 +92,8 @@ OPTIONS: Final = (
          "tests/integration/test_router_vllm_ascend.py::"
          "test_a_prefill_that_fails_ends_decode_and_the_client_gets_one_error"),
         "its released scheduler half in vLLM 0.23's scheduler; its workers are played; no NPU"),
-    Row("Llama", "speculation by prompt lookup (ngram)", _ENGINES, pools("ngram")),
+    Row("Llama", "speculation by prompt lookup (ngram), on both engines or on decode alone", _ENGINES,
+        pools("ngram", "ngram on decode alone")),
     Row("Llama", "speculation by a draft model; TP 1 to 2", _ENGINES, pools("draft model", "draft model 1 to 2"),
         "the same draft model on both engines"),
     Row("DeepSeek-V3", "speculation by its own layers (MTP)", _ENGINES, pools("mtp")),

@@ -244,7 +244,7 @@ class Pair:
 @contextmanager
 def make_pair(
     shape: Shape = Shape(),
-    settings: Settings = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=2.0, handshake_timeout_s=20.0),  # noqa: B008  # frozen
+    settings: Settings = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=20.0, handshake_timeout_s=20.0),  # noqa: B008  # frozen
     *,
     changes: Mapping[Role, Callable[[Memory], Memory]] = MappingProxyType({}),
     devices: Mapping[Role, Device] = MappingProxyType({}),

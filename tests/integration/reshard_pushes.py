@@ -47,7 +47,7 @@ NUM_BLOCKS: Final = 160
 BLOCK: Final = 32
 END_S: Final = 60.0
 QUICK: Final = Settings(
-    quarantine_s=0.5, hold_s=0.5, lease_s=2.0, handshake_timeout_s=5.0, staging_bytes=8 << 20, reshard_timeout_s=10.0
+    quarantine_s=0.5, hold_s=0.5, lease_s=20.0, handshake_timeout_s=5.0, staging_bytes=8 << 20, reshard_timeout_s=10.0
 )
 REGIONS: Final = range(2 * NUM_LAYERS)
 

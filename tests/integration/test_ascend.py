@@ -20,7 +20,7 @@ from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.labels import Role
 
 SETTINGS = Settings(
-    side_channel_port=0, staging_bytes=8 << 20, quarantine_s=0.5, hold_s=0.5, lease_s=2.0, handshake_timeout_s=20.0
+    side_channel_port=0, staging_bytes=8 << 20, quarantine_s=0.5, hold_s=0.5, lease_s=20.0, handshake_timeout_s=20.0
 )
 OURS, THEIRS = (1, 4, 2, 7), (9, 3, 5, 6)
 """A prompt's blocks on prefill and on decode."""

@@ -28,6 +28,8 @@ from pdcluster_protocol.ids import EngineId
 from pdcluster_protocol.secret import make_secret
 
 QUICK = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=1.0, handshake_timeout_s=20.0)
+PATIENT = msgspec.structs.replace(QUICK, lease_s=30.0)
+"""Of a decode rank that must not lose a prefill engine that is only slow."""
 SESSIONS = {"own": QUICK, "shared": msgspec.structs.replace(QUICK, sessions=SessionUse.SHARED)}
 BIG = Shape(num_layers=8, num_blocks=2048, kv_heads=32)
 """64 KiB a block, 1 GiB in all: a push of it can be caught in the middle."""
@@ -165,7 +167,7 @@ def test_without_the_cut_those_bytes_do_land(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_cut_stops_one_prefill_engine_and_no_other() -> None:
-    with make_pair(BIG, QUICK) as pair, far_prefill(BIG, QUICK, fill=FAR) as far:
+    with make_pair(BIG, PATIENT) as pair, far_prefill(BIG, QUICK, fill=FAR) as far:
         push_forever(far, pair, "a")
         pair.expect("b", 2)
         pair.forward(pair.slice_of("b", [1], [5], is_last=False))

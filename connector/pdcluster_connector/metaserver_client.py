@@ -26,6 +26,8 @@ _MAX_REPLY_BYTES: Final = 64 << 10
 _CONNECT_S: Final = 5.0
 """How long a connection may take to come up: the router runs in the same cluster."""
 _CLOSE_S: Final = 2.0
+_MAX_WAITING: Final = 16384
+"""Requests whose call is open, each with a socket of its own. An engine's blocks are used up by far fewer."""
 
 
 class MetaserverClient:
@@ -73,6 +75,10 @@ class MetaserverClient:
             await self._session.close()
 
     def _start(self, request_id: RequestId, url: str, reservation: Reservation, deadline: float) -> None:
+        if len(self._calls) >= _MAX_WAITING and request_id not in self._calls:
+            full = f"{_MAX_WAITING} requests of this decode engine wait for the router already: start more of them"
+            self._outcomes.append((request_id, failed(full)))
+            return
         call = self._loop.create_task(self._call(request_id, url, reservation, deadline), name=f"reserve {request_id}")
         self._calls.setdefault(request_id, set()).add(call)
         call.add_done_callback(lambda ended: self._drop(request_id, ended))

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import msgspec
 import pytest
 
+from patience import PATIENCE_S, until
 from pdcluster_connector.metaserver_client import MetaserverClient
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.metaserver import SEAL_HEADER, PrefillOutcome
@@ -185,6 +186,21 @@ def test_a_cancelled_call_has_no_outcome_and_the_router_sees_the_cut() -> None:
         client.cancel(R)
         assert bench.gone.wait(10)
         assert not bench.outcomes
+
+
+def test_one_request_too_many_fails_at_once_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdcluster_connector.metaserver_client._MAX_WAITING", 1)
+    bench = Bench()
+    with serving(bench) as client:
+        client.post(R, bench.url, RESERVATION, deadline=time.monotonic() + PATIENCE_S)
+        assert bench.called.wait(PATIENCE_S)
+        client.post(RequestId("one more"), bench.url, RESERVATION, deadline=time.monotonic() + PATIENCE_S)
+        assert until(lambda: bool(bench.outcomes))
+        ((name, outcome),) = bench.outcomes
+        assert (name, outcome.status) == ("one more", "failed")
+        assert "1 requests of this decode engine wait for the router already" in outcome.reason
+        bench.may_answer.set()
+        assert until(lambda: [name for name, _ in bench.outcomes] == ["one more", R])
 
 
 def test_closing_cuts_every_call() -> None:

@@ -61,6 +61,9 @@ PARALLEL: Final = (
         pools("pipeline 2 to 1", "pipeline 2 to tp 2", "pipeline 2 to 2")),
     Row("Llama", "data parallel prefill, data parallel decode; TP 4 to data parallel 2 of TP 2", _ENGINES,
         pools("data parallel prefill", "data parallel decode", "tp 4 to data parallel 2 of tp 2")),
+    Row("Llama", "prefill TP 2 over two nodes (`--nnodes 2`, a headless worker) to 1", _ENGINES,
+        ("tests/integration/test_two_nodes.py::"
+         "test_an_engine_over_two_nodes_prefills_and_a_lost_node_is_one_clear_error",)),
 )  # fmt: skip
 MODELS: Final = (
     Row("Mistral", "sliding window; TP 2 to 1", _ENGINES, pools("mistral", "mistral 2 to 1")),

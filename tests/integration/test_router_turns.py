@@ -124,7 +124,7 @@ async def test_a_blank_line_takes_no_room_and_is_answered_by_nothing(rig: Rig) -
 
 
 async def test_the_rest_of_a_refused_upload_is_read_so_that_the_client_sees_why() -> None:
-    async with running_rig(max_body_bytes=MB, client_linger_s=2.0) as rig:
+    async with running_rig(max_body_bytes=MB, client_linger_s=60.0) as rig:
         client = await rig.client()
         async with asyncio.timeout(PATIENCE_S):
             await client.send(request_bytes(COMPLETIONS, b"x" * (32 * MB)))

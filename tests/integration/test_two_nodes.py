@@ -24,9 +24,10 @@ from benchmarks.places import Place, open_places
 from integration.harness import HttpError, complete
 from integration.processes import PYTHON_PATH
 from patience import HANGS_S, PATIENCE_S
-from pdcluster_cli.engines import OFFLINE, LocalDevice, zygote_env
+from pdcluster_cli.engines import CPU_ARGS, OFFLINE, LocalDevice, zygote_env
 from pdcluster_cli.last_words import last_lines
 from pdcluster_cli.linux import die_with_parent
+from pdcluster_cli.parallelism import ParallelSizes
 from pdcluster_cli.waiting import is_healthy
 from pdcluster_cli.zygote import merge_env
 from zoo.models import llama
@@ -41,7 +42,7 @@ pytestmark = [
 
 PREFILL, DECODE, ROUTER, MASTER = 8100, 8200, 8000, 29555
 SMALL = (
-    *("--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--kv-cache-memory-bytes", str(32 << 20)),
+    *(*CPU_ARGS, "--kv-cache-memory-bytes", str(32 << 20), "--dtype", "float32", "--max-model-len", "2048"),
     "--no-enable-prefix-caching",
 )
 LENGTHS = (40, 300, 700, 1500)
@@ -97,7 +98,7 @@ def running(folder: Path) -> Iterator[Nodes]:
     with open_places("1gbit") as places, ExitStack() as stack:
         first, second = places.prefill, places.decode
         group = ("--nnodes", "2", "--master-addr", first.host, "--master-port", str(MASTER))
-        two = ("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp", *group)
+        two = (*ParallelSizes(tensor=2).argv(), *group)
         urls = ("--prefill", f"http://127.0.0.1:{PREFILL}", "--decode", f"http://127.0.0.1:{DECODE}")
         commands = {
             "leader": (first, serve("kv_producer", *two, "--node-rank", "0", "--port", str(PREFILL))),

@@ -46,7 +46,7 @@ CHECKS: Final = (
     Check("events", f"{_HERE}.events", 60),
     Check("contract", "pytest", 90, (*_CONTRACT, str(ROOT / "tests/contract/test_device.py"))),
     Check("layers", f"{_HERE}.layers", 90),
-    Check("control", f"{_HERE}.layers", 60, ("--without-events",)),
+    Check("control", f"{_HERE}.control", 60),
     Check("reshard", f"{_HERE}.reshard", 60),
     Check("digest", f"{_HERE}.digest", 45),
     Check("hook", f"{_HERE}.hook", 60),

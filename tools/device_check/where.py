@@ -16,15 +16,10 @@ _SIDE: Final = {"cpu": 256, "cuda": 4096, "npu": 4096}
 """Of a square matrix whose product takes about a millisecond."""
 
 
-def asked_device(*flags: str) -> torch.device:
-    """Of ``--device``; the first of its kind. ``flags``: other options that may stand there.
-
-    It is this thread's device afterwards.
-    """
+def asked_device() -> torch.device:
+    """Of ``--device``; the first of its kind. It is this thread's device afterwards."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
-    for flag in flags:
-        parser.add_argument(flag, action="store_true")
     name = parser.parse_args().device
     if name == "cpu":
         torch.set_num_threads(1)  # threads that wait for each other crawl on a busy machine

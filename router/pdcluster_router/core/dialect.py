@@ -21,6 +21,9 @@ from pdcluster_router.core.pairing import FIRST_ATTEMPT, Event, Retries
 from pdcluster_router.core.sse import GAVE_UP
 
 Bytes: TypeAlias = bytes | bytearray
+BAD_REQUEST: Final = 400
+FORBIDDEN: Final = 403
+NOT_FOUND: Final = 404
 
 
 class LayerwiseCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,21 +142,17 @@ class PdclusterDialect:
         try:
             self._secret.check_call(seal, body)
         except ProtocolError as error:
-            raise BadCall(_FORBIDDEN, str(error)) from error
+            raise BadCall(FORBIDDEN, str(error)) from error
         try:
             reservation = parse_reservation(orjson.loads(body))
         except (orjson.JSONDecodeError, ProtocolError) as error:
-            raise BadCall(_BAD_REQUEST, str(error)) from error
+            raise BadCall(BAD_REQUEST, str(error)) from error
         transfer_id, attempt = reservation.transfer_id, reservation.attempt
         try:
             self._secret.check(reservation.token, transfer_id, attempt, reservation.deadline_ms)
         except ProtocolError as error:
-            raise BadCall(_FORBIDDEN, str(error), transfer_id, attempt) from error
+            raise BadCall(FORBIDDEN, str(error), transfer_id, attempt) from error
         return reservation
 
     def spoils(self, event: Event, blame: Blame) -> bool:  # noqa: ARG002  # decode grants each attempt anew
         return False
-
-
-_BAD_REQUEST: Final = 400
-_FORBIDDEN: Final = 403

@@ -70,10 +70,12 @@ def error_of(event: bytes) -> StreamError | None:
 
 def given_up_in(answer: bytes, marks: Mapping[bytes, str] = GAVE_UP) -> str:
     """Why the engine did not finish this answer, if these bytes say so; else empty."""
-    for mark, why in marks.items():
-        if mark in answer:
-            return why
-    return ""
+    return _first_mark(answer, marks)[1]
+
+
+def _first_mark(answer: bytes, marks: Mapping[bytes, str]) -> tuple[int, str]:
+    """Where the first of ``marks`` begins, and what it says; -1 and nothing where there is none."""
+    return min(((at, why) for mark, why in marks.items() if (at := answer.find(mark)) >= 0), default=(-1, ""))
 
 
 class ErrorWatch:
@@ -103,11 +105,11 @@ class ErrorWatch:
         seen = self._tail + chunk
         found = seen.find(_LATE_ERROR)
         if found < 0:
-            self._given_up = given_up_in(seen, self._marks)
-            if not self._given_up:
+            begin, self._given_up = _first_mark(seen, self._marks)
+            if begin < 0:
                 self._tail = seen[-self._num_kept :]
                 return chunk
-            found = seen.rfind(b"\ndata:", 0, min(at for mark in self._marks if (at := seen.find(mark)) >= 0))
+            found = seen.rfind(b"\ndata:", 0, begin)
         self._event = seen[found + 1 :]
         self.is_torn = found + 1 < len(self._tail)
         return chunk[: max(0, found + 1 - len(self._tail))]

@@ -29,7 +29,7 @@ from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.params import DecodeParams
 from pdcluster_protocol.vllm_ascend import LayerwiseParams, parse_layerwise_reservation, request_id_in
 from pdcluster_router.core.breaker import Blame
-from pdcluster_router.core.dialect import BadCall, Bytes, LayerwiseCall, Posted
+from pdcluster_router.core.dialect import BAD_REQUEST, NOT_FOUND, BadCall, Bytes, LayerwiseCall, Posted
 from pdcluster_router.core.pairing import Event, Retries
 from pdcluster_router.core.sse import GAVE_UP
 
@@ -81,13 +81,13 @@ class VllmAscendDialect:
         try:
             transfer_id = transfer_id_of(request_id_in(body))
         except ProtocolError as error:
-            raise BadCall(_BAD_REQUEST, str(error)) from error
+            raise BadCall(BAD_REQUEST, str(error)) from error
         if transfer_id not in known:
-            raise BadCall(_NOT_FOUND, f"transfer {transfer_id} is not known here, or has ended", transfer_id)
+            raise BadCall(NOT_FOUND, f"transfer {transfer_id} is not known here, or has ended", transfer_id)
         try:
             said = parse_layerwise_reservation(body)
         except ProtocolError as error:
-            raise BadCall(_BAD_REQUEST, str(error), transfer_id) from error
+            raise BadCall(BAD_REQUEST, str(error), transfer_id) from error
         if not said.remote_block_ids:
             return None
         num_tokens = max(said.max_prompt_tokens, said.remote_cached_tokens + 1)
@@ -116,7 +116,3 @@ def transfer_id_of(request_id: str) -> TransferId:
             "decode engines must take the id from X-Request-Id, as vLLM 0.23 does"
         )
     return TransferId(found[1] or found[2])
-
-
-_BAD_REQUEST: Final = 400
-_NOT_FOUND: Final = 404

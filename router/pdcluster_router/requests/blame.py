@@ -11,10 +11,7 @@ from pdcluster_router.http.connection import ResponseLost
 
 
 class Suspects:
-    """The engines that answered errors to one request, of one role. Owned by the leg; made at the first failure.
-
-    What an outcome means for an engine is ``core/breaker.py``'s.
-    """
+    """The engines that answered errors to one request, of one role. Owned by the leg; made at the first failure."""
 
     __slots__ = ("_found",)
 

@@ -22,7 +22,7 @@ import msgspec
 
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.metaserver import SEAL_HEADER, Action, PrefillOutcome, encode_outcome, failed, succeeded
-from pdcluster_router.core.dialect import BadCall, Posted
+from pdcluster_router.core.dialect import FORBIDDEN, BadCall, Posted
 from pdcluster_router.core.openai_errors import prefill_failed
 from pdcluster_router.core.pairing import FIRST_ATTEMPT, Pairing, Phase
 from pdcluster_router.http.cycle import HotCycle
@@ -30,7 +30,6 @@ from pdcluster_router.services import Services
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 
 _SEAL: Final = SEAL_HEADER.encode()
-_FORBIDDEN: Final = 403
 
 
 def take_reservation(services: Services, cycle: HotCycle) -> None:
@@ -39,7 +38,7 @@ def take_reservation(services: Services, cycle: HotCycle) -> None:
     try:
         reservation = services.dialect.call_in(seal, body, services.transfers)
     except BadCall as error:
-        kind = FailureKind.BAD_TOKEN if error.status == _FORBIDDEN else FailureKind.RESERVATION_REFUSED
+        kind = FailureKind.BAD_TOKEN if error.status == FORBIDDEN else FailureKind.RESERVATION_REFUSED
         failure = Failure(kind, transfer_id=error.transfer_id, attempt=error.attempt, reason=str(error))
         _refuse(services, cycle, error.status, failure)
         transfer = services.transfers.get(TransferId(error.transfer_id))

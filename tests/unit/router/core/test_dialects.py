@@ -133,6 +133,7 @@ def test_only_their_engines_give_a_request_back() -> None:
     assert given_up_in(said, OURS.given_up) == ""
     assert "recompute_scheduler_enable" in given_up_in(said, THEIRS.given_up)
     assert given_up_in(b'"finish_reason":"abort"', THEIRS.given_up) == given_up_in(b'"finish_reason":"abort"')
+    assert given_up_in(said + b'"finish_reason":"abort"', THEIRS.given_up) == given_up_in(said, THEIRS.given_up)
 
 
 BEGINNING = b'data: {"choices":[{"text":" a","stop_reason":null}]}\n\n'

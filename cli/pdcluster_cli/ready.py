@@ -24,7 +24,7 @@ DEFAULT_TIMEOUT_S: Final = 2.0
 MAX_TIMEOUT_S: Final = 3600.0
 QUESTION: Final = b"\0ready?"
 """A frame of version 0, which there never was: refused by every version, and changes nothing."""
-ANSWER_VERSION: Final = 2
+ANSWER_VERSION: Final = 3
 """First byte of a side channel's frame (``pdcluster_protocol.side_channel``, which costs too much to import here)."""
 
 

@@ -56,6 +56,7 @@ class SchedulerDecode:
             facts.dp_rank,
             page_tokens,
             facts.settings.transfer_protocol,
+            facts.settings.content_check,
         )
         self.requests = DecodeScheduler(engine, self._client, outcomes)
 

@@ -38,6 +38,8 @@ class TransferFailure(Enum):
     """A decode rank cannot be reached, or refused the handshake."""
     ATTEMPT_LOST = "attempt_lost"
     """A decode rank has given an attempt up; the router decides what follows."""
+    CONTENT_DIFFERS = "content_differs"
+    """What is on decode is not what was pushed. It is pushed once more; the second time the attempt is lost."""
     RECEIVE_FAILED = "receive_failed"
     """A request's KV did not come; vLLM recomputes it or fails the request, as configured."""
     SESSION_CUT = "session_cut"

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.params import ContentCheck
 
 _DEVICE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 CUT_S: Final = 2.0
@@ -81,6 +82,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     at most. Half of it is the most that a rank itself waits for its device or for staging memory, and
     a sixth how long a part may lie there while others want its room. At least 3 x (``hold_s`` + 2) and
     2 x (``handshake_timeout_s`` + 2)."""
+    content_check: ContentCheck = ContentCheck.SAMPLED
+    """Decode: how much of the pushed KV is compared with what prefill has, before the first token: ``off``, ``sampled``
+    or ``full``. What differs is pushed once more; if it differs again the attempt is lost. Default ``sampled``: nearly
+    free, and finds what is wrong everywhere, as a layout that is misread. ``full`` finds each wrong byte. A router's
+    verification always uses ``full``. Prefill does what decode asks for, whatever its own setting is."""
     trace_file: str = ""
     """Append one JSON line for each ended push or receive. Default: none."""
 

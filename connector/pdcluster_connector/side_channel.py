@@ -15,7 +15,7 @@ from typing import Final, Self
 
 import zmq
 
-from pdcluster_connector.core.receiving import PeerId
+from pdcluster_connector.core.writers import PeerId
 from pdcluster_protocol.errors import ConfigError, ProtocolError
 from pdcluster_protocol.ids import BootId
 from pdcluster_protocol.params import SideChannelAddress

@@ -9,7 +9,7 @@ import msgspec
 
 from pdcluster_connector.core.ranges import GroupSlice, Spans
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
-from pdcluster_protocol.params import SideChannelAddress
+from pdcluster_protocol.params import ContentCheck, SideChannelAddress
 
 
 class PushTarget(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class PushTarget(msgspec.Struct, frozen=True):
 
 
 class ContentOrder(msgspec.Struct, frozen=True):
-    """What to digest of a request whose content is compared. Per KV group.
+    """What to sum up of a request whose content is compared. Per KV group.
 
     ``spans``: positions that decode wants, worked out alike on both engines. ``tables``: this engine's own blocks from
     the prompt's first position on, straight from vLLM; of state the one block.
@@ -40,6 +40,9 @@ class ContentOrder(msgspec.Struct, frozen=True):
 
     spans: Spans
     tables: tuple[tuple[int, ...], ...]
+    check: ContentCheck = ContentCheck.FULL
+    targets: tuple[tuple[int, ...], ...] = ()
+    """On prefill: decode's blocks likewise, for a second push."""
 
 
 class PushSlice(msgspec.Struct, frozen=True):
@@ -80,6 +83,8 @@ class Expect(msgspec.Struct, frozen=True):
     spans: Spans
     content: ContentOrder | None = None
     """Of a request whose content is compared."""
+    is_proof: bool = False
+    """What differs is not pushed again: the request shall prove that pushes go well."""
 
 
 class Cancel(msgspec.Struct, frozen=True):

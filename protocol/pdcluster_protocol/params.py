@@ -11,6 +11,7 @@ from __future__ import annotations
 import hmac
 from array import array
 from collections.abc import Sequence
+from enum import Enum
 from hashlib import blake2b
 from typing import Annotated, Final, TypeVar
 
@@ -33,6 +34,15 @@ from pdcluster_protocol.ids import Attempt, BootId, EngineId, TransferId
 from pdcluster_protocol.secret import SECRET_VARIABLE, Secret
 
 PARAMS_VERSION: Final = 1
+
+
+class ContentCheck(Enum):
+    """How much of the pushed KV decode compares with what prefill has, before the first token."""
+
+    OFF = "off"
+    SAMPLED = "sampled"
+    """A few tokens of a few layers, other ones for each transfer."""
+    FULL = "full"
 
 
 class DecodeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,8 +118,8 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     lost_attempt: Annotated[Attempt, Meta(ge=0, le=MAX_COUNT)] = Attempt(0)
     """Decode to metaserver: the newest attempt that decode has given up; 0: none. Asks for the next one."""
     lost_reason: str = ""
-    wants_digest: bool = False
-    """Whether prefill shall say by a digest what it pushed."""
+    content_check: ContentCheck = ContentCheck.OFF
+    """How much of what prefill pushes it shall say in sums."""
     seal: str | msgspec.UnsetType = msgspec.UNSET
     """Decode's own, over all that stays the same on the way to prefill: ``sealed``. Left out where decode made none:
     it is older, and so is its prefill, which refuses what it does not know."""

@@ -8,6 +8,7 @@
       Progress --------------------------------->      I am alive and still writing: renews the lease
       ...                                              KV bytes travel by the transport
       Done / Failed ---------------------------->      last byte acknowledged / I have given up
+      <------------------------ Again / Settled        push these tokens once more / I need nothing more of you
       <----------------------------------- Revoke      stop writing
       Fenced ----------------------------------->      I write no more for (transfer, attempt)
 
@@ -41,11 +42,15 @@ from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import BootId, EngineId, TransferId
 from pdcluster_protocol.secret import SEAL_BYTES, SECRET_VARIABLE, Secret
 
-SIDE_CHANNEL_VERSION: Final = 2
+SIDE_CHANNEL_VERSION: Final = 3
 MAX_FRAME_BYTES: Final = 4 << 20
 """A Welcome names each region of each layer: about 100 bytes a region, so this holds 40,000 of them."""
 MAX_HEADS: Final = 1 << 16
 """KV heads of a layer: far above any model."""
+MAX_SUMS_BYTES: Final = 1 << 20
+"""Of one list of sums, 8 bytes each: 128 layers of 1,024 heads."""
+MAX_PLACES: Final = 1 << 14
+"""Regions, or ranges of tokens, that may be named for a second push."""
 
 
 class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
@@ -191,15 +196,30 @@ class Progress(_OfAttempt, frozen=True, tag="progress"):
     num_bytes: NumBytes
 
 
+class ContentSums(msgspec.Struct, frozen=True, array_like=True):
+    """Sums of KV content, as 8 bytes each (unsigned, little endian): modulo 2^64 they add up over prefill ranks.
+
+    The connector's ``core/content.py`` says which cells are counted and how the lists are numbered.
+    """
+
+    rows: Annotated[bytes, Meta(max_length=MAX_SUMS_BYTES)]
+    """For each region that is counted, one sum for each KV head of the decode rank."""
+    ranges: Annotated[bytes, Meta(max_length=MAX_SUMS_BYTES)]
+    """For each range of tokens that is counted, one sum over all of those regions."""
+
+
 class Done(_OfAttempt, frozen=True, tag="done"):
     """All that this rank had to write is acknowledged by the transport: ``num_bytes`` in ``num_layers`` layers.
 
-    ``digest``: of what it wrote, modulo 2^64, as its own memory has it; None unless the reservation wants it.
+    ``sums``: of what it wrote, as its own memory has it; None if the reservation wants none. With them the rank keeps
+    its source until decode says ``Again``, ``Settled`` or ``Revoke``, or the deadline has passed.
     """
 
     num_bytes: NumBytes
     num_layers: CountOrNone
-    digest: Annotated[int, Meta(ge=0)] | None = None
+    sums: ContentSums | None = None
+    num_pushes: Annotated[int, Meta(ge=1, le=2)] = 1
+    """2 after ``Again``."""
 
 
 class Failed(_OfAttempt, frozen=True, tag="failed"):
@@ -207,6 +227,22 @@ class Failed(_OfAttempt, frozen=True, tag="failed"):
 
     reason: str
     is_fenced: bool
+
+
+class Again(_OfAttempt, frozen=True, tag="again"):
+    """What is here is not what was pushed: push these tokens of these regions once more, under the same grant.
+
+    Then say ``Done`` with ``num_pushes`` 2. The lease counts from now on.
+    """
+
+    regions: Annotated[tuple[Index, ...], Meta(max_length=MAX_PLACES)]
+    """Indices into the decode rank's own layout."""
+    ranges: Annotated[tuple[tuple[CountOrNone, CountOrNone], ...], Meta(max_length=MAX_PLACES)]
+    """Positions [start, stop) of the prompt; of state: (0, 1)."""
+
+
+class Settled(_OfAttempt, frozen=True, tag="settled"):
+    """Decode asks for no second push of this attempt: a rank that has said ``Done`` may let its source go."""
 
 
 class Revoke(_OfAttempt, frozen=True, tag="revoke"):
@@ -224,7 +260,7 @@ class Fenced(_OfAttempt, frozen=True, tag="fenced"):
 
 
 ToDecode = Hello | Open | Progress | Done | Failed | Fenced
-ToPrefill = Welcome | Refusal | Grant | Unneeded | Denial | Revoke
+ToPrefill = Welcome | Refusal | Grant | Unneeded | Denial | Again | Settled | Revoke
 
 _M = TypeVar("_M", bound=msgspec.Struct)
 

@@ -62,6 +62,20 @@ class Forgetting(Wrapped):
         return WriteStatus.DONE if write == -1 else super().write_status(write)
 
 
+class ForgettingOnce(Forgetting):
+    """As ``Forgetting``, but for the first ``num_writes`` of them only."""
+
+    def __init__(self, inner: Transport, begin: int, end: int, num_writes: int) -> None:
+        super().__init__(inner, begin, end)
+        self._left = num_writes
+
+    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
+        if self._left and self._begin <= source < self._end:
+            self._left -= 1
+            return super().submit_write(session, source, target, num_bytes)
+        return self._inner.submit_write(session, source, target, num_bytes)
+
+
 class Shortening(Wrapped):
     """Only the first half of each write is made."""
 

@@ -10,8 +10,9 @@ from typing import Final
 import msgspec
 
 from fuzz.mutations import noise, pack, spoil_bytes, spoil_fields
-from pdcluster_connector.core.receiving import CutSession, PeerId, ReceiveTimes, Reply, SessionId
-from pdcluster_connector.core.reception import Command, Compare, Ended, Expected, Invite, Lost, Reception
+from pdcluster_connector.core.receiving import CutSession, ReceiveTimes, Reply
+from pdcluster_connector.core.reception import Command, Compare, Differs, Ended, Expected, Invite, Lost, Reception
+from pdcluster_connector.core.writers import PeerId, SessionId
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
@@ -106,7 +107,7 @@ def is_harmless(command: Command) -> bool:
     match command:
         case Reply(_, message):
             return not isinstance(message, Grant)
-        case Ended() | CutSession() | Compare():
+        case Ended() | CutSession() | Compare() | Differs():
             return False
         case Invite() | Lost():
             return True

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from fakes.transports import Failing, Forgetting, Shortening, wrap_transports
+from fakes.transports import Failing, Forgetting, ForgettingOnce, Shortening, wrap_transports
 from pdcluster_connector.steps import PrefillStep, PushSlice
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.vllm.connector import PDClusterConnector
@@ -36,6 +36,14 @@ class SkipsALayer(_BreaksTransports):
     def wrap(self, inner: Transport) -> Transport:
         regions = self._worker._parts.hello.layout.regions
         return Forgetting(inner, regions[2].base, regions[3].base)
+
+
+class LosesAWriteOnce(_BreaksTransports):
+    """Does not make its first write of the third layer, and counts its bytes as sent; later ones are made."""
+
+    def wrap(self, inner: Transport) -> Transport:
+        regions = self._worker._parts.hello.layout.regions
+        return ForgettingOnce(inner, regions[2].base, regions[3].base, 1)
 
 
 class CutsARangeShort(_BreaksTransports):

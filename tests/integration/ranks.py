@@ -113,9 +113,9 @@ def expect(name: str, num_blocks: int, deadline_ms: int, content: ContentOrder |
     return Expect(RequestId(name), TransferId(name), deadline_ms, (((0, num_blocks * BLOCK_SIZE),),), content)
 
 
-def content_of(blocks: Sequence[int]) -> ContentOrder:
-    """All that one engine has in ``blocks`` is compared."""
-    return ContentOrder((((0, len(blocks) * BLOCK_SIZE),),), (tuple(blocks),))
+def content_of(blocks: Sequence[int], targets: Sequence[int] = ()) -> ContentOrder:
+    """All that one engine has in ``blocks`` is compared. On prefill: ``targets`` are decode's blocks."""
+    return ContentOrder((((0, len(blocks) * BLOCK_SIZE),),), (tuple(blocks),), targets=(tuple(targets),))
 
 
 def push_slice(
@@ -183,7 +183,7 @@ class Pair:
         """One forward pass pushes blocks ``ours`` of prefill into blocks ``theirs`` of decode; content is compared."""
         expected = expect(name, len(theirs), deadline_ms, content_of(theirs))
         self.decode.worker.begin_step(DecodeStep(expects=(expected,)))
-        self.forward(msgspec.structs.replace(self.slice_of(name, ours, theirs), content=content_of(ours)))
+        self.forward(msgspec.structs.replace(self.slice_of(name, ours, theirs), content=content_of(ours, theirs)))
 
     def cancel(self, name: str) -> None:
         """Decode's scheduler wants the wait to end."""

@@ -20,7 +20,7 @@ import zmq
 
 from integration.far_ranks import FarPrefill, far_prefill
 from integration.ranks import Pair, Shape, another_prefill, make_pair
-from pdcluster_connector.core.receiving import SessionId
+from pdcluster_connector.core.writers import SessionId
 from pdcluster_connector.settings import SessionUse, Settings
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.worker.inbound import InboundSessions

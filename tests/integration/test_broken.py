@@ -6,17 +6,61 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from integration.harness import Harness, HttpError, Pool, blocks_in_use, complete, eventually
+from integration.harness import Harness, HttpError, Pool, blocks_in_use, complete, eventually, get_text
 from integration.prompts import PROMPT
 from integration.test_verify_engines import verify
 
 pytestmark = pytest.mark.engines
 
 
-def broken_pool(harness: Harness, name: str) -> AbstractContextManager[Pool]:
+def broken_pool(
+    harness: Harness, name: str, content_check: str = "off", on_failure: str = "fail"
+) -> AbstractContextManager[Pool]:
     """A pool whose prefill engine runs the connector ``name`` of ``broken.py``."""
     connector = {"kv_connector": name, "kv_connector_module_path": "integration.broken"}
-    return harness.start_pool(prefill_kv_transfer=connector, decode_connector={"quarantine_s": 3.0})
+    return harness.start_pool(
+        prefill_kv_transfer=connector,
+        decode_connector={"quarantine_s": 3.0, "content_check": content_check},
+        load_failure_policy=on_failure,
+    )
+
+
+def num_mismatches(pool: Pool) -> float:
+    lines = get_text(f"{pool.decode[0].url}/metrics").splitlines()
+    named = [line for line in lines if line.startswith("pdcluster:failures_total") and "content_differs" in line]
+    return sum(float(line.rpartition(" ")[2]) for line in named)
+
+
+@pytest.mark.parametrize("name", ["LosesAWriteOnce", "SwapsTwoBlocks"])
+def test_content_that_is_wrong_is_pushed_again_and_the_answer_is_exact(
+    harness: Harness, expected: dict[int, tuple[int, ...]], name: str
+) -> None:
+    with broken_pool(harness, name, "full") as pool:
+        assert complete(pool.url, PROMPT, 16).token_ids == expected[len(PROMPT)]
+        (line,) = pool.decode[0].read_trace("receive")
+        assert line["outcome"] == "received"
+        assert eventually(lambda: num_mismatches(pool) == 1)
+        assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
+
+
+def test_content_that_is_always_wrong_is_recomputed_and_never_answered_from(
+    harness: Harness, expected: dict[int, tuple[int, ...]]
+) -> None:
+    with broken_pool(harness, "SkipsALayer", "full", "recompute") as pool:
+        assert complete(pool.url, PROMPT, 16).token_ids == expected[len(PROMPT)]
+        (line,) = pool.decode[0].read_trace("receive")
+        assert line["outcome"] == "failed"
+        assert eventually(lambda: num_mismatches(pool) == 2)
+        assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
+
+
+@pytest.mark.parametrize("check", ["sampled", "full"])
+def test_content_of_which_nothing_came_is_one_clear_error(harness: Harness, check: str) -> None:
+    with broken_pool(harness, "CallsFailuresDone", check) as pool:
+        with pytest.raises(HttpError) as error:
+            complete(pool.url, PROMPT, 16)
+        assert error.value.status >= 500
+        assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +77,7 @@ def test_bytes_that_every_count_finds_right_change_the_answer_and_verify_nothing
     with broken_pool(harness, name) as pool:
         status, told = verify(pool)
         assert status == 409
-        assert "the content is not what was pushed: its digest is" in told["error"]["message"]
+        assert "the content is not what was pushed: layer " in told["error"]["message"]
         assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
         answer = complete(pool.url, PROMPT, 16).token_ids
         assert answer != expected[len(PROMPT)]

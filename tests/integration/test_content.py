@@ -12,6 +12,7 @@ import pytest
 from fakes.transports import Permuting, wrap_transports
 from integration.ranks import BLOCK_SIZE, HEAD_BYTES, Pair, Shape, make_pair
 from pdcluster_connector.engine_facts import Memory
+from pdcluster_connector.failures import take_counts
 from pdcluster_protocol.labels import Role
 
 OURS, THEIRS = [3, 4, 5, 9], [8, 9, 2, 30]
@@ -57,10 +58,44 @@ def test_what_changed_places_passes_the_counts_and_not_the_comparison(fault: str
         pair.expect("counted", 4)
         pair.forward(pair.slice_of("counted", OURS, THEIRS))
         pair.require_received("counted")  # as many bytes as decode expects
+        take_counts()
         pair.compare("compared", OURS, THEIRS)
         pair.require_lost("compared")
         (lost,) = pair.losses
-        assert "the content is not what was pushed: its digest is " in lost.reason
+        assert "the content is not what was pushed: layer layers." in lost.reason
+        assert lost.reason.endswith(", pushed twice")
+        assert take_counts()["content_differs"] == 2
+        pair.step(finished=["compared"])
+        assert pair.step_until(lambda: "compared" in pair.released), "its source is kept for ever"
+
+
+def first_time(place_of: Callable[[int], int]) -> Callable[[int], int]:
+    """Each piece goes astray once, and then where it belongs."""
+    seen: set[int] = set()
+
+    def place(piece: int) -> int:
+        if piece in seen:
+            return piece
+        seen.add(piece)
+        return place_of(piece)
+
+    return place
+
+
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_what_changed_places_once_is_pushed_again_and_then_right(fault: str) -> None:
+    piece_bytes, place_of = FAULTS[fault]
+    with make_pair() as pair:
+        breaks_by(pair, piece_bytes, first_time(place_of))
+        take_counts()
+        pair.compare("a", OURS, THEIRS)
+        pair.require_received("a")
+        assert not pair.losses
+        assert take_counts()["content_differs"] == 1
+        for ours, theirs in zip(OURS, THEIRS, strict=True):
+            assert (pair.source.layers[:, ours] == pair.target.layers[:, theirs]).all()
+        pair.step(finished=["a"])
+        assert pair.step_until(lambda: "a" in pair.released)
 
 
 def turn_views(memory: Memory) -> Memory:

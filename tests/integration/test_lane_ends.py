@@ -14,8 +14,8 @@ import numpy as np
 from fakes.transports import Failing, Wrapped, wrap_transports
 from integration.ranks import LIFE, SECRET, Cache, Pair, Shape, fingerprint_of, make_pair, prefill_rank, push_slice
 from patience import EDGE_S, until
-from pdcluster_connector.core.receiving import PeerId
 from pdcluster_connector.core.sending import PushKey
+from pdcluster_connector.core.writers import PeerId
 from pdcluster_connector.reshard.feeds import ReshardItem
 from pdcluster_connector.reshard.resharder import ReshardFailed
 from pdcluster_connector.reshard.rounds import StagedPart

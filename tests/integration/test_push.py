@@ -18,7 +18,7 @@ from integration.ports import fresh_port
 from integration.ranks import LIFE, Cache, Pair, Shape, engine_facts, fingerprint_of, make_pair
 from patience import EDGE_S
 from pdcluster_connector.assembly import DecodeRank, make_decode_rank, make_prefill_rank
-from pdcluster_connector.core.receiving import PeerId
+from pdcluster_connector.core.writers import PeerId
 from pdcluster_connector.device import CpuDevice
 from pdcluster_connector.engine_facts import Memory
 from pdcluster_connector.failures import PUSHED_BYTES, PUSHES_DONE, RECEIVES_DONE, take_counts

@@ -12,17 +12,29 @@ import msgspec
 
 from model.link import Output, scrubbed
 from model.plan import BLOCK_BYTES, BLOCK_TOKENS, DEADLINE_MS, SECRET, Broken, Plan
-from pdcluster_connector.core.receiving import CutSession, PeerId, ReceiveTimes, Reply, SessionId, State
-from pdcluster_connector.core.reception import Command, Ended, Expected, Invite, Lost, Reception
+from pdcluster_connector.core.content import Found, plan_content
+from pdcluster_connector.core.receiving import CutSession, ReceiveTimes, Reply
+from pdcluster_connector.core.reception import Command, Compare, Ended, Expected, Invite, Lost, Reception
 from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_connector.core.watermark import KvGroup
+from pdcluster_connector.core.writers import PeerId, SessionId, State
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_connector.steps import Cancel, Expect, PrefillEnded
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.metaserver import PrefillOutcome
-from pdcluster_protocol.params import DecodeParams, Reservation, SideChannelAddress, to_wire
-from pdcluster_protocol.side_channel import Grant, RankLayout, RegionKind, RegionLayout, ToDecode, ToPrefill, Welcome
+from pdcluster_protocol.params import ContentCheck, DecodeParams, Reservation, SideChannelAddress, to_wire
+from pdcluster_protocol.side_channel import (
+    ContentSums,
+    Done,
+    Grant,
+    RankLayout,
+    RegionKind,
+    RegionLayout,
+    ToDecode,
+    ToPrefill,
+    Welcome,
+)
 
 FUTURE: Final = 1e9
 TIMES: Final = ReceiveTimes(lease_s=1.0, quarantine_s=1.0)
@@ -57,6 +69,12 @@ class Rank:
     """Whose blocks vLLM may give away."""
     received: set[TransferId] = field(default_factory=set)
     """Whose KV is here."""
+    sums: ContentSums | None = None
+    """Of right content; None where none is compared."""
+    comparing: set[tuple[TransferId, Attempt]] = field(default_factory=set)
+    """Whose content is being summed up."""
+    wrong: set[tuple[TransferId, Attempt]] = field(default_factory=set)
+    """Whose content is not what was pushed."""
 
     def is_live(self, session: str) -> bool:
         """Whether bytes can land by ``session``."""
@@ -73,11 +91,38 @@ class Rank:
             return self._do(self.reception.cancel(news.request_id, "", now=0.0))
         if isinstance(news, PrefillEnded):
             return self._do(self.reception.prefill_ended(news.request_id, news.attempt, now=0.0))
-        expected = Expected(news.request_id, news.transfer_id, FUTURE, news.spans)
+        expected = Expected(news.request_id, news.transfer_id, FUTURE, news.spans, self.sums is not None)
         return self._do(self.reception.expect(expected, now=0.0))
 
     def hear(self, peer: bytes, message: ToDecode) -> tuple[Output, ...]:
+        if isinstance(message, Done) and message.num_pushes == 2:
+            self.wrong.discard((message.transfer_id, message.attempt))  # Right bytes have landed there.
         return self._do(self.reception.hear(PeerId(peer), message, now=0.0))
+
+    def compare(self, transfer: TransferId, attempt: Attempt) -> tuple[Output, ...]:
+        """The sums of what is here are made."""
+        self.comparing.discard((transfer, attempt))
+        assert self.sums is not None
+        here = self.sums
+        if (transfer, attempt) in self.wrong:
+            here = ContentSums(b"\1" + here.rows[1:], b"\1" + here.ranges[1:])
+        layout = self.reception.welcome.layout
+        found = Found(plan_content(ContentCheck.FULL, layout, (((0, len(TOKENS)),),), transfer), here)
+        return self._do(self.reception.digested(transfer, attempt, found, now=0.0))
+
+    def spoil(self, transfer: TransferId, attempt: Attempt) -> tuple[Output, ...]:
+        self.wrong.add((transfer, attempt))
+        return ()
+
+    def spoilable(self) -> list[tuple[TransferId, Attempt]]:
+        """Attempts of which something was written."""
+        found = [(transfer, waiting.receive) for transfer, waiting in self.reception._waiting.items()]
+        return [
+            (transfer, receive.attempt)
+            for transfer, receive in found
+            if any(w.state is State.DONE and w.attempt == receive.attempt for w in receive._writers.values())
+            and (transfer, receive.attempt) not in self.wrong
+        ]
 
     def closed(self, session: str) -> tuple[Output, ...]:
         """The closing of a session has ended."""
@@ -133,6 +178,8 @@ class Rank:
                     out.append(("ended", request_id, transfer, report.is_received, attempt))
                 case Invite(peer, boot_id):
                     out += self._do(self.reception.invited((peer,), SessionId(self._session_for(boot_id)), now=0.0))
+                case Compare(transfer_id, attempt):
+                    self.comparing.add((transfer_id, attempt))
                 case Lost(request_id, attempt):
                     out.append(("lost", request_id, attempt))
                 case CutSession(session):
@@ -148,6 +195,9 @@ class Rank:
         if transfer is None:
             raise Broken("I4", f"rank {self.number} reports {request_id}, which it does not expect")
         self.ended.add(transfer)
+        self.comparing = {key for key in self.comparing if key[0] != transfer}
+        if is_received and (transfer, self.granted.get(transfer)) in self.wrong:
+            raise Broken("I3", f"rank {self.number} received {request_id} with wrong content")
         if is_received:
             self.received.add(transfer)
         return transfer
@@ -177,7 +227,8 @@ def layout_of(plan: Plan, rank: int, tp_size: int) -> RankLayout:
 def make_rank(plan: Plan, number: int, life: int) -> Rank:
     welcome = Welcome(EngineId("d"), decode_boot(life), "", layout_of(plan, number, plan.decode_ranks))
     reception = plan.reception(welcome, fingerprint(plan), TIMES, SECRET)
-    return Rank(number, life, reception, shares_session=plan.shares_session)
+    sums = plan.sums if plan.compares else None
+    return Rank(number, life, reception, shares_session=plan.shares_session, sums=sums)
 
 
 class Posts:

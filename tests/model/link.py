@@ -12,9 +12,22 @@ from typing import Any, TypeAlias
 import msgspec
 
 from model.plan import BLOCK_BYTES, DEADLINE_MS, SECRET, Plan
-from pdcluster_connector.core.sending import Commands, CutLane, Push, PushKey, PushPhase, Release, Send
+from pdcluster_connector.core.sending import Commands, CutLane, DigestPush, Push, PushKey, PushPhase, Release, Send
 from pdcluster_protocol.ids import BootId
-from pdcluster_protocol.side_channel import Denial, Fenced, Grant, Open, Refusal, Revoke, ToPrefill, Unneeded, Welcome
+from pdcluster_protocol.side_channel import (
+    Again,
+    Denial,
+    Failed,
+    Fenced,
+    Grant,
+    Open,
+    Refusal,
+    Revoke,
+    Settled,
+    ToPrefill,
+    Unneeded,
+    Welcome,
+)
 
 Output: TypeAlias = tuple[Any, ...]
 """("send", peer, message) | ("hello", peer) | ("released", key)"""
@@ -92,6 +105,7 @@ class Link:
         peer = self._usable(decode_boot_id)[0]
         lane = self.lanes[peer]
         push = plan.cores.push(key, hold_s=1.0, deadline=1e6)
+        push.wants_digest = plan.compares
         flight = lane.flights[key] = Flight(push, to_submit=plan.writes)
         self._apply(plan, peer, flight, push.plan(owed_bytes(plan), 1, is_last=False), out)
         if lane.session:
@@ -146,15 +160,24 @@ class Link:
                 self._fail(plan, peer, out)
             case Revoke(transfer_id, attempt):
                 self._revoked(plan, peer, PushKey(transfer_id, attempt), out)
-            case Grant() | Unneeded() | Denial():
-                if asked := lane.flights.get(PushKey(message.transfer_id, message.attempt)):
-                    self._answered(plan, peer, asked, message, out)
+            case Again() | Grant() | Unneeded() | Denial() | Settled():
+                self._answered(plan, peer, PushKey(message.transfer_id, message.attempt), message, out)
         return tuple(out)
 
     def _answered(
-        self, plan: Plan, peer: bytes, flight: Flight, message: Grant | Unneeded | Denial, out: list[Output]
+        self,
+        plan: Plan,
+        peer: bytes,
+        key: PushKey,
+        message: Again | Grant | Unneeded | Denial | Settled,
+        out: list[Output],
     ) -> None:
-        push, lane = flight.push, self.lanes[peer]
+        lane = self.lanes[peer]
+        if isinstance(message, Again):
+            self._push_again(plan, peer, key, out)
+        if (flight := lane.flights.get(key)) is None:
+            return
+        push = flight.push
         match message:
             case Grant() if lane.session and not lane.is_cut:
                 self._apply(plan, peer, flight, push.grant(1.0, now=0.0), out)
@@ -164,6 +187,18 @@ class Link:
                 self._apply(plan, peer, flight, push.unneeded(), out)
             case Denial():
                 self._apply(plan, peer, flight, push.give_up("", now=0.0), out)
+            case Settled():
+                self._apply(plan, peer, flight, push.settled(), out)
+
+    def _push_again(self, plan: Plan, peer: bytes, key: PushKey, out: list[Output]) -> None:
+        flight = self.lanes[peer].flights.get(key)
+        if flight is None or flight.push.is_ended:
+            out.append(("send", peer, Failed(*key, "", is_fenced=not self.lanes[peer].is_cut)))
+        elif flight.push.may_push_again:
+            flight.to_submit += plan.writes
+            self._apply(plan, peer, flight, flight.push.again(owed_bytes(plan), now=0.0), out)
+            while flight.to_submit and flight.push.may_write and not plan.is_lazy:
+                self._submit(flight)
 
     def _revoked(self, plan: Plan, peer: bytes, key: PushKey, out: list[Output]) -> None:
         lane = self.lanes[peer]
@@ -239,6 +274,8 @@ class Link:
                     out.append(("released", flight.push.key))
                 case CutLane():
                     is_cut = True
+                case DigestPush():
+                    self._apply(plan, peer, flight, flight.push.digested(plan.sums), out)
         if is_cut:
             self._cut(plan, peer, out)
         self._forget_ended(peer)

@@ -80,6 +80,8 @@ def _steps(system: System, step: Step, world: World) -> Iterator[Move]:
 def _rank_steps(rank: Rank) -> Iterator[Move]:
     if rank.inbox:
         yield ("rank takes news", rank.number), _call(Step.rank, rank.number, "take")
+    for key in sorted(rank.comparing):
+        yield ("rank compares", rank.number, *key), _call(Step.rank, rank.number, "compare", *key)
     for session in rank.cutting:
         yield ("session closed", rank.number, session), _call(Step.rank, rank.number, "closed", session)
 
@@ -174,7 +176,7 @@ def _timers_of(flight: Flight) -> Iterator[str]:
     push = flight.push
     if push.phase is PushPhase.STOPPING and flight.in_flight:
         yield "_hold_until"
-    elif push.phase in (PushPhase.OPENING, PushPhase.WRITING):
+    elif push.phase in (PushPhase.OPENING, PushPhase.WRITING, PushPhase.COMPARING):
         yield "deadline"
 
 
@@ -304,6 +306,12 @@ def _idle(system: System, step: Step, world: World) -> Iterator[Move]:
             yield (session,), _call(Step.rank, number, "fire", ("idle", session))
 
 
+def _spoil(system: System, step: Step, world: World) -> Iterator[Move]:
+    for number, place in enumerate(system.layout.ranks if system.plan.compares else ()):
+        for key in step.part(place).spoilable():
+            yield (number, *key), _call(Step.rank, number, "spoil", *key)
+
+
 _FAULTS: Final[dict[str, Callable[[System, Step, World], Iterator[Move]]]] = {
     "lose": _lose,
     "repeat": _repeat,
@@ -317,4 +325,5 @@ _FAULTS: Final[dict[str, Callable[[System, Step, World], Iterator[Move]]]] = {
     "prefill_late": _prefill_late,
     "cancel": _cancel,
     "idle": _idle,
+    "spoil": _spoil,
 }

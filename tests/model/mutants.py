@@ -11,14 +11,16 @@ import msgspec
 
 from model.plan import Cores, Faults, Plan
 from pdcluster_connector.core import reception
-from pdcluster_connector.core.receiving import MAY_WRITE, PeerId, Receive, ReceivePhase, Report, SessionId, State
+from pdcluster_connector.core.content import Found
 from pdcluster_connector.core.receiving import Commands as ReceiveCommands
+from pdcluster_connector.core.receiving import Receive, ReceivePhase, Report
 from pdcluster_connector.core.reception import Command, Ended, Reception
-from pdcluster_connector.core.sending import Commands, CutLane, Push, Release
+from pdcluster_connector.core.sending import Commands, CutLane, Push, PushPhase, Release
 from pdcluster_connector.core.source_hold import SourceHolds
+from pdcluster_connector.core.writers import MAY_WRITE, PeerId, SessionId, State
 from pdcluster_connector.scheduler.decode import DecodeScheduler
 from pdcluster_protocol.ids import Attempt, RequestId, TransferId
-from pdcluster_protocol.side_channel import Done, Fenced
+from pdcluster_protocol.side_channel import ContentSums, Done, Fenced
 from pdcluster_router.core.pairing import Command as RouterCommand
 from pdcluster_router.core.pairing import Event, Pairing
 
@@ -238,6 +240,28 @@ class GivesUpSilently(Pairing):
         return () if event is Event.PREFILL_FAILED else super().handle(event, now=now)
 
 
+class ReceivesWhatDiffers(Receive):
+    """Receives whatever the sums say."""
+
+    def digested(self, attempt: Attempt, found: Found, *, now: float) -> ReceiveCommands:
+        return self._received() if super().digested(attempt, found, now=now) else ()
+
+
+class NeverSettles(Receive):
+    """Tells nobody that no second push is wanted."""
+
+    def _settle_all(self) -> ReceiveCommands:
+        return ()
+
+
+class ReleasesAtDone(Push):
+    """Releases its source when it has said done, though it may be asked again."""
+
+    def digested(self, sums: ContentSums) -> Commands:
+        commands = super().digested(sums)
+        return (*commands, Release()) if self.phase is PushPhase.COMPARING else commands
+
+
 _WRITE: Final = Faults(write=1)
 _LATE: Final = Faults(early=1)
 _FAILS: Final = Faults(prefill_fails=1)
@@ -277,6 +301,13 @@ MUTANTS: Final = (
     Mutant("forgets which attempt", "I5", _plan("scheduler", _WRITE, must_receive=True, scheduler=ForgetsWhich)),
     Mutant("same attempt again", "I5", _plan("pairing", _FAILS, must_receive=True, pairing=SameAttempt)),
     Mutant("gives up silently", "I5", _plan("pairing", _FAILS, must_receive=True, pairing=GivesUpSilently)),
+    Mutant("receives what differs", "I3", Plan("compared", compares=True, faults=Faults(spoil=1)), ReceivesWhatDiffers),
+    Mutant("never settles", "I5", Plan("compared", compares=True, is_prompt=True), NeverSettles),
+    Mutant(
+        "releases at done",
+        "I1",
+        Plan("compared", compares=True, faults=Faults(spoil=1), cores=Cores(push=ReleasesAtDone)),
+    ),
     Mutant(
         "the lane forgets its cut",
         "I2",

@@ -12,14 +12,14 @@ from typing import Final
 from pdcluster_connector.core.link import Link
 from pdcluster_connector.core.peers import Incoming
 from pdcluster_connector.core.ranges import Spans
-from pdcluster_connector.core.receiving import Debt
 from pdcluster_connector.core.reception import Reception
 from pdcluster_connector.core.sending import Push
 from pdcluster_connector.core.source_hold import SourceHolds
 from pdcluster_connector.core.tp_mapping import Sharding, plan_pushes
+from pdcluster_connector.core.writers import Debt
 from pdcluster_connector.scheduler.decode import DecodeScheduler
 from pdcluster_protocol.secret import make_secret
-from pdcluster_protocol.side_channel import Hello
+from pdcluster_protocol.side_channel import ContentSums, Hello
 from pdcluster_router.core.pairing import Pairing
 
 SECRET: Final = make_secret("of the model only")
@@ -86,6 +86,8 @@ class Faults:
     """The client leaves."""
     idle: int = 0
     """Decode closes a session on which nothing was said for long, though it may be in use."""
+    spoil: int = 0
+    """What a decode rank holds of an attempt is not what was pushed. Only where content is compared."""
     early: int = 0
     """A timer fires although something else can still happen: lease, quarantine, hold, any deadline."""
 
@@ -120,6 +122,8 @@ class Plan:
     is_prompt: bool = False
     """Nobody may have to wait for a request's deadline: for faults that leave no message unsent."""
     recomputes: bool = True
+    compares: bool = False
+    """Content is compared, and pushed again where it differs."""
     shares_session: bool = False
     """All prefill engines write by one session of a decode rank: cutting it cuts them all."""
     faults: Faults = Faults()
@@ -128,6 +132,11 @@ class Plan:
     @property
     def num_heads(self) -> int:
         return self.prefill_ranks * self.decode_ranks
+
+    @property
+    def sums(self) -> ContentSums:
+        """Of right content: each rank says nothing but zeros, for each head of a decode rank and for the range."""
+        return ContentSums(bytes(8 * len(Sharding(self.decode_ranks, self.num_heads).heads_of(0))), bytes(8))
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
@@ -142,11 +151,13 @@ class Plan:
         return AllPairsReception if self.all_pairs and self.cores.reception is Reception else self.cores.reception
 
     def __str__(self) -> str:
+        compared = ", content compared" if self.compares else ""
         together = " side by side" if self.are_together else ""
         return (
             f"{self.name}: {self.prefill_ranks} x {self.decode_ranks} ranks{' (all pairs)' if self.all_pairs else ''}, "
             f"{self.engines} attempts, {self.requests} requests{together}, {self.writes} writes a push"
-            f"{' in steps of their own' if self.is_lazy else ''}{', KV must come' if self.must_receive else ''}"
+            f"{' in steps of their own' if self.is_lazy else ''}"
+            f"{compared}{', KV must come' if self.must_receive else ''}"
             f"{', no wait for a deadline' if self.is_prompt else ''}; "
             f"faults {self.faults}"
         )

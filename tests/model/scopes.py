@@ -9,8 +9,8 @@ from typing import Final
 
 from model.plan import FAULT_NAMES, Faults, Plan
 
-HEALED: Final = ("write", "prefill_fails", "prefill_late", "crash_prefill", "repeat", "reorder")
-"""Faults that another attempt makes good: the KV must come all the same."""
+HEALED: Final = ("write", "prefill_fails", "prefill_late", "crash_prefill", "repeat", "reorder", "spoil")
+"""Faults that a second push or another attempt makes good: the KV must come all the same."""
 PROMPT: Final = (*HEALED, "crash_router", "cut_call", "cancel", "idle")
 """Faults after which nobody has to wait for a deadline."""
 
@@ -24,8 +24,8 @@ def one(name: str) -> Faults:
 
 
 def pairs() -> Iterator[Faults]:
-    """Every two faults but ``idle``, also twice the same."""
-    names = [name for name in FAULT_NAMES if name != "idle"]
+    """Every two faults but ``idle`` and ``spoil``, also twice the same."""
+    names = [name for name in FAULT_NAMES if name not in ("idle", "spoil")]
     for first, second in combinations_with_replacement(names, 2):
         yield Faults(**({first: 2} if first == second else {first: 1, second: 1}))
 
@@ -33,6 +33,8 @@ def pairs() -> Iterator[Faults]:
 def single(plan: Plan) -> Iterator[Plan]:
     """``plan`` with each fault once, and with all that this fault must not spoil."""
     for name in FAULT_NAMES:
+        if name == "spoil" and not plan.compares:
+            continue
         yield replace(plan, must_receive=name in HEALED, is_prompt=name in PROMPT, faults=one(name))
 
 
@@ -48,6 +50,7 @@ def small() -> Iterator[Plan]:
     yield from (replace(plan, must_receive=False) for plan in alone)
     yield from _of_shared_sessions()
     yield Plan("three attempts", engines=3, must_receive=True, is_prompt=True, faults=Faults(write=1, prefill_fails=1))
+    yield from _compared()
     yield Plan("all pairs", 2, 2, all_pairs=True)
     yield Plan("write by write", writes=2, is_lazy=True, faults=Faults(write=1, early=1))
 
@@ -61,6 +64,19 @@ def _of_shared_sessions() -> Iterator[Plan]:
     """Those in which a session may be cut that two prefill engines use."""
     shared = Plan("shared session", requests=2, shares_session=True)
     yield from (replace(shared, faults=one(name)) for name in ("write", "crash_prefill", "prefill_late", "early"))
+
+
+def _compared() -> Iterator[Plan]:
+    """Content is compared: alone, and with what is wrong of it pushed again while something else goes wrong."""
+    plan = Plan("compared", compares=True)
+    yield from single(plan)
+    yield replace(plan, must_receive=True, is_prompt=True, faults=Faults(spoil=2))
+    for name in FAULT_NAMES:
+        if name not in ("idle", "spoil"):
+            yield replace(plan, name="pushed again", faults=replace(one(name), spoil=1))
+    for ranks in ((2, 1), (1, 2)):
+        yield Plan("pushed again", *ranks, compares=True, must_receive=True, is_prompt=True, faults=one("spoil"))
+    yield Plan("pushed again", writes=2, is_lazy=True, compares=True, faults=Faults(spoil=1, early=1))
 
 
 def _is_harsh(faults: Faults) -> bool:

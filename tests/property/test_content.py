@@ -1,17 +1,19 @@
-"""The laws of digests: equal for equal content at each place, whatever the engines are; else not."""
+"""The laws of sums of content: equal for equal content at each place, whatever the engines are; else not."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from drawn import drawn
-from pdcluster_connector.core.content import DIGEST_MASK, parts_pushed, parts_received
+from pdcluster_connector.core.content import Found, Mismatch, common_spans, find_mismatch, plan_content
 from pdcluster_connector.core.watermark import wanted_spans
 from pdcluster_connector.steps import ContentOrder
 from pdcluster_connector.worker.content import KvReader, digest_of
+from pdcluster_protocol.params import ContentCheck
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 from property.engines import CELL, Scene, scenes
 from property.test_link import Bytes, cells, filled, size_of, wanted
@@ -42,12 +44,12 @@ def reader_of(memory: Bytes, rank: RankLayout) -> KvReader:
     return KvReader(rank, [view_of(data, region, rank) for region in rank.regions])
 
 
-def order_of(scene: Scene, table: tuple[tuple[int, ...], ...]) -> ContentOrder:
+def order_of(scene: Scene, table: tuple[tuple[int, ...], ...], check: ContentCheck = ContentCheck.FULL) -> ContentOrder:
     spans = tuple(
         wanted_spans(pair.decode, scene.prompt.cached_tokens, scene.prompt.num_tokens, blocks)
         for pair, blocks in zip(scene.groups, scene.decode_table, strict=True)
     )
-    return ContentOrder(spans, table)
+    return ContentOrder(spans, table, check)
 
 
 def received(scene: Scene, decode: RankLayout) -> Bytes:
@@ -60,61 +62,70 @@ def received(scene: Scene, decode: RankLayout) -> Bytes:
     return memory
 
 
-def pushed(scene: Scene, decode: RankLayout) -> int:
-    order, total = order_of(scene, scene.prefill_table), 0
+def compare(
+    scene: Scene, decode: RankLayout, memory: Bytes, check: ContentCheck = ContentCheck.FULL
+) -> Mismatch | None:
+    """What decode finds with ``memory``, and right memory on all prefill ranks."""
+    pushed = []
     for prefill in scene.prefill.ranks(scene.layers):
         reader = reader_of(filled(prefill, scene), prefill)
-        total += sum(reader.sums(parts_pushed(prefill, decode), order, KEY))
-    return total & DIGEST_MASK
+        pushed.append(reader.pushed(decode, order_of(scene, scene.prefill_table, check), KEY).result())
+    order = order_of(scene, scene.decode_table, check)
+    here = reader_of(memory, decode).received(order, KEY)
+    return find_mismatch(Found(plan_content(check, decode, order.spans, KEY), here.result()), pushed)
 
 
-def digest(reader: KvReader, order: ContentOrder, key: str = KEY) -> int:
-    return sum(reader.sums(parts_received(reader.layout), order, key)) & DIGEST_MASK
-
-
+@pytest.mark.parametrize("check", [ContentCheck.SAMPLED, ContentCheck.FULL])
 @settings(max_examples=drawn(60), deadline=None)
-@given(scenes())
-def test_what_all_prefill_ranks_pushed_has_the_digest_of_what_a_decode_rank_received(scene: Scene) -> None:
+@given(scene=scenes())
+def test_what_all_prefill_ranks_pushed_adds_up_to_what_a_decode_rank_received(
+    check: ContentCheck, scene: Scene
+) -> None:
     for decode in scene.decode.ranks(scene.layers):
-        order = order_of(scene, scene.decode_table)
-        assert digest(reader_of(received(scene, decode), decode), order) == pushed(scene, decode)
+        if decode.regions:
+            assert compare(scene, decode, received(scene, decode), check) is None
 
 
 @settings(max_examples=drawn(60), deadline=None)
 @given(scenes(), st.data())
-def test_one_other_byte_is_another_digest(scene: Scene, data: st.DataObject) -> None:
+def test_one_other_byte_is_found_with_its_region_and_its_tokens(scene: Scene, data: st.DataObject) -> None:
     decode = data.draw(st.sampled_from(scene.decode.ranks(scene.layers)))
     assume(decode.regions)
-    region = data.draw(st.sampled_from(decode.regions))
-    memory, order = received(scene, decode), order_of(scene, scene.decode_table)
-    table = scene.decode_table[region.group]
-    spots, _ = cells(region, decode, table, wanted(scene.groups[region.group].decode, scene, table))
+    number = data.draw(st.integers(0, len(decode.regions) - 1))
+    region, memory = decode.regions[number], received(scene, decode)
+    table, group = scene.decode_table[region.group], scene.groups[region.group].decode
+    spots, _ = cells(region, decode, table, wanted(group, scene, table))
     assume(len(spots))
-    before = digest(reader_of(memory, decode), order)
     spot = int(data.draw(st.sampled_from(spots.tolist())))
     was = as_bytes(memory)[spot]
     memory[spot] += 1 << 7
     assert as_bytes(memory)[spot] != was
-    assert digest(reader_of(memory, decode), order) != before
+    mismatch = compare(scene, decode, memory)
+    assert mismatch is not None
+    assert mismatch.regions == (number,)
+    (named,) = mismatch.ranges
+    spans = order_of(scene, scene.decode_table).spans[region.group]
+    inside = np.concatenate([np.arange(*run) for run in common_spans(spans, [named])])
+    assert spot in cells(region, decode, table, inside)[0], "the tokens that are named are not those"
 
 
 @settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 4), st.integers(1, 20))
-def test_a_digest_is_a_sum_over_cells_in_any_order_and_any_parts(seed: int, n: int, heads: int, size: int) -> None:
+def test_a_sum_is_one_over_cells_in_any_order_and_any_parts(seed: int, n: int, heads: int, size: int) -> None:
     content = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (n, heads, size), np.uint8))
-    positions, whole = torch.arange(n) * 7, digest_of(content, torch.arange(n) * 7, 3, seed)
+    positions, whole = torch.arange(n) * 7, digest_of(content, torch.arange(n) * 7, seed)
     order = torch.from_numpy(np.random.default_rng(seed).permutation(n))
-    assert digest_of(content[order], positions[order], 3, seed) == whole
-    parts = [digest_of(content[:, h : h + 1], positions, 3 + h, seed) for h in range(heads)]
-    assert sum(parts) & DIGEST_MASK == whole
-    assert digest_of(content, positions + 1, 3, seed) != whole
-    assert digest_of(content, positions, 4, seed) != whole
-    assert digest_of(content, positions, 3, seed + 1) != whole
+    assert digest_of(content[order], positions[order], seed) == whole
+    parts = [digest_of(content[:, h : h + 1], positions, seed) for h in range(heads)]
+    assert sum(parts) % (1 << 64) == whole
+    assume(whole)
+    assert digest_of(content, positions + 1, seed) != whole
+    assert digest_of(content, positions, seed + 1) != whole
 
 
-def test_digests_are_the_same_on_every_machine() -> None:
+def test_sums_are_the_same_on_every_machine() -> None:
     content = torch.arange(48, dtype=torch.uint8).view(2, 2, 12)
-    assert digest_of(content, torch.tensor([0, 5]), 1, -9) == KNOWN
+    assert digest_of(content, torch.tensor([0, 5]), 9) == KNOWN
 
 
-KNOWN = 9197169434682724223
+KNOWN = 11871513654930001584

@@ -158,7 +158,7 @@ def push_along(welcome: Welcome, hello: Hello) -> None:
         queue.add(batch)
     list(queue.advance(now=1.0))
     for digested in parts_pushed(hello.layout, welcome.layout):
-        cells_of(digested, hello.layout.regions[digested.region], (((0, 32),),), ((1, 2),))
+        cells_of(digested, hello.layout.regions[digested.region], ((0, 32),), (1, 2))
 
 
 @pytest.mark.parametrize("welcome", WELCOMES.values(), ids=WELCOMES)

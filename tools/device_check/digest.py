@@ -1,4 +1,4 @@
-"""Digests of content (issue 16.5): the device's number is the host's, and what it costs beside a plain read."""
+"""Sums of content (issue 16.5): the device's number is the host's, and what it costs beside a plain read."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def main() -> int:
     content = torch.randint(0, 256, CELLS, dtype=torch.uint8)
     positions = torch.arange(CELLS[0])
     there = content.to(where), positions.to(where)
-    for first_head, key in ((0, 1), (3, 1 << 62), (5, -7)):
-        ours, theirs = digest_of(content, positions, first_head, key), digest_of(*there, first_head, key)
+    for key in (0, 1 << 62, 77):
+        ours, theirs = digest_of(content, positions, key), digest_of(*there, key)
         if ours != theirs:
             print(f"the device's digest is {theirs:016x}, the host's {ours:016x}")
             return 1
-    digest_s, read_s = median_s(where, REPEATS, lambda: digest_of(*there, 0, 1), lambda: there[0].sum().item())
+    digest_s, read_s = median_s(where, REPEATS, lambda: digest_of(*there, 1), lambda: there[0].sum().item())
     mib = content.numel() >> 20
     print(f"equal; {mib} MiB in {digest_s * 1e6:.0f} us, {digest_s / read_s:.1f} times a plain sum of it")
     return 0

@@ -1,42 +1,59 @@
 """Which cells of a rank's KV are compared with the other engine's, in terms that both engines share.
 
-A *cell* is what one token has in one head of one layer. Both engines add up one hash for each cell that the request
-wants (``worker/content.py``), keyed by the cell's place: layer, KV head of the whole model, token position. The sums
-agree when the content at each place does, whatever TP, block size and order of arrival. Where a cell lies is read from
-a rank's own block table here, and by nothing that plans a push (``ranges.py``): a push that goes wrong must not take
-its digest along.
+A *cell* is what one token has in one head of one layer. Both engines add up a number for each cell that is counted
+(``worker/content.py``): over prefill's ranks the sums are those of decode, whatever TP, block size and order.
+Where a cell lies is read from a rank's own block table here, and by nothing that plans a push (``ranges.py``): a push
+that goes wrong must not take its sums along.
 
-    decode rank: all cells of its own heads  =  sum over prefill ranks of the cells that each of them shares with it
+    range of tokens   0    1    2   ...
+    layer 0, head 0   .    .    .       -> rows[0]      a fault in one cell changes one row's sum and one range's:
+    layer 0, head 1   .    X    .       -> rows[1] !    where both cross is what is wrong
+           ...        v    v    v
+              ranges[0]  [1]!  [2]
+
+So the sums of a request are few, and name layer, head and tokens all the same.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import accumulate
+from typing import Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from pdcluster_connector.core.ranges import Offsets, Spans
+from pdcluster_connector.core.ranges import Offsets, Span, Spans
 from pdcluster_connector.core.tp_mapping import WHOLE, Sharding, Share, plan_pushes, stripe_tokens
-from pdcluster_protocol.side_channel import RankLayout, RegionLayout
+from pdcluster_protocol.params import ContentCheck
+from pdcluster_protocol.side_channel import ContentSums, RankLayout, RegionLayout
 
-DIGEST_MASK: Final = (1 << 64) - 1
-"""Digests are sums modulo 2^64."""
+SumsArray: TypeAlias = npt.NDArray[np.uint64]
+
+RANGE_TOKENS: Final = 256
+"""Tokens of a range where all is compared; doubled until there are ``MAX_RANGES`` of them at most."""
+MAX_RANGES: Final = 1024
+SAMPLED_TOKENS: Final = 16
+"""Tokens of a range where samples are."""
+TOKENS_OF_A_SAMPLE: Final = 256
+"""There is one sample for so many tokens, so that the cost stays the same share of a prompt's."""
+MAX_SAMPLES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ContentPart:
-    """Cells of one region that a digest counts. ``name``: of the region, the same on both engines.
+    """Cells of one region that sums count. ``rows``: of the rank's own heads.
 
-    ``rows``: of the rank's own heads; the first of them is KV head ``first_head`` of the whole model.
+    On the decode rank the region is ``target``, and the first of those heads is ``target_row``.
     """
 
     region: int
-    name: str
     rows: range
-    first_head: int
+    target: int
+    target_row: int = 0
     share: Share = WHOLE
     stripe: int = 1
 
@@ -53,64 +70,215 @@ class Cells:
 def parts_received(decode: RankLayout) -> tuple[ContentPart, ...]:
     """All that a decode rank keeps."""
     return tuple(
-        ContentPart(index, name, range(len(heads)), heads.start)
-        for index, name, region in _named(decode)
-        for heads in [_heads_of(region, decode)]
+        ContentPart(index, range(len(_heads_of(region, decode))), index) for index, region in enumerate(decode.regions)
     )
 
 
 def parts_pushed(prefill: RankLayout, decode: RankLayout) -> tuple[ContentPart, ...]:
     """What a prefill rank counts for a decode rank: summed over prefill's ranks, each cell of decode's once."""
-    targets = {name: region for _, name, region in _named(decode)}
+    targets = {name: index for index, name in _named(decode)}
     return tuple(
         part
-        for index, name, region in _named(prefill)
+        for index, name in _named(prefill)
         if name in targets
-        for part in _shared(index, name, region, targets[name], prefill, decode)
+        for part in _shared(index, targets[name], prefill, decode)
     )
 
 
-def other_content(here: int, pushed: int) -> str:
-    """The reason for losing an attempt whose two digests differ."""
-    return f"the content is not what was pushed: its digest is {here:016x} on decode, {pushed:016x} on prefill"
+@dataclass(frozen=True, slots=True)
+class ContentPlan:
+    """Which cells of a decode rank are counted, and how their sums are numbered. Both engines make the same one.
 
-
-def cells_of(part: ContentPart, region: RegionLayout, spans: Spans, tables: Sequence[Sequence[int]]) -> Cells:
-    """Where ``region`` keeps the cells of ``spans`` (per KV group) that ``part`` counts.
-
-    ``tables``: the request's blocks of each KV group, from its first position on; of state the one block.
+    ``picks``: of each region that is counted the numbers of its ranges; None: all of them.
     """
-    table = np.asarray(tables[region.group], np.int64)
+
+    layout: RankLayout
+    range_tokens: int
+    numbers: tuple[int, ...]
+    """Of the ranges that are counted, ascending: range n begins at position n * ``range_tokens``."""
+    picks: Mapping[int, tuple[int, ...]]
+    """The numbers of the ranges of each region that is counted."""
+    is_whole: bool = True
+    row_starts: Mapping[int, int] = field(default_factory=dict)
+    num_rows: int = 0
+
+    def spans_of(self, target: int) -> tuple[Span, ...]:
+        """What is counted of a region, as positions; empty: all that the request wants."""
+        return () if self.is_whole else tuple(map(self.span_of, self.picks[target]))
+
+    def span_of(self, number: int) -> Span:
+        """Positions of one range."""
+        return number * self.range_tokens, (number + 1) * self.range_tokens
+
+    def slots_of(self, positions: Offsets) -> Offsets:
+        """Which of the sums over ranges counts each position; of a page that reaches beyond them, the nearest."""
+        found: Offsets = np.searchsorted(self.numbers, positions // self.range_tokens, side="right") - 1
+        return found.clip(0)
+
+    def rows_of(self) -> Iterator[tuple[int, int]]:
+        """(region of decode's, KV head of the whole model) of each row."""
+        for index in self.picks:
+            yield from ((index, head) for head in _heads_of(self.layout.regions[index], self.layout))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a decode rank has of a request."""
+
+    plan: ContentPlan
+    sums: ContentSums
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Where the content on decode is not what was pushed: what crosses there may be wrong, and nothing else is."""
+
+    regions: tuple[int, ...]
+    ranges: tuple[Span, ...]
+    reason: str
+
+
+def plan_content(check: ContentCheck, decode: RankLayout, spans: Spans, key: str) -> ContentPlan:
+    """What is compared of the request ``key``, of which decode wants ``spans`` (per KV group)."""
+    tokens = SAMPLED_TOKENS if check is ContentCheck.SAMPLED else _range_tokens(spans)
+    by_group = {group: _numbers(of_group, tokens) for group, of_group in enumerate(spans) if of_group}
+    wanted = {index: by_group[region.group] for index, region in enumerate(decode.regions) if region.group in by_group}
+    is_whole = check is not ContentCheck.SAMPLED
+    picks = wanted if is_whole else _sampled(wanted, spans, f"{key}/{decode.rank}")
+    numbers = tuple(sorted(set().union(*picks.values())))
+    sizes = [len(_heads_of(decode.regions[index], decode)) for index in picks]
+    starts = dict(zip(picks, accumulate(sizes, initial=0), strict=False))
+    return ContentPlan(decode, tokens, numbers, picks, is_whole, starts, sum(sizes))
+
+
+def find_mismatch(found: Found, pushed: Sequence[ContentSums]) -> Mismatch | None:
+    """Where decode's sums are not those of all its prefill ranks together; None where they are equal.
+
+    Raises:
+        ValueError: Prefill has counted otherwise.
+    """
+    plan, here = found.plan, found.sums
+    rows = _differing(here.rows, [sums.rows for sums in pushed])
+    columns = _differing(here.ranges, [sums.ranges for sums in pushed])
+    if not len(rows) and not len(columns):
+        return None
+    # One of the two may be blind to several faults that outweigh each other, by chance.
+    heads = list(plan.rows_of())
+    places = [heads[row] for row in (rows if len(rows) else range(plan.num_rows))]
+    numbers = [plan.numbers[column] for column in (columns if len(columns) else range(len(plan.numbers)))]
+    regions = tuple(dict.fromkeys(region for region, _ in places))
+    return Mismatch(regions, tuple(map(plan.span_of, numbers)), _where(plan, places, numbers))
+
+
+def common_spans(first: Sequence[Span], second: Sequence[Span]) -> list[Span]:
+    """Positions that both have, ascending."""
+    crossed = ((max(a, c), min(b, d)) for a, b in first for c, d in second)
+    return sorted((start, stop) for start, stop in crossed if start < stop)
+
+
+def _differing(here: bytes, pushed: Sequence[bytes]) -> Sequence[int]:
+    """Raises: ValueError: They have not the same number of sums."""
+    if wrong := [sums for sums in pushed if len(sums) != len(here)]:
+        raise ValueError(f"prefill has {len(wrong[0]) // 8} sums of content, decode has {len(here) // 8}")
+    total = np.zeros(len(here) // 8, np.uint64)
+    for sums in pushed:
+        total += np.frombuffer(sums, "<u8")
+    found: list[int] = np.flatnonzero(total != np.frombuffer(here, "<u8")).tolist()
+    return found
+
+
+def _where(plan: ContentPlan, places: Sequence[tuple[int, int]], numbers: Sequence[int]) -> str:
+    """The first place in words, and how much else there is."""
+    (region, _), (start, stop) = places[0], plan.span_of(numbers[0])
+    heads = [head for index, head in places if index == region]
+    layer, others = plan.layout.regions[region].layer_name, len({index for index, _ in places}) - 1
+    more = f", and in {others} other regions" if others else ""
+    return (
+        f"the content is not what was pushed: layer {layer}, KV heads {_runs(heads)}, tokens {start} to {stop - 1} of "
+        f"{len(numbers)} ranges{more}"
+    )
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """0, 1, 2, 5 -> "0 to 5 (4)"."""
+    first, last = min(numbers), max(numbers)
+    return str(first) if first == last else f"{first} to {last} ({len(numbers)})"
+
+
+def _range_tokens(spans: Spans) -> int:
+    tokens, last = RANGE_TOKENS, max((stop for of_group in spans for _, stop in of_group), default=0)
+    while -(-last // tokens) > MAX_RANGES:
+        tokens *= 2
+    return tokens
+
+
+def _numbers(spans: Sequence[Span], tokens: int) -> tuple[int, ...]:
+    found = {n for start, stop in spans for n in range(start // tokens, -(-stop // tokens))}
+    return tuple(sorted(found))
+
+
+def _sampled(wanted: Mapping[int, Sequence[int]], spans: Spans, seed: str) -> dict[int, tuple[int, ...]]:
+    """The last range of the last region, which is written last, and some that ``seed`` chooses: layer after layer."""
+    if not wanted:
+        return {}
+    num_tokens = max(sum(stop - start for start, stop in of_group) for of_group in spans)
+    regions, last = list(wanted), max(wanted)
+    found: dict[int, set[int]] = {last: {wanted[last][-1]}}
+    begin, num = _number_of(seed), min(MAX_SAMPLES, num_tokens // TOKENS_OF_A_SAMPLE + 1)
+    for turn in range(num):
+        region = regions[(begin + turn * _stride(len(regions))) % len(regions)]
+        choice = _number_of(f"{seed}/{turn}") % len(wanted[region])
+        found.setdefault(region, set()).add(wanted[region][choice])
+    return {region: tuple(sorted(found[region])) for region in sorted(found)}
+
+
+def _stride(num: int) -> int:
+    """Steps of about two thirds of ``num`` that come by each number once."""
+    return next(step for step in range(max(1, num * 2 // 3), num + 2) if np.gcd(step, num) == 1)
+
+
+def _number_of(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def cells_of(
+    part: ContentPart, region: RegionLayout, spans: Sequence[Span], table: Sequence[int], ranges: Sequence[Span] = ()
+) -> Cells:
+    """Where ``region`` keeps the cells of ``spans`` that ``part`` counts; of those within ``ranges`` if there are any.
+
+    ``table``: the request's blocks, from its first position on; of state the one block.
+    """
+    blocks = np.asarray(table, np.int64)
     if not region.has_tokens:
-        return Cells(np.zeros(1, np.int64), table[:1] * region.pages_per_block, np.zeros(1, np.int64))
-    positions = _positions(part, region, spans)
+        return Cells(np.zeros(1, np.int64), blocks[:1] * region.pages_per_block, np.zeros(1, np.int64))
+    positions = _positions(part, region, spans, ranges)
     inside = positions % region.block_tokens
-    pages = table[positions // region.block_tokens] * region.pages_per_block + inside // region.page_tokens
+    pages = blocks[positions // region.block_tokens] * region.pages_per_block + inside // region.page_tokens
     return Cells(positions, pages, inside % region.page_tokens)
 
 
-def _positions(part: ContentPart, region: RegionLayout, spans: Spans) -> Offsets:
+def _positions(part: ContentPart, region: RegionLayout, spans: Sequence[Span], ranges: Sequence[Span]) -> Offsets:
     """Token by token; by whole pages where a token's content is spread over its page (vLLM's CPU kernels)."""
     whole = 1 if region.is_linear else region.page_tokens
-    runs = [np.arange(start // whole * whole, -(-stop // whole) * whole) for start, stop in spans[region.group]]
-    positions = np.unique(np.concatenate(runs)) if runs else np.zeros(0, np.int64)
+    runs = [(start // whole * whole, -(-stop // whole) * whole) for start, stop in spans]
+    parts = [np.arange(*run) for run in (common_spans(runs, ranges) if ranges else runs)]
+    positions = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
     shared: Offsets = positions[positions // part.stripe % part.share.count == part.share.index]
     return shared
 
 
-def _shared(
-    index: int, name: str, region: RegionLayout, target: RegionLayout, prefill: RankLayout, decode: RankLayout
-) -> Iterator[ContentPart]:
+def _shared(index: int, target_index: int, prefill: RankLayout, decode: RankLayout) -> Iterator[ContentPart]:
+    region, target = prefill.regions[index], decode.regions[target_index]
     if not region.has_tokens:
         if prefill.tp_rank == decode.tp_rank:
-            yield ContentPart(index, name, range(1), 0)
+            yield ContentPart(index, range(1), target_index)
         return
     stripe = stripe_tokens(min(region.page_tokens, target.page_tokens))
-    mine = _heads_of(region, prefill)
+    mine, theirs = _heads_of(region, prefill), _heads_of(target, decode)
     for push in plan_pushes(_sharding(region, prefill), _sharding(target, decode)):
         if (push.prefill_rank, push.decode_rank) == (prefill.tp_rank, decode.tp_rank):
             rows = range(push.heads.start - mine.start, push.heads.stop - mine.start)
-            yield ContentPart(index, name, rows, push.heads.start, push.share, stripe)
+            yield ContentPart(index, rows, target_index, push.heads.start - theirs.start, push.share, stripe)
 
 
 def _sharding(region: RegionLayout, rank: RankLayout) -> Sharding:
@@ -121,9 +289,9 @@ def _heads_of(region: RegionLayout, rank: RankLayout) -> range:
     return _sharding(region, rank).heads_of(rank.tp_rank) if region.has_tokens else range(1)
 
 
-def _named(layout: RankLayout) -> Iterator[tuple[int, str, RegionLayout]]:
+def _named(layout: RankLayout) -> Iterator[tuple[int, str]]:
     """Each region with its index and a name that the other engine has too."""
     seen: Counter[str] = Counter()
     for index, region in enumerate(layout.regions):
-        yield index, f"{region.layer_name}[{seen[region.layer_name]}] of group {region.group}", region
+        yield index, f"{region.layer_name}[{seen[region.layer_name]}] of group {region.group}"
         seen[region.layer_name] += 1

@@ -27,13 +27,14 @@ _Key: TypeAlias = tuple[str, int, int]
 class RegionCopy:
     """One layer's source and target: base addresses in bytes, and how each block is copied.
 
-    ``source_index``: the region's place in prefill's layout. ``shape``: index into the link's. ``is_resharded``: the
-    bytes do not come from the region itself but from staging memory; the shape's source then only tells in which
-    blocks prefill holds which tokens.
+    ``source_index``, ``target_index``: the region's place in prefill's layout, in decode's. ``shape``: index into the
+    link's. ``is_resharded``: the bytes do not come from the region itself but from staging memory; the shape's source
+    then only tells in which blocks prefill holds which tokens.
     """
 
     layer_name: str
     source_index: int
+    target_index: int
     source_base: int
     target_base: int
     shape: int
@@ -96,7 +97,8 @@ def plan_link(prefill: RankLayout, decode: RankLayout) -> Link:
     Raises:
         ProtocolError: The engines do not have the same layers, or hold one differently. Names both values and the cure.
     """
-    targets, ends = dict(_numbered(decode.regions)), _Ends(prefill, decode)
+    targets = {key: (place, region) for place, (key, region) in enumerate(_numbered(decode.regions))}
+    ends = _Ends(prefill, decode)
     if prefill.num_stages > 1 or decode.num_stages > 1:
         ours = [(index, pair) for index, pair in enumerate(_numbered(prefill.regions)) if pair[0] in targets]
     else:
@@ -105,10 +107,11 @@ def plan_link(prefill: RankLayout, decode: RankLayout) -> Link:
     shapes: dict[CopyShape, int] = {}
     copies, coverage = [], Fraction(0)
     for index, (key, source) in ours:
-        if (planned := _plan_region(source, targets[key], ends)) is not None:
+        place, target = targets[key]
+        if (planned := _plan_region(source, target, ends)) is not None:
             number = shapes.setdefault(planned.shape, len(shapes))
-            bases = source.base, targets[key].base
-            copies.append(RegionCopy(source.layer_name, index, *bases, number, planned.is_resharded))
+            ends_of_copy = index, place, source.base, target.base
+            copies.append(RegionCopy(source.layer_name, *ends_of_copy, number, planned.is_resharded))
             coverage += planned.coverage
     return Link(tuple(copies), tuple(shapes), coverage)
 

@@ -20,9 +20,9 @@ from typing import Final, TypeAlias
 
 from pdcluster_connector.core.link import Link
 from pdcluster_connector.core.ranges import Spans
-from pdcluster_connector.core.receiving import Debt, PeerId, SessionId
+from pdcluster_connector.core.writers import Debt, PeerId, SessionId
 from pdcluster_protocol.ids import BootId
-from pdcluster_protocol.side_channel import Hello
+from pdcluster_protocol.side_channel import Failed, Hello, Open
 
 EARLY_S: Final = 60.0
 """How long idle peers, refused peers and early failures are remembered: longer than any forward pass."""
@@ -147,3 +147,21 @@ class Peers:
     def _is_idle(self, peer: PeerId, known: Peer, now: float) -> bool:
         is_current = known.session is not None and self._newest.get(known.greeting.rank) == peer
         return not is_current and now - known.heard_at >= EARLY_S
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """An ``Open`` that came before its request was announced."""
+
+    peer: PeerId
+    message: Open
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyFailure:
+    """A prefill rank gave up before the scheduler announced the request."""
+
+    peer: PeerId
+    message: Failed
+    until: float

@@ -2,17 +2,14 @@
 
 Rule 1: a request is received only when every expected prefill rank said done, for the current attempt, with
         the byte count that decode worked out from its own block table.
-        Where the content is compared: and what is here has the digest that those ranks together said.
+        Where the content is compared: and what is here has the sums that those ranks together said. What has not is
+        pushed again, once, under the same grants; after that the attempt is lost.
 Rule 2: no attempt gets a grant, and vLLM is not told of a failure, while a writer of an earlier grant could
         still write: each is done, fenced and clean, or its session was cut.
 
     WAITING --every rank done--> RECEIVED
        |  \\--failed, lease lapsed, higher attempt--> same phase, attempt lost, its writers revoked
        +-- abort, deadline, prefill failed for good --> STOPPING --no writer left--> FAILED
-
-    a writer:  WRITING --done--> DONE
-                  +--revoke--> REVOKED --fenced and clean--> FENCED
-                                  +--fenced but unclean, or quarantine--> CUTTING --cut--> FENCED
 """
 
 from __future__ import annotations
@@ -20,12 +17,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum, auto
-from fractions import Fraction
-from typing import Final, NewType, TypeAlias
+from typing import Final, TypeAlias
 
-from pdcluster_connector.core.content import DIGEST_MASK, other_content
+from pdcluster_connector.core.content import Found, Mismatch, find_mismatch
+from pdcluster_connector.core.writers import MAY_WRITE, PeerId, Sender, SessionId, State, Writer
 from pdcluster_protocol.ids import Attempt, BootId, TransferId
 from pdcluster_protocol.side_channel import (
+    Again,
     Denial,
     Done,
     Failed,
@@ -33,15 +31,10 @@ from pdcluster_protocol.side_channel import (
     Grant,
     Progress,
     Revoke,
+    Settled,
     ToPrefill,
     Unneeded,
 )
-
-PeerId = NewType("PeerId", bytes)
-"""One prefill rank's connection to this decode rank."""
-
-SessionId = NewType("SessionId", str)
-"""The transport session that one life of a prefill engine writes on. Cutting it stops no other engine."""
 
 _NONE: Final = Attempt(0)
 
@@ -90,12 +83,20 @@ class CutSession:
 
 @dataclass(frozen=True, slots=True)
 class DigestReceived:
-    """Every rank is done with ``attempt``: digest what is here, then call ``digested``."""
+    """Every rank is done with ``attempt``: sum up what is here, then call ``digested``."""
 
     attempt: Attempt
 
 
-Command: TypeAlias = Reply | Report | AttemptLost | CutSession | DigestReceived
+@dataclass(frozen=True, slots=True)
+class Mismatched:
+    """What is here after ``attempt`` is not what was pushed; it may come again."""
+
+    attempt: Attempt
+    reason: str
+
+
+Command: TypeAlias = Reply | Report | AttemptLost | CutSession | DigestReceived | Mismatched
 Commands: TypeAlias = tuple[Command, ...]
 
 
@@ -107,58 +108,17 @@ class ReceiveTimes:
     quarantine_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Debt:
-    """What a prefill rank owes for one request, as decode works it out.
-
-    ``writers``: every rank of its engine that writes to this decode rank. ``coverage``: the part of decode's
-    ``needed`` heads that this rank fills; those of all writers must add up to it.
-    """
-
-    num_bytes: int
-    coverage: Fraction
-    needed: Fraction
-    writers: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Sender:
-    """A prefill rank that asks to write: which engine life, which rank of it, on which session, and what it owes."""
-
-    boot_id: BootId
-    rank: int
-    session: SessionId
-    debt: Debt
-
-
-class State(Enum):
-    """How far one granted prefill rank is."""
-
-    WRITING = auto()
-    REVOKED = auto()
-    CUTTING = auto()
-    DONE = auto()
-    FENCED = auto()
-
-
-MAY_WRITE: Final = frozenset({State.WRITING, State.REVOKED, State.CUTTING})
-
-
-@dataclass(slots=True)
-class _Writer:
-    attempt: Attempt
-    sender: Sender
-    until: float
-    """WRITING: when its lease lapses. REVOKED: when its quarantine ends."""
-    state: State = State.WRITING
-    digest: int | None = None
-
-
 class Receive:
     """State of one receive. Not thread-safe: the receiver thread owns it. ``now``: running seconds."""
 
     def __init__(
-        self, transfer_id: TransferId, times: ReceiveTimes, *, deadline: float, wants_digest: bool = False
+        self,
+        transfer_id: TransferId,
+        times: ReceiveTimes,
+        *,
+        deadline: float,
+        wants_digest: bool = False,
+        may_push_again: bool = True,
     ) -> None:
         self.transfer_id = transfer_id
         self.phase = ReceivePhase.WAITING
@@ -169,13 +129,14 @@ class Receive:
         self.lost_attempt = _NONE
         self._times = times
         self._wants_digest = wants_digest
+        self._may_push_again = may_push_again
         self._boot_id: BootId | None = None
         self._expected: frozenset[int] = frozenset()
         """Ranks of the current attempt's engine that owe us bytes."""
         self._asking: dict[PeerId, Sender] = {}
         self._ask_by = math.inf
         """When every rank of the attempt must have asked to write."""
-        self._writers: dict[PeerId, _Writer] = {}
+        self._writers: dict[PeerId, Writer] = {}
 
     @property
     def is_ended(self) -> bool:
@@ -208,24 +169,36 @@ class Receive:
         """A granted rank has written its part, it says: nothing of it is under way any more."""
         writer = self._writer(peer, message.attempt)
         if writer is None or writer.state not in MAY_WRITE:
-            return ()
+            # Said twice, unless nobody waits for it any more: then it may let its source go.
+            is_kept = message.sums is None or (writer is not None and writer.keeps_source)
+            return () if is_kept else (Reply(peer, Settled(self.transfer_id, message.attempt)),)
         if writer.state is not State.WRITING:
             writer.state = State.FENCED
             return self._go_on(now)
-        writer.state, writer.digest = State.DONE, message.digest
+        if message.num_pushes != writer.num_pushes:
+            return ()
+        writer.state, writer.sums = State.DONE, writer.sums or message.sums
         rank, expected = writer.sender.rank, writer.sender.debt.num_bytes
-        if message.num_bytes != expected:
+        if message.num_pushes == 1 and message.num_bytes != expected:
             return self._lose(f"prefill rank {rank} wrote {message.num_bytes} bytes, decode expects {expected}", now)
         return self._receive_if_complete(now)
 
-    def digested(self, attempt: Attempt, digest: int, *, now: float) -> Commands:
-        """What is here after ``attempt``, all of whose ranks were done, has this digest."""
+    def digested(self, attempt: Attempt, found: Found, *, now: float) -> Commands:
+        """What is here after ``attempt``, all of whose ranks were done, has these sums."""
         if not self._is_open or attempt != self.attempt or attempt <= self.lost_attempt:
             return ()
-        pushed = sum(writer.digest or 0 for writer in self._current()) & DIGEST_MASK
-        if digest == pushed:
+        try:
+            mismatch = find_mismatch(found, [writer.sums for writer in self._current() if writer.sums])
+        except ValueError as error:
+            return self._lose(f"{error}: run the same pdcluster everywhere", now)
+        if mismatch is None:
             return self._received()
-        return self._lose(other_content(digest, pushed), now)
+        mismatched = Mismatched(attempt, mismatch.reason)
+        if any(writer.num_pushes == 2 for writer in self._current()):
+            return mismatched, *self._lose(f"{mismatch.reason}, pushed twice", now)
+        if not self._may_push_again:
+            return mismatched, *self._lose(mismatch.reason, now)
+        return mismatched, *self._push_again(mismatch, now)
 
     def failed(self, peer: PeerId, message: Failed, *, now: float) -> Commands:
         """A prefill rank has given up; the attempt is lost."""
@@ -297,7 +270,7 @@ class Receive:
         asked = {sender.rank for sender in (*(w.sender for w in self._current()), *self._asking.values())}
         return not self._expected or asked != self._expected
 
-    def _writer(self, peer: PeerId, attempt: Attempt) -> _Writer | None:
+    def _writer(self, peer: PeerId, attempt: Attempt) -> Writer | None:
         writer = self._writers.get(peer)
         return writer if writer is not None and writer.attempt == attempt else None
 
@@ -331,11 +304,11 @@ class Receive:
         asking, self._asking = self._asking, {}
         for peer, sender in asking.items():
             held = self._writer(peer, self.attempt)
-            self._writers[peer] = held or _Writer(self.attempt, sender, until=now + self._times.lease_s)
+            self._writers[peer] = held or Writer(self.attempt, sender, until=now + self._times.lease_s)
         grant = Grant(self.transfer_id, self.attempt, int(self._times.lease_s * 1000))
         return tuple(Reply(peer, grant) for peer in asking)
 
-    def _has_stopped(self, writer: _Writer, now: float, *, is_fenced: bool) -> None:
+    def _has_stopped(self, writer: Writer, now: float, *, is_fenced: bool) -> None:
         if writer.state not in MAY_WRITE:
             return
         if is_fenced:
@@ -344,7 +317,7 @@ class Receive:
             # ``Fenced`` follows by itself.
             writer.state, writer.until = State.REVOKED, now + self._times.quarantine_s
 
-    def _cut_off(self, writer: _Writer) -> Commands:
+    def _cut_off(self, writer: Writer) -> Commands:
         if writer.state is State.CUTTING:
             return ()
         writer.state = State.CUTTING
@@ -367,7 +340,7 @@ class Receive:
             if writer.state is State.WRITING:
                 writer.state, writer.until = State.REVOKED, now + self._times.quarantine_s
                 revokes += (Reply(peer, Revoke(self.transfer_id, writer.attempt)),)
-        return revokes
+        return revokes + self._settle_all()
 
     def _receive_if_complete(self, now: float) -> Commands:
         done = [w.sender for w in self._current() if w.state is State.DONE]
@@ -378,15 +351,31 @@ class Receive:
             return self._lose(f"prefill has KV of {covered} heads and layers, decode needs {needed}", now)
         if not self._wants_digest:
             return self._received()
-        if silent := [writer.sender.rank for writer in self._current() if writer.digest is None]:
-            return self._lose(f"prefill rank {silent[0]} sent no digest: run the same pdcluster everywhere", now)
+        if silent := [writer.sender.rank for writer in self._current() if writer.sums is None]:
+            return self._lose(f"prefill rank {silent[0]} sent no sums: run the same pdcluster everywhere", now)
         return (DigestReceived(self.attempt),)
+
+    def _push_again(self, mismatch: Mismatch, now: float) -> Commands:
+        """Each rank pushes what it has of it, under the grant that it has."""
+        again = Again(self.transfer_id, self.attempt, mismatch.regions, mismatch.ranges)
+        peers = [peer for peer, writer in self._writers.items() if writer.attempt == self.attempt]
+        for peer in peers:
+            writer = self._writers[peer]
+            writer.state, writer.num_pushes, writer.until = State.WRITING, 2, now + self._times.lease_s
+        return tuple(Reply(peer, again) for peer in peers)
+
+    def _settle_all(self) -> Commands:
+        """Nothing more is wanted of those who are done."""
+        kept = {peer: writer for peer, writer in self._writers.items() if writer.keeps_source}
+        for writer in kept.values():
+            writer.state = State.FENCED
+        return tuple(Reply(peer, Settled(self.transfer_id, writer.attempt)) for peer, writer in kept.items())
 
     def _received(self) -> Commands:
         self.phase = ReceivePhase.RECEIVED
-        return (Report(is_received=True),)
+        return (Report(is_received=True), *self._settle_all())
 
-    def _current(self) -> list[_Writer]:
+    def _current(self) -> list[Writer]:
         return [writer for writer in self._writers.values() if writer.attempt == self.attempt]
 
     def _go_on(self, now: float) -> Commands:

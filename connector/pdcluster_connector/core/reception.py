@@ -15,20 +15,13 @@ import msgspec
 
 from pdcluster_connector.core import receiving
 from pdcluster_connector.core.clock import deadline_after
+from pdcluster_connector.core.content import Found
 from pdcluster_connector.core.link import full_coverage, plan_link, require_possible
-from pdcluster_connector.core.peers import EARLY_S, Incoming, Peer, Peers
+from pdcluster_connector.core.peers import EARLY_S, EarlyFailure, Incoming, Parked, Peer, Peers
 from pdcluster_connector.core.ranges import Spans
-from pdcluster_connector.core.receiving import (
-    CutSession,
-    PeerId,
-    Receive,
-    ReceiveTimes,
-    Reply,
-    Report,
-    Sender,
-    SessionId,
-)
+from pdcluster_connector.core.receiving import CutSession, Receive, ReceiveTimes, Reply, Report
 from pdcluster_connector.core.tp_mapping import related_ranks
+from pdcluster_connector.core.writers import PeerId, Sender, SessionId
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.fingerprint import KvFingerprint, require_equal
 from pdcluster_protocol.ids import Attempt, BootId, RequestId, TransferId
@@ -42,6 +35,7 @@ from pdcluster_protocol.side_channel import (
     Open,
     Progress,
     Refusal,
+    Settled,
     ToDecode,
     Unneeded,
     Welcome,
@@ -87,13 +81,22 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Digest what is here of this transfer, then call ``digested``."""
+    """Sum up what is here of this transfer, then call ``digested``."""
 
     transfer_id: TransferId
     attempt: Attempt
 
 
-Command: TypeAlias = Reply | Ended | Invite | Lost | CutSession | Compare
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """Tell the operator on call: what is here of this attempt is not what was pushed."""
+
+    request_id: RequestId
+    attempt: Attempt
+    reason: str
+
+
+Command: TypeAlias = Reply | Ended | Invite | Lost | CutSession | Compare | Differs
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,28 +108,13 @@ class Expected:
     deadline: float
     spans: Spans
     wants_digest: bool = False
+    may_push_again: bool = True
 
 
 @dataclass(slots=True)
 class _Waiting:
     expected: Expected
     receive: Receive
-
-
-@dataclass(frozen=True, slots=True)
-class _Parked:
-    peer: PeerId
-    message: Open
-    expires_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class _EarlyFailure:
-    """A prefill rank gave up before the scheduler announced the request."""
-
-    peer: PeerId
-    message: Failed
-    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +136,8 @@ class Reception:
     _heard_at: dict[SessionId, float] = field(default_factory=dict)
     _waiting: dict[TransferId, _Waiting] = field(default_factory=dict)
     _by_request: dict[RequestId, TransferId] = field(default_factory=dict)
-    _parked: dict[TransferId, list[_Parked]] = field(default_factory=dict)
-    _early: dict[TransferId, _EarlyFailure] = field(default_factory=dict)
+    _parked: dict[TransferId, list[Parked]] = field(default_factory=dict)
+    _early: dict[TransferId, EarlyFailure] = field(default_factory=dict)
     _over: dict[TransferId, _Over] = field(default_factory=dict)
     _prune_at: float = 0.0
 
@@ -164,7 +152,13 @@ class Reception:
         if transfer in self._waiting or transfer in self._over:
             yield Ended(expected.request_id, Report(is_received=False, reason="its transfer id was used before"))
             return
-        receive = Receive(transfer, self.times, deadline=expected.deadline, wants_digest=expected.wants_digest)
+        receive = Receive(
+            transfer,
+            self.times,
+            deadline=expected.deadline,
+            wants_digest=expected.wants_digest,
+            may_push_again=expected.may_push_again,
+        )
         self._waiting[transfer] = _Waiting(expected, receive)
         self._by_request[expected.request_id] = transfer
         if early := self._early.pop(transfer, None):
@@ -218,10 +212,10 @@ class Reception:
         for transfer, waiting in list(self._waiting.items()):
             yield from self._commands(transfer, waiting.receive.cut(session, now=now), now)
 
-    def digested(self, transfer: TransferId, attempt: Attempt, digest: int, *, now: float) -> Iterator[Command]:
-        """What is here of ``transfer`` has this digest. Does nothing for one that has ended meanwhile."""
+    def digested(self, transfer: TransferId, attempt: Attempt, found: Found, *, now: float) -> Iterator[Command]:
+        """What is here of ``transfer`` has these sums. Does nothing for one that has ended meanwhile."""
         if waiting := self._waiting.get(transfer):
-            yield from self._commands(transfer, waiting.receive.digested(attempt, digest, now=now), now)
+            yield from self._commands(transfer, waiting.receive.digested(attempt, found, now=now), now)
 
     def expire(self, *, now: float) -> Iterator[Command]:
         """Act on every deadline that has passed."""
@@ -245,7 +239,7 @@ class Reception:
         else:
             yield from self._progress(peer, message, now)
 
-    def _expire_parked(self, transfer: TransferId, parked: list[_Parked], now: float) -> Iterator[Command]:
+    def _expire_parked(self, transfer: TransferId, parked: list[Parked], now: float) -> Iterator[Command]:
         self._parked[transfer] = [p for p in parked if now < p.expires_at]
         if not self._parked[transfer]:
             del self._parked[transfer]
@@ -303,7 +297,7 @@ class Reception:
         elif sum(map(len, self._parked.values())) >= MAX_PARKED:
             yield Reply(peer, Denial(transfer, attempt, f"{MAX_PARKED} opens already wait for their reservation"))
         else:
-            parked = _Parked(peer, message, deadline_after(message.deadline_ms, now=now))
+            parked = Parked(peer, message, deadline_after(message.deadline_ms, now=now))
             self._parked.setdefault(transfer, []).append(parked)
 
     def _refusal_of(self, message: Open) -> str:
@@ -329,7 +323,9 @@ class Reception:
         waiting = self._waiting.get(message.transfer_id)
         if waiting is None:
             if isinstance(message, Failed) and message.transfer_id not in self._over:
-                self._early[message.transfer_id] = _EarlyFailure(peer, message, now + EARLY_S)
+                self._early[message.transfer_id] = EarlyFailure(peer, message, now + EARLY_S)
+            elif isinstance(message, Done) and message.sums is not None:
+                yield Reply(peer, Settled(message.transfer_id, message.attempt))
             return
         receive = waiting.receive
         match message:
@@ -354,6 +350,8 @@ class Reception:
                     yield from self._cut_off(command)
                 case receiving.DigestReceived(attempt):
                     yield Compare(transfer, attempt)
+                case receiving.Mismatched(attempt, reason):
+                    yield Differs(self._waiting[transfer].expected.request_id, attempt, reason)
                 case Reply():
                     yield command
 

@@ -3,11 +3,13 @@
 Rule 1: every state and every message of a push is decided here.
 Rule 2: a push is done only when every planned byte is acknowledged, and its source blocks are
         released only when no write can read them any more.
-Rule 3: a push whose content is compared says done with a digest of its source, and holds it until then.
+Rule 3: a push whose content is compared says done with sums of its source, and keeps it until decode has compared:
+        what is found to be wrong is pushed once more from there.
 
     OPENING --grant--> WRITING --last byte acknowledged--> DONE
-       |   \\               |
-       |    +--unneeded----|----------------------------------> DONE (decode has it all)
+       |   \\           |     \\--likewise, compared--> COMPARING --settled, give_up, deadline, cut--> DONE
+       |    \\          +<----------again, once-----------+
+       |     +--unneeded-----------------------------------------> DONE (decode has it all)
        +-- denial, bad write, give_up, deadline, revoke --> STOPPING --no write in flight, or cut--> STOPPED
 
 A push is *clean* while every write that was submitted was acknowledged. A write that ended badly may still
@@ -22,7 +24,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple, TypeAlias
 
 from pdcluster_protocol.ids import Attempt, TransferId
-from pdcluster_protocol.side_channel import Done, Failed, Fenced, Open, Progress, ToDecode
+from pdcluster_protocol.side_channel import ContentSums, Done, Failed, Fenced, Open, Progress, ToDecode
 
 
 class PushKey(NamedTuple):
@@ -35,6 +37,7 @@ class PushKey(NamedTuple):
 class PushPhase(Enum):
     OPENING = auto()
     WRITING = auto()
+    COMPARING = auto()
     STOPPING = auto()
     DONE = auto()
     STOPPED = auto()
@@ -66,7 +69,7 @@ class CutLane:
 
 @dataclass(frozen=True, slots=True)
 class DigestPush:
-    """Every byte is acknowledged: digest what was pushed, then call ``digested``. Said once."""
+    """Every byte is acknowledged: sum up what was pushed, then call ``digested``. Said once."""
 
 
 Command: TypeAlias = Send | Release | CutLane | DigestPush
@@ -86,8 +89,9 @@ class Push:
         self.acked_bytes = 0
         self.is_unneeded = False
         self.wants_digest = False
-        """Whether ``Done`` carries a digest. Set before the last part is planned."""
-        self._digest: int | None = None
+        """Whether ``Done`` carries sums. Set before the last part is planned."""
+        self._sums: ContentSums | None = None
+        self._num_pushes = 1
         self._is_digesting = False
         self._hold_s = hold_s
         self._num_layers = 0
@@ -152,10 +156,34 @@ class Push:
         assert self.acked_bytes <= self.planned_bytes, f"{self.key}: {self.acked_bytes} of {self.planned_bytes} bytes"
         return self._finish_if_complete() + self._stop_if_quiet()
 
-    def digested(self, digest: int) -> Commands:
+    def digested(self, sums: ContentSums) -> Commands:
         """What was pushed, as the source has it."""
-        self._digest = digest
+        self._sums = sums
         return self._finish_if_complete()
+
+    @property
+    def may_push_again(self) -> bool:
+        """Whether the source is kept for a second push, which has not begun."""
+        return self.phase is PushPhase.COMPARING and self._num_pushes == 1
+
+    def again(self, num_bytes: int, *, now: float) -> Commands:
+        """Decode has found something else than was pushed: ``num_bytes`` of it are written once more.
+
+        Our sums are those from before: should the source have changed since, nothing agrees with them.
+        """
+        assert self.may_push_again, f"{self.key}: again while {self.phase.name}"
+        self.phase, self._num_pushes = PushPhase.WRITING, 2
+        self.planned_bytes += num_bytes
+        self._renew_at = now + self._lease_s / RENEWALS_PER_LEASE
+        return self._finish_if_complete()
+
+    def refuse_again(self, reason: str) -> Commands:
+        """What decode wants a second time cannot be pushed from here."""
+        return (Send(Failed(*self.key, reason, is_fenced=True)), *self._let_go())
+
+    def settled(self) -> Commands:
+        """Decode needs nothing more of us."""
+        return self._let_go() if self.phase is PushPhase.COMPARING else ()
 
     def write_failed(self, reason: str, *, now: float) -> Commands:
         """One write ended badly: only a cut ends what it may still do."""
@@ -167,6 +195,8 @@ class Push:
         """Write no more and tell decode why. Does nothing once the push is ending."""
         if self.is_ended or self.phase is PushPhase.STOPPING:
             return ()
+        if self.phase is PushPhase.COMPARING:
+            return self._let_go()  # All is there, as far as we know; a wish for a second push will be refused.
         self._enter_stopping(reason, now)
         self._is_fence_owed = not self._is_quiet
         return (Send(Failed(*self.key, reason, is_fenced=self._is_quiet)), *self._stop_if_quiet())
@@ -218,11 +248,18 @@ class Push:
     def _finish_if_complete(self) -> Commands:
         if self.phase is not PushPhase.WRITING or not self._is_whole or self.acked_bytes < self.planned_bytes:
             return ()
-        if self.wants_digest and self._digest is None:
+        if self.wants_digest and self._sums is None:
             is_asked, self._is_digesting = self._is_digesting, True
             return () if is_asked else (DigestPush(),)
+        done = Send(Done(*self.key, self.acked_bytes, self._num_layers, self._sums, self._num_pushes))
+        if self._sums is not None:
+            self.phase = PushPhase.COMPARING
+            return (done,)
+        return (done, *self._let_go())
+
+    def _let_go(self) -> Commands:
         self.phase = PushPhase.DONE
-        return Send(Done(*self.key, self.acked_bytes, self._num_layers, self._digest)), Release()
+        return (Release(),)
 
     def _stop_if_quiet(self) -> Commands:
         return self._stop() if self.phase is PushPhase.STOPPING and self._is_quiet else ()

@@ -20,6 +20,7 @@ from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.metaserver import PrefillOutcome
 from pdcluster_protocol.params import (
+    ContentCheck,
     DecodeParams,
     Receipt,
     Reservation,
@@ -61,6 +62,8 @@ class DecodeEngine:
     page_tokens: tuple[int, ...] = ()
     """Tokens in a page of each group; empty: as in its blocks."""
     transfer_protocol: str = ""
+    content_check: ContentCheck = ContentCheck.OFF
+    """Of requests that ask for no receipt; of those that do all is compared."""
 
     @property
     def num_kept_back(self) -> int:
@@ -150,7 +153,8 @@ class DecodeScheduler:
             return
         reservation = self._reservation(request_id, request, request.params, block_ids, external_tokens, now)
         request.reservation = reservation
-        self._expects.append(_expect(request_id, reservation, self._engine.groups))
+        expect = _expect(request_id, reservation, self._engine.groups, is_proof=request.params.wants_receipt)
+        self._expects.append(expect)
         self._posts.append((request_id, request.params.metaserver, reservation, request.deadline))
 
     def step(self) -> DecodeStep:
@@ -270,7 +274,7 @@ class DecodeScheduler:
             remote_side_channels=self._engine.side_channels,
             num_prompt_tokens=len(tokens),
             prompt_digest=digest_tokens(tokens),
-            wants_digest=params.wants_receipt,
+            content_check=ContentCheck.FULL if params.wants_receipt else self._engine.content_check,
         )
 
 
@@ -286,11 +290,12 @@ def _num_wanted(reservation: Reservation) -> int:
     return reservation.num_prompt_tokens - reservation.remote_cached_tokens
 
 
-def _expect(request_id: RequestId, reservation: Reservation, groups: Sequence[KvGroup]) -> Expect:
+def _expect(request_id: RequestId, reservation: Reservation, groups: Sequence[KvGroup], *, is_proof: bool) -> Expect:
     first, end = reservation.remote_cached_tokens, reservation.num_prompt_tokens
     spans = tuple(
         wanted_spans(group, first, end, blocks)
         for group, blocks in zip(groups, reservation.remote_block_ids, strict=True)
     )
-    content = ContentOrder(spans, reservation.remote_block_ids) if reservation.wants_digest else None
-    return Expect(request_id, reservation.transfer_id, reservation.deadline_ms, spans, content)
+    check = reservation.content_check
+    content = None if check is ContentCheck.OFF else ContentOrder(spans, reservation.remote_block_ids, check)
+    return Expect(request_id, reservation.transfer_id, reservation.deadline_ms, spans, content, is_proof)

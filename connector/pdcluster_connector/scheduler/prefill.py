@@ -20,7 +20,15 @@ from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import ContentOrder, PrefillStep, PushSlice, PushTarget
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import BootId, RequestId
-from pdcluster_protocol.params import PushRefusal, Reservation, check_seal, digest_tokens, parse_reservation, to_wire
+from pdcluster_protocol.params import (
+    ContentCheck,
+    PushRefusal,
+    Reservation,
+    check_seal,
+    digest_tokens,
+    parse_reservation,
+    to_wire,
+)
 from pdcluster_protocol.secret import Secret
 
 BlockTable: TypeAlias = tuple[Sequence[int], ...]
@@ -236,18 +244,21 @@ class PrefillScheduler:
             tuple(map(slice_of, prompt.groups, spans, tables, remote_blocks)),
             prompt.num_tokens,
             is_last,
-            _content(transfer, tables) if is_last and transfer.reservation.wants_digest else None,
+            _content(transfer, tables) if is_last else None,
         )
 
 
-def _content(transfer: _Transfer, tables: Sequence[Sequence[int]]) -> ContentOrder:
+def _content(transfer: _Transfer, tables: Sequence[Sequence[int]]) -> ContentOrder | None:
     """By decode's own table, as decode works it out, and by ours as vLLM has it: not by what was planned."""
+    check = transfer.reservation.content_check
+    if check is ContentCheck.OFF:
+        return None
     prompt, blocks = transfer.prompt, transfer.reservation.remote_block_ids
     spans = tuple(
         wanted_spans(pair.decode, prompt.cached_tokens, prompt.num_tokens, table)
         for pair, table in zip(prompt.groups, blocks, strict=True)
     )
-    return ContentOrder(spans, tuple(map(tuple, tables)))
+    return ContentOrder(spans, tuple(map(tuple, tables)), check, blocks)
 
 
 def _target(reservation: Reservation, deadline: float, now: float) -> PushTarget:

@@ -1,11 +1,13 @@
-"""Digests of KV: one number for what a rank pushed or received of a request, read through vLLM's own tensors.
+"""Sums of KV content: what a rank pushed or received of a request, read through vLLM's own tensors.
 
-    digest = sum over cells, over words of 8 bytes, of mix(word ^ mix(place of the word))  modulo 2^64
+    cell = sum over words of 8 bytes of  spread(word) * odd number of the word's place in the cell
+    sum  = sum over cells of  cell * odd number of the token's position                             all modulo 2^64
 
-The cells are ``core/content.py``'s. A sum has no order, so that ranks, layers and chunks may come in any. It is no
-proof against somebody who wants to deceive: the side channel is sealed against those. It is computed on the tensor's
-own device, never in the forward pass nor in its stream, and in chunks: the thread that computes it serves others in
-between.
+Which cells go into which sum is ``core/content.py``'s to say. A sum has no order, so that ranks, layers and chunks may
+come in any. One multiplication and few passes for each word, so that it costs little more than reading the memory;
+``spread`` carries a word's top bits down, of which a product modulo 2^64 keeps too few. It is no proof against somebody
+who wants to deceive: the side channel is sealed against those. It is computed on the tensor's own device, never in the
+forward pass nor in its stream, and in chunks: the thread that computes it serves others in between.
 """
 
 from __future__ import annotations
@@ -13,21 +15,33 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, Generic, TypeVar
 
+import numpy as np
 import torch
 
-from pdcluster_connector.core.content import DIGEST_MASK, Cells, ContentPart, cells_of, parts_pushed, parts_received
+from pdcluster_connector.core.content import (
+    Cells,
+    ContentPart,
+    ContentPlan,
+    Found,
+    cells_of,
+    parts_pushed,
+    parts_received,
+    plan_content,
+)
+from pdcluster_connector.core.ranges import Offsets
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.device import Device, Stream
 from pdcluster_connector.steps import ContentOrder
 from pdcluster_connector.worker.pushes import LivePush, PushBook
 from pdcluster_protocol.ids import Attempt, TransferId
-from pdcluster_protocol.side_channel import RankLayout
+from pdcluster_protocol.side_channel import ContentSums, RankLayout
 
-CHUNK_BYTES: Final = 1 << 20
-"""What is read at once: about 5 ms of a CPU core."""
+CHUNK_BYTES: Final = 1 << 19
+"""What is read at once: it stays in a core's cache between the passes."""
 _WORD_BYTES: Final = 8
 
 
@@ -43,33 +57,107 @@ class KvReader:
         """Of the rank."""
         return self.views[0].device
 
-    def sums(self, parts: Sequence[ContentPart], order: ContentOrder, key: str) -> Iterator[int]:
-        """The digest in parts, one for each chunk; reads memory as it is iterated. ``key``: the transfer's."""
+    def received(self, order: ContentOrder, key: str) -> SumsUnderWay:
+        """What this decode rank has of the transfer ``key``."""
+        plan = plan_content(order.check, self.layout, order.spans, key)
+        return SumsUnderWay(self, plan, parts_received(self.layout), order, key)
+
+    def pushed(self, decode: RankLayout, order: ContentOrder, key: str) -> SumsUnderWay:
+        """What this prefill rank has of the transfer ``key`` for a decode rank."""
+        plan = plan_content(order.check, decode, order.spans, key)
+        return SumsUnderWay(self, plan, parts_pushed(self.layout, decode), order, key)
+
+
+class SumsUnderWay:
+    """The sums of one request on one rank: whole after the last ``advance``. Reads memory only then."""
+
+    def __init__(
+        self, reader: KvReader, plan: ContentPlan, parts: Sequence[ContentPart], order: ContentOrder, key: str
+    ) -> None:
+        self._reader = reader
+        self._order = order
+        self._key = _number_of(key)
+        self.plan = plan
+        where = reader.where
+        self._rows = torch.zeros(plan.num_rows, dtype=torch.int64, device=where)
+        self._ranges = torch.zeros(len(plan.numbers), dtype=torch.int64, device=where)
+        self._chunks = self._read([part for part in parts if part.target in plan.picks])
+
+    def advance(self) -> bool:
+        """Read one chunk. False: there was none left."""
+        return next(self._chunks, False)
+
+    def result(self) -> ContentSums:
+        """The sums, whole."""
+        while self.advance():
+            pass
+        return ContentSums(_as_bytes(self._rows), _as_bytes(self._ranges))
+
+    def _read(self, parts: Sequence[ContentPart]) -> Iterator[bool]:
+        known: dict[object, _Pages] = {}
         for part in parts:
-            cells = cells_of(part, self.layout.regions[part.region], order.spans, order.tables)
-            yield from self._region_sums(part, cells, _number_of(f"{key}/{part.name}"))
+            region, ranges = self._reader.layout.regions[part.region], self.plan.spans_of(part.target)
+            shape = (region.group, part.share, part.stripe, ranges, region.page_tokens, region.kind, region.is_linear)
+            if shape not in known:  # Layers of one shape have their cells in the very same places.
+                spans, table = self._order.spans[region.group], self._order.tables[region.group]
+                cells = cells_of(part, region, spans, table, ranges)
+                known[shape] = _pages_of(cells, region.page_tokens, self.plan, self._key, self._reader.where)
+            for _ in self._read_part(part, known[shape]):
+                yield True
 
-    def _region_sums(self, part: ContentPart, cells: Cells, key: int) -> Iterator[int]:
-        view = self.views[part.region]
-        at_once = max(1, CHUNK_BYTES // (len(part.rows) * view.shape[3]))
-        for start in range(0, len(cells.positions), at_once):
-            now = slice(start, start + at_once)
-            pages, slots, positions = (
-                torch.from_numpy(numbers[now]).to(view.device)
-                for numbers in (cells.pages, cells.slots, cells.positions)
-            )
-            content = view[pages, part.rows.start : part.rows.stop, slots]
-            yield digest_of(content, positions, part.first_head, key)
+    def _read_part(self, part: ContentPart, pages: _Pages) -> Iterator[None]:
+        view = _as_words(self._reader.views[part.region])[:, part.rows.start : part.rows.stop]
+        row = self.plan.row_starts[part.target] + part.target_row
+        heads = torch.from_numpy(_odd(np.arange(row, row + len(part.rows)), _GOLDEN))[:, None].to(view.device)
+        at_once = max(1, CHUNK_BYTES // (view[:1].numel() * view.element_size()))
+        for first in range(0, len(pages.numbers), at_once):
+            now = slice(first, first + at_once)
+            sums = values_of(view.index_select(0, pages.numbers[now])) * pages.weights[now, None]
+            self._rows[row : row + len(part.rows)] += sums.sum((0, 2))
+            of_tokens = (sums * heads).sum(1)
+            self._ranges.index_add_(0, pages.slots[now].reshape(-1), of_tokens.reshape(-1))
+            yield
 
 
-def digest_of(content: torch.Tensor, positions: torch.Tensor, first_head: int, key: int) -> int:
-    """Of cells ``content``: ``[positions, heads, bytes]``, uint8, any device; ``positions``: int64, of the tokens."""
-    words = _words_of(content)
-    device = content.device
-    heads = torch.arange(first_head, first_head + words.shape[1], device=device)
-    numbers = torch.arange(words.shape[2], device=device)
-    place = positions[:, None, None] * _P + heads[None, :, None] * _Q + numbers * _R + key
-    return int(_mix(words ^ _mix(place)).sum().item()) & DIGEST_MASK
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """Pages of a region that hold cells which are counted. On the rank's device.
+
+    ``weights``, ``slots``: ``[pages, tokens]``, int64: of each token its factor, 0 where it is not counted, and which
+    of the sums over ranges counts it.
+    """
+
+    numbers: torch.Tensor
+    weights: torch.Tensor
+    slots: torch.Tensor
+
+
+def _pages_of(cells: Cells, page_tokens: int, plan: ContentPlan, key: int, where: torch.device) -> _Pages:
+    numbers, turns = np.unique(cells.pages, return_inverse=True)
+    tokens = 1 if not len(cells.slots) else max(page_tokens, int(cells.slots.max()) + 1)
+    weights, slots = np.zeros((len(numbers), tokens), np.int64), np.zeros((len(numbers), tokens), np.int64)
+    weights[turns, cells.slots] = _odd(cells.positions, key)
+    slots[turns, cells.slots] = plan.slots_of(cells.positions)
+    return _Pages(*(torch.from_numpy(found).to(where) for found in (numbers, weights, slots)))
+
+
+def values_of(content: torch.Tensor) -> torch.Tensor:
+    """[pages, heads, tokens], int64: of each cell of ``content``, ``[pages, heads, tokens, bytes or words]``.
+
+    ``content`` is a copy of our own: it is overwritten.
+    """
+    words = content if content.dtype is torch.int64 else _words_of(content)
+    words += words >> 32
+    factors = _factors(words.shape[-1], words.device)
+    if words.device.type == "cpu":
+        return torch.mv(words.view(-1, words.shape[-1]), factors).view(words.shape[:-1])
+    return (words * factors).sum(-1)  # CUDA has no product of integer matrices
+
+
+def digest_of(content: torch.Tensor, positions: torch.Tensor, key: int) -> int:
+    """One sum over cells ``[positions, heads, bytes]``, uint8, any device: for checks of a device's arithmetic."""
+    weights = torch.from_numpy(_odd(positions.cpu().numpy(), key)).to(content.device)
+    return int((values_of(content[:, :, None].clone())[..., 0] * weights[:, None]).sum().item()) & _MASK
 
 
 K = TypeVar("K", bound=Hashable)
@@ -77,7 +165,7 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(slots=True)
 class Digests(Generic[K]):
-    """Digests under way. Not thread-safe: the thread that computes them owns it, and has a stream of its own for them.
+    """Sums under way. Not thread-safe: the thread that computes them owns it, and has a stream of its own for them.
 
     On an NPU any thread's stream is the forward pass's unless it opens another: each chunk would wait for all the steps
     that are under way.
@@ -86,39 +174,34 @@ class Digests(Generic[K]):
     device: Device
     """The rank's."""
     _stream: Stream | None = None
-    _sums: dict[K, Iterator[int]] = field(default_factory=dict)
-    _totals: dict[K, int] = field(default_factory=dict)
+    _sums: dict[K, SumsUnderWay] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._sums)
 
-    def start(self, key: K, sums: Iterator[int], where: torch.device) -> None:
-        """Begin the digest that ``sums`` add up to, which read the memory of ``where`` as they are iterated."""
+    def start(self, key: K, sums: SumsUnderWay, where: torch.device) -> None:
+        """Begin ``sums``, which read the memory of ``where``."""
         self._stream = self._stream or self.device.open_stream(where)
-        self._sums[key], self._totals[key] = sums, 0
+        self._sums[key] = sums
 
     def drop(self, key: K) -> None:
-        """The digest is not wanted any more; its memory is not read again."""
+        """These sums are not wanted any more; their memory is not read again."""
         self._sums.pop(key, None)
-        self._totals.pop(key, None)
 
     @property
     def next_key(self) -> K | None:
         """The one that ``advance`` reads for."""
         return next(iter(self._sums), None)
 
-    def advance(self) -> int | None:
-        """Read one chunk of the oldest; its digest once it is whole."""
+    def advance(self) -> SumsUnderWay | None:
+        """Read one chunk of the oldest; it, once it is whole."""
         assert self._stream is not None, "nothing was started"
         key = next(iter(self._sums))
         with self._stream:
-            part = next(self._sums[key], None)
-        if part is not None:
-            self._totals[key] = (self._totals[key] + part) & DIGEST_MASK
-            return None
-        total = self._totals[key]
-        self.drop(key)
-        return total
+            if self._sums[key].advance():
+                return None
+            self._sums[key].result()  # Waits for the device here, in this stream.
+        return self._sums.pop(key)
 
 
 class PushDigests:
@@ -149,16 +232,15 @@ class PushDigests:
         live = book.get(key)
         if live is None or not live.push.may_write:
             self._digests.drop(key)  # Its blocks may be another request's by now.
-        elif (digest := self._digests.advance()) is not None:
-            book.apply(live, live.push.digested(digest))
+        elif (sums := self._digests.advance()) is not None:
+            book.apply(live, live.push.digested(sums.result()))
 
     def _start(self, live: LivePush, book: PushBook, now: float) -> None:
         if self._reader is None or self.decode_layout is None or live.content is None:
             reason = "this prefill rank cannot read its own KV, so that its content cannot be compared"
             book.apply(live, live.push.give_up(reason, now=now))
             return
-        parts = parts_pushed(self._reader.layout, self.decode_layout)
-        sums = self._reader.sums(parts, live.content, live.push.key.transfer_id)
+        sums = self._reader.pushed(self.decode_layout, live.content, live.push.key.transfer_id)
         self._digests.start(live.push.key, sums, self._reader.where)
 
 
@@ -189,51 +271,57 @@ class ReceiveDigests:
         """Every rank is done with this attempt. False: this rank cannot read its own KV."""
         if self._reader is None:
             return False
-        parts, order = parts_received(self._reader.layout), self._wanted[transfer]
-        self._digests.start((transfer, attempt), self._reader.sums(parts, order, transfer), self._reader.where)
+        sums = self._reader.received(self._wanted[transfer], transfer)
+        self._digests.start((transfer, attempt), sums, self._reader.where)
         return True
 
-    def advance(self) -> tuple[TransferId, Attempt, int] | None:
-        """Read one chunk for one attempt: others need not wait for all of it. Its digest once it is whole."""
+    def advance(self) -> tuple[TransferId, Attempt, Found] | None:
+        """Read one chunk for one attempt: others need not wait for all of it. What was found once it is whole."""
         if (key := self._digests.next_key) is None:
             return None
         if key[0] not in self._wanted:
             self._digests.drop(key)  # Its wait has ended: its blocks may be another request's by now.
             return None
-        digest = self._digests.advance()
-        return None if digest is None else (*key, digest)
+        sums = self._digests.advance()
+        return None if sums is None else (*key, Found(sums.plan, sums.result()))
 
 
-def _signed(number: int) -> int:
-    """As int64 has it."""
-    return number - (1 << 64) if number >> 63 else number
+_MASK: Final = (1 << 64) - 1
+_GOLDEN: Final = 0x9E3779B97F4A7C15
 
 
-_P: Final = _signed(0x9E3779B97F4A7C15)
-_Q: Final = _signed(0xC2B2AE3D27D4EB4F)
-_R: Final = _signed(0x165667B19E3779F9)
-_A: Final = _signed(0xFF51AFD7ED558CCD)
-_B: Final = _signed(0xC4CEB9FE1A85EC53)
+@lru_cache(maxsize=64)
+def _factors(num_words: int, where: torch.device) -> torch.Tensor:
+    """Of each word of a cell, odd."""
+    return torch.from_numpy(_odd(np.arange(num_words), _GOLDEN)).to(where)
+
+
+def _odd(numbers: np.ndarray, key: int) -> Offsets:
+    """Odd numbers as random as their places are different: the finaliser of MurmurHash3 (public domain)."""
+    x = numbers.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64(key & _MASK)
+    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    found: Offsets = ((x ^ (x >> np.uint64(33))) | np.uint64(1)).view(np.int64)
+    return found
 
 
 def _number_of(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=_WORD_BYTES).digest(), "little", signed=True)
+    return int.from_bytes(blake2b(text.encode(), digest_size=_WORD_BYTES).digest(), "little")
+
+
+def _as_bytes(sums: torch.Tensor) -> bytes:
+    return sums.cpu().numpy().astype("<i8").tobytes()
+
+
+def _as_words(view: torch.Tensor) -> torch.Tensor:
+    """The same memory in words, if it has whole ones: to copy them is quicker."""
+    places = (view.shape[-1], view.storage_offset(), *view.stride()[:-1])
+    is_whole = view.stride(-1) == 1 and not any(place % _WORD_BYTES for place in places)
+    return view.view(torch.int64) if is_whole and view.data_ptr() % _WORD_BYTES == 0 else view
 
 
 def _words_of(content: torch.Tensor) -> torch.Tensor:
-    """[positions, heads, words], int64; the last word of a cell filled up with zeros."""
+    """[pages, heads, tokens, words], int64; the last word of a cell filled up with zeros."""
     if odd := content.shape[-1] % _WORD_BYTES:
         content = torch.nn.functional.pad(content, (0, _WORD_BYTES - odd))
     return content.contiguous().view(torch.int64)
-
-
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    """The finaliser of MurmurHash3 (public domain), word by word: a bijection."""
-    x = (x ^ _shifted(x)) * _A
-    x = (x ^ _shifted(x)) * _B
-    return x ^ _shifted(x)
-
-
-def _shifted(x: torch.Tensor) -> torch.Tensor:
-    """Right by 33 bits as if unsigned."""
-    return (x >> 33) & ((1 << 31) - 1)

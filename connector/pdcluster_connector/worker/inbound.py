@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from pdcluster_connector.core.receiving import PeerId, SessionId
+from pdcluster_connector.core.writers import PeerId, SessionId
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Opening, Sessions, close_or_end_engine
 from pdcluster_protocol.errors import ConfigError

@@ -55,12 +55,14 @@ from pdcluster_protocol.errors import ConfigError, PDClusterError, ProtocolError
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.params import SideChannelAddress
 from pdcluster_protocol.side_channel import (
+    Again,
     Denial,
     Fenced,
     Grant,
     Open,
     Refusal,
     Revoke,
+    Settled,
     ToDecode,
     ToPrefill,
     Unneeded,
@@ -220,12 +222,12 @@ class Lane:
             case LayerSaved() | Staged() | ReshardFailed() | StepEnded() | StepRead():
                 self._on_step(order, now)
             case GiveUp(key, reason):
-                if live := self._book.get(key):
-                    self._book.apply(live, live.push.give_up(reason, now=now))
+                self._book.give_up(key, reason, now)
             case Forget(key):
                 self._book.forget(key)
                 self.lost.discard(key)
-            case Quiesce():
+            case Quiesce(key):
+                self._book.forgo_second_push(key)
                 self._quiesces.append(order)
             case Close(deadline):
                 self._closing_at = deadline
@@ -257,17 +259,11 @@ class Lane:
 
     def _on_step(self, order: StepOrder, now: float) -> None:
         if isinstance(order, StepEnded):
-            self._mark_forward_end(order)
+            self._book.forward_ended(order.step, order.at)
         if self._failure:
             discard(order)
         else:
             self._out.follow(order, now)
-
-    def _mark_forward_end(self, order: StepEnded) -> None:
-        for live in self._book:
-            if live.last_step == order.step:
-                live.forward_end = order.at
-                self._book.report_if_due(live)
 
     def _receive_all(self, channel: PrefillChannel, now: float) -> None:
         try:
@@ -285,10 +281,12 @@ class Lane:
                 self._welcome(message)
             case Refusal(reason):
                 self._fail(reason)
-            case Grant() | Unneeded() | Denial() | Revoke():
+            case Again():
+                self._out.push_again(message, now)
+            case Grant() | Unneeded() | Denial() | Revoke() | Settled():
                 self._on_reply(message, now)
 
-    def _on_reply(self, message: Grant | Unneeded | Denial | Revoke, now: float) -> None:
+    def _on_reply(self, message: Grant | Unneeded | Denial | Revoke | Settled, now: float) -> None:
         key = PushKey(message.transfer_id, message.attempt)
         live = self._book.get(key)
         match message:
@@ -299,6 +297,8 @@ class Lane:
                 self._out.granted(live)
             case Unneeded() if live:
                 self._book.apply(live, live.push.unneeded())
+            case Settled() if live:
+                self._book.apply(live, live.push.settled())
             case Denial(reason=reason) if live:
                 self._book.apply(live, live.push.give_up(f"decode denied the grant: {reason}", now=now))
 

@@ -11,15 +11,18 @@ from collections import deque
 from collections.abc import Callable, Container
 from typing import Final
 
-from pdcluster_connector.core.sending import PushKey
+from pdcluster_connector.core.sending import Commands, PushKey
 from pdcluster_connector.device import Device
 from pdcluster_connector.reshard.resharder import ReshardFailed, StepRead
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Opening, Sessions, close_or_end_engine
+from pdcluster_connector.worker.again import plan_again
 from pdcluster_connector.worker.orders import LayerSaved, Staged, StepBegun, StepEnded, StepOrder, discard
 from pdcluster_connector.worker.pushes import LivePush, PushBook
 from pdcluster_connector.worker.route import Route, StepPlan
-from pdcluster_connector.worker.writes import WriteQueue
+from pdcluster_connector.worker.writes import Batch, WriteQueue
+from pdcluster_protocol.errors import ProtocolError
+from pdcluster_protocol.side_channel import Again, Failed
 
 _LEAVE_S: Final = 1.0
 """How long the lane's end waits for a session that is still being opened; it is closed when it opens later."""
@@ -118,6 +121,16 @@ class Outbound:
         if self._writes is not None:
             self._writes.granted(live.push)
 
+    def push_again(self, again: Again, now: float) -> None:
+        """Write once more what decode names of a push, straight from the request's blocks, or say why not."""
+        key = PushKey(again.transfer_id, again.attempt)
+        live = self._book.get(key)
+        if live is None or live.push.is_ended:
+            reason = "prefill has let go of what decode wants a second time"
+            self._book.send(Failed(*key, reason, is_fenced=not self.is_closed))
+        elif live.push.may_push_again and self._route and self._writes:
+            self._book.apply(live, _begin_again(self._route, self._writes, live, again, now))
+
     def advance(self, now: float) -> None:
         """Look at what is in flight, submit what may leave."""
         if self._writes is None:
@@ -206,3 +219,12 @@ class Outbound:
             if live is not None and not live.push.is_ended:
                 self._book.apply(live, plan.add(route, live, part, now=order.at))
         return plan
+
+
+def _begin_again(route: Route, writes: WriteQueue, live: LivePush, again: Again, now: float) -> Commands:
+    try:
+        parts = plan_again(route, live, again, now=now)
+    except ProtocolError as error:
+        return live.push.refuse_again(str(error))
+    writes.add(Batch(None, parts))
+    return live.push.again(sum(part.ranges.total_bytes for part in parts), now=now)

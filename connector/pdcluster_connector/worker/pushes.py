@@ -109,6 +109,23 @@ class PushBook:
         """Take a new push in."""
         self._live[live.push.key] = live
 
+    def give_up(self, key: PushKey, reason: str, now: float) -> None:
+        """The push of ``key``, if there is one, goes no further."""
+        if live := self._live.get(key):
+            self.apply(live, live.push.give_up(reason, now=now))
+
+    def forgo_second_push(self, key: PushKey) -> None:
+        """The source of ``key`` is about to be overwritten: it is not read for a second push."""
+        if (live := self._live.get(key)) and live.push.may_push_again:
+            self.apply(live, live.push.settled())
+
+    def forward_ended(self, step: int, at: float) -> None:
+        """The forward pass of ``step`` is over."""
+        for live in self:
+            if live.last_step == step:
+                live.forward_end = at
+                self.report_if_due(live)
+
     def apply(self, live: LivePush, commands: Commands) -> None:
         """Do what the push decided."""
         for command in commands:

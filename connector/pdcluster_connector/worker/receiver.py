@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from pdcluster_connector.core.clock import RunningClock, deadline_after
-from pdcluster_connector.core.receiving import CutSession, Reply, Report
-from pdcluster_connector.core.reception import Command, Compare, Ended, Expected, Invite, Lost, Reception
+from pdcluster_connector.core.receiving import CutSession, Reply
+from pdcluster_connector.core.reception import Command, Compare, Differs, Ended, Expected, Invite, Lost, Reception
 from pdcluster_connector.device import Device
 from pdcluster_connector.failures import RECEIVES_DONE, TransferFailure, count, log_failure
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
@@ -176,7 +176,9 @@ class Receiver:
         deadline = deadline_after(news.deadline_ms, now=now)
         self._digests.expect(news.transfer_id, news.content)
         wants_digest = news.content is not None
-        expected = Expected(news.request_id, news.transfer_id, deadline, news.spans, wants_digest)
+        expected = Expected(
+            news.request_id, news.transfer_id, deadline, news.spans, wants_digest, may_push_again=not news.is_proof
+        )
         self._do(self._reception.expect(expected, now=now), now)
 
     def _do(self, commands: Iterable[Command], now: float) -> None:
@@ -184,19 +186,14 @@ class Receiver:
             match command:
                 case Reply(peer, message):
                     self._channel.send(peer, message)
-                case Ended(request_id, report):
-                    self._results.append(command)
-                    self._report(request_id, report)
+                case Ended():
+                    self._report(command)
                 case Invite():
                     self._invite(command, now)
                 case Compare():
                     self._compare(command, now)
-                case Lost():
-                    self._losses.append(command)
-                    transfer_id, _ = self._expected_at[command.request_id]
-                    log_failure(
-                        TransferFailure.ATTEMPT_LOST, command.request_id, transfer_id, command.attempt, command.reason
-                    )
+                case Lost() | Differs():
+                    self._log_attempt(command)
                 case CutSession():
                     self._cut(command)
 
@@ -223,7 +220,17 @@ class Receiver:
         for peer in opened.peers:
             self._channel.send(peer, Refusal(opened.reason))
 
-    def _report(self, request_id: RequestId, report: Report) -> None:
+    def _log_attempt(self, news: Lost | Differs) -> None:
+        kind = TransferFailure.CONTENT_DIFFERS
+        if isinstance(news, Lost):
+            self._losses.append(news)
+            kind = TransferFailure.ATTEMPT_LOST
+        transfer_id, _ = self._expected_at[news.request_id]
+        log_failure(kind, news.request_id, transfer_id, news.attempt, news.reason)
+
+    def _report(self, end: Ended) -> None:
+        self._results.append(end)
+        request_id, report = end.request_id, end.report
         transfer_id, expected_at = self._expected_at.pop(request_id)
         is_compared = self._digests.forget(transfer_id)
         if report.is_received:

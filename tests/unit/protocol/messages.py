@@ -36,6 +36,7 @@ def _any_value(kind: Any) -> st.SearchStrategy[Any]:
         str: st.text(max_size=20),
         int: st.integers(-(1 << 63), (1 << 63) - 1),
         bool: st.booleans(),
+        bytes: st.binary(max_size=20),
         float: st.floats(allow_nan=False, allow_infinity=False),
     }
     if isinstance(kind, UnionType) or get_origin(kind) is Union:
@@ -51,7 +52,14 @@ def _any_value(kind: Any) -> st.SearchStrategy[Any]:
     if kind in plain:
         return plain[kind]
     if get_origin(kind) is tuple:
-        return st.lists(_any_value(get_args(kind)[0]), max_size=3).map(tuple)
+        return _any_tuple(kind)
     if issubclass(kind, Enum):
         return st.sampled_from(list(kind))
     return any_message(kind)
+
+
+def _any_tuple(kind: Any) -> st.SearchStrategy[Any]:
+    first, *others = get_args(kind)
+    if others == [...]:
+        return st.lists(_any_value(first), max_size=3).map(tuple)
+    return st.tuples(*map(_any_value, (first, *others)))

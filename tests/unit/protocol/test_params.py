@@ -14,6 +14,7 @@ from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, TransferId
 from pdcluster_protocol.params import (
     PARAMS_VERSION,
+    ContentCheck,
     DecodeParams,
     PushRefusal,
     Receipt,
@@ -215,7 +216,7 @@ def test_a_wrong_type_is_refused_with_its_place(name: str, value: object, messag
         parse_reservation(over_json(RESERVATION) | {name: value})
 
 
-@pytest.mark.parametrize("odd", [{"\ud800": 1}, {"wants_digest": "\ud800"}], ids=["a name", "no text"])
+@pytest.mark.parametrize("odd", [{"\ud800": 1}, {"remote_cached_tokens": "\ud800"}], ids=["a name", "no text"])
 def test_half_a_character_where_no_text_belongs_is_refused(odd: dict[str, object]) -> None:
     with pytest.raises(ProtocolError, match="a name, or what is no text, has half a character"):
         parse_reservation(over_json(RESERVATION) | odd)
@@ -336,4 +337,6 @@ def another(value: object) -> object:
         return not value
     if isinstance(value, int):
         return value + 1
+    if isinstance(value, ContentCheck):
+        return ContentCheck.FULL
     return value + "x" if isinstance(value, str) else (*value, *value) or ((1,),)  # type: ignore[misc]  # a tuple

@@ -67,7 +67,7 @@ def test_every_message_has_its_own_tag_and_one_direction() -> None:
     kinds = TO_DECODE + TO_PREFILL
     tags = [kind.__struct_config__.tag for kind in kinds]
     assert tags == [kind.__name__.lower() for kind in kinds]
-    assert len(set(tags)) == len(kinds) == 12
+    assert len(set(tags)) == len(kinds) == 14
 
 
 @given(any_to_decode)
@@ -93,7 +93,7 @@ def test_another_version_is_refused_with_both_values_and_the_cure(version: int) 
 
 
 def test_an_empty_frame_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="speaks version None, ours is 2"):
+    with pytest.raises(ProtocolError, match="speaks version None, ours is 3"):
         parse_to_decode(b"", SEAL)
 
 

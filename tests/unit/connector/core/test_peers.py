@@ -11,8 +11,9 @@ import msgspec
 
 from pdcluster_connector.core.link import Link
 from pdcluster_connector.core.peers import EARLY_S, MAX_REFUSED, Incoming, Peers
-from pdcluster_connector.core.receiving import PeerId, Reply
+from pdcluster_connector.core.receiving import Reply
 from pdcluster_connector.core.reception import MAX_PARKED, PRUNE_EVERY_S, Reception
+from pdcluster_connector.core.writers import PeerId
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.side_channel import Denial, Done, Fenced, Hello, Progress, RankLayout, Refusal, Revoke
 from unit.connector.core.test_reception import (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_connector.core.receiving import AttemptLost, CutSession, PeerId, ReceivePhase, Report, SessionId
+from pdcluster_connector.core.receiving import AttemptLost, CutSession, ReceivePhase, Report
+from pdcluster_connector.core.writers import PeerId, SessionId
 from pdcluster_protocol.ids import Attempt
 from pdcluster_protocol.side_channel import Failed, Progress
 from unit.connector.core.test_receiving import (

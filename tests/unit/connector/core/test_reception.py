@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pdcluster_connector.core.peers import MAX_PEERS
-from pdcluster_connector.core.receiving import CutSession, PeerId, ReceiveTimes, Reply, Report, SessionId
+from pdcluster_connector.core.receiving import CutSession, ReceiveTimes, Reply, Report
 from pdcluster_connector.core.reception import (
     SESSION_IDLE_S,
     Command,
@@ -18,6 +18,7 @@ from pdcluster_connector.core.reception import (
     Lost,
     Reception,
 )
+from pdcluster_connector.core.writers import PeerId, SessionId
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.secret import make_secret

@@ -6,7 +6,7 @@ import pytest
 
 from pdcluster_connector.core.sending import Commands, CutLane, DigestPush, Push, PushKey, PushPhase, Release, Send
 from pdcluster_protocol.ids import Attempt, BootId, TransferId
-from pdcluster_protocol.side_channel import Done, Failed, Fenced, Open, Progress
+from pdcluster_protocol.side_channel import ContentSums, Done, Failed, Fenced, Open, Progress
 
 KEY = PushKey(TransferId("t"), Attempt(1))
 LEASE_S = 9.0
@@ -209,6 +209,9 @@ def test_nothing_is_said_twice_after_the_end() -> None:
     assert push.reason == "first"
 
 
+SUMS = ContentSums(b"12345678", b"87654321")
+
+
 def compared_push() -> Push:
     push = new_push()
     push.wants_digest = True
@@ -218,25 +221,92 @@ def compared_push() -> Push:
     return push
 
 
-def test_a_push_whose_content_is_compared_keeps_its_blocks_until_they_are_digested() -> None:
+def done(num_bytes: int, num_pushes: int = 1) -> Send:
+    return Send(Done(*KEY, num_bytes, 2, SUMS, num_pushes))
+
+
+def comparing_push() -> Push:
+    push = compared_push()
+    push.written(10)
+    assert push.digested(SUMS) == (done(10),)
+    return push
+
+
+def test_a_push_whose_content_is_compared_keeps_its_blocks_until_decode_has_compared() -> None:
     push = compared_push()
     assert push.written(10) == (DigestPush(),)
     assert push.may_write, "it still holds its grant, and renews it"
     assert push.expire(now=LEASE_S / 2) == (Send(Progress(*KEY, 10)),)
-    assert push.grant(LEASE_S, now=1.0) == (), "the digest is asked for once"
-    assert push.digested(77) == (Send(Done(*KEY, 10, 2, 77)), Release())
+    assert push.grant(LEASE_S, now=1.0) == (), "the sums are asked for once"
+    assert push.digested(SUMS) == (done(10),)
+    assert (push.phase, push.is_ended) == (PushPhase.COMPARING, False)
+    assert push.expire(now=LEASE_S) == (), "no lease runs while decode compares"
+    assert push.settled() == (Release(),)
     assert push.phase is PushPhase.DONE
+    assert push.settled() == (), "released once"
 
 
-def test_a_digest_of_nothing_is_a_digest() -> None:
-    push = compared_push()
+def test_sums_of_nothing_are_sums() -> None:
+    push, nothing = compared_push(), ContentSums(b"", b"")
     push.written(10)
-    assert push.digested(0) == (Send(Done(*KEY, 10, 2, 0)), Release())
+    assert push.digested(nothing) == (Send(Done(*KEY, 10, 2, nothing)),)
+
+
+def test_what_decode_wants_again_is_written_under_the_same_grant_and_said_with_the_same_sums() -> None:
+    push = comparing_push()
+    assert push.again(4, now=20.0) == ()
+    assert push.may_write
+    assert push.expire(now=20.0 + LEASE_S / 3) == (Send(Progress(*KEY, 10)),)
+    push.submitted()
+    assert push.written(4) == (done(14, num_pushes=2),)
+    assert not push.may_push_again
+    assert push.settled() == (Release(),)
+
+
+def test_a_rank_that_has_none_of_what_decode_wants_again_is_done_at_once() -> None:
+    assert comparing_push().again(0, now=1.0) == (done(10, num_pushes=2),)
+
+
+def test_a_second_push_may_fail_as_the_first() -> None:
+    push = comparing_push()
+    push.again(4, now=1.0)
+    push.submitted()
+    assert push.revoke(now=2.0) == ()
+    assert push.written(4) == (CLEAN, Release())
+    push = comparing_push()
+    push.again(4, now=1.0)
+    push.submitted()
+    failed, cut = push.write_failed("broken", now=2.0)
+    assert (failed, cut) == (Send(Failed(*KEY, "broken", is_fenced=False)), CutLane("broken"))
+
+
+@pytest.mark.parametrize("end", ["give up", "deadline", "cut"])
+def test_a_push_whose_lane_ends_while_decode_compares_has_failed_in_nothing(end: str) -> None:
+    push = comparing_push()
+    ends = {
+        "give up": lambda: push.give_up("why", now=1.0),
+        "deadline": lambda: push.expire(now=1e9),
+        "cut": lambda: push.cut("why", now=1.0),
+    }
+    assert ends[end]() == (Release(),)
+    assert push.phase is PushPhase.DONE
+    assert not push.may_push_again
+
+
+def test_what_cannot_be_pushed_again_is_said_and_let_go() -> None:
+    failed = Send(Failed(*KEY, "resharded", is_fenced=True))
+    assert comparing_push().refuse_again("resharded") == (failed, Release())
+
+
+def test_an_attempt_that_is_lost_while_it_is_compared_lets_its_source_go() -> None:
+    push = comparing_push()
+    assert push.revoke(now=1.0) == (CLEAN, Release())
+    assert push.phase is PushPhase.STOPPED
 
 
 def test_a_push_that_stops_while_it_is_digested_says_nothing_of_its_content() -> None:
     push = compared_push()
     push.written(10)
     assert push.revoke(now=1.0) == (CLEAN, Release())
-    assert push.digested(77) == ()
+    assert push.digested(SUMS) == ()
     assert push.phase is PushPhase.STOPPED

@@ -13,7 +13,14 @@ from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_connector.steps import ContentOrder, DecodeStep
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.metaserver import PrefillOutcome, failed, succeeded
-from pdcluster_protocol.params import DecodeParams, Reservation, SideChannelAddress, digest_tokens, to_wire
+from pdcluster_protocol.params import (
+    ContentCheck,
+    DecodeParams,
+    Reservation,
+    SideChannelAddress,
+    digest_tokens,
+    to_wire,
+)
 from pdcluster_protocol.secret import make_secret
 
 SECRET = make_secret("of this cluster!")
@@ -42,11 +49,13 @@ class FakeMetaserver:
 
 
 class Bench:
-    def __init__(self, *more_groups: KvGroup) -> None:
+    def __init__(self, *more_groups: KvGroup, check: ContentCheck = ContentCheck.OFF) -> None:
         self.metaserver = FakeMetaserver()
         self.outcomes: deque[tuple[RequestId, PrefillOutcome]] = deque()
         groups = (KvGroup(16), *more_groups)
-        engine = DecodeEngine(EngineId("d"), 1, groups, (ADDRESS,), SECRET, transfer_protocol="tcp")
+        engine = DecodeEngine(
+            EngineId("d"), 1, groups, (ADDRESS,), SECRET, transfer_protocol="tcp", content_check=check
+        )
         self.scheduler = DecodeScheduler(engine, self.metaserver, self.outcomes)
 
     def add(self, request_id: RequestId = R, **changed: object) -> None:
@@ -347,13 +356,17 @@ def test_an_answer_says_nothing_where_that_was_not_wanted_or_the_parameters_were
 
 
 @pytest.mark.parametrize("wants", [True, False])
+@pytest.mark.parametrize("setting", ContentCheck)
 def test_a_request_whose_content_is_compared_is_announced_with_decodes_own_blocks_and_prefill_is_told(
-    *, wants: bool
+    *, wants: bool, setting: ContentCheck
 ) -> None:
-    bench = Bench()
+    bench = Bench(check=setting)
     bench.add(wants_receipt=wants)
     bench.reserve()
     (expect,) = bench.scheduler.step().expects
     ((_, _, reservation, _),) = bench.metaserver.posts
-    assert reservation.wants_digest is wants
-    assert expect.content == (ContentOrder(expect.spans, ((5, 6, 7),)) if wants else None)
+    assert expect.is_proof is wants
+    check = ContentCheck.FULL if wants else setting
+    assert reservation.content_check is check
+    order = ContentOrder(expect.spans, ((5, 6, 7),), check)
+    assert expect.content == (None if check is ContentCheck.OFF else order)

@@ -12,7 +12,15 @@ from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillSchedule
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import PrefillStep
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
-from pdcluster_protocol.params import Reservation, SideChannelAddress, digest_tokens, for_attempt, sealed, to_wire
+from pdcluster_protocol.params import (
+    ContentCheck,
+    Reservation,
+    SideChannelAddress,
+    digest_tokens,
+    for_attempt,
+    sealed,
+    to_wire,
+)
 from pdcluster_protocol.secret import make_secret
 
 LIFE = BootId("life")
@@ -200,7 +208,7 @@ STOLEN: dict[str, dict[str, Any]] = {
     "another engine": {"remote_engine_id": EngineId("evil")},
     "another life": {"remote_boot_id": BootId("c")},
     "less that decode has": {"remote_cached_tokens": 16},
-    "a digest": {"wants_digest": True},
+    "sums": {"content_check": ContentCheck.FULL},
     "no seal": {"seal": ""},
     "a seal of another cluster": {"seal": sealed(reservation(), STRANGER).seal},
     "a seal that is no text": {"seal": "\ud800"},

@@ -1,13 +1,12 @@
-"""A digest sees all of a region, and tells one region from another."""
+"""Sums see all of a region, and tell one region from another."""
 
 from __future__ import annotations
 
 import torch
 
-from pdcluster_connector.core.content import DIGEST_MASK, parts_received
 from pdcluster_connector.steps import ContentOrder
 from pdcluster_connector.worker.content import CHUNK_BYTES, KvReader
-from pdcluster_protocol.side_channel import RankLayout, RegionLayout
+from pdcluster_protocol.side_channel import ContentSums, RankLayout, RegionLayout
 
 CELL_BYTES, PAGE_TOKENS = 4096, 16
 NUM_TOKENS = 3 * CHUNK_BYTES // CELL_BYTES
@@ -15,7 +14,7 @@ NUM_PAGES = NUM_TOKENS // PAGE_TOKENS
 ORDER = ContentOrder((((0, NUM_TOKENS),),), (tuple(range(NUM_PAGES)),))
 
 
-def digest_of_layers(*layers: torch.Tensor) -> int:
+def sums_of_layers(*layers: torch.Tensor) -> ContentSums:
     """``layers``: uint8, ``[pages, 1 head, tokens, bytes]``."""
     page = PAGE_TOKENS * CELL_BYTES
     regions = tuple(
@@ -23,7 +22,7 @@ def digest_of_layers(*layers: torch.Tensor) -> int:
         for number in range(len(layers))
     )
     reader = KvReader(RankLayout(0, 1, regions), layers)
-    return sum(reader.sums(parts_received(reader.layout), ORDER, "transfer")) & DIGEST_MASK
+    return reader.received(ORDER, "transfer").result()
 
 
 def random_layer(seed: int) -> torch.Tensor:
@@ -31,16 +30,25 @@ def random_layer(seed: int) -> torch.Tensor:
     return torch.randint(0, 256, (NUM_PAGES, 1, PAGE_TOKENS, CELL_BYTES), dtype=torch.uint8, generator=numbers)
 
 
-def test_one_other_byte_in_any_chunk_of_a_region_is_another_digest() -> None:
+def test_one_other_byte_in_any_chunk_of_a_region_has_other_sums() -> None:
     layer = random_layer(1)
-    whole = digest_of_layers(layer)
+    whole = sums_of_layers(layer)
     for page in (0, NUM_PAGES // 2, NUM_PAGES - 1):
         other = layer.clone()
         other[page, 0, -1, -1] ^= 1
-        assert digest_of_layers(other) != whole, f"page {page} of {NUM_PAGES}"
+        assert sums_of_layers(other) != whole, f"page {page} of {NUM_PAGES}"
 
 
-def test_two_layers_in_each_others_place_are_another_digest() -> None:
+def test_two_layers_in_each_others_place_have_other_sums() -> None:
     first, second = random_layer(1), random_layer(2)
-    assert digest_of_layers(first, second) == digest_of_layers(first.clone(), second.clone())
-    assert digest_of_layers(first, second) != digest_of_layers(second, first)
+    assert sums_of_layers(first, second) == sums_of_layers(first.clone(), second.clone())
+    assert sums_of_layers(first, second) != sums_of_layers(second, first)
+
+
+def test_one_flip_of_a_top_bit_does_not_hide_another() -> None:
+    """Of a product modulo 2^64 the top bit of a factor leaves one bit: two of them would outweigh each other."""
+    layer = random_layer(1)
+    other = layer.clone()
+    other.view(torch.int64)[0, 0, 0, 0] ^= -(1 << 63)
+    other.view(torch.int64)[0, 0, 0, 1] ^= -(1 << 63)
+    assert sums_of_layers(other) != sums_of_layers(layer)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pdcluster_connector.core.receiving import PeerId, SessionId
+from pdcluster_connector.core.writers import PeerId, SessionId
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.fake import FakeNetwork
 from pdcluster_connector.transport.sessions import Sessions

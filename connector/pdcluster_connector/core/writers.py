@@ -1,0 +1,80 @@
+"""Who writes into one decode rank: what a prefill rank owes, and how far it is. ``receiving.py`` decides about them.
+
+WRITING --done--> DONE --again--> WRITING
+   +--revoke--> REVOKED --fenced and clean--> FENCED
+                   +--fenced but unclean, or quarantine--> CUTTING --cut--> FENCED
+DONE --nothing more is wanted of it--> FENCED
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from fractions import Fraction
+from typing import Final, NewType
+
+from pdcluster_protocol.ids import Attempt, BootId
+from pdcluster_protocol.side_channel import ContentSums
+
+PeerId = NewType("PeerId", bytes)
+"""One prefill rank's connection to this decode rank."""
+
+SessionId = NewType("SessionId", str)
+"""The transport session that one life of a prefill engine writes on. Cutting it stops no other engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Debt:
+    """What a prefill rank owes for one request, as decode works it out.
+
+    ``writers``: every rank of its engine that writes to this decode rank. ``coverage``: the part of decode's
+    ``needed`` heads that this rank fills; those of all writers must add up to it.
+    """
+
+    num_bytes: int
+    coverage: Fraction
+    needed: Fraction
+    writers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """A prefill rank that asks to write: which engine life, which rank of it, on which session, and what it owes."""
+
+    boot_id: BootId
+    rank: int
+    session: SessionId
+    debt: Debt
+
+
+class State(Enum):
+    """How far one granted prefill rank is."""
+
+    WRITING = auto()
+    REVOKED = auto()
+    CUTTING = auto()
+    DONE = auto()
+    FENCED = auto()
+
+
+MAY_WRITE: Final = frozenset({State.WRITING, State.REVOKED, State.CUTTING})
+
+
+@dataclass(slots=True)
+class Writer:
+    """One granted prefill rank."""
+
+    attempt: Attempt
+    sender: Sender
+    until: float
+    """WRITING: when its lease lapses. REVOKED: when its quarantine ends."""
+    state: State = State.WRITING
+    num_pushes: int = 1
+    """2 once it was asked to push something again."""
+    sums: ContentSums | None = None
+    """What it says that it pushed; while it is ``DONE`` it keeps its source for a second push."""
+
+    @property
+    def keeps_source(self) -> bool:
+        """Whether it waits to hear that nothing more is wanted of it."""
+        return self.state is State.DONE and self.sums is not None

@@ -81,6 +81,7 @@ class SumsUnderWay:
         where = reader.where
         self._rows = torch.zeros(plan.num_rows, dtype=torch.int64, device=where)
         self._ranges = torch.zeros(len(plan.numbers), dtype=torch.int64, device=where)
+        self._result: ContentSums | None = None
         self._chunks = self._read([part for part in parts if part.target in plan.picks])
 
     def advance(self) -> bool:
@@ -88,10 +89,12 @@ class SumsUnderWay:
         return next(self._chunks, False)
 
     def result(self) -> ContentSums:
-        """The sums, whole."""
+        """The sums, whole. The device is read once, in the stream of the first call."""
         while self.advance():
             pass
-        return ContentSums(_as_bytes(self._rows), _as_bytes(self._ranges))
+        if self._result is None:
+            self._result = ContentSums(_as_bytes(self._rows), _as_bytes(self._ranges))
+        return self._result
 
     def _read(self, parts: Sequence[ContentPart]) -> Iterator[bool]:
         known: dict[object, _Pages] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -25,8 +25,9 @@ from pdcluster_cli.engines import (
     router_argv,
     zygote_env,
 )
+from pdcluster_cli.local.pool import PoolProcess, wait_ready
 from pdcluster_cli.tiny_model import WIDE_KV, ensure_tiny_model
-from pdcluster_cli.waiting import free_port, wait_healthy
+from pdcluster_cli.waiting import free_port
 from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
 
 MAX_TOKENS: Final = 8192
@@ -50,7 +51,7 @@ class Starter:
         self.place = place
         self._folder = folder
         self._model = ensure_tiny_model(WIDE_KV)
-        self._waiting: list[Callable[[float], None]] = []
+        self._waiting: list[PoolProcess] = []
         self._peers: list[EngineHandle] = []
         with place.starting():  # the engines are its children, so they live there too
             self._zygote = Zygote(
@@ -112,10 +113,9 @@ class Starter:
             EngineDied: One has ended instead.
             TimeoutError: One does not answer.
         """
-        deadline = time.monotonic() + START_TIMEOUT_S
+        waiting, self._waiting = self._waiting, []
         with self.place.inside():
-            while self._waiting:
-                self._waiting.pop()(deadline)
+            wait_ready(waiting, waiting, lambda _: None, deadline=time.monotonic() + START_TIMEOUT_S)
 
     def free_port(self) -> int:
         """In this place, now."""
@@ -139,5 +139,5 @@ class Starter:
 
     def _start(self, spec: EngineSpec, port: int) -> EngineHandle:
         handle = self._zygote.start_engine(spec)
-        self._waiting.append(lambda deadline: wait_healthy(handle, port, deadline=deadline))
+        self._waiting.append(PoolProcess(spec.name, port, handle))
         return handle

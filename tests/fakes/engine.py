@@ -116,6 +116,7 @@ class FakeEngine:
         self.seen: list[Seen] = []
         self.arrivals: asyncio.Queue[Seen] = asyncio.Queue()
         self.num_connections = 0
+        """That were made to it so far."""
         self.hang_up = asyncio.Event()
         """Set to let ``HANG_UP_ON_METASERVER`` hang up."""
         self.padding = ""
@@ -138,6 +139,11 @@ class FakeEngine:
             self._connected, "127.0.0.1", port or fresh_port(), limit=1 << 24, backlog=1024
         )
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    @property
+    def num_open(self) -> int:
+        """Connections to it that are open now."""
+        return len(self._writers)
 
     async def stop(self) -> None:
         """The port is closed and every connection is cut."""

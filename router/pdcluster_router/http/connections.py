@@ -44,10 +44,6 @@ class ConnectionPool:
         """Connections that a call holds, or that are being made for one."""
         return len(self._all) - len(self._idle) + len(self._connecting)
 
-    @property
-    def num_idle(self) -> int:
-        return len(self._idle)
-
     def send(self, request: Request, sink: ResponseSink, *, fresh: bool = False, is_exempt: bool = False) -> Call:
         """Start one call. Its sink hears the rest, never before this returns.
 

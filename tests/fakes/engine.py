@@ -116,7 +116,6 @@ class FakeEngine:
         self.seen: list[Seen] = []
         self.arrivals: asyncio.Queue[Seen] = asyncio.Queue()
         self.num_connections = 0
-        """That were made to it so far."""
         self.hang_up = asyncio.Event()
         """Set to let ``HANG_UP_ON_METASERVER`` hang up."""
         self.padding = ""
@@ -129,7 +128,7 @@ class FakeEngine:
         self.compares_content = True
         self._gates: dict[Gate, asyncio.Event] = {}
         self._connections: set[asyncio.Task[None]] = set()
-        self._writers: set[asyncio.StreamWriter] = set()
+        self.open_connections: set[asyncio.StreamWriter] = set()
         self._background: list[asyncio.Task[Message | None]] = []
         self._server: asyncio.Server | None = None
         self.url = ""
@@ -139,11 +138,6 @@ class FakeEngine:
             self._connected, "127.0.0.1", port or fresh_port(), limit=1 << 24, backlog=1024
         )
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    @property
-    def num_open(self) -> int:
-        """Connections to it that are open now."""
-        return len(self._writers)
 
     async def stop(self) -> None:
         """The port is closed and every connection is cut."""
@@ -156,13 +150,13 @@ class FakeEngine:
 
     def hang_up_on_all(self) -> None:
         """Every connection is closed, as by a server whose idle time is over. At once: the loop does not run."""
-        for writer in self._writers:
+        for writer in self.open_connections:
             with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as same:
                 same.shutdown(socket.SHUT_RDWR)
 
     def say(self, raw: bytes) -> None:
         """Every connection gets ``raw``, which nobody asked for."""
-        for writer in self._writers:
+        for writer in self.open_connections:
             writer.write(raw)
 
     def close_gate(self, gate: Gate) -> None:
@@ -187,13 +181,13 @@ class FakeEngine:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
         try:
-            self._writers.add(writer)
+            self.open_connections.add(writer)
             while await self._serve_one(reader, writer):
                 pass
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
-            self._writers.discard(writer)
+            self.open_connections.discard(writer)
             writer.transport.abort()
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

@@ -28,8 +28,8 @@ from pdcluster_router.core.pairing import (
     Pairing,
     Phase,
     Retries,
-    Step,
     Timeouts,
+    Transition,
 )
 from property.planted import check_it_is_found
 
@@ -277,7 +277,7 @@ class RetriesAfterTheFirstByte(Pairing):
 
     __slots__ = ()
 
-    def _failed(self, key: tuple[Phase, Event], step: Step, *, now: float) -> tuple[Command, ...]:
+    def _failed(self, key: tuple[Phase, Event], step: Transition, *, now: float) -> tuple[Command, ...]:
         phase, event = key
         return super()._failed((Phase.AWAITING_ANSWER if phase is Phase.DECODING else phase, event), step, now=now)
 

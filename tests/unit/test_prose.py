@@ -1,8 +1,8 @@
 """How pages and docstrings are written, as far as a machine can measure it. Whether they are clear is judged by eyes.
 
 Pages: sentences have a bound, in words. Pages and the product's docstrings: no "nobody", "whoever" or "stranger" where
-a noun stands ready. No class name stands twice in the product. Decisions and the reference are not measured: the
-first are dated, the second is made from docstrings.
+a noun stands ready. No name of a class, or of any other type, stands twice in the product. Decisions and the reference
+are not measured: the first are dated, the second is made from docstrings.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ PAGES: Final = [
 PRODUCT: Final = ("protocol", "kube", "router", "connector", "operator", "cli")
 MAX_WORDS: Final = 32
 """Of a sentence. Longer ones were the ones that reviewers had to read twice."""
-OF_EACH_PACKAGE: Final = {"Settings", "Metrics"}
-"""The only class names that packages share: each package has its own, of the same meaning, and imports no other's."""
+OF_EACH_PACKAGE: Final = {"Settings", "Metrics", "ApiUrl", "DnsName"}
+"""The only names of types that packages share: each has its own, of the same meaning, and imports no other's."""
 BANNED: Final = re.compile(r"\b(nobody|whoever|strangers?)\b", re.IGNORECASE)
 
 
@@ -49,8 +49,14 @@ def docstrings_of(source: str) -> list[str]:
     return [value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
 
 
-def classes_of(source: str) -> list[str]:
-    return [node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+def types_of(source: str) -> list[str]:
+    """Names of classes, and of what is written as one at the top of a file: aliases and new types."""
+    tree = ast.parse(source)
+    classes = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    plain = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+    targets = plain + [node.target for node in tree.body if isinstance(node, ast.AnnAssign)]
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    return classes + [name for name in names if re.fullmatch(r"_?[A-Z]\w*[a-z]\w*", name)]
 
 
 def shown(path: Path) -> str:
@@ -76,16 +82,16 @@ def test_a_docstring_names_who_acts(package: str) -> None:
     assert {name: texts for name, texts in found.items() if texts} == {}
 
 
-def test_a_class_name_has_one_meaning() -> None:
+def test_the_name_of_a_type_has_one_meaning() -> None:
     files = [file for package in PRODUCT for file in (ROOT / package).rglob("*.py")]
-    count = Counter(name for file in files for name in classes_of(file.read_text()) if not name.startswith("_"))
+    count = Counter(name for file in files for name in types_of(file.read_text()) if not name.startswith("_"))
     assert len(count) > len(OF_EACH_PACKAGE)
     assert {name for name, times in count.items() if times > 1} == OF_EACH_PACKAGE
 
 
-def test_a_private_class_name_has_one_meaning_in_a_package() -> None:
+def test_a_private_name_of_a_type_has_one_meaning_in_a_package() -> None:
     for package in PRODUCT:
-        count = Counter(name for file in (ROOT / package).rglob("*.py") for name in classes_of(file.read_text()))
+        count = Counter(name for file in (ROOT / package).rglob("*.py") for name in types_of(file.read_text()))
         assert count
         assert {name for name, times in count.items() if times > 1} == set(), package
 
@@ -99,7 +105,10 @@ def test_the_measures_find_what_is_planted() -> None:
     assert too_long(f"```\n{long}\n```\n") == []
     assert too_long("`" + long + "` is one word.") == []
     assert docstrings_of('"""Top."""\nX = 1\n"""Whoever reads it."""\n') == ["Top.", "Whoever reads it."]
-    assert classes_of("class Cut:\n    class _Part: ...\n\nclass Push: ...\n") == ["Cut", "Push", "_Part"]
+    planted = (
+        "class Cut:\n    class _Part: ...\n\nSpan: TypeAlias = tuple[int, int]\nTell = Callable[[], None]\nMAX_S = 1\n"
+    )
+    assert types_of(planted) == ["Cut", "_Part", "Tell", "Span"]
     assert all(map(BANNED.search, ("Nobody waits", "for whoever asks", "a stranger's frame", "strangers")))
     assert not BANNED.search("`NOBODY_ANSWERED` and a nobodyness")
 

@@ -26,11 +26,11 @@ from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_connector.device import Device, DeviceEvent
 from pdcluster_connector.reshard.feeds import ReshardItem, TokenPages, TokenShape
 from pdcluster_connector.reshard.resharder import (
-    Outcome,
     Resharded,
     Resharder,
     ResharderParts,
     ReshardFailed,
+    ReshardOutcome,
     StepRead,
 )
 from pdcluster_connector.reshard.rounds import GroupRank, StagedPart
@@ -156,7 +156,7 @@ class GroupResharding(Resharding):
 
     # Everything below runs in the resharder's thread.
 
-    def _on_outcome(self, outcome: Outcome) -> None:
+    def _on_outcome(self, outcome: ReshardOutcome) -> None:
         match outcome:
             case Resharded(step=step):
                 self._hand_out(outcome, self._steps[step])

@@ -145,16 +145,16 @@ class Retries:
     """When no attempt is left decode may recompute; False: the client gets the error at once."""
 
 
-Step: TypeAlias = tuple[Phase, tuple[Command, ...]]
-Table: TypeAlias = dict[tuple[Phase, Event], Step]
+Transition: TypeAlias = tuple[Phase, tuple[Command, ...]]
+Table: TypeAlias = dict[tuple[Phase, Event], Transition]
 
 TERMINAL: Final = frozenset({Phase.DONE, Phase.FAILED})
 
 _STOP_BOTH: Final = (Command.ABORT_PREFILL, Command.ABORT_DECODE, Command.REPLY_FAILED)
-_FAIL: Final[Step] = (Phase.FAILED, (Command.ABORT_DECODE, Command.ANSWER_ERROR))
-_FAIL_BOTH: Final[Step] = (Phase.FAILED, (*_STOP_BOTH, Command.ANSWER_ERROR))
-_TIME_OUT: Final[Step] = (Phase.FAILED, (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT))
-_TIME_OUT_BOTH: Final[Step] = (Phase.FAILED, (*_STOP_BOTH, Command.ANSWER_TIMEOUT))
+_FAIL: Final[Transition] = (Phase.FAILED, (Command.ABORT_DECODE, Command.ANSWER_ERROR))
+_FAIL_BOTH: Final[Transition] = (Phase.FAILED, (*_STOP_BOTH, Command.ANSWER_ERROR))
+_TIME_OUT: Final[Transition] = (Phase.FAILED, (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT))
+_TIME_OUT_BOTH: Final[Transition] = (Phase.FAILED, (*_STOP_BOTH, Command.ANSWER_TIMEOUT))
 _PREFILL_IS_OVER: Final = (Command.ABORT_PREFILL, Command.REPLY_FAILED)
 
 _FAILED_ATTEMPTS: Final = (
@@ -346,7 +346,7 @@ class Pairing:
         self.attempt = FIRST_ATTEMPT
         self._phase_deadline = self._deadline_of(self.phase, now=now)
 
-    def _failed(self, key: tuple[Phase, Event], step: Step, *, now: float) -> tuple[Command, ...]:
+    def _failed(self, key: tuple[Phase, Event], step: Transition, *, now: float) -> tuple[Command, ...]:
         """It is tried again, or ``step`` says what becomes of it."""
         if key in PREFILL_RETRIES:
             return self._attempt_failed(key, now=now)
@@ -371,7 +371,7 @@ class Pairing:
         _, commands = DECODE_RETRIES[key]
         return self._enter((self._start, commands), now=now)
 
-    def _enter(self, step: Step, *, now: float) -> tuple[Command, ...]:
+    def _enter(self, step: Transition, *, now: float) -> tuple[Command, ...]:
         self.phase, commands = step
         if self.phase in TERMINAL:
             return commands

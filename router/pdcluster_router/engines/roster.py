@@ -19,13 +19,13 @@ from pdcluster_protocol.metaserver import Action
 from pdcluster_router.core.breaker import Circuit
 from pdcluster_router.core.membership import (
     Add,
-    Command,
     EngineKey,
     EngineState,
     KnownEngine,
     Member,
     NewState,
     Remove,
+    RosterChange,
     plan,
 )
 from pdcluster_router.core.pairing import Retries
@@ -169,7 +169,7 @@ class Roster:
         if commands:
             self.refresh()
 
-    def _carry_out(self, command: Command) -> None:
+    def _carry_out(self, command: RosterChange) -> None:
         match command:
             case Add(member):
                 self._add(member)

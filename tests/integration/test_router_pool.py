@@ -20,6 +20,7 @@ from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig, running_server, 
 from patience import EDGE_S, PATIENCE_S
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_protocol.labels import Role
+from pdcluster_router.core.least_tokens import least_tokens
 from pdcluster_router.core.membership import Member
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.models import Models
@@ -224,7 +225,7 @@ async def test_an_error_in_place_of_a_list_of_models_is_not_remembered() -> None
 
     server = await asyncio.start_server(serve, "127.0.0.1")
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    roster = Roster(PoolLimits(1, EDGE_S, EDGE_S), lambda: None, lambda _: None, time.monotonic)
+    roster = Roster(PoolLimits(1, EDGE_S, EDGE_S), least_tokens, lambda: None, lambda _: None, time.monotonic)
     roster.update([Member(url, role) for role in Role])
     models = Models(roster, lambda: 0.0)
     assert [(await models.read(b"")).head.status for _ in range(2)] == [503, 200]

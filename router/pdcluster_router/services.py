@@ -37,7 +37,10 @@ from pdcluster_router.telemetry.trace import TraceFile
 
 
 class Running(Protocol):
-    """A request that has not ended."""
+    """A request that has not ended, as the metaserver's calls and the router's end find it.
+
+    Its one implementer, ``Exchange``, lies in a room further out, which this one may not import.
+    """
 
     def reserve(self, reservation: Posted, cycle: HotCycle) -> PrefillOutcome | None:
         """The outcome if it is known or the reservation is refused; None: ``cycle`` waits for it."""

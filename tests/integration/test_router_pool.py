@@ -82,9 +82,11 @@ async def test_a_host_that_takes_no_connection_is_given_up_in_time() -> None:
 
 
 async def test_a_question_that_is_not_answered_in_time_keeps_no_connection() -> None:
-    async with silent_engine() as url, running_rig() as rig:
+    async with silent_engine() as url:
         member = Member(url, Role.PREFILL)
-        engine = Engine("prefill-0", member, PoolLimits(1, EDGE_S, EDGE_S), rig.router.services.roster, time.monotonic)
+        limits = PoolLimits(1, EDGE_S, EDGE_S)
+        idle, breaker = (lambda: None), (lambda _: None)
+        engine = Engine("prefill-0", member, limits, on_idle=idle, on_breaker=breaker, now=time.monotonic)
         with pytest.raises(Unavailable, match="no answer within"):
             await engine.fetch("/health", timeout_s=0.05)
         await until(lambda: engine.pool.num_busy == 0)

@@ -122,15 +122,15 @@ class Roster:
         """The decode engines that new requests are placed among."""
         return len(self._decode_tiers[0]) if self._decode_tiers else 0
 
-    # What an engine says (EngineOwner).
+    # What an engine says.
 
-    def became_idle(self) -> None:
+    def _became_idle(self) -> None:
         """Soon, and not within the request that has ended, it is seen whether its engine is to be removed."""
         if not self._is_settling:
             self._is_settling = True
             self._loop.call_soon(self._settle)
 
-    def breaker_changed(self, engine: Engine) -> None:
+    def _breaker_changed(self, engine: Engine) -> None:
         _log_breaker(engine, self._now())
         if engine.breaker.circuit is Circuit.EJECTED:
             self._on_ejected(engine.role)
@@ -189,7 +189,14 @@ class Roster:
 
     def _add(self, member: Member) -> None:
         name = f"{member.role.value}-{next(self._numbers[member.role])}"
-        engine = Engine(name, member, self._limits, self, self._now)
+        engine = Engine(
+            name,
+            member,
+            self._limits,
+            on_idle=self._became_idle,
+            on_breaker=self._breaker_changed,
+            now=self._now,
+        )
         self._by_key[member.key] = engine
         self.engines[member.role].append(engine)
         _log("added", engine)

@@ -81,14 +81,14 @@ class ConnectionPool:
 
     # What a connection says.
 
-    def released(self, connection: Connection) -> None:
+    def _released(self, connection: Connection) -> None:
         if not self._keeps:
             connection.abort()
             return
         connection.idle_since = self._loop.time()
         self._idle[connection] = None
 
-    def closed(self, connection: Connection) -> None:
+    def _closed(self, connection: Connection) -> None:
         self._idle.pop(connection, None)
         self._all.discard(connection)
 
@@ -122,7 +122,7 @@ class ConnectionPool:
             connection.send(request, call)
 
     async def _open(self) -> Connection:
-        connection = Connection(self, self._loop)
+        connection = Connection(self._released, self._closed, self._loop)
         is_open = False
         try:
             await self._loop.create_connection(lambda: connection, self._host, self._port)

@@ -19,9 +19,7 @@ from pdcluster_connector.core.ranges import (
     wanted_bytes,
 )
 from pdcluster_connector.core.sending import PushKey, SendingCommands
-from pdcluster_connector.reshard.feeds import TokenPages
-from pdcluster_connector.reshard.resharder import StepRead
-from pdcluster_connector.reshard.rounds import StagedPart, write_rows
+from pdcluster_connector.reshard import StagedPart, StepRead, TokenPages, write_rows
 from pdcluster_connector.steps import PushSlice, PushTarget
 from pdcluster_connector.worker.orders import LayerSaved, Staged, StagedWrite, StepEnded
 from pdcluster_connector.worker.pushes import LivePush

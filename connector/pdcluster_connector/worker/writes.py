@@ -17,7 +17,7 @@ from pdcluster_connector.core.pace import LONGEST_LOOK_S, WritePace
 from pdcluster_connector.core.ranges import ByteRanges
 from pdcluster_connector.core.sending import Push, PushKey, SendingCommands
 from pdcluster_connector.device import Device, DeviceEvent
-from pdcluster_connector.reshard.staging import StagingRoom
+from pdcluster_connector.reshard import StagingRoom
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
 from pdcluster_protocol.errors import TransferError
 from pdcluster_protocol.trace import LayerTrace

@@ -1,8 +1,8 @@
 """How pages and docstrings are written, as far as a machine can measure it. Whether they are clear is judged by eyes.
 
-Pages: sentences have a bound, in words. Pages and the product's docstrings: no "nobody", "whoever" or "stranger" where
-a noun stands ready. No name of a class, or of any other type, stands twice in the product. Decisions and the reference
-are not measured: the first are dated, the second is made from docstrings.
+Pages: sentences have a bound, in words; code and output fit a page's width. Pages and the product's docstrings: no
+"nobody", "whoever" or "stranger" where a noun stands ready. No name of a class, or of any other type, stands twice in
+the product. Decisions and the reference are not measured: the first are dated, the second is made from docstrings.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ MAX_WORDS: Final = 32
 """Of a sentence. Longer ones were the ones that reviewers had to read twice."""
 OF_EACH_PACKAGE: Final = {"Settings", "Metrics", "ApiUrl", "DnsName"}
 """The only names of types that packages share: each has its own, of the same meaning, and imports no other's."""
+MAX_CODE_CHARS: Final = 100
+"""Of a line of code or quoted output: a longer one scrolls sideways where pages are read."""
 BANNED: Final = re.compile(r"\b(nobody|whoever|strangers?)\b", re.IGNORECASE)
 
 
@@ -41,6 +43,12 @@ def sentences_of(page: str) -> list[str]:
 
 def too_long(page: str) -> list[str]:
     return [sentence for sentence in sentences_of(page) if len(sentence.split()) > MAX_WORDS]
+
+
+def too_wide(page: str) -> list[str]:
+    """Lines between fences that scroll."""
+    blocks = re.findall(r"^```.*?^```$", page, flags=re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if len(line) > MAX_CODE_CHARS]
 
 
 def docstrings_of(source: str) -> list[str]:
@@ -66,6 +74,11 @@ def shown(path: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=shown)
 def test_no_sentence_of_a_page_is_too_long(page: Path) -> None:
     assert too_long(page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=shown)
+def test_no_code_of_a_page_scrolls(page: Path) -> None:
+    assert too_wide(page.read_text()) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=shown)
@@ -104,6 +117,8 @@ def test_the_measures_find_what_is_planted() -> None:
     assert too_long(f"| cell | {long} |\n") == [long]
     assert too_long(f"```\n{long}\n```\n") == []
     assert too_long("`" + long + "` is one word.") == []
+    wide = "x" * (MAX_CODE_CHARS + 1)
+    assert too_wide(f"{wide}\n```\nshort\n{wide}\n```\n{wide}\n") == [wide]
     assert docstrings_of('"""Top."""\nX = 1\n"""Whoever reads it."""\n') == ["Top.", "Whoever reads it."]
     planted = (
         "class Cut:\n    class _Part: ...\n\nSpan: TypeAlias = tuple[int, int]\nTell = Callable[[], None]\nMAX_S = 1\n"

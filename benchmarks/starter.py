@@ -26,10 +26,12 @@ from pdcluster_cli.engines import (
     zygote_env,
 )
 from pdcluster_cli.local.pool import PoolProcess, wait_ready
-from pdcluster_cli.tiny_model import WIDE_KV, ensure_tiny_model
+from pdcluster_cli.tiny_model import ModelShape, ensure_tiny_model
 from pdcluster_cli.waiting import free_port
 from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
 
+_WIDE_KV: Final = ModelShape(num_layers=16, num_heads=8, num_kv_heads=8, head_dim=128, hidden=512, intermediate=1024)
+"""64 KiB of KV per token in bf16, as a served model has: what is pushed here."""
 MAX_TOKENS: Final = 8192
 KV_CACHE_BYTES: Final = 640 << 20
 """10,240 tokens of 64 KiB: the longest prompt and room for its answer. More at once wait, as in a full engine."""
@@ -50,7 +52,7 @@ class Starter:
         folder.mkdir()
         self.place = place
         self._folder = folder
-        self._model = ensure_tiny_model(WIDE_KV)
+        self._model = ensure_tiny_model(_WIDE_KV)
         self._waiting: list[PoolProcess] = []
         self._peers: list[EngineHandle] = []
         with place.starting():  # the engines are its children, so they live there too

@@ -13,7 +13,7 @@ from pdcluster_connector.core.reception import Reception
 from pdcluster_connector.device import Device, select_device
 from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.metaserver_client import MetaserverClient
-from pdcluster_connector.reshard.staging import StagingMemory
+from pdcluster_connector.reshard import StagingMemory
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_connector.self_test.events import require_honest_events
 from pdcluster_connector.self_test.machine import require_machine

@@ -227,7 +227,7 @@ class _Rank:
         import torch.distributed as dist
 
         from pdcluster_connector.device import CpuDevice
-        from pdcluster_connector.reshard.resharder import Outcome, Resharder, ResharderParts
+        from pdcluster_connector.reshard.resharder import Resharder, ResharderParts, ReshardOutcome
         from pdcluster_connector.reshard.rounds import GroupRank
         from pdcluster_connector.reshard.staging import StagingMemory
         from pdcluster_connector.reshard.tensors import TokenRegion, open_reshard_group
@@ -244,7 +244,7 @@ class _Rank:
             for index in range(2 * scenario.num_layers)
         }
         self.staging = StagingMemory(scenario.staging_bytes, torch.device("cpu"), scenario.alignment_bytes)
-        self.outcomes: SimpleQueue[Outcome] = SimpleQueue()
+        self.outcomes: SimpleQueue[ReshardOutcome] = SimpleQueue()
         self.num_sockets = _num_sockets()
         group = open_reshard_group(ranks, scenario.timeout_s)
         parts = ResharderParts(GroupRank(rank, len(ranks)), regions, self.staging, CpuDevice(), scenario.wait_s)

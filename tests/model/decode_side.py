@@ -13,7 +13,7 @@ import msgspec
 from model.link import Output, scrubbed
 from model.plan import BLOCK_BYTES, BLOCK_TOKENS, DEADLINE_MS, SECRET, Broken, Plan
 from pdcluster_connector.core.receiving import CutSession, PeerId, ReceiveTimes, Reply, SessionId, State
-from pdcluster_connector.core.reception import Command, Ended, Expected, Invite, Lost, Reception
+from pdcluster_connector.core.reception import Ended, Expected, Invite, Lost, Reception, ReceptionCommand
 from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
@@ -118,7 +118,7 @@ class Rank:
                 object.__setattr__(one, "expires_at", at)
         return self._do(reception.expire(now=1.0))
 
-    def _do(self, commands: Iterable[Command]) -> tuple[Output, ...]:
+    def _do(self, commands: Iterable[ReceptionCommand]) -> tuple[Output, ...]:
         out: list[Output] = []
         attempts = {w.expected.transfer_id: w.receive for w in self.reception._waiting.values()}
         transfers = dict(self.reception._by_request)

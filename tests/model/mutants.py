@@ -11,10 +11,18 @@ import msgspec
 
 from model.plan import Cores, Faults, Plan
 from pdcluster_connector.core import reception
-from pdcluster_connector.core.receiving import MAY_WRITE, PeerId, Receive, ReceivePhase, Report, SessionId, State
-from pdcluster_connector.core.receiving import Commands as ReceiveCommands
-from pdcluster_connector.core.reception import Command, Ended, Reception
-from pdcluster_connector.core.sending import Commands, CutLane, Push, Release
+from pdcluster_connector.core.receiving import (
+    MAY_WRITE,
+    PeerId,
+    Receive,
+    ReceivePhase,
+    ReceivingCommands,
+    Report,
+    SessionId,
+    State,
+)
+from pdcluster_connector.core.reception import Ended, Reception, ReceptionCommand
+from pdcluster_connector.core.sending import CutLane, Push, Release, SendingCommands
 from pdcluster_connector.core.source_hold import SourceHolds
 from pdcluster_connector.scheduler.decode import DecodeScheduler
 from pdcluster_protocol.ids import Attempt, RequestId, TransferId
@@ -47,7 +55,7 @@ def receiving_by(receive: type[Receive]) -> Iterator[None]:
 class GrantsAtOnce(Receive):
     """Grants a newer attempt while writers of the older one may still write."""
 
-    def _grant_if_clear(self, now: float) -> ReceiveCommands:
+    def _grant_if_clear(self, now: float) -> ReceivingCommands:
         hidden = {p: w for p, w in self._writers.items() if w.attempt != self.attempt and w.state in MAY_WRITE}
         for peer in hidden:
             del self._writers[peer]
@@ -59,14 +67,14 @@ class GrantsAtOnce(Receive):
 class BelievesUnclean(Receive):
     """Takes an unclean fence for a fence."""
 
-    def fenced(self, peer: PeerId, message: Fenced, *, now: float) -> ReceiveCommands:
+    def fenced(self, peer: PeerId, message: Fenced, *, now: float) -> ReceivingCommands:
         return super().fenced(peer, Fenced(message.transfer_id, message.attempt, is_clean=True), now=now)
 
 
 class FencesByTime(Receive):
     """Takes the end of the quarantine for a fence, as issue 3 did."""
 
-    def expire(self, *, now: float) -> ReceiveCommands:
+    def expire(self, *, now: float) -> ReceivingCommands:
         for writer in self._writers.values():
             if writer.state is State.REVOKED and now >= writer.until:
                 writer.state = State.FENCED
@@ -76,7 +84,7 @@ class FencesByTime(Receive):
 class ForgetsToRevoke(Receive):
     """Fails without asking the writers to stop, and without waiting for them."""
 
-    def _revoke_all(self, now: float) -> ReceiveCommands:
+    def _revoke_all(self, now: float) -> ReceivingCommands:
         for writer in self._writers.values():
             if writer.state is State.WRITING:
                 writer.state = State.FENCED
@@ -86,7 +94,7 @@ class ForgetsToRevoke(Receive):
 class BelievesOldDone(Receive):
     """Counts done of an older attempt for the current one."""
 
-    def done(self, peer: PeerId, message: Done, *, now: float) -> ReceiveCommands:
+    def done(self, peer: PeerId, message: Done, *, now: float) -> ReceivingCommands:
         writer = self._writers.get(peer)
         if writer is not None and writer.state is State.REVOKED and self._expected:
             writer.state = State.WRITING
@@ -99,7 +107,7 @@ class BelievesOldDone(Receive):
 class CountsNoRanks(Receive):
     """Is content with the first rank that is done."""
 
-    def _receive_if_complete(self, now: float) -> ReceiveCommands:
+    def _receive_if_complete(self, now: float) -> ReceivingCommands:
         self.phase = ReceivePhase.RECEIVED
         return (Report(is_received=True),)
 
@@ -107,21 +115,21 @@ class CountsNoRanks(Receive):
 class NeverExpires(Receive):
     """Has no deadline, lease or quarantine."""
 
-    def expire(self, *, now: float) -> ReceiveCommands:
+    def expire(self, *, now: float) -> ReceivingCommands:
         return ()
 
 
 class CutsNothing(Receive):
     """Does not notice that a session was cut."""
 
-    def cut(self, session: SessionId, *, now: float) -> ReceiveCommands:
+    def cut(self, session: SessionId, *, now: float) -> ReceivingCommands:
         return ()
 
 
 class ReportsTwice(Reception):
     """Names each request that has ended a second time."""
 
-    def _commands(self, transfer: TransferId, commands: ReceiveCommands, now: float) -> Iterator[Command]:
+    def _commands(self, transfer: TransferId, commands: ReceivingCommands, now: float) -> Iterator[ReceptionCommand]:
         for command in super()._commands(transfer, commands, now):
             yield command
             if isinstance(command, Ended):
@@ -131,7 +139,7 @@ class ReportsTwice(Reception):
 class ReleasesBeforeCut(Push):
     """Releases its source when a write has failed, before the session is cut."""
 
-    def write_failed(self, reason: str, *, now: float) -> Commands:
+    def write_failed(self, reason: str, *, now: float) -> SendingCommands:
         commands = super().write_failed(reason, now=now)
         return *(command for command in commands if not isinstance(command, CutLane)), Release()
 
@@ -143,24 +151,24 @@ class SaysDoneEarly(Push):
         super().submitted()
         self.acked_bytes = self.planned_bytes
 
-    def written(self, num_bytes: int) -> Commands:
+    def written(self, num_bytes: int) -> SendingCommands:
         return super().written(0)
 
 
 class NeverAsksForCut(Push):
     """Waits for ever for a write that does not end."""
 
-    def write_failed(self, reason: str, *, now: float) -> Commands:
+    def write_failed(self, reason: str, *, now: float) -> SendingCommands:
         return tuple(c for c in super().write_failed(reason, now=now) if not isinstance(c, CutLane))
 
-    def expire(self, *, now: float) -> Commands:
+    def expire(self, *, now: float) -> SendingCommands:
         return tuple(command for command in super().expire(now=now) if not isinstance(command, CutLane))
 
 
 class FencesCleanAfterCut(Push):
     """Forgets at a cut that its writes were not acknowledged."""
 
-    def cut(self, reason: str, *, now: float) -> Commands:
+    def cut(self, reason: str, *, now: float) -> SendingCommands:
         self._in_flight, self._is_clean = 0, True
         return super().cut(reason, now=now)
 
@@ -168,7 +176,7 @@ class FencesCleanAfterCut(Push):
 class AnswersRevokeAtOnce(Push):
     """Answers a revoke before its writes have ended."""
 
-    def revoke(self, *, now: float) -> Commands:
+    def revoke(self, *, now: float) -> SendingCommands:
         self._in_flight = 0
         return super().revoke(now=now)
 

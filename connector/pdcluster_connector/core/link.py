@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NoReturn, TypeAlias
 
-from pdcluster_connector.core.ranges import CopyShape, Grid, Span, bytes_of
+from pdcluster_connector.core.ranges import CopyShape, Grid, TokenSpan, bytes_of
 from pdcluster_connector.core.tp_mapping import WHOLE, RankPush, Sharding, Share, plan_pushes
 from pdcluster_protocol.bounds import MAX_BYTES, MAX_SIDE
 from pdcluster_protocol.errors import ProtocolError
@@ -52,7 +52,7 @@ class Link:
     shapes: tuple[CopyShape, ...]
     coverage: Fraction
 
-    def owed_bytes(self, spans: Sequence[Sequence[Span]]) -> int:
+    def owed_bytes(self, spans: Sequence[Sequence[TokenSpan]]) -> int:
         """What prefill must write when decode wants ``spans`` (per group, token positions)."""
         per_shape = [bytes_of(shape, spans[shape.group]) for shape in self.shapes]
         return sum(per_shape[copy.shape] for copy in self.copies)

@@ -93,7 +93,8 @@ class Compare:
     attempt: Attempt
 
 
-Command: TypeAlias = Reply | Ended | Invite | Lost | CutSession | Compare
+ReceptionCommand: TypeAlias = Reply | Ended | Invite | Lost | CutSession | Compare
+ReceptionCommands: TypeAlias = Iterator[ReceptionCommand]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ class Reception:
         """Receives that vLLM has not been told about."""
         return len(self._waiting)
 
-    def expect(self, expected: Expected, *, now: float) -> Iterator[Command]:
+    def expect(self, expected: Expected, *, now: float) -> ReceptionCommands:
         """The scheduler has reserved blocks for this request; parked opens are answered."""
         transfer = expected.transfer_id
         if transfer in self._waiting or transfer in self._over:
@@ -172,25 +173,25 @@ class Reception:
         for opened in self._parked.pop(transfer, ()):
             yield from self._opened(opened.peer, opened.message, now)
 
-    def cancel(self, request_id: RequestId, reason: str, *, now: float) -> Iterator[Command]:
+    def cancel(self, request_id: RequestId, reason: str, *, now: float) -> ReceptionCommands:
         """The request shall not be received any more; ``Ended`` follows when its blocks are safe."""
         transfer = self._by_request.get(request_id)
         if transfer is not None:
             yield from self._commands(transfer, self._waiting[transfer].receive.fail(reason, now=now), now)
 
-    def fail(self, transfer: TransferId, reason: str, *, now: float) -> Iterator[Command]:
+    def fail(self, transfer: TransferId, reason: str, *, now: float) -> ReceptionCommands:
         """The transfer cannot be received by any attempt."""
         if waiting := self._waiting.get(transfer):
             yield from self._commands(transfer, waiting.receive.fail(reason, now=now), now)
 
-    def prefill_ended(self, request_id: RequestId, attempt: Attempt, *, now: float) -> Iterator[Command]:
+    def prefill_ended(self, request_id: RequestId, attempt: Attempt, *, now: float) -> ReceptionCommands:
         """The router says that prefill has computed the prompt of ``attempt``."""
         transfer = self._by_request.get(request_id)
         if transfer is not None:
             receive = self._waiting[transfer].receive
             yield from self._commands(transfer, receive.prefill_ended(attempt, now=now), now)
 
-    def hear(self, peer: PeerId, message: ToDecode, *, now: float) -> Iterator[Command]:
+    def hear(self, peer: PeerId, message: ToDecode, *, now: float) -> ReceptionCommands:
         """Answer one message of a prefill rank."""
         known = self._peers.get(peer)
         if isinstance(message, Hello):
@@ -205,7 +206,7 @@ class Reception:
             self._peers.heard(peer, now=now)
             yield from self._hear_known(peer, known, message, now)
 
-    def invited(self, peers: Iterable[PeerId], session: SessionId, *, now: float) -> Iterator[Command]:
+    def invited(self, peers: Iterable[PeerId], session: SessionId, *, now: float) -> ReceptionCommands:
         """``session`` is open for the engine of ``peers``; it is cut after a while if none of them is here any more."""
         self._heard_at[session] = now
         for peer in peers:
@@ -213,17 +214,17 @@ class Reception:
                 known.session = session
                 yield Reply(peer, msgspec.structs.replace(self.welcome, session=session))
 
-    def cut(self, session: SessionId, *, now: float) -> Iterator[Command]:
+    def cut(self, session: SessionId, *, now: float) -> ReceptionCommands:
         """``session`` is closed: nothing lands by it any more."""
         for transfer, waiting in list(self._waiting.items()):
             yield from self._commands(transfer, waiting.receive.cut(session, now=now), now)
 
-    def digested(self, transfer: TransferId, attempt: Attempt, digest: int, *, now: float) -> Iterator[Command]:
+    def digested(self, transfer: TransferId, attempt: Attempt, digest: int, *, now: float) -> ReceptionCommands:
         """What is here of ``transfer`` has this digest. Does nothing for one that has ended meanwhile."""
         if waiting := self._waiting.get(transfer):
             yield from self._commands(transfer, waiting.receive.digested(attempt, digest, now=now), now)
 
-    def expire(self, *, now: float) -> Iterator[Command]:
+    def expire(self, *, now: float) -> ReceptionCommands:
         """Act on every deadline that has passed."""
         for transfer, waiting in list(self._waiting.items()):
             yield from self._commands(transfer, waiting.receive.expire(now=now), now)
@@ -235,7 +236,7 @@ class Reception:
 
     def _hear_known(
         self, peer: PeerId, known: Peer, message: Open | Progress | Done | Fenced, now: float
-    ) -> Iterator[Command]:
+    ) -> ReceptionCommands:
         if known.session is not None:
             self._heard_at[known.session] = now
         if known.session is None:
@@ -245,7 +246,7 @@ class Reception:
         else:
             yield from self._progress(peer, message, now)
 
-    def _expire_parked(self, transfer: TransferId, parked: list[_Parked], now: float) -> Iterator[Command]:
+    def _expire_parked(self, transfer: TransferId, parked: list[_Parked], now: float) -> ReceptionCommands:
         self._parked[transfer] = [p for p in parked if now < p.expires_at]
         if not self._parked[transfer]:
             del self._parked[transfer]
@@ -254,7 +255,7 @@ class Reception:
                 attempt = late.message.attempt
                 yield Reply(late.peer, Denial(transfer, attempt, "decode never reserved blocks for it"))
 
-    def _prune(self, now: float) -> Iterator[Command]:
+    def _prune(self, now: float) -> ReceptionCommands:
         self._early = {key: early for key, early in self._early.items() if now < early.until}
         self._over = {key: over for key, over in self._over.items() if now < over.until}
         self._peers.prune(self._awaited, now=now)
@@ -267,7 +268,7 @@ class Reception:
         parked = {opened.peer for opens in self._parked.values() for opened in opens}
         return parked.union(*(waiting.receive.awaited() for waiting in self._waiting.values()))
 
-    def _greet(self, peer: PeerId, hello: Hello, now: float) -> Command:
+    def _greet(self, peer: PeerId, hello: Hello, now: float) -> ReceptionCommand:
         try:
             self._require_same_protocol(hello)
             require_equal(
@@ -291,7 +292,7 @@ class Reception:
                 f"{ours.engine_id} by {ours.transfer_protocol!r}: give both the same transfer_protocol"
             )
 
-    def _opened(self, peer: PeerId, message: Open, now: float) -> Iterator[Command]:
+    def _opened(self, peer: PeerId, message: Open, now: float) -> ReceptionCommands:
         transfer, attempt = message.transfer_id, message.attempt
         if reason := self._refusal_of(message):
             yield Reply(peer, Denial(transfer, attempt, reason))
@@ -315,7 +316,7 @@ class Reception:
             return str(error)
         return ""
 
-    def _open(self, peer: PeerId, message: Open, now: float) -> Iterator[Command]:
+    def _open(self, peer: PeerId, message: Open, now: float) -> ReceptionCommands:
         waiting, known = self._waiting[message.transfer_id], self._peers.get(peer)
         if known is None or known.session is None:
             return  # Its session was cut while its open was parked.
@@ -325,7 +326,7 @@ class Reception:
             message.transfer_id, waiting.receive.open(peer, message.attempt, sender, now=now), now
         )
 
-    def _progress(self, peer: PeerId, message: Progress | Done | Failed | Fenced, now: float) -> Iterator[Command]:
+    def _progress(self, peer: PeerId, message: Progress | Done | Failed | Fenced, now: float) -> ReceptionCommands:
         waiting = self._waiting.get(message.transfer_id)
         if waiting is None:
             if isinstance(message, Failed) and message.transfer_id not in self._over:
@@ -343,7 +344,7 @@ class Reception:
                 commands = receive.fenced(peer, message, now=now)
         yield from self._commands(message.transfer_id, commands, now)
 
-    def _commands(self, transfer: TransferId, commands: receiving.Commands, now: float) -> Iterator[Command]:
+    def _commands(self, transfer: TransferId, commands: receiving.ReceivingCommands, now: float) -> ReceptionCommands:
         for command in commands:
             match command:
                 case Report():
@@ -357,7 +358,7 @@ class Reception:
                 case Reply():
                     yield command
 
-    def _cut_off(self, cut: CutSession) -> Iterator[Command]:
+    def _cut_off(self, cut: CutSession) -> ReceptionCommands:
         """Close a session, once; peers that used it must say hello again."""
         if self._heard_at.pop(cut.session, None) is None:
             return

@@ -30,7 +30,7 @@ from vllm.v1.kv_cache_interface import (
 
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, Memory
-from pdcluster_connector.reshard.tensors import open_reshard_group, region_bytes
+from pdcluster_connector.reshard import open_reshard_group, region_bytes
 from pdcluster_connector.settings import PushTiming, parse_settings, require_ipv4
 from pdcluster_connector.vllm.ascend import require_plain_kv
 from pdcluster_connector.vllm.cells import LayerKv

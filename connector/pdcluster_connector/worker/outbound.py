@@ -13,7 +13,7 @@ from typing import Final
 
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.device import Device
-from pdcluster_connector.reshard.resharder import ReshardFailed, StepRead
+from pdcluster_connector.reshard import ReshardFailed, StepRead
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Opening, Sessions, close_or_end_engine
 from pdcluster_connector.worker.orders import LayerSaved, Staged, StepBegun, StepEnded, StepOrder, discard

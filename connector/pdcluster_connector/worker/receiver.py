@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 
 from pdcluster_connector.core.clock import RunningClock, deadline_after
 from pdcluster_connector.core.receiving import CutSession, Reply, Report
-from pdcluster_connector.core.reception import Command, Compare, Ended, Expected, Invite, Lost, Reception
+from pdcluster_connector.core.reception import Compare, Ended, Expected, Invite, Lost, Reception, ReceptionCommand
 from pdcluster_connector.device import Device
 from pdcluster_connector.failures import RECEIVES_DONE, TransferFailure, count, log_failure
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
@@ -179,7 +179,7 @@ class Receiver:
         expected = Expected(news.request_id, news.transfer_id, deadline, news.spans, wants_digest)
         self._do(self._reception.expect(expected, now=now), now)
 
-    def _do(self, commands: Iterable[Command], now: float) -> None:
+    def _do(self, commands: Iterable[ReceptionCommand], now: float) -> None:
         for command in commands:
             match command:
                 case Reply(peer, message):

@@ -18,10 +18,8 @@ from pdcluster_connector.core.ranges import (
     require_held,
     wanted_bytes,
 )
-from pdcluster_connector.core.sending import Commands, PushKey
-from pdcluster_connector.reshard.feeds import TokenPages
-from pdcluster_connector.reshard.resharder import StepRead
-from pdcluster_connector.reshard.rounds import StagedPart, write_rows
+from pdcluster_connector.core.sending import PushKey, SendingCommands
+from pdcluster_connector.reshard import StagedPart, StepRead, TokenPages, write_rows
 from pdcluster_connector.steps import PushSlice, PushTarget
 from pdcluster_connector.worker.orders import LayerSaved, Staged, StagedWrite, StepEnded
 from pdcluster_connector.worker.pushes import LivePush
@@ -122,7 +120,7 @@ class StepPlan:
         """Pushes that this step plans to take from staging memory."""
         return list(self._pushes.values())
 
-    def add(self, route: Route, live: LivePush, part: PushSlice, *, now: float) -> Commands:
+    def add(self, route: Route, live: LivePush, part: PushSlice, *, now: float) -> SendingCommands:
         """Plan ``part`` of ``live``; returns what the push says to it."""
         try:
             ranges, num_staged = _plan(route, part)
@@ -161,7 +159,7 @@ class StepPlan:
                 parts.append(self._staged_part(route, copy, live, write, order.at))
         return Batch(None, tuple(parts))
 
-    def read(self, route: Route) -> Iterator[tuple[LivePush, Commands]]:
+    def read(self, route: Route) -> Iterator[tuple[LivePush, SendingCommands]]:
         """The resharder, ours and the others', reads this step's blocks no more.
 
         A push is whole only now: while others may still read heads of ours, it can still be given up.

@@ -15,9 +15,9 @@ from typing import Final
 
 from pdcluster_connector.core.pace import LONGEST_LOOK_S, WritePace
 from pdcluster_connector.core.ranges import ByteRanges
-from pdcluster_connector.core.sending import Commands, Push, PushKey
+from pdcluster_connector.core.sending import Push, PushKey, SendingCommands
 from pdcluster_connector.device import Device, DeviceEvent
-from pdcluster_connector.reshard.staging import StagingRoom
+from pdcluster_connector.reshard import StagingRoom
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
 from pdcluster_protocol.errors import TransferError
 from pdcluster_protocol.trace import LayerTrace
@@ -179,7 +179,7 @@ class WriteQueue:
             for cursor in self._held.pop(push):
                 self._drop(cursor)
 
-    def advance(self, *, now: float) -> Iterator[tuple[Push, Commands]]:
+    def advance(self, *, now: float) -> Iterator[tuple[Push, SendingCommands]]:
         """Poll what is in flight and submit what may leave; yields what that means for each push."""
         num_in_flight = len(self._in_flight)
         yield from self._poll(now)
@@ -201,7 +201,7 @@ class WriteQueue:
         self._layer_pace.looked(num_waiting - len(self._batches), now=now)
         self._awaits_layer = bool(self._batches)
 
-    def _submit(self, now: float) -> Iterator[tuple[Push, Commands]]:
+    def _submit(self, now: float) -> Iterator[tuple[Push, SendingCommands]]:
         while self._cursors and len(self._in_flight) < MAX_WRITES_IN_FLIGHT:
             cursor = self._cursors[0]
             push = cursor.part.push
@@ -232,7 +232,7 @@ class WriteQueue:
         self._in_flight.append(_InFlight(write, cursor, num_bytes))
         return ""
 
-    def _poll(self, now: float) -> Iterator[tuple[Push, Commands]]:
+    def _poll(self, now: float) -> Iterator[tuple[Push, SendingCommands]]:
         """Look at writes oldest first and stop at the first that is pending: amortised one look per write.
 
         A write that never ends would hide those behind it, so when the oldest push is no longer writing the
@@ -247,7 +247,7 @@ class WriteQueue:
             self._next_full_poll = now + _FULL_POLL_EVERY_S
             yield from self._poll_all(now)
 
-    def _poll_all(self, now: float) -> Iterator[tuple[Push, Commands]]:
+    def _poll_all(self, now: float) -> Iterator[tuple[Push, SendingCommands]]:
         for _ in range(len(self._in_flight)):
             flight = self._in_flight.popleft()
             status = self.transport.write_status(flight.write)
@@ -256,7 +256,7 @@ class WriteQueue:
             else:
                 yield self._ended(flight, status, now)
 
-    def _ended(self, flight: _InFlight, status: WriteStatus, now: float) -> tuple[Push, Commands]:
+    def _ended(self, flight: _InFlight, status: WriteStatus, now: float) -> tuple[Push, SendingCommands]:
         push = flight.push
         if status is WriteStatus.FAILED:
             # It may still read: its part counts as unended until the session is closed.

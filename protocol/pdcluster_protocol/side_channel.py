@@ -88,6 +88,8 @@ class RegionLayout(msgspec.Struct, frozen=True, array_like=True):
     window_step: CountOrNone = 0
     """Prefill may lack what lies before a window, and a window begins at multiples of so many tokens: 1 for a sliding
     window. 0: it has no window."""
+    is_draft: bool = False
+    """Whether it is a draft model's: decode can do without what prefill does not have of it."""
 
     @property
     def has_tokens(self) -> bool:
@@ -118,6 +120,11 @@ class RankLayout(msgspec.Struct, frozen=True, array_like=True):
     regions: tuple[RegionLayout, ...]
     stage: Index = 0
     num_stages: Side = 1
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether a draft model keeps KV in this rank."""
+        return any(region.is_draft for region in self.regions)
 
     @property
     def rank(self) -> int:

@@ -10,9 +10,10 @@ from integration.harness import Harness, HttpError, Server, complete
 from pdcluster_cli.engines import PoolRole
 from pdcluster_cli.waiting import EngineDied
 from zoo import pools
-from zoo.cases import TP2, draft_model
-from zoo.models import LONG_ROPE, MAMBA2, QWEN3_NEXT, llama
+from zoo.cases import TP2, draft_model, eagle
+from zoo.models import LONG_ROPE, MAMBA2, MIXTRAL, QWEN3_NEXT, llama
 from zoo.pools import ONE, Case, Shape
+from zoo.weights import ensure_model
 
 pytestmark = pytest.mark.engines
 
@@ -39,7 +40,6 @@ def others() -> list[tuple[Case, tuple[str, ...]]]:
             Case(dataclasses.replace(LLAMA, name="llama-4kv-tuned", seed=8)),
             ("differ in model_digest: prefill '", "serve the same model and revision, with the same"),
         ),
-        (Case(LLAMA, draft_model()), ("kv_heads: prefill (4,), decode (2, 4)", "with the same --speculative-config")),
     ]
     return [(case, words) for case, words in cases if case.runs_here]
 
@@ -67,6 +67,30 @@ def test_engines_that_keep_kv_otherwise_are_refused_with_both_values_before_any_
             assert [word for word in words if word not in told] == [], told
         require_nothing_written(prefill)
         pools.require_no_block_in_use((prefill, *decodes))
+
+
+def test_a_draft_model_on_prefill_alone_or_another_one_on_decode_is_refused_before_any_byte(harness: Harness) -> None:
+    plans = [pools.plan_engine(harness, PoolRole.PREFILL, Case(LLAMA, draft_model()), ONE)]
+    plans += [pools.plan_engine(harness, PoolRole.DECODE, Case(LLAMA, args), ONE) for args in ((), eagle())]
+    with harness.start(*plans) as (prefill, *decodes):
+        for decode, theirs in zip(decodes, ("decode ''", "decode 'eagle "), strict=True):
+            told = refusal(harness, prefill, decode)
+            words = ("differ in draft: prefill 'draft_model ", theirs, "give both the same --speculative-config")
+            assert [word for word in words if word not in told] == [], told
+        require_nothing_written(prefill)
+
+
+@pytest.mark.slow
+def test_vllms_own_cpu_kernel_ends_where_experts_are_spread_over_ranks(harness: Harness) -> None:
+    """A plain engine, without a connector: nothing can be proven of ``--enable-expert-parallel`` on a CPU."""
+    case = Case(MIXTRAL, ("--enable-expert-parallel",))
+    engine = harness.single_engine(case.common(), model=ensure_model(case.recipe), parallelism=TP2.parallelism)
+    with engine as server, pytest.raises(HttpError) as ended:
+        complete(server.url, [5] * 40, 4)
+    assert ended.value.status == 500
+    log = server.log_path.read_text()
+    assert "Segfault encountered" in log
+    assert "cpu_fused_moe" in log
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,12 @@ _Table: TypeAlias = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of the model. ``heads``: 0 for a latent, -1 for state."""
+    """One layer of the model. ``heads``: 0 for a latent, -1 for state. ``is_draft``: a draft's, on decode alone."""
 
     name: str
     group: int
     heads: int
+    is_draft: bool = False
 
     @property
     def kind(self) -> RegionKind:
@@ -73,7 +74,8 @@ class Engine:
         stride = size + self.padding
         place = layer.name, layer.group, base, NUM_BLOCKS, stride, size
         step = self.window_step[layer.group]
-        return RegionLayout(*place, layer.kind, heads, tokens, block // tokens, window_step=step)
+        kept = heads, tokens, block // tokens
+        return RegionLayout(*place, layer.kind, *kept, window_step=step, is_draft=layer.is_draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,13 @@ class Scene:
     """Tokens computed after each step; the last one is the whole prompt."""
 
     @property
+    def pushed(self) -> tuple[Layer, ...]:
+        """Prefill's layers."""
+        return tuple(layer for layer in self.layers if not layer.is_draft)
+
+    @property
     def kv_heads(self) -> tuple[int, ...]:
-        return tuple(sorted({max(layer.heads, 1) for layer in self.layers if layer.heads >= 0}))
+        return tuple(sorted({max(layer.heads, 1) for layer in self.pushed if layer.heads >= 0}))
 
 
 @st.composite
@@ -137,10 +144,15 @@ def scenes(draw: st.DrawFn) -> Scene:
 
 @st.composite
 def _layers(draw: st.DrawFn, *, has_state: bool) -> tuple[Layer, ...]:
-    """The model's layers, and maybe those of a draft model, which has heads of its own."""
+    """The model's layers, and maybe those of a draft model, which has heads of its own: on both, or on decode alone."""
     num_heads, num_draft_heads = draw(st.sampled_from([0, 1, 2, 3, 4, 6, 8])), draw(st.sampled_from([1, 2, 4, 6, 8]))
-    heads = [num_heads] * draw(st.integers(1, 4)) + [num_draft_heads] * draw(st.integers(0, 2))
-    layers = [Layer(f"a{n}", draw(st.integers(0, 1)) if n else 0, count) for n, count in enumerate(heads)]
+    heads = [num_heads] * draw(st.integers(1, 4))
+    first, is_alone = len(heads), draw(st.booleans())
+    heads += [num_draft_heads] * draw(st.integers(0, 2))
+    layers = [
+        Layer(f"a{n}", draw(st.integers(0, 1)) if n else 0, count, is_draft=is_alone and n >= first)
+        for n, count in enumerate(heads)
+    ]
     group = 1 + max(layer.group for layer in layers)
     return (*layers, *(Layer(f"s{n}", group, -1) for n in range(2 if has_state else 0)))
 

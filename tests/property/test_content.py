@@ -62,7 +62,7 @@ def received(scene: Scene, decode: RankLayout) -> Bytes:
 
 def pushed(scene: Scene, decode: RankLayout) -> int:
     order, total = order_of(scene, scene.prefill_table), 0
-    for prefill in scene.prefill.ranks(scene.layers):
+    for prefill in scene.prefill.ranks(scene.pushed):
         reader = reader_of(filled(prefill, scene), prefill)
         total += sum(reader.sums(parts_pushed(prefill, decode), order, KEY))
     return total & DIGEST_MASK
@@ -84,8 +84,9 @@ def test_what_all_prefill_ranks_pushed_has_the_digest_of_what_a_decode_rank_rece
 @given(scenes(), st.data())
 def test_one_other_byte_is_another_digest(scene: Scene, data: st.DataObject) -> None:
     decode = data.draw(st.sampled_from(scene.decode.ranks(scene.layers)))
-    assume(decode.regions)
-    region = data.draw(st.sampled_from(decode.regions))
+    compared = [region for region in decode.regions if not region.is_draft]
+    assume(compared)
+    region = data.draw(st.sampled_from(compared))
     memory, order = received(scene, decode), order_of(scene, scene.decode_table)
     table = scene.decode_table[region.group]
     spots, _ = cells(region, decode, table, wanted(scene.groups[region.group].decode, scene, table))

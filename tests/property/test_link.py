@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import drawn
-from pdcluster_connector.core.link import Link, full_coverage, plan_link
+from pdcluster_connector.core.link import Link, full_coverage, owed_by, plan_link
 from pdcluster_connector.core.ranges import NULL_BLOCK, GroupSlice, plan_ranges
 from pdcluster_connector.core.tp_mapping import Sharding, related_ranks
 from pdcluster_connector.core.watermark import KvGroup, slice_of, wanted_spans
@@ -101,18 +101,20 @@ def wanted(group: KvGroup, scene: Scene, table: tuple[int, ...]) -> Bytes:
 @settings(max_examples=drawn(150))
 @given(scenes())
 def test_every_decode_rank_gets_each_of_its_bytes_exactly_once(scene: Scene) -> None:
-    prefills, steps = scene.prefill.ranks(scene.layers), slices(scene)
+    prefills, steps = scene.prefill.ranks(scene.pushed), slices(scene)
     spans = tuple(
         wanted_spans(pair.decode, scene.prompt.cached_tokens, scene.prompt.num_tokens, table)
         for pair, table in zip(scene.groups, scene.decode_table, strict=True)
     )
     sources = [filled(rank, scene) for rank in prefills]
-    for decode in scene.decode.ranks(scene.layers):
-        target = np.full(size_of(decode), EMPTY, np.int64)
+    for rank in scene.decode.ranks(scene.layers):
+        decode = owed_by(prefills[0], rank)
+        assert [region for region in rank.regions if region not in decode.regions] == drafts_of(rank)
+        target = np.full(size_of(rank), EMPTY, np.int64)
         written = np.zeros(len(target), np.int64)
         coverage = Fraction(0)
         for prefill, source in zip(prefills, sources, strict=True):
-            link = plan_link(prefill, decode)
+            link = plan_link(prefill, rank)
             assert push(link, steps, source, target, written) == link.owed_bytes(spans)
             coverage += link.coverage
         assert coverage == full_coverage(decode)
@@ -122,12 +124,19 @@ def test_every_decode_rank_gets_each_of_its_bytes_exactly_once(scene: Scene) -> 
             tokens = wanted(scene.groups[region.group].decode, scene, table)
             spots, values = cells(region, decode, table, tokens)
             assert np.array_equal(target[spots], values)
+        for region in drafts_of(rank):
+            assert not written[region.base : region.base + region.span_bytes].any()
+
+
+def drafts_of(rank: RankLayout) -> list[RegionLayout]:
+    """The layers of a draft model, which prefill does not have: nothing of them is owed or written."""
+    return [region for region in rank.regions if region.is_draft]
 
 
 @settings(max_examples=drawn(150))
 @given(scenes())
 def test_nothing_is_written_outside_of_the_blocks_that_decode_reserved(scene: Scene) -> None:
-    prefills, steps = scene.prefill.ranks(scene.layers), slices(scene)
+    prefills, steps = scene.prefill.ranks(scene.pushed), slices(scene)
     for decode in scene.decode.ranks(scene.layers):
         allowed = np.zeros(size_of(decode), bool)
         for region in decode.regions:
@@ -147,7 +156,7 @@ def test_nothing_is_written_outside_of_the_blocks_that_decode_reserved(scene: Sc
 def test_ranks_that_share_bytes_are_related_whatever_their_stages(scene: Scene) -> None:
     """Both ends work out from TP sizes and head counts alone who speaks to whom."""
     related = related_ranks(scene.prefill.tp_size, scene.decode.tp_size, scene.kv_heads)
-    prefills, decodes = scene.prefill.ranks(scene.layers), scene.decode.ranks(scene.layers)
+    prefills, decodes = scene.prefill.ranks(scene.pushed), scene.decode.ranks(scene.layers)
     for prefill, decode in product(prefills, decodes):
         if plan_link(prefill, decode).copies:
             assert (prefill.tp_rank, decode.tp_rank) in related
@@ -155,7 +164,7 @@ def test_ranks_that_share_bytes_are_related_whatever_their_stages(scene: Scene) 
 
 @given(scenes())
 def test_ranges_that_follow_each_other_on_both_sides_are_one(scene: Scene) -> None:
-    prefills, decodes = scene.prefill.ranks(scene.layers), scene.decode.ranks(scene.layers)
+    prefills, decodes = scene.prefill.ranks(scene.pushed), scene.decode.ranks(scene.layers)
     for prefill, decode, part in product(prefills, decodes, slices(scene)):
         for shape in plan_link(prefill, decode).shapes:
             ranges = plan_ranges(shape, part[shape.group])

@@ -66,6 +66,13 @@ LONG_ROPE: Final = Recipe(
 """Keys of engines that take requests of more than 1,024 tokens are others, also for short prompts."""
 DRAFT: Final = Recipe("draft", "LlamaConfig", {**_SIZES, **_HEADS, "num_hidden_layers": 2, "num_key_value_heads": 2})
 """A draft model beside ``llama(4)``: other KV heads, other layers, the same words."""
+EAGLE: Final = Recipe(
+    "eagle",
+    "LlamaConfig",
+    {**_SIZES, **_HEADS, "num_hidden_layers": 1, "num_key_value_heads": 2},
+    is_eagle_head=True,
+)
+"""A head that guesses beside ``llama(4)``."""
 MIXTRAL: Final = Recipe(
     "mixtral",
     "MixtralConfig",
@@ -196,6 +203,7 @@ ALL: Final[tuple[Recipe, ...]] = (
     *(llama(kv_heads) for kv_heads in (8, 4, 2, 1)),
     LLAMA_6KV,
     DRAFT,
+    EAGLE,
     MIXTRAL,
     QWEN3_MOE,
     MISTRAL,

@@ -36,6 +36,8 @@ class Recipe:
     head_std: float = 0.3
     mtp_layers: int = 0
     """DeepSeek's layers for multi-token prediction, which transformers leaves out."""
+    is_eagle_head: bool = False
+    """The layers guess for another model, from what it has computed and with its embeddings and head."""
     seed: int = 7
 
 
@@ -61,6 +63,8 @@ def _write_model(recipe: Recipe, folder: Path) -> None:
     model.save_pretrained(folder)
     if recipe.mtp_layers:
         _add_mtp_layers(recipe, folder)
+    if recipe.is_eagle_head:
+        _make_eagle_head(recipe, folder)
     tiny = ensure_tiny_model()
     for file in _TOKENIZER_FILES:
         shutil.copy(tiny / file, folder / file)
@@ -73,6 +77,19 @@ def _std_of(recipe: Recipe, name: str, num_dims: int) -> float | None:
     if "embed" in name:
         return recipe.embedding_std
     return recipe.head_std if name.startswith("lm_head") else recipe.weight_std
+
+
+def _make_eagle_head(recipe: Recipe, folder: Path) -> None:
+    """As vLLM 0.32 ``models/llama_eagle.py`` reads one: the layers, and what brings token and hidden state together."""
+    safetensors, torch = importlib.import_module("safetensors.torch"), importlib.import_module("torch")
+    file, hidden = folder / "model.safetensors", recipe.config["hidden_size"]
+    tensors = {
+        name.removeprefix("model."): tensor
+        for name, tensor in safetensors.load_file(file).items()
+        if ".layers." in name and not name.endswith("layers.0.input_layernorm.weight")
+    }
+    tensors["fc.weight"] = torch.randn(hidden, 2 * hidden) * recipe.weight_std
+    safetensors.save_file(tensors, file, metadata={"format": "pt"})
 
 
 def _add_mtp_layers(recipe: Recipe, folder: Path) -> None:

@@ -50,11 +50,12 @@ class Cells:
     slots: Offsets
 
 
-def parts_received(decode: RankLayout) -> tuple[ContentPart, ...]:
-    """All that a decode rank keeps."""
+def parts_received(decode: RankLayout, *, has_draft: bool = False) -> tuple[ContentPart, ...]:
+    """All that a decode rank keeps of the model, and with ``has_draft`` of a draft model."""
     return tuple(
         ContentPart(index, name, range(len(heads)), heads.start)
         for index, name, region in _named(decode)
+        if has_draft or not region.is_draft
         for heads in [_heads_of(region, decode)]
     )
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NoReturn, TypeAlias
 
+from msgspec.structs import replace
+
 from pdcluster_connector.core.ranges import CopyShape, Grid, TokenSpan, bytes_of
 from pdcluster_connector.core.tp_mapping import WHOLE, RankPush, Sharding, Share, plan_pushes
 from pdcluster_protocol.bounds import MAX_BYTES, MAX_SIDE
@@ -96,6 +98,7 @@ def plan_link(prefill: RankLayout, decode: RankLayout) -> Link:
     Raises:
         ProtocolError: The engines do not have the same layers, or hold one differently. Names both values and the cure.
     """
+    decode = owed_by(prefill, decode)
     targets, ends = dict(_numbered(decode.regions)), _Ends(prefill, decode)
     if prefill.num_stages > 1 or decode.num_stages > 1:
         ours = [(index, pair) for index, pair in enumerate(_numbered(prefill.regions)) if pair[0] in targets]
@@ -113,6 +116,26 @@ def plan_link(prefill: RankLayout, decode: RankLayout) -> Link:
     return Link(tuple(copies), tuple(shapes), coverage)
 
 
+def owed_by(prefill: RankLayout, decode: RankLayout) -> RankLayout:
+    """The decode rank with those regions that prefill must fill: not a draft model's, where prefill has none.
+
+    Its guesses are then made without the prompt's KV, and checked like any other. No stage of a prefill engine has a
+    draft model's layers alone: one that speculates has a single stage (``vllm/facts.py``).
+
+    Raises:
+        ProtocolError: What is a draft model's on decode is the model's own on prefill.
+    """
+    if prefill.has_draft or not decode.has_draft:
+        return decode
+    drafts = {region.layer_name for region in decode.regions if region.is_draft}
+    if disputed := sorted(drafts & {region.layer_name for region in prefill.regions}):
+        raise ProtocolError(
+            f"layer {disputed[0]} is the model's own on prefill, a draft model's on decode: "
+            "give both the same --speculative-config"
+        )
+    return replace(decode, regions=tuple(region for region in decode.regions if not region.is_draft))
+
+
 def _require_memory(region: RegionLayout, who: str) -> None:
     """Its pages do not overlap, and its last byte has an address that int64 holds."""
     if region.page_bytes > region.page_stride:
@@ -125,7 +148,7 @@ def _require_memory(region: RegionLayout, who: str) -> None:
 
 
 def full_coverage(decode: RankLayout) -> Fraction:
-    """What the links into a decode rank add up to when every byte of it has a writer."""
+    """What the links into a decode rank, as ``owed_by`` has it, add up to when every byte of it has a writer."""
     return Fraction(sum(_local_heads(region, decode) for region in decode.regions))
 
 

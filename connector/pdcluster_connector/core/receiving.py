@@ -1,8 +1,7 @@
 """One receive: one decode rank waiting for its part of one prompt's KV, whichever attempt brings it.
 
 Rule 1: a request is received only when every expected prefill rank said done, for the current attempt, with
-        the byte count that decode worked out from its own block table.
-        Where the content is compared: and what is here has the digest that those ranks together said.
+        the byte count that decode worked out from its own block table; where content is compared, with its digest too.
 Rule 2: no attempt gets a grant, and vLLM is not told of a failure, while a writer of an earlier grant could
         still write: each is done, fenced and clean, or its session was cut.
 
@@ -93,6 +92,7 @@ class DigestReceived:
     """Every rank is done with ``attempt``: digest what is here, then call ``digested``."""
 
     attempt: Attempt
+    has_draft: bool
 
 
 ReceivingCommand: TypeAlias = Reply | Report | AttemptLost | CutSession | DigestReceived
@@ -111,14 +111,15 @@ class ReceiveTimes:
 class Debt:
     """What a prefill rank owes for one request, as decode works it out.
 
-    ``writers``: every rank of its engine that writes to this decode rank. ``coverage``: the part of decode's
-    ``needed`` heads that this rank fills; those of all writers must add up to it.
+    ``writers``: every rank of its engine that writes to this decode rank. ``coverage``: the part of decode's ``needed``
+    heads that this rank fills; all writers' must add up to it. ``has_draft``: a draft model's are among them.
     """
 
     num_bytes: int
     coverage: Fraction
     needed: Fraction
     writers: frozenset[int]
+    has_draft: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +233,7 @@ class Receive:
         if writer := self._writer(peer, message.attempt):
             self._has_stopped(writer, now, is_fenced=message.is_fenced)
         revokes = self._begin(message.attempt, now) if message.attempt > self.attempt and self._is_open else ()
-        is_current = message.attempt == self.attempt
-        lost = self._lose(f"prefill gave up: {message.reason}", now) if is_current else ()
+        lost = self._lose(f"prefill gave up: {message.reason}", now) if message.attempt == self.attempt else ()
         return revokes + lost + self._go_on(now)
 
     def fenced(self, peer: PeerId, message: Fenced, *, now: float) -> ReceivingCommands:
@@ -370,17 +370,17 @@ class Receive:
         return revokes
 
     def _receive_if_complete(self, now: float) -> ReceivingCommands:
-        done = [w.sender for w in self._current() if w.state is State.DONE]
-        if {sender.rank for sender in done} != self._expected:
+        done = [(w.sender.rank, w.sender.debt) for w in self._current() if w.state is State.DONE]
+        if {rank for rank, _ in done} != self._expected:
             return ()
-        covered, needed = sum(sender.debt.coverage for sender in done), done[0].debt.needed
-        if covered != needed:
-            return self._lose(f"prefill has KV of {covered} heads and layers, decode needs {needed}", now)
+        covered, (_, debt) = sum(debt.coverage for _, debt in done), done[0]
+        if covered != debt.needed:
+            return self._lose(f"prefill has KV of {covered} heads and layers, decode needs {debt.needed}", now)
         if not self._wants_digest:
             return self._received()
         if silent := [writer.sender.rank for writer in self._current() if writer.digest is None]:
             return self._lose(f"prefill rank {silent[0]} sent no digest: run the same pdcluster everywhere", now)
-        return (DigestReceived(self.attempt),)
+        return (DigestReceived(self.attempt, debt.has_draft),)
 
     def _received(self) -> ReceivingCommands:
         self.phase = ReceivePhase.RECEIVED

@@ -15,7 +15,7 @@ import msgspec
 
 from pdcluster_connector.core import receiving
 from pdcluster_connector.core.clock import deadline_after
-from pdcluster_connector.core.link import full_coverage, plan_link, require_possible
+from pdcluster_connector.core.link import full_coverage, owed_by, plan_link, require_possible
 from pdcluster_connector.core.peers import EARLY_S, Incoming, Peer, Peers
 from pdcluster_connector.core.ranges import Spans
 from pdcluster_connector.core.receiving import (
@@ -87,10 +87,11 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Digest what is here of this transfer, then call ``digested``."""
+    """Digest what is here of this transfer, then call ``digested``. ``has_draft``: also a draft model's part of it."""
 
     transfer_id: TransferId
     attempt: Attempt
+    has_draft: bool = False
 
 
 ReceptionCommand: TypeAlias = Reply | Ended | Invite | Lost | CutSession | Compare
@@ -353,8 +354,8 @@ class Reception:
                     yield Lost(self._waiting[transfer].expected.request_id, attempt, reason)
                 case CutSession():
                     yield from self._cut_off(command)
-                case receiving.DigestReceived(attempt):
-                    yield Compare(transfer, attempt)
+                case receiving.DigestReceived(attempt, has_draft):
+                    yield Compare(transfer, attempt, has_draft)
                 case Reply():
                     yield command
 
@@ -382,10 +383,10 @@ class Reception:
         require_possible(theirs, f"prefill engine {hello.engine_id}")
         stages, mine = range(theirs.num_stages), ours.tp_rank
         try:
-            related = related_ranks(theirs.tp_size, ours.tp_size, self.fingerprint.kv_heads)
-            link = plan_link(theirs, ours)
+            related = related_ranks(theirs.tp_size, ours.tp_size, hello.fingerprint.all_kv_heads)
+            link, needed = plan_link(theirs, ours), full_coverage(owed_by(theirs, ours))
         except (ProtocolError, ValueError, ArithmeticError) as error:
             engines = f"prefill engine {hello.engine_id} and decode engine {self.welcome.engine_id}"
             raise ProtocolError(f"{engines}: {error}") from error
         writers = frozenset(s * theirs.tp_size + rank for s in stages for rank, decode in related if decode == mine)
-        return Incoming(link, full_coverage(ours), writers)
+        return Incoming(link, needed, writers, theirs.has_draft)

@@ -185,11 +185,14 @@ class ReceiveDigests:
         """Forget a transfer whose wait is over. Whether its content was to be compared."""
         return self._wanted.pop(transfer, None) is not None
 
-    def start(self, transfer: TransferId, attempt: Attempt) -> bool:
-        """Every rank is done with this attempt. False: this rank cannot read its own KV."""
+    def start(self, transfer: TransferId, attempt: Attempt, *, has_draft: bool) -> bool:
+        """Every rank is done with this attempt. False: this rank cannot read its own KV.
+
+        ``has_draft``: a draft model's KV came too.
+        """
         if self._reader is None:
             return False
-        parts, order = parts_received(self._reader.layout), self._wanted[transfer]
+        parts, order = parts_received(self._reader.layout, has_draft=has_draft), self._wanted[transfer]
         self._digests.start((transfer, attempt), self._reader.sums(parts, order, transfer), self._reader.where)
         return True
 

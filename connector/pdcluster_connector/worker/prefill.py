@@ -183,7 +183,7 @@ class PrefillWorker:
         """The decode ranks that this rank writes to, ascending, in every stage."""
         key = (target.tp_size, target.num_stages)
         if key not in self._ranks_of:
-            ours, heads = self._parts.hello.layout, self._parts.hello.fingerprint.kv_heads
+            ours, heads = self._parts.hello.layout, self._parts.hello.fingerprint.all_kv_heads
             self._ranks_of[key] = target_ranks(ours.tp_rank, ours.tp_size, *key, heads)
         return self._ranks_of[key]
 

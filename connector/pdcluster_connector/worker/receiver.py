@@ -161,7 +161,7 @@ class Receiver:
             self._do(self._reception.digested(*found, now=now), now)
 
     def _compare(self, compare: Compare, now: float) -> None:
-        if not self._digests.start(compare.transfer_id, compare.attempt):
+        if not self._digests.start(compare.transfer_id, compare.attempt, has_draft=compare.has_draft):
             reason = "this decode rank cannot read its own KV, so that its content cannot be compared"
             self._do(self._reception.fail(compare.transfer_id, reason, now=now), now)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pdcluster_connector.core.link import plan_link
+from pdcluster_connector.core.link import full_coverage, owed_by, plan_link
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
@@ -99,6 +99,29 @@ def test_heads_are_counted_from_each_ranks_own_first(
     (shape,) = plan_link(of(*prefill), of(*decode)).shapes
     assert (shape.source.offset, shape.target.offset) == (source * 16, target * 16)
     assert shape.piece_bytes == num_rows * 16
+
+
+def test_a_draft_model_that_prefill_lacks_is_not_owed_and_one_that_it_has_is() -> None:
+    guess = changed(PLAIN, layer_name="draft", heads=2, page_stride=32, page_bytes=32, is_draft=True)
+    decode = rank(PLAIN, guess)
+    alone, both = plan_link(rank(PLAIN), decode), plan_link(rank(PLAIN, guess), decode)
+    assert [copy.layer_name for copy in alone.copies] == ["a"]
+    assert (alone.owed_bytes([[(0, 16)]]), both.owed_bytes([[(0, 16)]])) == (64, 96)
+    assert alone.coverage == full_coverage(owed_by(rank(PLAIN), decode)) == 4
+    assert both.coverage == full_coverage(decode) == 6
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_a_layer_of_the_model_that_decode_takes_for_a_draft_models_is_refused(num_stages: int) -> None:
+    """With stages no rank has all layers, and nothing else would tell that this one never comes."""
+    prefill = msgspec.structs.replace(rank(PLAIN), num_stages=num_stages)
+    with pytest.raises(ProtocolError, match=r"layer a is the model's own on prefill, a draft model's on decode: give"):
+        plan_link(prefill, rank(changed(PLAIN, is_draft=True)))
+
+
+def test_a_draft_model_on_prefill_alone_is_refused() -> None:
+    with pytest.raises(ProtocolError, match=r"do not both have KV regions d\[0\] of group 0"):
+        plan_link(rank(PLAIN, changed(PLAIN, layer_name="d", is_draft=True)), rank(PLAIN))
 
 
 def test_state_is_not_resharded() -> None:

@@ -272,7 +272,7 @@ def said(rank: int, digest: int | None) -> Done:
 
 def test_it_is_received_when_what_is_here_is_the_sum_of_what_was_pushed() -> None:
     receive = compared(DIGEST_MASK)
-    assert receive.done(B, said(1, 5), now=1.0) == (DigestReceived(FIRST),)
+    assert receive.done(B, said(1, 5), now=1.0) == (DigestReceived(FIRST, has_draft=False),)
     assert receive.phase is ReceivePhase.WAITING
     assert receive.digested(FIRST, 4, now=2.0) == (Report(is_received=True),)
 

@@ -10,8 +10,8 @@ from integration.harness import Harness, HttpError, Server, complete
 from pdcluster_cli.engines import PoolRole
 from pdcluster_cli.waiting import EngineDied
 from zoo import pools
-from zoo.cases import TP2, draft_model
-from zoo.models import LONG_ROPE, MAMBA2, QWEN3_NEXT, llama
+from zoo.cases import draft_model
+from zoo.models import LONG_ROPE, MAMBA2, llama
 from zoo.pools import ONE, Case, Shape
 
 pytestmark = pytest.mark.engines
@@ -67,16 +67,6 @@ def test_engines_that_keep_kv_otherwise_are_refused_with_both_values_before_any_
             assert [word for word in words if word not in told] == [], told
         require_nothing_written(prefill)
         pools.require_no_block_in_use((prefill, *decodes))
-
-
-@pytest.mark.parametrize(
-    "case", [Case(QWEN3_NEXT, ("--dtype", "bfloat16")), Case(MAMBA2)], ids=["beside attention", "without attention"]
-)
-def test_recurrent_state_is_not_split_anew(harness: Harness, case: Case) -> None:
-    with pools.engines(harness, case, [ONE], [TP2]) as ((prefill,), (decode,)):
-        told = refusal(harness, prefill, decode)
-        assert "TP 1 on prefill, 2 on decode: give both the same --tensor-parallel-size" in told
-        require_nothing_written(prefill)
 
 
 def test_recurrent_state_of_another_type_is_refused_before_any_byte(harness: Harness) -> None:

@@ -381,7 +381,8 @@ class Reception:
         require_possible(theirs, f"prefill engine {hello.engine_id}")
         stages, mine = range(theirs.num_stages), ours.tp_rank
         try:
-            related = related_ranks(theirs.tp_size, ours.tp_size, self.fingerprint.kv_heads)
+            kept = self.fingerprint
+            related = related_ranks(theirs.tp_size, ours.tp_size, kept.kv_heads, has_state=bool(kept.state))
             link = plan_link(theirs, ours)
         except (ProtocolError, ValueError, ArithmeticError) as error:
             engines = f"prefill engine {hello.engine_id} and decode engine {self.welcome.engine_id}"

@@ -37,6 +37,7 @@ from pdcluster_connector.vllm.cells import LayerKv
 from pdcluster_connector.vllm.fingerprint import head_major, models_of, read_fingerprint
 from pdcluster_connector.vllm.load_errors import require_one_group
 from pdcluster_connector.vllm.specs import TOKEN_MAJOR, meaning_of, require_axes
+from pdcluster_connector.vllm.state import runs_of
 from pdcluster_connector.vllm.versions import RELEASE
 from pdcluster_connector.worker.resharding import TokenMemory
 from pdcluster_protocol.errors import ConfigError
@@ -310,7 +311,9 @@ def read_regions(
     """
     tensors, num_blocks = list(_flat([held])), cache.num_blocks
     require_axes(name, spec, tensors, num_blocks, _layout_of(cache))
-    for tensor in tensors:
+    layer = config.compilation_config.static_forward_context.get(name)
+    runs = runs_of(spec, len(tensors), facts.tp_size, layer) if isinstance(spec, MambaSpec) else ()
+    for number, tensor in enumerate(tensors):
         is_token_major = is_by_token(tensor) and not isinstance(spec, MambaSpec)
         page = tensor[0].transpose(0, 1) if is_token_major else tensor[0]
         if tensor.shape[0] % num_blocks or not page.is_contiguous():
@@ -322,7 +325,7 @@ def read_regions(
         size = tensor.element_size()
         place = (name, group, tensor.data_ptr(), num_blocks, tensor.stride(0) * size, tensor[0].numel() * size)
         if isinstance(spec, MambaSpec):
-            yield RegionLayout(*place, RegionKind.STATE, 1, 1)
+            yield RegionLayout(*place, RegionKind.STATE, 1, 1, runs=runs[number])
             continue
         assert isinstance(spec, AttentionSpec), "meaning_of has refused any other"
         is_latent = isinstance(spec, MLAAttentionSpec | SlidingWindowMLASpec)

@@ -141,10 +141,10 @@ class Scene:
 
 
 @st.composite
-def scenes(draw: st.DrawFn, *, splits_state: bool = True) -> Scene:
-    """Anything that two engines of one model can be. ``splits_state``: also state whose split is known."""
+def scenes(draw: st.DrawFn) -> Scene:
+    """Anything that two engines of one model can be."""
     has_state = draw(st.booleans())
-    layers = draw(_layers(has_state=has_state, splits_state=splits_state))
+    layers = draw(_layers(has_state=has_state))
     heads = {max(layer.heads, 1) for layer in layers}
     heads |= {units for layer in layers for part in layer.parts for units in part.units}
     legal = [tp for tp in (1, 2, 3, 4, 6, 8) if all(h % tp == 0 or tp % h == 0 for h in heads)]
@@ -183,13 +183,13 @@ def scenes(draw: st.DrawFn, *, splits_state: bool = True) -> Scene:
 
 
 @st.composite
-def _layers(draw: st.DrawFn, *, has_state: bool, splits_state: bool) -> tuple[Layer, ...]:
+def _layers(draw: st.DrawFn, *, has_state: bool) -> tuple[Layer, ...]:
     """The model's layers, and maybe those of a draft model, which has heads of its own."""
     num_heads, num_draft_heads = draw(st.sampled_from([0, 1, 2, 3, 4, 6, 8])), draw(st.sampled_from([1, 2, 4, 6, 8]))
     heads = [num_heads] * draw(st.integers(1, 4)) + [num_draft_heads] * draw(st.integers(0, 2))
     layers = [Layer(f"a{n}", draw(st.integers(0, 1)) if n else 0, count) for n, count in enumerate(heads)]
     group = 1 + max(layer.group for layer in layers)
-    parts = draw(_parts()) if splits_state else ()
+    parts = draw(_parts())
     return (*layers, *(Layer(f"s{n}", group, -1, parts) for n in range(2 if has_state else 0)))
 
 

@@ -73,7 +73,7 @@ def digest(reader: KvReader, order: ContentOrder, key: str = KEY) -> int:
 
 
 @settings(max_examples=drawn(60), deadline=None)
-@given(scenes(splits_state=False))
+@given(scenes())
 def test_what_all_prefill_ranks_pushed_has_the_digest_of_what_a_decode_rank_received(scene: Scene) -> None:
     for decode in scene.decode.ranks(scene.layers):
         order = order_of(scene, scene.decode_table)
@@ -81,7 +81,7 @@ def test_what_all_prefill_ranks_pushed_has_the_digest_of_what_a_decode_rank_rece
 
 
 @settings(max_examples=drawn(60), deadline=None)
-@given(scenes(splits_state=False), st.data())
+@given(scenes(), st.data())
 def test_one_other_byte_is_another_digest(scene: Scene, data: st.DataObject) -> None:
     decode = data.draw(st.sampled_from(scene.decode.ranks(scene.layers)))
     assume(decode.regions)

@@ -10,8 +10,8 @@ from integration.harness import Harness, HttpError, Server, complete
 from pdcluster_cli.engines import PoolRole
 from pdcluster_cli.waiting import EngineDied
 from zoo import pools
-from zoo.cases import draft_model
-from zoo.models import LONG_ROPE, MAMBA2, llama
+from zoo.cases import MTP, draft_model
+from zoo.models import LONG_ROPE, MAMBA2, QWEN3_NEXT, llama
 from zoo.pools import ONE, Case, Shape
 
 pytestmark = pytest.mark.engines
@@ -80,6 +80,16 @@ def test_recurrent_state_of_another_type_is_refused_before_any_byte(harness: Har
         assert "state: prefill 'torch.float16,torch.float32/SD', decode 'torch.bfloat16,torch.float32/SD'" in told
         assert "start both with the same --mamba-cache-dtype" in told
         require_nothing_written(prefill)
+
+
+def test_vllms_cpu_engine_ends_at_a_step_of_one_prompt_token_with_mtp_beside_state(harness: Harness) -> None:
+    """A plain engine, without a pool. Decode's first step is such a one: no CPU engine can take a hand-over here.
+
+    When this fails, vLLM has mended it: the pool belongs into ``zoo.cases``.
+    """
+    case = Case(QWEN3_NEXT, ("--dtype", "bfloat16", "--no-enable-prefix-caching", *MTP), concurrency=1)
+    with pytest.raises(HttpError, match="EngineCore encountered an issue"):
+        pools.ask_single(harness, case, pools.make_prompts((pools.CHUNK + 1,), seed=11))
 
 
 def test_keys_with_other_positions_are_refused_before_any_byte(harness: Harness) -> None:

@@ -24,6 +24,7 @@ RESHARDER: Final = "tests/integration/test_resharder.py::"
 ASCEND: Final = "tests/integration/test_ascend.py::"
 READ: Final = "tests/unit/connector/vllm/test_ascend.py::"
 RANGES: Final = "tests/unit/connector/core/test_ranges.py::"
+WATERMARK: Final = "tests/unit/connector/core/test_watermark.py::"
 STATE: Final = "tests/unit/connector/vllm/test_state.py::"
 V2: Final = "tests/integration/test_v2_runner.py::"
 EXACT: Final = "tests/integration/test_exact.py::"
@@ -129,6 +130,11 @@ NOT_ON_CPU: Final = (
         Where.CORES,
         (STATE + "test_every_decode_rank_gets_each_byte_of_its_state_once_for_all_tp_pairs",),
         "all pairs that the model allows, in vLLM's own shapes and sharding of weights"),
+    Row("Qwen3-Next", "speculation by its own layer (MTP)", Where.CORES,
+        (STATE + "test_every_decode_rank_gets_each_byte_of_its_state_once_for_all_tp_pairs",
+         WATERMARK + "test_blocks_for_guesses_are_not_the_state",
+         REFUSALS + "test_vllms_cpu_engine_ends_at_a_step_of_one_prompt_token_with_mtp_beside_state"),
+        "vLLM 0.32's CPU engine ends at one prompt token in a step, and with prefix caching at each request"),
     Row("MLA", "prefix caching and chunked prefill", Where.CORES,
         (LAW, RANGES + "test_shares_of_a_prompt_are_its_stripes_whatever_the_steps_were")),
 )  # fmt: skip

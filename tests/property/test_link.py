@@ -18,7 +18,7 @@ from pdcluster_connector.core.ranges import NULL_BLOCK, GroupSlice, plan_ranges
 from pdcluster_connector.core.tp_mapping import Sharding, related_ranks
 from pdcluster_connector.core.watermark import KvGroup, slice_of, wanted_spans
 from pdcluster_protocol.errors import ProtocolError
-from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
+from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout, StateRun
 from property.engines import CELL, Scene, scenes
 from property.windows import Window
 
@@ -33,6 +33,10 @@ def size_of(rank: RankLayout) -> int:
 def cells(region: RegionLayout, rank: RankLayout, table: tuple[int, ...], tokens: Bytes) -> tuple[Bytes, Bytes]:
     """(addresses, values) of every byte that ``tokens`` have in this region; the value names the byte in the model."""
     name = sum(ord(c) * 31**i for i, c in enumerate(region.layer_name)) * 1_000_000_000
+    if region.runs:
+        parts = [unit_cells(run, number, rank) for number, run in enumerate(region.runs)]
+        begin = region.base + table[0] * region.block_stride
+        return begin + np.concatenate([a for a, _ in parts]), name + np.concatenate([v for _, v in parts])
     if region.kind is RegionKind.STATE:
         inside = np.arange(region.page_bytes)
         return region.base + table[0] * region.block_stride + inside, name + rank.tp_rank * 100 + inside
@@ -47,6 +51,15 @@ def cells(region: RegionLayout, rank: RankLayout, table: tuple[int, ...], tokens
         for byte in range(CELL)
     ]
     return np.concatenate([a for a, _ in spots]), np.concatenate([v for _, v in spots])
+
+
+def unit_cells(run: StateRun, number: int, rank: RankLayout) -> tuple[Bytes, Bytes]:
+    """(offsets in the page, values) of every byte of a state's run; the value names run, row, unit and byte."""
+    units = Sharding(rank.tp_size, run.units).heads_of(rank.tp_rank)
+    size = run.row_bytes // len(units)
+    row, local, byte = (axis.ravel() for axis in np.indices((run.num_rows, len(units), size)))
+    offsets = run.offset + row * run.row_stride + local * size + byte
+    return offsets, ((number * 10 + row) * 1000 + local + units.start) * 100 + byte
 
 
 def filled(rank: RankLayout, scene: Scene) -> Bytes:
@@ -155,7 +168,7 @@ def test_nothing_is_written_outside_of_the_blocks_that_decode_reserved(scene: Sc
 @given(scenes())
 def test_ranks_that_share_bytes_are_related_whatever_their_stages(scene: Scene) -> None:
     """Both ends work out from TP sizes and head counts alone who speaks to whom."""
-    related = related_ranks(scene.prefill.tp_size, scene.decode.tp_size, scene.kv_heads)
+    related = related_ranks(scene.prefill.tp_size, scene.decode.tp_size, scene.kv_heads, has_state=scene.has_state)
     prefills, decodes = scene.prefill.ranks(scene.pushed), scene.decode.ranks(scene.layers)
     for prefill, decode in product(prefills, decodes):
         if plan_link(prefill, decode).copies:

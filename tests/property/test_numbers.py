@@ -227,7 +227,7 @@ def plan_push(fields: dict[str, Any]) -> int:
     for part in slices:
         deadline_after(part.target.deadline_ms, now=0.0)
         for rank in range(2):
-            for decode_rank in target_ranks(rank, 2, part.target.tp_size, part.target.num_stages, (2,)):
+            for decode_rank in target_ranks(rank, 2, part.target.tp_size, part.target.num_stages, (2,), has_state=True):
                 assert part.target.side_channels[decode_rank].port in range(1, 1 << 16)
             item = plan_item(part, 0, shape.pages)
             plan_rounds(GroupRank(rank, 2), (shape,), [item] if item else [], 1 << 20)

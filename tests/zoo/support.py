@@ -24,6 +24,8 @@ RESHARDER: Final = "tests/integration/test_resharder.py::"
 ASCEND: Final = "tests/integration/test_ascend.py::"
 READ: Final = "tests/unit/connector/vllm/test_ascend.py::"
 RANGES: Final = "tests/unit/connector/core/test_ranges.py::"
+WATERMARK: Final = "tests/unit/connector/core/test_watermark.py::"
+STATE: Final = "tests/unit/connector/vllm/test_state.py::"
 V2: Final = "tests/integration/test_v2_runner.py::"
 FINGERPRINT: Final = "tests/unit/protocol/test_fingerprint.py::"
 START: Final = "tests/unit/connector/vllm/test_options.py::"
@@ -82,9 +84,12 @@ MODELS: Final = (
     Row("DeepSeek-V3", "MLA and experts; TP 2 to 1, 1 to 2, 2 to 2", _ENGINES,
         pools("mla", "mla 2 to 1", "mla 1 to 2", "mla 2 to 2"),
         "vLLM's CPU kernels give no chunked prefill and no prefix cache"),
-    Row("Qwen3-Next", "gated delta net and attention; TP 2 to 2; with and without prefix caching", _ENGINES,
-        pools("delta net", "delta net without cache", "delta net 2 to 2"), "bfloat16"),
-    Row("Mamba2", "state only; TP 2 to 2", _ENGINES, pools("mamba2", "mamba2 2 to 2")),
+    Row("Qwen3-Next", "gated delta net and attention; TP 2 to 1, 1 to 2, 2 to 2; with and without prefix caching",
+        _ENGINES,
+        pools("delta net", "delta net without cache", "delta net 2 to 1", "delta net 1 to 2", "delta net 2 to 2"),
+        "bfloat16"),
+    Row("Mamba2", "state only; TP 2 to 1, 1 to 2, 2 to 2", _ENGINES,
+        pools("mamba2", "mamba2 2 to 1", "mamba2 1 to 2", "mamba2 2 to 2")),
 )  # fmt: skip
 OPTIONS: Final = (
     Row("Llama", "prefix caching on both, one or no side; chunked prefill", _ENGINES,
@@ -132,6 +137,15 @@ NOT_ON_CPU: Final = (
          RESHARD_PUSH + "test_four_ranks_feed_one_and_two_with_other_blocks_and_pages",
          RESHARDER + "test_decode_has_the_reference_bytes_after_several_layers_and_steps",
          RESHARDER + "test_ranks_that_own_nothing_of_a_step_take_part_and_are_told_of_every_region")),
+    Row("gated delta net, Mamba2, Mamba1", "state with TP 1, 2, 4, 8 to TP 1, 2, 4, 8; both of vLLM's layouts",
+        Where.CORES,
+        (STATE + "test_every_decode_rank_gets_each_byte_of_its_state_once_for_all_tp_pairs",),
+        "all pairs that the model allows, in vLLM's own shapes and sharding of weights"),
+    Row("Qwen3-Next", "speculation by its own layer (MTP)", Where.CORES,
+        (STATE + "test_every_decode_rank_gets_each_byte_of_its_state_once_for_all_tp_pairs",
+         WATERMARK + "test_blocks_for_guesses_are_not_the_state",
+         REFUSALS + "test_vllms_cpu_engine_ends_at_a_step_of_one_prompt_token_with_mtp_beside_state"),
+        "vLLM 0.32's CPU engine ends at one prompt token in a step, and with prefix caching at each request"),
     Row("MLA", "prefix caching and chunked prefill", Where.CORES,
         (LAW, RANGES + "test_shares_of_a_prompt_are_its_stripes_whatever_the_steps_were")),
 )  # fmt: skip
@@ -154,7 +168,8 @@ REFUSED: Final = (
     Row("any", "Ray (`--distributed-executor-backend ray`)", Where.CORES,
         (START + "test_what_an_engine_may_not_be_is_refused_by_the_name_of_its_option",),
         "at the engine's start; never run with it"),
-    Row("Qwen3-Next, Mamba2", "state with unequal TP", _ENGINES, (REFUSALS + "test_recurrent_state_is_not_split_anew",),
+    Row("LFM2, Kimi Linear, MiniMax-01", "state of other kinds (short convolution, KDA, linear) with unequal TP",
+        Where.CORES, (STATE + "test_what_vllm_does_not_say_has_no_runs_and_is_refused_with_both_tp_sizes",),
         "at the handshake, before any byte"),
     Row("Mamba2", "state of another type on each side", _ENGINES,
         (REFUSALS + "test_recurrent_state_of_another_type_is_refused_before_any_byte",),

@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from pdcluster_connector.core.ranges import Offsets, Spans
+from pdcluster_connector.core.state_runs import shared_units, units_of
 from pdcluster_connector.core.tp_mapping import WHOLE, Sharding, Share, plan_pushes, stripe_tokens
 from pdcluster_protocol.side_channel import RankLayout, RegionLayout
 
@@ -39,6 +40,8 @@ class ContentPart:
     first_head: int
     share: Share = WHOLE
     stripe: int = 1
+    run: int | None = None
+    """Of a state that may be split anew: which of its runs. The rows are then the run's units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +56,10 @@ class Cells:
 def parts_received(decode: RankLayout, *, has_draft: bool = False) -> tuple[ContentPart, ...]:
     """All that a decode rank keeps of the model, and with ``has_draft`` of a draft model."""
     return tuple(
-        ContentPart(index, name, range(len(heads)), heads.start)
+        part
         for index, name, region in _named(decode)
         if has_draft or not region.is_draft
-        for heads in [_heads_of(region, decode)]
+        for part in _kept(index, name, region, decode)
     )
 
 
@@ -83,7 +86,8 @@ def cells_of(part: ContentPart, region: RegionLayout, spans: Spans, tables: Sequ
     """
     table = np.asarray(tables[region.group], np.int64)
     if not region.has_tokens:
-        return Cells(np.zeros(1, np.int64), table[:1] * region.pages_per_block, np.zeros(1, np.int64))
+        rows = np.arange(1 if part.run is None else region.runs[part.run].num_rows, dtype=np.int64)
+        return Cells(rows, np.repeat(table[:1] * region.pages_per_block, len(rows)), rows)
     positions = _positions(part, region, spans)
     inside = positions % region.block_tokens
     pages = table[positions // region.block_tokens] * region.pages_per_block + inside // region.page_tokens
@@ -102,6 +106,9 @@ def _positions(part: ContentPart, region: RegionLayout, spans: Spans) -> Offsets
 def _shared(
     index: int, name: str, region: RegionLayout, target: RegionLayout, prefill: RankLayout, decode: RankLayout
 ) -> Iterator[ContentPart]:
+    if region.runs:
+        yield from _shared_runs(index, name, region, target, prefill, decode)
+        return
     if not region.has_tokens:
         if prefill.tp_rank == decode.tp_rank:
             yield ContentPart(index, name, range(1), 0)
@@ -112,6 +119,27 @@ def _shared(
         if (push.prefill_rank, push.decode_rank) == (prefill.tp_rank, decode.tp_rank):
             rows = range(push.heads.start - mine.start, push.heads.stop - mine.start)
             yield ContentPart(index, name, rows, push.heads.start, push.share, stripe)
+
+
+def _kept(index: int, name: str, region: RegionLayout, rank: RankLayout) -> Iterator[ContentPart]:
+    if region.runs:
+        yield from (_run(index, name, n, units_of(run, rank), 0) for n, run in enumerate(region.runs))
+        return
+    heads = _heads_of(region, rank)
+    yield ContentPart(index, name, range(len(heads)), heads.start)
+
+
+def _shared_runs(
+    index: int, name: str, region: RegionLayout, target: RegionLayout, prefill: RankLayout, decode: RankLayout
+) -> Iterator[ContentPart]:
+    for number, (ours, theirs) in enumerate(zip(region.runs, target.runs, strict=True)):
+        if units := shared_units(ours, theirs, prefill, decode):
+            yield _run(index, name, number, units, units.start - units_of(ours, prefill).start)
+
+
+def _run(index: int, name: str, number: int, units: range, row: int) -> ContentPart:
+    """``row``: of the first of ``units``, among those of the rank."""
+    return ContentPart(index, f"{name} run {number}", range(row, row + len(units)), units.start, run=number)
 
 
 def _sharding(region: RegionLayout, rank: RankLayout) -> Sharding:

@@ -16,6 +16,7 @@ from typing import NoReturn, TypeAlias
 from msgspec.structs import replace
 
 from pdcluster_connector.core.ranges import CopyShape, Grid, TokenSpan, bytes_of
+from pdcluster_connector.core.state_runs import RunCopy, described, plan_runs, require_whole
 from pdcluster_connector.core.tp_mapping import WHOLE, RankPush, Sharding, Share, plan_pushes
 from pdcluster_protocol.bounds import MAX_BYTES, MAX_SIDE
 from pdcluster_protocol.errors import ProtocolError
@@ -29,6 +30,7 @@ _Key: TypeAlias = tuple[str, int, int]
 class RegionCopy:
     """One layer's source and target: base addresses in bytes, and how each block is copied.
 
+    Of a state that is split anew each run has a copy of its own.
     ``source_index``: the region's place in prefill's layout. ``shape``: index into the link's. ``is_resharded``: the
     bytes do not come from the region itself but from staging memory; the shape's source then only tells in which
     blocks prefill holds which tokens.
@@ -90,6 +92,7 @@ def require_possible(rank: RankLayout, who: str) -> None:
         )
     for region in rank.regions:
         _require_memory(region, who)
+        require_whole(region, rank)
 
 
 def plan_link(prefill: RankLayout, decode: RankLayout) -> Link:
@@ -108,7 +111,7 @@ def plan_link(prefill: RankLayout, decode: RankLayout) -> Link:
     shapes: dict[CopyShape, int] = {}
     copies, coverage = [], Fraction(0)
     for index, (key, source) in ours:
-        if (planned := _plan_region(source, targets[key], ends)) is not None:
+        for planned in _plan_region(source, targets[key], ends):
             number = shapes.setdefault(planned.shape, len(shapes))
             bases = source.base, targets[key].base
             copies.append(RegionCopy(source.layer_name, index, *bases, number, planned.is_resharded))
@@ -160,17 +163,16 @@ def _require_same_layers(ours: AbstractSet[_Key], theirs: AbstractSet[_Key]) -> 
         )
 
 
-def _plan_region(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Planned | None:
+def _plan_region(source: RegionLayout, target: RegionLayout, ends: _Ends) -> Iterator[_Planned]:
     if (source.kind, source.heads) != (target.kind, target.heads):
         _refuse(source, f"{_kind(source)} on prefill, {_kind(target)} on decode", "use one attention backend on both")
     _require_whole_windows(source, target)
-    match source.kind:
-        case RegionKind.STATE:
-            return _plan_state(source, target, ends)
-        case RegionKind.TOKENS:
-            return _plan_tokens(source, target, ends)
-        case RegionKind.HEADS | RegionKind.LATENT:
-            return _plan_rows(source, target, ends)
+    if source.kind is RegionKind.STATE:
+        yield from _plan_state(source, target, ends)
+        return
+    plan = _plan_tokens if source.kind is RegionKind.TOKENS else _plan_rows
+    if (planned := plan(source, target, ends)) is not None:
+        yield planned
 
 
 def _require_whole_windows(source: RegionLayout, target: RegionLayout) -> None:
@@ -227,22 +229,40 @@ def _plan_tokens(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Pl
     return _Planned(shape, Fraction(len(wanted), share.count), is_resharded)
 
 
-def _plan_state(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Planned | None:
-    """Opaque state moves whole, from each rank to its equal."""
+def _plan_state(source: RegionLayout, target: RegionLayout, ends: _Ends) -> Iterator[_Planned]:
+    """With equal TP each rank's state moves whole, to its equal; else each of its runs is split anew."""
+    _require_same_state(source, target, ends)
     if ends.prefill.tp_size != ends.decode.tp_size:
-        _refuse(
-            source, f"TP {ends.prefill.tp_size} on prefill, {ends.decode.tp_size} on decode",
-            "give both the same --tensor-parallel-size: recurrent state is not resharded",
-        )  # fmt: skip
-    if source.page_bytes != target.page_bytes:
+        for copy in plan_runs(source, target, ends.prefill, ends.decode):
+            yield _planned_run(source, target, copy)
+    elif ends.prefill.tp_rank == ends.decode.tp_rank:
+        yield _planned_run(source, target, RunCopy(0, 0, 0, 0, 1, source.page_bytes))
+
+
+def _require_same_state(source: RegionLayout, target: RegionLayout, ends: _Ends) -> None:
+    ours, theirs = ends.prefill.tp_size, ends.decode.tp_size
+    if ours == theirs and source.page_bytes != target.page_bytes:
         _refuse(
             source, f"{source.page_bytes} bytes of state on prefill, {target.page_bytes} on decode", "serve one model"
         )
-    if ends.prefill.tp_rank != ends.decode.tp_rank:
-        return None
-    ours, theirs = (_grid(region, 0, 0, 0) for region in (source, target))
-    shape = CopyShape(source.group, ours, theirs, 1, 1, 1, source.page_bytes, WHOLE, is_state=True)
-    return _Planned(shape, Fraction(1))
+    if ours != theirs and not (source.runs and target.runs):
+        _refuse(
+            source, f"a state whose split is not known, with TP {ours} on prefill, {theirs} on decode",
+            "give both the same --tensor-parallel-size",
+        )  # fmt: skip
+    here, there = described(source, ends.prefill), described(target, ends.decode)
+    if here != there:
+        _refuse(
+            source, f"state in runs (units, bytes, rows) {here} on prefill, {there} on decode",
+            "serve one model, with the same --speculative-config",
+        )  # fmt: skip
+
+
+def _planned_run(source: RegionLayout, target: RegionLayout, copy: RunCopy) -> _Planned:
+    ours = _grid(source, copy.source_stride, 0, copy.source_offset)
+    theirs = _grid(target, copy.target_stride, 0, copy.target_offset)
+    shape = CopyShape(source.group, ours, theirs, 1, 1, copy.num_rows, copy.row_bytes, WHOLE, is_state=True)
+    return _Planned(shape, Fraction(copy.num_bytes, target.page_bytes))
 
 
 def _row_grid(region: RegionLayout, rank: RankLayout, push: RankPush, cell: int) -> Grid:

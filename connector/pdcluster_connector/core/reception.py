@@ -383,7 +383,9 @@ class Reception:
         require_possible(theirs, f"prefill engine {hello.engine_id}")
         stages, mine = range(theirs.num_stages), ours.tp_rank
         try:
-            related = related_ranks(theirs.tp_size, ours.tp_size, hello.fingerprint.all_kv_heads)
+            kept = self.fingerprint
+            heads, has_state = hello.fingerprint.all_kv_heads, bool(kept.state)
+            related = related_ranks(theirs.tp_size, ours.tp_size, heads, has_state=has_state)
             link, needed = plan_link(theirs, ours), full_coverage(owed_by(theirs, ours))
         except (ProtocolError, ValueError, ArithmeticError) as error:
             engines = f"prefill engine {hello.engine_id} and decode engine {self.welcome.engine_id}"

@@ -38,6 +38,7 @@ from pdcluster_connector.vllm.fingerprint import head_major, kv_heads_of, read_f
 from pdcluster_connector.vllm.load_errors import require_one_group
 from pdcluster_connector.vllm.options import require_startable
 from pdcluster_connector.vllm.specs import TOKEN_MAJOR, meaning_of, require_axes
+from pdcluster_connector.vllm.state import runs_of
 from pdcluster_connector.vllm.versions import RELEASE
 from pdcluster_connector.worker.resharding import TokenMemory
 from pdcluster_protocol.errors import ConfigError
@@ -222,7 +223,9 @@ def read_regions(
     """
     tensors, num_blocks, is_draft = list(_flat([held])), cache.num_blocks, is_draft_layer(config, name)
     require_axes(name, spec, tensors, num_blocks, _layout_of(cache))
-    for tensor in tensors:
+    layer = config.compilation_config.static_forward_context.get(name)
+    runs = runs_of(spec, len(tensors), facts.tp_size, layer) if isinstance(spec, MambaSpec) else ()
+    for number, tensor in enumerate(tensors):
         is_token_major = is_by_token(tensor) and not isinstance(spec, MambaSpec)
         page = tensor[0].transpose(0, 1) if is_token_major else tensor[0]
         if tensor.shape[0] % num_blocks or not page.is_contiguous():
@@ -234,7 +237,7 @@ def read_regions(
         size = tensor.element_size()
         place = (name, group, tensor.data_ptr(), num_blocks, tensor.stride(0) * size, tensor[0].numel() * size)
         if isinstance(spec, MambaSpec):
-            yield RegionLayout(*place, RegionKind.STATE, 1, 1, is_draft=is_draft)
+            yield RegionLayout(*place, RegionKind.STATE, 1, 1, is_draft=is_draft, runs=runs[number])
             continue
         assert isinstance(spec, AttentionSpec), "meaning_of has refused any other"
         is_latent = isinstance(spec, MLAAttentionSpec | SlidingWindowMLASpec)

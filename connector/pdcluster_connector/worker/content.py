@@ -20,6 +20,7 @@ import torch
 
 from pdcluster_connector.core.content import DIGEST_MASK, Cells, ContentPart, cells_of, parts_pushed, parts_received
 from pdcluster_connector.core.sending import PushKey
+from pdcluster_connector.core.state_runs import unit_bytes, units_of
 from pdcluster_connector.device import Device, Stream
 from pdcluster_connector.steps import ContentOrder
 from pdcluster_connector.worker.pushes import LivePush, PushBook
@@ -50,7 +51,7 @@ class KvReader:
             yield from self._region_sums(part, cells, _number_of(f"{key}/{part.name}"))
 
     def _region_sums(self, part: ContentPart, cells: Cells, key: int) -> Iterator[int]:
-        view = self.views[part.region]
+        view = self._view_of(part)
         at_once = max(1, CHUNK_BYTES // (len(part.rows) * view.shape[3]))
         for start in range(0, len(cells.positions), at_once):
             now = slice(start, start + at_once)
@@ -60,6 +61,16 @@ class KvReader:
             )
             content = view[pages, part.rows.start : part.rows.stop, slots]
             yield digest_of(content, positions, part.first_head, key)
+
+    def _view_of(self, part: ContentPart) -> torch.Tensor:
+        """``[pages, rows, slots, bytes]``; of a state's run ``[blocks, units, rows, bytes]``."""
+        view = self.views[part.region]
+        if part.run is None:
+            return view
+        run = self.layout.regions[part.region].runs[part.run]
+        units, size = len(units_of(run, self.layout)), unit_bytes(run, self.layout)
+        shape, strides = (view.shape[0], units, run.num_rows, size), (view.stride(0), size, run.row_stride, 1)
+        return view.as_strided(shape, strides, view.storage_offset() + run.offset)
 
 
 def digest_of(content: torch.Tensor, positions: torch.Tensor, first_head: int, key: int) -> int:

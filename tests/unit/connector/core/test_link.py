@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pdcluster_connector.core.link import full_coverage, owed_by, plan_link
+from pdcluster_connector.core.link import full_coverage, owed_by, plan_link, require_possible
 from pdcluster_protocol.errors import ProtocolError
-from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
+from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout, StateRun
 
 PLAIN = RegionLayout("a", 0, 0, 9, 64, 64, RegionKind.HEADS, 4)
 STATE = RegionLayout("s", 1, 0, 9, 64, 60, RegionKind.STATE, 1, 1)
@@ -124,9 +124,39 @@ def test_a_draft_model_on_prefill_alone_is_refused() -> None:
         plan_link(rank(PLAIN, changed(PLAIN, layer_name="d", is_draft=True)), rank(PLAIN))
 
 
-def test_state_is_not_resharded() -> None:
-    with pytest.raises(ProtocolError, match=r"layer s has TP 2 on prefill, 1 on decode: give both the same --tensor"):
+def test_state_whose_split_is_not_known_goes_between_equal_tp_sizes_only() -> None:
+    assert plan_link(rank(STATE, tp_size=2), rank(STATE, tp_size=2)).coverage == 1
+    with pytest.raises(ProtocolError, match=r"not known, with TP 2 on prefill, 1 on decode: give both the same --tens"):
         plan_link(rank(STATE, tp_size=2), rank(STATE))
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        ([StateRun(4, 0, 1, 0, 31)], "a run of 1 rows of 31 bytes for 2 units that ends at 31 in pages of 60"),
+        ([StateRun(4, 32, 1, 0, 32)], "that ends at 64 in pages of 60"),
+        ([StateRun(4, 0, 2, 40, 24)], "that ends at 64 in pages of 60"),
+        ([StateRun(4, 0, 2, 20, 20)], "runs of 40 bytes in pages of 60"),
+        ([StateRun(4, 0, 1 << 31, 0, 1 << 62)], "in pages of 60"),
+        ([StateRun(3, 0, 1, 0, 60)], "3 heads or groups of a state cannot be spread over TP 2"),
+    ],
+)
+def test_runs_that_are_not_the_whole_page_are_refused(runs: list[StateRun], words: str) -> None:
+    with pytest.raises(ProtocolError) as refused:
+        require_possible(rank(changed(STATE, runs=tuple(runs)), tp_size=2), "prefill engine p")
+    assert words in str(refused.value)
+
+
+def test_one_more_run_than_the_other_side_has_is_refused() -> None:
+    one, two = (changed(STATE, runs=(StateRun(4, 0, 1, 0, 60 // n),) * n) for n in (1, 2))
+    with pytest.raises(ProtocolError, match=r"in runs \(units, bytes, rows\) .* on prefill, .* on decode: serve one"):
+        plan_link(rank(one), rank(two))
+
+
+def test_a_whole_state_of_equal_tp_is_one_write() -> None:
+    runs = (StateRun(4, 0, 3, 16, 8), StateRun(4, 8, 3, 16, 8), StateRun(4, 48, 1, 12, 12))
+    (shape,) = plan_link(rank(changed(STATE, runs=runs)), rank(changed(STATE, runs=runs))).shapes
+    assert (shape.num_rows, shape.piece_bytes) == (1, 60)
 
 
 def test_a_tp_that_splits_a_head_is_refused() -> None:

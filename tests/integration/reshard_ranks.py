@@ -6,7 +6,6 @@ loaded, so that a group of four starts in well under a second.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 import time
@@ -33,6 +32,7 @@ from fakes.token_major import (
     rounded_stop,
     shape_of,
 )
+from integration.forked import forking_context
 from pdcluster_connector.reshard.feeds import ReshardItem, TokenShape
 from pdcluster_protocol.ids import RequestId
 
@@ -137,8 +137,7 @@ class RankResult:
 @contextmanager
 def running(scenario: Scenario, folder: Path) -> Iterator[list[tuple[BaseProcess, Connection]]]:
     """One process for each rank. Those that still run at the end are killed."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed"])
+    context = forking_context()
     ranks: list[tuple[BaseProcess, Connection]] = []
     try:
         for rank in range(scenario.prefill_tp):

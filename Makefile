@@ -22,9 +22,9 @@ run: install  ## a prefill engine, a decode engine and the router; one question;
 	@$(BIN)/pdcluster local --port $(PORT) $(ARGS)
 
 check: install  ## the fast part: format, lint, types, layers, unit and property tests
-	@$(MAKE) --no-print-directory --output-sync=target -j 2 check-laws check-parts check-connector check-style
+	@$(MAKE) --no-print-directory --output-sync=target -j 3 check-laws check-parts check-connector check-style
 
-# Side by side, the longest first. Only check-connector imports vLLM, 14 s of CPU: pytest's own workers would do so each.
+# Three at a time on two cores, since tests of the parts wait for processes. Only check-connector imports vLLM, 14 s of CPU: pytest's own workers would do so each.
 .PHONY: check-style check-laws check-connector check-parts
 WITH_VLLM = tests/unit/connector tests/unit/benchmarks
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -25,10 +25,13 @@ from pdcluster_cli.engines import (
     router_argv,
     zygote_env,
 )
-from pdcluster_cli.tiny_model import WIDE_KV, ensure_tiny_model
-from pdcluster_cli.waiting import free_port, wait_healthy
+from pdcluster_cli.local.pool import PoolProcess, wait_ready
+from pdcluster_cli.tiny_model import ModelShape, ensure_tiny_model
+from pdcluster_cli.waiting import free_port
 from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
 
+_WIDE_KV: Final = ModelShape(num_layers=16, num_heads=8, num_kv_heads=8, head_dim=128, hidden=512, intermediate=1024)
+"""64 KiB of KV per token in bf16, as a served model has: what is pushed here."""
 MAX_TOKENS: Final = 8192
 KV_CACHE_BYTES: Final = 640 << 20
 """10,240 tokens of 64 KiB: the longest prompt and room for its answer. More at once wait, as in a full engine."""
@@ -49,8 +52,8 @@ class Starter:
         folder.mkdir()
         self.place = place
         self._folder = folder
-        self._model = ensure_tiny_model(WIDE_KV)
-        self._waiting: list[Callable[[float], None]] = []
+        self._model = ensure_tiny_model(_WIDE_KV)
+        self._waiting: list[PoolProcess] = []
         self._peers: list[EngineHandle] = []
         with place.starting():  # the engines are its children, so they live there too
             self._zygote = Zygote(
@@ -112,10 +115,9 @@ class Starter:
             EngineDied: One has ended instead.
             TimeoutError: One does not answer.
         """
-        deadline = time.monotonic() + START_TIMEOUT_S
+        waiting, self._waiting = self._waiting, []
         with self.place.inside():
-            while self._waiting:
-                self._waiting.pop()(deadline)
+            wait_ready(waiting, waiting, lambda _: None, deadline=time.monotonic() + START_TIMEOUT_S)
 
     def free_port(self) -> int:
         """In this place, now."""
@@ -139,5 +141,5 @@ class Starter:
 
     def _start(self, spec: EngineSpec, port: int) -> EngineHandle:
         handle = self._zygote.start_engine(spec)
-        self._waiting.append(lambda deadline: wait_healthy(handle, port, deadline=deadline))
+        self._waiting.append(PoolProcess(spec.name, port, handle))
         return handle

@@ -59,7 +59,12 @@ one after the other, so a pair of ranks that shares a part of a block's heads mo
 ranks lie between the strips of two neighbouring blocks: in decode's memory when prefill's TP is the larger one, else in
 prefill's own. A write needs neighbours on both sides. So at 2→1 each of the two lanes still submits 4,096
 writes a layer for 32 requests in blocks of 16 tokens. Fusing saves batches there, not writes; larger blocks save
-writes: with 128 tokens it is an eighth."""
+writes: with 128 tokens it is an eighth.
+
+The table counts writes. With TCP each write is a *submit* of its own, which is a call of Mooncake. With RDMA and Ascend
+a submit has up to 128 writes, also of several requests, so a lane has at best a 128th of its writes in submits.
+Gathering small strips into larger writes is measured by `benchmarks.strips`, and not built:
+[0020](decisions/0020-many-writes-in-one-call.md)."""
 
 
 @dataclass(frozen=True, slots=True)

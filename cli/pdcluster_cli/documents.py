@@ -29,7 +29,7 @@ from pdcluster_protocol.errors import ConfigError, Unavailable
 KIND: Final = "PDCluster"
 _CALL_S: Final = 30.0
 
-Document = Mapping[str, Any]
+YamlDocument = Mapping[str, Any]
 _NUMBERS: Final = {
     "tag:yaml.org,2002:int": (
         r"[-+]?(?:0b_*[01][01_]*|0x_*[0-9a-fA-F][0-9a-fA-F_]*|0o_*[0-7][0-7_]*|0[0-7_]*|[1-9][0-9_]*)$"
@@ -59,7 +59,7 @@ class Unreadable(Exception):
     """There is no PDCluster where it was looked for. The message says why and what to do."""
 
 
-def read_file(path: str) -> Document:
+def read_file(path: str) -> YamlDocument:
     """The one PDCluster of a YAML or JSON file, whatever else is in it; ``-`` is standard input.
 
     Raises:
@@ -81,7 +81,7 @@ def read_file(path: str) -> Document:
     return _as_json(path, found[0])
 
 
-def _as_json(path: str, document: Document) -> Document:
+def _as_json(path: str, document: YamlDocument) -> YamlDocument:
     """Its keys are text, and 1.0 is 1."""
     try:
         return dict(json.loads(json.dumps(document, allow_nan=False), parse_float=_number))
@@ -94,7 +94,7 @@ def _number(text: str) -> int | float:
     return int(found) if found.is_integer() else found
 
 
-def _require_name(path: str, document: Document) -> None:
+def _require_name(path: str, document: YamlDocument) -> None:
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     if not isinstance(name, str) or not name:
@@ -120,7 +120,7 @@ def where_of(given: argparse.Namespace) -> Where:
     return Where(getattr(given, "namespace", None), given.kubeconfig, given.context)
 
 
-def read_cluster(name: str, where: Where) -> Document:
+def read_cluster(name: str, where: Where) -> YamlDocument:
     """The PDCluster as the API server has it. Waits, at most 30 s, and 60 s for a log-in.
 
     Raises:
@@ -135,7 +135,7 @@ def read_cluster(name: str, where: Where) -> Document:
         raise Unreadable(str(error)) from error
 
 
-def find_cluster(name: str, where: Where) -> Document | None:
+def find_cluster(name: str, where: Where) -> YamlDocument | None:
     """As ``read_cluster``; None when the API server has none of this name."""
     try:
         return read_cluster(name, where)
@@ -145,7 +145,7 @@ def find_cluster(name: str, where: Where) -> Document | None:
         raise
 
 
-async def _get(name: str, where: Where) -> Document:
+async def _get(name: str, where: Where) -> YamlDocument:
     if "/" in name:
         raise Unreadable(f"{name!r} is no name: give it without a kind, and its namespace with -n")
     access, namespace = await _find_access(where)
@@ -169,7 +169,7 @@ async def _find_access(where: Where) -> tuple[ApiAccess, str]:
     return found, found.namespace
 
 
-def parse_cluster(document: Document, *, is_stored: bool = False) -> PDCluster:
+def parse_cluster(document: YamlDocument, *, is_stored: bool = False) -> PDCluster:
     """What a user wants. Types and bounds are checked here; how fields fit together only the API server checks.
 
     ``is_stored``: it comes from the API server, whose CRD may be newer than we are; what only that knows is left out.

@@ -64,8 +64,6 @@ class ModelShape:
 
 
 TINY: Final = ModelShape()
-WIDE_KV: Final = ModelShape(num_layers=16, num_heads=8, num_kv_heads=8, head_dim=128, hidden=512, intermediate=1024)
-"""64 KiB of KV per token in bf16, as a served model has: what the benchmarks push."""
 
 
 def cache_root(env: Mapping[str, str]) -> Path:

@@ -1,19 +1,14 @@
-"""Waits until a started process answers, and says why when it does not. Polls: vLLM has no other sign of readiness."""
+"""Whether a started process answers, and what is said when it does not."""
 
 from __future__ import annotations
 
 import http.client
 import socket
-import time
 from contextlib import closing
 from pathlib import Path
-from typing import Final
 
 from pdcluster_cli.engines import LOOPBACK
 from pdcluster_cli.last_words import cause_in, describe_end, last_lines, said
-from pdcluster_cli.zygote import EngineHandle
-
-POLL_S: Final = 0.05
 
 
 class EngineDied(Exception):
@@ -49,19 +44,3 @@ def is_healthy(port: int, *, timeout_s: float = 1.0) -> bool:
             return connection.getresponse().status == http.HTTPStatus.OK
     except (OSError, http.client.HTTPException):
         return False
-
-
-def wait_healthy(engine: EngineHandle, port: int, *, deadline: float) -> None:
-    """The process answers ``/health``. ``deadline``: monotonic seconds.
-
-    Raises:
-        EngineDied: It ended instead.
-        NotReady: It does neither by the deadline.
-    """
-    began = time.monotonic()
-    while not is_healthy(port):
-        exit_code = engine.wait(POLL_S)
-        if exit_code is not None:
-            raise EngineDied(engine.spec.name, exit_code, engine.spec.log_path)
-        if time.monotonic() > deadline:
-            raise NotReady(engine.spec.name, time.monotonic() - began, engine.spec.log_path)

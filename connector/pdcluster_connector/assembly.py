@@ -13,7 +13,7 @@ from pdcluster_connector.core.reception import Reception
 from pdcluster_connector.device import Device, select_device
 from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.metaserver_client import MetaserverClient
-from pdcluster_connector.reshard.staging import StagingMemory
+from pdcluster_connector.reshard import StagingMemory
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_connector.self_test.events import require_honest_events
 from pdcluster_connector.self_test.machine import require_machine
@@ -167,7 +167,8 @@ def _make_sessions(facts: EngineFacts, memory: Memory, device: Device, use: Use)
 
 def _start_transport(facts: EngineFacts, memory: Memory, device: Device) -> Transport:
     settings = facts.settings
-    wanted = TransportSettings(facts.host, settings.transfer_protocol, settings.transfer_devices)
+    protocol, devices = settings.transfer_protocol, settings.transfer_devices
+    wanted = TransportSettings(facts.host, protocol, devices, settings.writes_per_submit)
     transport = make_transport(settings.transport, wanted)
     for address, num_bytes in memory.aligned_spans(device.registration_alignment_bytes):
         transport.register(address, num_bytes)

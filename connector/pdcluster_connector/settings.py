@@ -13,6 +13,8 @@ from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.params import ContentCheck
 
 _DEVICE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,63}")
+MAX_WRITES_IN_FLIGHT: Final = 1024
+"""Per lane. Half of what Mooncake's TCP takes per peer by default (2,048), so one lane never fills it."""
 CUT_S: Final = 2.0
 """What closing a session may take: Mooncake 0.3.13 needs 0.8 s."""
 
@@ -51,6 +53,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     transfer_devices: tuple[str, ...] = ()
     """The RDMA devices that Mooncake may use, named as ``ibv_devices`` does: ``["mlx5_0", "mlx5_1"]``. Only with
     ``transfer_protocol`` ``rdma``; each must be there and open. Default none: Mooncake takes those near the memory."""
+    writes_per_submit: int = 0
+    """Prefill: how many writes a lane hands to Mooncake in one call, in [0, 1024]; they end together. Default 0:
+    chosen by ``transfer_protocol``."""
     sessions: SessionUse = SessionUse.AUTO
     """How many transport sessions a rank has. ``own``: one for each peer, so that cutting one off stops no other.
     ``shared``: one, so that memory is registered once; cutting off a peer ends all pushes that are under way or wait
@@ -155,6 +160,11 @@ def parse_settings(extra_config: Mapping[str, object]) -> Settings:
         )
     if settings.staging_bytes < 1:
         raise ConfigError(f"staging_bytes is {settings.staging_bytes}: use a positive number of bytes")
+    if not 0 <= settings.writes_per_submit <= MAX_WRITES_IN_FLIGHT:
+        raise ConfigError(
+            f"writes_per_submit is {settings.writes_per_submit}: use a number in 0..{MAX_WRITES_IN_FLIGHT} (0: chosen "
+            "by transfer_protocol)"
+        )
     _check_devices(settings)
     return settings
 

@@ -51,8 +51,6 @@ class Leader:
         """As stored last, by us or by another one. None: not known, or there is none."""
         self._won = asyncio.Event()
         self._is_troubled = False
-        self.answered_at: float | None = None
-        """When the API server last answered us, on our clock. None: never yet."""
 
     def left_s(self) -> float:
         """Seconds for which we lead for certain; 0 or less: we do not."""
@@ -93,7 +91,6 @@ class Leader:
             self._is_troubled = True
         else:
             self._is_troubled = False
-            self.answered_at = self._clock()
 
     async def _try_to_lead(self) -> None:
         if self._lease is None or not self._candidate.leads(self._clock()):

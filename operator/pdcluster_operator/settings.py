@@ -18,7 +18,7 @@ from pdcluster_protocol.flags import Flags
 from pdcluster_protocol.logs import LogFormat
 
 ApiUrl = Annotated[str, AfterValidator(checked_api_url)]
-Port = Annotated[int, Field(ge=1, le=65535)]
+PortNumber = Annotated[int, Field(ge=1, le=65535)]
 DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 
 
@@ -44,7 +44,7 @@ class Settings(BaseModel):
     kubectl's."""
     kube_context: str | None = None
     """Context of the kubeconfig. None: its current one."""
-    api_server_ports: tuple[Port, ...] = Field(default=API_SERVER_PORTS, min_length=1)
+    api_server_ports: tuple[PortNumber, ...] = Field(default=API_SERVER_PORTS, min_length=1)
     """Ports on which the NetworkPolicies of routers let them reach the API server: of its Service, and behind it. 443
     and 6443: where most servers listen."""
     call_timeout_s: float = Field(default=10.0, gt=0, le=60)

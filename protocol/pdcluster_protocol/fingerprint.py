@@ -14,17 +14,23 @@ from pdcluster_protocol.bounds import Count
 from pdcluster_protocol.errors import ProtocolError
 
 CURES: Final[dict[str, str]] = {
-    "model_digest": "serve the same model and revision, with the same --speculative-config, --hf-overrides and "
-    "--disable-sliding-window, on both",
+    "model_digest": "serve the same model and revision, with the same --hf-overrides and --disable-sliding-window, on "
+    "both",
     "kv_dtype": "start both with the same --dtype and --kv-cache-dtype",
     "layout": "use the same attention backend and KV layout on both",
-    "kv_heads": "serve the same model, and the same draft model, on both",
+    "kv_heads": "serve the same model on both",
     "attention_backend": "start both with the same attention backend",
     "vllm_version": "install the same vLLM on both",
     "connector_version": "install the same pdcluster on both",
     "state": "start both with the same --mamba-cache-dtype, --mamba-ssm-cache-dtype and VLLM_SSM_CONV_STATE_LAYOUT",
     "positions": "start both with the same --max-model-len and the same generation configuration",
+    "draft": "give both the same --speculative-config, or decode alone one of a method that works without prefill's "
+    "part of it (mtp, eagle, draft_model, ngram)",
+    "draft_heads": "give both the same --speculative-config",
 }
+_OF_DRAFT: Final = frozenset({"draft", "draft_heads"})
+_ALONE: Final = frozenset({"mtp", "eagle", "draft_model"})
+"""Methods whose draft model decode may have alone: its guesses are checked whatever it has of the prompt."""
 
 
 class KvFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,6 +51,15 @@ class KvFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Types and layout of recurrent state; empty for a model without."""
     positions: str = ""
     """What an engine does about tokens' positions, where engines of one model may do one thing or another; or empty."""
+    draft: str = ""
+    """Of the draft model that keeps KV of its own: the method of speculation and a digest; empty without one."""
+    draft_heads: tuple[Count, ...] = ()
+    """As ``kv_heads``, of the draft model."""
+
+    @property
+    def all_kv_heads(self) -> tuple[int, ...]:
+        """Of model and draft model."""
+        return tuple(sorted({*self.kv_heads, *self.draft_heads}))
 
 
 def require_equal(*, prefill: KvFingerprint, decode: KvFingerprint, prefill_id: str, decode_id: str) -> None:
@@ -54,7 +69,7 @@ def require_equal(*, prefill: KvFingerprint, decode: KvFingerprint, prefill_id: 
         ProtocolError: They do not. Names both engines, every differing value and the first cure.
     """
     differing = [name for name in CURES if getattr(prefill, name) != getattr(decode, name)]
-    if not differing:
+    if not differing or (_OF_DRAFT.issuperset(differing) and _may_speculate_alone(prefill, decode)):
         return
     values = "; ".join(
         f"{name}: prefill {getattr(prefill, name)!r}, decode {getattr(decode, name)!r}" for name in differing
@@ -62,3 +77,12 @@ def require_equal(*, prefill: KvFingerprint, decode: KvFingerprint, prefill_id: 
     raise ProtocolError(
         f"prefill engine {prefill_id} and decode engine {decode_id} differ in {values}: {CURES[differing[0]]}"
     )
+
+
+def _may_speculate_alone(prefill: KvFingerprint, decode: KvFingerprint) -> bool:
+    """Whether decode's guesses are only worse without what prefill's draft model would have pushed.
+
+    Not beside recurrent state: vLLM gives blocks of state to attention later, and what a float of one width left there
+    may be no number in another. Guesses that are drawn by chance from such numbers are not checked rightly.
+    """
+    return not (prefill.draft or decode.state) and decode.draft.split(" ")[0] in _ALONE

@@ -44,7 +44,7 @@ from pdcluster_protocol.secret import SEAL_BYTES, SECRET_VARIABLE, Secret
 
 SIDE_CHANNEL_VERSION: Final = 3
 MAX_FRAME_BYTES: Final = 4 << 20
-"""A Welcome names each region of each layer: about 100 bytes a region, so this holds 40,000 of them."""
+"""A Welcome names each region of each layer: about 100 bytes a region, 200 with runs, so this holds 20,000 of them."""
 MAX_HEADS: Final = 1 << 16
 """KV heads of a layer: far above any model."""
 MAX_SUMS_BYTES: Final = 1 << 20
@@ -67,7 +67,23 @@ class RegionKind(Enum):
     LATENT = "latent"
     """[token][cell]: no heads; every rank of a stage holds the same bytes (MLA)."""
     STATE = "state"
-    """Opaque, one block for a request (Mamba, GDN). Sharded by TP in ways of its own."""
+    """One block for a request (Mamba, GDN). Its ``runs`` say how TP shards it."""
+
+
+class StateRun(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a state that TP ranks share by one rule: q of a convolution, or the heads of the state itself.
+
+    It has rows of one length, and each row has the rank's units side by side: offset, then every ``row_stride`` bytes.
+    Example: q of Qwen3-Next's convolution at TP 2, layout SD: 16 units (key heads), of which the rank has 8, in 3 rows.
+    """
+
+    units: Annotated[int, Meta(ge=1, le=MAX_HEADS)]
+    """Heads, groups or channels in the whole model. With more ranks than units each unit is on several ranks."""
+    offset: NumBytes
+    """Of the first row, in the page."""
+    num_rows: Count
+    row_stride: NumBytes
+    row_bytes: Annotated[int, Meta(ge=1, le=MAX_BYTES)]
 
 
 class RegionLayout(msgspec.Struct, frozen=True, array_like=True):
@@ -93,6 +109,10 @@ class RegionLayout(msgspec.Struct, frozen=True, array_like=True):
     window_step: CountOrNone = 0
     """Prefill may lack what lies before a window, and a window begins at multiples of so many tokens: 1 for a sliding
     window. 0: it has no window."""
+    is_draft: bool = False
+    """Whether it is a draft model's: decode can do without what prefill does not have of it."""
+    runs: tuple[StateRun, ...] = ()
+    """What a state's page consists of. Empty where it is not known: then only equal TP sizes can hand it over."""
 
     @property
     def has_tokens(self) -> bool:
@@ -123,6 +143,11 @@ class RankLayout(msgspec.Struct, frozen=True, array_like=True):
     regions: tuple[RegionLayout, ...]
     stage: Index = 0
     num_stages: Side = 1
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether a draft model keeps KV in this rank."""
+        return any(region.is_draft for region in self.regions)
 
     @property
     def rank(self) -> int:

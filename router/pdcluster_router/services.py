@@ -18,6 +18,7 @@ from pdcluster_protocol.params import DecodeParams, Reservation
 from pdcluster_protocol.secret import Secret
 from pdcluster_router.core.admission import Admission
 from pdcluster_router.core.dialect import Dialect, PdclusterDialect, Posted
+from pdcluster_router.core.least_tokens import least_tokens
 from pdcluster_router.core.load import AnswerLength
 from pdcluster_router.core.membership import Member
 from pdcluster_router.core.openai_errors import ApiError
@@ -36,7 +37,10 @@ from pdcluster_router.telemetry.trace import TraceFile
 
 
 class Running(Protocol):
-    """A request that has not ended."""
+    """A request that has not ended, as the metaserver's calls and the router's end find it.
+
+    Its one implementer, ``Exchange``, lies in a room further out, which this one may not import.
+    """
 
     def reserve(self, reservation: Posted, cycle: HotCycle) -> PrefillOutcome | None:
         """The outcome if it is known or the reservation is refused; None: ``cycle`` waits for it."""
@@ -71,7 +75,7 @@ class Services:
         self._loop = asyncio.get_running_loop()
         self.on_pool_change: Callable[[], None] = _nobody_waits
         """Called when the set of engines changes."""
-        self.roster = Roster(limits, self._pool_changed, self.metrics.ejected, self.now)
+        self.roster = Roster(limits, least_tokens, self._pool_changed, self.metrics.ejected, self.now)
         self.engines = self.roster.engines
         self.terms = Terms(
             self.roster.place_decode, self.roster.place_prefill, self.dialect.retries(_retries_in(settings))

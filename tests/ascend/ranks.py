@@ -32,7 +32,7 @@ def regions_of(case: Case, layer: Layer, tp_size: int = 1) -> list[RegionLayout]
     local = layer.spec.num_kv_heads
     heads = local if local == 1 else local * tp_size
     config = SimpleNamespace(
-        model_config=SimpleNamespace(use_mla=heads == 1, get_total_num_kv_heads=lambda: heads),
+        model_config=SimpleNamespace(is_attention_free=False, use_mla=heads == 1, get_total_num_kv_heads=lambda: heads),
         speculative_config=None,
         compilation_config=SimpleNamespace(static_forward_context={layer.name: layer}),
         cache_config=SimpleNamespace(enable_prefix_caching=True),

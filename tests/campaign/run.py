@@ -26,7 +26,7 @@ from campaign.load import Load
 from campaign.questions import Answer, Question, ask_single_engine, make_questions
 from campaign.schedule import Fault, Site, make_faults, make_orders
 from integration.harness import HttpError, metric
-from pdcluster_cli.waiting import wait_healthy
+from pdcluster_cli.local.pool import PoolProcess, wait_ready
 from pdcluster_cli.zygote import Zygote
 
 _CALM_S: Final = 3.0
@@ -85,7 +85,8 @@ async def run(options: Options, setup: Setup, zygote: Zygote) -> Record:
 def _expected(setup: Setup, zygote: Zygote, port: int) -> dict[Question, Answer]:
     engine = zygote.start_engine(setup.single_engine(port))
     try:
-        wait_healthy(engine, port, deadline=time.monotonic() + START_TIMEOUT_S)
+        single = [PoolProcess(engine.spec.name, port, engine)]
+        wait_ready(single, single, lambda _: None, deadline=time.monotonic() + START_TIMEOUT_S)
         return ask_single_engine(f"http://127.0.0.1:{port}", make_questions())
     finally:
         engine.stop(5.0)

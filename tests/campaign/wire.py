@@ -6,7 +6,7 @@ only during a *storm*: the campaign writes until when (the machine's monotonic c
 looks there.
 
 Wraps methods of whole classes, because lanes make their channels themselves. Knows of them no more than
-``send``, ``receive``, ``submit_write`` and ``write_status``.
+``send``, ``receive``, ``submit_writes`` and ``write_status``.
 """
 
 from __future__ import annotations
@@ -186,21 +186,21 @@ def trouble_channel(kind: type[Any], dice: Dice) -> None:
 
 def trouble_writes(kind: type[Any], dice: Dice) -> None:
     """Every transport of class ``kind`` has trouble with its writes from now on."""
-    submit_write, write_status = kind.submit_write, kind.write_status
+    submit_writes, write_status = kind.submit_writes, kind.write_status
 
     def troubled_submit(self: Any, *write: Any, **named: Any) -> Any:
         if dice.falls(Trouble.STALLED):
             time.sleep(dice.stall_s())
         if dice.falls(Trouble.REFUSED):
             raise TransferError("the campaign refuses this write")
-        return submit_write(self, *write, **named)
+        return submit_writes(self, *write, **named)
 
     def troubled_status(self: Any, *write: Any, **named: Any) -> Any:
         status = write_status(self, *write, **named)
         trouble = {WriteStatus.DONE: Trouble.CALLED_FAILED, WriteStatus.PENDING: Trouble.FAILED_EARLY}.get(status)
         return WriteStatus.FAILED if trouble is not None and dice.falls(trouble) else status
 
-    kind.submit_write, kind.write_status = troubled_submit, troubled_status
+    kind.submit_writes, kind.write_status = troubled_submit, troubled_status
 
 
 def settings_from_env() -> WireSettings | None:

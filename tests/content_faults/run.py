@@ -18,7 +18,15 @@ import torch
 from content_faults.faults import FAULTS, Fault
 from content_faults.scene import BOOT, Rank, Scene
 from pdcluster_connector.core.content import Found, find_mismatch
-from pdcluster_connector.core.receiving import AttemptLost, Commands, Mismatched, Receive, ReceiveTimes, Reply, Report
+from pdcluster_connector.core.receiving import (
+    AttemptLost,
+    Mismatched,
+    Receive,
+    ReceiveTimes,
+    ReceivingCommands,
+    Reply,
+    Report,
+)
 from pdcluster_connector.core.writers import PeerId, Sender, SessionId
 from pdcluster_connector.worker.again import plan_again
 from pdcluster_protocol.ids import Attempt, TransferId
@@ -129,7 +137,7 @@ class _Case:
         sums = self.scene.pushed(ContentCheck.FULL, T, self.decode)[rank]
         receive.done(PeerId(b"%d" % rank), Done(T, FIRST, 1, 1, sums, num_pushes), now=0.0)
 
-    def _compare(self, receive: Receive) -> Commands:
+    def _compare(self, receive: Receive) -> ReceivingCommands:
         under_way = self.rank.reader.received(self.rank.order(ContentCheck.FULL), T)
         return receive.digested(FIRST, Found(under_way.plan, under_way.result()), now=0.0)
 

@@ -26,6 +26,8 @@ from pdcluster_connector.transport.shared import SharedSessions, Use
 
 MEMORY_BYTES: Final = 32 << 20
 HOST: Final = "127.0.0.1"
+WRITES_PER_SUBMIT: Final = 128
+"""Of transports of a kind with ``batches`` in its name; the others have one."""
 _RECEIVER: Final = Path(__file__).with_name("receiver_process.py")
 
 
@@ -129,24 +131,30 @@ class Ends:
 
 @contextmanager
 def open_ends(kind: str) -> Iterator[Ends]:
-    """Both ends of transport ``kind`` (shared: the sender is one of several users); everything is gone afterwards."""
+    """Both ends of transport ``kind``; everything is gone afterwards.
+
+    Shared: the sender is one of several users. Batches: it takes many writes in one call.
+    """
     with ExitStack() as stack:
-        make, new_receiver = _fake() if "fake" in kind else _mooncake(stack)
+        number = WRITES_PER_SUBMIT if "batches" in kind else 1
+        make, new_receiver = _fake(number) if "fake" in kind else _mooncake(stack, number)
         sender = SharedSessions(make, Use.WRITES).open() if "shared" in kind else make()
         stack.callback(sender.close)
+        assert sender.writes_per_submit == number, "Mooncake cannot be asked about batches any more"
         source = Memory()
         source.bytes[:] = os.urandom(MEMORY_BYTES)
         sender.register(source.address, MEMORY_BYTES)
         yield Ends(sender, source, new_receiver)
 
 
-def _fake() -> tuple[Callable[[], Transport], Callable[[], Receiver]]:
-    network = FakeNetwork()
+def _fake(writes_per_submit: int) -> tuple[Callable[[], Transport], Callable[[], Receiver]]:
+    network = FakeNetwork(writes_per_submit)
     return network.join, lambda: FakeReceiver(network)
 
 
-def _mooncake(stack: ExitStack) -> tuple[Callable[[], Transport], Callable[[], Receiver]]:
-    return lambda: MooncakeTransport(TransportSettings(HOST, "tcp")), lambda: ProcessReceiver(stack)
+def _mooncake(stack: ExitStack, writes_per_submit: int) -> tuple[Callable[[], Transport], Callable[[], Receiver]]:
+    settings = TransportSettings(HOST, "tcp", writes_per_submit=writes_per_submit)
+    return lambda: MooncakeTransport(settings), lambda: ProcessReceiver(stack)
 
 
 def outcome(transport: Transport, write: WriteId, *, timeout_s: float = 10.0) -> WriteStatus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import os
@@ -10,9 +11,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
+import msgspec
 import pytest
+from vllm.config import KVTransferConfig
 
 from ascend.release import released_sources
 from fakes.http import Message, RawClient
@@ -20,6 +24,9 @@ from fakes.layerwise import posted
 from fakes.router import CHAT, COMPLETIONS, running_server, until
 from patience import PATIENCE_S
 from pdcluster_cli.tiny_model import ensure_tiny_model
+from pdcluster_connector.settings import Settings
+from pdcluster_protocol.labels import Role
+from pdcluster_protocol.launch import kv_transfer_config
 from versions.environment import install
 from versions.table import VERSIONS
 
@@ -166,3 +173,25 @@ async def test_a_client_that_leaves_costs_decode_no_block(peer: Peer) -> None:
 
 def test_ranks_of_two_prefill_engines_look_like_a_whole_push_to_it(peer: Peer) -> None:
     assert peer.torn, "else a reservation could be used twice: docs/decisions/0015"
+
+
+@pytest.mark.parametrize("role", Role)
+def test_its_own_check_of_a_connectors_settings_takes_ours(role: Role) -> None:
+    """vllm-ascend looks for sizes under ``prefill`` and ``decode``, also in the settings of other connectors."""
+    (source,) = (
+        node
+        for node in ast.parse((released_sources() / "vllm_ascend" / "utils.py").read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name == "check_kv_extra_config"
+    )
+    source.args.args[0].annotation = None
+    names: dict[str, Any] = {}
+    exec(compile(ast.Module([source], []), "utils.py", "exec"), names)  # the released function itself
+    parallel = SimpleNamespace(tensor_parallel_size=2, data_parallel_size=1)
+
+    def check(settings: dict[str, Any]) -> None:
+        transfer = KVTransferConfig(**kv_transfer_config(role, "e", settings, "fail"))
+        names["check_kv_extra_config"](SimpleNamespace(kv_transfer_config=transfer, parallel_config=parallel))
+
+    check(msgspec.to_builtins(Settings()))
+    with pytest.raises(ValueError, match="conflicting tensor parallel size"):
+        check({role.value: {"tp_size": 4}})

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pytest
 import vllm
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from pdcluster_connector.vllm.versions import NEWEST, OLDEST, release_of
 from versions.surface import hooks_of_connector, recorded, surface_of
@@ -65,6 +69,19 @@ def test_every_supported_version_was_read() -> None:
     assert read == {(0, minor) for minor in range(OLDEST[1], NEWEST[1] + 1)}
     for name in RECORDED:
         release_of(name)
+
+
+def test_vllm_waits_for_as_many_reports_as_an_engine_has_ranks() -> None:
+    """``get_finished_count`` is vLLM's own, which says None: every rank of ours reports each request once."""
+    assert "get_finished_count" not in hooks_of_connector()
+    silent: Any = SimpleNamespace(get_finished_count=lambda: KVConnectorBase_V1.get_finished_count(silent))
+    waiting = KVOutputAggregator.from_connector(silent, 3)
+    told = []
+    for step in range(3):
+        said = [KVConnectorOutput(finished_sending={"r"} if rank == step else None) for rank in range(3)]
+        whole = waiting.aggregate([ModelRunnerOutput([], {}, kv_connector_output=output) for output in said])
+        told.append(whole.kv_connector_output.finished_sending)
+    assert told == [None, None, {"r"}]
 
 
 def test_the_record_is_what_the_installed_version_says() -> None:

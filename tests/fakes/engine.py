@@ -128,7 +128,7 @@ class FakeEngine:
         self.compares_content = True
         self._gates: dict[Gate, asyncio.Event] = {}
         self._connections: set[asyncio.Task[None]] = set()
-        self._writers: set[asyncio.StreamWriter] = set()
+        self.open_connections: set[asyncio.StreamWriter] = set()
         self._background: list[asyncio.Task[Message | None]] = []
         self._server: asyncio.Server | None = None
         self.url = ""
@@ -150,13 +150,13 @@ class FakeEngine:
 
     def hang_up_on_all(self) -> None:
         """Every connection is closed, as by a server whose idle time is over. At once: the loop does not run."""
-        for writer in self._writers:
+        for writer in self.open_connections:
             with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as same:
                 same.shutdown(socket.SHUT_RDWR)
 
     def say(self, raw: bytes) -> None:
         """Every connection gets ``raw``, which nobody asked for."""
-        for writer in self._writers:
+        for writer in self.open_connections:
             writer.write(raw)
 
     def close_gate(self, gate: Gate) -> None:
@@ -181,13 +181,13 @@ class FakeEngine:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
         try:
-            self._writers.add(writer)
+            self.open_connections.add(writer)
             while await self._serve_one(reader, writer):
                 pass
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
-            self._writers.discard(writer)
+            self.open_connections.discard(writer)
             writer.transport.abort()
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

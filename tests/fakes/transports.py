@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
+from pdcluster_connector.transport.base import Transport, WriteId, WriteRange, WriteStatus
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.worker.prefill import PrefillWorker
 
@@ -25,11 +25,15 @@ class Wrapped:
     def is_open(self) -> bool:
         return self._inner.is_open
 
+    @property
+    def writes_per_submit(self) -> int:
+        return self._inner.writes_per_submit
+
     def register(self, address: int, num_bytes: int) -> None:
         self._inner.register(address, num_bytes)
 
-    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
-        return self._inner.submit_write(session, source, target, num_bytes)
+    def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
+        return self._inner.submit_writes(session, ranges)
 
     def write_status(self, write: WriteId) -> WriteStatus:
         return self._inner.write_status(write)
@@ -53,10 +57,9 @@ class Forgetting(Wrapped):
         super().__init__(inner)
         self._begin, self._end = begin, end
 
-    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
-        if self._begin <= source < self._end:
-            return WriteId(-1)
-        return super().submit_write(session, source, target, num_bytes)
+    def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
+        kept = [it for it in ranges if not self._begin <= it[0] < self._end]
+        return super().submit_writes(session, kept) if kept else WriteId(-1)
 
     def write_status(self, write: WriteId) -> WriteStatus:
         return WriteStatus.DONE if write == -1 else super().write_status(write)
@@ -69,18 +72,18 @@ class ForgettingOnce(Forgetting):
         super().__init__(inner, begin, end)
         self._left = num_writes
 
-    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
-        if self._left and self._begin <= source < self._end:
+    def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
+        if self._left and any(self._begin <= source < self._end for source, _, _ in ranges):
             self._left -= 1
-            return super().submit_write(session, source, target, num_bytes)
-        return self._inner.submit_write(session, source, target, num_bytes)
+            return super().submit_writes(session, ranges)
+        return self._inner.submit_writes(session, ranges)
 
 
 class Shortening(Wrapped):
     """Only the first half of each write is made."""
 
-    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
-        return super().submit_write(session, source, target, num_bytes // 2)
+    def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
+        return super().submit_writes(session, [(source, target, size // 2) for source, target, size in ranges])
 
 
 class Permuting(Wrapped):
@@ -94,17 +97,18 @@ class Permuting(Wrapped):
         self._begin, self._piece_bytes, self._place_of = begin, piece_bytes, place_of
         self._parts: dict[WriteId, list[WriteId]] = {}
 
-    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
-        size, first = self._piece_bytes, target - self._begin
-        assert first % size == num_bytes % size == 0
-        parts = [
-            self._inner.submit_write(
-                session, source + done, self._begin + self._place_of((first + done) // size) * size, size
-            )
-            for done in range(0, num_bytes, size)
-        ]
+    def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
+        parts = [self._inner.submit_writes(session, [piece]) for it in ranges for piece in self._pieces(*it)]
         self._parts[parts[-1]] = parts
         return parts[-1]
+
+    def _pieces(self, source: int, target: int, num_bytes: int) -> list[WriteRange]:
+        size, first = self._piece_bytes, target - self._begin
+        assert first % size == num_bytes % size == 0
+        return [
+            (source + done, self._begin + self._place_of((first + done) // size) * size, size)
+            for done in range(0, num_bytes, size)
+        ]
 
     def write_status(self, write: WriteId) -> WriteStatus:
         parts = self._parts[write]
@@ -131,12 +135,12 @@ class Late(Wrapped):
         super().__init__(inner)
         self._wire = wire
         self._ids = itertools.count(1)
-        self._waiting: dict[WriteId, tuple[str, int, int, int]] = {}
+        self._waiting: dict[WriteId, tuple[str, Sequence[WriteRange]]] = {}
         self._submitted: dict[WriteId, WriteId] = {}
 
-    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
+    def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
         write = WriteId(next(self._ids))
-        self._waiting[write] = (session, source, target, num_bytes)
+        self._waiting[write] = (session, ranges)
         self._wire.num_submitted += 1
         return write
 
@@ -144,7 +148,7 @@ class Late(Wrapped):
         if write in self._waiting and self._wire.is_holding:
             return WriteStatus.PENDING
         if write in self._waiting:
-            self._submitted[write] = self._inner.submit_write(*self._waiting.pop(write))
+            self._submitted[write] = self._inner.submit_writes(*self._waiting.pop(write))
         return self._inner.write_status(self._submitted[write])
 
     def close(self) -> None:

@@ -11,7 +11,16 @@ import msgspec
 
 from fuzz.mutations import noise, pack, spoil_bytes, spoil_fields
 from pdcluster_connector.core.receiving import CutSession, ReceiveTimes, Reply
-from pdcluster_connector.core.reception import Command, Compare, Differs, Ended, Expected, Invite, Lost, Reception
+from pdcluster_connector.core.reception import (
+    Compare,
+    Differs,
+    Ended,
+    Expected,
+    Invite,
+    Lost,
+    Reception,
+    ReceptionCommand,
+)
 from pdcluster_connector.core.writers import PeerId, SessionId
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.fingerprint import KvFingerprint
@@ -90,7 +99,7 @@ def member_frames(rng: random.Random) -> Iterator[tuple[PeerId, bytes]]:
         yield MEMBER, seal.close(payload if rng.random() < 0.8 else spoil_bytes(rng, payload))
 
 
-def hear(reception: Reception, peer: PeerId, frame: bytes, now: float) -> list[Command]:
+def hear(reception: Reception, peer: PeerId, frame: bytes, now: float) -> list[ReceptionCommand]:
     """What the receiver's thread does with one frame."""
     try:
         message = parse_to_decode(frame, seal_connection(OURS, BOOT, peer))
@@ -102,7 +111,7 @@ def hear(reception: Reception, peer: PeerId, frame: bytes, now: float) -> list[C
     return commands
 
 
-def is_harmless(command: Command) -> bool:
+def is_harmless(command: ReceptionCommand) -> bool:
     """Whether this may follow from a frame without a valid token: no grant, no end, no cut."""
     match command:
         case Reply(_, message):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from integration.forked import forking_context
 from integration.ranks import Cache, Shape, engine_facts, expect, fingerprint_of, forward
 from pdcluster_connector.assembly import make_decode_rank, make_prefill_rank
 from pdcluster_connector.engine_facts import Memory
@@ -98,7 +97,7 @@ def far_decode(shape: Shape, settings: Settings) -> Iterator[FarDecode]:
 
 @contextmanager
 def _process(serve: Callable[..., None], *args: object) -> Iterator[tuple[BaseProcess, Connection, Any]]:
-    context = multiprocessing.get_context("spawn")
+    context = forking_context()
     here, there = context.Pipe()
     process = context.Process(target=serve, args=(there, *args), daemon=True)
     process.start()
@@ -106,9 +105,7 @@ def _process(serve: Callable[..., None], *args: object) -> Iterator[tuple[BasePr
         assert here.poll(180)
         yield process, here, here.recv()
     finally:
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGCONT)
-        process.kill()
+        process.kill()  # a stopped one too
         process.join(10)
 
 

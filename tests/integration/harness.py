@@ -51,8 +51,8 @@ from pdcluster_cli.engines import (
     zygote_env,
 )
 from pdcluster_cli.local.options import DEFAULT_START_TIMEOUT_S
+from pdcluster_cli.local.pool import PoolProcess, wait_ready
 from pdcluster_cli.parallelism import ONE_RANK, ParallelSizes
-from pdcluster_cli.waiting import wait_healthy
 from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
 
 Prompt: TypeAlias = str | Sequence[int]
@@ -230,9 +230,8 @@ class Harness:
 
 
 def _wait_all(servers: Sequence[Server]) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    for server in servers:
-        wait_healthy(server.handle, server.port, deadline=deadline)
+    members = [PoolProcess(server.name, server.port, server.handle) for server in servers]
+    wait_ready(members, members, lambda _: None, deadline=time.monotonic() + START_TIMEOUT_S)
 
 
 def _require_the_runner(servers: Sequence[Server]) -> None:

@@ -35,6 +35,8 @@ LIFE: Final = BootId("one life")
 """Of the prefill engine."""
 BLOCK_SIZE: Final = 16
 HEAD_BYTES: Final = 64
+_DRAWN_BYTES: Final = (1 << 20) + 7
+"""Not a multiple of any block's size, so that the same bytes stand elsewhere in another block."""
 
 STEP_S: Final = 45.0
 """For what must come of a push. Below the 60 s of settings that wait long, so that no deadline of theirs stands in for
@@ -65,8 +67,11 @@ class Cache:
         self.layers: npt.NDArray[np.uint8] = np.zeros((shape.num_layers, shape.num_blocks, shape.block_bytes), np.uint8)
 
     def fill(self, seed: int) -> None:
-        """Every byte is random."""
-        self.layers[:] = np.random.default_rng(seed).integers(0, 256, self.layers.shape, np.uint8)
+        """Random bytes, which come again after ``_DRAWN_BYTES``: no two blocks that follow each other are alike."""
+        drawn, flat = np.random.default_rng(seed).bytes(_DRAWN_BYTES), self.layers.reshape(-1)
+        for start in range(0, flat.size, _DRAWN_BYTES):
+            part = flat[start : start + _DRAWN_BYTES]
+            part[:] = np.frombuffer(drawn, np.uint8, part.size)
 
     def memory(self, fingerprint: KvFingerprint) -> Memory:
         """As ``register_kv_caches`` would see it."""

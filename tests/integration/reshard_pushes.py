@@ -7,7 +7,6 @@ holds its heads of it.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from integration.forked import forking_context
 from integration.ranks import LIFE, SECRET, engine_facts, fingerprint_of
 from integration.ranks import Shape as RankShape
 from pdcluster_connector.core.tp_mapping import Sharding
@@ -318,8 +318,7 @@ def prefill_group(
     tp_size: int, decodes: Sequence[tuple[int, ...]], folder: Path, settings: Settings = QUICK
 ) -> Iterator[PrefillGroup]:
     """A prefill engine of ``tp_size`` and decode engines: (TP size, tokens in a page, pages in a block[, stages])."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed"])
+    context = forking_context()
     with ExitStack() as stack:
         ranks = []
         for rank in range(tp_size):

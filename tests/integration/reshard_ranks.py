@@ -6,7 +6,6 @@ loaded, so that a group of four starts in well under a second.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 import time
@@ -33,6 +32,7 @@ from fakes.token_major import (
     rounded_stop,
     shape_of,
 )
+from integration.forked import forking_context
 from pdcluster_connector.reshard.feeds import ReshardItem, TokenShape
 from pdcluster_protocol.ids import RequestId
 
@@ -137,8 +137,7 @@ class RankResult:
 @contextmanager
 def running(scenario: Scenario, folder: Path) -> Iterator[list[tuple[BaseProcess, Connection]]]:
     """One process for each rank. Those that still run at the end are killed."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed"])
+    context = forking_context()
     ranks: list[tuple[BaseProcess, Connection]] = []
     try:
         for rank in range(scenario.prefill_tp):
@@ -227,7 +226,7 @@ class _Rank:
         import torch.distributed as dist
 
         from pdcluster_connector.device import CpuDevice
-        from pdcluster_connector.reshard.resharder import Outcome, Resharder, ResharderParts
+        from pdcluster_connector.reshard.resharder import Resharder, ResharderParts, ReshardOutcome
         from pdcluster_connector.reshard.rounds import GroupRank
         from pdcluster_connector.reshard.staging import StagingMemory
         from pdcluster_connector.reshard.tensors import TokenRegion, open_reshard_group
@@ -244,7 +243,7 @@ class _Rank:
             for index in range(2 * scenario.num_layers)
         }
         self.staging = StagingMemory(scenario.staging_bytes, torch.device("cpu"), scenario.alignment_bytes)
-        self.outcomes: SimpleQueue[Outcome] = SimpleQueue()
+        self.outcomes: SimpleQueue[ReshardOutcome] = SimpleQueue()
         self.num_sockets = _num_sockets()
         group = open_reshard_group(ranks, scenario.timeout_s)
         parts = ResharderParts(GroupRank(rank, len(ranks)), regions, self.staging, CpuDevice(), scenario.wait_s)

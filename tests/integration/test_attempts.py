@@ -179,7 +179,7 @@ def test_a_cut_stops_one_prefill_engine_and_no_other() -> None:
 
 
 def test_a_cut_of_a_shared_session_ends_the_pushes_of_others_which_go_on_by_the_next_session() -> None:
-    shared = SESSIONS["shared"]
+    shared = msgspec.structs.replace(PATIENT, sessions=SessionUse.SHARED)  # A lost lease would cut before b is here.
     with make_pair(BIG, shared) as pair, far_prefill(BIG, shared, fill=FAR) as far:
         push_forever(far, pair, "a")
         pair.retries = True

@@ -84,7 +84,7 @@ def test_bytes_that_every_count_finds_right_change_the_answer_and_verify_nothing
         assert len(answer) == 16
 
 
-@pytest.mark.parametrize(("name", "reason"), [("OmitsABlock", "decode expects"), ("FailsEveryWrite", "a write of")])
+@pytest.mark.parametrize(("name", "reason"), [("OmitsABlock", "decode expects"), ("FailsEveryWrite", "a submit with")])
 def test_missing_bytes_are_one_clear_error_and_every_block_comes_back(harness: Harness, name: str, reason: str) -> None:
     with broken_pool(harness, name) as pool:
         with pytest.raises(HttpError) as error:

@@ -115,7 +115,9 @@ def test_the_refusal_that_the_quick_start_shows_is_what_kubectl_prints(user: Use
     file = tmp_path / "pool.yaml"
     file.write_text(yaml.safe_dump(pool))
     printed = user.types(["kubectl", "apply", "-f", str(file)], status=1)
-    [shown] = [line for line in QUICK_START.read_text().splitlines() if line.startswith("The PDCluster ")]
+    lines = QUICK_START.read_text().splitlines()
+    [first] = [number for number, line in enumerate(lines) if line.startswith("The PDCluster ")]
+    shown = " ".join(line.strip() for line in lines[first : lines.index("```", first)])
     assert printed.splitlines() == [shown]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from pdcluster_connector.reshard.staging import StagingRoom
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.steps import PrefillStep, PushSlice
-from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
+from pdcluster_connector.transport.base import Transport, WriteId, WriteRange, WriteStatus
 from pdcluster_connector.worker.orders import Order, Quiesce, Staged, StagedWrite
 from pdcluster_connector.worker.prefill import PrefillWorker
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
@@ -144,9 +144,9 @@ class _NeverAcknowledged(Wrapped):
         super().__init__(inner)
         self.has_written, self.is_closed = threading.Event(), False
 
-    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
+    def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
         self.has_written.set()
-        return super().submit_write(session, source, target, num_bytes)
+        return super().submit_writes(session, ranges)
 
     def write_status(self, write: WriteId) -> WriteStatus:
         return WriteStatus.PENDING

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from integration.ports import fresh_port
-from pdcluster_cli.local.pool import PoolProcess, Start
+from pdcluster_cli.local.pool import PoolProcess, wait_ready
 from pdcluster_cli.waiting import EngineDied, NotReady
 from pdcluster_cli.zygote import EngineSpec, Zygote
 
@@ -32,9 +32,8 @@ def member(zygote: Zygote, folder: Path, name: str, code: str) -> PoolProcess:
     return PoolProcess(name, fresh_port(), zygote.start_engine(spec))
 
 
-def wait(zygote: Zygote, members: list[PoolProcess], timeout_s: float) -> None:
-    start = Start(zygote, lambda _: None, time.monotonic(), timeout_s)
-    start.wait_ready(members, members, start.deadline)
+def wait(members: list[PoolProcess], timeout_s: float) -> None:
+    wait_ready(members, members, lambda _: None, deadline=time.monotonic() + timeout_s)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_an_engine_that_hangs_is_named_at_the_deadline_with_its_cause_and_last_l
 ) -> None:
     hanging = member(zygote, tmp_path, "decode", code)
     with pytest.raises(NotReady) as found:
-        wait(zygote, [hanging], timeout_s=3.0)
+        wait([hanging], timeout_s=3.0)
     first, *tail = str(found.value).splitlines()
     seconds = re.search(r"\d+", first)
     assert seconds
@@ -62,7 +61,7 @@ def test_an_engine_that_hangs_is_named_at_the_deadline_with_its_cause_and_last_l
 def test_an_engine_that_dies_is_told_at_once_beside_one_that_hangs(zygote: Zygote, tmp_path: Path) -> None:
     members = [member(zygote, tmp_path, "prefill", HANGS), member(zygote, tmp_path, "decode", DIES)]
     with pytest.raises(EngineDied, match="decode has ended with status 1: RuntimeError: no such device; the end of "):
-        wait(zygote, members, timeout_s=600.0)
+        wait(members, timeout_s=600.0)
 
 
 def test_a_killed_engine_that_left_no_word_is_told_what_kills(zygote: Zygote, tmp_path: Path) -> None:
@@ -70,11 +69,11 @@ def test_a_killed_engine_that_left_no_word_is_told_what_kills(zygote: Zygote, tm
     with pytest.raises(
         EngineDied, match="signal 9: killed from outside, as the kernel does when memory runs out; the end"
     ):
-        wait(zygote, [member(zygote, tmp_path, "decode", killed)], timeout_s=600.0)
+        wait([member(zygote, tmp_path, "decode", killed)], timeout_s=600.0)
 
 
 def test_what_kills_is_no_error_that_the_log_held_before(zygote: Zygote, tmp_path: Path) -> None:
     """Who is killed has no time to say why: what the log holds is of another hour."""
     code = f"import os, signal\nprint('{RAISED}', flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
     with pytest.raises(EngineDied, match="decode has ended with signal 9: killed from outside"):
-        wait(zygote, [member(zygote, tmp_path, "decode", code)], timeout_s=600.0)
+        wait([member(zygote, tmp_path, "decode", code)], timeout_s=600.0)

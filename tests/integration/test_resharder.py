@@ -16,7 +16,7 @@ from integration.processes import descendants
 from integration.reshard_ranks import Scenario, assert_as_reference, run, running
 from pdcluster_connector.device import CpuDevice
 from pdcluster_connector.reshard.feeds import ReshardItem
-from pdcluster_connector.reshard.resharder import Outcome, Resharder, ResharderParts, ReshardFailed, StepRead
+from pdcluster_connector.reshard.resharder import Resharder, ResharderParts, ReshardFailed, ReshardOutcome, StepRead
 from pdcluster_connector.reshard.rounds import GroupRank
 from pdcluster_connector.reshard.staging import StagingMemory
 from pdcluster_connector.reshard.tensors import TokenRegion, region_bytes
@@ -154,7 +154,7 @@ def test_no_process_and_no_thread_outlives_its_group(tmp_path: Path) -> None:
     assert not pids & descendants(os.getpid())
 
 
-def lone_resharder(on_outcome: Callable[[Outcome], object], *, room_bytes: int = 1 << 20) -> Resharder:
+def lone_resharder(on_outcome: Callable[[ReshardOutcome], object], *, room_bytes: int = 1 << 20) -> Resharder:
     """Prefill TP 1: every byte is our own."""
     shape = shape_of(Pages(128), 1, 8, 16)
     region = TokenRegion(torch.zeros(8 * shape.pages.block_stride, dtype=torch.uint8), shape, group=0)
@@ -167,10 +167,10 @@ def request(tokens: int = 256) -> ReshardItem:
 
 
 def test_what_is_ordered_after_close_is_reported_failed_and_the_thread_ends() -> None:
-    outcomes: list[Outcome] = []
+    outcomes: list[ReshardOutcome] = []
     release = threading.Event()
 
-    def hear(outcome: Outcome) -> None:
+    def hear(outcome: ReshardOutcome) -> None:
         outcomes.append(outcome)
         release.wait(5)
 
@@ -192,7 +192,7 @@ def test_what_is_ordered_after_close_is_reported_failed_and_the_thread_ends() ->
 
 
 def test_a_step_that_cannot_be_planned_fails_without_breaking_the_resharder() -> None:
-    outcomes: list[Outcome] = []
+    outcomes: list[ReshardOutcome] = []
     resharder = lone_resharder(outcomes.append, room_bytes=1 << 13)
     resharder.begin_step(1, {0: [request()]})
     resharder.layer_saved([0], None)

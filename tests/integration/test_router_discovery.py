@@ -153,13 +153,17 @@ async def test_an_engine_that_is_listed_no_more_is_removed_when_its_last_request
 async def test_an_idle_engine_that_terminates_keeps_no_connection_and_is_not_probed() -> None:
     async with running_kube_rig(probe_interval_s=0.02) as rig:
         await rig.usable(await rig.start("decode"))
-        await serve(rig, 2)
-        known = rig.known(rig.decode)
-        assert known is not None
-        await until(lambda: known.pool.num_idle > 0)
+        rig.decode.close_gate(Gate.SECOND_TOKEN)
+        clients = [await send(rig, STREAM) for _ in range(4)]
+        await until(lambda: len(rig.decode.seen) == 2)
+        rig.decode.open_gate(Gate.SECOND_TOKEN)
+        assert all([(await client.receive()).is_whole for client in clients])
+        assert (
+            len(rig.decode.open_connections) >= 2
+        )  # A probe that is under way uses one of them, and it closes anyway.
         rig.terminate(rig.decode)
         await rig.becomes(rig.decode, "finishing")
-        await until(lambda: (known.pool.num_idle, known.pool.num_busy) == (0, 0))
+        await until(lambda: not rig.decode.open_connections)
         num_connections = rig.decode.num_connections
         await asyncio.sleep(0.2)
         assert rig.decode.num_connections == num_connections

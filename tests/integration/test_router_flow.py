@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from fakes.engine import Fault, Gate
 from fakes.reservations import PROMPT_TOKENS, SECRET, reservation_of
-from fakes.router import CHAT, COMPLETIONS, Rig, running_rig, send
+from fakes.router import CHAT, COMPLETIONS, Rig, post, running_rig, send
+from pdcluster_router.core.placement import E, RequestFacts
 
 pytestmark = pytest.mark.anyio
 
@@ -137,6 +139,21 @@ async def test_requests_spread_over_engines_of_a_role() -> None:
         for _ in range(6):
             await client.post(COMPLETIONS, PROMPT)
         assert [len(engine.seen) for engine in (*rig.decodes, *rig.prefills)] == [3, 3, 3, 3]
+
+
+def by_session(engines: Sequence[E], request: RequestFacts, /, *, now: float, chance: Callable[[], float]) -> E:
+    """The engine whose number the request's header names."""
+    return engines[int(request.headers.partition(b"x-session: ")[2][:1])]
+
+
+async def test_a_policy_sees_the_request_that_it_places() -> None:
+    async with running_rig(num_decode=2, num_prefill=2) as rig:
+        rig.router.services.roster.policy = by_session
+        for session in ("0", "1", "1", "1"):
+            await post(rig, PROMPT, {"X-Session": session})
+        for engines in (rig.decodes, rig.prefills):
+            seen = [[dict(seen.message.headers)["x-session"] for seen in engine.seen] for engine in engines]
+            assert seen == [["0"], ["1", "1", "1"]]
 
 
 async def test_the_deadline_that_decode_gets_is_the_clients_own_when_that_is_shorter() -> None:

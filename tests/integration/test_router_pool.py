@@ -20,6 +20,7 @@ from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig, running_server, 
 from patience import EDGE_S, PATIENCE_S
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_protocol.labels import Role
+from pdcluster_router.core.least_tokens import least_tokens
 from pdcluster_router.core.membership import Member
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.models import Models
@@ -81,9 +82,11 @@ async def test_a_host_that_takes_no_connection_is_given_up_in_time() -> None:
 
 
 async def test_a_question_that_is_not_answered_in_time_keeps_no_connection() -> None:
-    async with silent_engine() as url, running_rig() as rig:
+    async with silent_engine() as url:
         member = Member(url, Role.PREFILL)
-        engine = Engine("prefill-0", member, PoolLimits(1, EDGE_S, EDGE_S), rig.router.services.roster, time.monotonic)
+        limits = PoolLimits(1, EDGE_S, EDGE_S)
+        idle, breaker = (lambda: None), (lambda _: None)
+        engine = Engine("prefill-0", member, limits, on_idle=idle, on_breaker=breaker, now=time.monotonic)
         with pytest.raises(Unavailable, match="no answer within"):
             await engine.fetch("/health", timeout_s=0.05)
         await until(lambda: engine.pool.num_busy == 0)
@@ -224,7 +227,7 @@ async def test_an_error_in_place_of_a_list_of_models_is_not_remembered() -> None
 
     server = await asyncio.start_server(serve, "127.0.0.1")
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    roster = Roster(PoolLimits(1, EDGE_S, EDGE_S), lambda: None, lambda _: None, time.monotonic)
+    roster = Roster(PoolLimits(1, EDGE_S, EDGE_S), least_tokens, lambda: None, lambda _: None, time.monotonic)
     roster.update([Member(url, role) for role in Role])
     models = Models(roster, lambda: 0.0)
     assert [(await models.read(b"")).head.status for _ in range(2)] == [503, 200]
@@ -260,9 +263,9 @@ async def test_an_order_that_found_two_connections_closed_is_not_sent_a_third_ti
 async def test_a_connection_that_speaks_unasked_is_not_used_again(rig: Rig) -> None:
     client = await rig.client()
     assert (await client.post(COMPLETIONS, PROMPT)).status == 200
-    num_idle = rig.router.services.engines[Role.DECODE][0].pool.num_idle
+    num_open = len(rig.decode.open_connections)
     rig.decode.say(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n")  # And the rest with the next answer.
-    await until(lambda: rig.router.services.engines[Role.DECODE][0].pool.num_idle == num_idle - 1)
+    await until(lambda: len(rig.decode.open_connections) == num_open - 1)
     assert (await client.post(COMPLETIONS, PROMPT)).status == 200
     assert rig.decode.num_connections == 2
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from integration.harness import Harness
+from integration.harness import Harness, metric
 from pdcluster_cli.waiting import EngineDied
 from zoo import pools
 from zoo.cases import CASES
@@ -49,4 +49,6 @@ def test_a_pool_answers_like_a_single_engine(harness: Harness, name: str) -> Non
             answers = pools.answers(router.url, [one.prompt for one in said], case.concurrency)
         assert pools.wrong(said, answers, rounding) == []
         assert len(set(answers)) == len(answers)
+        if case.decode.guesses:
+            assert metric(decodes[0].url, "vllm:spec_decode_num_draft_tokens_total") > 0
         pools.require_pushed(prefills[0], decodes[0], seen=0, at_least=len(said))

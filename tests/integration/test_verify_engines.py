@@ -63,7 +63,7 @@ def test_a_pool_that_hands_kv_over_is_verified_again_and_again(harness: Harness)
         "mistral 2 to 1",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("delta net", "gemma2 1 to 2", "mla 2 to 1", "mla 1 to 2")
+            for name in ("delta net", "delta net 2 to 1", "mamba2 1 to 2", "gemma2 1 to 2", "mla 2 to 1", "mla 1 to 2")
         ),
     ],
 )

@@ -14,7 +14,7 @@ from model.link import Output, scrubbed
 from model.plan import BLOCK_BYTES, BLOCK_TOKENS, DEADLINE_MS, SECRET, Broken, Plan
 from pdcluster_connector.core.content import Found, plan_content
 from pdcluster_connector.core.receiving import CutSession, ReceiveTimes, Reply
-from pdcluster_connector.core.reception import Command, Compare, Ended, Expected, Invite, Lost, Reception
+from pdcluster_connector.core.reception import Compare, Ended, Expected, Invite, Lost, Reception, ReceptionCommand
 from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.core.writers import PeerId, SessionId, State
@@ -163,7 +163,7 @@ class Rank:
                 object.__setattr__(one, "expires_at", at)
         return self._do(reception.expire(now=1.0))
 
-    def _do(self, commands: Iterable[Command]) -> tuple[Output, ...]:
+    def _do(self, commands: Iterable[ReceptionCommand]) -> tuple[Output, ...]:
         out: list[Output] = []
         attempts = {w.expected.transfer_id: w.receive for w in self.reception._waiting.values()}
         transfers = dict(self.reception._by_request)

@@ -12,7 +12,16 @@ from typing import Any, TypeAlias
 import msgspec
 
 from model.plan import BLOCK_BYTES, DEADLINE_MS, SECRET, Plan
-from pdcluster_connector.core.sending import Commands, CutLane, DigestPush, Push, PushKey, PushPhase, Release, Send
+from pdcluster_connector.core.sending import (
+    CutLane,
+    DigestPush,
+    Push,
+    PushKey,
+    PushPhase,
+    Release,
+    Send,
+    SendingCommands,
+)
 from pdcluster_protocol.ids import BootId
 from pdcluster_protocol.side_channel import (
     Again,
@@ -264,7 +273,7 @@ class Link:
         flight.to_submit -= 1
         flight.in_flight += 1
 
-    def _apply(self, plan: Plan, peer: bytes, flight: Flight, commands: Commands, out: list[Output]) -> None:
+    def _apply(self, plan: Plan, peer: bytes, flight: Flight, commands: SendingCommands, out: list[Output]) -> None:
         is_cut = False
         for command in commands:
             match command:

@@ -12,10 +12,9 @@ import msgspec
 from model.plan import Cores, Faults, Plan
 from pdcluster_connector.core import reception
 from pdcluster_connector.core.content import Found
-from pdcluster_connector.core.receiving import Commands as ReceiveCommands
-from pdcluster_connector.core.receiving import Receive, ReceivePhase, Report
-from pdcluster_connector.core.reception import Command, Ended, Reception
-from pdcluster_connector.core.sending import Commands, CutLane, Push, PushPhase, Release
+from pdcluster_connector.core.receiving import Receive, ReceivePhase, ReceivingCommands, Report
+from pdcluster_connector.core.reception import Ended, Reception, ReceptionCommand
+from pdcluster_connector.core.sending import CutLane, Push, PushPhase, Release, SendingCommands
 from pdcluster_connector.core.source_hold import SourceHolds
 from pdcluster_connector.core.writers import MAY_WRITE, PeerId, SessionId, State
 from pdcluster_connector.scheduler.decode import DecodeScheduler
@@ -49,7 +48,7 @@ def receiving_by(receive: type[Receive]) -> Iterator[None]:
 class GrantsAtOnce(Receive):
     """Grants a newer attempt while writers of the older one may still write."""
 
-    def _grant_if_clear(self, now: float) -> ReceiveCommands:
+    def _grant_if_clear(self, now: float) -> ReceivingCommands:
         hidden = {p: w for p, w in self._writers.items() if w.attempt != self.attempt and w.state in MAY_WRITE}
         for peer in hidden:
             del self._writers[peer]
@@ -61,14 +60,14 @@ class GrantsAtOnce(Receive):
 class BelievesUnclean(Receive):
     """Takes an unclean fence for a fence."""
 
-    def fenced(self, peer: PeerId, message: Fenced, *, now: float) -> ReceiveCommands:
+    def fenced(self, peer: PeerId, message: Fenced, *, now: float) -> ReceivingCommands:
         return super().fenced(peer, Fenced(message.transfer_id, message.attempt, is_clean=True), now=now)
 
 
 class FencesByTime(Receive):
     """Takes the end of the quarantine for a fence, as issue 3 did."""
 
-    def expire(self, *, now: float) -> ReceiveCommands:
+    def expire(self, *, now: float) -> ReceivingCommands:
         for writer in self._writers.values():
             if writer.state is State.REVOKED and now >= writer.until:
                 writer.state = State.FENCED
@@ -78,7 +77,7 @@ class FencesByTime(Receive):
 class ForgetsToRevoke(Receive):
     """Fails without asking the writers to stop, and without waiting for them."""
 
-    def _revoke_all(self, now: float) -> ReceiveCommands:
+    def _revoke_all(self, now: float) -> ReceivingCommands:
         for writer in self._writers.values():
             if writer.state is State.WRITING:
                 writer.state = State.FENCED
@@ -88,7 +87,7 @@ class ForgetsToRevoke(Receive):
 class BelievesOldDone(Receive):
     """Counts done of an older attempt for the current one."""
 
-    def done(self, peer: PeerId, message: Done, *, now: float) -> ReceiveCommands:
+    def done(self, peer: PeerId, message: Done, *, now: float) -> ReceivingCommands:
         writer = self._writers.get(peer)
         if writer is not None and writer.state is State.REVOKED and self._expected:
             writer.state = State.WRITING
@@ -101,7 +100,7 @@ class BelievesOldDone(Receive):
 class CountsNoRanks(Receive):
     """Is content with the first rank that is done."""
 
-    def _receive_if_complete(self, now: float) -> ReceiveCommands:
+    def _receive_if_complete(self, now: float) -> ReceivingCommands:
         self.phase = ReceivePhase.RECEIVED
         return (Report(is_received=True),)
 
@@ -109,21 +108,21 @@ class CountsNoRanks(Receive):
 class NeverExpires(Receive):
     """Has no deadline, lease or quarantine."""
 
-    def expire(self, *, now: float) -> ReceiveCommands:
+    def expire(self, *, now: float) -> ReceivingCommands:
         return ()
 
 
 class CutsNothing(Receive):
     """Does not notice that a session was cut."""
 
-    def cut(self, session: SessionId, *, now: float) -> ReceiveCommands:
+    def cut(self, session: SessionId, *, now: float) -> ReceivingCommands:
         return ()
 
 
 class ReportsTwice(Reception):
     """Names each request that has ended a second time."""
 
-    def _commands(self, transfer: TransferId, commands: ReceiveCommands, now: float) -> Iterator[Command]:
+    def _commands(self, transfer: TransferId, commands: ReceivingCommands, now: float) -> Iterator[ReceptionCommand]:
         for command in super()._commands(transfer, commands, now):
             yield command
             if isinstance(command, Ended):
@@ -133,7 +132,7 @@ class ReportsTwice(Reception):
 class ReleasesBeforeCut(Push):
     """Releases its source when a write has failed, before the session is cut."""
 
-    def write_failed(self, reason: str, *, now: float) -> Commands:
+    def write_failed(self, reason: str, *, now: float) -> SendingCommands:
         commands = super().write_failed(reason, now=now)
         return *(command for command in commands if not isinstance(command, CutLane)), Release()
 
@@ -145,24 +144,24 @@ class SaysDoneEarly(Push):
         super().submitted()
         self.acked_bytes = self.planned_bytes
 
-    def written(self, num_bytes: int) -> Commands:
+    def written(self, num_bytes: int) -> SendingCommands:
         return super().written(0)
 
 
 class NeverAsksForCut(Push):
     """Waits for ever for a write that does not end."""
 
-    def write_failed(self, reason: str, *, now: float) -> Commands:
+    def write_failed(self, reason: str, *, now: float) -> SendingCommands:
         return tuple(c for c in super().write_failed(reason, now=now) if not isinstance(c, CutLane))
 
-    def expire(self, *, now: float) -> Commands:
+    def expire(self, *, now: float) -> SendingCommands:
         return tuple(command for command in super().expire(now=now) if not isinstance(command, CutLane))
 
 
 class FencesCleanAfterCut(Push):
     """Forgets at a cut that its writes were not acknowledged."""
 
-    def cut(self, reason: str, *, now: float) -> Commands:
+    def cut(self, reason: str, *, now: float) -> SendingCommands:
         self._in_flight, self._is_clean = 0, True
         return super().cut(reason, now=now)
 
@@ -170,7 +169,7 @@ class FencesCleanAfterCut(Push):
 class AnswersRevokeAtOnce(Push):
     """Answers a revoke before its writes have ended."""
 
-    def revoke(self, *, now: float) -> Commands:
+    def revoke(self, *, now: float) -> SendingCommands:
         self._in_flight = 0
         return super().revoke(now=now)
 
@@ -243,21 +242,21 @@ class GivesUpSilently(Pairing):
 class ReceivesWhatDiffers(Receive):
     """Receives whatever the sums say."""
 
-    def digested(self, attempt: Attempt, found: Found, *, now: float) -> ReceiveCommands:
+    def digested(self, attempt: Attempt, found: Found, *, now: float) -> ReceivingCommands:
         return self._received() if super().digested(attempt, found, now=now) else ()
 
 
 class NeverSettles(Receive):
     """Tells nobody that no second push is wanted."""
 
-    def _settle_all(self) -> ReceiveCommands:
+    def _settle_all(self) -> ReceivingCommands:
         return ()
 
 
 class ReleasesAtDone(Push):
     """Releases its source when it has said done, though it may be asked again."""
 
-    def digested(self, sums: ContentSums) -> Commands:
+    def digested(self, sums: ContentSums) -> SendingCommands:
         commands = super().digested(sums)
         return (*commands, Release()) if self.phase is PushPhase.COMPARING else commands
 

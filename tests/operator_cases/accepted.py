@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from operator_cases.by_value import ACCEPTED_BY_VALUE
 from operator_cases.objects import CUDA, Accepted, D, P, both
 
 ACCEPTED: Final = (
@@ -50,6 +51,7 @@ ACCEPTED: Final = (
             },
         ),
     ),
+    *ACCEPTED_BY_VALUE,
     Accepted(
         "switches of one role only",
         {f"{P}.engineArgs": {"enable-prefix-caching": "false", "kv-sharing-fast-prefill": "true"}},

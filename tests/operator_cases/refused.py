@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from operator_cases.by_value import REFUSED_BY_VALUE
 from operator_cases.objects import ABSENT, CUDA, By, D, P, Refused, both
 
 ALIKE: Final = (
@@ -117,6 +118,7 @@ RULES: Final = (
         )
         for name in ALIKE
     ),
+    *REFUSED_BY_VALUE,
     Refused(
         "too many devices",
         {**both("device", {"kind": "cuda", "count": 8}), f"{P}.parallelism.tensor": 8, f"{D}.parallelism.tensor": 4},
@@ -156,9 +158,9 @@ RULES: Final = (
             **CUDA,
             f"{D}.parallelism.tensor": 2,
             f"{D}.nodesPerInstance": 2,
-            f"{D}.engineArgs": {"distributed-executor-backend": "ray"},
+            f"{D}.engineArgs": {"distributed-executor-backend": "uni"},
         },
-        "engineArgs has distributed-executor-backend = ray and nodesPerInstance is 2: "
+        "engineArgs has distributed-executor-backend = uni and nodesPerInstance is 2: "
         "leave it out, over nodes it is mp",
     ),
     Refused(

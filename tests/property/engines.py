@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Final, TypeAlias
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pdcluster_connector.core.ranges import NULL_BLOCK
 from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_connector.core.watermark import GroupPair, KvGroup, Prompt
-from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
+from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout, StateRun
 from property.windows import Window, windows
 
 CELL: Final = 2
@@ -25,12 +25,45 @@ _Table: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a state, as a convolution over several projections: ``units`` of each, of ``CELL`` bytes in a row.
+
+    ``is_by_row``: each row has all projections side by side (layout SD); else each projection has its rows in a run.
+    """
+
+    units: tuple[int, ...]
+    num_rows: int
+    is_by_row: bool
+
+    def runs(self, sharding: Callable[[int], int], offset: int) -> list[StateRun]:
+        """``sharding``: units of which a rank has how many."""
+        lengths = [sharding(units) * CELL for units in self.units]
+        made = []
+        for units, length in zip(self.units, lengths, strict=True):
+            if self.is_by_row:
+                made.append(StateRun(units, offset, self.num_rows, sum(lengths), length))
+                offset += length
+            else:
+                made.append(StateRun(units, offset, 1, 0, length * self.num_rows))
+                offset += length * self.num_rows
+        return made
+
+    def num_bytes(self, sharding: Callable[[int], int]) -> int:
+        return sum(sharding(units) for units in self.units) * CELL * self.num_rows
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of the model. ``heads``: 0 for a latent, -1 for state."""
+    """One layer of the model. ``heads``: 0 for a latent, -1 for state. ``is_draft``: a draft's, on decode alone.
+
+    ``parts``: of state whose split is known.
+    """
 
     name: str
     group: int
     heads: int
+    is_draft: bool = False
+    parts: tuple[Part, ...] = ()
 
     @property
     def kind(self) -> RegionKind:
@@ -67,13 +100,26 @@ class Engine:
     def _region(self, rank: int, layer: Layer, base: int) -> RegionLayout:
         heads = max(layer.heads, 1)
         if layer.kind is RegionKind.STATE:
-            return RegionLayout(layer.name, layer.group, base, NUM_BLOCKS, 9 + self.padding, 9, layer.kind, 1, 1)
+            runs = self._runs(layer)
+            size = sum(part.num_bytes(self._held) for part in layer.parts) or 9
+            place = layer.name, layer.group, base, NUM_BLOCKS, size + self.padding, size
+            return RegionLayout(*place, layer.kind, 1, 1, runs=runs)
         tokens, block = self.page_tokens[layer.group], self.block_tokens[layer.group]
         size = tokens * CELL * len(Sharding(self.tp_size, heads).heads_of(rank))
         stride = size + self.padding
         place = layer.name, layer.group, base, NUM_BLOCKS, stride, size
         step = self.window_step[layer.group]
-        return RegionLayout(*place, layer.kind, heads, tokens, block // tokens, window_step=step)
+        kept = heads, tokens, block // tokens
+        return RegionLayout(*place, layer.kind, *kept, window_step=step, is_draft=layer.is_draft)
+
+    def _runs(self, layer: Layer) -> tuple[StateRun, ...]:
+        made: list[StateRun] = []
+        for number, part in enumerate(layer.parts):
+            made += part.runs(self._held, sum(before.num_bytes(self._held) for before in layer.parts[:number]))
+        return tuple(made)
+
+    def _held(self, units: int) -> int:
+        return len(Sharding(self.tp_size, units).heads_of(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +137,17 @@ class Scene:
     """Tokens computed after each step; the last one is the whole prompt."""
 
     @property
+    def pushed(self) -> tuple[Layer, ...]:
+        """Prefill's layers."""
+        return tuple(layer for layer in self.layers if not layer.is_draft)
+
+    @property
+    def has_state(self) -> bool:
+        return any(layer.kind is RegionKind.STATE for layer in self.layers)
+
+    @property
     def kv_heads(self) -> tuple[int, ...]:
-        return tuple(sorted({max(layer.heads, 1) for layer in self.layers if layer.heads >= 0}))
+        return tuple(sorted({max(layer.heads, 1) for layer in self.pushed if layer.heads >= 0}))
 
 
 @st.composite
@@ -101,10 +156,12 @@ def scenes(draw: st.DrawFn) -> Scene:
     has_state = draw(st.booleans())
     layers = draw(_layers(has_state=has_state))
     heads = {max(layer.heads, 1) for layer in layers}
+    heads |= {units for layer in layers for part in layer.parts for units in part.units}
     legal = [tp for tp in (1, 2, 3, 4, 6, 8) if all(h % tp == 0 or tp % h == 0 for h in heads)]
     tps = st.sampled_from(legal)
     prefill_tp = draw(tps)
-    decode_tp = prefill_tp if has_state else draw(tps)
+    is_opaque = any(layer.kind is RegionKind.STATE and not layer.parts for layer in layers)
+    decode_tp = prefill_tp if is_opaque else draw(tps)
     num_groups = 1 + max(layer.group for layer in layers)
     state_groups = {layer.group for layer in layers if layer.heads == -1}
     sizes = [draw(_block_sizes()) for _ in range(num_groups)]
@@ -137,12 +194,28 @@ def scenes(draw: st.DrawFn) -> Scene:
 
 @st.composite
 def _layers(draw: st.DrawFn, *, has_state: bool) -> tuple[Layer, ...]:
-    """The model's layers, and maybe those of a draft model, which has heads of its own."""
+    """The model's layers, and maybe those of a draft model, which has heads of its own: on both, or on decode alone."""
     num_heads, num_draft_heads = draw(st.sampled_from([0, 1, 2, 3, 4, 6, 8])), draw(st.sampled_from([1, 2, 4, 6, 8]))
-    heads = [num_heads] * draw(st.integers(1, 4)) + [num_draft_heads] * draw(st.integers(0, 2))
-    layers = [Layer(f"a{n}", draw(st.integers(0, 1)) if n else 0, count) for n, count in enumerate(heads)]
+    heads = [num_heads] * draw(st.integers(1, 4))
+    first, is_alone = len(heads), draw(st.booleans())
+    heads += [num_draft_heads] * draw(st.integers(0, 2))
+    layers = [
+        Layer(f"a{n}", draw(st.integers(0, 1)) if n else 0, count, is_draft=is_alone and n >= first)
+        for n, count in enumerate(heads)
+    ]
     group = 1 + max(layer.group for layer in layers)
-    return (*layers, *(Layer(f"s{n}", group, -1) for n in range(2 if has_state else 0)))
+    parts = draw(_parts())
+    return (*layers, *(Layer(f"s{n}", group, -1, parts=parts) for n in range(2 if has_state else 0)))
+
+
+@st.composite
+def _parts(draw: st.DrawFn) -> tuple[Part, ...]:
+    """None where the split is not known; else a convolution, whose groups may be on every rank, and a state."""
+    if not draw(st.integers(0, 3)):
+        return ()
+    groups = draw(st.sampled_from([1, 4, 8]))
+    projections = draw(st.sampled_from([(8,), (8, groups, groups), (groups, groups, 8)]))
+    return Part(projections, draw(st.integers(1, 4)), draw(st.booleans())), Part((8,), 1, is_by_row=True)
 
 
 @st.composite

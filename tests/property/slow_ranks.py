@@ -22,11 +22,11 @@ from integration.reshard_ranks import Scenario, Written
 from patience import PATIENCE_S, until
 from pdcluster_connector.device import AcceleratorDevice
 from pdcluster_connector.reshard.resharder import (
-    Outcome,
     Resharded,
     Resharder,
     ResharderParts,
     ReshardFailed,
+    ReshardOutcome,
     StepRead,
 )
 from pdcluster_connector.reshard.rounds import GroupRank
@@ -91,7 +91,7 @@ class SlowRank:
     def _blocks(self, step: int) -> list[int]:
         return [block for want in self.wanted[0][step] for block in want.item.prefill_blocks]
 
-    def _on_outcome(self, outcome: Outcome) -> None:
+    def _on_outcome(self, outcome: ReshardOutcome) -> None:
         match outcome:
             case Resharded(parts=parts) if parts:
                 self.lane.give(partial(self._write, outcome))

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import drawn
-from pdcluster_connector.core.link import Link, full_coverage, plan_link
+from pdcluster_connector.core.link import Link, full_coverage, owed_by, plan_link
 from pdcluster_connector.core.ranges import NULL_BLOCK, GroupSlice, plan_ranges
 from pdcluster_connector.core.tp_mapping import Sharding, related_ranks
 from pdcluster_connector.core.watermark import KvGroup, slice_of, wanted_spans
 from pdcluster_protocol.errors import ProtocolError
-from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
+from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout, StateRun
 from property.engines import CELL, Scene, scenes
 from property.windows import Window
 
@@ -33,6 +33,10 @@ def size_of(rank: RankLayout) -> int:
 def cells(region: RegionLayout, rank: RankLayout, table: tuple[int, ...], tokens: Bytes) -> tuple[Bytes, Bytes]:
     """(addresses, values) of every byte that ``tokens`` have in this region; the value names the byte in the model."""
     name = sum(ord(c) * 31**i for i, c in enumerate(region.layer_name)) * 1_000_000_000
+    if region.runs:
+        parts = [unit_cells(run, number, rank) for number, run in enumerate(region.runs)]
+        begin = region.base + table[0] * region.block_stride
+        return begin + np.concatenate([a for a, _ in parts]), name + np.concatenate([v for _, v in parts])
     if region.kind is RegionKind.STATE:
         inside = np.arange(region.page_bytes)
         return region.base + table[0] * region.block_stride + inside, name + rank.tp_rank * 100 + inside
@@ -47,6 +51,15 @@ def cells(region: RegionLayout, rank: RankLayout, table: tuple[int, ...], tokens
         for byte in range(CELL)
     ]
     return np.concatenate([a for a, _ in spots]), np.concatenate([v for _, v in spots])
+
+
+def unit_cells(run: StateRun, number: int, rank: RankLayout) -> tuple[Bytes, Bytes]:
+    """(offsets in the page, values) of every byte of a state's run; the value names run, row, unit and byte."""
+    units = Sharding(rank.tp_size, run.units).heads_of(rank.tp_rank)
+    size = run.row_bytes // len(units)
+    row, local, byte = (axis.ravel() for axis in np.indices((run.num_rows, len(units), size)))
+    offsets = run.offset + row * run.row_stride + local * size + byte
+    return offsets, ((number * 10 + row) * 1000 + local + units.start) * 100 + byte
 
 
 def filled(rank: RankLayout, scene: Scene) -> Bytes:
@@ -101,18 +114,20 @@ def wanted(group: KvGroup, scene: Scene, table: tuple[int, ...]) -> Bytes:
 @settings(max_examples=drawn(150))
 @given(scenes())
 def test_every_decode_rank_gets_each_of_its_bytes_exactly_once(scene: Scene) -> None:
-    prefills, steps = scene.prefill.ranks(scene.layers), slices(scene)
+    prefills, steps = scene.prefill.ranks(scene.pushed), slices(scene)
     spans = tuple(
         wanted_spans(pair.decode, scene.prompt.cached_tokens, scene.prompt.num_tokens, table)
         for pair, table in zip(scene.groups, scene.decode_table, strict=True)
     )
     sources = [filled(rank, scene) for rank in prefills]
-    for decode in scene.decode.ranks(scene.layers):
-        target = np.full(size_of(decode), EMPTY, np.int64)
+    for rank in scene.decode.ranks(scene.layers):
+        decode = owed_by(prefills[0], rank)
+        assert [region for region in rank.regions if region not in decode.regions] == drafts_of(rank)
+        target = np.full(size_of(rank), EMPTY, np.int64)
         written = np.zeros(len(target), np.int64)
         coverage = Fraction(0)
         for prefill, source in zip(prefills, sources, strict=True):
-            link = plan_link(prefill, decode)
+            link = plan_link(prefill, rank)
             assert push(link, steps, source, target, written) == link.owed_bytes(spans)
             coverage += link.coverage
         assert coverage == full_coverage(decode)
@@ -122,12 +137,19 @@ def test_every_decode_rank_gets_each_of_its_bytes_exactly_once(scene: Scene) -> 
             tokens = wanted(scene.groups[region.group].decode, scene, table)
             spots, values = cells(region, decode, table, tokens)
             assert np.array_equal(target[spots], values)
+        for region in drafts_of(rank):
+            assert not written[region.base : region.base + region.span_bytes].any()
+
+
+def drafts_of(rank: RankLayout) -> list[RegionLayout]:
+    """The layers of a draft model, which prefill does not have: nothing of them is owed or written."""
+    return [region for region in rank.regions if region.is_draft]
 
 
 @settings(max_examples=drawn(150))
 @given(scenes())
 def test_nothing_is_written_outside_of_the_blocks_that_decode_reserved(scene: Scene) -> None:
-    prefills, steps = scene.prefill.ranks(scene.layers), slices(scene)
+    prefills, steps = scene.prefill.ranks(scene.pushed), slices(scene)
     for decode in scene.decode.ranks(scene.layers):
         allowed = np.zeros(size_of(decode), bool)
         for region in decode.regions:
@@ -146,8 +168,8 @@ def test_nothing_is_written_outside_of_the_blocks_that_decode_reserved(scene: Sc
 @given(scenes())
 def test_ranks_that_share_bytes_are_related_whatever_their_stages(scene: Scene) -> None:
     """Both ends work out from TP sizes and head counts alone who speaks to whom."""
-    related = related_ranks(scene.prefill.tp_size, scene.decode.tp_size, scene.kv_heads)
-    prefills, decodes = scene.prefill.ranks(scene.layers), scene.decode.ranks(scene.layers)
+    related = related_ranks(scene.prefill.tp_size, scene.decode.tp_size, scene.kv_heads, has_state=scene.has_state)
+    prefills, decodes = scene.prefill.ranks(scene.pushed), scene.decode.ranks(scene.layers)
     for prefill, decode in product(prefills, decodes):
         if plan_link(prefill, decode).copies:
             assert (prefill.tp_rank, decode.tp_rank) in related
@@ -155,7 +177,7 @@ def test_ranks_that_share_bytes_are_related_whatever_their_stages(scene: Scene) 
 
 @given(scenes())
 def test_ranges_that_follow_each_other_on_both_sides_are_one(scene: Scene) -> None:
-    prefills, decodes = scene.prefill.ranks(scene.layers), scene.decode.ranks(scene.layers)
+    prefills, decodes = scene.prefill.ranks(scene.pushed), scene.decode.ranks(scene.layers)
     for prefill, decode, part in product(prefills, decodes, slices(scene)):
         for shape in plan_link(prefill, decode).shapes:
             ranges = plan_ranges(shape, part[shape.group])

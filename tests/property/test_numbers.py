@@ -5,7 +5,8 @@ A peer that says one is refused where its words are read, or answered: no thread
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Final, get_args
 
 import msgspec
@@ -28,7 +29,7 @@ from pdcluster_connector.reshard.rounds import GroupRank, plan_rounds
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import PushSlice, PushTarget
-from pdcluster_connector.transport.base import WriteId, WriteStatus
+from pdcluster_connector.transport.base import WriteId, WriteRange, WriteStatus
 from pdcluster_connector.worker.orders import LayerSaved
 from pdcluster_connector.worker.pushes import LivePush
 from pdcluster_connector.worker.resharding import plan_item
@@ -131,12 +132,13 @@ class Memory:
 
     session = "ours"
     is_open = True
+    writes_per_submit = 1
 
     def register(self, address: int, num_bytes: int) -> None: ...
 
-    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
-        if min(source, target, num_bytes) < 0:
-            raise TypeError(f"write(): incompatible arguments {source}, {target}, {num_bytes}")
+    def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
+        if min(chain(*ranges)) < 0:
+            raise TypeError(f"write(): incompatible arguments {ranges}")
         return WriteId(1)
 
     def write_status(self, write: WriteId) -> WriteStatus:
@@ -225,7 +227,7 @@ def plan_push(fields: dict[str, Any]) -> int:
     for part in slices:
         deadline_after(part.target.deadline_ms, now=0.0)
         for rank in range(2):
-            for decode_rank in target_ranks(rank, 2, part.target.tp_size, part.target.num_stages, (2,)):
+            for decode_rank in target_ranks(rank, 2, part.target.tp_size, part.target.num_stages, (2,), has_state=True):
                 assert part.target.side_channels[decode_rank].port in range(1, 1 << 16)
             item = plan_item(part, 0, shape.pages)
             plan_rounds(GroupRank(rank, 2), (shape,), [item] if item else [], 1 << 20)

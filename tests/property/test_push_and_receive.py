@@ -174,7 +174,7 @@ class System:
     def reach_decode(self, lane: Lane, index: int) -> None:
         self.tell(self.hear(lane, lane.to_decode.pop(index)))
 
-    def hear(self, lane: Lane, message: ToDecode) -> receiving.Commands:
+    def hear(self, lane: Lane, message: ToDecode) -> receiving.ReceivingCommands:
         receive, now = self.receive, self.now
         match message:
             case Open() if lane.session not in (*self.closing, *self.closed):
@@ -280,7 +280,7 @@ class System:
                 self.do(lane, lane.push.expire(now=self.now))
         self.tell(self.receive.expire(now=self.now))
 
-    def do(self, lane: Lane, commands: sending.Commands) -> None:
+    def do(self, lane: Lane, commands: sending.SendingCommands) -> None:
         for command in commands:
             match command:
                 case Release():
@@ -294,7 +294,7 @@ class System:
                     lane.sent, lane.reading, lane.failed = lane.sent + lane.reading, 0, 0
                     self.do(lane, lane.push.cut(reason, now=self.now))
 
-    def tell(self, commands: receiving.Commands) -> None:
+    def tell(self, commands: receiving.ReceivingCommands) -> None:
         for command in commands:
             match command:
                 case Report():

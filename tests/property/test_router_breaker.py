@@ -14,10 +14,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from drawn import drawn
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.breaker import LAST_EJECTION_S, NUM_IN_A_ROW, TRIAL_S, Breaker, Circuit, Era
+from pdcluster_router.core.least_tokens import least_tokens
 from pdcluster_router.core.load import Load
 from pdcluster_router.core.membership import EngineState
-from pdcluster_router.core.placement import choose, prefill_tiers
+from pdcluster_router.core.placement import RequestFacts, prefill_tiers
+from pdcluster_router.core.rewrite import parse_body
 from property.planted import check_it_is_found
+
+ANY_REQUEST = RequestFacts(b"", b"", parse_body(b"{}"), "")
 
 
 @dataclass(eq=False)
@@ -99,7 +103,7 @@ class History(RuleBasedStateMachine):
             engine.ejected_at = self.now
 
     def place(self) -> Engine:
-        engine = choose(prefill_tiers(self.engines, "")[0], now=self.now, chance=self.chance)
+        engine = least_tokens(prefill_tiers(self.engines, "")[0], ANY_REQUEST, now=self.now, chance=self.chance)
         assert not engine.breaker.is_ejected or all(one.breaker.is_ejected for one in self.engines)
         return engine
 

@@ -23,15 +23,13 @@ from hypothesis.stateful import (
 from drawn import drawn
 from pdcluster_protocol.ids import TransferId
 from pdcluster_router.core.pairing import (
-    DECODE_RETRIES,
-    PREFILL_RETRIES,
-    TRANSITIONS,
     Command,
     Event,
     Pairing,
     Phase,
     Retries,
     Timeouts,
+    Transition,
 )
 from property.planted import check_it_is_found
 
@@ -257,50 +255,54 @@ class StartsBeforeItStops(Pairing):
     """The next attempt begins while the writer of the one before may still write."""
 
     __slots__ = ()
-    prefill_retries = dict.fromkeys(PREFILL_RETRIES, (Phase.PREFILLING, (Command.START_PREFILL,)))
+
+    def handle(self, event: Event, *, now: float) -> tuple[Command, ...]:
+        commands = super().handle(event, now=now)
+        return (Command.START_PREFILL,) if Command.START_PREFILL in commands else commands
 
 
 class ForgetsTheCall(Pairing):
     """The metaserver call of a lost decode stays open."""
 
     __slots__ = ()
-    decode_retries: ClassVar = {
-        key: (phase, tuple(command for command in commands if command is not Command.REPLY_FAILED))
-        for key, (phase, commands) in DECODE_RETRIES.items()
-    }
+
+    def handle(self, event: Event, *, now: float) -> tuple[Command, ...]:
+        commands = super().handle(event, now=now)
+        is_lost = Command.START_DECODE in commands
+        return tuple(command for command in commands if not (is_lost and command is Command.REPLY_FAILED))
 
 
 class RetriesAfterTheFirstByte(Pairing):
     """The client gets a second beginning."""
 
     __slots__ = ()
-    decode_retries: ClassVar = {
-        **DECODE_RETRIES,
-        (Phase.DECODING, Event.DECODE_FAILED): DECODE_RETRIES[Phase.AWAITING_ANSWER, Event.DECODE_FAILED],
-    }
+
+    def _failed(self, key: tuple[Phase, Event], step: Transition, *, now: float) -> tuple[Command, ...]:
+        phase, event = key
+        return super()._failed((Phase.AWAITING_ANSWER if phase is Phase.DECODING else phase, event), step, now=now)
 
 
 class FreesBeforeItStops(Pairing):
     """Decode's blocks are freed while prefill may still write."""
 
     __slots__ = ()
-    transitions: ClassVar = {
-        **TRANSITIONS,
-        (Phase.PREFILLING, Event.CLIENT_GONE): (
-            Phase.FAILED,
-            (Command.ABORT_DECODE, Command.ABORT_PREFILL, Command.REPLY_FAILED),
-        ),
-    }
+
+    def handle(self, event: Event, *, now: float) -> tuple[Command, ...]:
+        commands = super().handle(event, now=now)
+        if event is Event.CLIENT_GONE and Command.ABORT_PREFILL in commands:
+            return (Command.ABORT_DECODE, Command.ABORT_PREFILL, Command.REPLY_FAILED)
+        return commands
 
 
 class AnswersTwice(Pairing):
     """A late prefill failure, after the answer has begun, is answered as well."""
 
     __slots__ = ()
-    transitions: ClassVar = {
-        **TRANSITIONS,
-        (Phase.ANSWERING, Event.PREFILL_FAILED): (Phase.DECODING, (Command.REPLY_FAILED, Command.ANSWER_ERROR)),
-    }
+
+    def handle(self, event: Event, *, now: float) -> tuple[Command, ...]:
+        is_late = self.phase is Phase.ANSWERING and event is Event.PREFILL_FAILED
+        commands = super().handle(event, now=now)
+        return (*commands, Command.ANSWER_ERROR) if is_late else commands
 
 
 class CountsNothing(Pairing):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcluster_connector.core.link import plan_link
-from pdcluster_connector.core.ranges import CopyShape, Offsets, Span, piece_tokens
+from pdcluster_connector.core.ranges import CopyShape, Offsets, TokenSpan, piece_tokens
 from pdcluster_connector.core.tp_mapping import STRIPE_TOKENS, Sharding
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
@@ -26,7 +26,7 @@ class Replicas:
     kv_heads: int
     tp_sizes: tuple[int, int]
     page_tokens: tuple[int, int]
-    span: Span
+    span: TokenSpan
 
     def _rank(self, side: int, tp_rank: int) -> RankLayout:
         tp_size, tokens = self.tp_sizes[side], self.page_tokens[side]
@@ -54,7 +54,7 @@ def replicas(draw: st.DrawFn) -> Replicas:
     return Replicas(kind, kv_heads, (draw(tps), draw(tps)), (page * sides[0], page * sides[1]), span)
 
 
-def dealt(shapes: list[CopyShape], span: Span) -> list[Offsets]:
+def dealt(shapes: list[CopyShape], span: TokenSpan) -> list[Offsets]:
     """First positions of the pieces that each of ``shapes`` pushes."""
     return [piece_tokens(shape, span) for shape in shapes]
 

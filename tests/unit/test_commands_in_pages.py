@@ -58,6 +58,16 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
+def check_make(words: list[str]) -> None:
+    """The targets exist, and ``make run`` gives ``pdcluster local`` flags that it takes."""
+    targets = {word for word in words if "=" not in word}
+    assert targets <= make_targets()
+    for word in words:
+        name, _, flags = word.partition("=")
+        if name == "ARGS" and "run" in targets:
+            assert parse_options(shlex.split(flags))
+
+
 def check_pdcluster(words: list[str]) -> None:
     """The subcommand takes these flags. Only parses: nothing starts."""
     subcommand, flags = words[0], words[1:]
@@ -95,7 +105,7 @@ def check(command: str) -> None:
     words = shlex.split(command)
     match [words[0].removeprefix(".venv/bin/"), *words[1:]]:
         case ["make", *arguments]:
-            assert {word for word in arguments if "=" not in word} <= make_targets()
+            check_make(arguments)
         case ["pdcluster", *arguments]:
             check_pdcluster(arguments)
         case ["python", "-m", *arguments]:
@@ -124,7 +134,11 @@ def test_the_pages_show_the_commands_that_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["make coffee", "pdcluster dance", "pdcluster local --no-such-flag", "python -m no_such_module", "wget x"]
+    "wrong",
+    [
+        *("make coffee", 'make run ARGS="--no-such-flag"', "python -m no_such_module", "wget x"),
+        *("pdcluster dance", "pdcluster local --no-such-flag"),
+    ],
 )
 def test_the_check_is_not_blind(wrong: str) -> None:
     with pytest.raises((AssertionError, SystemExit, pytest.fail.Exception)):

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pytest
 import yaml
+from vllm.config import CUDAGraphMode, VllmConfig
 
+from pdcluster_connector.settings import Settings
+from pdcluster_connector.vllm.options import require_startable
+from pdcluster_connector.vllm.versions import release_of
 from pdcluster_operator.api.cluster import PDCluster, TransferProtocol
 from pdcluster_operator.api.engine_args import MUST_AGREE, SET_ELSEWHERE
-from pdcluster_operator.api.role import DeviceKind
+from pdcluster_operator.api.role import DeviceKind, Parallelism, RoleSpec
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.labels import Role
+from unit.connector.vllm.configs import a_config
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "examples"
+VLLM: Final = {"cpu.yaml": "0.32.0", "nvidia.yaml": "0.32.0", "ascend.yaml": "0.23.0"}
+"""Which vLLM the page on images has for the device of each."""
 KINDS: Final = {"cpu.yaml": DeviceKind.CPU, "nvidia.yaml": DeviceKind.CUDA, "ascend.yaml": DeviceKind.ASCEND}
+JUDGED: Final = frozenset({
+    "additional-config", "compilation-config", "cudagraph-mode", "decode-context-parallel-size", "enable-dbo",
+    "enable-sleep-mode", "prefill-context-parallel-size", "ubatch-size",
+})  # fmt: skip
 each = pytest.mark.parametrize("file", sorted(FOLDER.iterdir()), ids=lambda file: file.name)
 
 
@@ -43,6 +58,36 @@ def test_devices_match_parallelism_and_no_option_is_the_operators(file: Path) ->
         if role.device.kind is not DeviceKind.CPU:
             assert role.devices_per_pod * role.nodes_per_instance == role.ranks
         assert SET_ELSEWHERE.keys().isdisjoint(role.engine_args)
+
+
+@each
+@pytest.mark.parametrize("role", Role)
+def test_the_connector_takes_the_options_of_each_role_on_its_vllm(file: Path, role: Role) -> None:
+    spec = getattr(read(file).spec.roles, role.value)
+    require_startable(config_of(spec), role, Settings(), release_of(VLLM[file.name]))
+
+
+def test_what_the_connector_refuses_of_an_example_is_found() -> None:
+    """Two stages on decode, and steps that overlap by default: an example had both."""
+    spec = read(FOLDER / "ascend.yaml").spec.roles.decode
+    for changed in ({"parallelism": Parallelism(tensor=16, pipeline=2)}, {"engine_args": {"quantization": "ascend"}}):
+        with pytest.raises(ConfigError, match="runs 2 steps at once on this decode engine"):
+            require_startable(config_of(spec.model_copy(update=changed)), Role.DECODE, Settings(), release_of("0.23.0"))
+
+
+def config_of(spec: RoleSpec) -> Any:
+    """What vLLM makes of a role, as far as the connector judges it. An option that is not here has vLLM's default."""
+    args, split = spec.engine_args, spec.parallelism
+    assert JUDGED.isdisjoint(args), "config_of leaves this option out, and the connector may refuse it"
+    speculative = SimpleNamespace(**json.loads(args["speculative-config"])) if "speculative-config" in args else None
+    scheduler = SimpleNamespace(async_scheduling=args.get("async-scheduling") != "false")
+    config = a_config("", {})
+    config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+    config.speculative_config, config.scheduler_config = speculative, scheduler
+    config.parallel_config.pipeline_parallel_size, config.use_v2_model_runner = split.pipeline, False
+    config.parallel_config.distributed_executor_backend = args.get("distributed-executor-backend", "mp")
+    config.max_concurrent_batches = VllmConfig.max_concurrent_batches.fget(config)
+    return config
 
 
 @each

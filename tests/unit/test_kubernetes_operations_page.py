@@ -106,7 +106,7 @@ def test_what_explain_prints_is_what_it_prints() -> None:
     )
     problems = Problems(decode=problem)
     facts = Facts(1, "b4c7e7cc-6613c525-19a2e1bb", ready, waiting, 1, 1, 600, problems=problems)
-    shown = TEXT.split("```\n")[2]
+    shown = TEXT.split("```\n")[2].replace("\n  ", " ")
     assert shown.splitlines() == list(explain(reduce_status(facts, None, now=0), facts.generation))
 
 

@@ -1,8 +1,8 @@
 """How pages and docstrings are written, as far as a machine can measure it. Whether they are clear is judged by eyes.
 
-Pages: sentences have a bound, in words. Pages and the product's docstrings: no "nobody", "whoever" or "stranger" where
-a noun stands ready. No class name stands twice in the product. Decisions and the reference are not measured: the
-first are dated, the second is made from docstrings.
+Pages: sentences have a bound, in words; code and output fit a page's width. Pages and the product's docstrings: no
+"nobody", "whoever" or "stranger" where a noun stands ready. No name of a class, or of any other type, stands twice in
+the product. Decisions and the reference are not measured: the first are dated, the second is made from docstrings.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ PAGES: Final = [
 PRODUCT: Final = ("protocol", "kube", "router", "connector", "operator", "cli")
 MAX_WORDS: Final = 32
 """Of a sentence. Longer ones were the ones that reviewers had to read twice."""
-OF_EACH_PACKAGE: Final = {"Settings", "Metrics"}
-"""The only class names that packages share: each package has its own, of the same meaning, and imports no other's."""
+OF_EACH_PACKAGE: Final = {"Settings", "Metrics", "ApiUrl", "DnsName"}
+"""The only names of types that packages share: each has its own, of the same meaning, and imports no other's."""
+MAX_CODE_CHARS: Final = 100
+"""Of a line of code or quoted output: a longer one scrolls sideways where pages are read."""
 BANNED: Final = re.compile(r"\b(nobody|whoever|strangers?)\b", re.IGNORECASE)
 
 
@@ -43,14 +45,26 @@ def too_long(page: str) -> list[str]:
     return [sentence for sentence in sentences_of(page) if len(sentence.split()) > MAX_WORDS]
 
 
+def too_wide(page: str) -> list[str]:
+    """Lines between fences that scroll."""
+    blocks = re.findall(r"^```.*?^```$", page, flags=re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if len(line) > MAX_CODE_CHARS]
+
+
 def docstrings_of(source: str) -> list[str]:
     """Docstrings, and the strings below constants and fields that serve as theirs."""
     values = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr))
     return [value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
 
 
-def classes_of(source: str) -> list[str]:
-    return [node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+def types_of(source: str) -> list[str]:
+    """Names of classes, and of what is written as one at the top of a file: aliases and new types."""
+    tree = ast.parse(source)
+    classes = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    plain = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+    targets = plain + [node.target for node in tree.body if isinstance(node, ast.AnnAssign)]
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    return classes + [name for name in names if re.fullmatch(r"_?[A-Z]\w*[a-z]\w*", name)]
 
 
 def shown(path: Path) -> str:
@@ -60,6 +74,11 @@ def shown(path: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=shown)
 def test_no_sentence_of_a_page_is_too_long(page: Path) -> None:
     assert too_long(page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=shown)
+def test_no_code_of_a_page_scrolls(page: Path) -> None:
+    assert too_wide(page.read_text()) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=shown)
@@ -76,16 +95,16 @@ def test_a_docstring_names_who_acts(package: str) -> None:
     assert {name: texts for name, texts in found.items() if texts} == {}
 
 
-def test_a_class_name_has_one_meaning() -> None:
+def test_the_name_of_a_type_has_one_meaning() -> None:
     files = [file for package in PRODUCT for file in (ROOT / package).rglob("*.py")]
-    count = Counter(name for file in files for name in classes_of(file.read_text()) if not name.startswith("_"))
+    count = Counter(name for file in files for name in types_of(file.read_text()) if not name.startswith("_"))
     assert len(count) > len(OF_EACH_PACKAGE)
     assert {name for name, times in count.items() if times > 1} == OF_EACH_PACKAGE
 
 
-def test_a_private_class_name_has_one_meaning_in_a_package() -> None:
+def test_a_private_name_of_a_type_has_one_meaning_in_a_package() -> None:
     for package in PRODUCT:
-        count = Counter(name for file in (ROOT / package).rglob("*.py") for name in classes_of(file.read_text()))
+        count = Counter(name for file in (ROOT / package).rglob("*.py") for name in types_of(file.read_text()))
         assert count
         assert {name for name, times in count.items() if times > 1} == set(), package
 
@@ -98,8 +117,13 @@ def test_the_measures_find_what_is_planted() -> None:
     assert too_long(f"| cell | {long} |\n") == [long]
     assert too_long(f"```\n{long}\n```\n") == []
     assert too_long("`" + long + "` is one word.") == []
+    wide = "x" * (MAX_CODE_CHARS + 1)
+    assert too_wide(f"{wide}\n```\nshort\n{wide}\n```\n{wide}\n") == [wide]
     assert docstrings_of('"""Top."""\nX = 1\n"""Whoever reads it."""\n') == ["Top.", "Whoever reads it."]
-    assert classes_of("class Cut:\n    class _Part: ...\n\nclass Push: ...\n") == ["Cut", "Push", "_Part"]
+    planted = (
+        "class Cut:\n    class _Part: ...\n\nSpan: TypeAlias = tuple[int, int]\nTell = Callable[[], None]\nMAX_S = 1\n"
+    )
+    assert types_of(planted) == ["Cut", "_Part", "Tell", "Span"]
     assert all(map(BANNED.search, ("Nobody waits", "for whoever asks", "a stranger's frame", "strangers")))
     assert not BANNED.search("`NOBODY_ANSWERED` and a nobodyness")
 

@@ -78,5 +78,7 @@ ASKED: Final[Mapping[str, Asked]] = {
     "getattr(spec, field.name)": Asked("what dataclasses.fields has said"),
     "getattr(spec, _SPLIT, None)": Asked("vllm-ascend's: vLLM's own specs have none"),
     "getattr(layer, 'isa', '')": Asked("set from outside by vLLM's CPU attention alone"),
+    "getattr(layer, 'norm', None)": Asked("of Mamba2 layers; without it their state goes between equal TP sizes alone"),
+    "getattr(getattr(layer, 'norm', None), 'n_groups', None)": Asked("the same"),
     "getattr(model_config.hf_text_config, 'rope_parameters', None)": Asked("of transformers: not every model has it"),
 }

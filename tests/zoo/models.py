@@ -66,6 +66,13 @@ LONG_ROPE: Final = Recipe(
 """Keys of engines that take requests of more than 1,024 tokens are others, also for short prompts."""
 DRAFT: Final = Recipe("draft", "LlamaConfig", {**_SIZES, **_HEADS, "num_hidden_layers": 2, "num_key_value_heads": 2})
 """A draft model beside ``llama(4)``: other KV heads, other layers, the same words."""
+EAGLE: Final = Recipe(
+    "eagle",
+    "LlamaConfig",
+    {**_SIZES, **_HEADS, "num_hidden_layers": 1, "num_key_value_heads": 2},
+    is_eagle_head=True,
+)
+"""A head that guesses beside ``llama(4)``."""
 MIXTRAL: Final = Recipe(
     "mixtral",
     "MixtralConfig",
@@ -167,12 +174,17 @@ QWEN3_NEXT: Final = Recipe(
         "linear_key_head_dim": 64,
         "linear_value_head_dim": 64,
         "num_experts": 4,
-        "num_experts_per_tok": 2,
+        "num_experts_per_tok": 4,
         "moe_intermediate_size": 128,
         "shared_expert_intermediate_size": 128,
     },
+    mtp_layers=1,
 )
-"""Three layers of gated delta net, one of attention."""
+"""Three layers of gated delta net, one of attention, and one for multi-token prediction.
+
+Every token goes to all experts: at other TP sizes a rounding of bfloat16 would choose another expert, and so another
+answer (seen with two of four: a choice by 0.75 was turned).
+"""
 MAMBA2: Final = Recipe(
     "mamba2",
     "Mamba2Config",
@@ -196,6 +208,7 @@ ALL: Final[tuple[Recipe, ...]] = (
     *(llama(kv_heads) for kv_heads in (8, 4, 2, 1)),
     LLAMA_6KV,
     DRAFT,
+    EAGLE,
     MIXTRAL,
     QWEN3_MOE,
     MISTRAL,

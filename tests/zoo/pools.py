@@ -46,6 +46,11 @@ class Shape:
     args: tuple[str, ...] = ()
 
     @property
+    def guesses(self) -> bool:
+        """By a draft model: prompt lookup finds nothing to guess from in prompts drawn by chance."""
+        return "--speculative-config" in self.args and "ngram" not in " ".join(self.args)
+
+    @property
     def parallelism(self) -> ParallelSizes:
         return ParallelSizes(self.tp, self.pp, self.dp)
 

@@ -29,6 +29,7 @@ ARCHITECTURES: Final = {
     "Gemma3ForCausalLM": "gemma3",
     "DeepseekV3ForCausalLM": "deepseek_v2",
     "DeepSeekMTPModel": "deepseek_mtp",
+    "EagleLlamaForCausalLM": "llama_eagle",
     "Mamba2ForCausalLM": "mamba2",
 }
 """Class to module; the tiny models of ``models.py``."""

@@ -24,7 +24,11 @@ RESHARDER: Final = "tests/integration/test_resharder.py::"
 ASCEND: Final = "tests/integration/test_ascend.py::"
 READ: Final = "tests/unit/connector/vllm/test_ascend.py::"
 RANGES: Final = "tests/unit/connector/core/test_ranges.py::"
+WATERMARK: Final = "tests/unit/connector/core/test_watermark.py::"
+STATE: Final = "tests/unit/connector/vllm/test_state.py::"
 V2: Final = "tests/integration/test_v2_runner.py::"
+FINGERPRINT: Final = "tests/unit/protocol/test_fingerprint.py::"
+START: Final = "tests/unit/connector/vllm/test_options.py::"
 EXACT: Final = "tests/integration/test_exact.py::"
 
 
@@ -54,6 +58,9 @@ def pools(*names: str) -> tuple[str, ...]:
 
 
 _ENGINES: Final = Where.ENGINES
+_ALONE: Final = (
+    "answers are equal; the first guesses of each answer are worse, for they are made without the prompt's KV"
+)
 PARALLEL: Final = (
     Row("Llama, 8, 4, 2 and 1 KV heads", "TP 1, 2, 4 to TP 1, 2, 4", _ENGINES, (PAIRS,), "all 36 pairs"),
     Row("Llama, 6 KV heads", "TP 3 to 2, TP 2 to 3", _ENGINES, (ODD_PAIRS,)),
@@ -77,9 +84,12 @@ MODELS: Final = (
     Row("DeepSeek-V3", "MLA and experts; TP 2 to 1, 1 to 2, 2 to 2", _ENGINES,
         pools("mla", "mla 2 to 1", "mla 1 to 2", "mla 2 to 2"),
         "vLLM's CPU kernels give no chunked prefill and no prefix cache"),
-    Row("Qwen3-Next", "gated delta net and attention; TP 2 to 2; with and without prefix caching", _ENGINES,
-        pools("delta net", "delta net without cache", "delta net 2 to 2"), "bfloat16"),
-    Row("Mamba2", "state only; TP 2 to 2", _ENGINES, pools("mamba2", "mamba2 2 to 2")),
+    Row("Qwen3-Next", "gated delta net and attention; TP 2 to 1, 1 to 2, 2 to 2; with and without prefix caching",
+        _ENGINES,
+        pools("delta net", "delta net without cache", "delta net 2 to 1", "delta net 1 to 2", "delta net 2 to 2"),
+        "bfloat16"),
+    Row("Mamba2", "state only; TP 2 to 1, 1 to 2, 2 to 2", _ENGINES,
+        pools("mamba2", "mamba2 2 to 1", "mamba2 1 to 2", "mamba2 2 to 2")),
 )  # fmt: skip
 OPTIONS: Final = (
     Row("Llama", "prefix caching on both, one or no side; chunked prefill", _ENGINES,
@@ -99,7 +109,13 @@ OPTIONS: Final = (
         pools("ngram", "ngram on decode alone")),
     Row("Llama", "speculation by a draft model; TP 1 to 2", _ENGINES, pools("draft model", "draft model 1 to 2"),
         "the same draft model on both engines"),
+    Row("Llama", "speculation by an EAGLE head", _ENGINES, pools("eagle"), "the same head on both engines"),
     Row("DeepSeek-V3", "speculation by its own layers (MTP)", _ENGINES, pools("mtp")),
+    Row("Llama", "speculation by a draft model or an EAGLE head on decode alone; TP 1 to 2, pipeline prefill 2 to 1",
+        _ENGINES, pools("draft model on decode alone", "draft model on decode alone 1 to 2", "eagle on decode alone",
+                        "eagle on decode alone, pipeline 2 to 1"), _ALONE),
+    Row("DeepSeek-V3", "speculation by its own layers (MTP) on decode alone; TP 1 to 2", _ENGINES,
+        pools("mtp on decode alone", "mtp on decode alone 1 to 2"), _ALONE),
     Row("Llama", "fp8 KV (e4m3, e5m2); TP 2 to 1", _ENGINES, pools("fp8", "fp8 2 to 1"), "needs AVX-512 on x86"),
     Row("Llama", "blocks of 32 tokens on both engines", _ENGINES, pools("block 32")),
 )  # fmt: skip
@@ -121,14 +137,39 @@ NOT_ON_CPU: Final = (
          RESHARD_PUSH + "test_four_ranks_feed_one_and_two_with_other_blocks_and_pages",
          RESHARDER + "test_decode_has_the_reference_bytes_after_several_layers_and_steps",
          RESHARDER + "test_ranks_that_own_nothing_of_a_step_take_part_and_are_told_of_every_region")),
+    Row("gated delta net, Mamba2, Mamba1", "state with TP 1, 2, 4, 8 to TP 1, 2, 4, 8; both of vLLM's layouts",
+        Where.CORES,
+        (STATE + "test_every_decode_rank_gets_each_byte_of_its_state_once_for_all_tp_pairs",),
+        "all pairs that the model allows, in vLLM's own shapes and sharding of weights"),
+    Row("Qwen3-Next", "speculation by its own layer (MTP)", Where.CORES,
+        (STATE + "test_every_decode_rank_gets_each_byte_of_its_state_once_for_all_tp_pairs",
+         WATERMARK + "test_blocks_for_guesses_are_not_the_state",
+         REFUSALS + "test_vllms_cpu_engine_ends_at_a_step_of_one_prompt_token_with_mtp_beside_state"),
+        "vLLM 0.32's CPU engine ends at one prompt token in a step, and with prefix caching at each request"),
     Row("MLA", "prefix caching and chunked prefill", Where.CORES,
         (LAW, RANGES + "test_shares_of_a_prompt_are_its_stripes_whatever_the_steps_were")),
 )  # fmt: skip
+NOT_RUN: Final = (
+    Row("MoE", "experts spread over ranks (`--enable-expert-parallel`, EP)", _ENGINES,
+        (REFUSALS + "test_vllms_own_cpu_kernel_ends_where_experts_are_spread_over_ranks",),
+        "vLLM 0.32's CPU kernel crashes, also in a plain engine: TP 2 and data parallel 2, Mixtral and Qwen3-MoE. "
+        "Experts keep no KV, and nothing is refused; run it on your device before you rely on it"),
+)  # fmt: skip
 REFUSED: Final = (
-    Row("any", "another model, weights, dtype, KV dtype, block size, heads or draft model on each side", _ENGINES,
+    Row("any", "another model, weights, dtype, KV dtype, block size or heads on each side", _ENGINES,
         (REFUSALS + "test_engines_that_keep_kv_otherwise_are_refused_with_both_values_before_any_byte",),
         "at the handshake, before any byte"),
-    Row("Qwen3-Next, Mamba2", "state with unequal TP", _ENGINES, (REFUSALS + "test_recurrent_state_is_not_split_anew",),
+    Row("any", "a draft model on prefill alone, or another one on each side", _ENGINES,
+        (REFUSALS + "test_a_draft_model_on_prefill_alone_or_another_one_on_decode_is_refused_before_any_byte",),
+        "at the handshake, before any byte"),
+    Row("any", "a draft model on decode alone: methods other than MTP, EAGLE and draft model; beside recurrent state",
+        Where.CORES, (FINGERPRINT + "test_other_differences_of_draft_models_are_refused_with_both_values",),
+        "at the handshake, before any byte"),
+    Row("any", "Ray (`--distributed-executor-backend ray`)", Where.CORES,
+        (START + "test_what_an_engine_may_not_be_is_refused_by_the_name_of_its_option",),
+        "at the engine's start; never run with it"),
+    Row("LFM2, Kimi Linear, MiniMax-01", "state of other kinds (short convolution, KDA, linear) with unequal TP",
+        Where.CORES, (STATE + "test_what_vllm_does_not_say_has_no_runs_and_is_refused_with_both_tp_sizes",),
         "at the handshake, before any byte"),
     Row("Mamba2", "state of another type on each side", _ENGINES,
         (REFUSALS + "test_recurrent_state_of_another_type_is_refused_before_any_byte",),
@@ -149,8 +190,9 @@ REFUSED: Final = (
 SECTIONS: Final = (
     ("Ranks", "Every pair of a prefill engine and a decode engine, each split in its own way.", PARALLEL),
     ("Models", "One for each way in which vLLM 0.32 keeps KV.", MODELS),
-    ("Options", "The same option on both engines.", OPTIONS),
+    ("Options", "The same option on both engines, unless it says otherwise.", OPTIONS),
     ("What no CPU kernel runs", "Proven below the engine.", NOT_ON_CPU),
+    ("What is not proven", "Seen not to run here.", NOT_RUN),
     ("What is refused", "Both values and the cure are in the error.", REFUSED),
 )
 _HEAD: Final = """# What works, and how we know

@@ -35,7 +35,9 @@ class Recipe:
     embedding_std: float = 1.0
     head_std: float = 0.3
     mtp_layers: int = 0
-    """DeepSeek's layers for multi-token prediction, which transformers leaves out."""
+    """Layers for multi-token prediction, which transformers leaves out: of DeepSeek and of Qwen3-Next."""
+    is_eagle_head: bool = False
+    """The layers guess for another model, from what it has computed and with its embeddings and head."""
     seed: int = 7
 
 
@@ -61,6 +63,8 @@ def _write_model(recipe: Recipe, folder: Path) -> None:
     model.save_pretrained(folder)
     if recipe.mtp_layers:
         _add_mtp_layers(recipe, folder)
+    if recipe.is_eagle_head:
+        _make_eagle_head(recipe, folder)
     tiny = ensure_tiny_model()
     for file in _TOKENIZER_FILES:
         shutil.copy(tiny / file, folder / file)
@@ -75,26 +79,57 @@ def _std_of(recipe: Recipe, name: str, num_dims: int) -> float | None:
     return recipe.head_std if name.startswith("lm_head") else recipe.weight_std
 
 
-def _add_mtp_layers(recipe: Recipe, folder: Path) -> None:
-    """Layers after the last one, as vLLM 0.32 ``models/deepseek_mtp.py`` reads them: a copy of the last layer's shape.
+def _make_eagle_head(recipe: Recipe, folder: Path) -> None:
+    """As vLLM 0.32 ``models/llama_eagle.py`` reads one: the layers, and what brings token and hidden state together."""
+    safetensors, torch = importlib.import_module("safetensors.torch"), importlib.import_module("torch")
+    file, hidden = folder / "model.safetensors", recipe.config["hidden_size"]
+    tensors = {
+        name.removeprefix("model."): tensor
+        for name, tensor in safetensors.load_file(file).items()
+        if ".layers." in name and not name.endswith("layers.0.input_layernorm.weight")
+    }
+    tensors["fc.weight"] = torch.randn(hidden, 2 * hidden) * recipe.weight_std
+    safetensors.save_file(tensors, file, metadata={"format": "pt"})
 
-    ``config.json`` says how many. Their weights are random, so few of their guesses are taken.
+
+def _add_mtp_layers(recipe: Recipe, folder: Path) -> None:
+    """Layers of the last one's shape, as vLLM 0.32 reads them; ``config.json`` says how many.
+
+    Their weights are random, so few of their guesses are taken.
     """
     safetensors, torch = importlib.import_module("safetensors.torch"), importlib.import_module("torch")
     tensors = safetensors.load_file(folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
-    num_layers, hidden = config["num_hidden_layers"], config["hidden_size"]
-    last = f"model.layers.{num_layers - 1}."
     new: Callable[..., Any] = lambda *shape: torch.randn(*shape) * recipe.weight_std  # noqa: E731
-    for layer in range(num_layers, num_layers + recipe.mtp_layers):
-        prefix = f"model.layers.{layer}."
-        for name, tensor in list(tensors.items()):
-            if name.startswith(last):
-                tensors[prefix + name.removeprefix(last)] = new(*tensor.shape) if tensor.dim() > 1 else tensor.clone()
-        tensors[prefix + "eh_proj.weight"] = new(hidden, 2 * hidden)
-        tensors[prefix + "embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
-        tensors[prefix + "shared_head.head.weight"] = tensors["lm_head.weight"].clone()
-        for norm in ("enorm", "hnorm", "shared_head.norm"):
-            tensors[prefix + norm + ".weight"] = torch.ones(hidden)
+    add = _add_to_qwen3_next if recipe.config_class == "Qwen3NextConfig" else _add_to_deepseek
+    for layer in range(recipe.mtp_layers):
+        add(tensors, layer, config, new)
     safetensors.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": recipe.mtp_layers}, indent=1))
+
+
+def _add_to_deepseek(tensors: dict[str, Any], layer: int, config: Mapping[str, Any], new: Callable[..., Any]) -> None:
+    """As ``models/deepseek_mtp.py`` reads them: numbered after the model's own."""
+    num_layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+    prefix = f"model.layers.{num_layers + layer}."
+    _copy_layer(tensors, f"model.layers.{num_layers - 1}.", prefix, new)
+    tensors[prefix + "eh_proj.weight"] = new(hidden, 2 * hidden)
+    tensors[prefix + "embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors[prefix + "shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        tensors[f"{prefix}{norm}.weight"] = tensors["model.norm.weight"].clone()
+
+
+def _add_to_qwen3_next(tensors: dict[str, Any], layer: int, config: Mapping[str, Any], new: Callable[..., Any]) -> None:
+    """As ``models/qwen3_next_mtp.py`` reads them: a model of their own, which shares words and head."""
+    hidden = config["hidden_size"]
+    _copy_layer(tensors, f"model.layers.{config['num_hidden_layers'] - 1}.", f"mtp.layers.{layer}.", new)
+    tensors["mtp.fc.weight"] = new(hidden, 2 * hidden)
+    for norm in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding"):
+        tensors[f"mtp.{norm}.weight"] = tensors["model.norm.weight"].clone()
+
+
+def _copy_layer(tensors: dict[str, Any], source: str, target: str, new: Callable[..., Any]) -> None:
+    for name, tensor in list(tensors.items()):
+        if name.startswith(source):
+            tensors[target + name.removeprefix(source)] = new(*tensor.shape) if tensor.dim() > 1 else tensor.clone()

@@ -59,13 +59,13 @@ def start_members(
         ZygoteError: The import failed.
         TimeoutError: The import takes too long.
     """
-    start = Start(zygote, say, time.monotonic(), timeout_s)
-    start.import_once()
+    deadline = time.monotonic() + timeout_s
+    _import_once(zygote, say, timeout_s)
     engines = [PoolProcess(plan.name, plan.port, zygote.start_engine(engine_spec(plan))) for plan in plans]
     say(f"starting {', '.join(engine.name for engine in engines)} and the router")
     front = PoolProcess("router", router.port, zygote.start_engine(router_spec(plans, router)))
-    start.wait_ready(engines, [*engines, front], start.deadline)
-    start.wait_ready([front], [*engines, front], max(start.deadline, time.monotonic() + ROUTER_GRACE_S))
+    wait_ready(engines, [*engines, front], say, deadline=deadline)
+    wait_ready([front], [*engines, front], say, deadline=max(deadline, time.monotonic() + ROUTER_GRACE_S))
     return [*engines, front]
 
 
@@ -94,49 +94,44 @@ def find_dead(members: Sequence[PoolProcess], timeout_s: float | None) -> Engine
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """One start of a pool, with one deadline for all its steps."""
+def wait_ready(members: Sequence[PoolProcess], watched: Sequence[PoolProcess], say: Say, *, deadline: float) -> None:
+    """``members`` answer, and none of ``watched`` has ended. ``deadline``: monotonic seconds.
 
-    zygote: Zygote
-    say: Say
-    began: float
-    timeout_s: float
+    Raises:
+        EngineDied: One of ``watched`` has ended instead.
+        NotReady: One of ``members`` does not answer by the deadline.
+    """
+    began = time.monotonic()
+    next_news = began + NEWS_INTERVAL_S
+    waiting = list(members)
+    while waiting:
+        if (dead := find_dead(watched, POLL_S)) is not None:
+            raise dead
+        for member in [member for member in waiting if is_healthy(member.port)]:
+            waiting.remove(member)
+            say(f"{member.name} is ready on port {member.port} after {time.monotonic() - began:.1f} s")
+        if waiting and time.monotonic() > deadline:
+            raise NotReady(waiting[0].name, time.monotonic() - began, waiting[0].handle.spec.log_path)
+        if time.monotonic() > next_news:
+            next_news += NEWS_INTERVAL_S
+            _say_news(waiting, say, time.monotonic() - began)
 
-    @property
-    def deadline(self) -> float:
-        return self.began + self.timeout_s
 
-    def import_once(self) -> None:
-        self.say("importing vLLM once, for all engines")
-        while (ready := self.zygote.wait_ready(min(NEWS_INTERVAL_S, self.timeout_s))) is None:
-            if time.monotonic() > self.deadline:
-                limit = f"{self.timeout_s:.0f} s (--start-timeout)"
-                raise TimeoutError(f"importing vLLM takes more than {limit}: see {self.zygote.log_path}")
-            self.say("still importing")
-        self.say(f"imported in {ready.import_s:.1f} s")
+def _import_once(zygote: Zygote, say: Say, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    say("importing vLLM once, for all engines")
+    while (ready := zygote.wait_ready(min(NEWS_INTERVAL_S, timeout_s))) is None:
+        if time.monotonic() > deadline:
+            limit = f"{timeout_s:.0f} s (--start-timeout)"
+            raise TimeoutError(f"importing vLLM takes more than {limit}: see {zygote.log_path}")
+        say("still importing")
+    say(f"imported in {ready.import_s:.1f} s")
 
-    def wait_ready(self, members: Sequence[PoolProcess], watched: Sequence[PoolProcess], deadline: float) -> None:
-        """``members`` answer, and none of ``watched`` has ended."""
-        began = time.monotonic()
-        next_news = began + NEWS_INTERVAL_S
-        waiting = list(members)
-        while waiting:
-            if (dead := find_dead(watched, POLL_S)) is not None:
-                raise dead
-            for member in [member for member in waiting if is_healthy(member.port)]:
-                waiting.remove(member)
-                self.say(f"{member.name} is ready on port {member.port} after {time.monotonic() - began:.1f} s")
-            if waiting and time.monotonic() > deadline:
-                raise NotReady(waiting[0].name, time.monotonic() - self.began, waiting[0].handle.spec.log_path)
-            if time.monotonic() > next_news:
-                next_news += NEWS_INTERVAL_S
-                self._say_news(waiting, time.monotonic() - began)
 
-    def _say_news(self, waiting: Sequence[PoolProcess], elapsed_s: float) -> None:
-        for member in waiting:
-            newest = last_lines(member.handle.spec.log_path, 1).strip()
-            self.say(f"{member.name} still starts ({elapsed_s:.0f} s): {newest[:160]}")
+def _say_news(waiting: Sequence[PoolProcess], say: Say, elapsed_s: float) -> None:
+    for member in waiting:
+        newest = last_lines(member.handle.spec.log_path, 1).strip()
+        say(f"{member.name} still starts ({elapsed_s:.0f} s): {newest[:160]}")
 
 
 def _url_of(plan: EnginePlan) -> str:

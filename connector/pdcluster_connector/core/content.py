@@ -26,7 +26,8 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pdcluster_connector.core.ranges import Offsets, Span, Spans
+from pdcluster_connector.core.ranges import Offsets, Spans, TokenSpan
+from pdcluster_connector.core.state_runs import shared_units, units_of
 from pdcluster_connector.core.tp_mapping import WHOLE, Sharding, Share, plan_pushes, stripe_tokens
 from pdcluster_protocol.params import ContentCheck
 from pdcluster_protocol.side_channel import ContentSums, RankLayout, RegionLayout
@@ -56,6 +57,10 @@ class ContentPart:
     target_row: int = 0
     share: Share = WHOLE
     stripe: int = 1
+    run: int | None = None
+    """Of a state that may be split anew: which of its runs. ``rows`` are then the run's units, the first of which is
+    ``first_unit`` of the whole model; the state has one row."""
+    first_unit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +72,13 @@ class Cells:
     slots: Offsets
 
 
-def parts_received(decode: RankLayout) -> tuple[ContentPart, ...]:
-    """All that a decode rank keeps."""
+def parts_received(decode: RankLayout, *, has_draft: bool = False) -> tuple[ContentPart, ...]:
+    """All that a decode rank keeps of the model, and with ``has_draft`` of a draft model."""
     return tuple(
-        ContentPart(index, range(len(_heads_of(region, decode))), index) for index, region in enumerate(decode.regions)
+        part
+        for index, region in enumerate(decode.regions)
+        if has_draft or not region.is_draft
+        for part in _kept(index, region, decode)
     )
 
 
@@ -102,11 +110,11 @@ class ContentPlan:
     row_starts: Mapping[int, int] = field(default_factory=dict)
     num_rows: int = 0
 
-    def spans_of(self, target: int) -> tuple[Span, ...]:
+    def spans_of(self, target: int) -> tuple[TokenSpan, ...]:
         """What is counted of a region, as positions; empty: all that the request wants."""
         return () if self.is_whole else tuple(map(self.span_of, self.picks[target]))
 
-    def span_of(self, number: int) -> Span:
+    def span_of(self, number: int) -> TokenSpan:
         """Positions of one range."""
         return number * self.range_tokens, (number + 1) * self.range_tokens
 
@@ -134,7 +142,7 @@ class Mismatch:
     """Where the content on decode is not what was pushed: what crosses there may be wrong, and nothing else is."""
 
     regions: tuple[int, ...]
-    ranges: tuple[Span, ...]
+    ranges: tuple[TokenSpan, ...]
     reason: str
 
 
@@ -170,7 +178,7 @@ def find_mismatch(found: Found, pushed: Sequence[ContentSums]) -> Mismatch | Non
     return Mismatch(regions, tuple(map(plan.span_of, numbers)), _where(plan, places, numbers))
 
 
-def common_spans(first: Sequence[Span], second: Sequence[Span]) -> list[Span]:
+def common_spans(first: Sequence[TokenSpan], second: Sequence[TokenSpan]) -> list[TokenSpan]:
     """Positions that both have, ascending."""
     crossed = ((max(a, c), min(b, d)) for a, b in first for c, d in second)
     return sorted((start, stop) for start, stop in crossed if start < stop)
@@ -212,7 +220,7 @@ def _range_tokens(spans: Spans) -> int:
     return tokens
 
 
-def _numbers(spans: Sequence[Span], tokens: int) -> tuple[int, ...]:
+def _numbers(spans: Sequence[TokenSpan], tokens: int) -> tuple[int, ...]:
     found = {n for start, stop in spans for n in range(start // tokens, -(-stop // tokens))}
     return tuple(sorted(found))
 
@@ -242,7 +250,11 @@ def _number_of(text: str) -> int:
 
 
 def cells_of(
-    part: ContentPart, region: RegionLayout, spans: Sequence[Span], table: Sequence[int], ranges: Sequence[Span] = ()
+    part: ContentPart,
+    region: RegionLayout,
+    spans: Sequence[TokenSpan],
+    table: Sequence[int],
+    ranges: Sequence[TokenSpan] = (),
 ) -> Cells:
     """Where ``region`` keeps the cells of ``spans`` that ``part`` counts; of those within ``ranges`` if there are any.
 
@@ -250,14 +262,18 @@ def cells_of(
     """
     blocks = np.asarray(table, np.int64)
     if not region.has_tokens:
-        return Cells(np.zeros(1, np.int64), blocks[:1] * region.pages_per_block, np.zeros(1, np.int64))
+        # Of a state that may be split anew: the rows of a run. They are few, and count as if they were tokens.
+        slots = np.arange(1 if part.run is None else region.runs[part.run].num_rows, dtype=np.int64)
+        return Cells(slots, np.repeat(blocks[:1] * region.pages_per_block, len(slots)), slots)
     positions = _positions(part, region, spans, ranges)
     inside = positions % region.block_tokens
     pages = blocks[positions // region.block_tokens] * region.pages_per_block + inside // region.page_tokens
     return Cells(positions, pages, inside % region.page_tokens)
 
 
-def _positions(part: ContentPart, region: RegionLayout, spans: Sequence[Span], ranges: Sequence[Span]) -> Offsets:
+def _positions(
+    part: ContentPart, region: RegionLayout, spans: Sequence[TokenSpan], ranges: Sequence[TokenSpan]
+) -> Offsets:
     """Token by token; by whole pages where a token's content is spread over its page (vLLM's CPU kernels)."""
     whole = 1 if region.is_linear else region.page_tokens
     runs = [(start // whole * whole, -(-stop // whole) * whole) for start, stop in spans]
@@ -269,6 +285,9 @@ def _positions(part: ContentPart, region: RegionLayout, spans: Sequence[Span], r
 
 def _shared(index: int, target_index: int, prefill: RankLayout, decode: RankLayout) -> Iterator[ContentPart]:
     region, target = prefill.regions[index], decode.regions[target_index]
+    if region.runs:
+        yield from _shared_runs(index, target_index, prefill, decode)
+        return
     if not region.has_tokens:
         if prefill.tp_rank == decode.tp_rank:
             yield ContentPart(index, range(1), target_index)
@@ -279,6 +298,26 @@ def _shared(index: int, target_index: int, prefill: RankLayout, decode: RankLayo
         if (push.prefill_rank, push.decode_rank) == (prefill.tp_rank, decode.tp_rank):
             rows = range(push.heads.start - mine.start, push.heads.stop - mine.start)
             yield ContentPart(index, rows, target_index, push.heads.start - theirs.start, push.share, stripe)
+
+
+def _kept(index: int, region: RegionLayout, rank: RankLayout) -> Iterator[ContentPart]:
+    if region.runs:
+        yield from (_run(index, index, n, units_of(run, rank), 0) for n, run in enumerate(region.runs))
+        return
+    yield ContentPart(index, range(len(_heads_of(region, rank))), index)
+
+
+def _shared_runs(index: int, target_index: int, prefill: RankLayout, decode: RankLayout) -> Iterator[ContentPart]:
+    runs = zip(prefill.regions[index].runs, decode.regions[target_index].runs, strict=True)
+    for number, (ours, theirs) in enumerate(runs):
+        if units := shared_units(ours, theirs, prefill, decode):
+            yield _run(index, target_index, number, units, units.start - units_of(ours, prefill).start)
+
+
+def _run(index: int, target_index: int, number: int, units: range, first: int) -> ContentPart:
+    """``first``: of ``units``, among those of the rank."""
+    rows = range(first, first + len(units))
+    return ContentPart(index, rows, target_index, run=number, first_unit=units.start)
 
 
 def _sharding(region: RegionLayout, rank: RankLayout) -> Sharding:

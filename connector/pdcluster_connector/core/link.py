@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NoReturn, TypeAlias
 
-from pdcluster_connector.core.ranges import CopyShape, Grid, Span, bytes_of
+from msgspec.structs import replace
+
+from pdcluster_connector.core.ranges import CopyShape, Grid, TokenSpan, bytes_of
+from pdcluster_connector.core.state_runs import RunCopy, described, plan_runs, require_whole
 from pdcluster_connector.core.tp_mapping import WHOLE, RankPush, Sharding, Share, plan_pushes
 from pdcluster_protocol.bounds import MAX_BYTES, MAX_SIDE
 from pdcluster_protocol.errors import ProtocolError
@@ -27,6 +30,7 @@ _Key: TypeAlias = tuple[str, int, int]
 class RegionCopy:
     """One layer's source and target: base addresses in bytes, and how each block is copied.
 
+    Of a state that is split anew each run has a copy of its own.
     ``source_index``, ``target_index``: the region's place in prefill's layout, in decode's. ``shape``: index into the
     link's. ``is_resharded``: the bytes do not come from the region itself but from staging memory; the shape's source
     then only tells in which blocks prefill holds which tokens.
@@ -53,7 +57,7 @@ class Link:
     shapes: tuple[CopyShape, ...]
     coverage: Fraction
 
-    def owed_bytes(self, spans: Sequence[Sequence[Span]]) -> int:
+    def owed_bytes(self, spans: Sequence[Sequence[TokenSpan]]) -> int:
         """What prefill must write when decode wants ``spans`` (per group, token positions)."""
         per_shape = [bytes_of(shape, spans[shape.group]) for shape in self.shapes]
         return sum(per_shape[copy.shape] for copy in self.copies)
@@ -89,6 +93,7 @@ def require_possible(rank: RankLayout, who: str) -> None:
         )
     for region in rank.regions:
         _require_memory(region, who)
+        require_whole(region, rank)
 
 
 def plan_link(prefill: RankLayout, decode: RankLayout) -> Link:
@@ -97,8 +102,9 @@ def plan_link(prefill: RankLayout, decode: RankLayout) -> Link:
     Raises:
         ProtocolError: The engines do not have the same layers, or hold one differently. Names both values and the cure.
     """
-    targets = {key: (place, region) for place, (key, region) in enumerate(_numbered(decode.regions))}
-    ends = _Ends(prefill, decode)
+    places = {key: place for place, (key, _) in enumerate(_numbered(decode.regions))}
+    decode = owed_by(prefill, decode)
+    targets, ends = dict(_numbered(decode.regions)), _Ends(prefill, decode)
     if prefill.num_stages > 1 or decode.num_stages > 1:
         ours = [(index, pair) for index, pair in enumerate(_numbered(prefill.regions)) if pair[0] in targets]
     else:
@@ -107,13 +113,32 @@ def plan_link(prefill: RankLayout, decode: RankLayout) -> Link:
     shapes: dict[CopyShape, int] = {}
     copies, coverage = [], Fraction(0)
     for index, (key, source) in ours:
-        place, target = targets[key]
-        if (planned := _plan_region(source, target, ends)) is not None:
+        for planned in _plan_region(source, targets[key], ends):
             number = shapes.setdefault(planned.shape, len(shapes))
-            ends_of_copy = index, place, source.base, target.base
+            ends_of_copy = index, places[key], source.base, targets[key].base
             copies.append(RegionCopy(source.layer_name, *ends_of_copy, number, planned.is_resharded))
             coverage += planned.coverage
     return Link(tuple(copies), tuple(shapes), coverage)
+
+
+def owed_by(prefill: RankLayout, decode: RankLayout) -> RankLayout:
+    """The decode rank with those regions that prefill must fill: not a draft model's, where prefill has none.
+
+    Its guesses are then made without the prompt's KV, and checked like any other. No stage of a prefill engine has a
+    draft model's layers alone: one that speculates has a single stage (``vllm/facts.py``).
+
+    Raises:
+        ProtocolError: What is a draft model's on decode is the model's own on prefill.
+    """
+    if prefill.has_draft or not decode.has_draft:
+        return decode
+    drafts = {region.layer_name for region in decode.regions if region.is_draft}
+    if disputed := sorted(drafts & {region.layer_name for region in prefill.regions}):
+        raise ProtocolError(
+            f"layer {disputed[0]} is the model's own on prefill, a draft model's on decode: "
+            "give both the same --speculative-config"
+        )
+    return replace(decode, regions=tuple(region for region in decode.regions if not region.is_draft))
 
 
 def _require_memory(region: RegionLayout, who: str) -> None:
@@ -128,7 +153,7 @@ def _require_memory(region: RegionLayout, who: str) -> None:
 
 
 def full_coverage(decode: RankLayout) -> Fraction:
-    """What the links into a decode rank add up to when every byte of it has a writer."""
+    """What the links into a decode rank, as ``owed_by`` has it, add up to when every byte of it has a writer."""
     return Fraction(sum(_local_heads(region, decode) for region in decode.regions))
 
 
@@ -140,17 +165,16 @@ def _require_same_layers(ours: AbstractSet[_Key], theirs: AbstractSet[_Key]) -> 
         )
 
 
-def _plan_region(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Planned | None:
+def _plan_region(source: RegionLayout, target: RegionLayout, ends: _Ends) -> Iterator[_Planned]:
     if (source.kind, source.heads) != (target.kind, target.heads):
         _refuse(source, f"{_kind(source)} on prefill, {_kind(target)} on decode", "use one attention backend on both")
     _require_whole_windows(source, target)
-    match source.kind:
-        case RegionKind.STATE:
-            return _plan_state(source, target, ends)
-        case RegionKind.TOKENS:
-            return _plan_tokens(source, target, ends)
-        case RegionKind.HEADS | RegionKind.LATENT:
-            return _plan_rows(source, target, ends)
+    if source.kind is RegionKind.STATE:
+        yield from _plan_state(source, target, ends)
+        return
+    plan = _plan_tokens if source.kind is RegionKind.TOKENS else _plan_rows
+    if (planned := plan(source, target, ends)) is not None:
+        yield planned
 
 
 def _require_whole_windows(source: RegionLayout, target: RegionLayout) -> None:
@@ -207,22 +231,40 @@ def _plan_tokens(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Pl
     return _Planned(shape, Fraction(len(wanted), share.count), is_resharded)
 
 
-def _plan_state(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Planned | None:
-    """Opaque state moves whole, from each rank to its equal."""
+def _plan_state(source: RegionLayout, target: RegionLayout, ends: _Ends) -> Iterator[_Planned]:
+    """With equal TP each rank's state moves whole, to its equal; else each of its runs is split anew."""
+    _require_same_state(source, target, ends)
     if ends.prefill.tp_size != ends.decode.tp_size:
-        _refuse(
-            source, f"TP {ends.prefill.tp_size} on prefill, {ends.decode.tp_size} on decode",
-            "give both the same --tensor-parallel-size: recurrent state is not resharded",
-        )  # fmt: skip
-    if source.page_bytes != target.page_bytes:
+        for copy in plan_runs(source, target, ends.prefill, ends.decode):
+            yield _planned_run(source, target, copy)
+    elif ends.prefill.tp_rank == ends.decode.tp_rank:
+        yield _planned_run(source, target, RunCopy(0, 0, 0, 0, 1, source.page_bytes))
+
+
+def _require_same_state(source: RegionLayout, target: RegionLayout, ends: _Ends) -> None:
+    ours, theirs = ends.prefill.tp_size, ends.decode.tp_size
+    if ours == theirs and source.page_bytes != target.page_bytes:
         _refuse(
             source, f"{source.page_bytes} bytes of state on prefill, {target.page_bytes} on decode", "serve one model"
         )
-    if ends.prefill.tp_rank != ends.decode.tp_rank:
-        return None
-    ours, theirs = (_grid(region, 0, 0, 0) for region in (source, target))
-    shape = CopyShape(source.group, ours, theirs, 1, 1, 1, source.page_bytes, WHOLE, is_state=True)
-    return _Planned(shape, Fraction(1))
+    if ours != theirs and not (source.runs and target.runs):
+        _refuse(
+            source, f"a state whose split is not known, with TP {ours} on prefill, {theirs} on decode",
+            "give both the same --tensor-parallel-size",
+        )  # fmt: skip
+    here, there = described(source, ends.prefill), described(target, ends.decode)
+    if here != there:
+        _refuse(
+            source, f"state in runs (units, bytes, rows) {here} on prefill, {there} on decode",
+            "serve one model, with the same --speculative-config",
+        )  # fmt: skip
+
+
+def _planned_run(source: RegionLayout, target: RegionLayout, copy: RunCopy) -> _Planned:
+    ours = _grid(source, copy.source_stride, 0, copy.source_offset)
+    theirs = _grid(target, copy.target_stride, 0, copy.target_offset)
+    shape = CopyShape(source.group, ours, theirs, 1, 1, copy.num_rows, copy.row_bytes, WHOLE, is_state=True)
+    return _Planned(shape, Fraction(copy.num_bytes, target.page_bytes))
 
 
 def _row_grid(region: RegionLayout, rank: RankLayout, push: RankPush, cell: int) -> Grid:

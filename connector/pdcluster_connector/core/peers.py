@@ -44,10 +44,12 @@ class Incoming:
     link: Link
     needed: Fraction
     writers: frozenset[int]
+    has_draft: bool = False
+    """Whether it brings a draft model's KV too."""
 
     def debt(self, spans: Spans) -> Debt:
         """What it owes for a request of ``spans``."""
-        return Debt(self.link.owed_bytes(spans), self.link.coverage, self.needed, self.writers)
+        return Debt(self.link.owed_bytes(spans), self.link.coverage, self.needed, self.writers, self.has_draft)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ from pdcluster_connector.core.tp_mapping import Share, stripe_tokens
 from pdcluster_protocol.errors import ProtocolError
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
-Span: TypeAlias = tuple[int, int]
+TokenSpan: TypeAlias = tuple[int, int]
 """Token positions [start, stop) of a prompt."""
 
-Spans: TypeAlias = tuple[tuple[Span, ...], ...]
+Spans: TypeAlias = tuple[tuple[TokenSpan, ...], ...]
 """Per KV group, runs of token positions."""
 
 NULL_BLOCK: Final = 0
@@ -143,7 +143,7 @@ def wanted_bytes(shape: CopyShape, part: GroupSlice) -> int:
     return len(_wanted(shape, part)[0]) * shape.num_rows * shape.piece_bytes
 
 
-def piece_tokens(shape: CopyShape, span: Span) -> Offsets:
+def piece_tokens(shape: CopyShape, span: TokenSpan) -> Offsets:
     """First position of every piece of ``span`` that is this push's share. Both engines count by this."""
     start, stop = span
     if shape.is_state or start >= stop:
@@ -155,7 +155,7 @@ def piece_tokens(shape: CopyShape, span: Span) -> Offsets:
     return shared
 
 
-def bytes_of(shape: CopyShape, spans: Sequence[Span]) -> int:
+def bytes_of(shape: CopyShape, spans: Sequence[TokenSpan]) -> int:
     """What this push moves of one region for ``spans``, all of whose positions decode wants."""
     return sum(len(piece_tokens(shape, span)) for span in spans) * shape.num_rows * shape.piece_bytes
 

@@ -86,6 +86,7 @@ class DigestReceived:
     """Every rank is done with ``attempt``: sum up what is here, then call ``digested``."""
 
     attempt: Attempt
+    has_draft: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +97,8 @@ class Mismatched:
     reason: str
 
 
-Command: TypeAlias = Reply | Report | AttemptLost | CutSession | DigestReceived | Mismatched
-Commands: TypeAlias = tuple[Command, ...]
+ReceivingCommand: TypeAlias = Reply | Report | AttemptLost | CutSession | DigestReceived | Mismatched
+ReceivingCommands: TypeAlias = tuple[ReceivingCommand, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ class Receive:
         writing = (peer for peer, writer in self._writers.items() if writer.state in MAY_WRITE)
         return frozenset((*self._asking, *writing))
 
-    def open(self, peer: PeerId, attempt: Attempt, sender: Sender, *, now: float) -> Commands:
+    def open(self, peer: PeerId, attempt: Attempt, sender: Sender, *, now: float) -> ReceivingCommands:
         """A prefill rank asks to write. Granted once to each rank of one engine life that owes us bytes."""
         if self.phase is ReceivePhase.RECEIVED:
             return (Reply(peer, Unneeded(self.transfer_id, attempt)),)
@@ -158,14 +159,14 @@ class Receive:
         self._asking[peer] = sender
         return revokes + self._grant_if_clear(now)
 
-    def progress(self, peer: PeerId, message: Progress, *, now: float) -> Commands:
+    def progress(self, peer: PeerId, message: Progress, *, now: float) -> ReceivingCommands:
         """A granted rank is alive."""
         writer = self._writer(peer, message.attempt)
         if writer is not None and writer.state is State.WRITING:
             writer.until = now + self._times.lease_s
         return ()
 
-    def done(self, peer: PeerId, message: Done, *, now: float) -> Commands:
+    def done(self, peer: PeerId, message: Done, *, now: float) -> ReceivingCommands:
         """A granted rank has written its part, it says: nothing of it is under way any more."""
         writer = self._writer(peer, message.attempt)
         if writer is None or writer.state not in MAY_WRITE:
@@ -183,7 +184,7 @@ class Receive:
             return self._lose(f"prefill rank {rank} wrote {message.num_bytes} bytes, decode expects {expected}", now)
         return self._receive_if_complete(now)
 
-    def digested(self, attempt: Attempt, found: Found, *, now: float) -> Commands:
+    def digested(self, attempt: Attempt, found: Found, *, now: float) -> ReceivingCommands:
         """What is here after ``attempt``, all of whose ranks were done, has these sums."""
         if not self._is_open or attempt != self.attempt or attempt <= self.lost_attempt:
             return ()
@@ -200,16 +201,15 @@ class Receive:
             return mismatched, *self._lose(mismatch.reason, now)
         return mismatched, *self._push_again(mismatch, now)
 
-    def failed(self, peer: PeerId, message: Failed, *, now: float) -> Commands:
+    def failed(self, peer: PeerId, message: Failed, *, now: float) -> ReceivingCommands:
         """A prefill rank has given up; the attempt is lost."""
         if writer := self._writer(peer, message.attempt):
             self._has_stopped(writer, now, is_fenced=message.is_fenced)
         revokes = self._begin(message.attempt, now) if message.attempt > self.attempt and self._is_open else ()
-        is_current = message.attempt == self.attempt
-        lost = self._lose(f"prefill gave up: {message.reason}", now) if is_current else ()
+        lost = self._lose(f"prefill gave up: {message.reason}", now) if message.attempt == self.attempt else ()
         return revokes + lost + self._go_on(now)
 
-    def fenced(self, peer: PeerId, message: Fenced, *, now: float) -> Commands:
+    def fenced(self, peer: PeerId, message: Fenced, *, now: float) -> ReceivingCommands:
         """A granted rank submits no more writes; unclean, some of its bytes may still come."""
         writer = self._writer(peer, message.attempt)
         if writer is None or writer.state not in MAY_WRITE:
@@ -221,7 +221,7 @@ class Receive:
         lost = self._lose("a prefill rank stopped writing before it was done", now) if is_early else ()
         return cut + lost + self._go_on(now)
 
-    def prefill_ended(self, attempt: Attempt, *, now: float) -> Commands:
+    def prefill_ended(self, attempt: Attempt, *, now: float) -> ReceivingCommands:
         """The prompt of ``attempt`` is computed: a rank that does not ask to write within a lease never will."""
         if not self._is_open or attempt < self.attempt or attempt <= self.lost_attempt:
             return ()
@@ -229,9 +229,9 @@ class Receive:
         self._ask_by = now + self._times.lease_s
         return revokes
 
-    def cut(self, session: SessionId, *, now: float) -> Commands:
+    def cut(self, session: SessionId, *, now: float) -> ReceivingCommands:
         """The session is closed: no byte of its writers can land any more."""
-        lost: Commands = ()
+        lost: ReceivingCommands = ()
         for writer in self._writers.values():
             if writer.sender.session == session and writer.state in MAY_WRITE:
                 is_early, writer.state = writer.state is State.WRITING, State.FENCED
@@ -241,14 +241,14 @@ class Receive:
         lost += self._lose("the session of its prefill engine was cut", now) if gone else ()
         return lost + self._go_on(now)
 
-    def fail(self, reason: str, *, now: float) -> Commands:
+    def fail(self, reason: str, *, now: float) -> ReceivingCommands:
         """The request cannot be received by any attempt: revoke every grant and report once that is safe."""
         if not self._is_open:
             return ()
         self.phase, self.reason = ReceivePhase.STOPPING, reason
         return self._turn_away(reason) + self._revoke_all(now) + self._go_on(now)
 
-    def expire(self, *, now: float) -> Commands:
+    def expire(self, *, now: float) -> ReceivingCommands:
         """Act on the deadline, on lapsed leases and on the end of quarantines."""
         if self._is_open and now >= self.deadline:
             return self.fail("deadline passed before the KV was here", now=now)
@@ -292,13 +292,13 @@ class Receive:
         asking = (p for p, sender in self._asking.items() if attempt == self.attempt and sender.rank == rank)
         return any(other != peer for other in (*granted, *asking))
 
-    def _begin(self, attempt: Attempt, now: float) -> Commands:
+    def _begin(self, attempt: Attempt, now: float) -> ReceivingCommands:
         """A newer attempt is here: ranks that hold a grant of an older one must stop."""
         turned_away = self._turn_away(f"attempt {attempt} has begun")
         self.attempt, self._boot_id, self._expected, self._ask_by = attempt, None, frozenset(), math.inf
         return turned_away + self._revoke_all(now)
 
-    def _grant_if_clear(self, now: float) -> Commands:
+    def _grant_if_clear(self, now: float) -> ReceivingCommands:
         if any(w.attempt != self.attempt and w.state in MAY_WRITE for w in self._writers.values()):
             return ()
         asking, self._asking = self._asking, {}
@@ -317,45 +317,45 @@ class Receive:
             # ``Fenced`` follows by itself.
             writer.state, writer.until = State.REVOKED, now + self._times.quarantine_s
 
-    def _cut_off(self, writer: Writer) -> Commands:
+    def _cut_off(self, writer: Writer) -> ReceivingCommands:
         if writer.state is State.CUTTING:
             return ()
         writer.state = State.CUTTING
         return (CutSession(writer.sender.session),)
 
-    def _lose(self, reason: str, now: float) -> Commands:
+    def _lose(self, reason: str, now: float) -> ReceivingCommands:
         if not self._is_open or self.lost_attempt >= self.attempt:
             return ()
         self.lost_attempt, self.reason = self.attempt, reason
         return (*self._turn_away(reason), *self._revoke_all(now), AttemptLost(self.attempt, reason))
 
-    def _turn_away(self, reason: str) -> Commands:
+    def _turn_away(self, reason: str) -> ReceivingCommands:
         """Those who wait for their grant of the current attempt will not get it, and need not wait."""
         asking, self._asking = self._asking, {}
         return tuple(Reply(peer, Denial(self.transfer_id, self.attempt, reason)) for peer in asking)
 
-    def _revoke_all(self, now: float) -> Commands:
-        revokes: Commands = ()
+    def _revoke_all(self, now: float) -> ReceivingCommands:
+        revokes: ReceivingCommands = ()
         for peer, writer in self._writers.items():
             if writer.state is State.WRITING:
                 writer.state, writer.until = State.REVOKED, now + self._times.quarantine_s
                 revokes += (Reply(peer, Revoke(self.transfer_id, writer.attempt)),)
         return revokes + self._settle_all()
 
-    def _receive_if_complete(self, now: float) -> Commands:
-        done = [w.sender for w in self._current() if w.state is State.DONE]
-        if {sender.rank for sender in done} != self._expected:
+    def _receive_if_complete(self, now: float) -> ReceivingCommands:
+        done = [(w.sender.rank, w.sender.debt) for w in self._current() if w.state is State.DONE]
+        if {rank for rank, _ in done} != self._expected:
             return ()
-        covered, needed = sum(sender.debt.coverage for sender in done), done[0].debt.needed
-        if covered != needed:
-            return self._lose(f"prefill has KV of {covered} heads and layers, decode needs {needed}", now)
+        covered, (_, debt) = sum(debt.coverage for _, debt in done), done[0]
+        if covered != debt.needed:
+            return self._lose(f"prefill has KV of {covered} heads and layers, decode needs {debt.needed}", now)
         if not self._wants_digest:
             return self._received()
         if silent := [writer.sender.rank for writer in self._current() if writer.sums is None]:
             return self._lose(f"prefill rank {silent[0]} sent no sums: run the same pdcluster everywhere", now)
-        return (DigestReceived(self.attempt),)
+        return (DigestReceived(self.attempt, debt.has_draft),)
 
-    def _push_again(self, mismatch: Mismatch, now: float) -> Commands:
+    def _push_again(self, mismatch: Mismatch, now: float) -> ReceivingCommands:
         """Each rank pushes what it has of it, under the grant that it has."""
         again = Again(self.transfer_id, self.attempt, mismatch.regions, mismatch.ranges)
         peers = [peer for peer, writer in self._writers.items() if writer.attempt == self.attempt]
@@ -364,21 +364,21 @@ class Receive:
             writer.state, writer.num_pushes, writer.until = State.WRITING, 2, now + self._times.lease_s
         return tuple(Reply(peer, again) for peer in peers)
 
-    def _settle_all(self) -> Commands:
+    def _settle_all(self) -> ReceivingCommands:
         """Nothing more is wanted of those who are done."""
         kept = {peer: writer for peer, writer in self._writers.items() if writer.keeps_source}
         for writer in kept.values():
             writer.state = State.FENCED
         return tuple(Reply(peer, Settled(self.transfer_id, writer.attempt)) for peer, writer in kept.items())
 
-    def _received(self) -> Commands:
+    def _received(self) -> ReceivingCommands:
         self.phase = ReceivePhase.RECEIVED
         return (Report(is_received=True), *self._settle_all())
 
     def _current(self) -> list[Writer]:
         return [writer for writer in self._writers.values() if writer.attempt == self.attempt]
 
-    def _go_on(self, now: float) -> Commands:
+    def _go_on(self, now: float) -> ReceivingCommands:
         """A writer has stopped: grant those that waited for it, or report the failure that did."""
         if self._is_open:
             return self._grant_if_clear(now) if self._asking else ()

@@ -16,7 +16,7 @@ import msgspec
 from pdcluster_connector.core import receiving
 from pdcluster_connector.core.clock import deadline_after
 from pdcluster_connector.core.content import Found
-from pdcluster_connector.core.link import full_coverage, plan_link, require_possible
+from pdcluster_connector.core.link import full_coverage, owed_by, plan_link, require_possible
 from pdcluster_connector.core.peers import EARLY_S, EarlyFailure, Incoming, Parked, Peer, Peers
 from pdcluster_connector.core.ranges import Spans
 from pdcluster_connector.core.receiving import CutSession, Receive, ReceiveTimes, Reply, Report
@@ -81,10 +81,11 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Sum up what is here of this transfer, then call ``digested``."""
+    """Sum up what is here of this transfer, then call ``digested``. ``has_draft``: also a draft model's part of it."""
 
     transfer_id: TransferId
     attempt: Attempt
+    has_draft: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,8 @@ class Differs:
     reason: str
 
 
-Command: TypeAlias = Reply | Ended | Invite | Lost | CutSession | Compare | Differs
+ReceptionCommand: TypeAlias = Reply | Ended | Invite | Lost | CutSession | Compare | Differs
+ReceptionCommands: TypeAlias = Iterator[ReceptionCommand]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ class Reception:
         """Receives that vLLM has not been told about."""
         return len(self._waiting)
 
-    def expect(self, expected: Expected, *, now: float) -> Iterator[Command]:
+    def expect(self, expected: Expected, *, now: float) -> ReceptionCommands:
         """The scheduler has reserved blocks for this request; parked opens are answered."""
         transfer = expected.transfer_id
         if transfer in self._waiting or transfer in self._over:
@@ -166,25 +168,25 @@ class Reception:
         for opened in self._parked.pop(transfer, ()):
             yield from self._opened(opened.peer, opened.message, now)
 
-    def cancel(self, request_id: RequestId, reason: str, *, now: float) -> Iterator[Command]:
+    def cancel(self, request_id: RequestId, reason: str, *, now: float) -> ReceptionCommands:
         """The request shall not be received any more; ``Ended`` follows when its blocks are safe."""
         transfer = self._by_request.get(request_id)
         if transfer is not None:
             yield from self._commands(transfer, self._waiting[transfer].receive.fail(reason, now=now), now)
 
-    def fail(self, transfer: TransferId, reason: str, *, now: float) -> Iterator[Command]:
+    def fail(self, transfer: TransferId, reason: str, *, now: float) -> ReceptionCommands:
         """The transfer cannot be received by any attempt."""
         if waiting := self._waiting.get(transfer):
             yield from self._commands(transfer, waiting.receive.fail(reason, now=now), now)
 
-    def prefill_ended(self, request_id: RequestId, attempt: Attempt, *, now: float) -> Iterator[Command]:
+    def prefill_ended(self, request_id: RequestId, attempt: Attempt, *, now: float) -> ReceptionCommands:
         """The router says that prefill has computed the prompt of ``attempt``."""
         transfer = self._by_request.get(request_id)
         if transfer is not None:
             receive = self._waiting[transfer].receive
             yield from self._commands(transfer, receive.prefill_ended(attempt, now=now), now)
 
-    def hear(self, peer: PeerId, message: ToDecode, *, now: float) -> Iterator[Command]:
+    def hear(self, peer: PeerId, message: ToDecode, *, now: float) -> ReceptionCommands:
         """Answer one message of a prefill rank."""
         known = self._peers.get(peer)
         if isinstance(message, Hello):
@@ -199,7 +201,7 @@ class Reception:
             self._peers.heard(peer, now=now)
             yield from self._hear_known(peer, known, message, now)
 
-    def invited(self, peers: Iterable[PeerId], session: SessionId, *, now: float) -> Iterator[Command]:
+    def invited(self, peers: Iterable[PeerId], session: SessionId, *, now: float) -> ReceptionCommands:
         """``session`` is open for the engine of ``peers``; it is cut after a while if none of them is here any more."""
         self._heard_at[session] = now
         for peer in peers:
@@ -207,17 +209,17 @@ class Reception:
                 known.session = session
                 yield Reply(peer, msgspec.structs.replace(self.welcome, session=session))
 
-    def cut(self, session: SessionId, *, now: float) -> Iterator[Command]:
+    def cut(self, session: SessionId, *, now: float) -> ReceptionCommands:
         """``session`` is closed: nothing lands by it any more."""
         for transfer, waiting in list(self._waiting.items()):
             yield from self._commands(transfer, waiting.receive.cut(session, now=now), now)
 
-    def digested(self, transfer: TransferId, attempt: Attempt, found: Found, *, now: float) -> Iterator[Command]:
+    def digested(self, transfer: TransferId, attempt: Attempt, found: Found, *, now: float) -> ReceptionCommands:
         """What is here of ``transfer`` has these sums. Does nothing for one that has ended meanwhile."""
         if waiting := self._waiting.get(transfer):
             yield from self._commands(transfer, waiting.receive.digested(attempt, found, now=now), now)
 
-    def expire(self, *, now: float) -> Iterator[Command]:
+    def expire(self, *, now: float) -> ReceptionCommands:
         """Act on every deadline that has passed."""
         for transfer, waiting in list(self._waiting.items()):
             yield from self._commands(transfer, waiting.receive.expire(now=now), now)
@@ -229,7 +231,7 @@ class Reception:
 
     def _hear_known(
         self, peer: PeerId, known: Peer, message: Open | Progress | Done | Fenced, now: float
-    ) -> Iterator[Command]:
+    ) -> ReceptionCommands:
         if known.session is not None:
             self._heard_at[known.session] = now
         if known.session is None:
@@ -239,7 +241,7 @@ class Reception:
         else:
             yield from self._progress(peer, message, now)
 
-    def _expire_parked(self, transfer: TransferId, parked: list[Parked], now: float) -> Iterator[Command]:
+    def _expire_parked(self, transfer: TransferId, parked: list[Parked], now: float) -> ReceptionCommands:
         self._parked[transfer] = [p for p in parked if now < p.expires_at]
         if not self._parked[transfer]:
             del self._parked[transfer]
@@ -248,7 +250,7 @@ class Reception:
                 attempt = late.message.attempt
                 yield Reply(late.peer, Denial(transfer, attempt, "decode never reserved blocks for it"))
 
-    def _prune(self, now: float) -> Iterator[Command]:
+    def _prune(self, now: float) -> ReceptionCommands:
         self._early = {key: early for key, early in self._early.items() if now < early.until}
         self._over = {key: over for key, over in self._over.items() if now < over.until}
         self._peers.prune(self._awaited, now=now)
@@ -261,7 +263,7 @@ class Reception:
         parked = {opened.peer for opens in self._parked.values() for opened in opens}
         return parked.union(*(waiting.receive.awaited() for waiting in self._waiting.values()))
 
-    def _greet(self, peer: PeerId, hello: Hello, now: float) -> Command:
+    def _greet(self, peer: PeerId, hello: Hello, now: float) -> ReceptionCommand:
         try:
             self._require_same_protocol(hello)
             require_equal(
@@ -285,7 +287,7 @@ class Reception:
                 f"{ours.engine_id} by {ours.transfer_protocol!r}: give both the same transfer_protocol"
             )
 
-    def _opened(self, peer: PeerId, message: Open, now: float) -> Iterator[Command]:
+    def _opened(self, peer: PeerId, message: Open, now: float) -> ReceptionCommands:
         transfer, attempt = message.transfer_id, message.attempt
         if reason := self._refusal_of(message):
             yield Reply(peer, Denial(transfer, attempt, reason))
@@ -309,7 +311,7 @@ class Reception:
             return str(error)
         return ""
 
-    def _open(self, peer: PeerId, message: Open, now: float) -> Iterator[Command]:
+    def _open(self, peer: PeerId, message: Open, now: float) -> ReceptionCommands:
         waiting, known = self._waiting[message.transfer_id], self._peers.get(peer)
         if known is None or known.session is None:
             return  # Its session was cut while its open was parked.
@@ -319,7 +321,7 @@ class Reception:
             message.transfer_id, waiting.receive.open(peer, message.attempt, sender, now=now), now
         )
 
-    def _progress(self, peer: PeerId, message: Progress | Done | Failed | Fenced, now: float) -> Iterator[Command]:
+    def _progress(self, peer: PeerId, message: Progress | Done | Failed | Fenced, now: float) -> ReceptionCommands:
         waiting = self._waiting.get(message.transfer_id)
         if waiting is None:
             if isinstance(message, Failed) and message.transfer_id not in self._over:
@@ -339,7 +341,7 @@ class Reception:
                 commands = receive.fenced(peer, message, now=now)
         yield from self._commands(message.transfer_id, commands, now)
 
-    def _commands(self, transfer: TransferId, commands: receiving.Commands, now: float) -> Iterator[Command]:
+    def _commands(self, transfer: TransferId, commands: receiving.ReceivingCommands, now: float) -> ReceptionCommands:
         for command in commands:
             match command:
                 case Report():
@@ -348,14 +350,14 @@ class Reception:
                     yield Lost(self._waiting[transfer].expected.request_id, attempt, reason)
                 case CutSession():
                     yield from self._cut_off(command)
-                case receiving.DigestReceived(attempt):
-                    yield Compare(transfer, attempt)
+                case receiving.DigestReceived(attempt, has_draft):
+                    yield Compare(transfer, attempt, has_draft)
                 case receiving.Mismatched(attempt, reason):
                     yield Differs(self._waiting[transfer].expected.request_id, attempt, reason)
                 case Reply():
                     yield command
 
-    def _cut_off(self, cut: CutSession) -> Iterator[Command]:
+    def _cut_off(self, cut: CutSession) -> ReceptionCommands:
         """Close a session, once; peers that used it must say hello again."""
         if self._heard_at.pop(cut.session, None) is None:
             return
@@ -379,10 +381,12 @@ class Reception:
         require_possible(theirs, f"prefill engine {hello.engine_id}")
         stages, mine = range(theirs.num_stages), ours.tp_rank
         try:
-            related = related_ranks(theirs.tp_size, ours.tp_size, self.fingerprint.kv_heads)
-            link = plan_link(theirs, ours)
+            kept = self.fingerprint
+            heads, has_state = hello.fingerprint.all_kv_heads, bool(kept.state)
+            related = related_ranks(theirs.tp_size, ours.tp_size, heads, has_state=has_state)
+            link, needed = plan_link(theirs, ours), full_coverage(owed_by(theirs, ours))
         except (ProtocolError, ValueError, ArithmeticError) as error:
             engines = f"prefill engine {hello.engine_id} and decode engine {self.welcome.engine_id}"
             raise ProtocolError(f"{engines}: {error}") from error
         writers = frozenset(s * theirs.tp_size + rank for s in stages for rank, decode in related if decode == mine)
-        return Incoming(link, full_coverage(ours), writers)
+        return Incoming(link, needed, writers, theirs.has_draft)

@@ -72,8 +72,8 @@ class DigestPush:
     """Every byte is acknowledged: sum up what was pushed, then call ``digested``. Said once."""
 
 
-Command: TypeAlias = Send | Release | CutLane | DigestPush
-Commands: TypeAlias = tuple[Command, ...]
+SendingCommand: TypeAlias = Send | Release | CutLane | DigestPush
+SendingCommands: TypeAlias = tuple[SendingCommand, ...]
 
 
 class Push:
@@ -118,11 +118,11 @@ class Push:
         """Whether the push is over; ``Release`` was said at that moment."""
         return self.phase in ENDED
 
-    def opening(self, message: Open) -> Commands:
+    def opening(self, message: Open) -> SendingCommands:
         """Ask for the grant. Call once, first."""
         return (Send(message),)
 
-    def plan(self, num_bytes: int, num_layers: int, *, is_last: bool) -> Commands:
+    def plan(self, num_bytes: int, num_layers: int, *, is_last: bool) -> SendingCommands:
         """``num_bytes`` more in ``num_layers`` layers will be written; with ``is_last`` that is all there is."""
         assert not self._is_whole, f"{self.key}: planned after its last part"
         self.planned_bytes += num_bytes
@@ -130,14 +130,14 @@ class Push:
         self._is_whole = is_last
         return self._finish_if_complete()
 
-    def grant(self, lease_s: float, *, now: float) -> Commands:
+    def grant(self, lease_s: float, *, now: float) -> SendingCommands:
         """Decode lets us write, and believes us for ``lease_s`` after each word of ours."""
         if self.phase is PushPhase.OPENING:
             self.phase, self._lease_s = PushPhase.WRITING, lease_s
             self._renew_at = now + lease_s / RENEWALS_PER_LEASE
         return self._finish_if_complete()
 
-    def unneeded(self) -> Commands:
+    def unneeded(self) -> SendingCommands:
         """Decode has all of its KV from an earlier attempt: this one succeeds without a byte."""
         if self.phase is not PushPhase.OPENING:
             return ()
@@ -149,14 +149,14 @@ class Push:
         assert self.may_write, f"{self.key}: write while {self.phase.name}"
         self._in_flight += 1
 
-    def written(self, num_bytes: int) -> Commands:
+    def written(self, num_bytes: int) -> SendingCommands:
         """One write of ``num_bytes`` was acknowledged by decode's side."""
         self._in_flight -= 1
         self.acked_bytes += num_bytes
         assert self.acked_bytes <= self.planned_bytes, f"{self.key}: {self.acked_bytes} of {self.planned_bytes} bytes"
         return self._finish_if_complete() + self._stop_if_quiet()
 
-    def digested(self, sums: ContentSums) -> Commands:
+    def digested(self, sums: ContentSums) -> SendingCommands:
         """What was pushed, as the source has it."""
         self._sums = sums
         return self._finish_if_complete()
@@ -166,7 +166,7 @@ class Push:
         """Whether the source is kept for a second push, which has not begun."""
         return self.phase is PushPhase.COMPARING and self._num_pushes == 1
 
-    def again(self, num_bytes: int, *, now: float) -> Commands:
+    def again(self, num_bytes: int, *, now: float) -> SendingCommands:
         """Decode has found something else than was pushed: ``num_bytes`` of it are written once more.
 
         Our sums are those from before: should the source have changed since, nothing agrees with them.
@@ -177,21 +177,21 @@ class Push:
         self._renew_at = now + self._lease_s / RENEWALS_PER_LEASE
         return self._finish_if_complete()
 
-    def refuse_again(self, reason: str) -> Commands:
+    def refuse_again(self, reason: str) -> SendingCommands:
         """What decode wants a second time cannot be pushed from here."""
         return (Send(Failed(*self.key, reason, is_fenced=True)), *self._let_go())
 
-    def settled(self) -> Commands:
+    def settled(self) -> SendingCommands:
         """Decode needs nothing more of us."""
         return self._let_go() if self.phase is PushPhase.COMPARING else ()
 
-    def write_failed(self, reason: str, *, now: float) -> Commands:
+    def write_failed(self, reason: str, *, now: float) -> SendingCommands:
         """One write ended badly: only a cut ends what it may still do."""
         self._in_flight -= 1
         self._is_clean = False
         return *self.give_up(reason, now=now), CutLane(reason)
 
-    def give_up(self, reason: str, *, now: float) -> Commands:
+    def give_up(self, reason: str, *, now: float) -> SendingCommands:
         """Write no more and tell decode why. Does nothing once the push is ending."""
         if self.is_ended or self.phase is PushPhase.STOPPING:
             return ()
@@ -201,7 +201,7 @@ class Push:
         self._is_fence_owed = not self._is_quiet
         return (Send(Failed(*self.key, reason, is_fenced=self._is_quiet)), *self._stop_if_quiet())
 
-    def revoke(self, *, now: float) -> Commands:
+    def revoke(self, *, now: float) -> SendingCommands:
         """Decode takes its grant back: stop, then answer ``Fenced``."""
         if self.is_ended:
             return (Send(Fenced(*self.key, self._is_clean)),)
@@ -210,7 +210,7 @@ class Push:
             self._enter_stopping("decode revoked its grant", now)
         return self._stop_if_quiet()
 
-    def cut(self, reason: str, *, now: float) -> Commands:
+    def cut(self, reason: str, *, now: float) -> SendingCommands:
         """The session is closed: nothing of this push reads or leaves our memory any more."""
         if self.is_ended:
             return ()
@@ -219,7 +219,7 @@ class Push:
         commands = self.give_up(reason, now=now)
         return commands if self.is_ended else (*commands, *self._stop())
 
-    def expire(self, *, now: float) -> Commands:
+    def expire(self, *, now: float) -> SendingCommands:
         """Act on the passed deadline, on a lease to be renewed and on a write that does not end."""
         if self.is_ended:
             return ()
@@ -235,7 +235,7 @@ class Push:
         """Whether nothing of this push can read or write any more, as far as the transport has told."""
         return self._in_flight == 0 and self._is_clean
 
-    def _renew(self, now: float) -> Commands:
+    def _renew(self, now: float) -> SendingCommands:
         if self.phase is not PushPhase.WRITING or now < self._renew_at:
             return ()
         self._renew_at = now + self._lease_s / RENEWALS_PER_LEASE
@@ -245,7 +245,7 @@ class Push:
         self.phase, self.reason = PushPhase.STOPPING, reason
         self._hold_until = now + self._hold_s
 
-    def _finish_if_complete(self) -> Commands:
+    def _finish_if_complete(self) -> SendingCommands:
         if self.phase is not PushPhase.WRITING or not self._is_whole or self.acked_bytes < self.planned_bytes:
             return ()
         if self.wants_digest and self._sums is None:
@@ -257,14 +257,14 @@ class Push:
             return (done,)
         return (done, *self._let_go())
 
-    def _let_go(self) -> Commands:
+    def _let_go(self) -> SendingCommands:
         self.phase = PushPhase.DONE
         return (Release(),)
 
-    def _stop_if_quiet(self) -> Commands:
+    def _stop_if_quiet(self) -> SendingCommands:
         return self._stop() if self.phase is PushPhase.STOPPING and self._is_quiet else ()
 
-    def _stop(self) -> Commands:
+    def _stop(self) -> SendingCommands:
         self.phase = PushPhase.STOPPED
-        fenced: Commands = (Send(Fenced(*self.key, self._is_clean)),) if self._is_fence_owed else ()
+        fenced: SendingCommands = (Send(Fenced(*self.key, self._is_clean)),) if self._is_fence_owed else ()
         return (*fenced, Release())

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdcluster_connector.core.ranges import NULL_BLOCK, GroupSlice, Span
+from pdcluster_connector.core.ranges import NULL_BLOCK, GroupSlice, TokenSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Prompt:
         if not 0 <= self.cached_tokens < self.num_tokens:
             raise ValueError(f"{self.cached_tokens} cached tokens of a prompt of {self.num_tokens}")
 
-    def next_span(self, number: int, watermark: int, computed_tokens: int) -> Span:
+    def next_span(self, number: int, watermark: int, computed_tokens: int) -> TokenSpan:
         """Positions of group ``number`` to push now; the new watermark is its end. May be empty.
 
         Recomputation after a preemption moves ``computed_tokens`` back but never the watermark.
@@ -95,17 +95,17 @@ class Prompt:
         return start, max(start, complete)
 
 
-def slice_of(pair: GroupPair, span: Span, prefill: Sequence[int], decode: Sequence[int]) -> GroupSlice:
+def slice_of(pair: GroupPair, span: TokenSpan, prefill: Sequence[int], decode: Sequence[int]) -> GroupSlice:
     """``span`` with its blocks, out of what both engines hold for the prompt (``held_blocks``)."""
     return GroupSlice(*span, _covering(pair.prefill, span, prefill), _covering(pair.decode, span, decode))
 
 
-def wanted_spans(group: KvGroup, first_token: int, num_tokens: int, blocks: Sequence[int]) -> tuple[Span, ...]:
+def wanted_spans(group: KvGroup, first_token: int, num_tokens: int, blocks: Sequence[int]) -> tuple[TokenSpan, ...]:
     """Positions from ``first_token`` on whose block in decode's table is not the null block."""
     if group.is_state:
         return ((0, 1),)
     size = group.block_tokens
-    spans: list[Span] = []
+    spans: list[TokenSpan] = []
     for number in range(first_token // size, -(-num_tokens // size)):
         start, stop = max(number * size, first_token), min((number + 1) * size, num_tokens)
         if blocks[number] == NULL_BLOCK:
@@ -121,6 +121,6 @@ def num_blocks(group: KvGroup, num_tokens: int) -> int:
     return 1 if group.is_state else -(-num_tokens // group.block_tokens)
 
 
-def _covering(group: KvGroup, span: Span, blocks: Sequence[int]) -> tuple[int, ...]:
+def _covering(group: KvGroup, span: TokenSpan, blocks: Sequence[int]) -> tuple[int, ...]:
     start, stop = span
     return tuple(blocks[start // group.block_tokens : -(-stop // group.block_tokens)])

@@ -28,13 +28,15 @@ class Debt:
     """What a prefill rank owes for one request, as decode works it out.
 
     ``writers``: every rank of its engine that writes to this decode rank. ``coverage``: the part of decode's
-    ``needed`` heads that this rank fills; those of all writers must add up to it.
+    ``needed`` heads that this rank fills; those of all writers must add up to it. ``has_draft``: a draft model's are
+    among them.
     """
 
     num_bytes: int
     coverage: Fraction
     needed: Fraction
     writers: frozenset[int]
+    has_draft: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class StepRead:
     step: int
 
 
-Outcome: TypeAlias = Resharded | ReshardFailed | StepRead
+ReshardOutcome: TypeAlias = Resharded | ReshardFailed | StepRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Resharder:
     """The forward thread gives orders, any thread releases; ``on_outcome`` is called by the resharder's thread."""
 
     def __init__(
-        self, parts: ResharderParts, group: dist.ProcessGroup | None, on_outcome: Callable[[Outcome], object]
+        self, parts: ResharderParts, group: dist.ProcessGroup | None, on_outcome: Callable[[ReshardOutcome], object]
     ) -> None:
         """``group``: of ``open_reshard_group``, the resharder's alone, which it closes; None for TP 1."""
         self._parts = parts

@@ -97,6 +97,15 @@ class PrefillEngine:
     kv_heads: tuple[int, ...]
     groups: tuple[KvGroup, ...]
 
+    def require_spread_over(self, decode_tp: int) -> None:
+        """What the layers keep can be spread over a decode engine of ``decode_tp`` ranks.
+
+        Raises:
+            ValueError: It cannot.
+        """
+        has_state = any(group.is_state for group in self.groups)
+        related_ranks(self.tp_size, decode_tp, self.kv_heads, has_state=has_state)
+
 
 class PrefillScheduler:
     """Which block leaves when, for every request of one prefill engine."""
@@ -200,7 +209,7 @@ class PrefillScheduler:
                 "one: ask for one choice (n, best_of, use_beam_search)"
             )
         try:
-            related_ranks(self._engine.tp_size, reservation.remote_tp_size, self._engine.kv_heads)
+            self._engine.require_spread_over(reservation.remote_tp_size)
         except ValueError as error:
             raise ProtocolError(
                 f"decode engine {reservation.remote_engine_id} has TP {reservation.remote_tp_size}, prefill has TP "

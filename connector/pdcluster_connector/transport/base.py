@@ -3,14 +3,16 @@
 Submit and poll, never wait: Mooncake's blocking calls spin a core each (measured with 0.3.13).
 Every transport passes ``tests/contract/test_transport.py``.
 
-    submit_write --> PENDING --> DONE      the peer has every byte
-                        |
-                        +------> FAILED    bytes may have landed, and may still land for a while
+    submit_writes --> PENDING --> DONE      the peer has every byte
+                         |
+                         +------> FAILED    bytes may have landed, and may still land for a while
+                         +------> LOST      the same, and the transport does not know for how long
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NewType, Protocol
@@ -18,7 +20,10 @@ from typing import Final, NewType, Protocol
 from pdcluster_protocol.errors import TransferError
 
 WriteId = NewType("WriteId", int)
-"""Names one submitted write within its transport. Never used again."""
+"""Names what one call of ``submit_writes`` submitted, within its transport. Never used again."""
+
+WriteRange = tuple[int, int, int]
+"""Source address, target address, and bytes (at least 1) of one write."""
 
 _ABOVE_ALL: Final = 1 << 64
 
@@ -30,6 +35,8 @@ class WriteStatus(Enum):
     """The peer's side has acknowledged every byte."""
     FAILED = auto()
     """Not acknowledged. Bytes may still land for a while."""
+    LOST = auto()
+    """Not acknowledged, and the transport does not know how far it is: only closing the transport ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,8 @@ class TransportSettings:
     """``transfer_protocol`` of the connector's settings."""
     devices: tuple[str, ...] = ()
     """``transfer_devices`` of the connector's settings."""
+    writes_per_submit: int = 0
+    """The same of the connector's settings. 0: what fits the protocol."""
 
 
 class Transport(Protocol):
@@ -54,6 +63,10 @@ class Transport(Protocol):
     def is_open(self) -> bool:
         """False once it is closed: by its user, or by another one of a transport that several share. Never waits."""
 
+    @property
+    def writes_per_submit(self) -> int:
+        """How many ranges one call of ``submit_writes`` takes at most; the same as long as the transport lives."""
+
     def register(self, address: int, num_bytes: int) -> None:
         """Peers may write to, and we may write from, ``[address, address + num_bytes)``. Engine start; may wait.
 
@@ -61,17 +74,19 @@ class Transport(Protocol):
             ConfigError: The memory cannot be registered.
         """
 
-    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
-        """A write of ``num_bytes`` (at least 1) from our ``source`` to the peer's ``target`` is under way.
+    def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
+        """Writes of all ``ranges``, 1 to ``writes_per_submit`` of them, into the peer's memory are under way.
 
-        Lane thread. Never waits for a peer; the first write to a live one may cost some milliseconds.
+        They have one status: PENDING until none of them is under way, and DONE if all were acknowledged. Lane thread.
+        Never waits for a peer; the first write to a live one may cost some milliseconds.
 
         Raises:
-            TransferError: Surely not submitted: the source is not registered, or the transport is closed or refused.
+            TransferError: Surely nothing is submitted: a source is not registered, or the transport is closed or
+                refused.
         """
 
     def write_status(self, write: WriteId) -> WriteStatus:
-        """How far a write is. Ask until it is not PENDING, then never again. Lane thread; does not wait."""
+        """How far a submit is. Ask until it is not PENDING, then never again. Lane thread; does not wait."""
 
     def close(self) -> None:
         """No peer can write any more, and we write no more. Waits 2 s at most. A second call does nothing."""
@@ -103,6 +118,15 @@ class RegisteredMemory:
         """
         if not self.is_registered(address, num_bytes):
             raise TransferError(f"source range of {num_bytes} bytes at {address:#x} is not registered memory")
+
+    def require_all(self, ranges: Sequence[WriteRange]) -> None:
+        """The sources of all ``ranges`` are registered.
+
+        Raises:
+            TransferError: One is not.
+        """
+        for source, _, num_bytes in ranges:
+            self.require(source, num_bytes)
 
     def _index(self, address: int) -> int:
         """The last span that begins at or before ``address``; -1 if there is none."""

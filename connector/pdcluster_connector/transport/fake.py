@@ -1,12 +1,13 @@
 """A transport inside one process: a write is a memory copy, and tests decide when and whether it happens.
 
 An ordinary backend that passes the same contract tests as Mooncake's. Addresses are real ones of this process.
+Half of the ranges of a submit that fails land all the same.
 
     network = FakeNetwork()
     prefill, decode = network.join(), network.join()
     network.hold()                      # all writes, or those to one session, stay PENDING ...
     network.release()                   # ... until now
-    network.fail_next(lands_late=True)  # the next write is FAILED, and lands at land_late()
+    network.fail_next(lands_late=True)  # the next submit is FAILED, and lands at land_late()
     network.cut(decode.session)         # that peer is gone: all writes to it fail
 """
 
@@ -16,9 +17,10 @@ import ctypes
 import itertools
 import threading
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from pdcluster_connector.transport.base import RegisteredMemory, WriteId, WriteStatus
+from pdcluster_connector.transport.base import RegisteredMemory, WriteId, WriteRange, WriteStatus
 from pdcluster_protocol.errors import ConfigError, TransferError
 
 
@@ -27,15 +29,14 @@ class _Copy:
     write: WriteId
     sender: str
     session: str
-    source: int
-    target: int
-    num_bytes: int
+    ranges: tuple[WriteRange, ...]
 
 
 class FakeNetwork:
     """What joins fake transports, and the script of what goes wrong. Any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, writes_per_submit: int = 1) -> None:
+        self.writes_per_submit = writes_per_submit
         self._network_lock = threading.Lock()
         self._memories: dict[str, RegisteredMemory] = {}
         self._statuses: dict[WriteId, WriteStatus] = {}
@@ -54,14 +55,14 @@ class FakeNetwork:
         return FakeTransport(self, session, memory)
 
     def hold(self, session: str | None = None) -> None:
-        """Writes from now on, to ``session`` or to any peer, stay PENDING."""
+        """Submits from now on, to ``session`` or to any peer, stay PENDING."""
         with self._network_lock:
             self._is_holding = self._is_holding or session is None
             if session is not None:
                 self._paused.add(session)
 
     def release(self, count: int | None = None) -> None:
-        """The ``count`` oldest held writes end; without ``count`` all do, and no further write is held."""
+        """The ``count`` oldest held submits end; without ``count`` all do, and no further one is held."""
         with self._network_lock:
             if count is None:
                 self._is_holding, count = False, len(self._held)
@@ -71,11 +72,11 @@ class FakeNetwork:
                 self._finish(copy)
 
     def fail_next(self, *, lands_late: bool = False) -> None:
-        """One more write, in the order of their ends, fails; it lands at ``land_late`` or never."""
+        """One more submit, in the order of their ends, fails; it lands at ``land_late`` or never."""
         self._failures.append(lands_late)
 
     def land_late(self) -> None:
-        """Failed writes that were to land do so now."""
+        """Failed submits that were to land do so now."""
         with self._network_lock:
             late, self._late = self._late, []
             for copy in late:
@@ -93,10 +94,10 @@ class FakeNetwork:
                 else:
                     self._held.append(copy)
 
-    def submit(self, sender: str, session: str, source: int, target: int, num_bytes: int) -> WriteId:
-        """For ``FakeTransport``: a copy is held or made."""
+    def submit(self, sender: str, session: str, ranges: Sequence[WriteRange]) -> WriteId:
+        """For ``FakeTransport``: copies are held or made."""
         with self._network_lock:
-            copy = _Copy(WriteId(next(self._write_ids)), sender, session, source, target, num_bytes)
+            copy = _Copy(WriteId(next(self._write_ids)), sender, session, tuple(ranges))
             self._statuses[copy.write] = WriteStatus.PENDING
             if self._is_holding or (session in self._paused and session in self._memories):
                 self._held.append(copy)
@@ -114,18 +115,23 @@ class FakeNetwork:
 
     def _finish(self, copy: _Copy) -> None:
         if self._failures:
+            num_landed = len(copy.ranges) // 2
+            self._land(replace(copy, ranges=copy.ranges[:num_landed]))
             if self._failures.popleft():
-                self._late.append(copy)
+                self._late.append(replace(copy, ranges=copy.ranges[num_landed:]))
             self._statuses[copy.write] = WriteStatus.FAILED
         else:
             self._statuses[copy.write] = WriteStatus.DONE if self._land(copy) else WriteStatus.FAILED
 
     def _land(self, copy: _Copy) -> bool:
-        memory = self._memories.get(copy.session)
-        if memory is None or not memory.is_registered(copy.target, copy.num_bytes):
-            return False
-        ctypes.memmove(copy.target, copy.source, copy.num_bytes)
-        return True
+        """Whether all of it has landed. A range that cannot land holds back no other one, as with Mooncake."""
+        memory, has_landed = self._memories.get(copy.session), True
+        for source, target, num_bytes in copy.ranges:
+            if memory is not None and memory.is_registered(target, num_bytes):
+                ctypes.memmove(target, source, num_bytes)
+            else:
+                has_landed = False
+        return has_landed
 
 
 class FakeTransport:
@@ -145,16 +151,21 @@ class FakeTransport:
     def is_open(self) -> bool:
         return not self._is_closed
 
+    @property
+    def writes_per_submit(self) -> int:
+        return self._network.writes_per_submit
+
     def register(self, address: int, num_bytes: int) -> None:
         if num_bytes < 1:
             raise ConfigError(f"cannot register {num_bytes} bytes: a span has at least one")
         self._memory.add(address, num_bytes)
 
-    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
+    def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
         if self._is_closed:
             raise TransferError(f"transport {self._session} is closed")
-        self._memory.require(source, num_bytes)
-        return self._network.submit(self._session, session, source, target, num_bytes)
+        assert 1 <= len(ranges) <= self.writes_per_submit, f"{len(ranges)} ranges in one submit"
+        self._memory.require_all(ranges)
+        return self._network.submit(self._session, session, ranges)
 
     def write_status(self, write: WriteId) -> WriteStatus:
         return self._network.take_status(write)

@@ -2,7 +2,7 @@
 
 Source of truth: ``mooncake.engine.TransferEngine`` of ``mooncake-transfer-engine-non-cuda`` 0.3.13, measured:
 
-    transfer_submit_write   a batch id; 0 when the peer cannot be opened
+    transfer_submit_write, batch_transfer_async_write   a batch id; 0 when the peer cannot be opened
     transfer_check_status   0 pending, 1 done, negative failed; frees the batch when not 0: asking again is a crash
     send_probe              0 when the peer answers; waits up to 60 s for a stopped one, without any lock
     destructor              0.8 to 1.0 s, and it holds Python's GIL all the time
@@ -19,14 +19,16 @@ import socket
 import stat
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from pdcluster_connector.transport.base import RegisteredMemory, TransportSettings, WriteId, WriteStatus
+from pdcluster_connector.transport.base import RegisteredMemory, TransportSettings, WriteId, WriteRange, WriteStatus
 from pdcluster_connector.transport.opening import Backend, Openings, Write
 from pdcluster_connector.transport.protocols import environment_of, locked_memory_problem, require_rdma_devices
+from pdcluster_connector.transport.submits import KnownEnd, Submits, Submitted, choose_submits
 from pdcluster_connector.transport.taken import require_taken
 from pdcluster_protocol.errors import ConfigError, TransferError
 from pdcluster_protocol.launch import MOONCAKE_PORTS
@@ -57,12 +59,12 @@ _FREE_ENGINE: Final = "_ZN8mooncake14TransferEngine10freeEngineEv"
 
 E = TypeVar("E")
 
-_DEFERRED: Final = 0
-_REFUSED: Final = -1
+_DEFERRED: Final = KnownEnd(WriteStatus.PENDING)
+_REFUSED: Final = KnownEnd(WriteStatus.FAILED)
 
 
 class MooncakeTransport:
-    """One TransferEngine. Lane threads may call ``submit_write`` and ``write_status`` at the same time."""
+    """One TransferEngine. Lane threads may call ``submit_writes`` and ``write_status`` at the same time."""
 
     def __init__(self, settings: TransportSettings) -> None:
         """Listen at a free port. Waits for Mooncake's own start (tens of milliseconds).
@@ -75,7 +77,10 @@ class MooncakeTransport:
         self._engine: Any | None = start_on_new_ports(lambda: _start_engine(settings), free_engine)
         self._session = f"{settings.host}:{self._engine.get_rpc_port()}"
         self._write_ids = itertools.count(1)
-        self._batches: dict[WriteId, int] = {}
+        self._engine_lock = threading.Lock()
+        """Held by a thread that is inside the engine, so that closing it takes nothing away from under it."""
+        self._submits = _choose_submits(settings, self._engine)
+        self._submitted: dict[WriteId, Submitted] = {}
         self._unfreed: deque[Any] = deque()
         self._openings = Openings(Backend(self._probe, self._deliver, self._refuse, self._free))
 
@@ -86,6 +91,10 @@ class MooncakeTransport:
     @property
     def is_open(self) -> bool:
         return self._engine is not None
+
+    @property
+    def writes_per_submit(self) -> int:
+        return self._submits.writes_per_submit
 
     def register(self, address: int, num_bytes: int) -> None:
         if self._protocol == "rdma" and (problem := locked_memory_problem(num_bytes)):
@@ -98,38 +107,41 @@ class MooncakeTransport:
             )
         self._memory.add(address, num_bytes)
 
-    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
-        engine = self._running()
-        self._memory.require(source, num_bytes)
+    def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
+        self._running()
+        self._memory.require_all(ranges)
         write = WriteId(next(self._write_ids))
-        if not self._openings.is_open(session):
-            self._batches[write] = _DEFERRED
-            self._openings.defer(Write(write, session, source, target, num_bytes))
-            return write
-        batch = engine.transfer_submit_write(session, source, target, num_bytes)
-        if batch <= 0:
-            raise TransferError(f"Mooncake refused a write of {num_bytes} bytes (status {batch})")
-        self._batches[write] = batch
+        if self._openings.is_open(session):
+            self._submitted[write] = self._submit(session, ranges)
+        else:
+            self._submitted[write] = _DEFERRED
+            self._openings.defer(Write(write, session, ranges))
         return write
 
     def write_status(self, write: WriteId) -> WriteStatus:
-        batch, engine = self._batches[write], self._engine
-        if batch == _DEFERRED:
-            return WriteStatus.PENDING
-        status = -1 if batch == _REFUSED or engine is None else engine.transfer_check_status(batch)
-        if status == 0:
-            return WriteStatus.PENDING
-        del self._batches[write]
-        return WriteStatus.DONE if status > 0 else WriteStatus.FAILED
+        submitted = self._submitted[write]
+        with self._engine_lock:
+            # A closed engine has ended every write.
+            is_over = self._engine is None and submitted is not _DEFERRED
+            status = WriteStatus.FAILED if is_over else submitted.status()
+        if status is not WriteStatus.PENDING:
+            del self._submitted[write]
+        return status
 
     def close(self) -> None:
-        engine, self._engine = self._engine, None
+        with self._engine_lock:
+            engine, self._engine = self._engine, None
         if engine is None:
             return
         self._unfreed.append(engine)
         if self._openings.close(_CLOSE_S):
             self._free()
         # Else a probe is still inside the engine: its peer was never opened, so no write of ours is under way.
+
+    def _submit(self, session: str, ranges: Sequence[WriteRange]) -> Submitted:
+        with self._engine_lock:
+            self._running()
+            return self._submits.submit(session, ranges)
 
     def _free(self) -> None:
         """Free the engine, once, if it was closed. Its last user calls this."""
@@ -154,14 +166,13 @@ class MooncakeTransport:
         return is_alive
 
     def _deliver(self, write: Write) -> None:
-        engine = self._engine
-        batch = 0
-        if engine is not None:
-            batch = engine.transfer_submit_write(write.session, write.source, write.target, write.num_bytes)
-        self._batches[write.id] = batch if batch > 0 else _REFUSED
+        submitted: Submitted = _REFUSED
+        with suppress(TransferError):
+            submitted = self._submit(write.session, write.ranges)
+        self._submitted[write.id] = submitted
 
     def _refuse(self, write: Write) -> None:
-        self._batches[write.id] = _REFUSED
+        self._submitted[write.id] = _REFUSED
 
 
 _used_ports: Final[deque[int]] = deque(maxlen=_MAX_USED_PORTS)
@@ -251,6 +262,13 @@ def _start_engine(settings: TransportSettings) -> Any:
         free_engine(engine)
         raise
     return engine
+
+
+def _choose_submits(settings: TransportSettings, engine: Any) -> Submits:
+    from mooncake import engine as binding  # loaded already: ``engine`` is one of its objects
+
+    load = partial(ctypes.PyDLL, binding.__file__)
+    return choose_submits(settings.protocol, settings.writes_per_submit, engine, load)
 
 
 def _set_environment(protocol: str) -> None:

@@ -12,24 +12,22 @@ thread probes first, and writes go to Mooncake only when the peer has answered.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pdcluster_connector.transport.base import WriteId
+from pdcluster_connector.transport.base import WriteId, WriteRange
 
 _THREAD_NAME: Final = "pdcluster-open"
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A write that may be under way already or not. Addresses of this and of the peer's process."""
+    """A submit that may be under way already or not."""
 
     id: WriteId
     session: str
-    source: int
-    target: int
-    num_bytes: int
+    ranges: Sequence[WriteRange]
 
 
 @dataclass(frozen=True, slots=True)

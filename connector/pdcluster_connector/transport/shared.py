@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Final
 
-from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
+from pdcluster_connector.transport.base import Transport, WriteId, WriteRange, WriteStatus
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_protocol.errors import ConfigError, TransferError
 
@@ -66,7 +66,7 @@ class SharedTransport:
     def __init__(self, engine: _Engine, use: Use) -> None:
         self._engine = engine
         self._use = use
-        self._is_closed = self._has_failed = False
+        self._is_closed = self._is_in_doubt = False
         self._pending: set[WriteId] = set()
         self._ended: dict[WriteId, WriteStatus] = {}
         """What was found while the handle was closed."""
@@ -79,13 +79,17 @@ class SharedTransport:
     def is_open(self) -> bool:
         return self._engine.is_open and not self._is_closed
 
+    @property
+    def writes_per_submit(self) -> int:
+        return self._engine.transport.writes_per_submit
+
     def register(self, address: int, num_bytes: int) -> None:
         self._engine.transport.register(address, num_bytes)
 
-    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> WriteId:
+    def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
         if not self.is_open:
             raise TransferError(f"the transport session {self.session} is closed")
-        write = self._engine.transport.submit_write(session, source, target, num_bytes)
+        write = self._engine.transport.submit_writes(session, ranges)
         self._pending.add(write)
         return write
 
@@ -95,8 +99,12 @@ class SharedTransport:
         status = self._engine.transport.write_status(write)
         if status is not WriteStatus.PENDING:
             self._pending.discard(write)
-            self._has_failed = self._has_failed or status is WriteStatus.FAILED
+            self._is_in_doubt = self._is_in_doubt or self._leaves_doubt(status)
         return status
+
+    def _leaves_doubt(self, status: WriteStatus) -> bool:
+        """Whether a submit that has ended so may still read our memory."""
+        return status is WriteStatus.LOST or (status is WriteStatus.FAILED and self._use is Use.WRITES)
 
     def close(self) -> None:
         if self._is_closed:
@@ -110,7 +118,7 @@ class SharedTransport:
         until = time.monotonic() + LINGER_S
         while self._look() and self._engine.is_open and time.monotonic() < until:
             time.sleep(_LOOK_EVERY_S)
-        return not self._pending and not (self._has_failed and self._use is Use.WRITES)
+        return not self._pending and not self._is_in_doubt
 
     def _look(self) -> bool:
         """Whether a write is pending."""

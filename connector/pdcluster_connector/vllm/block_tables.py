@@ -4,16 +4,15 @@ of vLLM that is supported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
+from pdcluster_connector.scheduler.prefill import BlockTable
 from pdcluster_protocol.ids import RequestId
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
-
-BlockTable: TypeAlias = tuple[Sequence[int], ...]
 
 
 def resolved(output: SchedulerOutput) -> Callable[[RequestId], BlockTable]:

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
-from vllm.config import CUDAGraphMode, ModelConfig, ParallelConfig, SpeculativeConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.utils.network_utils import get_ip
@@ -30,13 +30,15 @@ from vllm.v1.kv_cache_interface import (
 
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.engine_facts import EngineFacts, Memory
-from pdcluster_connector.reshard.tensors import open_reshard_group, region_bytes
-from pdcluster_connector.settings import PushTiming, parse_settings, require_ipv4
-from pdcluster_connector.vllm.ascend import require_plain_kv
+from pdcluster_connector.reshard import open_reshard_group, region_bytes
+from pdcluster_connector.settings import parse_settings, require_ipv4
 from pdcluster_connector.vllm.cells import LayerKv
-from pdcluster_connector.vllm.fingerprint import head_major, models_of, read_fingerprint
+from pdcluster_connector.vllm.drafts import draft_of, is_draft_layer, models_of
+from pdcluster_connector.vllm.fingerprint import head_major, kv_heads_of, read_fingerprint
 from pdcluster_connector.vllm.load_errors import require_one_group
+from pdcluster_connector.vllm.options import require_startable
 from pdcluster_connector.vllm.specs import TOKEN_MAJOR, meaning_of, require_axes
+from pdcluster_connector.vllm.state import runs_of
 from pdcluster_connector.vllm.versions import RELEASE
 from pdcluster_connector.worker.resharding import TokenMemory
 from pdcluster_protocol.errors import ConfigError
@@ -48,9 +50,6 @@ from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 _WINDOWED: Final = frozenset({ChunkedLocalAttentionSpec, SlidingWindowMLASpec, SlidingWindowSpec})
 """Kinds of which vLLM gives blocks back while a request runs."""
-
-_DRAFT_PREFIX: Final = "draft_model."
-"""Of the layers of a draft model (vLLM 0.32 ``v1/spec_decode``); an MTP's are named like the model's own."""
 
 
 def register_connector(name: str, module: str) -> None:
@@ -68,16 +67,8 @@ def read_engine_facts(config: VllmConfig, cache: KVCacheConfig) -> EngineFacts:
     transfer = config.kv_transfer_config
     parallel = config.parallel_config
     settings = parse_settings(transfer.kv_connector_extra_config)
-    _require_whole_steps(parallel)
-    _require_awake(config.model_config)
-    require_plain_kv(config.additional_config)
     role = _role(transfer.kv_role)
-    if role is Role.PREFILL and settings.push is PushTiming.LAYERWISE:
-        _require_hooks(config.compilation_config.cudagraph_mode)
-    if role is Role.DECODE and not RELEASE.defers_frees:
-        _require_one_step_at_a_time(config.max_concurrent_batches)
-    if role is Role.PREFILL:
-        _require_ends_of_steps(parallel.pipeline_parallel_size, config.speculative_config)
+    require_startable(config, role, settings, RELEASE)
     host = settings.host or get_ip()
     require_ipv4(host)
     groups = tuple(_group(group) for group in cache.kv_cache_groups)
@@ -89,7 +80,7 @@ def read_engine_facts(config: VllmConfig, cache: KVCacheConfig) -> EngineFacts:
         role,
         host,
         parallel.tensor_parallel_size,
-        _kv_heads(config),
+        kv_heads_of(*models_of(config)),
         config.device_config.device_type,
         settings,
         load_secret(os.environ, host=host),
@@ -118,7 +109,7 @@ def read_memory(facts: EngineFacts, config: VllmConfig, cache: KVCacheConfig, te
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _flat(tensors.values())}
     stage = get_pp_group().rank_in_group
     kept = (spec for group in cache.kv_cache_groups for spec in _specs_of(group))
-    fingerprint = read_fingerprint(facts.kv_heads, config, _layout_of(cache), kept, tensors)
+    fingerprint = read_fingerprint(config, _layout_of(cache), kept, tensors)
     layout = RankLayout(get_tp_group().rank_in_group, facts.tp_size, regions, stage, facts.num_stages)
     return Memory(layout, tuple(storages.items()), fingerprint, tuple(map(_view_of, _flat(tensors.values()))))
 
@@ -160,74 +151,6 @@ def _open_tp_group(tp_size: int, timeout_s: float) -> dist.ProcessGroup | None:
     return groups[dist.get_rank() // tp_size]
 
 
-def _require_whole_steps(parallel: ParallelConfig) -> None:
-    """A token's KV lies in one block of each layer, and a layer is final when its hook is called.
-
-    Raises:
-        ConfigError: Something spreads a prompt's tokens over ranks, or splits a step.
-    """
-    sizes = {
-        "--decode-context-parallel-size": parallel.decode_context_parallel_size,
-        "--prefill-context-parallel-size": parallel.prefill_context_parallel_size,
-    }
-    for option, size in sizes.items():
-        if size != 1:
-            raise ConfigError(f"{option} is {size}: PDClusterConnector 0.1 needs 1")
-    if parallel.use_ubatching:
-        raise ConfigError("--enable-dbo or --ubatch-size splits each step: PDClusterConnector 0.1 needs whole steps")
-
-
-def _require_awake(model_config: ModelConfig) -> None:
-    """KV stays where it is for the engine's life: other engines write into it.
-
-    Raises:
-        ConfigError: The engine may be put to sleep, which gives its memory back.
-    """
-    if model_config.enable_sleep_mode:
-        raise ConfigError("--enable-sleep-mode unmaps the KV cache, into which other engines write: start without it")
-
-
-def _require_one_step_at_a_time(num_batches: int) -> None:
-    """A step has ended before blocks that it writes are given to a request whose KV is pushed.
-
-    Raises:
-        ConfigError: ``num_batches`` steps are under way at once: the older one could write over pushed KV.
-    """
-    if num_batches > 1:
-        raise ConfigError(
-            f"vLLM {RELEASE.version} runs {num_batches} steps at once on this decode engine, and gives blocks away "
-            "that the older one still writes: start decode with --no-async-scheduling and --pipeline-parallel-size 1, "
-            "or use vLLM 0.24 or newer"
-        )
-
-
-def _require_ends_of_steps(num_stages: int, speculative: SpeculativeConfig | None) -> None:
-    """Every worker hears when a step has ended.
-
-    Raises:
-        ConfigError: vLLM 0.32's ``v1/worker/gpu_model_runner.py`` tells it after the draft model, which only the last
-            pipeline stage has: the layers of the others would never be whole.
-    """
-    if num_stages > 1 and speculative is not None:
-        raise ConfigError(
-            f"--speculative-config with --pipeline-parallel-size {num_stages}: stages before the last one never hear "
-            "that a step has ended: start prefill with only one of these two options"
-        )
-
-
-def _require_hooks(cudagraph_mode: CUDAGraphMode) -> None:
-    """Python runs between the layers of a prefill step.
-
-    Raises:
-        ConfigError: One graph replays the whole step, so that its layers would leave only when all are done.
-    """
-    if cudagraph_mode.mixed_mode() is CUDAGraphMode.FULL:
-        raise ConfigError(
-            f"cudagraph_mode is {cudagraph_mode.name}, which replays a prefill step as one graph: start prefill with "
-            '--compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE"}\', or with push: serial'
-        )
-
-
 def _role(kv_role: str) -> Role:
     for role, name in KV_ROLES.items():
         if name == kv_role:
@@ -235,16 +158,6 @@ def _role(kv_role: str) -> Role:
     raise ConfigError(
         f"kv_role is {kv_role!r}: start a prefill engine with kv_producer and a decode engine with kv_consumer"
     )
-
-
-def _kv_heads(config: VllmConfig) -> tuple[int, ...]:
-    """Distinct numbers of KV heads that layers of the model and of its draft model have; 1 for a latent.
-
-    A model of state only has none.
-    """
-    models = (model for model in models_of(config) if not model.is_attention_free)
-    heads = {1 if model.use_mla else model.get_total_num_kv_heads() for model in models}
-    return tuple(sorted(heads))
 
 
 def _group(group: KVCacheGroupSpec) -> KvGroup:
@@ -308,9 +221,11 @@ def read_regions(
         ConfigError: Its tensors do not have the axes of its spec, a block of it is not one run of bytes, or its heads
             are not known.
     """
-    tensors, num_blocks = list(_flat([held])), cache.num_blocks
+    tensors, num_blocks, is_draft = list(_flat([held])), cache.num_blocks, is_draft_layer(config, name)
     require_axes(name, spec, tensors, num_blocks, _layout_of(cache))
-    for tensor in tensors:
+    layer = config.compilation_config.static_forward_context.get(name)
+    runs = runs_of(spec, len(tensors), facts.tp_size, layer) if isinstance(spec, MambaSpec) else ()
+    for number, tensor in enumerate(tensors):
         is_token_major = is_by_token(tensor) and not isinstance(spec, MambaSpec)
         page = tensor[0].transpose(0, 1) if is_token_major else tensor[0]
         if tensor.shape[0] % num_blocks or not page.is_contiguous():
@@ -322,7 +237,7 @@ def read_regions(
         size = tensor.element_size()
         place = (name, group, tensor.data_ptr(), num_blocks, tensor.stride(0) * size, tensor[0].numel() * size)
         if isinstance(spec, MambaSpec):
-            yield RegionLayout(*place, RegionKind.STATE, 1, 1)
+            yield RegionLayout(*place, RegionKind.STATE, 1, 1, is_draft=is_draft, runs=runs[number])
             continue
         assert isinstance(spec, AttentionSpec), "meaning_of has refused any other"
         is_latent = isinstance(spec, MLAAttentionSpec | SlidingWindowMLASpec)
@@ -331,7 +246,7 @@ def read_regions(
         heads = 1 if is_latent else _total_heads(name, spec.num_kv_heads, facts, config)
         is_linear = is_latent or _is_linear(config, name)
         step = _window_step(spec)
-        yield RegionLayout(*place, kind, heads, spec.block_size // pages, pages, is_linear, step)
+        yield RegionLayout(*place, kind, heads, spec.block_size // pages, pages, is_linear, step, is_draft)
 
 
 def _layout_of(cache: KVCacheConfig) -> str | None:
@@ -369,17 +284,14 @@ def page_tokens_of(layout: RankLayout, groups: Sequence[KvGroup]) -> tuple[int, 
 
 def _total_heads(name: str, local: int, facts: EngineFacts, config: VllmConfig) -> int:
     """KV heads of a layer in the whole model, of which this rank holds ``local``."""
-    target, *drafts = (1 if model.use_mla else model.get_total_num_kv_heads() for model in models_of(config))
-    possible = {target, *drafts}
-    if drafts and config.speculative_config and config.speculative_config.method == "draft_model":
-        possible = {drafts[0] if name.startswith(_DRAFT_PREFIX) else target}
-    fitting = [heads for heads in possible if max(1, heads // facts.tp_size) == local]
-    if len(fitting) != 1:
+    draft = draft_of(config) if is_draft_layer(config, name) else None
+    (heads,) = kv_heads_of(draft or config.model_config)
+    if max(1, heads // facts.tp_size) != local:
         raise ConfigError(
-            f"layer {name} has {local} KV heads on this rank of TP {facts.tp_size}; layers of the model have "
-            f"{', '.join(map(str, facts.kv_heads))}: which of them is meant is not clear with this TP"
+            f"layer {name} has {local} KV heads on this rank of TP {facts.tp_size}, and its model has {heads} of them: "
+            "how its heads are spread is not known, so report this model"
         )
-    return fitting[0]
+    return heads
 
 
 def _is_linear(config: VllmConfig, name: str) -> bool:

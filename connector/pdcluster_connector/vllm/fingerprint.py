@@ -17,13 +17,12 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
 from vllm.v1.kv_cache_interface import KVCacheSpec, MambaSpec
 
+from pdcluster_connector.vllm.drafts import draft_of, is_draft_layer
 from pdcluster_protocol.fingerprint import KvFingerprint
 
 CONNECTOR_VERSION: Final = "0.1.0"
 HEAD_MAJOR: Final = "LBHNC"
 """The layout in which a rank's heads are one slice of a block (vLLM 0.32 ``v1/kv_cache_layout.py``)."""
-_NGRAM: Final = ("ngram", "ngram_gpu")
-"""Prompt lookup, as vLLM 0.32's ``SpeculativeConfig.use_ngram`` says; older versions have no such method."""
 _LLAMA4_LONG_TOKENS: Final = 32_768
 _AUTO: Final = -1
 """What ``--max-model-len auto`` is to vLLM."""
@@ -43,7 +42,6 @@ def head_major(names_layouts: bool) -> str:
 
 
 def read_fingerprint(
-    kv_heads: tuple[int, ...],
     config: VllmConfig,
     kv_cache_layout: str | None,
     specs: Iterable[KVCacheSpec],
@@ -51,28 +49,37 @@ def read_fingerprint(
 ) -> KvFingerprint:
     """Of an engine whose model is loaded. Worker processes only; reads the weights' headers.
 
-    ``kv_heads``: the distinct numbers in the whole model; ``specs``: of all layers of all groups; ``layer_names``: of
-    this rank.
+    ``specs``: of all layers of all groups; ``layer_names``: of this rank.
     """
+    model, draft = config.model_config, draft_of(config)
+    own_layers = [name for name in layer_names if not is_draft_layer(config, name)]
     return KvFingerprint(
-        model_digest="+".join(map(_model_digest, models_of(config))),
+        model_digest=_model_digest(model),
         kv_dtype=f"{config.model_config.dtype}/{config.cache_config.cache_dtype}",
         layout=f"{kv_cache_layout or HEAD_MAJOR}",
-        kv_heads=kv_heads,
-        attention_backend=_attention_backends(config, layer_names),
+        kv_heads=kv_heads_of(model),
+        attention_backend=_attention_backends(config, own_layers),
         vllm_version=vllm_version,
         connector_version=CONNECTOR_VERSION,
         state=_state(specs),
-        positions="+".join(filter(None, map(_positions, models_of(config)))),
+        positions=_positions(model),
+        draft=_draft(config),
+        draft_heads=kv_heads_of(draft) if draft else (),
     )
 
 
-def models_of(config: VllmConfig) -> list[ModelConfig]:
-    """The model, and the draft model that keeps KV of its own. Prompt lookup (ngram) has none."""
-    speculative, models = config.speculative_config, [config.model_config]
-    if speculative and speculative.draft_model_config and speculative.method not in _NGRAM:
-        models.append(speculative.draft_model_config)
-    return models
+def kv_heads_of(*models: ModelConfig) -> tuple[int, ...]:
+    """Distinct numbers of KV heads that layers of the models have; 1 for a latent. A model of state only has none."""
+    attending = (model for model in models if not model.is_attention_free)
+    return tuple(sorted({1 if model.use_mla else model.get_total_num_kv_heads() for model in attending}))
+
+
+def _draft(config: VllmConfig) -> str:
+    """The method of speculation and what tells its model apart; empty where no draft model keeps KV."""
+    speculative, draft = config.speculative_config, draft_of(config)
+    if speculative is None or draft is None:
+        return ""
+    return " ".join(filter(None, (speculative.method, _model_digest(draft), _positions(draft))))
 
 
 def _state(specs: Iterable[KVCacheSpec]) -> str:

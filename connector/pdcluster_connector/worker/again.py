@@ -11,7 +11,14 @@ from collections.abc import Iterator, Sequence
 
 from pdcluster_connector.core.content import common_spans
 from pdcluster_connector.core.link import RegionCopy
-from pdcluster_connector.core.ranges import CopyShape, GroupSlice, MissingBlockError, Span, plan_ranges, require_held
+from pdcluster_connector.core.ranges import (
+    CopyShape,
+    GroupSlice,
+    MissingBlockError,
+    TokenSpan,
+    plan_ranges,
+    require_held,
+)
 from pdcluster_connector.steps import ContentOrder
 from pdcluster_connector.worker.pushes import LivePush
 from pdcluster_connector.worker.route import Route
@@ -31,14 +38,14 @@ def plan_again(route: Route, live: LivePush, again: Again, *, now: float) -> tup
     if any(copy.target_index in wanted for copy in route.staged.values()):
         raise ProtocolError("what is wrong was resharded on prefill, which pushes such KV only once")
     try:
-        copies = [copy for copy in route.direct.values() if copy.target_index in wanted]
+        copies = [copy for copy in route.direct_copies if copy.target_index in wanted]
         return tuple(part for copy in copies for part in _parts(route, live, order, copy, again.ranges, now))
     except MissingBlockError as error:
         raise ProtocolError(f"{error}, which decode needs again") from error
 
 
 def _parts(
-    route: Route, live: LivePush, order: ContentOrder, copy: RegionCopy, ranges: Sequence[Span], now: float
+    route: Route, live: LivePush, order: ContentOrder, copy: RegionCopy, ranges: Sequence[TokenSpan], now: float
 ) -> Iterator[Part]:
     shape = route.link.shapes[copy.shape]
     for span in _wanted(shape, order.spans[shape.group], ranges):
@@ -51,10 +58,10 @@ def _parts(
             yield Part(live.push, planned, copy.source_base, copy.target_base, record)
 
 
-def _wanted(shape: CopyShape, spans: Sequence[Span], ranges: Sequence[Span]) -> list[Span]:
+def _wanted(shape: CopyShape, spans: Sequence[TokenSpan], ranges: Sequence[TokenSpan]) -> list[TokenSpan]:
     """Whole units that reach into ``ranges``, each once."""
     unit = 1 if shape.is_state else shape.unit
-    units: list[Span] = []
+    units: list[TokenSpan] = []
     for start, stop in sorted(ranges):
         begin, end = start // unit * unit, -(-stop // unit) * unit
         if units and begin <= units[-1][1]:
@@ -63,7 +70,7 @@ def _wanted(shape: CopyShape, spans: Sequence[Span], ranges: Sequence[Span]) -> 
     return common_spans(spans, units)
 
 
-def _slice(shape: CopyShape, span: Span, order: ContentOrder) -> GroupSlice:
+def _slice(shape: CopyShape, span: TokenSpan, order: ContentOrder) -> GroupSlice:
     sources, targets = order.tables[shape.group], order.targets[shape.group]
     if shape.is_state:
         return GroupSlice(*span, sources, targets)
@@ -72,6 +79,6 @@ def _slice(shape: CopyShape, span: Span, order: ContentOrder) -> GroupSlice:
     )
 
 
-def _covering(block_tokens: int, span: Span, blocks: Sequence[int]) -> Sequence[int]:
+def _covering(block_tokens: int, span: TokenSpan, blocks: Sequence[int]) -> Sequence[int]:
     start, stop = span
     return blocks[start // block_tokens : -(-stop // block_tokens)]

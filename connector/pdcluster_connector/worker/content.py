@@ -34,6 +34,7 @@ from pdcluster_connector.core.content import (
 )
 from pdcluster_connector.core.ranges import Offsets
 from pdcluster_connector.core.sending import PushKey
+from pdcluster_connector.core.state_runs import unit_bytes, units_of
 from pdcluster_connector.device import Device, Stream
 from pdcluster_connector.steps import ContentOrder
 from pdcluster_connector.worker.pushes import LivePush, PushBook
@@ -57,15 +58,25 @@ class KvReader:
         """Of the rank."""
         return self.views[0].device
 
-    def received(self, order: ContentOrder, key: str) -> SumsUnderWay:
-        """What this decode rank has of the transfer ``key``."""
+    def received(self, order: ContentOrder, key: str, *, has_draft: bool = False) -> SumsUnderWay:
+        """What this decode rank has of the transfer ``key``; ``has_draft``: a draft model's KV came too."""
         plan = plan_content(order.check, self.layout, order.spans, key)
-        return SumsUnderWay(self, plan, parts_received(self.layout), order, key)
+        return SumsUnderWay(self, plan, parts_received(self.layout, has_draft=has_draft), order, key)
 
     def pushed(self, decode: RankLayout, order: ContentOrder, key: str) -> SumsUnderWay:
         """What this prefill rank has of the transfer ``key`` for a decode rank."""
         plan = plan_content(order.check, decode, order.spans, key)
         return SumsUnderWay(self, plan, parts_pushed(self.layout, decode), order, key)
+
+    def view_of(self, part: ContentPart) -> torch.Tensor:
+        """``[pages, rows, slots, bytes]``; of a state's run ``[blocks, units, rows, bytes]``."""
+        view = self.views[part.region]
+        if part.run is None:
+            return view
+        run = self.layout.regions[part.region].runs[part.run]
+        units, size = len(units_of(run, self.layout)), unit_bytes(run, self.layout)
+        shape, strides = (view.shape[0], units, run.num_rows, size), (view.stride(0), size, run.row_stride, 1)
+        return view.as_strided(shape, strides, view.storage_offset() + run.offset)
 
 
 class SumsUnderWay:
@@ -100,7 +111,9 @@ class SumsUnderWay:
         known: dict[object, _Pages] = {}
         for part in parts:
             region, ranges = self._reader.layout.regions[part.region], self.plan.spans_of(part.target)
-            shape = (region.group, part.share, part.stripe, ranges, region.page_tokens, region.kind, region.is_linear)
+            num_rows = 0 if part.run is None else region.runs[part.run].num_rows
+            kind = (region.page_tokens, region.kind, region.is_linear, num_rows)
+            shape = (region.group, part.share, part.stripe, ranges, kind)
             if shape not in known:  # Layers of one shape have their cells in the very same places.
                 spans, table = self._order.spans[region.group], self._order.tables[region.group]
                 cells = cells_of(part, region, spans, table, ranges)
@@ -109,14 +122,17 @@ class SumsUnderWay:
                 yield True
 
     def _read_part(self, part: ContentPart, pages: _Pages) -> Iterator[None]:
-        view = _as_words(self._reader.views[part.region])[:, part.rows.start : part.rows.stop]
-        row = self.plan.row_starts[part.target] + part.target_row
-        heads = torch.from_numpy(_odd(np.arange(row, row + len(part.rows)), _GOLDEN))[:, None].to(view.device)
+        view = _as_words(self._reader.view_of(part))[:, part.rows.start : part.rows.stop]
+        row, units = self.plan.row_starts[part.target] + part.target_row, _units_of(part, view.device)
+        rows = slice(row, row + (len(part.rows) if units is None else 1))
+        heads = torch.from_numpy(_odd(np.arange(rows.start, rows.stop), _GOLDEN))[:, None].to(view.device)
         at_once = max(1, CHUNK_BYTES // (view[:1].numel() * view.element_size()))
         for first in range(0, len(pages.numbers), at_once):
             now = slice(first, first + at_once)
             sums = values_of(view.index_select(0, pages.numbers[now])) * pages.weights[now, None]
-            self._rows[row : row + len(part.rows)] += sums.sum((0, 2))
+            if units is not None:
+                sums = (sums * units).sum(1, keepdim=True)
+            self._rows[rows] += sums.sum((0, 2))
             of_tokens = (sums * heads).sum(1)
             self._ranges.index_add_(0, pages.slots[now].reshape(-1), of_tokens.reshape(-1))
             yield
@@ -270,11 +286,14 @@ class ReceiveDigests:
         """Forget a transfer whose wait is over. Whether its content was to be compared."""
         return self._wanted.pop(transfer, None) is not None
 
-    def start(self, transfer: TransferId, attempt: Attempt) -> bool:
-        """Every rank is done with this attempt. False: this rank cannot read its own KV."""
+    def start(self, transfer: TransferId, attempt: Attempt, *, has_draft: bool) -> bool:
+        """Every rank is done with this attempt. False: this rank cannot read its own KV.
+
+        ``has_draft``: a draft model's KV came too.
+        """
         if self._reader is None:
             return False
-        sums = self._reader.received(self._wanted[transfer], transfer)
+        sums = self._reader.received(self._wanted[transfer], transfer, has_draft=has_draft)
         self._digests.start((transfer, attempt), sums, self._reader.where)
         return True
 
@@ -306,6 +325,14 @@ def _odd(numbers: np.ndarray, key: int) -> Offsets:
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     found: Offsets = ((x ^ (x >> np.uint64(33))) | np.uint64(1)).view(np.int64)
     return found
+
+
+def _units_of(part: ContentPart, where: torch.device) -> torch.Tensor | None:
+    """``[units, 1]``: of each unit of a state's run its factor; None where rows are heads."""
+    if part.run is None:
+        return None
+    numbers = np.arange(part.first_unit, part.first_unit + len(part.rows))
+    return torch.from_numpy(_odd(numbers, _number_of(f"run {part.run}")))[:, None].to(where)
 
 
 def _number_of(text: str) -> int:

@@ -29,7 +29,7 @@ import zmq
 from pdcluster_connector.core.clock import deadline_after, remaining_ms
 from pdcluster_connector.core.sending import Push, PushKey
 from pdcluster_connector.failures import TransferFailure, log_failure
-from pdcluster_connector.reshard.resharder import ReshardFailed, StepRead
+from pdcluster_connector.reshard import ReshardFailed, StepRead
 from pdcluster_connector.settings import CUT_S
 from pdcluster_connector.side_channel import PrefillChannel, Wakeup
 from pdcluster_connector.steps import PushSlice

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from pdcluster_connector.device import Device
-from pdcluster_connector.reshard.staging import StagingMemory
+from pdcluster_connector.reshard import StagingMemory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.transport.sessions import Sessions

@@ -11,10 +11,7 @@ from typing import TypeAlias
 
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.device import DeviceEvent
-from pdcluster_connector.reshard.feeds import ReshardItem
-from pdcluster_connector.reshard.resharder import ReshardFailed, StepRead
-from pdcluster_connector.reshard.rounds import StagedPart
-from pdcluster_connector.reshard.staging import StagingRoom
+from pdcluster_connector.reshard import ReshardFailed, ReshardItem, StagedPart, StagingRoom, StepRead
 from pdcluster_connector.steps import PushSlice
 
 

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Container
 from typing import Final
 
-from pdcluster_connector.core.sending import Commands, PushKey
+from pdcluster_connector.core.sending import PushKey, SendingCommands
 from pdcluster_connector.device import Device
-from pdcluster_connector.reshard.resharder import ReshardFailed, StepRead
+from pdcluster_connector.reshard import ReshardFailed, StepRead
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Opening, Sessions, close_or_end_engine
 from pdcluster_connector.worker.again import plan_again
@@ -221,7 +221,7 @@ class Outbound:
         return plan
 
 
-def _begin_again(route: Route, writes: WriteQueue, live: LivePush, again: Again, now: float) -> Commands:
+def _begin_again(route: Route, writes: WriteQueue, live: LivePush, again: Again, now: float) -> SendingCommands:
     try:
         parts = plan_again(route, live, again, now=now)
     except ProtocolError as error:

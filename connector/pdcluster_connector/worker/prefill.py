@@ -183,8 +183,9 @@ class PrefillWorker:
         """The decode ranks that this rank writes to, ascending, in every stage."""
         key = (target.tp_size, target.num_stages)
         if key not in self._ranks_of:
-            ours, heads = self._parts.hello.layout, self._parts.hello.fingerprint.kv_heads
-            self._ranks_of[key] = target_ranks(ours.tp_rank, ours.tp_size, *key, heads)
+            ours, kept = self._parts.hello.layout, self._parts.hello.fingerprint
+            heads, has_state = kept.all_kv_heads, bool(kept.state)
+            self._ranks_of[key] = target_ranks(ours.tp_rank, ours.tp_size, *key, heads, has_state=has_state)
         return self._ranks_of[key]
 
     def _lane(self, decode_rank: int, target: PushTarget) -> Lane:

@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from pdcluster_connector.core.sending import Commands, CutLane, DigestPush, Push, PushKey, PushPhase, Release, Send
+from pdcluster_connector.core.sending import (
+    CutLane,
+    DigestPush,
+    Push,
+    PushKey,
+    PushPhase,
+    Release,
+    Send,
+    SendingCommands,
+)
 from pdcluster_connector.failures import PUSHED_BYTES, PUSHES_DONE, TransferFailure, count, log_failure
 from pdcluster_connector.steps import ContentOrder
 from pdcluster_connector.trace import Trace
@@ -126,7 +135,7 @@ class PushBook:
                 live.forward_end = at
                 self.report_if_due(live)
 
-    def apply(self, live: LivePush, commands: Commands) -> None:
+    def apply(self, live: LivePush, commands: SendingCommands) -> None:
         """Do what the push decided."""
         for command in commands:
             match command:

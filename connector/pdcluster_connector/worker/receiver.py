@@ -17,7 +17,16 @@ from typing import Final, TypeAlias
 
 from pdcluster_connector.core.clock import RunningClock, deadline_after
 from pdcluster_connector.core.receiving import CutSession, Reply
-from pdcluster_connector.core.reception import Command, Compare, Differs, Ended, Expected, Invite, Lost, Reception
+from pdcluster_connector.core.reception import (
+    Compare,
+    Differs,
+    Ended,
+    Expected,
+    Invite,
+    Lost,
+    Reception,
+    ReceptionCommand,
+)
 from pdcluster_connector.device import Device
 from pdcluster_connector.failures import RECEIVES_DONE, TransferFailure, count, log_failure
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
@@ -161,7 +170,7 @@ class Receiver:
             self._do(self._reception.digested(*found, now=now), now)
 
     def _compare(self, compare: Compare, now: float) -> None:
-        if not self._digests.start(compare.transfer_id, compare.attempt):
+        if not self._digests.start(compare.transfer_id, compare.attempt, has_draft=compare.has_draft):
             reason = "this decode rank cannot read its own KV, so that its content cannot be compared"
             self._do(self._reception.fail(compare.transfer_id, reason, now=now), now)
 
@@ -181,7 +190,7 @@ class Receiver:
         )
         self._do(self._reception.expect(expected, now=now), now)
 
-    def _do(self, commands: Iterable[Command], now: float) -> None:
+    def _do(self, commands: Iterable[ReceptionCommand], now: float) -> None:
         for command in commands:
             match command:
                 case Reply(peer, message):

@@ -24,18 +24,22 @@ import torch.distributed as dist
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_connector.device import Device, DeviceEvent
-from pdcluster_connector.reshard.feeds import ReshardItem, TokenPages, TokenShape
-from pdcluster_connector.reshard.resharder import (
-    Outcome,
+from pdcluster_connector.reshard import (
+    GroupRank,
     Resharded,
     Resharder,
     ResharderParts,
     ReshardFailed,
+    ReshardItem,
+    ReshardOutcome,
+    StagedPart,
+    StagingMemory,
+    StagingRoom,
     StepRead,
+    TokenPages,
+    TokenRegion,
+    TokenShape,
 )
-from pdcluster_connector.reshard.rounds import GroupRank, StagedPart
-from pdcluster_connector.reshard.staging import StagingMemory, StagingRoom
-from pdcluster_connector.reshard.tensors import TokenRegion
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import PushSlice
 from pdcluster_connector.worker.lane import Lane
@@ -156,7 +160,7 @@ class GroupResharding(Resharding):
 
     # Everything below runs in the resharder's thread.
 
-    def _on_outcome(self, outcome: Outcome) -> None:
+    def _on_outcome(self, outcome: ReshardOutcome) -> None:
         match outcome:
             case Resharded(step=step):
                 self._hand_out(outcome, self._steps[step])

@@ -6,8 +6,10 @@ together in staging memory, and says for each part where it lies. Which of the t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, groupby
+from operator import attrgetter
 
 from pdcluster_connector.core.link import Link, RegionCopy, plan_link, require_possible
 from pdcluster_connector.core.ranges import (
@@ -18,10 +20,8 @@ from pdcluster_connector.core.ranges import (
     require_held,
     wanted_bytes,
 )
-from pdcluster_connector.core.sending import Commands, PushKey
-from pdcluster_connector.reshard.feeds import TokenPages
-from pdcluster_connector.reshard.resharder import StepRead
-from pdcluster_connector.reshard.rounds import StagedPart, write_rows
+from pdcluster_connector.core.sending import PushKey, SendingCommands
+from pdcluster_connector.reshard import StagedPart, StepRead, TokenPages, write_rows
 from pdcluster_connector.steps import PushSlice, PushTarget
 from pdcluster_connector.worker.orders import LayerSaved, Staged, StagedWrite, StepEnded
 from pdcluster_connector.worker.pushes import LivePush
@@ -33,10 +33,13 @@ from pdcluster_protocol.side_channel import Hello, RankLayout, Welcome
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A link, and its copies by the index of prefill's region, as ``LayerSaved`` and ``Staged`` name it."""
+    """A link, and its copies by the index of prefill's region, as ``LayerSaved`` and ``Staged`` name it.
+
+    One copy for each region, and of a state that is split one for each of its runs.
+    """
 
     link: Link
-    direct: dict[int, RegionCopy]
+    direct: dict[int, tuple[RegionCopy, ...]]
     staged: dict[int, RegionCopy]
     num_layers: int
     last_order: type[StepEnded | StepRead]
@@ -44,9 +47,13 @@ class Route:
     num_blocks: Mapping[int, int]
     """Blocks that decode has in each KV group."""
 
-    def shapes_of(self, copies: dict[int, RegionCopy]) -> dict[int, CopyShape]:
+    @property
+    def direct_copies(self) -> Iterator[RegionCopy]:
+        return chain.from_iterable(self.direct.values())
+
+    def shapes_of(self, copies: Iterable[RegionCopy]) -> dict[int, CopyShape]:
         """The shapes of ``copies``, by their numbers."""
-        return {copy.shape: self.link.shapes[copy.shape] for copy in copies.values()}
+        return {copy.shape: self.link.shapes[copy.shape] for copy in copies}
 
     def require_fit(self, part: PushSlice) -> None:
         """The reservation told the truth about decode's memory: its push would spoil what others of the lane push.
@@ -70,7 +77,7 @@ class Route:
                     f"decode engine {target.engine_id} reserved blocks of {size} tokens in KV group {shape.group}, but "
                     f"holds {shape.target.block_tokens}: run the same pdcluster everywhere"
                 )
-        for shape in self.shapes_of(self.staged).values():
+        for shape in self.shapes_of(self.staged.values()).values():
             said = target.block_tokens[shape.group], target.page_tokens[shape.group]
             if said != (found := (shape.target.block_tokens, shape.target.page_tokens)):
                 raise ProtocolError(
@@ -98,7 +105,8 @@ def plan_route(welcome: Welcome, boot_id: BootId, hello: Hello, *, can_reshard: 
             f"token-major KV cannot go from TP {hello.layout.tp_size} to TP {welcome.layout.tp_size} without a "
             "resharder, which this prefill rank does not have: use one TP on both"
         )
-    direct = {copy.source_index: copy for copy in link.copies if not copy.is_resharded}
+    in_order = (copy for copy in link.copies if not copy.is_resharded)
+    direct = {index: tuple(copies) for index, copies in groupby(in_order, key=attrgetter("source_index"))}
     num_layers = len({copy.layer_name for copy in link.copies})
     last_order = StepRead if staged else StepEnded
     return Route(link, direct, staged, num_layers, last_order, _num_blocks(welcome.layout))
@@ -122,7 +130,7 @@ class StepPlan:
         """Pushes that this step plans to take from staging memory."""
         return list(self._pushes.values())
 
-    def add(self, route: Route, live: LivePush, part: PushSlice, *, now: float) -> Commands:
+    def add(self, route: Route, live: LivePush, part: PushSlice, *, now: float) -> SendingCommands:
         """Plan ``part`` of ``live``; returns what the push says to it."""
         try:
             ranges, num_staged = _plan(route, part)
@@ -131,7 +139,7 @@ class StepPlan:
         except ProtocolError as error:
             return live.push.give_up(str(error), now=now)
         self._ranges[live] = ranges
-        per_region = [ranges[copy.shape] for copy in route.direct.values()]
+        per_region = [ranges[copy.shape] for copy in route.direct_copies]
         live.num_pieces += sum(part_ranges.num_pieces for part_ranges in per_region)
         live.num_writes += sum(len(part_ranges.source) for part_ranges in per_region)
         num_bytes = sum(part_ranges.total_bytes for part_ranges in per_region) + num_staged
@@ -144,8 +152,7 @@ class StepPlan:
     def batches(self, route: Route, order: LayerSaved) -> Iterator[Batch]:
         """One batch for each region that became final: every push's part of it, fused."""
         for index in order.regions:
-            copy = route.direct.get(index)
-            parts = tuple(self._parts(copy, order.at)) if copy else ()
+            parts = tuple(part for copy in route.direct.get(index, ()) for part in self._parts(copy, order.at))
             if parts:
                 yield Batch(order.event, parts)
 
@@ -161,7 +168,7 @@ class StepPlan:
                 parts.append(self._staged_part(route, copy, live, write, order.at))
         return Batch(None, tuple(parts))
 
-    def read(self, route: Route) -> Iterator[tuple[LivePush, Commands]]:
+    def read(self, route: Route) -> Iterator[tuple[LivePush, SendingCommands]]:
         """The resharder, ours and the others', reads this step's blocks no more.
 
         A push is whole only now: while others may still read heads of ours, it can still be given up.
@@ -201,7 +208,7 @@ def _plan(route: Route, part: PushSlice) -> tuple[dict[int, ByteRanges], int]:
         ProtocolError: The reservation does not fit the decode rank.
     """
     route.require_fit(part)
-    direct, staged = route.shapes_of(route.direct), route.shapes_of(route.staged)
+    direct, staged = route.shapes_of(route.direct_copies), route.shapes_of(route.staged.values())
     ranges = {number: plan_ranges(shape, part.groups[shape.group]) for number, shape in direct.items()}
     num_bytes = {number: wanted_bytes(shape, part.groups[shape.group]) for number, shape in staged.items()}
     return ranges, sum(num_bytes[copy.shape] for copy in route.staged.values())

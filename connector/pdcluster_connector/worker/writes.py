@@ -1,8 +1,9 @@
 """A lane's writes: queued layer by layer, submitted in order, polled until acknowledged.
 
 All requests of a step that go to the same decode rank form one *batch* per layer. A batch leaves when
-its layer's device event is complete. The number of writes in flight is bounded: Mooncake refuses more
-than its own queue holds, and what is not submitted can still be stopped.
+its layer's device event is complete, in *submits*: each has as many writes as the transport takes in one
+call, of one request or of several. The number of writes in flight is bounded: Mooncake refuses more than
+its own queue holds, and what is not submitted can still be stopped.
 """
 
 from __future__ import annotations
@@ -15,15 +16,13 @@ from typing import Final
 
 from pdcluster_connector.core.pace import LONGEST_LOOK_S, WritePace
 from pdcluster_connector.core.ranges import ByteRanges
-from pdcluster_connector.core.sending import Commands, Push, PushKey
+from pdcluster_connector.core.sending import Push, PushKey, SendingCommands
 from pdcluster_connector.device import Device, DeviceEvent
-from pdcluster_connector.reshard.staging import StagingRoom
-from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
+from pdcluster_connector.reshard import StagingRoom
+from pdcluster_connector.settings import MAX_WRITES_IN_FLIGHT
+from pdcluster_connector.transport.base import Transport, WriteId, WriteRange, WriteStatus
 from pdcluster_protocol.errors import TransferError
 from pdcluster_protocol.trace import LayerTrace
-
-MAX_WRITES_IN_FLIGHT: Final = 1024
-"""Per lane. Half of what Mooncake's TCP takes per peer by default (2,048), so one lane never fills it."""
 
 _FULL_POLL_EVERY_S: Final = 0.02
 
@@ -67,29 +66,54 @@ class Batch:
 
 @dataclass(slots=True, eq=False)
 class _Cursor:
-    """Where submission stands in one part. ``unended``: writes that may still read it."""
+    """Where submission stands in one part. ``unended``: submits that may still read it."""
 
     part: Part
-    rows: list[tuple[int, int, int]]
+    rows: list[WriteRange]
     next_row: int = 0
     unended: int = 0
     is_dropped: bool = False
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether another range of it may be submitted."""
+        return self.next_row < len(self.rows) and self.part.push.may_write
 
     @property
     def is_over(self) -> bool:
         """Whether nothing reads the part now or later."""
         return not self.unended and (self.is_dropped or self.next_row == len(self.rows))
 
+    def take(self, count: int) -> list[WriteRange]:
+        """The next ranges, ``count`` at most. Something may read them from now on."""
+        taken = self.rows[self.next_row : self.next_row + count]
+        self.next_row += len(taken)
+        self.unended += 1
+        return taken
 
-@dataclass(slots=True)
-class _InFlight:
-    write: WriteId
+
+@dataclass(frozen=True, slots=True)
+class _Portion:
+    """What one submit has of one part."""
+
     cursor: _Cursor
     num_bytes: int
 
     @property
     def push(self) -> Push:
         return self.cursor.part.push
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    write: WriteId
+    portions: list[_Portion]
+    num_writes: int
+
+    @property
+    def may_write(self) -> bool:
+        """Whether it is of a push that goes on."""
+        return any(portion.push.may_write for portion in self.portions)
 
 
 @dataclass(slots=True)
@@ -128,6 +152,7 @@ class WriteQueue:
     _cursors: deque[_Cursor] = field(default_factory=deque)
     _held: dict[Push, list[_Cursor]] = field(default_factory=dict)
     _in_flight: deque[_InFlight] = field(default_factory=deque)
+    _num_writes_in_flight: int = 0
     _rooms: _Rooms = field(default_factory=_Rooms)
     _pace: WritePace = field(default_factory=WritePace)
     _layer_pace: WritePace = field(default_factory=WritePace)
@@ -138,7 +163,7 @@ class WriteQueue:
     @property
     def is_busy(self) -> bool:
         """Whether polling soon is worthwhile: something that may write is in flight, or waits for an event or room."""
-        is_writing = bool(self._in_flight) and self._in_flight[0].push.may_write
+        is_writing = bool(self._in_flight) and self._in_flight[0].may_write
         return is_writing or bool(self._batches or self._cursors)
 
     @property
@@ -157,7 +182,8 @@ class WriteQueue:
     def has_work_of(self, push: Push) -> bool:
         """Whether a byte of the request's blocks is queued, held for its grant, or in flight; staged copies are not."""
         queued = (part for batch in self._batches for part in batch.parts)
-        submitted = (cursor.part for cursor in (*self._cursors, *(flight.cursor for flight in self._in_flight)))
+        in_flight = (portion.cursor for flight in self._in_flight for portion in flight.portions)
+        submitted = (cursor.part for cursor in (*self._cursors, *in_flight))
         held = (cursor.part for cursor in self._held.get(push, ()) if push.is_waiting)
         return any(part.push is push and part.room is None for part in chain(queued, submitted, held))
 
@@ -179,7 +205,7 @@ class WriteQueue:
             for cursor in self._held.pop(push):
                 self._drop(cursor)
 
-    def advance(self, *, now: float) -> Iterator[tuple[Push, Commands]]:
+    def advance(self, *, now: float) -> Iterator[tuple[Push, SendingCommands]]:
         """Poll what is in flight and submit what may leave; yields what that means for each push."""
         num_in_flight = len(self._in_flight)
         yield from self._poll(now)
@@ -201,82 +227,108 @@ class WriteQueue:
         self._layer_pace.looked(num_waiting - len(self._batches), now=now)
         self._awaits_layer = bool(self._batches)
 
-    def _submit(self, now: float) -> Iterator[tuple[Push, Commands]]:
-        while self._cursors and len(self._in_flight) < MAX_WRITES_IN_FLIGHT:
+    def _submit(self, now: float) -> Iterator[tuple[Push, SendingCommands]]:
+        most = self.transport.writes_per_submit
+        while self._num_writes_in_flight + most <= MAX_WRITES_IN_FLIGHT:
+            portions, ranges = self._take(most)
+            if not ranges:
+                return
+            if reason := self._hand_over(portions, ranges, now):
+                yield from self._refused(portions, reason, now)
+
+    def _take(self, most: int) -> tuple[list[_Portion], list[WriteRange]]:
+        """The next ranges that may leave, ``most`` at most."""
+        portions: list[_Portion] = []
+        ranges: list[WriteRange] = []
+        while self._cursors and len(ranges) < most:
             cursor = self._cursors[0]
-            push = cursor.part.push
-            if cursor.next_row == len(cursor.rows) or not push.may_write:
+            if not cursor.may_leave:
                 self._drop(self._cursors.popleft())
                 continue
-            if reason := self._submit_row(cursor, now):
-                yield push, push.give_up(reason, now=now)
+            taken = cursor.take(most - len(ranges))
+            portions.append(_Portion(cursor, sum(num_bytes for _, _, num_bytes in taken)))
+            ranges += taken
+        return portions, ranges
 
     def _drop(self, cursor: _Cursor) -> None:
         """No further write of this part is submitted."""
         cursor.is_dropped = True
         self._rooms.release_if_over(cursor)
 
-    def _submit_row(self, cursor: _Cursor, now: float) -> str:
-        """Hand the next range to the transport; the reason when it refuses."""
-        source, target, num_bytes = cursor.rows[cursor.next_row]
+    def _hand_over(self, portions: list[_Portion], ranges: list[WriteRange], now: float) -> str:
+        """Submit them together; the reason when the transport refuses."""
         try:
-            write = self.transport.submit_write(self.session, source, target, num_bytes)
+            write = self.transport.submit_writes(self.session, ranges)
         except TransferError as error:
             return str(error)
-        cursor.next_row += 1
-        cursor.unended += 1
-        cursor.part.push.submitted()
-        cursor.part.record.write_begin = cursor.part.record.write_begin or now
+        for portion in portions:
+            portion.push.submitted()
+            record = portion.cursor.part.record
+            record.write_begin = record.write_begin or now
         if not self._in_flight:
             self._pace.began(now=now)
-        self._in_flight.append(_InFlight(write, cursor, num_bytes))
+        self._in_flight.append(_InFlight(write, portions, len(ranges)))
+        self._num_writes_in_flight += len(ranges)
         return ""
 
-    def _poll(self, now: float) -> Iterator[tuple[Push, Commands]]:
-        """Look at writes oldest first and stop at the first that is pending: amortised one look per write.
+    def _refused(self, portions: list[_Portion], reason: str, now: float) -> Iterator[tuple[Push, SendingCommands]]:
+        for portion in portions:
+            portion.cursor.unended -= 1
+            self._drop(portion.cursor)
+            yield portion.push, portion.push.give_up(reason, now=now)
 
-        A write that never ends would hide those behind it, so when the oldest push is no longer writing the
+    def _poll(self, now: float) -> Iterator[tuple[Push, SendingCommands]]:
+        """Look at submits oldest first and stop at the first that is pending: amortised one look per submit.
+
+        One that never ends would hide those behind it, so when the oldest push is no longer writing the
         whole queue is looked at, but not often: its peer may be silent for minutes.
         """
         while self._in_flight:
             status = self.transport.write_status(self._in_flight[0].write)
             if status is WriteStatus.PENDING:
                 break
-            yield self._ended(self._in_flight.popleft(), status, now)
-        if self._in_flight and not self._in_flight[0].push.may_write and now >= self._next_full_poll:
+            yield from self._ended(self._in_flight.popleft(), status, now)
+        if self._in_flight and not self._in_flight[0].may_write and now >= self._next_full_poll:
             self._next_full_poll = now + _FULL_POLL_EVERY_S
             yield from self._poll_all(now)
 
-    def _poll_all(self, now: float) -> Iterator[tuple[Push, Commands]]:
+    def _poll_all(self, now: float) -> Iterator[tuple[Push, SendingCommands]]:
         for _ in range(len(self._in_flight)):
             flight = self._in_flight.popleft()
             status = self.transport.write_status(flight.write)
             if status is WriteStatus.PENDING:
                 self._in_flight.append(flight)
             else:
-                yield self._ended(flight, status, now)
+                yield from self._ended(flight, status, now)
 
-    def _ended(self, flight: _InFlight, status: WriteStatus, now: float) -> tuple[Push, Commands]:
-        push = flight.push
-        if status is WriteStatus.FAILED:
-            # It may still read: its part counts as unended until the session is closed.
-            return push, push.write_failed(f"a write of {flight.num_bytes} bytes failed", now=now)
-        flight.cursor.unended -= 1
-        self._rooms.release_if_over(flight.cursor)
+    def _ended(self, flight: _InFlight, status: WriteStatus, now: float) -> Iterator[tuple[Push, SendingCommands]]:
+        self._num_writes_in_flight -= flight.num_writes
+        for portion in flight.portions:
+            if status is WriteStatus.DONE:
+                yield portion.push, self._written(portion, now)
+            else:
+                # It may still read: its part counts as unended until the session is closed.
+                reason = f"a submit with {portion.num_bytes} bytes of it failed"
+                yield portion.push, portion.push.write_failed(reason, now=now)
+
+    def _written(self, portion: _Portion, now: float) -> SendingCommands:
+        push = portion.push
+        portion.cursor.unended -= 1
+        self._rooms.release_if_over(portion.cursor)
         if push.key in self.lost:
             # Looked at after the status: what was acknowledged before the overwrite was read before it.
-            return push, (
+            return (
                 *push.give_up("prefill preempted the request while its blocks were being read", now=now),
-                *push.written(flight.num_bytes),
+                *push.written(portion.num_bytes),
             )
-        record = flight.cursor.part.record
-        record.unacked_bytes -= flight.num_bytes
+        record = portion.cursor.part.record
+        record.unacked_bytes -= portion.num_bytes
         if record.unacked_bytes == 0:
             record.acked_at = now
-        return push, push.written(flight.num_bytes)
+        return push.written(portion.num_bytes)
 
 
-def _absolute_rows(part: Part) -> list[tuple[int, int, int]]:
+def _absolute_rows(part: Part) -> list[WriteRange]:
     """(source, target, bytes) of each range, as addresses."""
     sources = (part.ranges.source + part.source_base).tolist()
     targets = (part.ranges.target + part.target_base).tolist()

@@ -154,7 +154,7 @@ _PERCENT: Final = r"^([0-9]|[1-9][0-9]|100)%$"
 MAX_REPLICAS: Final = 1000
 """Of one role: far above what one router pool serves, and low enough that a slip of the finger is refused."""
 
-Share = Annotated[
+CountOrPercent = Annotated[
     Annotated[int, Field(ge=0, le=MAX_REPLICAS)] | Annotated[str, Field(pattern=_PERCENT, max_length=4)],
     _int_or_string(pattern=_PERCENT, maxLength=4, minimum=0, maximum=MAX_REPLICAS),
 ]

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from pdcluster_operator.api.base import MAX_NAME, MAX_REPLICAS, ApiModel, Fault, Name, OpenObject, Rule, Share
+from pdcluster_operator.api.base import MAX_NAME, MAX_REPLICAS, ApiModel, CountOrPercent, Fault, Name, OpenObject, Rule
 from pdcluster_operator.api.role import DeviceKind, Resources, Roles, ranks_of
 from pdcluster_operator.api.status import PDClusterStatus
 from pdcluster_protocol.launch import HTTP_PORT, SIDE_CHANNEL_PORT
@@ -184,10 +184,10 @@ class RouterSpec(ApiModel):
 class Rollout(ApiModel):
     """How engines are replaced. Both roles move in proportion, and pairs exist only within one revision."""
 
-    max_surge: Share = 1
+    max_surge: CountOrPercent = 1
     """Instances of a role above the wanted number, or a part like 25% (rounded up). Default 1: capacity does not fall
     while engines are replaced. Without spare devices give 0, and maxUnavailable 1."""
-    max_unavailable: Share = 0
+    max_unavailable: CountOrPercent = 0
     """Instances of a role that may be missing, or a part like 25% (rounded down). Default 0: see maxSurge."""
     progress_deadline_seconds: int = Field(default=1800, ge=10, le=_DAY_S)
     """Seconds without progress after which the rollout stops and says so, in [10, 86400]. Default 1800: large weights

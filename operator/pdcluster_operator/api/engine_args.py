@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pdcluster_operator.api.base import Rule
+from pdcluster_operator.api.base import Fault, Rule
 
 MAX_ARGS: Final = 64
 MAX_NAME_CHARACTERS: Final = 64
@@ -141,7 +141,13 @@ SET_ELSEWHERE: Final[dict[str, str]] = {
 
 
 ON_ONE_NODE: Final = "distributed-executor-backend"
-"""Over several nodes the operator sets it; on one it is the user's choice."""
+"""Over several nodes the operator sets it; on one it is the user's choice, but for Ray, which the connector refuses."""
+
+SPECULATION: Final = "speculative-config"
+_ALONE: Final = ("ngram", "mtp", "eagle", "draft_model")
+"""Methods of speculation that decode may have alone. The connector says why, and by a fingerprint that names the method
+it refuses others (``pdcluster_protocol/fingerprint.py``)."""
+_MAY_BE_ALONE: Final = rf"""matches('"method"\\s*:\\s*"({"|".join(_ALONE)})"')"""
 
 # Python spells a list or a map of strings, and a list of numbers, as CEL does, as long as no string has both quotes.
 _FIRST_FORBIDDEN: Final = f"{list(SET_ELSEWHERE)}.filter(name, name in self)[0]"
@@ -195,6 +201,14 @@ ARGS_RULES: Final = (
         values=(_FIRST_FORBIDDEN, f"self[{_FIRST_FORBIDDEN}]", f"{SET_ELSEWHERE}[{_FIRST_FORBIDDEN}]"),
         short="engineArgs has an option that the operator sets itself or relies on: leave it out",
     ),
+    Rule(
+        holds=f"!('{ON_ONE_NODE}' in self) || self['{ON_ONE_NODE}'] != 'ray'",
+        says=f"engineArgs has {ON_ONE_NODE} = %s, which the connector refuses: leave it out, and use nodesPerInstance "
+        "for several nodes",
+        values=(f"self['{ON_ONE_NODE}']",),
+        short=f"engineArgs has {ON_ONE_NODE} ray, which the connector refuses: leave it out",
+        fault=Fault.FORBIDDEN,
+    ),
 )
 """Over one role's ``engineArgs``."""
 
@@ -206,11 +220,16 @@ def _value(role: str, name: str, otherwise: str) -> str:
 
 
 def agreement_rule(name: str) -> Rule:
-    """Over ``roles``: prefill and decode give the option alike, or both leave it out."""
+    """Over ``roles``: prefill and decode give the option alike, or both leave it out. Some speculation decode may have
+    alone."""
     prefill, decode = (_value(role, name, "") for role in ("prefill", "decode"))
+    or_alone, cure = "", f"give both roles the same engineArgs {name}"
+    if name == SPECULATION:
+        or_alone = f" || ({prefill} == '' && {decode}.{_MAY_BE_ALONE})"
+        cure += f", or decode alone one whose method is {', '.join(_ALONE[:-1])} or {_ALONE[-1]}"
     return Rule(
-        holds=f"{prefill} == {decode}",
-        says=f"prefill has {name} %s, decode has %s: give both roles the same engineArgs {name}",
+        holds=f"{prefill} == {decode}{or_alone}",
+        says=f"prefill has {name} %s, decode has %s: {cure}",
         values=(_value("prefill", name, "not set"), _value("decode", name, "not set")),
         short=f"prefill and decode differ in {name}: give both roles the same engineArgs {name}",
         path=".decode.engineArgs",

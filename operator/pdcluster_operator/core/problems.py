@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-Part = Mapping[str, Any]
+StatusPart = Mapping[str, Any]
 """A part of an object, as the API server sends it."""
 
 LOOP_DEATHS: Final = 3
@@ -73,7 +73,7 @@ class _Times:
     unready_s: int
 
 
-def trouble_of(pod: str, status: Part) -> str:
+def trouble_of(pod: str, status: StatusPart) -> str:
     """Why the cluster does not start the pod. Empty when it starts, or is only not there yet.
 
     The text stays the same from try to try, since each change writes the PDCluster's status.
@@ -90,7 +90,7 @@ def trouble_of(pod: str, status: Part) -> str:
     return ""
 
 
-def deaths_of(status: Part, *, is_going: bool) -> tuple[Death, ...]:
+def deaths_of(status: StatusPart, *, is_going: bool) -> tuple[Death, ...]:
     """What this picture of a pod shows. ``is_going``: what ends now was told to."""
     ready = condition_of(status, "Ready")
     unready_s = unix_s(ready.get("lastTransitionTime")) if ready.get("status") == "False" else 0
@@ -113,7 +113,7 @@ def worst_of(deaths: Iterable[Death]) -> Death | None:
     return max(told, key=lambda one: one.equal, default=None)
 
 
-def condition_of(status: Part, kind: str) -> Part:
+def condition_of(status: StatusPart, kind: str) -> StatusPart:
     return next((one for one in status.get("conditions") or () if one.get("type") == kind), {})
 
 
@@ -121,13 +121,13 @@ def unix_s(text: str | None) -> int:
     return int(datetime.fromisoformat(text).timestamp()) if text else 0
 
 
-def _containers(status: Part) -> Iterator[tuple[Part, bool]]:
+def _containers(status: StatusPart) -> Iterator[tuple[StatusPart, bool]]:
     """Those of podOverrides that run before the engine first: while one of them fails, the engine merely waits."""
     yield from ((one, True) for one in status.get("initContainerStatuses") or ())
     yield from ((one, False) for one in status.get("containerStatuses") or ())
 
 
-def _waiting_told(waiting: Part, *, has_died: bool) -> str:
+def _waiting_told(waiting: StatusPart, *, has_died: bool) -> str:
     """A registry's words are in the kubelet's at the try itself, and behind a prefix until the next one."""
     reason, message = waiting.get("reason", ""), str(waiting.get("message") or "")
     if not reason or reason in _STARTS:
@@ -139,7 +139,7 @@ def _waiting_told(waiting: Part, *, has_died: bool) -> str:
     return f"{reason}: {_fitted(message)}" if message else str(reason)
 
 
-def _death_of(container: Part, is_init: bool, times: _Times, is_going: bool) -> Death | None:
+def _death_of(container: StatusPart, is_init: bool, times: _Times, is_going: bool) -> Death | None:
     state, restarts = container.get("state") or {}, int(container.get("restartCount") or 0)
     running = state.get("running")
     if running and times.unready_s > unix_s(running.get("startedAt")) + LONG_LIFE_S:
@@ -155,11 +155,11 @@ def _death_of(container: Part, is_init: bool, times: _Times, is_going: bool) -> 
     return _as_death(container["name"], last, restarts + (1 if state.get("waiting") and not is_going else 0), times)
 
 
-def _ended_last(container: Part) -> Part | None:
+def _ended_last(container: StatusPart) -> StatusPart | None:
     return (container.get("lastState") or {}).get("terminated")
 
 
-def _as_death(name: str, ended: Part, count: int, times: _Times) -> Death:
+def _as_death(name: str, ended: StatusPart, count: int, times: _Times) -> Death:
     ended_s = unix_s(ended.get("finishedAt"))
     began_s = unix_s(ended.get("startedAt")) or ended_s  # containerd says 1970 of what never began (its issue 9080).
     served_long = times.unready_s > began_s + 1 and ended_s > began_s + LONG_LIFE_S

@@ -18,9 +18,9 @@ from pdcluster_protocol.params import DecodeParams, Reservation, for_attempt, pa
 from pdcluster_protocol.secret import Secret
 from pdcluster_router.core.breaker import Blame
 from pdcluster_router.core.pairing import FIRST_ATTEMPT, Event, Retries
+from pdcluster_router.core.rewrite import Bytes
 from pdcluster_router.core.sse import GAVE_UP
 
-Bytes: TypeAlias = bytes | bytearray
 BAD_REQUEST: Final = 400
 FORBIDDEN: Final = 403
 NOT_FOUND: Final = 404

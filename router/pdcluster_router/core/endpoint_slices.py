@@ -73,7 +73,7 @@ class Endpoint(msgspec.Struct, frozen=True, rename="camel"):
         return bool((self.conditions or Conditions()).terminating)
 
 
-class Port(msgspec.Struct, frozen=True):
+class EndpointPort(msgspec.Struct, frozen=True):
     name: str | None = None
     port: int | None = None
 
@@ -82,7 +82,7 @@ class EndpointSlice(msgspec.Struct, frozen=True, rename="camel"):
     metadata: Metadata
     address_type: str = ""
     endpoints: list[Endpoint] | None = None
-    ports: list[Port] | None = None
+    ports: list[EndpointPort] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,16 +107,16 @@ class Remove:
     key: EngineKey
 
 
-Command: TypeAlias = Add | NewState | Remove
+RosterChange: TypeAlias = Add | NewState | Remove
 
 
-def plan(known: Mapping[EngineKey, KnownEngine], listed: Iterable[Member]) -> list[Command]:
+def plan(known: Mapping[EngineKey, KnownEngine], listed: Iterable[Member]) -> list[RosterChange]:
     """What makes ``known`` follow ``listed``, the whole picture. Nothing when it does already.
 
     Call it when the picture changes and when an engine becomes idle. Of members with one key the last one counts.
     """
     members = {member.key: member for member in listed}
-    commands: list[Command] = []
+    commands: list[RosterChange] = []
     for key, engine in known.items():
         member = members.pop(key, None)
         state = EngineState.LEAVING if member is None else member.state

@@ -33,7 +33,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import ClassVar, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt, TransferId
@@ -145,16 +145,16 @@ class Retries:
     """When no attempt is left decode may recompute; False: the client gets the error at once."""
 
 
-Step: TypeAlias = tuple[Phase, tuple[Command, ...]]
-Table: TypeAlias = dict[tuple[Phase, Event], Step]
+Transition: TypeAlias = tuple[Phase, tuple[Command, ...]]
+Table: TypeAlias = dict[tuple[Phase, Event], Transition]
 
 TERMINAL: Final = frozenset({Phase.DONE, Phase.FAILED})
 
 _STOP_BOTH: Final = (Command.ABORT_PREFILL, Command.ABORT_DECODE, Command.REPLY_FAILED)
-_FAIL: Final[Step] = (Phase.FAILED, (Command.ABORT_DECODE, Command.ANSWER_ERROR))
-_FAIL_BOTH: Final[Step] = (Phase.FAILED, (*_STOP_BOTH, Command.ANSWER_ERROR))
-_TIME_OUT: Final[Step] = (Phase.FAILED, (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT))
-_TIME_OUT_BOTH: Final[Step] = (Phase.FAILED, (*_STOP_BOTH, Command.ANSWER_TIMEOUT))
+_FAIL: Final[Transition] = (Phase.FAILED, (Command.ABORT_DECODE, Command.ANSWER_ERROR))
+_FAIL_BOTH: Final[Transition] = (Phase.FAILED, (*_STOP_BOTH, Command.ANSWER_ERROR))
+_TIME_OUT: Final[Transition] = (Phase.FAILED, (Command.ABORT_DECODE, Command.ANSWER_TIMEOUT))
+_TIME_OUT_BOTH: Final[Transition] = (Phase.FAILED, (*_STOP_BOTH, Command.ANSWER_TIMEOUT))
 _PREFILL_IS_OVER: Final = (Command.ABORT_PREFILL, Command.REPLY_FAILED)
 
 _FAILED_ATTEMPTS: Final = (
@@ -259,10 +259,6 @@ class Pairing:
         "transfer_id",
     )
 
-    transitions: ClassVar[Table] = TRANSITIONS
-    prefill_retries: ClassVar[Table] = PREFILL_RETRIES
-    decode_retries: ClassVar[Table] = DECODE_RETRIES
-
     def __init__(
         self,
         transfer_id: TransferId,
@@ -315,7 +311,7 @@ class Pairing:
         if self.phase in TERMINAL:
             return ()
         key = (self.phase, event)
-        step = self.transitions.get(key)
+        step = TRANSITIONS.get(key)
         if step is None:
             raise ProtocolError(f"transfer {self.transfer_id}: {event.name} while {self.phase.name}")
         if event in _FAILURES:
@@ -350,11 +346,11 @@ class Pairing:
         self.attempt = FIRST_ATTEMPT
         self._phase_deadline = self._deadline_of(self.phase, now=now)
 
-    def _failed(self, key: tuple[Phase, Event], step: Step, *, now: float) -> tuple[Command, ...]:
+    def _failed(self, key: tuple[Phase, Event], step: Transition, *, now: float) -> tuple[Command, ...]:
         """It is tried again, or ``step`` says what becomes of it."""
-        if key in self.prefill_retries:
+        if key in PREFILL_RETRIES:
             return self._attempt_failed(key, now=now)
-        if key in self.decode_retries and self._may_ask_another_decode(now):
+        if key in DECODE_RETRIES and self._may_ask_another_decode(now):
             return self._ask_another_decode(key, now=now)
         if not self._retries.recomputes and key in FAILS_AT_ONCE:
             return self._enter(FAILS_AT_ONCE[key], now=now)
@@ -364,18 +360,18 @@ class Pairing:
         self._num_failed += 1
         if self._num_failed < self._retries.max_prefill_attempts and now < self.transfer_deadline:
             self.attempt = Attempt(self.attempt + 1)
-            return self._enter(self.prefill_retries[key], now=now)
-        return self._enter((self.transitions if self._retries.recomputes else FAILS_AT_ONCE)[key], now=now)
+            return self._enter(PREFILL_RETRIES[key], now=now)
+        return self._enter((TRANSITIONS if self._retries.recomputes else FAILS_AT_ONCE)[key], now=now)
 
     def _may_ask_another_decode(self, now: float) -> bool:
         return self._num_decode_attempts < self._retries.max_decode_attempts and now < self.transfer_deadline
 
     def _ask_another_decode(self, key: tuple[Phase, Event], *, now: float) -> tuple[Command, ...]:
         self._num_decode_attempts += 1
-        _, commands = self.decode_retries[key]
+        _, commands = DECODE_RETRIES[key]
         return self._enter((self._start, commands), now=now)
 
-    def _enter(self, step: Step, *, now: float) -> tuple[Command, ...]:
+    def _enter(self, step: Transition, *, now: float) -> tuple[Command, ...]:
         self.phase, commands = step
         if self.phase in TERMINAL:
             return commands

@@ -1,22 +1,23 @@
-"""Which engine takes the next request: who may at all, best first, and whom of them it goes to.
+"""Which engines may take the next request, best first, and what a policy is that chooses one of them.
 
 Engines of one revision only are ever paired: decode is chosen among revisions that have both roles, prefill among
 the engines of decode's revision. Who may is worked out when the pool changes, never for a request.
 An engine that its breaker has ejected gets nothing while another one of its role and revision may.
-Decides from states, loads and chance alone.
+Decides from states alone. The policy of today is ``core/least_tokens.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
+
+import msgspec
 
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.breaker import Breaker, Circuit
 from pdcluster_router.core.load import Load
 from pdcluster_router.core.membership import EngineState
-
-T = TypeVar("T")
+from pdcluster_router.core.rewrite import ClientBody
 
 
 class HasLoad(Protocol):
@@ -26,37 +27,27 @@ class HasLoad(Protocol):
     def load(self) -> Load: ...
 
 
-L = TypeVar("L", bound=HasLoad)
+E = TypeVar("E", bound=HasLoad)
+T = TypeVar("T")
 
 
-FEW: Final = 4
-"""So many engines are all compared: no dearer than chance, and never wrong."""
+class RequestFacts(msgspec.Struct, frozen=True):
+    """What a policy may look at of the request that it places."""
+
+    path: bytes
+    headers: bytes
+    """Whole lines, as engines get them."""
+    body: ClientBody
+    client: str
+    """Name of the API key that it showed; empty where none is asked for."""
 
 
-def choose(engines: Sequence[L], *, now: float, chance: Callable[[], float]) -> L:
-    """The one with less to do of two that chance picks; of a few engines the one with the least.
+class Policy(Protocol):
+    """Which engine of those that may gets the request. A function: a protocol, for it takes engines of any type."""
 
-    As good as the least of all but for a little, at the same cost for 8 engines and for 256. Two routers that see
-    different loads do not send everything to the same engine, as they would if each took the least loaded one.
-    ``chance``: in [0, 1), a new one with each call. ``engines`` has at least one.
-    """
-    num = len(engines)
-    if num <= FEW:
-        best = engines[0]
-        for engine in engines[1:]:
-            best = less_loaded(best, engine, now=now)
-        return best
-    first = int(chance() * num)
-    second = int(chance() * (num - 1))
-    return less_loaded(engines[first], engines[second if second < first else second + 1], now=now)
-
-
-def less_loaded(one: L, other: L, *, now: float) -> L:
-    """The one with fewer tokens to do; between equals the one that got fewer requests."""
-    ones, others = one.load.tokens(now=now), other.load.tokens(now=now)
-    if ones == others:
-        return one if one.load.num_placed <= other.load.num_placed else other
-    return one if ones < others else other
+    def __call__(self, engines: Sequence[E], request: RequestFacts, /, *, now: float, chance: Callable[[], float]) -> E:
+        """One of ``engines``, of which there is at least one. ``chance``: in [0, 1), a new one with each call."""
+        ...
 
 
 class Standing(Protocol):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-MAX_REASON_CHARS: Final = 1000
-"""A refusal names both engines, every value that differs and, at its end, the cure: 350 to 800 characters."""
+MAX_REASON_CHARS: Final = 1200
+"""A refusal names both engines, every value that differs and, at its end, the cure: 350 to 1,100 characters."""
 
 _HIDDEN: Final = (
     (re.compile(r"\b\d{1,11}\.[0-9a-f]{32}\b"), "<token>"),

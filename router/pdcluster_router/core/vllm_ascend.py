@@ -29,8 +29,9 @@ from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.params import DecodeParams
 from pdcluster_protocol.vllm_ascend import LayerwiseParams, parse_layerwise_reservation, request_id_in
 from pdcluster_router.core.breaker import Blame
-from pdcluster_router.core.dialect import BAD_REQUEST, NOT_FOUND, BadCall, Bytes, LayerwiseCall, Posted
+from pdcluster_router.core.dialect import BAD_REQUEST, NOT_FOUND, BadCall, LayerwiseCall, Posted
 from pdcluster_router.core.pairing import Event, Retries
+from pdcluster_router.core.rewrite import Bytes
 from pdcluster_router.core.sse import GAVE_UP
 
 RECOMPUTED: Final = b'"stop_reason":"recomputed"'

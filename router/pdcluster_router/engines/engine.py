@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from pdcluster_protocol.errors import Unavailable
@@ -31,25 +30,22 @@ class Fetched:
     body: bytes
 
 
-class EngineOwner(Protocol):
-    """The roster that an engine belongs to."""
-
-    def became_idle(self) -> None:
-        """An engine's last request has ended, while it gets nothing new."""
-        ...
-
-    def breaker_changed(self, engine: Engine) -> None:
-        """The engine is ejected, tried, or back."""
-        ...
-
-
 class Engine:
     """One engine. One event loop owns it; ``close`` closes its connections."""
 
     def __init__(
-        self, name: str, member: Member, limits: PoolLimits, owner: EngineOwner, now: Callable[[], float]
+        self,
+        name: str,
+        member: Member,
+        limits: PoolLimits,
+        *,
+        on_idle: Callable[[], None],
+        on_breaker: Callable[[Engine], None],
+        now: Callable[[], float],
     ) -> None:
-        """``now``: monotonic seconds."""
+        """``on_idle``: its last request has ended, while it gets nothing new. ``on_breaker``: it is ejected, tried, or
+        back. ``now``: monotonic seconds.
+        """
         parts = urlsplit(member.url)
         self.name = name
         """What logs and errors call it: an address stays inside."""
@@ -64,7 +60,8 @@ class Engine:
         """Requests that are there now."""
         self.load = Load()
         self.breaker = Breaker()
-        self._owner = owner
+        self._on_idle = on_idle
+        self._on_breaker = on_breaker
         self._now = now
         self._host = parts.netloc.encode()
         self.pool = ConnectionPool(parts.hostname or "", parts.port or 80, limits)
@@ -89,7 +86,7 @@ class Engine:
         self.num_running += 1
         breaker = self.breaker
         if breaker.circuit is not CLOSED and breaker.take(now=self._now()):
-            self._owner.breaker_changed(self)
+            self._on_breaker(self)
         return breaker.era
 
     def recount(self, num_tokens: int) -> None:
@@ -100,12 +97,12 @@ class Engine:
         self.load.outstanding_tokens -= num_tokens
         self.num_running -= 1
         if not self.num_running and self.state is not EngineState.SERVING:
-            self._owner.became_idle()
+            self._on_idle()
 
     def began(self, era: Era) -> None:
         """A request of ``era`` gets its answer's first bytes, or the engine has done its part of it."""
         if self.breaker.began(era):
-            self._owner.breaker_changed(self)
+            self._on_breaker(self)
 
     def succeeded(self, era: Era) -> None:
         """A request of ``era`` has ended well."""
@@ -118,7 +115,7 @@ class Engine:
     def failed(self, era: Era) -> None:
         """A request of ``era`` has failed, and this engine is to blame."""
         if self.breaker.failed(era, now=self._now()):
-            self._owner.breaker_changed(self)
+            self._on_breaker(self)
 
     def post(self, path: bytes, headers: bytes, body: Parts, sink: ResponseSink, *, fresh: bool = False) -> Call:
         """Start one POST. ``headers``: whole lines, without Host and Content-Length."""

@@ -40,7 +40,7 @@ class Models:
         """
         tried: list[Engine] = []
         reason = NO_DECODE
-        while (engine := self._roster.place_decode(tried)) is not None:
+        while (engine := self._roster.other_decode(tried)) is not None:
             tried.append(engine)
             try:
                 return await self._ask(engine, line)

@@ -19,17 +19,17 @@ from pdcluster_protocol.metaserver import Action
 from pdcluster_router.core.breaker import Circuit
 from pdcluster_router.core.membership import (
     Add,
-    Command,
     EngineKey,
     EngineState,
     KnownEngine,
     Member,
     NewState,
     Remove,
+    RosterChange,
     plan,
 )
 from pdcluster_router.core.pairing import Retries
-from pdcluster_router.core.placement import choose, decode_tiers, left_of, prefill_tiers, proven
+from pdcluster_router.core.placement import Policy, RequestFacts, decode_tiers, left_of, prefill_tiers, proven
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.http.connections import PoolLimits
 
@@ -44,9 +44,9 @@ _MIN_TICK_S: Final = 0.01
 class Terms:
     """Which engines may serve a request, and how often it is tried. The same for all clients."""
 
-    place_decode: Callable[[Sequence[Engine]], Engine | None]
+    place_decode: Callable[[RequestFacts, Sequence[Engine]], Engine | None]
     """The decode engine to ask next, of those that have not failed the request; None when no engine is left."""
-    place_prefill: Callable[[Sequence[Engine], str], Engine | None]
+    place_prefill: Callable[[RequestFacts, Sequence[Engine], str], Engine | None]
     """Likewise the prefill engine: only those of decode's revision fit."""
     retries: Retries
     wants_receipt: bool = False
@@ -64,6 +64,7 @@ class Roster:
     def __init__(
         self,
         limits: PoolLimits,
+        policy: Policy,
         on_change: Callable[[], None],
         on_ejected: Callable[[Role], None],
         now: Callable[[], float],
@@ -73,6 +74,8 @@ class Roster:
         self.engines: dict[Role, list[Engine]] = {role: [] for role in Role}
         self.members: tuple[Member, ...] = ()
         """What was said last."""
+        self.policy = policy
+        """Which engine gets a request, of those that may."""
         self._limits = limits
         self._on_change = on_change
         self._on_ejected = on_ejected
@@ -101,28 +104,33 @@ class Roster:
         self._prefill_tiers = {revision: prefill_tiers(engines, revision) for revision in revisions}
         self._on_change()
 
-    def place_decode(self, tried: Sequence[Engine]) -> Engine | None:
+    def place_decode(self, request: RequestFacts, tried: Sequence[Engine]) -> Engine | None:
         """As ``Terms.place_decode``."""
-        return self._choose(self._decode_tiers, tried)
+        return self._choose(request, self._decode_tiers, tried)
 
-    def place_prefill(self, tried: Sequence[Engine], revision: str) -> Engine | None:
+    def place_prefill(self, request: RequestFacts, tried: Sequence[Engine], revision: str) -> Engine | None:
         """As ``Terms.place_prefill``."""
-        return self._choose(self._prefill_tiers.get(revision, _NOBODY), tried)
+        return self._choose(request, self._prefill_tiers.get(revision, _NOBODY), tried)
+
+    def other_decode(self, tried: Sequence[Engine]) -> Engine | None:
+        """The decode engine with the least to do, for a question that is no request; None when all were ``tried``."""
+        now = self._now()
+        return min(left_of(self._decode_tiers, tried), key=lambda engine: engine.load.tokens(now=now), default=None)
 
     @property
     def num_usable_decodes(self) -> int:
         """The decode engines that new requests are placed among."""
         return len(self._decode_tiers[0]) if self._decode_tiers else 0
 
-    # What an engine says (EngineOwner).
+    # What an engine says.
 
-    def became_idle(self) -> None:
+    def _became_idle(self) -> None:
         """Soon, and not within the request that has ended, it is seen whether its engine is to be removed."""
         if not self._is_settling:
             self._is_settling = True
             self._loop.call_soon(self._settle)
 
-    def breaker_changed(self, engine: Engine) -> None:
+    def _breaker_changed(self, engine: Engine) -> None:
         _log_breaker(engine, self._now())
         if engine.breaker.circuit is Circuit.EJECTED:
             self._on_ejected(engine.role)
@@ -136,11 +144,11 @@ class Roster:
         for engine in self.all_engines():
             await engine.close()
 
-    def _choose(self, tiers: tuple[list[Engine], ...], tried: Sequence[Engine]) -> Engine | None:
+    def _choose(self, request: RequestFacts, tiers: tuple[list[Engine], ...], tried: Sequence[Engine]) -> Engine | None:
         engines = left_of(tiers, tried)
         if tried:
             engines = proven(engines)
-        return choose(engines, now=self._now(), chance=random.random) if engines else None
+        return self.policy(engines, request, now=self._now(), chance=random.random) if engines else None
 
     def _set_timer(self) -> None:
         """One for all breakers: when the next engine may be asked again."""
@@ -169,7 +177,7 @@ class Roster:
         if commands:
             self.refresh()
 
-    def _carry_out(self, command: Command) -> None:
+    def _carry_out(self, command: RosterChange) -> None:
         match command:
             case Add(member):
                 self._add(member)
@@ -181,7 +189,14 @@ class Roster:
 
     def _add(self, member: Member) -> None:
         name = f"{member.role.value}-{next(self._numbers[member.role])}"
-        engine = Engine(name, member, self._limits, self, self._now)
+        engine = Engine(
+            name,
+            member,
+            self._limits,
+            on_idle=self._became_idle,
+            on_breaker=self._breaker_changed,
+            now=self._now,
+        )
         self._by_key[member.key] = engine
         self.engines[member.role].append(engine)
         _log("added", engine)

@@ -18,13 +18,12 @@ from typing import Final
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.core.api_keys import ApiKeys, key_in, parse_keys
 from pdcluster_router.core.openai_errors import ApiError, no_key, wrong_key
+from pdcluster_router.core.request_head import Headers
 from pdcluster_router.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 MAX_FILE_BYTES: Final = 1 << 20
-
-Headers = list[tuple[bytes, bytes]]
 
 
 class Access:

@@ -116,24 +116,19 @@ class Call:
             self.sink.on_lost(lost)
 
 
-class ConnectionOwner(Protocol):
-    """The pool that a connection belongs to."""
-
-    def released(self, connection: Connection) -> None:
-        """The connection can take another call."""
-        ...
-
-    def closed(self, connection: Connection) -> None:
-        """The connection is gone. Comes exactly once."""
-        ...
-
-
 class Connection(asyncio.Protocol):
     """One connection. Owned by its pool, lent to one call at a time."""
 
-    def __init__(self, owner: ConnectionOwner, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        on_released: Callable[[Connection], None],
+        on_closed: Callable[[Connection], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """``on_released``: it can take another call. ``on_closed``: it is gone; comes exactly once."""
         self.idle_since = 0.0
-        self._owner = owner
+        self._on_released = on_released
+        self._on_closed = on_closed
         self._loop = loop
         self._parser = httptools.HttpResponseParser(self)
         self._call: Call | None = None
@@ -208,7 +203,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._owner.closed(self)
+        self._on_closed(self)
         self._lose(f"the connection was closed ({exc or 'end of stream'})")
 
     # What the parser says, in the course of data_received.
@@ -266,7 +261,7 @@ class Connection(asyncio.Protocol):
         if self._is_paused:
             self.resume()
         if self._incoming.can_keep and self._incoming.num_messages == 1:
-            self._owner.released(self)
+            self._on_released(self)
         else:
             self.abort()
 

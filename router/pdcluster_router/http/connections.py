@@ -44,10 +44,6 @@ class ConnectionPool:
         """Connections that a call holds, or that are being made for one."""
         return len(self._all) - len(self._idle) + len(self._connecting)
 
-    @property
-    def num_idle(self) -> int:
-        return len(self._idle)
-
     def send(self, request: Request, sink: ResponseSink, *, fresh: bool = False, is_exempt: bool = False) -> Call:
         """Start one call. Its sink hears the rest, never before this returns.
 
@@ -85,14 +81,14 @@ class ConnectionPool:
 
     # What a connection says.
 
-    def released(self, connection: Connection) -> None:
+    def _released(self, connection: Connection) -> None:
         if not self._keeps:
             connection.abort()
             return
         connection.idle_since = self._loop.time()
         self._idle[connection] = None
 
-    def closed(self, connection: Connection) -> None:
+    def _closed(self, connection: Connection) -> None:
         self._idle.pop(connection, None)
         self._all.discard(connection)
 
@@ -126,7 +122,7 @@ class ConnectionPool:
             connection.send(request, call)
 
     async def _open(self) -> Connection:
-        connection = Connection(self, self._loop)
+        connection = Connection(self._released, self._closed, self._loop)
         is_open = False
         try:
             await self._loop.create_connection(lambda: connection, self._host, self._port)

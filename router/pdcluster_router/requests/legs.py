@@ -82,7 +82,7 @@ class DecodeLeg:
     def place(self) -> bool:
         """Whether there is an engine to send to: the one that is placed, or the next that was not tried."""
         if self.engine is None:
-            self.engine = self.request.terms.place_decode(self._tried)
+            self.engine = self.request.terms.place_decode(self.request, self._tried)
             if self.engine is not None:
                 self._era = self.engine.take(self._num_tokens)
                 self._num_asked += 1
@@ -214,7 +214,7 @@ class PrefillAttempts:
         ``revision``: decode's. Prefill engines of another one write KV that decode would misread.
         """
         assert self._leg is None, "the attempt before must be aborted first"
-        engine = self.request.terms.place_prefill(self._failed, revision)
+        engine = self.request.terms.place_prefill(self.request, self._failed, revision)
         if engine is None:
             return False
         self._engine = engine
@@ -229,7 +229,7 @@ class PrefillAttempts:
 
     def has_another(self, revision: str) -> bool:
         """Whether there is an engine for the next attempt."""
-        return self.request.terms.place_prefill(self._failed, revision) is not None
+        return self.request.terms.place_prefill(self.request, self._failed, revision) is not None
 
     def replied(self) -> None:
         """Prefill says that it has done its part."""

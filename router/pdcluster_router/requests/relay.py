@@ -58,8 +58,11 @@ class DecodeRefusal:
 
 
 class RelayOwner(Protocol):
-    """The exchange that this answer belongs to. It gets exactly one call of
-    ``answered``, ``refused`` and ``decode_lost``."""
+    """The exchange that this answer belongs to. It gets exactly one call of ``answered``, ``refused`` and
+    ``decode_lost``.
+
+    One implementer; it is here for that law, which five callables would not say.
+    """
 
     def first_byte(self) -> None:
         """Decode's first body byte has come."""

@@ -8,7 +8,7 @@ import msgspec
 
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.pairing import Timeouts
-from pdcluster_router.core.rewrite import ClientBody
+from pdcluster_router.core.placement import RequestFacts
 from pdcluster_router.engines.roster import Terms
 from pdcluster_router.services import Services
 
@@ -16,19 +16,14 @@ LARGE_BODY_BYTES: Final = 4 << 10
 """A body from here on is forgotten as soon as no engine is to be sent it any more. That takes 1 us; its scan took 5."""
 
 
-class ClientRequest(msgspec.Struct, frozen=True):
-    """What the client wants. ``headers``: whole lines that go to both engines."""
+class ClientRequest(RequestFacts, frozen=True):
+    """What the client wants."""
 
-    path: bytes
-    headers: bytes
     request_id: str
-    body: ClientBody
     timeouts: Timeouts
     terms: Terms
     has_transfer: bool
     """Whether a prefill engine shall do the prompt; False: decode does it by itself."""
-    client: str
-    """Name of the API key that it showed; empty where none is asked for."""
     received_at: float
     """Monotonic seconds. The request's times count from here, also while it waits to enter."""
 

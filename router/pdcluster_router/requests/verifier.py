@@ -217,8 +217,8 @@ def _body_of(num_words: int) -> bytes:
 
 def _terms_of(pair: EnginePair) -> Terms:
     return Terms(
-        place_decode=lambda tried: None if pair.decode in tried else pair.decode,
-        place_prefill=lambda tried, _: None if pair.prefill in tried else pair.prefill,
+        place_decode=lambda _, tried: None if pair.decode in tried else pair.decode,
+        place_prefill=lambda _, tried, __: None if pair.prefill in tried else pair.prefill,
         retries=_ONCE,
         wants_receipt=True,
     )

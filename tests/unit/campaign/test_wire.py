@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from campaign.wire import (
     trouble_channel,
     trouble_writes,
 )
-from pdcluster_connector.transport.base import WriteStatus
+from pdcluster_connector.transport.base import WriteRange, WriteStatus
 from pdcluster_protocol.errors import TransferError
 
 FOR_EVER = Storm(1e12, 1e12, 1e12)
@@ -117,8 +118,8 @@ class Transport:
     def __init__(self) -> None:
         self.submitted: list[int] = []
 
-    def submit_write(self, session: str, source: int, target: int, num_bytes: int) -> int:
-        self.submitted.append(source)
+    def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> int:
+        self.submitted += [source for source, _, _ in ranges]
         return len(self.submitted)
 
     def write_status(self, write: int) -> WriteStatus:
@@ -158,7 +159,7 @@ def test_a_refused_write_is_not_submitted(tmp_path: Path) -> None:
     trouble_writes(Refusing, stormy(tmp_path, Trouble.REFUSED).dice)
     transport = Refusing()
     with pytest.raises(TransferError):
-        transport.submit_write("s", 1, 2, 3)
+        transport.submit_writes("s", [(1, 2, 3)])
     assert transport.submitted == []
 
 
@@ -174,7 +175,7 @@ def test_a_write_is_called_failed_although_it_was_submitted(
 
     trouble_writes(Lying, stormy(tmp_path, trouble).dice)
     transport = Lying()
-    assert transport.write_status(transport.submit_write("s", 1, 2, num_bytes=3)) is WriteStatus.FAILED
+    assert transport.write_status(transport.submit_writes("s", ranges=[(1, 2, 3)])) is WriteStatus.FAILED
     assert transport.submitted == [1]
 
 

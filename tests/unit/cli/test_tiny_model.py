@@ -15,7 +15,6 @@ from tokenizers import Tokenizer
 from pdcluster_cli.tiny_model import (
     SPECIAL_TOKENS,
     TINY,
-    WIDE_KV,
     ModelShape,
     cache_root,
     ensure_folder,
@@ -58,7 +57,7 @@ def test_each_field_of_a_shape_makes_another_folder() -> None:
 def test_equal_shapes_share_a_folder_whose_name_says_the_size() -> None:
     assert model_folder_name(ModelShape()) == model_folder_name(TINY)
     assert model_folder_name(TINY).startswith("tiny-8x256-")
-    assert model_folder_name(WIDE_KV).startswith("tiny-16x512-")
+    assert model_folder_name(ModelShape(num_layers=16, hidden=512)).startswith("tiny-16x512-")
 
 
 def test_two_makings_are_equal_byte_for_byte(model: Path, tmp_path: Path) -> None:

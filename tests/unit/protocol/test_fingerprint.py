@@ -53,6 +53,35 @@ def test_several_differences_are_all_named_with_the_first_cure() -> None:
     )
 
 
+@pytest.mark.parametrize("method", ["mtp", "eagle", "draft_model"])
+def test_decode_may_have_a_draft_model_alone(method: str) -> None:
+    decode = changed(draft=f"{method} d-1", draft_heads=(4,), state="")
+    require_equal(prefill=changed(draft="", draft_heads=(), state=""), decode=decode, prefill_id="p", decode_id="d")
+    assert decode.all_kv_heads == (*FINGERPRINT.kv_heads, 4)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        pytest.param({}, {"draft": "extract_hidden_states d-1"}, id="a method that is not proven alone"),
+        pytest.param({}, {"draft": "mtp d-1", "kv_dtype": "fp8"}, id="and something else"),
+        pytest.param({"state": "f32"}, {"draft": "mtp d-1", "state": "f32"}, id="beside recurrent state"),
+        pytest.param({"draft": "mtp d-1"}, {}, id="on prefill alone"),
+        pytest.param({"draft": "mtp d-1"}, {"draft": "mtp d-2"}, id="another one on each"),
+        pytest.param({"draft": "mtp d-1"}, {"draft": "mtp d-1", "draft_heads": (2,)}, id="other heads on each"),
+    ],
+)
+def test_other_differences_of_draft_models_are_refused_with_both_values(
+    prefill: dict[str, Any], decode: dict[str, Any]
+) -> None:
+    plain = {"draft": "", "draft_heads": (), "state": ""}
+    ours, theirs = changed(**{**plain, **prefill}), changed(**{**plain, **decode})
+    said = refusal_of(ours, theirs)
+    differing = [name for name in FIELDS if getattr(ours, name) != getattr(theirs, name)]
+    assert [name for name in differing if f"{name}: prefill {getattr(ours, name)!r}, decode" not in said] == []
+    assert said.endswith(CURES[differing[0]])
+
+
 @given(any_message(KvFingerprint), any_message(KvFingerprint))
 def test_it_passes_exactly_when_equal(prefill: KvFingerprint, decode: KvFingerprint) -> None:
     if prefill == decode:

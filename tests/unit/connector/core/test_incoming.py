@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
+import dataclasses
 
-from pdcluster_connector.core.reception import Lost, Reception
-from pdcluster_protocol.side_channel import Done, Refusal
+import msgspec
+import pytest
+
+from pdcluster_connector.core.reception import Compare, Lost, Reception
+from pdcluster_protocol.side_channel import ContentSums, Done, RankLayout, Refusal, RegionKind, RegionLayout
 from unit.connector.core.test_reception import (
+    EXPECTED,
     FIRST,
     GRANT,
     NUM_BYTES,
@@ -14,6 +18,7 @@ from unit.connector.core.test_reception import (
     PEER,
     PRINT,
     SECRET,
+    SESSION,
     TIMES,
     WELCOME,
     T,
@@ -24,6 +29,7 @@ from unit.connector.core.test_reception import (
     layout,
     open_,
     reception,
+    report_of,
 )
 
 
@@ -68,3 +74,44 @@ def test_a_layer_that_no_stage_has_is_a_lost_attempt_not_a_hole() -> None:
     (lost,) = made.hear(OTHER, Done(T, FIRST, 0, 0), now=2.0)
     assert isinstance(lost, Lost)
     assert "prefill has KV of 4 heads and layers, decode needs 8" in lost.reason
+
+
+GUESSES = RegionLayout("d", 0, 5999, 9, 32, 32, RegionKind.HEADS, 2, is_draft=True)
+SPECULATES = {"draft": "eagle e-1", "draft_heads": (2,)}
+
+
+def with_draft(rank: RankLayout) -> RankLayout:
+    return msgspec.structs.replace(rank, regions=(*rank.regions, GUESSES))
+
+
+@pytest.mark.parametrize("has_draft", [False, True], ids=["on decode alone", "on both"])
+def test_a_draft_models_layers_are_owed_and_compared_where_prefill_has_them(*, has_draft: bool) -> None:
+    """3 blocks of 32 bytes more where both speculate."""
+    fingerprint = msgspec.structs.replace(PRINT, **SPECULATES)
+    welcome = msgspec.structs.replace(WELCOME, layout=with_draft(layout()))
+    made, said = Reception(welcome, fingerprint, TIMES, SECRET), hello()
+    if has_draft:
+        said = msgspec.structs.replace(hello(fingerprint=fingerprint), layout=with_draft(layout()))
+    list(made.expect(dataclasses.replace(EXPECTED, wants_digest=True), now=0.0))
+    list(made.hear(PEER, said, now=0.0))
+    list(made.invited((PEER,), SESSION, now=0.0))
+    assert hear(made, open_()) == GRANT
+    done = Done(T, FIRST, NUM_BYTES + 96 * has_draft, 2 + has_draft, sums=ContentSums(b"", b""))
+    assert list(made.hear(PEER, done, now=1.0)) == [Compare(T, FIRST, has_draft)]
+
+
+def test_a_decode_rank_waits_for_no_rank_that_its_draft_model_alone_would_bring() -> None:
+    """A latent goes from prefill rank 0 of two to decode rank 1 of three; six heads of a draft model from both."""
+    latent = RegionLayout("a", 0, 999, 9, 16, 16, RegionKind.LATENT)
+    alike = msgspec.structs.replace(PRINT, kv_heads=(1,))
+    fingerprint = msgspec.structs.replace(alike, draft="eagle e-1", draft_heads=(6,))
+    guesses = msgspec.structs.replace(GUESSES, heads=6)
+    theirs = RankLayout(1, 3, (latent, guesses))
+    made = Reception(msgspec.structs.replace(WELCOME, layout=theirs), fingerprint, TIMES, SECRET)
+    said = msgspec.structs.replace(hello(fingerprint=alike), layout=RankLayout(0, 2, (latent,)))
+    list(made.expect(EXPECTED, now=0.0))
+    list(made.hear(PEER, said, now=0.0))
+    list(made.invited((PEER,), SESSION, now=0.0))
+    assert hear(made, open_()) == GRANT
+    (ended,) = made.hear(PEER, Done(T, FIRST, 48, 1), now=1.0)
+    assert report_of([ended]).is_received

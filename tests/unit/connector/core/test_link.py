@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pdcluster_connector.core.link import plan_link
+from pdcluster_connector.core.link import full_coverage, owed_by, plan_link, require_possible
 from pdcluster_protocol.errors import ProtocolError
-from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
+from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout, StateRun
 
 PLAIN = RegionLayout("a", 0, 0, 9, 64, 64, RegionKind.HEADS, 4)
 STATE = RegionLayout("s", 1, 0, 9, 64, 60, RegionKind.STATE, 1, 1)
@@ -101,9 +101,62 @@ def test_heads_are_counted_from_each_ranks_own_first(
     assert shape.piece_bytes == num_rows * 16
 
 
-def test_state_is_not_resharded() -> None:
-    with pytest.raises(ProtocolError, match=r"layer s has TP 2 on prefill, 1 on decode: give both the same --tensor"):
+def test_a_draft_model_that_prefill_lacks_is_not_owed_and_one_that_it_has_is() -> None:
+    guess = changed(PLAIN, layer_name="draft", heads=2, page_stride=32, page_bytes=32, is_draft=True)
+    decode = rank(PLAIN, guess)
+    alone, both = plan_link(rank(PLAIN), decode), plan_link(rank(PLAIN, guess), decode)
+    assert [copy.layer_name for copy in alone.copies] == ["a"]
+    assert (alone.owed_bytes([[(0, 16)]]), both.owed_bytes([[(0, 16)]])) == (64, 96)
+    assert alone.coverage == full_coverage(owed_by(rank(PLAIN), decode)) == 4
+    assert both.coverage == full_coverage(decode) == 6
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_a_layer_of_the_model_that_decode_takes_for_a_draft_models_is_refused(num_stages: int) -> None:
+    """With stages no rank has all layers, and nothing else would tell that this one never comes."""
+    prefill = msgspec.structs.replace(rank(PLAIN), num_stages=num_stages)
+    with pytest.raises(ProtocolError, match=r"layer a is the model's own on prefill, a draft model's on decode: give"):
+        plan_link(prefill, rank(changed(PLAIN, is_draft=True)))
+
+
+def test_a_draft_model_on_prefill_alone_is_refused() -> None:
+    with pytest.raises(ProtocolError, match=r"do not both have KV regions d\[0\] of group 0"):
+        plan_link(rank(PLAIN, changed(PLAIN, layer_name="d", is_draft=True)), rank(PLAIN))
+
+
+def test_state_whose_split_is_not_known_goes_between_equal_tp_sizes_only() -> None:
+    assert plan_link(rank(STATE, tp_size=2), rank(STATE, tp_size=2)).coverage == 1
+    with pytest.raises(ProtocolError, match=r"not known, with TP 2 on prefill, 1 on decode: give both the same --tens"):
         plan_link(rank(STATE, tp_size=2), rank(STATE))
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        ([StateRun(4, 0, 1, 0, 31)], "a run of 1 rows of 31 bytes for 2 units that ends at 31 in pages of 60"),
+        ([StateRun(4, 32, 1, 0, 32)], "that ends at 64 in pages of 60"),
+        ([StateRun(4, 0, 2, 40, 24)], "that ends at 64 in pages of 60"),
+        ([StateRun(4, 0, 2, 20, 20)], "runs of 40 bytes in pages of 60"),
+        ([StateRun(4, 0, 1 << 31, 0, 1 << 62)], "in pages of 60"),
+        ([StateRun(3, 0, 1, 0, 60)], "3 heads or groups of a state cannot be spread over TP 2"),
+    ],
+)
+def test_runs_that_are_not_the_whole_page_are_refused(runs: list[StateRun], words: str) -> None:
+    with pytest.raises(ProtocolError) as refused:
+        require_possible(rank(changed(STATE, runs=tuple(runs)), tp_size=2), "prefill engine p")
+    assert words in str(refused.value)
+
+
+def test_one_more_run_than_the_other_side_has_is_refused() -> None:
+    one, two = (changed(STATE, runs=(StateRun(4, 0, 1, 0, 60 // n),) * n) for n in (1, 2))
+    with pytest.raises(ProtocolError, match=r"in runs \(units, bytes, rows\) .* on prefill, .* on decode: serve one"):
+        plan_link(rank(one), rank(two))
+
+
+def test_a_whole_state_of_equal_tp_is_one_write() -> None:
+    runs = (StateRun(4, 0, 3, 16, 8), StateRun(4, 8, 3, 16, 8), StateRun(4, 48, 1, 12, 12))
+    (shape,) = plan_link(rank(changed(STATE, runs=runs)), rank(changed(STATE, runs=runs))).shapes
+    assert (shape.num_rows, shape.piece_bytes) == (1, 60)
 
 
 def test_a_tp_that_splits_a_head_is_refused() -> None:

@@ -6,12 +6,12 @@ from fractions import Fraction
 
 from pdcluster_connector.core.receiving import (
     AttemptLost,
-    Command,
-    Commands,
     CutSession,
     Receive,
     ReceivePhase,
     ReceiveTimes,
+    ReceivingCommand,
+    ReceivingCommands,
     Reply,
     Report,
 )
@@ -73,7 +73,7 @@ def granted_receive() -> Receive:
     return receive
 
 
-def denial_of(commands: Commands) -> str:
+def denial_of(commands: ReceivingCommands) -> str:
     (reply,) = commands
     assert isinstance(reply, Reply)
     assert isinstance(reply.message, Denial)
@@ -82,12 +82,12 @@ def denial_of(commands: Commands) -> str:
     return reply.message.reason
 
 
-def lost_of(commands: Commands) -> AttemptLost:
+def lost_of(commands: ReceivingCommands) -> AttemptLost:
     (lost,) = (command for command in commands if isinstance(command, AttemptLost))
     return lost
 
 
-def without_loss(commands: Commands) -> list[Command]:
+def without_loss(commands: ReceivingCommands) -> list[ReceivingCommand]:
     return [command for command in commands if not isinstance(command, AttemptLost)]
 
 

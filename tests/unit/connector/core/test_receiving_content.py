@@ -11,12 +11,12 @@ import numpy as np
 from pdcluster_connector.core.content import Found, plan_content
 from pdcluster_connector.core.receiving import (
     AttemptLost,
-    Commands,
     DigestReceived,
     Mismatched,
     Receive,
     ReceivePhase,
     ReceiveTimes,
+    ReceivingCommands,
     Reply,
     Report,
 )
@@ -62,7 +62,7 @@ def done(rank: int, attempt: Attempt = FIRST) -> Done:
     return Done(T, attempt, OWED[rank], 2)
 
 
-def lost_of(commands: Commands) -> AttemptLost:
+def lost_of(commands: ReceivingCommands) -> AttemptLost:
     (lost,) = (command for command in commands if isinstance(command, AttemptLost))
     return lost
 
@@ -102,7 +102,7 @@ def comparing() -> Receive:
     receive.open(A, FIRST, sender(0), now=0.0)
     receive.open(B, FIRST, sender(1), now=0.0)
     assert receive.done(A, said(0, HALF), now=1.0) == ()
-    assert receive.done(B, said(1, MOST), now=1.0) == (DigestReceived(FIRST),)
+    assert receive.done(B, said(1, MOST), now=1.0) == (DigestReceived(FIRST, has_draft=False),)
     return receive
 
 
@@ -133,7 +133,7 @@ def test_a_second_push_that_brings_what_was_pushed_is_received() -> None:
     receive = pushing_again()
     assert receive.done(A, said(0, HALF), now=3.0) == (), "said before it was asked again, and late"
     assert receive.done(A, msgspec.structs.replace(said(0, HALF, 2), num_bytes=1), now=3.0) == ()
-    assert receive.done(B, said(1, MOST, 2), now=3.0) == (DigestReceived(FIRST),)
+    assert receive.done(B, said(1, MOST, 2), now=3.0) == (DigestReceived(FIRST, has_draft=False),)
     assert receive.digested(FIRST, RIGHT, now=4.0) == (Report(is_received=True), *SETTLED)
 
 

@@ -11,12 +11,12 @@ from pdcluster_connector.core.peers import MAX_PEERS
 from pdcluster_connector.core.receiving import CutSession, ReceiveTimes, Reply, Report
 from pdcluster_connector.core.reception import (
     SESSION_IDLE_S,
-    Command,
     Ended,
     Expected,
     Invite,
     Lost,
     Reception,
+    ReceptionCommand,
 )
 from pdcluster_connector.core.writers import PeerId, SessionId
 from pdcluster_protocol.fingerprint import KvFingerprint
@@ -110,13 +110,13 @@ def hear(made: Reception, message: ToDecode, peer: PeerId = PEER, now: float = 1
     return reply.message
 
 
-def report_of(commands: Iterable[Command]) -> Report:
+def report_of(commands: Iterable[ReceptionCommand]) -> Report:
     (end,) = (command for command in commands if isinstance(command, Ended))
     assert end.request_id == "r"
     return end.report
 
 
-def cuts_of(commands: Iterable[Command]) -> tuple[list[CutSession], list[PeerId]]:
+def cuts_of(commands: Iterable[ReceptionCommand]) -> tuple[list[CutSession], list[PeerId]]:
     """Which sessions are cut, and who is told."""
     made = list(commands)
     told = [command for command in made if isinstance(command, Reply)]

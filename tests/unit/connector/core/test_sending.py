@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_connector.core.sending import Commands, CutLane, DigestPush, Push, PushKey, PushPhase, Release, Send
+from pdcluster_connector.core.sending import (
+    CutLane,
+    DigestPush,
+    Push,
+    PushKey,
+    PushPhase,
+    Release,
+    Send,
+    SendingCommands,
+)
 from pdcluster_protocol.ids import Attempt, BootId, TransferId
 from pdcluster_protocol.side_channel import ContentSums, Done, Failed, Fenced, Open, Progress
 
@@ -24,7 +33,7 @@ def writing_push(planned: int = 10) -> Push:
     return push
 
 
-def failed_of(commands: Commands) -> Failed:
+def failed_of(commands: SendingCommands) -> Failed:
     (failed,) = (c.message for c in commands if isinstance(c, Send) and isinstance(c.message, Failed))
     return failed
 

@@ -17,6 +17,7 @@ from pdcluster_connector.core.tp_mapping import (
     related_ranks,
     stripe_tokens,
     target_ranks,
+    units_pushed,
 )
 
 
@@ -92,14 +93,52 @@ def test_every_rank_that_holds_a_latent_pushes_a_share_of_it() -> None:
 
 
 def test_a_pair_is_related_when_any_layer_of_the_model_says_so() -> None:
-    assert related_ranks(2, 2, [8]) == {(0, 0), (1, 1)}
-    assert related_ranks(2, 2, []) == {(0, 0), (1, 1)}, "state only"
-    assert related_ranks(4, 1, [2, 8]) == {(0, 0), (1, 0), (2, 0), (3, 0)}
+    def related(prefill_tp: int, decode_tp: int, *kv_heads: int) -> frozenset[tuple[int, int]]:
+        return related_ranks(prefill_tp, decode_tp, kv_heads, has_state=False)
+
+    assert related(2, 2, 8) == {(0, 0), (1, 1)}
+    assert related(4, 1, 2, 8) == {(0, 0), (1, 0), (2, 0), (3, 0)}
     latent = {(0, 0), (0, 1), (1, 2)}
-    assert related_ranks(2, 3, [1]) == latent
-    assert related_ranks(2, 3, [1, 6]) == latent | {(1, 1)}, "a draft model whose heads meet in the middle"
+    assert related(2, 3, 1) == latent
+    assert related(2, 3, 1, 6) == latent | {(1, 1)}, "a draft model whose heads meet in the middle"
     with pytest.raises(ValueError, match="8 KV heads cannot be spread over TP 3"):
-        related_ranks(3, 1, [3, 8])
+        related(3, 1, 3, 8)
+
+
+@pytest.mark.parametrize(
+    ("prefill_tp", "decode_tp", "pairs"),
+    [
+        (2, 2, {(0, 0), (1, 1)}),
+        (1, 2, {(0, 0), (0, 1)}),
+        (4, 2, {(0, 0), (1, 0), (2, 1), (3, 1)}),
+        (2, 3, {(0, 0), (0, 1), (1, 1), (1, 2)}),
+    ],
+)
+def test_ranks_whose_shares_of_a_state_overlap_are_related(
+    prefill_tp: int, decode_tp: int, pairs: set[tuple[int, int]]
+) -> None:
+    assert related_ranks(prefill_tp, decode_tp, [], has_state=True) == pairs
+    assert related_ranks(prefill_tp, decode_tp, [1], has_state=True) >= pairs, "beside a latent"
+
+
+@pytest.mark.parametrize(
+    ("tp_sizes", "units", "pushed"),
+    [
+        ((1, 2), 8, {(0, 0): (0, 4), (0, 1): (4, 8)}),
+        ((4, 2), 8, {(0, 0): (0, 2), (1, 0): (2, 4), (2, 1): (4, 6), (3, 1): (6, 8)}),
+        ((3, 2), 6, {(0, 0): (0, 2), (1, 0): (2, 3), (1, 1): (3, 4), (2, 1): (4, 6)}),
+        ((4, 2), 1, {(0, 0): (0, 1), (2, 1): (0, 1)}),
+        ((2, 4), 1, {(0, 0): (0, 1), (0, 1): (0, 1), (1, 2): (0, 1), (1, 3): (0, 1)}),
+        ((8, 1), 2, {(0, 0): (0, 1), (4, 0): (1, 2)}),
+    ],
+)
+def test_each_unit_of_a_state_has_one_pusher(
+    tp_sizes: tuple[int, int], units: int, pushed: dict[tuple[int, int], tuple[int, int]]
+) -> None:
+    ours, theirs = (Sharding(tp_size, units) for tp_size in tp_sizes)
+    ranks = ((p, d) for p in range(ours.tp_size) for d in range(theirs.tp_size))
+    found = {pair: units_pushed(ours, pair[0], theirs, pair[1]) for pair in ranks}
+    assert {pair: (run.start, run.stop) for pair, run in found.items() if run} == pushed
 
 
 def test_engines_of_different_models_are_refused() -> None:
@@ -127,7 +166,7 @@ def test_a_sharding_that_would_split_a_head_is_refused(tp_size: int, kv_heads: i
 def test_every_stage_of_decode_is_written_to(
     prefill_rank: int, prefill_tp: int, decode_tp: int, decode_stages: int, ranks: list[int]
 ) -> None:
-    assert target_ranks(prefill_rank, prefill_tp, decode_tp, decode_stages, [8]) == ranks
+    assert target_ranks(prefill_rank, prefill_tp, decode_tp, decode_stages, [8], has_state=False) == ranks
 
 
 @pytest.mark.parametrize(

@@ -87,3 +87,12 @@ def test_state_is_always_wanted() -> None:
 )
 def test_the_blocks_that_hold_a_prompt(group: KvGroup, tokens: int, held: list[int]) -> None:
     assert group.held_blocks(tokens, [1, 2, 3, 4]) == held
+
+
+@pytest.mark.parametrize("num_guesses", [0, 1, 3])
+@pytest.mark.parametrize(("state_every", "num_tokens", "index"), [(0, 1, 0), (0, 700, 0), (128, 128, 0), (128, 700, 5)])
+def test_blocks_for_guesses_are_not_the_state(num_guesses: int, state_every: int, num_tokens: int, index: int) -> None:
+    """vLLM 0.32's ``MambaManager`` has a block for each speculative token behind that of the state."""
+    blocks = [*range(10, 11 + index), *range(90, 90 + num_guesses)]
+    group = KvGroup(1, is_state=True, state_every=state_every)
+    assert group.held_blocks(num_tokens, blocks) == [10 + index]

@@ -22,8 +22,8 @@ class Ends:
     target: ctypes.Array[ctypes.c_char]
 
     def write(self) -> WriteId:
-        return self.prefill.submit_write(
-            self.decode.session, ctypes.addressof(self.source), ctypes.addressof(self.target), 16
+        return self.prefill.submit_writes(
+            self.decode.session, [(ctypes.addressof(self.source), ctypes.addressof(self.target), 16)]
         )
 
     @property

@@ -24,7 +24,7 @@ class Peers:
         self.openings = Openings(Backend(self._probe, self._deliver, self._refuse, self._leave))
 
     def write(self, number: int, session: str = "a") -> None:
-        self.openings.defer(Write(WriteId(number), session, 0, 0, 1))
+        self.openings.defer(Write(WriteId(number), session, [(0, 0, 1)]))
 
     def wait_settled(self, count: int) -> None:
         for _ in range(count):

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from pdcluster_connector.transport.base import WriteId, WriteStatus
+from fakes.transports import Wrapped
+from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
 from pdcluster_connector.transport.fake import FakeNetwork, FakeTransport
 from pdcluster_connector.transport.shared import SharedSessions, SharedTransport, Use
 from pdcluster_protocol.errors import ConfigError, TransferError
@@ -39,7 +40,7 @@ class Bench:
 
     def write(self, handle: SharedTransport) -> WriteId:
         address = ctypes.addressof(self.memory)
-        return handle.submit_write(self.peer.session, address, address, NUM_BYTES)
+        return handle.submit_writes(self.peer.session, [(address, address, NUM_BYTES)])
 
 
 def test_a_lane_that_has_written_all_leaves_the_others_their_transport() -> None:
@@ -53,6 +54,37 @@ def test_a_lane_that_has_written_all_leaves_the_others_their_transport() -> None
     assert len(bench.made) == 1
     with pytest.raises(TransferError, match="is closed"):
         bench.write(first)
+
+
+@pytest.mark.parametrize(
+    ("use", "status", "ends"),
+    [
+        (Use.WRITES, WriteStatus.FAILED, True),
+        (Use.WRITES, WriteStatus.LOST, True),
+        (Use.WRITES_AND_KNOWS_THE_END, WriteStatus.FAILED, False),
+        (Use.WRITES_AND_KNOWS_THE_END, WriteStatus.LOST, True),
+    ],
+)
+def test_a_lane_ends_the_transport_if_a_write_may_still_read(use: Use, status: WriteStatus, *, ends: bool) -> None:
+    bench = Bench(use)
+    bench.sessions.close()
+    sessions = SharedSessions(lambda: EndingAs(bench.make(), status), use)
+    handle = sessions.open()
+    assert isinstance(handle, SharedTransport)
+    assert handle.write_status(bench.write(handle)) is status
+    handle.close()
+    assert bench.made[-1].is_open is not ends
+
+
+class EndingAs(Wrapped):
+    """Every write ends so."""
+
+    def __init__(self, inner: Transport, status: WriteStatus) -> None:
+        super().__init__(inner)
+        self._status = status
+
+    def write_status(self, write: WriteId) -> WriteStatus:
+        return self._status
 
 
 def test_a_lane_that_closes_waits_for_a_write_that_still_ends_and_tells_its_end() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from vllm.config import CUDAGraphMode
 from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
@@ -28,11 +25,6 @@ from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_connector.vllm.cells import LayerKv
 from pdcluster_connector.vllm.facts import (
     _group,
-    _require_awake,
-    _require_ends_of_steps,
-    _require_hooks,
-    _require_one_step_at_a_time,
-    _require_whole_steps,
     _role,
     _specs_of,
     own_layers,
@@ -45,80 +37,13 @@ from pdcluster_connector.vllm.fingerprint import _positions, _state
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
-
-WHOLE = {
-    "decode_context_parallel_size": 1,
-    "prefill_context_parallel_size": 1,
-    "use_ubatching": False,
-}
+from unit.connector.vllm.configs import a_config
 
 
-def whole_steps(**changed: object) -> SimpleNamespace:
-    return SimpleNamespace(**{**WHOLE, **changed})
-
-
-@pytest.mark.parametrize(
-    ("require", "accepted", "refused", "told"),
-    [
-        (_require_whole_steps, [whole_steps()], [whole_steps(use_ubatching=True)], "--enable-dbo"),
-        (
-            _require_whole_steps,
-            [whole_steps()],
-            [whole_steps(decode_context_parallel_size=2)],
-            "--decode-context-parallel-size is 2.*needs 1",
-        ),
-        (
-            _require_whole_steps,
-            [whole_steps()],
-            [whole_steps(prefill_context_parallel_size=2)],
-            "--prefill-context-parallel-size is 2.*needs 1",
-        ),
-        (
-            _require_awake,
-            [SimpleNamespace(enable_sleep_mode=False)],
-            [SimpleNamespace(enable_sleep_mode=True)],
-            "--enable-sleep-mode",
-        ),
-        (_require_one_step_at_a_time, [1], [2], "runs 2 steps at once.*--no-async-scheduling"),
-        (
-            _require_ends_of_steps,
-            [1, object()],
-            [2, object()],
-            "--speculative-config with --pipeline-parallel-size 2.*only one of these two",
-        ),
-        (_require_ends_of_steps, [2, None], [2, object()], "only one of these two"),
-        (
-            _require_hooks,
-            [CUDAGraphMode.PIECEWISE],
-            [CUDAGraphMode.FULL],
-            "cudagraph_mode is FULL.*FULL_AND_PIECEWISE.*push: serial",
-        ),
-        (_role, ["kv_producer"], ["kv_both"], "kv_both.*kv_producer.*kv_consumer"),
-    ],
-)
-def test_what_an_engine_may_not_be_is_refused_by_the_name_of_its_option(
-    require: Callable[..., object], accepted: list[object], refused: list[object], told: str
-) -> None:
-    require(*accepted)
-    with pytest.raises(ConfigError, match=told):
-        require(*refused)
-
-
-@pytest.mark.parametrize("mode", [mode for mode in CUDAGraphMode if mode is not CUDAGraphMode.FULL])
-def test_graphs_that_leave_prefill_steps_to_python_are_accepted(mode: CUDAGraphMode) -> None:
-    _require_hooks(mode)
-
-
-@pytest.mark.parametrize(
-    ("kv_role", "push", "is_refused"),
-    [("kv_producer", "layerwise", True), ("kv_producer", "serial", False), ("kv_consumer", "layerwise", False)],
-)
-def test_only_an_engine_that_pushes_layer_by_layer_is_refused_whole_graphs(
-    kv_role: str, push: str, *, is_refused: bool
-) -> None:
-    config = a_config(kv_role, {"push": push, "host": "127.0.0.1"})
-    with pytest.raises(ConfigError, match="cudagraph_mode is FULL") if is_refused else nullcontext():
-        read_engine_facts(config, SimpleNamespace(kv_cache_groups=[]))
+def test_a_role_that_is_none_of_ours_is_refused() -> None:
+    assert _role("kv_producer") is Role.PREFILL
+    with pytest.raises(ConfigError, match=r"kv_both.*kv_producer.*kv_consumer"):
+        _role("kv_both")
 
 
 @pytest.mark.parametrize("kv_role", ["kv_producer", "kv_consumer"])
@@ -139,21 +64,6 @@ def test_what_no_engine_may_be_is_refused_at_start_with_the_cure(
         read_engine_facts(config, SimpleNamespace(kv_cache_groups=[]))
 
 
-def a_config(kv_role: str, settings: dict[str, object]) -> SimpleNamespace:
-    """Of vLLM, as far as facts are read from it; its graphs are whole."""
-    return SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=settings, kv_role=kv_role, engine_id="e"),
-        parallel_config=SimpleNamespace(
-            **WHOLE, tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_index=0
-        ),
-        compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL),
-        device_config=SimpleNamespace(device_type="cpu"),
-        model_config=SimpleNamespace(is_attention_free=True, enable_sleep_mode=False),
-        speculative_config=None,
-        additional_config={},
-    )
-
-
 def by_token(pages: int, heads: int, tokens: int, content: int) -> torch.Tensor:
     """[pages, heads, tokens, content] as vLLM's LBNHC has it in memory."""
     return torch.arange(pages * tokens * heads * content).view(pages, tokens, heads, content).transpose(1, 2)
@@ -166,7 +76,7 @@ def facts() -> EngineFacts:
 def model_config(heads: int, *, has_prefix_cache: bool = True) -> Any:
     """Of an engine whose model has ``heads`` KV heads."""
     return SimpleNamespace(
-        model_config=SimpleNamespace(use_mla=False, get_total_num_kv_heads=lambda: heads),
+        model_config=SimpleNamespace(is_attention_free=False, use_mla=False, get_total_num_kv_heads=lambda: heads),
         speculative_config=None,
         compilation_config=SimpleNamespace(static_forward_context={}),
         cache_config=SimpleNamespace(enable_prefix_caching=has_prefix_cache),

@@ -99,4 +99,4 @@ def test_a_session_that_has_opened_when_its_lane_ends_is_closed_unused() -> None
     assert has_opened.wait(PATIENCE_S)
     assert bench.out.close()
     with pytest.raises(TransferError, match="closed"):
-        session.submit_write("", 0, 0, 1)
+        session.submit_writes("", [(0, 0, 1)])

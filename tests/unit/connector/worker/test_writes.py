@@ -14,8 +14,9 @@ from pdcluster_connector.core.sending import CutLane, Push, PushKey, PushPhase, 
 from pdcluster_connector.core.tp_mapping import WHOLE
 from pdcluster_connector.device import CpuDevice
 from pdcluster_connector.reshard.staging import StagingRoom
+from pdcluster_connector.settings import MAX_WRITES_IN_FLIGHT
 from pdcluster_connector.transport.fake import FakeNetwork
-from pdcluster_connector.worker.writes import MAX_WRITES_IN_FLIGHT, Batch, LayerRecord, Part, WriteQueue
+from pdcluster_connector.worker.writes import Batch, LayerRecord, Part, WriteQueue
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.side_channel import Done, Failed, ToDecode
 
@@ -25,28 +26,38 @@ BLOCK = 64
 class Bench:
     """One push of ``num_blocks`` scattered blocks over a fake network."""
 
-    def __init__(self, num_blocks: int = 3, *, is_staged: bool = False) -> None:
+    def __init__(self, num_blocks: int = 3, *, is_staged: bool = False, writes_per_submit: int = 1) -> None:
         self.num_released = 0
-        self.network = FakeNetwork()
+        self.network = FakeNetwork(writes_per_submit)
         sender, receiver = self.network.join(), self.network.join()
         self.source = np.arange(4096 * BLOCK, dtype=np.uint32).view(np.uint8)
         self.target = np.zeros(4096 * BLOCK * 4, np.uint8)
         sender.register(self.source.ctypes.data, self.source.nbytes)
         receiver.register(self.target.ctypes.data, self.target.nbytes)
         self.lost: set[PushKey] = set()
+        self.sender = sender
         self.queue = WriteQueue(sender, CpuDevice(), receiver.session, self.lost)
-        self.push = Push(PushKey(TransferId("t"), Attempt(1)), hold_s=30.0, deadline=60.0)
-        self.blocks = list(range(1, 1 + 2 * num_blocks, 2))
-        grid = Grid(1, BLOCK, 1, BLOCK, 0, BLOCK, 0)
-        shape = CopyShape(0, grid, grid, 1, 1, 1, BLOCK, WHOLE)
-        ranges = plan_ranges(shape, GroupSlice(0, num_blocks, self.blocks, self.blocks))
-        record = LayerRecord(1, 0, 0.0, ranges.total_bytes, unacked_bytes=ranges.total_bytes)
-        room = StagingRoom(self._count_release) if is_staged else None
-        part = Part(self.push, ranges, self.source.ctypes.data, self.target.ctypes.data, record, room)
-        self.push.plan(ranges.total_bytes, 1, is_last=True)
-        self.queue.add(Batch(None, (part,)))
+        self.is_staged = is_staged
+        self.blocks: list[int] = []
+        self.push = self.add_push("t", num_blocks)
         self.said: list[ToDecode] = []
         self.num_cuts = 0
+
+    def add_push(self, name: str, num_blocks: int) -> Push:
+        """One more push of scattered blocks, behind those of the pushes before it."""
+        push = Push(PushKey(TransferId(name), Attempt(1)), hold_s=30.0, deadline=60.0)
+        first = 1 + 2 * len(self.blocks)
+        blocks = list(range(first, first + 2 * num_blocks, 2))
+        self.blocks += blocks
+        grid = Grid(1, BLOCK, 1, BLOCK, 0, BLOCK, 0)
+        shape = CopyShape(0, grid, grid, 1, 1, 1, BLOCK, WHOLE)
+        ranges = plan_ranges(shape, GroupSlice(0, num_blocks, blocks, blocks))
+        record = LayerRecord(1, 0, 0.0, ranges.total_bytes, unacked_bytes=ranges.total_bytes)
+        room = StagingRoom(self._count_release) if self.is_staged else None
+        part = Part(push, ranges, self.source.ctypes.data, self.target.ctypes.data, record, room)
+        push.plan(ranges.total_bytes, 1, is_last=True)
+        self.queue.add(Batch(None, (part,)))
+        return push
 
     def _count_release(self) -> None:
         self.num_released += 1
@@ -111,6 +122,77 @@ def test_writes_in_flight_are_bounded_and_all_arrive() -> None:
     bench.network.hold()
     bench.advance()
     assert len(bench.queue._in_flight) == MAX_WRITES_IN_FLIGHT
+    bench.network.release()
+    for _ in range(3):
+        bench.advance()
+    assert bench.has_landed()
+
+
+def two_pushes_in_one_submit(*, is_staged: bool = False) -> tuple[Bench, Push]:
+    """Granted, with three writes each, where a submit takes four; nothing has left."""
+    bench = Bench(is_staged=is_staged, writes_per_submit=4)
+    other = bench.add_push("u", 3)
+    other.grant(9.0, now=0.0)
+    bench.push.grant(9.0, now=0.0)
+    bench.network.hold()
+    return bench, other
+
+
+def test_requests_share_submits_and_each_is_done_with_its_own_last_write() -> None:
+    bench, other = two_pushes_in_one_submit()
+    bench.advance()
+    assert [flight.num_writes for flight in bench.queue._in_flight] == [4, 2]
+    bench.network.release(1)
+    bench.advance()
+    assert [message.transfer_id for message in bench.said if isinstance(message, Done)] == ["t"]
+    bench.network.release()
+    bench.advance()
+    assert [message.transfer_id for message in bench.said if isinstance(message, Done)] == ["t", "u"]
+    assert other.phase is PushPhase.DONE
+    assert bench.has_landed()
+
+
+def test_requests_of_a_failed_submit_are_all_failed_and_none_is_called_clean() -> None:
+    bench, other = two_pushes_in_one_submit(is_staged=True)
+    bench.network.fail_next()
+    bench.advance()
+    bench.network.release()
+    bench.advance()
+    assert [type(message) for message in bench.said] == [Failed, Failed]
+    assert (bench.push.phase, other.phase) == (PushPhase.STOPPING, PushPhase.STOPPING)
+    assert (bench.num_cuts, bench.num_released) == (2, 0)
+    bench.queue.close()
+    assert bench.num_released == 2
+
+
+def test_a_request_that_stops_is_fenced_when_the_submit_that_it_shares_is_over_and_the_other_goes_on() -> None:
+    bench, other = two_pushes_in_one_submit(is_staged=True)
+    bench.advance()
+    bench.push.revoke(now=1.0)
+    bench.advance()
+    assert (bench.push.phase, bench.num_released) == (PushPhase.STOPPING, 0)
+    bench.network.release()
+    bench.advance()
+    assert (bench.push.phase, other.phase) == (PushPhase.STOPPED, PushPhase.DONE)
+    assert bench.num_released == 2
+
+
+def test_requests_of_a_refused_submit_give_up_with_nothing_in_flight() -> None:
+    bench, other = two_pushes_in_one_submit(is_staged=True)
+    bench.sender.close()
+    bench.advance()
+    assert {type(message) for message in bench.said} == {Failed}
+    assert all(isinstance(message, Failed) and message.is_fenced for message in bench.said)
+    assert (bench.push.phase, other.phase) == (PushPhase.STOPPED, PushPhase.STOPPED)
+    assert (bench.num_released, bench.num_cuts) == (2, 0)
+
+
+def test_writes_in_flight_are_bounded_in_submits_too() -> None:
+    bench = Bench(num_blocks=MAX_WRITES_IN_FLIGHT + 100, writes_per_submit=100)
+    bench.grant()
+    bench.network.hold()
+    bench.advance()
+    assert sum(flight.num_writes for flight in bench.queue._in_flight) == MAX_WRITES_IN_FLIGHT // 100 * 100
     bench.network.release()
     for _ in range(3):
         bench.advance()

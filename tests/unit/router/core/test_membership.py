@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.membership import Add, Command, EngineState, KnownEngine, Member, NewState, Remove, plan
+from pdcluster_router.core.membership import Add, EngineState, KnownEngine, Member, NewState, Remove, RosterChange, plan
 
 READY = Member("http://d:1", Role.DECODE, "r1", "uid-1")
 NOT_READY = replace(READY, is_ready=False, is_serving=False)
@@ -52,7 +52,7 @@ def test_terminating_counts_more_than_ready(member: Member, state: EngineState) 
     ],
 )
 def test_what_we_have_follows_what_is_listed(
-    known: EngineState | None, is_busy: bool, listed: Member | None, commands: list[Command]
+    known: EngineState | None, is_busy: bool, listed: Member | None, commands: list[RosterChange]
 ) -> None:
     have = {} if known is None else {KEY: KnownEngine(known, is_busy)}
     assert plan(have, [] if listed is None else [listed]) == commands

@@ -41,7 +41,7 @@ def test_a_reason_is_short() -> None:
 
 
 def test_the_cure_at_the_end_of_the_longest_refusal_is_kept() -> None:
-    values = dict.fromkeys(CURES, "v" * 24) | {"kv_heads": (2, 4)}
+    values = dict.fromkeys(CURES, "v" * 24) | {"kv_heads": (2, 4), "draft_heads": (2, 4)}
     ours, theirs = KvFingerprint(**values), KvFingerprint(**{name: f"{value}w" for name, value in values.items()})  # type: ignore[arg-type]  # a table of values
     with pytest.raises(ProtocolError) as refused:
         require_equal(prefill=ours, decode=theirs, prefill_id="p" * 40, decode_id="d" * 40)

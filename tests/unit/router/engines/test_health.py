@@ -9,6 +9,7 @@ import pytest
 
 from patience import EDGE_S, PATIENCE_S
 from pdcluster_protocol.labels import Role
+from pdcluster_router.core.least_tokens import least_tokens
 from pdcluster_router.core.membership import Member
 from pdcluster_router.engines.health import Probes
 from pdcluster_router.engines.roster import Roster
@@ -30,7 +31,7 @@ async def test_an_engine_that_goes_before_its_first_answer_is_not_waited_for() -
     server = await asyncio.start_server(hear, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     settings = build_settings(prefill_urls=[url], decode_urls=[url], probe_timeout_s=EDGE_S)
-    roster = Roster(PoolLimits(4, EDGE_S, EDGE_S), lambda: None, lambda _: None, time.monotonic)
+    roster = Roster(PoolLimits(4, EDGE_S, EDGE_S), least_tokens, lambda: None, lambda _: None, time.monotonic)
     roster.update([Member(url, Role.PREFILL)])
     async with asyncio.TaskGroup() as tasks, asyncio.timeout(PATIENCE_S):
         probes = Probes(tasks, roster, settings)

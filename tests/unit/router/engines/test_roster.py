@@ -9,6 +9,7 @@ import pytest
 from fakes.router import until
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.breaker import FIRST_EJECTION_S, NUM_IN_A_ROW, Circuit
+from pdcluster_router.core.least_tokens import least_tokens
 from pdcluster_router.core.membership import Member
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Roster
@@ -33,7 +34,7 @@ def eject(engine: Engine) -> None:
 
 async def test_each_of_two_that_are_left_alone_is_asked_again_when_its_own_time_is_over() -> None:
     clock = Clock()
-    roster = Roster(PoolLimits(4, 1.0, 1.0), lambda: None, lambda _: None, clock)
+    roster = Roster(PoolLimits(4, 1.0, 1.0), least_tokens, lambda: None, lambda _: None, clock)
     roster.update([Member(f"http://127.0.0.1:{port}", Role.DECODE) for port in (1, 2)])
     first, second = roster.all_engines()
     eject(first)

@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 
@@ -38,6 +39,7 @@ class SlidingWindowMLASpec(SlidingWindowSpec):
 class MambaSpec(KVCacheSpec):
     dtypes: tuple[torch.dtype, ...]
     mamba_cache_mode: str
+    mamba_type: Enum
     shapes: tuple[tuple[int, ...], ...]
     @property
     def state_content_size_bytes(self) -> int: ...

@@ -1,0 +1,217 @@
+"""How writes are handed to Mooncake: each by a call of its own, or many by one call. Chosen once, at start.
+
+With Mooncake's RDMA and Ascend transports each call costs a batch, a turn of a worker and, on Ascend, a job of a thread
+pool with a ``TransferSync`` of its own, however few bytes it has (read in v0.3.13). Each call also gives Python's lock
+away and has to get it back from a forward thread that launches kernels.
+
+Mooncake's Python can submit many writes, but only wait for them, on a core of its own. What it has no name for is in
+its C++: ``getTransferStatus(batch, n)`` looks at one write and never waits. It is called here as ``freeEngine`` is, by
+the symbol, which the wheels -non-cuda, -npu and CUDA 12 of 0.3.13.post1 and -cuda13 0.3.14 have. ``choose_submits``
+tries it first.
+
+    one call each    transfer_submit_write        transfer_check_status: frees the batch when it is over
+    one call for n   batch_transfer_async_write   getTransferStatus until all n are over, then freeBatchID
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from pdcluster_connector.transport.base import WriteRange, WriteStatus
+from pdcluster_protocol.errors import TransferError
+
+_LOG: Final = logging.getLogger("vllm.pdcluster.transport")
+
+_DEFAULTS: Final = {"tcp": 1, "rdma": 128, "ascend": 128}
+"""Writes in one call. 128: eight of them are what a lane has in flight, and Ascend's pool has eight threads."""
+
+_ALLOCATE: Final = "_ZN8mooncake14TransferEngine15allocateBatchIDEm"
+_FREE: Final = "_ZN8mooncake14TransferEngine11freeBatchIDEm"
+_STATUS: Final = "_ZN8mooncake14TransferEngine17getTransferStatusEmmRNS_9Transport14TransferStatusE"
+_COMPLETED, _FAILED = 4, 6
+_UNDER_WAY: Final = frozenset((0, 1, 5))
+"""Waiting, pending, and timed out: a write that Mooncake does not want to wait for any longer still goes on."""
+
+
+class Submitted(Protocol):
+    """What one call has submitted."""
+
+    def status(self) -> WriteStatus:
+        """How far it is. Asked until it is not PENDING, then never again."""
+
+
+class Submits(Protocol):
+    """One way to hand writes to one engine. Any thread."""
+
+    @property
+    def writes_per_submit(self) -> int: ...
+
+    def submit(self, session: str, ranges: Sequence[WriteRange]) -> Submitted:
+        """``ranges`` are under way.
+
+        Raises:
+            TransferError: Surely none of them is.
+        """
+
+
+class KnownEnd:
+    """What is not under way, or not any more."""
+
+    def __init__(self, status: WriteStatus) -> None:
+        self._status = status
+
+    def status(self) -> WriteStatus:
+        return self._status
+
+
+class SingleSubmits:
+    """Each write by a call of its own."""
+
+    writes_per_submit = 1
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def submit(self, session: str, ranges: Sequence[WriteRange]) -> Submitted:
+        ((source, target, num_bytes),) = ranges
+        batch = self._engine.transfer_submit_write(session, source, target, num_bytes)
+        if batch <= 0:
+            raise TransferError(f"Mooncake refused a write of {num_bytes} bytes (status {batch})")
+        return _Single(self._engine, batch)
+
+
+class _Single:
+    __slots__ = ("_batch", "_engine")
+
+    def __init__(self, engine: Any, batch: int) -> None:
+        self._engine, self._batch = engine, batch
+
+    def status(self) -> WriteStatus:
+        status = self._engine.transfer_check_status(self._batch)
+        if status == 0:
+            return WriteStatus.PENDING
+        return WriteStatus.DONE if status > 0 else WriteStatus.FAILED
+
+
+class BatchSubmits:
+    """Up to ``writes_per_submit`` writes by one call."""
+
+    def __init__(self, engine: Any, batches: Batches, writes_per_submit: int) -> None:
+        self._engine = engine
+        self._batches = batches
+        self.writes_per_submit = writes_per_submit
+
+    def submit(self, session: str, ranges: Sequence[WriteRange]) -> Submitted:
+        sources, targets, sizes = (list(column) for column in zip(*ranges, strict=True))
+        batch = self._engine.batch_transfer_async_write(session, sources, targets, sizes)
+        if batch <= 0:
+            # Mooncake gives up a batch in the middle, and says nothing of those writes that it had begun.
+            _LOG.warning("Mooncake refused a submit of %d writes", len(ranges))
+            return KnownEnd(WriteStatus.LOST)
+        return _Batch(self._batches, batch, len(ranges))
+
+
+class _Batch:
+    """Its writes are looked at in order, each until it is over: a failed one does not mean that the others stopped."""
+
+    def __init__(self, batches: Batches, batch: int, num_writes: int) -> None:
+        self._batches, self._batch, self._num_writes = batches, batch, num_writes
+        self._num_over = 0
+        self._has_failed = False
+
+    def status(self) -> WriteStatus:
+        while self._num_over < self._num_writes:
+            status = self._batches.status(self._batch, self._num_over)
+            if status is WriteStatus.PENDING or status is WriteStatus.LOST:
+                return status
+            self._has_failed = self._has_failed or status is WriteStatus.FAILED
+            self._num_over += 1
+        self._batches.free(self._batch)
+        return WriteStatus.FAILED if self._has_failed else WriteStatus.DONE
+
+
+class Batches(Protocol):
+    """What Mooncake's C++ tells of batches. None of it waits."""
+
+    def status(self, batch: int, number: int) -> WriteStatus:
+        """Of one write; LOST where Mooncake gives an answer that we do not know."""
+
+    def free(self, batch: int) -> None:
+        """Every write of it is over, and it is never named again."""
+
+
+class _Status(ctypes.Structure):
+    """``mooncake::Status``: a code of 16 bits, and a text that we do not read.
+
+    Longer than it is: a returned structure of more than two words is written where the caller says, as a C++ class is.
+    """
+
+    _fields_ = (("code", ctypes.c_uint16), ("rest", ctypes.c_uint64 * 7))
+
+
+class _TransferStatus(ctypes.Structure):
+    _fields_ = (("state", ctypes.c_int), ("num_bytes", ctypes.c_size_t))
+
+
+class LibraryBatches:
+    """By the symbols of ``library``. They look at memory only: Python's lock is kept, which is dear to get back."""
+
+    def __init__(self, library: Any, engine: int) -> None:
+        """``engine``: ``get_engine_ptr()``.
+
+        Raises:
+            AttributeError: The library does not have them.
+        """
+        self._engine = ctypes.c_void_p(engine)
+        self._allocate = _function(library, _ALLOCATE, ctypes.c_uint64, ctypes.c_size_t)
+        self._free = _function(library, _FREE, _Status, ctypes.c_uint64)
+        self._status = _function(
+            library, _STATUS, _Status, ctypes.c_uint64, ctypes.c_size_t, ctypes.POINTER(_TransferStatus)
+        )
+
+    @property
+    def answers(self) -> bool:
+        """Whether the calls are the ones we know: an empty batch has no first write, and can be freed."""
+        batch = self._allocate(self._engine, 0)
+        has_write = self._status(self._engine, batch, 0, ctypes.byref(_TransferStatus())).code == 0
+        return not has_write and self._free(self._engine, batch).code == 0
+
+    def status(self, batch: int, number: int) -> WriteStatus:
+        found = _TransferStatus()
+        if self._status(self._engine, batch, number, ctypes.byref(found)).code:
+            return WriteStatus.LOST
+        if found.state in _UNDER_WAY:
+            return WriteStatus.PENDING
+        return {_COMPLETED: WriteStatus.DONE, _FAILED: WriteStatus.FAILED}.get(found.state, WriteStatus.LOST)
+
+    def free(self, batch: int) -> None:
+        if code := self._free(self._engine, batch).code:
+            _LOG.warning("Mooncake keeps a batch whose writes are over (code %d)", code)
+
+
+def _function(library: Any, name: str, returns: Any, *takes: Any) -> Any:
+    function = getattr(library, name)
+    function.restype, function.argtypes = returns, (ctypes.c_void_p, *takes)
+    return function
+
+
+def choose_submits(protocol: str, wanted: int, engine: Any, load: Callable[[], Any]) -> Submits:
+    """How writes are handed to ``engine``, a binding's object; ``load`` gives that binding's library (``PyDLL``).
+
+    ``wanted``: writes in one call; 0: what fits ``protocol``. Where Mooncake lacks what it needs, it is one.
+    """
+    number = wanted or _DEFAULTS[protocol]
+    if number == 1:
+        return SingleSubmits(engine)
+    try:
+        batches = LibraryBatches(load(), engine.get_engine_ptr())
+    except (AttributeError, OSError) as error:
+        _LOG.warning("Mooncake cannot be asked about batches, each write is a call of its own: %s", error)
+        return SingleSubmits(engine)
+    if not batches.answers:
+        _LOG.warning("Mooncake answers otherwise than 0.3.13 about batches: each write is a call of its own")
+        return SingleSubmits(engine)
+    return BatchSubmits(engine, batches, number)

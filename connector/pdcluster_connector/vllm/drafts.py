@@ -1,0 +1,41 @@
+"""What of an engine is its draft model's: a model, the layers that keep its KV, and how it is told apart.
+
+Decides by a layer's name, as vLLM has no other mark on it. A draft layer that is taken for one of the model's own is
+owed by prefill, and refused at the handshake where prefill does not have it; the link refuses the contrary too.
+
+Source of truth: vLLM 0.32 ``config/speculative.py``, ``v1/spec_decode``, ``model_executor/models/*_mtp.py`` and
+``*_eagle.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from vllm.config import ModelConfig, VllmConfig
+
+_NGRAM: Final = ("ngram", "ngram_gpu")
+"""Prompt lookup, as vLLM 0.32's ``SpeculativeConfig.use_ngram`` says; older versions have no such method."""
+_PARTS: Final = ("draft_model", "mtp")
+"""Parts of the names of layers that only a draft model has."""
+
+
+def models_of(config: VllmConfig) -> list[ModelConfig]:
+    """The model, and the draft model that keeps KV of its own."""
+    draft = draft_of(config)
+    return [config.model_config, *([draft] if draft is not None else [])]
+
+
+def draft_of(config: VllmConfig) -> ModelConfig | None:
+    """The draft model that keeps KV of its own: MTP's layers and an EAGLE head are one too, prompt lookup is none."""
+    speculative = config.speculative_config
+    return speculative.draft_model_config if speculative and speculative.method not in _NGRAM else None
+
+
+def is_draft_layer(config: VllmConfig, name: str) -> bool:
+    """Whether the layer is the draft model's. MTP's layers and those of an EAGLE head are mostly numbered on from the
+    model's last one."""
+    if draft_of(config) is None:
+        return False
+    parts = name.split(".")
+    number = next((int(part) for part in parts if part.isdecimal()), 0)
+    return not set(_PARTS).isdisjoint(parts) or number >= config.model_config.get_total_num_hidden_layers()

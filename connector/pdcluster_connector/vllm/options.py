@@ -1,0 +1,114 @@
+"""Which options an engine that hands KV over may not be started with. Each refusal names the option and the cure.
+
+Source of truth: vLLM 0.32 ``config/``, ``v1/worker/gpu_model_runner.py``; in what others differ: ``versions.py``.
+"""
+
+from __future__ import annotations
+
+from vllm.config import CUDAGraphMode, ModelConfig, ParallelConfig, SpeculativeConfig, VllmConfig
+
+from pdcluster_connector.settings import PushTiming, Settings
+from pdcluster_connector.vllm.ascend import require_plain_kv
+from pdcluster_connector.vllm.versions import VllmRelease
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.labels import Role
+
+
+def require_startable(config: VllmConfig, role: Role, settings: Settings, release: VllmRelease) -> None:
+    """An engine of this role may be started with these options, on this version of vLLM.
+
+    Raises:
+        ConfigError: It may not; names the option, its value and the cure.
+    """
+    parallel = config.parallel_config
+    _require_whole_steps(parallel)
+    _require_known_executor(parallel.distributed_executor_backend)
+    _require_awake(config.model_config)
+    require_plain_kv(config.additional_config)
+    if role is Role.PREFILL and settings.push is PushTiming.LAYERWISE:
+        _require_hooks(config.compilation_config.cudagraph_mode)
+    if role is Role.DECODE and not release.defers_frees:
+        _require_one_step_at_a_time(config.max_concurrent_batches, release)
+    if role is Role.PREFILL:
+        _require_ends_of_steps(parallel.pipeline_parallel_size, config.speculative_config)
+
+
+def _require_whole_steps(parallel: ParallelConfig) -> None:
+    """A token's KV lies in one block of each layer, and a layer is final when its hook is called.
+
+    Raises:
+        ConfigError: Something spreads a prompt's tokens over ranks, or splits a step.
+    """
+    sizes = {
+        "--decode-context-parallel-size": parallel.decode_context_parallel_size,
+        "--prefill-context-parallel-size": parallel.prefill_context_parallel_size,
+    }
+    for option, size in sizes.items():
+        if size != 1:
+            raise ConfigError(f"{option} is {size}: PDClusterConnector 0.1 needs 1")
+    if parallel.use_ubatching:
+        raise ConfigError("--enable-dbo or --ubatch-size splits each step: PDClusterConnector 0.1 needs whole steps")
+
+
+def _require_known_executor(backend: object) -> None:
+    """The engine's workers are started by vLLM's own processes.
+
+    Raises:
+        ConfigError: Ray starts them.
+    """
+    if backend == "ray":
+        raise ConfigError(
+            "--distributed-executor-backend is ray, with which PDClusterConnector 0.1 was never run: start with "
+            "--distributed-executor-backend mp, over several nodes with --nnodes, --node-rank and --master-addr"
+        )
+
+
+def _require_awake(model_config: ModelConfig) -> None:
+    """KV stays where it is for the engine's life: other engines write into it.
+
+    Raises:
+        ConfigError: The engine may be put to sleep, which gives its memory back.
+    """
+    if model_config.enable_sleep_mode:
+        raise ConfigError("--enable-sleep-mode unmaps the KV cache, into which other engines write: start without it")
+
+
+def _require_one_step_at_a_time(num_batches: int, release: VllmRelease) -> None:
+    """A step has ended before blocks that it writes are given to a request whose KV is pushed.
+
+    Raises:
+        ConfigError: ``num_batches`` steps are under way at once: the older one could write over pushed KV.
+    """
+    if num_batches > 1:
+        raise ConfigError(
+            f"vLLM {release.version} runs {num_batches} steps at once on this decode engine, and gives blocks away "
+            "that the older one still writes: start decode with --no-async-scheduling and --pipeline-parallel-size 1, "
+            "or use vLLM 0.24 or newer"
+        )
+
+
+def _require_ends_of_steps(num_stages: int, speculative: SpeculativeConfig | None) -> None:
+    """Every worker hears when a step has ended.
+
+    Raises:
+        ConfigError: vLLM 0.32's ``v1/worker/gpu_model_runner.py`` tells it after the draft model, which only the last
+            pipeline stage has: the layers of the others would never be whole.
+    """
+    if num_stages > 1 and speculative is not None:
+        raise ConfigError(
+            f"--speculative-config with --pipeline-parallel-size {num_stages}: stages before the last one never hear "
+            "that a step has ended: start prefill with only one of these two options"
+        )
+
+
+def _require_hooks(cudagraph_mode: CUDAGraphMode) -> None:
+    """Python runs between the layers of a prefill step.
+
+    Raises:
+        ConfigError: One graph replays the whole step, so that its layers would leave only when all are done.
+    """
+    if cudagraph_mode.mixed_mode() is CUDAGraphMode.FULL:
+        raise ConfigError(
+            f"cudagraph_mode is {cudagraph_mode.name}, which replays a prefill step as one graph: start prefill with "
+            '--compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE"}\', or with push: serial'
+        )

@@ -1,0 +1,36 @@
+"""The policy that looks at loads alone: the engine with the fewest tokens to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from pdcluster_router.core.placement import E, RequestFacts
+
+FEW: Final = 4
+"""So many engines are all compared: no dearer than chance, and never wrong."""
+
+
+def least_tokens(engines: Sequence[E], _: RequestFacts, /, *, now: float, chance: Callable[[], float]) -> E:
+    """The one with less to do of two that chance picks; of a few engines the one with the least.
+
+    As good as the least of all but for a little, at the same cost for 8 engines and for 256. Two routers that see
+    different loads do not send everything to the same engine, as they would if each took the least loaded one.
+    """
+    num = len(engines)
+    if num <= FEW:
+        best = engines[0]
+        for engine in engines[1:]:
+            best = _less_loaded(best, engine, now=now)
+        return best
+    first = int(chance() * num)
+    second = int(chance() * (num - 1))
+    return _less_loaded(engines[first], engines[second if second < first else second + 1], now=now)
+
+
+def _less_loaded(one: E, other: E, *, now: float) -> E:
+    """The one with fewer tokens to do; between equals the one that got fewer requests."""
+    ones, others = one.load.tokens(now=now), other.load.tokens(now=now)
+    if ones == others:
+        return one if one.load.num_placed <= other.load.num_placed else other
+    return one if ones < others else other

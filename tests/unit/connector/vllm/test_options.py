@@ -1,0 +1,98 @@
+"""What an engine may not be started with is said at its start, with the option, its value and the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+from vllm.config import CUDAGraphMode
+
+from pdcluster_connector.vllm.facts import read_engine_facts
+from pdcluster_connector.vllm.options import (
+    _require_awake,
+    _require_ends_of_steps,
+    _require_hooks,
+    _require_known_executor,
+    _require_one_step_at_a_time,
+    _require_whole_steps,
+)
+from pdcluster_connector.vllm.versions import release_of
+from pdcluster_protocol.errors import ConfigError
+from unit.connector.vllm.configs import WHOLE, a_config
+
+OLD = release_of("0.23.0")
+
+
+def whole_steps(**changed: object) -> SimpleNamespace:
+    return SimpleNamespace(**{**WHOLE, **changed})
+
+
+@pytest.mark.parametrize(
+    ("require", "accepted", "refused", "told"),
+    [
+        (_require_whole_steps, [whole_steps()], [whole_steps(use_ubatching=True)], "--enable-dbo"),
+        (
+            _require_whole_steps,
+            [whole_steps()],
+            [whole_steps(decode_context_parallel_size=2)],
+            "--decode-context-parallel-size is 2.*needs 1",
+        ),
+        (
+            _require_whole_steps,
+            [whole_steps()],
+            [whole_steps(prefill_context_parallel_size=2)],
+            "--prefill-context-parallel-size is 2.*needs 1",
+        ),
+        (
+            _require_awake,
+            [SimpleNamespace(enable_sleep_mode=False)],
+            [SimpleNamespace(enable_sleep_mode=True)],
+            "--enable-sleep-mode",
+        ),
+        (_require_one_step_at_a_time, [1, OLD], [2, OLD], "runs 2 steps at once.*--no-async-scheduling"),
+        (
+            _require_ends_of_steps,
+            [1, object()],
+            [2, object()],
+            "--speculative-config with --pipeline-parallel-size 2.*only one of these two",
+        ),
+        (_require_ends_of_steps, [2, None], [2, object()], "only one of these two"),
+        (
+            _require_hooks,
+            [CUDAGraphMode.PIECEWISE],
+            [CUDAGraphMode.FULL],
+            "cudagraph_mode is FULL.*FULL_AND_PIECEWISE.*push: serial",
+        ),
+        (
+            _require_known_executor,
+            ["mp"],
+            ["ray"],
+            "--distributed-executor-backend is ray.*start with --distributed-executor-backend mp.*--nnodes",
+        ),
+    ],
+)
+def test_what_an_engine_may_not_be_is_refused_by_the_name_of_its_option(
+    require: Callable[..., object], accepted: list[object], refused: list[object], told: str
+) -> None:
+    require(*accepted)
+    with pytest.raises(ConfigError, match=told):
+        require(*refused)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in CUDAGraphMode if mode is not CUDAGraphMode.FULL])
+def test_graphs_that_leave_prefill_steps_to_python_are_accepted(mode: CUDAGraphMode) -> None:
+    _require_hooks(mode)
+
+
+@pytest.mark.parametrize(
+    ("kv_role", "push", "is_refused"),
+    [("kv_producer", "layerwise", True), ("kv_producer", "serial", False), ("kv_consumer", "layerwise", False)],
+)
+def test_only_an_engine_that_pushes_layer_by_layer_is_refused_whole_graphs(
+    kv_role: str, push: str, *, is_refused: bool
+) -> None:
+    config = a_config(kv_role, {"push": push, "host": "127.0.0.1"})
+    with pytest.raises(ConfigError, match="cudagraph_mode is FULL") if is_refused else nullcontext():
+        read_engine_facts(config, SimpleNamespace(kv_cache_groups=[]))

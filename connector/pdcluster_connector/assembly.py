@@ -168,7 +168,7 @@ def _make_sessions(facts: EngineFacts, memory: Memory, device: Device, use: Use)
 def _start_transport(facts: EngineFacts, memory: Memory, device: Device) -> Transport:
     settings = facts.settings
     protocol, devices = settings.transfer_protocol, settings.transfer_devices
-    wanted = TransportSettings(facts.host, protocol, devices, settings.writes_per_submit)
+    wanted = TransportSettings(facts.host, protocol, devices, settings.writes_per_submit, device.enter_thread)
     transport = make_transport(settings.transport, wanted)
     for address, num_bytes in memory.aligned_spans(device.registration_alignment_bytes):
         transport.register(address, num_bytes)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from threading import current_thread
 
+import numpy as np
 import pytest
 
 from pdcluster_connector.transport import make_transport
-from pdcluster_connector.transport.base import TransportSettings
+from pdcluster_connector.transport.base import TransportSettings, WriteStatus
 from pdcluster_connector.transport.taken import require_taken
 from pdcluster_protocol.errors import ConfigError
 
@@ -83,6 +86,25 @@ def test_another_transport_that_the_user_forces_is_refused(monkeypatch: pytest.M
     monkeypatch.setenv("MC_FORCE_MNNVL", "1")
     with pytest.raises(ConfigError, match=r"transfer_protocol is tcp, but MC_FORCE_MNNVL=1 .*unset MC_FORCE_MNNVL"):
         make_transport("mooncake", TransportSettings("127.0.0.1", "tcp"))
+
+
+def test_the_thread_that_submits_a_peers_first_writes_enters_the_device_before() -> None:
+    """Mooncake's transport of Ascend asks for the device of the thread that submits."""
+    entered: list[str] = []
+    memory = np.zeros(64, np.uint8)
+    settings = TransportSettings("127.0.0.1", "tcp", enter_thread=lambda: entered.append(current_thread().name))
+    transport, peer = make_transport("mooncake", settings), make_transport("mooncake", settings)
+    try:
+        transport.register(memory.ctypes.data, memory.nbytes)
+        write = transport.submit_writes(peer.session, [(memory.ctypes.data, 4096, 64)])
+        deadline = time.monotonic() + 60
+        while (status := transport.write_status(write)) is WriteStatus.PENDING and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert status is not WriteStatus.PENDING
+        assert entered == ["pdcluster-open"]
+    finally:
+        transport.close()
+        peer.close()
 
 
 def test_a_session_names_the_host_and_differs_between_transports() -> None:

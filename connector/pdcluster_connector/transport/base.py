@@ -12,7 +12,7 @@ Every transport passes ``tests/contract/test_transport.py``.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NewType, Protocol
@@ -39,6 +39,10 @@ class WriteStatus(Enum):
     """Not acknowledged, and the transport does not know how far it is: only closing the transport ends it."""
 
 
+def _enter_nothing() -> None:
+    """For a transport without a device."""
+
+
 @dataclass(frozen=True, slots=True)
 class TransportSettings:
     """How a transport is to move bytes. ``host``: where it listens, an address of this machine."""
@@ -50,6 +54,8 @@ class TransportSettings:
     """``transfer_devices`` of the connector's settings."""
     writes_per_submit: int = 0
     """The same of the connector's settings. 0: what fits the protocol."""
+    enter_thread: Callable[[], None] = _enter_nothing
+    """``Device.enter_thread`` of the rank: a thread of the transport's own calls it before Mooncake."""
 
 
 class Transport(Protocol):

@@ -74,6 +74,7 @@ class MooncakeTransport:
         """
         self._memory = RegisteredMemory()
         self._protocol = settings.protocol
+        self._enter_thread = settings.enter_thread
         self._engine: Any | None = start_on_new_ports(lambda: _start_engine(settings), free_engine)
         self._session = f"{settings.host}:{self._engine.get_rpc_port()}"
         self._write_ids = itertools.count(1)
@@ -159,6 +160,7 @@ class MooncakeTransport:
     # The next three run in a probing thread.
 
     def _probe(self, session: str) -> bool:
+        self._enter_thread()  # The first writes are submitted by this thread, and Mooncake asks for its device.
         engine = self._engine
         is_alive = engine is not None and engine.send_probe(session) == 0
         if not is_alive:

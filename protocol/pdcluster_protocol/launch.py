@@ -38,6 +38,7 @@ class ConnectorSettings(TypedDict, total=False):
     transfer_protocol: str
     transfer_devices: tuple[str, ...]
     quarantine_s: float
+    content_check: str
     trace_file: str
 
 

@@ -20,6 +20,7 @@ from pdcluster_operator.api.role import DeviceKind, Resources, Roles, ranks_of
 from pdcluster_operator.api.status import PDClusterStatus
 from pdcluster_protocol.launch import HTTP_PORT, SIDE_CHANNEL_PORT
 from pdcluster_protocol.metaserver import Action
+from pdcluster_protocol.params import ContentCheck
 
 _DAY_S: Final = 86400
 
@@ -128,6 +129,10 @@ class Transfer(ApiModel):
     quarantine_seconds: int = Field(default=3, ge=1, le=600)
     """Seconds that a revoked prefill rank has to say that it stopped, before decode closes its session and uses the
     blocks again, in [1, 600]. Default 3: a live one answers in milliseconds."""
+    content_check: ContentCheck | None = None
+    """off, sampled or full: how much of the pushed KV decode compares with prefill's before the first token. What
+    differs is pushed once more, then another prefill engine is asked. Default: sampled, the connector's own, which is
+    nearly free; full finds each wrong byte, for some per cent of a prefill's time on a CPU."""
     on_failure: Action = Action.RECOMPUTE
     """recompute: decode computes the prompt itself when no prefill attempt is left; fail: the client gets an error at
     once. Default recompute: a slow answer is better than none."""

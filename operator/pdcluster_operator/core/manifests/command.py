@@ -83,6 +83,8 @@ def transfer_config(pool: Pool, role: Role, place: PodPlace) -> Document:
         settings["transfer_devices"] = tuple(transfer.devices)
     if role is Role.DECODE:
         settings["side_channel_port"] = transfer.port
+        if transfer.content_check is not None:
+            settings["content_check"] = transfer.content_check.value
     engine_id = "$(POD_NAME)" if place is PodPlace.ALONE else "$(LWS_LEADER_ADDRESS)"
     return kv_transfer_config(role, engine_id, settings, transfer.on_failure.value)
 

@@ -16,6 +16,7 @@ from pdcluster_operator.api.engine_args import ON_ONE_NODE, SET_ELSEWHERE
 from pdcluster_operator.core.manifests.command import PodPlace, spelled_arg
 from pdcluster_operator.core.manifests.engine_pod import engine_template
 from pdcluster_protocol.labels import Role
+from pdcluster_protocol.params import ContentCheck
 
 CPU = {
     "spec.image": "registry.example/engine-cpu:1",
@@ -200,6 +201,11 @@ class TestAscend:
         decode = transfer(pod(ASCEND, Role.DECODE))
         assert decode["kv_role"] == "kv_consumer"
         assert decode["kv_connector_extra_config"]["side_channel_port"] == 21000
+
+    def test_decode_compares_as_much_of_the_content_as_the_spec_says(self) -> None:
+        for check in ContentCheck:
+            told = transfer(pod({**ASCEND, "spec.transfer": {"contentCheck": check.value}}, Role.DECODE))
+            assert parse_settings(told["kv_connector_extra_config"]).content_check is check
 
     @pytest.mark.parametrize("role", Role)
     def test_engines_use_the_rdma_devices_that_are_named(self, role: Role) -> None:

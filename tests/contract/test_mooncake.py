@@ -6,14 +6,18 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from threading import current_thread
+from threading import Thread, current_thread
 
 import numpy as np
 import pytest
 
+from contract.ends import MEMORY_BYTES, Memory, ProcessReceiver
 from pdcluster_connector.transport import make_transport
-from pdcluster_connector.transport.base import TransportSettings, WriteStatus
+from pdcluster_connector.transport.base import TransportSettings, WriteId, WriteStatus
+from pdcluster_connector.transport.mooncake import MooncakeTransport
 from pdcluster_connector.transport.taken import require_taken
 from pdcluster_protocol.errors import ConfigError
 
@@ -125,3 +129,53 @@ def test_a_missing_system_library_is_named_with_the_command_that_installs_it(tmp
     run = subprocess.run([sys.executable, "-c", START], env=env, capture_output=True, text=True, check=False)
     assert "ConfigError: Mooncake cannot be loaded (libibverbs.so.1" in run.stderr
     assert "apt-get install libibverbs1 ibverbs-providers librdmacm1 libnuma1 libcurl4" in run.stderr
+
+
+class _StopsBeforeItsFirstWrite(MooncakeTransport):
+    """``victim`` stands still between its answer to the probe and the first write to it."""
+
+    victim: ProcessReceiver | None = None
+
+    def _probe(self, session: str) -> bool:
+        is_alive = super()._probe(session)
+        if self.victim is not None and session == self.victim.session:
+            self.victim.pause()
+        return is_alive
+
+
+def test_a_peer_that_stops_while_it_is_opened_holds_up_neither_what_others_ask_nor_the_close() -> None:
+    """Mooncake opens it within the first write to it, and stays there for a minute. It takes no other write meanwhile:
+    what is submitted to a third peer waits with it."""
+    memory, transport = Memory(), _StopsBeforeItsFirstWrite(TransportSettings("127.0.0.1", "tcp"))
+    transport.register(memory.address, MEMORY_BYTES)
+    with ExitStack() as stack:
+        healthy, stopped = ProcessReceiver(stack), ProcessReceiver(stack)
+        stack.callback(stopped.resume)
+        assert ended(transport, transport.submit_writes(healthy.session, [(memory.address, healthy.address, 16)]))
+        asked_late = transport.submit_writes(healthy.session, [(memory.address, healthy.address, 16)])
+        transport.victim = stopped
+        held = transport.submit_writes(stopped.session, [(memory.address, stopped.address, 16)])
+        time.sleep(1)  # Its thread is inside Mooncake now.
+        assert within(30, lambda: ended(transport, asked_late))
+        assert transport.write_status(held) is WriteStatus.PENDING
+        assert within(30, lambda: closed(transport))
+
+
+def closed(transport: MooncakeTransport) -> bool:
+    transport.close()
+    return not transport.is_open
+
+
+def ended(transport: MooncakeTransport, write: WriteId) -> bool:
+    while (status := transport.write_status(write)) is WriteStatus.PENDING:
+        time.sleep(0.01)
+    return status is WriteStatus.DONE
+
+
+def within(seconds: float, call: Callable[[], bool]) -> bool:
+    """What ``call`` answers, if it comes back in time: half of Mooncake's minute."""
+    answers: list[bool] = []
+    thread = Thread(target=lambda: answers.append(call()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answers == [True]

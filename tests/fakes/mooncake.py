@@ -79,6 +79,10 @@ class StrictEngine:
         """One write of the batch is over."""
         self._batch(number).states[at] = WriteStatus.FAILED if has_failed else WriteStatus.DONE
 
+    def lose(self, number: int, at: int) -> None:
+        """What becomes of one write of the batch is not known, and never will be."""
+        self._batch(number).states[at] = WriteStatus.LOST
+
     def _batch(self, number: int) -> _Batch:
         assert not self.is_freed, "the engine is freed"
         assert number in self._batches, "the batch is freed"

@@ -19,13 +19,14 @@ import socket
 import stat
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pdcluster_connector.transport.base import RegisteredMemory, TransportSettings, WriteId, WriteRange, WriteStatus
+from pdcluster_connector.transport.in_use import InUse
 from pdcluster_connector.transport.opening import Backend, Openings, Write
 from pdcluster_connector.transport.protocols import environment_of, locked_memory_problem, require_rdma_devices
 from pdcluster_connector.transport.submits import KnownEnd, Submits, Submitted, choose_submits
@@ -45,6 +46,7 @@ _DEFAULTS: Final = {
 """Environment of Mooncake where the user has set none."""
 _SYSTEM_LIBRARIES: Final = "apt-get install libibverbs1 ibverbs-providers librdmacm1 libnuma1 libcurl4"
 _CLOSE_S: Final = 0.5
+_CLOSED: Final = "the transport session is closed"
 """For probes under way. Longer than a live peer's answer (0.2 ms); with the destructor under the contract's 2 s."""
 
 _INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
@@ -75,15 +77,13 @@ class MooncakeTransport:
         self._memory = RegisteredMemory()
         self._protocol = settings.protocol
         self._enter_thread = settings.enter_thread
-        self._engine: Any | None = start_on_new_ports(lambda: _start_engine(settings), free_engine)
-        self._session = f"{settings.host}:{self._engine.get_rpc_port()}"
+        engine = start_on_new_ports(lambda: _start_engine(settings), free_engine)
+        self._engine: InUse[Any] = InUse(engine, free_engine)
+        self._session = f"{settings.host}:{engine.get_rpc_port()}"
         self._write_ids = itertools.count(1)
-        self._engine_lock = threading.Lock()
-        """Held by a thread that is inside the engine, so that closing it takes nothing away from under it."""
-        self._submits = _choose_submits(settings, self._engine)
+        self._submits = _choose_submits(settings, engine)
         self._submitted: dict[WriteId, Submitted] = {}
-        self._unfreed: deque[Any] = deque()
-        self._openings = Openings(Backend(self._probe, self._deliver, self._refuse, self._free))
+        self._openings = Openings(Backend(self._probe, self._deliver, self._refuse))
 
     @property
     def session(self) -> str:
@@ -91,7 +91,7 @@ class MooncakeTransport:
 
     @property
     def is_open(self) -> bool:
-        return self._engine is not None
+        return self._engine.is_open
 
     @property
     def writes_per_submit(self) -> int:
@@ -100,7 +100,8 @@ class MooncakeTransport:
     def register(self, address: int, num_bytes: int) -> None:
         if self._protocol == "rdma" and (problem := locked_memory_problem(num_bytes)):
             _LOG.warning("locked memory: %s", problem)
-        status = self._running().register_memory(address, num_bytes)
+        with self._running() as engine:
+            status = engine.register_memory(address, num_bytes)
         if status != 0:
             raise ConfigError(
                 f"Mooncake cannot register {num_bytes} bytes of KV cache (status {status}): "
@@ -109,7 +110,8 @@ class MooncakeTransport:
         self._memory.add(address, num_bytes)
 
     def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
-        self._running()
+        if not self.is_open:
+            raise TransferError(_CLOSED)
         self._memory.require_all(ranges)
         write = WriteId(next(self._write_ids))
         if self._openings.is_open(session):
@@ -121,48 +123,46 @@ class MooncakeTransport:
 
     def write_status(self, write: WriteId) -> WriteStatus:
         submitted = self._submitted[write]
-        with self._engine_lock:
+        with self._engine.enter() as engine:
             # A closed engine has ended every write.
-            is_over = self._engine is None and submitted is not _DEFERRED
+            is_over = engine is None and submitted is not _DEFERRED
             status = WriteStatus.FAILED if is_over else submitted.status()
         if status is not WriteStatus.PENDING:
             del self._submitted[write]
         return status
 
     def close(self) -> None:
-        with self._engine_lock:
-            engine, self._engine = self._engine, None
-        if engine is None:
+        """As the contract says.
+
+        Raises:
+            TransferError: A thread that opens a peer is still inside Mooncake, and writes to others may be under way.
+        """
+        if not self.is_open:
             return
-        self._unfreed.append(engine)
-        if self._openings.close(_CLOSE_S):
-            self._free()
-        # Else a probe is still inside the engine: its peer was never opened, so no write of ours is under way.
+        may_write = any(submitted is not _DEFERRED for submitted in self._submitted.values())
+        is_freed = self._engine.close(_CLOSE_S)
+        self._openings.close(_CLOSE_S)
+        if not is_freed and may_write:
+            raise TransferError(f"session {self._session} cannot be closed: a thread in it still opens a peer")
+        # Without writes under way the thread inside has submitted none yet: it frees the engine when it comes out.
+
+    @contextmanager
+    def _running(self) -> Iterator[Any]:
+        with self._engine.enter() as engine:
+            if engine is None:
+                raise TransferError(_CLOSED)
+            yield engine
 
     def _submit(self, session: str, ranges: Sequence[WriteRange]) -> Submitted:
-        with self._engine_lock:
-            self._running()
+        with self._running():
             return self._submits.submit(session, ranges)
-
-    def _free(self) -> None:
-        """Free the engine, once, if it was closed. Its last user calls this."""
-        try:
-            engine = self._unfreed.popleft()
-        except IndexError:
-            return
-        free_engine(engine)
-
-    def _running(self) -> Any:
-        if self._engine is None:
-            raise TransferError("the transport session is closed")
-        return self._engine
 
     # The next three run in a probing thread.
 
     def _probe(self, session: str) -> bool:
         self._enter_thread()  # The first writes are submitted by this thread, and Mooncake asks for its device.
-        engine = self._engine
-        is_alive = engine is not None and engine.send_probe(session) == 0
+        with self._engine.enter() as engine:
+            is_alive = engine is not None and engine.send_probe(session) == 0
         if not is_alive:
             _LOG.warning("transport peer does not answer")
         return is_alive

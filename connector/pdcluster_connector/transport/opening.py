@@ -37,8 +37,6 @@ class Backend:
     probe: Callable[[str], bool]
     deliver: Callable[[Write], None]
     refuse: Callable[[Write], None]
-    leave: Callable[[], None]
-    """The thread will not use the transport any more."""
 
 
 class Openings:
@@ -88,7 +86,6 @@ class Openings:
         while writes := self._take(session, is_alive=is_alive):
             for write in writes:
                 settle(write)
-        self._backend.leave()
 
     def _take(self, session: str, *, is_alive: bool) -> list[Write]:
         """Take the writes that wait for the peer. If there are none, its probe is over."""

@@ -20,8 +20,7 @@ class Peers:
         self.delivered: list[WriteId] = []
         self.refused: list[WriteId] = []
         self.settled = threading.Semaphore(0)
-        self.left = threading.Event()
-        self.openings = Openings(Backend(self._probe, self._deliver, self._refuse, self._leave))
+        self.openings = Openings(Backend(self._probe, self._deliver, self._refuse))
 
     def write(self, number: int, session: str = "a") -> None:
         self.openings.defer(Write(WriteId(number), session, [(0, 0, 1)]))
@@ -42,10 +41,6 @@ class Peers:
     def _refuse(self, write: Write) -> None:
         self.refused.append(write.id)
         self.settled.release()
-
-    def _leave(self) -> None:
-        self.num_settled_at_leave = len(self.delivered) + len(self.refused)
-        self.left.set()
 
 
 def test_writes_wait_until_the_peer_answers_and_leave_in_order() -> None:
@@ -108,14 +103,3 @@ def test_what_waits_when_the_transport_closes_is_refused_and_never_delivered() -
     peers.openings.close(WAIT_S)
     assert peers.refused == [1]
     assert not peers.delivered
-
-
-def test_the_probing_thread_says_when_it_uses_the_transport_no_more() -> None:
-    peers = Peers()
-    peers.write(1)
-    peers.write(2)
-    assert not peers.left.is_set()
-    peers.answers["a"].set()
-    assert peers.left.wait(WAIT_S)
-    assert peers.num_settled_at_leave == 2
-    assert peers.openings.close(WAIT_S)

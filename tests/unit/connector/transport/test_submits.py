@@ -11,7 +11,7 @@ import pytest
 
 from fakes.mooncake import StrictEngine
 from pdcluster_connector.transport.base import WriteRange, WriteStatus
-from pdcluster_connector.transport.submits import BatchSubmits, SingleSubmits, choose_submits
+from pdcluster_connector.transport.submits import BatchSubmits, LibraryBatches, SingleSubmits, choose_submits
 from pdcluster_protocol.errors import TransferError
 
 BASE = 0x1000
@@ -80,6 +80,18 @@ def test_a_single_write_that_is_refused_was_not_submitted_but_of_a_batch_some_ma
     assert batches(made).submit("peer", ranges(MANY)).status() is WriteStatus.LOST
 
 
+def test_a_batch_of_which_mooncake_says_what_is_not_known_is_lost_and_never_freed() -> None:
+    made = engine()
+    submitted = batches(made).submit("peer", ranges(MANY))
+    made.end(1, 0)
+    made.lose(1, 1)
+    for number in range(2, MANY):
+        made.end(1, number)
+    assert submitted.status() is WriteStatus.LOST
+    assert submitted.status() is WriteStatus.LOST
+    assert made.num_batches == 1
+
+
 class Library:
     """Mooncake's symbols; ``code``: what each call answers."""
 
@@ -91,6 +103,37 @@ class Library:
 
     def _answer(self, name: str, *_: object) -> Any:
         return 7 if "allocate" in name else SimpleNamespace(code=self._code)
+
+
+class Told(Library):
+    """As 0.3.13 about a write: ``code`` of the call, and the write's ``state``."""
+
+    def __init__(self, code: int, state: int) -> None:
+        super().__init__(code)
+        self._state = state
+
+    def _answer(self, name: str, *arguments: Any) -> Any:
+        if "getTransferStatus" in name:
+            arguments[3]._obj.state = self._state
+        return super()._answer(name, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        (0, WriteStatus.PENDING),  # WAITING
+        (1, WriteStatus.PENDING),  # PENDING
+        (2, WriteStatus.LOST),  # INVALID
+        (3, WriteStatus.LOST),  # CANCELED
+        (4, WriteStatus.DONE),  # COMPLETED
+        (5, WriteStatus.PENDING),  # TIMEOUT: it may still be written
+        (6, WriteStatus.FAILED),  # FAILED
+        (7, WriteStatus.LOST),  # none that is known
+    ],
+)
+def test_each_state_of_mooncakes_has_one_meaning(state: int, status: WriteStatus) -> None:
+    assert LibraryBatches(Told(0, state), 1).status(9, 0) is status
+    assert LibraryBatches(Told(1, state), 1).status(9, 0) is WriteStatus.LOST, "a call that fails says nothing"
 
 
 class NoSymbols:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fakes.device import ManualDevice
+from fakes.transports import Wrapped
 from pdcluster_connector.core.pace import SHORTEST_LOOK_S
 from pdcluster_connector.core.ranges import CopyShape, Grid, GroupSlice, plan_ranges
 from pdcluster_connector.core.sending import CutLane, Push, PushKey, PushPhase, Send
@@ -15,6 +16,7 @@ from pdcluster_connector.core.tp_mapping import WHOLE
 from pdcluster_connector.device import CpuDevice
 from pdcluster_connector.reshard.staging import StagingRoom
 from pdcluster_connector.settings import MAX_WRITES_IN_FLIGHT
+from pdcluster_connector.transport.base import WriteId, WriteStatus
 from pdcluster_connector.transport.fake import FakeNetwork
 from pdcluster_connector.worker.writes import Batch, LayerRecord, Part, WriteQueue
 from pdcluster_protocol.ids import Attempt, TransferId
@@ -101,6 +103,27 @@ def test_a_failed_write_is_never_done_and_asks_for_a_cut() -> None:
     assert [type(message) for message in bench.said] == [Failed]
     assert bench.push.phase is PushPhase.STOPPING
     assert bench.num_cuts == 1
+
+
+class LosesWrites(Wrapped):
+    """Mooncake gives an answer that is not known: the write may be under way for ever."""
+
+    def write_status(self, write: WriteId) -> WriteStatus:
+        super().write_status(write)
+        return WriteStatus.LOST
+
+
+def test_a_lost_write_is_never_done_asks_for_a_cut_and_keeps_its_room_until_the_session_is_closed() -> None:
+    bench = Bench(num_blocks=1, is_staged=True)
+    bench.queue.transport = LosesWrites(bench.sender)
+    bench.grant()
+    bench.advance()
+    bench.advance()
+    assert [type(message) for message in bench.said] == [Failed]
+    assert bench.push.phase is PushPhase.STOPPING
+    assert (bench.num_cuts, bench.num_released) == (1, 0)
+    bench.queue.close()
+    assert bench.num_released == 1
 
 
 def test_a_push_whose_source_was_overwritten_says_failed_even_if_every_write_is_acknowledged() -> None:

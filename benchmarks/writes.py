@@ -62,7 +62,7 @@ writes a layer for 32 requests in blocks of 16 tokens. Fusing saves batches ther
 writes: with 128 tokens it is an eighth.
 
 The table counts writes. With TCP each write is a *submit* of its own, which is a call of Mooncake. With RDMA and Ascend
-a submit has up to 128 writes, also of several requests, so a lane has at best a 128th of its writes in submits.
+a submit has up to 128 writes, also of several requests, so at best one call carries 128 writes.
 Gathering small strips into larger writes is measured by `benchmarks.strips`, and not built:
 [0020](decisions/0020-many-writes-in-one-call.md)."""
 

@@ -100,6 +100,11 @@ OPTIONS: Final = (
         (V2 + "test_answers_failures_retries_and_every_kind_of_kv_on_the_v2_runner",
          V2 + "test_bytes_failures_and_preemption_on_the_v2_runner"),
         "its Triton kernels in Triton's interpreter; without CUDA graphs"),
+    Row("Llama", "the content of each push is compared, and pushed again where it differs (`content_check`)", _ENGINES,
+        ("tests/integration/test_broken.py::test_content_that_is_wrong_is_pushed_again_and_the_answer_is_exact",
+         "tests/integration/test_broken.py::"
+         "test_content_that_is_always_wrong_is_recomputed_and_never_answered_from"),
+        "100,000 injected faults over TP 1, 2, 4 to TP 1, 2, 4: `docs/reports/content-100000.md`"),
     Row("any", "vllm-ascend 0.23's own connector behind our router (`--engine-dialect vllm-ascend`)", Where.PROCESSES,
         ("tests/contract/test_vllm_ascend.py::test_the_released_connector_is_served_and_the_fake_posts_what_it_posts",
          "tests/integration/test_router_vllm_ascend.py::"
@@ -140,7 +145,9 @@ NOT_ON_CPU: Final = (
     Row("gated delta net, Mamba2, Mamba1", "state with TP 1, 2, 4, 8 to TP 1, 2, 4, 8; both of vLLM's layouts",
         Where.CORES,
         (STATE + "test_every_decode_rank_gets_each_byte_of_its_state_once_for_all_tp_pairs",),
-        "all pairs that the model allows, in vLLM's own shapes and sharding of weights"),
+        "all pairs that the model allows, in vLLM's own shapes and sharding of weights. vLLM chooses block sizes "
+        "by a rank's state. Where neither of two divides the other, the handshake refuses them: give both one "
+        "`--block-size`"),
     Row("Qwen3-Next", "speculation by its own layer (MTP)", Where.CORES,
         (STATE + "test_every_decode_rank_gets_each_byte_of_its_state_once_for_all_tp_pairs",
          WATERMARK + "test_blocks_for_guesses_are_not_the_state",
@@ -162,7 +169,8 @@ REFUSED: Final = (
     Row("any", "a draft model on prefill alone, or another one on each side", _ENGINES,
         (REFUSALS + "test_a_draft_model_on_prefill_alone_or_another_one_on_decode_is_refused_before_any_byte",),
         "at the handshake, before any byte"),
-    Row("any", "a draft model on decode alone: methods other than MTP, EAGLE and draft model; beside recurrent state",
+    Row("any",
+        "speculation on decode alone: methods other than ngram, MTP, EAGLE and draft model; any beside recurrent state",
         Where.CORES, (FINGERPRINT + "test_other_differences_of_draft_models_are_refused_with_both_values",),
         "at the handshake, before any byte"),
     Row("any", "Ray (`--distributed-executor-backend ray`)", Where.CORES,
@@ -201,6 +209,8 @@ Written by `python -m tests.zoo` from `tests/zoo/support.py`; a test holds it fr
 layers, made by the tests. Where a proof runs on vLLM engines, a prefill engine, a decode engine and the router answer
 greedily, token for token like one plain engine. Prompts fill less than a block, one block, several, or several steps;
 then come longer ones that begin alike. Every answer came by a push, none was recomputed, and every block came back.
+CPU kernels for MLA, and for Qwen3-Next at unequal TP, round otherwise by themselves. There only clear choices must be
+equal. A choice is clear with a margin in log probability of 0.1 for MLA, and of 0.25 for Qwen3-Next.
 """
 
 

@@ -245,8 +245,9 @@ def _require_same_state(source: RegionLayout, target: RegionLayout, ends: _Ends)
     ours, theirs = ends.prefill.tp_size, ends.decode.tp_size
     if ours == theirs and source.page_bytes != target.page_bytes:
         _refuse(
-            source, f"{source.page_bytes} bytes of state on prefill, {target.page_bytes} on decode", "serve one model"
-        )
+            source, f"{source.page_bytes} bytes of state on prefill, {target.page_bytes} on decode",
+            "serve one model, with the same --speculative-config",
+        )  # fmt: skip
     if ours != theirs and not (source.runs and target.runs):
         _refuse(
             source, f"a state whose split is not known, with TP {ours} on prefill, {theirs} on decode",

@@ -1,12 +1,15 @@
-"""Who is probed, and whose first probe is waited for."""
+"""Who is probed, whose first probe is waited for, and which answer is that of a healthy engine."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
+from fakes.answers import json_answer
 from patience import EDGE_S, PATIENCE_S
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.least_tokens import least_tokens
@@ -19,6 +22,26 @@ from pdcluster_router.settings import build_settings
 pytestmark = pytest.mark.anyio
 
 
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def probing(serve: Serve) -> AsyncIterator[tuple[Roster, Probes]]:
+    """One prefill engine, which ``serve`` plays, is probed."""
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    settings = build_settings(prefill_urls=[url], decode_urls=[url], probe_timeout_s=EDGE_S)
+    roster = Roster(PoolLimits(4, EDGE_S, EDGE_S), least_tokens, lambda: None, lambda _: None, time.monotonic)
+    roster.update([Member(url, Role.PREFILL)])
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(PATIENCE_S):
+        probes = Probes(tasks, roster, settings)
+        probes.follow()
+        yield roster, probes
+        probes.stop()
+    await roster.close()
+    server.close()
+
+
 async def test_an_engine_that_goes_before_its_first_answer_is_not_waited_for() -> None:
     asked = asyncio.Event()
 
@@ -28,20 +51,27 @@ async def test_an_engine_that_goes_before_its_first_answer_is_not_waited_for() -
         await reader.read()
         writer.close()
 
-    server = await asyncio.start_server(hear, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    settings = build_settings(prefill_urls=[url], decode_urls=[url], probe_timeout_s=EDGE_S)
-    roster = Roster(PoolLimits(4, EDGE_S, EDGE_S), least_tokens, lambda: None, lambda _: None, time.monotonic)
-    roster.update([Member(url, Role.PREFILL)])
-    async with asyncio.TaskGroup() as tasks, asyncio.timeout(PATIENCE_S):
-        probes = Probes(tasks, roster, settings)
-        probes.follow()
+    async with probing(hear) as (roster, probes):
         waiting = asyncio.create_task(probes.has_asked_all())
         await asked.wait()
         assert not waiting.done()
         roster.update([])
         probes.follow()
         await waiting
-        probes.stop()
-    await roster.close()
-    server.close()
+
+
+@pytest.mark.parametrize(("status", "is_healthy"), [(200, True), (401, False), (404, False), (503, False)])
+async def test_an_engine_is_healthy_when_its_health_page_answers_200_and_nothing_else(
+    status: int, *, is_healthy: bool
+) -> None:
+    """A 401 or 404 comes from a server that is no engine, or not ours."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(json_answer(status, b"{}"))
+        await reader.read()
+        writer.close()
+
+    async with probing(answer) as (roster, probes):
+        await probes.has_asked_all()
+        assert [engine.is_healthy for engine in roster.all_engines()] == [is_healthy]

@@ -10,7 +10,7 @@ from fakes.engine import Fault, Gate
 from fakes.http import Message, RawClient
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS
 from fakes.router import PROMPT, STREAM, Rig, running_rig, send, until
-from patience import PATIENCE_S
+from patience import EDGE_S, PATIENCE_S
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.admission import PASS_S
 from pdcluster_router.core.load import FIRST_ANSWER_TOKENS
@@ -257,10 +257,12 @@ async def test_those_behind_a_large_request_enter_when_its_client_leaves() -> No
         large = await send(rig, {"prompt": "x" * 4000})
         await queued(rig, 1)
         await asyncio.sleep(PASS_S + 0.1)
-        await send(rig, {"prompt": "small"})
+        await send(rig, {"prompt": "small"}, **{"x-request-timeout": f"{EDGE_S:g}"})  # The test's end if it stays.
         await queued(rig, 2)
         assert len(rig.prefill.seen) == 4  # Nobody passes who has waited for so long.
         large.leave()
+        await queued(rig, 0)
+        assert await rig.failures() == {"client_gone": 1}
         await until(lambda: len(rig.prefill.seen) == 5)
         rig.prefill.open_gate(Gate.PREFILL)
 

@@ -1,15 +1,17 @@
-"""Sessions: one is ready at start, each is used by one peer, and what nobody took is closed."""
+"""Sessions: one is ready at start, each is used by one peer, and what nobody took is closed, also what opens late."""
 
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from pdcluster_connector.transport.base import RegisteredMemory
+from patience import PATIENCE_S
+from pdcluster_connector.transport.base import RegisteredMemory, Transport
 from pdcluster_connector.transport.fake import FakeNetwork, FakeTransport
-from pdcluster_connector.transport.sessions import Sessions, close_or_end_engine
+from pdcluster_connector.transport.sessions import Opening, Sessions, close_or_end_engine
 
 
 class Bench:
@@ -40,6 +42,23 @@ def test_only_what_nobody_took_is_closed_at_the_end() -> None:
         bench.sessions.close()
     assert unused.is_closed(unused.made[0])
     assert not used.is_closed(used.made[0])
+
+
+def test_a_session_that_opens_after_its_lane_has_ended_is_closed() -> None:
+    """A peer could write to our memory by it for as long as the engine lives."""
+    bench, may_open, has_ended = Bench(), threading.Event(), threading.Event()
+
+    class Slow(Sessions):
+        def open(self) -> Transport:
+            assert may_open.wait(PATIENCE_S)
+            return super().open()
+
+    opening = Opening(Slow(bench.make), has_ended.set)
+    opening.close(0.0)
+    may_open.set()
+    assert has_ended.wait(PATIENCE_S)
+    assert opening.take() is None
+    assert bench.is_closed(bench.made[-1])
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A lane's way before it is open: what waits in its backlog keeps no staging room that others want."""
+"""A lane's way before it is open and when it is cut: what waits for it keeps no staging room that others want."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from pdcluster_connector.reshard.staging import StagingRoom
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.transport.fake import FakeNetwork
 from pdcluster_connector.transport.sessions import Sessions
-from pdcluster_connector.worker.orders import Staged, StagedWrite, StepEnded
+from pdcluster_connector.worker.orders import Staged, StagedWrite, StepBegun, StepEnded
 from pdcluster_connector.worker.outbound import Outbound
 from pdcluster_connector.worker.pushes import LivePush, PushBook
 from pdcluster_connector.worker.route import Route
 from pdcluster_protocol.errors import TransferError
 from pdcluster_protocol.ids import Attempt, RequestId, TransferId
 from pdcluster_protocol.side_channel import Failed, ToDecode
+from unit.connector.worker.test_route import part_of, route
 
 
 class Bench:
@@ -94,9 +95,22 @@ def test_what_was_let_go_is_not_let_go_again_and_the_rest_of_the_backlog_stays()
 def test_a_session_that_has_opened_when_its_lane_ends_is_closed_unused() -> None:
     bench, network, has_opened = Bench(), FakeNetwork(), threading.Event()
     session = network.join()
-    route = Route(Link((), (), Fraction(0)), {}, {}, 0, StepEnded, {})
-    bench.out.open(route, "", Sessions(lambda: session), has_opened.set)
+    nowhere = Route(Link((), (), Fraction(0)), {}, {}, 0, StepEnded, {})
+    bench.out.open(nowhere, "", Sessions(lambda: session), has_opened.set)
     assert has_opened.wait(PATIENCE_S)
     assert bench.out.close()
     with pytest.raises(TransferError, match="closed"):
         session.submit_writes("", [(0, 0, 1)])
+
+
+def test_a_way_that_is_cut_gives_back_the_rooms_of_the_parts_that_it_had_still_to_write() -> None:
+    bench, has_opened = Bench(), threading.Event()
+    bench.add("r")
+    bench.out.open(route(2, 1), "", Sessions(FakeNetwork().join), has_opened.set)
+    assert has_opened.wait(PATIENCE_S)
+    assert bench.out.enter()
+    bench.out.follow(StepBegun(1, 0.0, (part_of("r", 16),)), 0.0)
+    bench.stage("r", 1.0)
+    assert bench.released == []
+    assert bench.out.close()
+    assert bench.released == ["r"]

@@ -79,3 +79,22 @@ async def test_no_token_follows_a_redirect(tmp_path: Path) -> None:
     assert elsewhere.asked == []
     await elsewhere.stop()
     server.close()
+
+
+async def test_an_answer_with_neither_a_length_nor_chunks_is_not_taken_for_a_whole_one() -> None:
+    """A lost connection would end it in the same way, and half a list would count as all."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_head(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n{}\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    access = KubeAccess(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None, None)
+    reader = KubeReader(access, timeout_s=30)
+    with pytest.raises(Unavailable, match="neither a length nor chunks"):
+        await reader.read(SOURCE.list_path)
+    with pytest.raises(Unavailable, match="neither a length nor chunks"):
+        async with reader.stream(SOURCE.list_path, limit_s=30) as lines:
+            await lines.next()
+    server.close()

@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         # Before the command itself takes care of signals there is nothing to stop.
+        print("pdcluster: stopped", file=sys.stderr)
         return 130
 
 

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.engines
 START_TIMEOUT_S = 900
 """More than the command gives itself: it says then what is wrong, and not we."""
 README = Path(__file__).parents[2] / "README.md"
+STOPPED = "\npdcluster: stopping\npdcluster: stopped\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,7 @@ def test_it_serves_the_curl_line_it_prints_until_sigterm(start: Callable[..., Lo
     pids = local.everything()
     local.process.send_signal(signal.SIGTERM)
     assert local.end() == 0
+    assert local.text().endswith(STOPPED)
     _assert_nothing_is_left(local, pids)
 
 
@@ -189,6 +191,7 @@ def test_sigint_while_importing_leaves_nothing(start: Callable[..., Local]) -> N
     pids = local.everything()
     local.process.send_signal(signal.SIGINT)
     assert local.end() == 130
+    assert local.text().endswith(STOPPED)
     _assert_nothing_is_left(local, pids)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, NoReturn
 
 from pdcluster_cli import checks
 from pdcluster_cli.engines import LOOPBACK, OFFLINE, SCRATCH, patience_env, preload_modules, secret_env, zygote_env
@@ -83,6 +83,7 @@ def main(words: Sequence[str]) -> int:
             _say(str(error))
             return 1
         except Stopped as stopped:
+            _say("stopped")
             return stopped.exit_status
 
 
@@ -130,7 +131,9 @@ def _serve(run: Run) -> int:
         traces = [run.router.trace_file, *(plan.trace_file for plan in plans if plan.trace_file)]
         prove = partial(prove_transfer, router.internal_port, load_secret(secrets, host=LOOPBACK))
         _ask_first_question(run.options, members, traces, prove)
-        return 0 if run.options.is_once else _serve_until_stopped(run.options.port, members)
+        if not run.options.is_once:
+            _serve_until_stopped(run.options.port, members)
+        return 0
 
 
 def _env(run: Run) -> dict[str, str | None]:
@@ -159,13 +162,13 @@ def _ask_first_question(
     print(_curl_line(options.port, model), flush=True)
 
 
-def _serve_until_stopped(port: int, members: Sequence[PoolProcess]) -> int:
+def _serve_until_stopped(port: int, members: Sequence[PoolProcess]) -> NoReturn:
     _say(f"serving on http://127.0.0.1:{port}/v1 until Ctrl-C")
     try:
         dead = find_dead(members, None)
-    except Stopped:
-        _say("stopping")
-        return 0
+    except Stopped as stopped:
+        stopped.exit_status = 0
+        raise
     assert dead is not None
     raise dead
 
@@ -216,6 +219,9 @@ def _zygote(zygote: Zygote) -> Iterator[Zygote]:
     """The zygote and its engines end whatever happens, and signals cannot interrupt that."""
     try:
         yield zygote
+    except Stopped:
+        _say("stopping")
+        raise
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)

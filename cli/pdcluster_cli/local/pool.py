@@ -118,13 +118,14 @@ def wait_ready(members: Sequence[PoolProcess], watched: Sequence[PoolProcess], s
 
 
 def _import_once(zygote: Zygote, say: Say, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
     say("importing vLLM once, for all engines")
     while (ready := zygote.wait_ready(min(NEWS_INTERVAL_S, timeout_s))) is None:
-        if time.monotonic() > deadline:
+        elapsed_s = time.monotonic() - began
+        if elapsed_s > timeout_s:
             limit = f"{timeout_s:.0f} s (--start-timeout)"
             raise TimeoutError(f"importing vLLM takes more than {limit}: see {zygote.log_path}")
-        say("still importing")
+        say(f"still importing ({elapsed_s:.0f} s)")
     say(f"imported in {ready.import_s:.1f} s")
 
 

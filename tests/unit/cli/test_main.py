@@ -140,3 +140,16 @@ def test_a_module_of_ours_that_is_missing_is_no_missing_extra(bare: dict[str, st
     done = typed(["operator"], {**bare, "PYTHONPATH": bare["PYTHONPATH"].replace(str(ROOT / "operator"), "")})
     assert "Traceback" in done.stderr
     assert "No module named 'pdcluster_operator'" in done.stderr
+
+
+def test_ctrl_c_while_the_command_is_still_loading_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "pydantic.py").write_text("raise KeyboardInterrupt")  # As when it comes during this import.
+    done = subprocess.run(
+        [sys.executable, "-m", "pdcluster_cli", "router", "--help"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "pdcluster: stopped\n")

@@ -23,6 +23,9 @@ class InUse(Generic[E]):
         self._closed: E | None = None
         self._free = free
         self._num_inside = 0
+        self._is_awaited = False
+        """Whether ``close`` waits: it frees the engine itself, and so knows when that is over."""
+        self._is_freed = False
         self._has_left = threading.Condition()
 
     @property
@@ -46,8 +49,11 @@ class InUse(Generic[E]):
         with self._has_left:
             if self._engine is not None:
                 self._engine, self._closed = None, self._engine
+            self._is_awaited = True
             self._has_left.wait_for(lambda: self._num_inside == 0, timeout_s)
-        return self._free_if_left()
+            self._is_awaited = False
+        self._free_if_left()
+        return self._is_freed
 
     def _leave(self) -> None:
         with self._has_left:
@@ -55,11 +61,11 @@ class InUse(Generic[E]):
             self._has_left.notify_all()
         self._free_if_left()
 
-    def _free_if_left(self) -> bool:
+    def _free_if_left(self) -> None:
         with self._has_left:
-            if self._num_inside:
-                return False
+            if self._num_inside or self._is_awaited:
+                return
             engine, self._closed = self._closed, None
         if engine is not None:
             self._free(engine)
-        return self._engine is None
+            self._is_freed = True

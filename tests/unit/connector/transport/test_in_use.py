@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -67,6 +68,23 @@ def test_a_thread_that_stays_inside_frees_a_closed_engine_when_it_comes_out() ->
 def test_closing_waits_for_those_inside() -> None:
     freed: list[str] = []
     use = InUse("engine", freed.append)
+    inside = Inside(use)
+    timer = threading.Timer(0.05, inside.leave)
+    timer.start()
+    assert use.close(WAIT_S)
+    assert freed == ["engine"]
+    timer.join()
+
+
+def test_closing_that_says_the_engine_is_freed_has_seen_the_end_of_that() -> None:
+    """Mooncake takes most of a second to end its writes: until then they read our memory."""
+    freed: list[str] = []
+
+    def free(engine: str) -> None:
+        time.sleep(0.1)
+        freed.append(engine)
+
+    use = InUse("engine", free)
     inside = Inside(use)
     timer = threading.Timer(0.05, inside.leave)
     timer.start()

@@ -24,7 +24,7 @@ class InUse(Generic[E]):
         self._free = free
         self._num_inside = 0
         self._is_awaited = False
-        """Whether ``close`` waits: it frees the engine itself, and so knows when that is over."""
+        """Whether ``close`` is to free the engine itself, so that it knows when that is over."""
         self._is_freed = False
         self._has_left = threading.Condition()
 
@@ -44,12 +44,17 @@ class InUse(Generic[E]):
             if engine is not None:
                 self._leave()
 
-    def close(self, timeout_s: float) -> bool:
-        """No thread enters any more. Wait up to ``timeout_s`` for those inside; whether the engine is freed."""
+    def shut(self) -> None:
+        """No thread enters any more. ``close`` follows."""
         with self._has_left:
             if self._engine is not None:
                 self._engine, self._closed = None, self._engine
             self._is_awaited = True
+
+    def close(self, timeout_s: float) -> bool:
+        """No thread enters any more. Wait up to ``timeout_s`` for those inside; whether the engine is freed."""
+        self.shut()
+        with self._has_left:
             self._has_left.wait_for(lambda: self._num_inside == 0, timeout_s)
             self._is_awaited = False
         self._free_if_left()

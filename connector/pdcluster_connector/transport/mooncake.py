@@ -46,6 +46,8 @@ _DEFAULTS: Final = {
 """Environment of Mooncake where the user has set none."""
 _SYSTEM_LIBRARIES: Final = "apt-get install libibverbs1 ibverbs-providers librdmacm1 libnuma1 libcurl4"
 _CLOSE_S: Final = 0.5
+_LEAVE_S: Final = 0.1
+"""For threads that are not opening a peer: they come out at once."""
 _CLOSED: Final = "the transport session is closed"
 """For probes under way. Longer than a live peer's answer (0.2 ms); with the destructor under the contract's 2 s."""
 
@@ -140,9 +142,9 @@ class MooncakeTransport:
         if not self.is_open:
             return
         may_write = any(submitted is not _DEFERRED for submitted in self._submitted.values())
-        is_freed = self._engine.close(_CLOSE_S)
+        self._engine.shut()
         self._openings.close(_CLOSE_S)
-        if not is_freed and may_write:
+        if not self._engine.close(_LEAVE_S) and may_write:
             raise TransferError(f"session {self._session} cannot be closed: a thread in it still opens a peer")
         # Without writes under way the thread inside has submitted none yet: it frees the engine when it comes out.
 

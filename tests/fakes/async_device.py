@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fakes.streams import AsyncStream, is_stream_thread
@@ -35,6 +35,12 @@ class DeviceTensor(torch.Tensor):
 
     runtime: AsyncRuntime
     plain: torch.Tensor
+
+    def cpu(self) -> torch.Tensor:  # type: ignore[override]  # PyTorch's takes a memory format too
+        """A copy in the host's memory, once the thread's stream has come so far."""
+        self.runtime.current_stream().synchronize()
+        with _disable_current_modes():
+            return self.plain.clone()
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # PyTorch's stub has a static method here

@@ -38,6 +38,8 @@ def test_a_digest_is_read_while_the_forward_pass_is_at_another_step(side: Role) 
         assert until(lambda: wire.num_submitted == len(pair.source.shape.layer_names()))
         stream.hold()
         stream.give(lambda: None)
+        given = stream.num_given
         wire.is_holding = False
         pair.require_received("a")
         assert stream.num_done < stream.num_given
+        assert stream.num_given == given, "the digest gave work to the forward pass's stream"

@@ -89,9 +89,6 @@ class SumsUnderWay:
         self._order = order
         self._key = _number_of(key)
         self.plan = plan
-        where = reader.where
-        self._rows = torch.zeros(plan.num_rows, dtype=torch.int64, device=where)
-        self._ranges = torch.zeros(len(plan.numbers), dtype=torch.int64, device=where)
         self._result: ContentSums | None = None
         self._chunks = self._read([part for part in parts if part.target in plan.picks])
 
@@ -108,6 +105,10 @@ class SumsUnderWay:
         return self._result
 
     def _read(self, parts: Sequence[ContentPart]) -> Iterator[bool]:
+        # Made here, in the stream of those who advance: in another one they might be set to zero after they counted.
+        where = self._reader.where
+        self._rows = torch.zeros(self.plan.num_rows, dtype=torch.int64, device=where)
+        self._ranges = torch.zeros(len(self.plan.numbers), dtype=torch.int64, device=where)
         known: dict[object, _Pages] = {}
         for part in parts:
             region, ranges = self._reader.layout.regions[part.region], self.plan.spans_of(part.target)
@@ -314,8 +315,10 @@ _GOLDEN: Final = 0x9E3779B97F4A7C15
 
 @lru_cache(maxsize=64)
 def _factors(num_words: int, where: torch.device) -> torch.Tensor:
-    """Of each word of a cell, odd."""
-    return torch.from_numpy(_odd(np.arange(num_words), _GOLDEN)).to(where)
+    """Of each word of a cell, odd. Complete when this returns: threads with other streams use it too."""
+    factors = torch.from_numpy(_odd(np.arange(num_words), _GOLDEN)).to(where)
+    factors.cpu()
+    return factors
 
 
 def _odd(numbers: np.ndarray, key: int) -> Offsets:

@@ -23,6 +23,7 @@ from integration.harness import BASE_ARGS
 from pdcluster_cli.engines import ROUTER_MODULE, EnginePlan, PoolRole, engine_spec, router_argv
 from pdcluster_cli.zygote import EngineSpec
 from pdcluster_connector.settings import Settings
+from pdcluster_protocol.params import ContentCheck
 from pdcluster_router import __main__ as router_command
 
 REQUEST_TIMEOUT_S: Final = 20.0
@@ -77,6 +78,8 @@ class Setup:
     seed: int
     connector: str = CONNECTOR
     """Of the prefill engines."""
+    content_check: ContentCheck = ContentCheck.SAMPLED
+    """What decode engines compare."""
 
     @property
     def storm_file(self) -> Path:
@@ -127,6 +130,7 @@ def _engine_plan(setup: Setup, kind: Kind, name: str, port: int, side_channel_po
     is_prefill = kind.role is PoolRole.PREFILL
     module, _, connector_class = (setup.connector if is_prefill else CONNECTOR).partition(":")
     connector = {key: value for key, value in _CONNECTOR.items() if key in Settings.__struct_fields__}
+    of_decode = {"side_channel_port": side_channel_port, "content_check": setup.content_check.value}
     return EnginePlan(
         name=name,
         role=kind.role,
@@ -135,7 +139,7 @@ def _engine_plan(setup: Setup, kind: Kind, name: str, port: int, side_channel_po
         log_path=setup.folder / f"{name}.log",
         args=(*BASE_ARGS, *_SIZE, *kind.args),
         trace_file=setup.folder / f"{name}.trace",
-        connector=connector if is_prefill else {**connector, "side_channel_port": side_channel_port},
+        connector=connector if is_prefill else {**connector, **of_decode},
         load_failure_policy=kind.policy,
         kv_transfer={"kv_connector": connector_class, "kv_connector_module_path": module},
         env=wire.as_env(),

@@ -28,6 +28,7 @@ from integration.processes import is_port_free, is_running
 from pdcluster_cli.engines import SCRATCH, LocalDevice, preload_modules
 from pdcluster_cli.tiny_model import ensure_tiny_model
 from pdcluster_cli.zygote import Zygote
+from pdcluster_protocol.params import ContentCheck
 
 Start: TypeAlias = Callable[[Path], AbstractContextManager[Zygote]]
 """Gives a zygote that logs to the file. What was started from it has ended when the ``with`` is over."""
@@ -44,7 +45,8 @@ def main(arguments: Sequence[str], start: Start = own_zygote) -> int:
     options = Options(given.requests, given.seed, given.concurrency, given.rate, given.every)
     command = "python -m tests.campaign " + " ".join(arguments)
     folder: Path = given.logs or Path(tempfile.mkdtemp(prefix="pdcluster-campaign-"))
-    record = _run_in(folder, options, given.connector, start)
+    setup = Setup(ensure_tiny_model(), folder, options.seed, given.connector, ContentCheck(given.content_check))
+    record = _run_in(setup, options, start)
     report = markdown(record, command, time.monotonic() - record.began_at)
     print(report)
     if given.report is not None:
@@ -58,10 +60,9 @@ def main(arguments: Sequence[str], start: Start = own_zygote) -> int:
     return 0 if record.findings.is_good else 1
 
 
-def _run_in(folder: Path, options: Options, connector: str, start: Start) -> Record:
+def _run_in(setup: Setup, options: Options, start: Start) -> Record:
     """The record, with what was left when every process should have gone."""
-    setup = Setup(ensure_tiny_model(), folder, options.seed, connector)
-    with start(folder / "zygote.log") as zygote:
+    with start(setup.folder / "zygote.log") as zygote:
         record = asyncio.run(run(options, setup, zygote))
     record.findings.orphans = orphans(record.pids)
     record.findings.ports_left = [port for port in record.ports if not is_port_free(port)]
@@ -84,4 +85,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--rate", type=float, default=8.0, help="requests per second, in bursts (default: 8)")
     add("--every", type=int, default=8, help="requests between two faults (default: 8)")
     add("--connector", default=CONNECTOR, help=f"module:class that prefill engines load (default: {CONNECTOR})")
+    checks, check = [check.value for check in ContentCheck], ContentCheck.SAMPLED.value
+    add("--content-check", choices=checks, default=check, help=f"what decode engines compare (default: {check})")
     return parser

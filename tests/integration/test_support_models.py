@@ -26,6 +26,7 @@ QUICK: Final = frozenset({
     "mamba2",  # state alone
     "fp8 2 to 1",  # another width of a number
     "pipeline 2 to tp 2",  # layers on other ranks
+    "eagle",  # a draft model that writes on behind the prompt
 })  # fmt: skip
 """One of each layout; the others differ from one of them in one thing."""
 assert CASES.keys() >= QUICK

@@ -9,7 +9,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from drawn import drawn
-from pdcluster_connector.core.content import Found, Mismatch, common_spans, find_mismatch, plan_content
+from pdcluster_connector.core.content import (
+    ContentPart,
+    Found,
+    Mismatch,
+    cells_of,
+    common_spans,
+    find_mismatch,
+    plan_content,
+)
 from pdcluster_connector.core.watermark import wanted_spans
 from pdcluster_connector.steps import ContentOrder
 from pdcluster_connector.worker.content import KvReader, digest_of
@@ -108,6 +116,27 @@ def test_one_other_byte_is_found_with_its_region_and_its_tokens(scene: Scene, da
     spans = order_of(scene, scene.decode_table).spans[region.group]
     inside = np.concatenate([np.arange(*run) for run in common_spans(spans, [named])])
     assert spot in cells(region, decode, table, inside)[0], "the tokens that are named are not those"
+
+
+@pytest.mark.parametrize(
+    ("is_linear", "is_draft", "last"),
+    [(True, False, 39), (True, True, 39), (False, False, 47), (False, True, 31)],
+)
+def test_a_page_that_a_draft_model_still_writes_guesses_to_does_not_count(
+    is_linear: bool, is_draft: bool, last: int
+) -> None:
+    """40 tokens in pages of 16: guesses stand behind them in the third."""
+    region = RegionLayout("layer", 0, 0, 8, 64, 64, is_linear=is_linear, is_draft=is_draft)
+    found = cells_of(ContentPart(0, range(1), 0), region, ((0, 40),), [3, 4, 5])
+    assert found.positions.tolist() == list(range(last + 1))
+
+
+def test_the_range_that_is_always_sampled_is_the_models_own_last_one() -> None:
+    own, draft = (RegionLayout("layer", 0, 0, 64, 64, 64, is_draft=is_draft) for is_draft in (False, True))
+    decode = RankLayout(0, 1, (own, own, draft))
+    plans = [plan_content(ContentCheck.SAMPLED, decode, (((0, 100),),), str(key)) for key in range(200)]
+    assert all(100 // 16 in plan.picks[1] for plan in plans)
+    assert not all(2 in plan.picks for plan in plans)
 
 
 @settings(deadline=None)

@@ -17,7 +17,7 @@ So the sums of a request are few, and name layer, head and tokens all the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import accumulate
@@ -152,7 +152,8 @@ def plan_content(check: ContentCheck, decode: RankLayout, spans: Spans, key: str
     by_group = {group: _numbers(of_group, tokens) for group, of_group in enumerate(spans) if of_group}
     wanted = {index: by_group[region.group] for index, region in enumerate(decode.regions) if region.group in by_group}
     is_whole = check is not ContentCheck.SAMPLED
-    picks = wanted if is_whole else _sampled(wanted, spans, f"{key}/{decode.rank}")
+    own = [index for index in wanted if not decode.regions[index].is_draft]
+    picks = wanted if is_whole else _sampled(wanted, own, spans, f"{key}/{decode.rank}")
     numbers = tuple(sorted(set().union(*picks.values())))
     sizes = [len(_heads_of(decode.regions[index], decode)) for index in picks]
     starts = dict(zip(picks, accumulate(sizes, initial=0), strict=False))
@@ -225,12 +226,15 @@ def _numbers(spans: Sequence[TokenSpan], tokens: int) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _sampled(wanted: Mapping[int, Sequence[int]], spans: Spans, seed: str) -> dict[int, tuple[int, ...]]:
-    """The last range of the last region, which is written last, and some that ``seed`` chooses: layer after layer."""
+def _sampled(
+    wanted: Mapping[int, Sequence[int]], own: Iterable[int], spans: Spans, seed: str
+) -> dict[int, tuple[int, ...]]:
+    """The last range of the model's last region, which is written last, and some that ``seed`` chooses: layer after
+    layer. ``own``: regions that are not a draft model's, on which no answer depends."""
     if not wanted:
         return {}
     num_tokens = max(sum(stop - start for start, stop in of_group) for of_group in spans)
-    regions, last = list(wanted), max(wanted)
+    regions, last = list(wanted), max(own, default=max(wanted))
     found: dict[int, set[int]] = {last: {wanted[last][-1]}}
     begin, num = _number_of(seed), min(MAX_SAMPLES, num_tokens // TOKENS_OF_A_SAMPLE + 1)
     for turn in range(num):
@@ -274,9 +278,14 @@ def cells_of(
 def _positions(
     part: ContentPart, region: RegionLayout, spans: Sequence[TokenSpan], ranges: Sequence[TokenSpan]
 ) -> Offsets:
-    """Token by token; by whole pages where a token's content is spread over its page (vLLM's CPU kernels)."""
+    """Token by token; by whole pages where a token's content is spread over its page (vLLM's CPU kernels).
+
+    A draft model goes on writing guesses behind the prompt while the prompt's KV is pushed (vLLM 0.32
+    ``v1/spec_decode/llm_base_proposer.py``, ``propose``). Of such a page it is counted only what the prompt fills.
+    """
     whole = 1 if region.is_linear else region.page_tokens
-    runs = [(start // whole * whole, -(-stop // whole) * whole) for start, stop in spans]
+    beyond = 0 if region.is_draft else whole - 1
+    runs = [(start // whole * whole, (stop + beyond) // whole * whole) for start, stop in spans]
     parts = [np.arange(*run) for run in (common_spans(runs, ranges) if ranges else runs)]
     positions = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
     shared: Offsets = positions[positions // part.stripe % part.share.count == part.share.index]

@@ -113,7 +113,7 @@ class SumsUnderWay:
         for part in parts:
             region, ranges = self._reader.layout.regions[part.region], self.plan.spans_of(part.target)
             num_rows = 0 if part.run is None else region.runs[part.run].num_rows
-            kind = (region.page_tokens, region.kind, region.is_linear, num_rows)
+            kind = (region.page_tokens, region.kind, region.is_linear, region.is_draft, num_rows)
             shape = (region.group, part.share, part.stripe, ranges, kind)
             if shape not in known:  # Layers of one shape have their cells in the very same places.
                 spans, table = self._order.spans[region.group], self._order.tables[region.group]

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from threading import Thread, current_thread
+from threading import Event, Thread, Timer, current_thread
+from threading import enumerate as enumerate_threads
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from pdcluster_connector.transport import make_transport
 from pdcluster_connector.transport.base import TransportSettings, WriteId, WriteStatus
 from pdcluster_connector.transport.mooncake import MooncakeTransport
 from pdcluster_connector.transport.taken import require_taken
-from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.errors import ConfigError, TransferError
 
 START = (
     "from pdcluster_connector.transport import make_transport as m; from pdcluster_connector.transport.base import "
@@ -159,6 +160,77 @@ def test_a_peer_that_stops_while_it_is_opened_holds_up_neither_what_others_ask_n
         assert within(30, lambda: ended(transport, asked_late))
         assert transport.write_status(held) is WriteStatus.PENDING
         assert within(30, lambda: closed(transport))
+
+
+class _HasAThreadInside(MooncakeTransport):
+    """A thread is inside Mooncake until ``may_leave``, as one that opens a stopped peer is for a minute."""
+
+    def __init__(self) -> None:
+        super().__init__(TransportSettings("127.0.0.1", "tcp"))
+        self.may_leave, self._is_in = Event(), Event()
+        self._thread = Thread(target=self._stay, daemon=True)
+
+    def hold(self) -> None:
+        self._thread.start()
+        assert self._is_in.wait(30)
+
+    def let_out(self) -> None:
+        self.may_leave.set()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def _stay(self) -> None:
+        with self._running():
+            self._is_in.set()
+            self.may_leave.wait(30)
+
+
+def test_a_close_that_is_not_certain_says_so_each_time_and_writes_stay_pending_until_it_is() -> None:
+    """Lanes share a transport: one that hears of a write's end, or of a close, lets its blocks be used again."""
+    memory, transport = Memory(), _HasAThreadInside()
+    transport.register(memory.address, MEMORY_BYTES)
+    with ExitStack() as stack:
+        peer = ProcessReceiver(stack)
+        stack.callback(peer.resume)
+        assert ended(transport, transport.submit_writes(peer.session, [(memory.address, peer.address, 16)]))
+        peer.pause()
+        under_way = transport.submit_writes(peer.session, [(memory.address, peer.address, 1 << 20)])
+        transport.hold()
+        for _ in range(2):
+            with pytest.raises(TransferError, match="cannot be closed: a thread in it still opens a peer"):
+                transport.close()
+            assert transport.write_status(under_way) is WriteStatus.PENDING
+        transport.let_out()
+        assert transport.write_status(under_way) is WriteStatus.FAILED
+        transport.close()
+
+
+def test_a_thread_that_comes_out_soon_is_waited_for() -> None:
+    """On a busy machine a lane may stand still inside Mooncake for a while, and the engine must not end for it."""
+    memory, transport = Memory(), _HasAThreadInside()
+    transport.register(memory.address, MEMORY_BYTES)
+    with ExitStack() as stack:
+        peer = ProcessReceiver(stack)
+        to_peer = [(memory.address, peer.address, 16)]
+        assert ended(transport, transport.submit_writes(peer.session, to_peer))
+        transport.submit_writes(peer.session, to_peer)
+        transport.hold()
+        soon = Timer(0.2, transport.may_leave.set)
+        soon.start()
+        transport.close()
+        soon.join()
+
+
+def test_a_write_that_was_refused_is_no_reason_not_to_close() -> None:
+    memory, transport = Memory(), _HasAThreadInside()
+    transport.register(memory.address, MEMORY_BYTES)
+    transport.submit_writes("127.0.0.1:1", [(memory.address, 4096, 16)])
+    for thread in enumerate_threads():
+        if thread.name == "pdcluster-open":
+            thread.join(30)
+    transport.hold()
+    transport.close()
+    transport.let_out()
 
 
 def closed(transport: MooncakeTransport) -> bool:

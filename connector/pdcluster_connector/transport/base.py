@@ -95,10 +95,12 @@ class Transport(Protocol):
         """How far a submit is. Ask until it is not PENDING, then never again. Lane thread; does not wait."""
 
     def close(self) -> None:
-        """No peer can write any more, and we write no more. Waits 2 s at most. A second call does nothing.
+        """No peer can write any more, and we write no more. Waits 2 s at most. When that is so, a second call does
+        nothing.
 
         Raises:
-            TransferError: That is not certain: a thread is still inside the transport.
+            TransferError: That is not certain: a thread is still inside the transport. Each further call says so until
+                it has come out.
         """
 
 

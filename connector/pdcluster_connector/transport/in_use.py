@@ -32,6 +32,11 @@ class InUse(Generic[E]):
     def is_open(self) -> bool:
         return self._engine is not None
 
+    @property
+    def is_freed(self) -> bool:
+        """Whether freeing it is over."""
+        return self._is_freed
+
     @contextmanager
     def enter(self) -> Iterator[E | None]:
         """The engine stays while the caller is inside; None: it is closed."""

@@ -18,6 +18,7 @@ import os
 import socket
 import stat
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -46,10 +47,10 @@ _DEFAULTS: Final = {
 """Environment of Mooncake where the user has set none."""
 _SYSTEM_LIBRARIES: Final = "apt-get install libibverbs1 ibverbs-providers librdmacm1 libnuma1 libcurl4"
 _CLOSE_S: Final = 0.5
-_LEAVE_S: Final = 0.1
-"""For threads that are not opening a peer: they come out at once."""
-_CLOSED: Final = "the transport session is closed"
 """For probes under way. Longer than a live peer's answer (0.2 ms); with the destructor under the contract's 2 s."""
+_LEAVE_S: Final = 0.1
+"""At least, after those, for threads that are not opening a peer: they come out at once."""
+_CLOSED: Final = "the transport session is closed"
 
 _INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
 _MAX_STARTS: Final = 50
@@ -65,6 +66,8 @@ E = TypeVar("E")
 
 _DEFERRED: Final = KnownEnd(WriteStatus.PENDING)
 _REFUSED: Final = KnownEnd(WriteStatus.FAILED)
+_KNOWN: Final[tuple[Submitted, ...]] = (_DEFERRED, _REFUSED)
+"""What Mooncake has not been given."""
 
 
 class MooncakeTransport:
@@ -126,9 +129,7 @@ class MooncakeTransport:
     def write_status(self, write: WriteId) -> WriteStatus:
         submitted = self._submitted[write]
         with self._engine.enter() as engine:
-            # A closed engine has ended every write.
-            is_over = engine is None and submitted is not _DEFERRED
-            status = WriteStatus.FAILED if is_over else submitted.status()
+            status = self._end_of(submitted) if engine is None else submitted.status()
         if status is not WriteStatus.PENDING:
             del self._submitted[write]
         return status
@@ -139,14 +140,22 @@ class MooncakeTransport:
         Raises:
             TransferError: A thread that opens a peer is still inside Mooncake, and writes to others may be under way.
         """
-        if not self.is_open:
-            return
-        may_write = any(submitted is not _DEFERRED for submitted in self._submitted.values())
+        until = time.monotonic() + _CLOSE_S
         self._engine.shut()
         self._openings.close(_CLOSE_S)
-        if not self._engine.close(_LEAVE_S) and may_write:
+        if not self._engine.close(max(_LEAVE_S, until - time.monotonic())) and self._may_write():
             raise TransferError(f"session {self._session} cannot be closed: a thread in it still opens a peer")
         # Without writes under way the thread inside has submitted none yet: it frees the engine when it comes out.
+
+    def _may_write(self) -> bool:
+        """Whether Mooncake has writes whose end was not seen. Lanes may add some and take some meanwhile."""
+        return any(submitted not in _KNOWN for submitted in list(self._submitted.values()))
+
+    def _end_of(self, submitted: Submitted) -> WriteStatus:
+        """How a write of a closed engine is: it may be under way until the engine is freed."""
+        if submitted in _KNOWN:
+            return submitted.status()
+        return WriteStatus.FAILED if self._engine.is_freed else WriteStatus.PENDING
 
     @contextmanager
     def _running(self) -> Iterator[Any]:

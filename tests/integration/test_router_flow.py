@@ -83,6 +83,18 @@ async def test_both_engines_get_the_clients_headers_and_one_request_id(rig: Rig)
         assert seen.message.headers["host"] != "test"
 
 
+@pytest.mark.parametrize(
+    "name", ["accept-encoding", "keep-alive", "te", "proxy-authorization", "proxy-connection", "x-request-timeout"]
+)
+async def test_what_a_client_tells_the_router_alone_reaches_no_engine(rig: Rig, name: str) -> None:
+    """With accept-encoding an engine could compress: the router reads the first event of a stream."""
+    answer = await (await rig.client()).post(CHAT, STREAM, {name: "60", "x-kept": "60"})
+    assert answer.status == 200
+    for engine in (rig.decode, rig.prefill):
+        headers = engine.seen[0].message.headers
+        assert (name in headers, headers["x-kept"]) == (False, "60")
+
+
 async def test_a_request_without_an_id_gets_the_same_one_on_both_engines(rig: Rig) -> None:
     await (await rig.client()).post(COMPLETIONS, PROMPT)
     ids = {seen.message.headers["x-request-id"] for seen in (rig.decode.seen[0], rig.prefill.seen[0])}

@@ -106,14 +106,14 @@ class _PlannedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class _LayerSaved:
+class _SavedRegions:
     step: int
     regions: tuple[int, ...]
     event: DeviceEvent
 
 
 @dataclass(frozen=True, slots=True)
-class _StepEnded:
+class _EndedStep:
     step: int
 
 
@@ -135,7 +135,7 @@ class Resharder:
         """``group``: of ``open_reshard_group``, the resharder's alone, which it closes; None for TP 1."""
         self._parts = parts
         self._on_outcome = on_outcome
-        self._inbox: SimpleQueue[_PlannedStep | _LayerSaved | _StepEnded | threading.Event | None] = SimpleQueue()
+        self._inbox: SimpleQueue[_PlannedStep | _SavedRegions | _EndedStep | threading.Event | None] = SimpleQueue()
         self._failure = ""
         self._is_closing = False
         self._group = group
@@ -160,11 +160,11 @@ class Resharder:
 
     def layer_saved(self, regions: Sequence[int], event: DeviceEvent) -> None:
         """These regions of one layer are final for this step once ``event`` is. Forward thread: never waits."""
-        self._inbox.put(_LayerSaved(self._number, tuple(regions), event))
+        self._inbox.put(_SavedRegions(self._number, tuple(regions), event))
 
     def end_step(self) -> None:
         """No further region of this step is ordered; ``StepRead`` follows. Forward thread: never waits."""
-        self._inbox.put(_StepEnded(self._number))
+        self._inbox.put(_EndedStep(self._number))
 
     def fence(self) -> threading.Event:
         """Set when the KV of all orders given so far is read no more, by us or by the ranks that we exchange with.
@@ -215,21 +215,21 @@ class Resharder:
             match order:
                 case _PlannedStep():
                     self._step = order
-                case _LayerSaved():
+                case _SavedRegions():
                     self._serve(order)
-                case _StepEnded(step):
+                case _EndedStep(step):
                     self._on_outcome(StepRead(step))
                 case threading.Event():
                     order.set()
 
-    def _serve(self, order: _LayerSaved) -> None:
+    def _serve(self, order: _SavedRegions) -> None:
         """All regions of one layer, KV group by KV group."""
         for group in sorted({self._parts.regions[index].group for index in order.regions}):
             regions = tuple(index for index in order.regions if self._parts.regions[index].group == group)
             if self._step.items.get(group):
                 self._serve_group(order, group, regions)
 
-    def _serve_group(self, order: _LayerSaved, group: int, regions: tuple[int, ...]) -> None:
+    def _serve_group(self, order: _SavedRegions, group: int, regions: tuple[int, ...]) -> None:
         if self._is_closing:
             self._break("prefill's resharder was closed")
         reason = self._failure
@@ -241,7 +241,7 @@ class Resharder:
         if reason:
             self._on_outcome(ReshardFailed(order.step, regions, reason))
 
-    def _reshard(self, order: _LayerSaved, group: int, regions: tuple[int, ...]) -> str:
+    def _reshard(self, order: _SavedRegions, group: int, regions: tuple[int, ...]) -> str:
         """Every round of the layer; the reason why our parts will not come, if so."""
         planned = self._plan(group, regions)
         if isinstance(planned, str):

@@ -111,10 +111,10 @@ class BatchSubmits:
             # Mooncake gives up a batch in the middle, and says nothing of those writes that it had begun.
             _LOG.warning("Mooncake refused a submit of %d writes", len(ranges))
             return KnownEnd(WriteStatus.LOST)
-        return _Batch(self._batches, batch, len(ranges))
+        return _Many(self._batches, batch, len(ranges))
 
 
-class _Batch:
+class _Many:
     """Its writes are looked at in order, each until it is over: a failed one does not mean that the others stopped."""
 
     def __init__(self, batches: Batches, batch: int, num_writes: int) -> None:

@@ -200,7 +200,7 @@ class _List(msgspec.Struct, frozen=True):
     items: list[EndpointSlice] | None = None
 
 
-class _Event(msgspec.Struct, frozen=True):
+class _WatchEvent(msgspec.Struct, frozen=True):
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
     object: msgspec.Raw
 
@@ -244,11 +244,11 @@ class SliceCache:
             ProtocolError: It is no event. Nothing has changed.
         """
         try:
-            return self._apply(msgspec.json.decode(line, type=_Event))
+            return self._apply(msgspec.json.decode(line, type=_WatchEvent))
         except msgspec.DecodeError as error:
             raise ProtocolError(f"this is no event of a watch: {error}") from error
 
-    def _apply(self, event: _Event) -> bool:
+    def _apply(self, event: _WatchEvent) -> bool:
         if event.type == "ERROR":
             status = msgspec.json.decode(event.object, type=_Status)
             raise Unavailable(f"the watch ended: {status.code} {status.message}")

@@ -76,7 +76,7 @@ class ReservationCalls:
         self.outcome: PrefillOutcome | None = None
         """None while it is not known."""
         self._on_lost: Callable[[], None] | None = on_lost
-        self._waiters: list[_Waiter] = []
+        self._waiters: list[_OpenCall] = []
 
     def fits(self, reservation: Posted) -> bool:
         """Whether this is the transfer's own reservation, or its first: no prefill engine would fill other blocks."""
@@ -87,7 +87,7 @@ class ReservationCalls:
         if self.reservation is None:
             self.reservation = reservation
         if self.outcome is None:
-            self._waiters.append(_Waiter(self, cycle))
+            self._waiters.append(_OpenCall(self, cycle))
         return self.outcome
 
     def reopen(self) -> None:
@@ -104,7 +104,7 @@ class ReservationCalls:
         for waiter in waiters:
             waiter.cycle.answer(200, body)
 
-    def gone(self, waiter: _Waiter) -> None:
+    def gone(self, waiter: _OpenCall) -> None:
         """One call was cut off by decode."""
         self._waiters.remove(waiter)
         if not self._waiters and self.outcome is None:
@@ -122,7 +122,7 @@ def _blocks_of(reservation: Posted) -> Posted:
     return msgspec.structs.replace(reservation, lost_attempt=Attempt(0), lost_reason="", deadline_ms=0)
 
 
-class _Waiter:
+class _OpenCall:
     """One open call."""
 
     __slots__ = ("_calls", "cycle")

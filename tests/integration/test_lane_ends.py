@@ -182,6 +182,25 @@ def test_a_write_in_flight_when_decode_is_lost_is_cut_off_before_its_blocks_come
         assert freed == {"r"}
 
 
+def test_a_lane_that_ends_answers_those_who_wait_until_it_is_quiet() -> None:
+    """Else the forward pass would wait for as long as a preemption may."""
+    made: list[_NeverAcknowledged] = []
+
+    def wrap(inner: Transport) -> Transport:
+        made.append(_NeverAcknowledged(inner))
+        return made[-1]
+
+    with granted_push(wrap) as (worker, _):
+        assert until(lambda: bool(made), EDGE_S)
+        assert made[0].has_written.wait(EDGE_S)
+        (lane,) = worker._known_lanes()
+        quiet = threading.Event()
+        lane.post(Quiesce(PushKey(T, FIRST), quiet))
+        assert not quiet.wait(0.1), "its write is under way"
+        lane.close(0.0)
+        assert quiet.wait(EDGE_S)
+
+
 class _ClosesSlowly(Failing):
     """Every write fails, and closing takes until it may end."""
 

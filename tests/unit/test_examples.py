@@ -86,6 +86,7 @@ def config_of(spec: RoleSpec) -> Any:
     config.speculative_config, config.scheduler_config = speculative, scheduler
     config.parallel_config.pipeline_parallel_size, config.use_v2_model_runner = split.pipeline, False
     config.parallel_config.distributed_executor_backend = args.get("distributed-executor-backend", "mp")
+    config.parallel_config.data_parallel_backend = args.get("data-parallel-backend", "mp")
     config.max_concurrent_batches = VllmConfig.max_concurrent_batches.fget(config)
     return config
 

@@ -173,7 +173,7 @@ REFUSED: Final = (
         "speculation on decode alone: methods other than ngram, MTP, EAGLE and draft model; any beside recurrent state",
         Where.CORES, (FINGERPRINT + "test_other_differences_of_draft_models_are_refused_with_both_values",),
         "at the handshake, before any byte"),
-    Row("any", "Ray (`--distributed-executor-backend ray`)", Where.CORES,
+    Row("any", "Ray (`--distributed-executor-backend ray`, `--data-parallel-backend ray`)", Where.CORES,
         (START + "test_what_an_engine_may_not_be_is_refused_by_the_name_of_its_option",),
         "at the engine's start; never run with it"),
     Row("LFM2, Kimi Linear, MiniMax-01", "state of other kinds (short convolution, KDA, linear) with unequal TP",

@@ -22,7 +22,7 @@ def require_startable(config: VllmConfig, role: Role, settings: Settings, releas
     """
     parallel = config.parallel_config
     _require_whole_steps(parallel)
-    _require_known_executor(parallel.distributed_executor_backend)
+    _require_own_processes(parallel)
     _require_awake(config.model_config)
     require_plain_kv(config.additional_config)
     if role is Role.PREFILL and settings.push is PushTiming.LAYERWISE:
@@ -50,17 +50,30 @@ def _require_whole_steps(parallel: ParallelConfig) -> None:
         raise ConfigError("--enable-dbo or --ubatch-size splits each step: PDClusterConnector 0.1 needs whole steps")
 
 
-def _require_known_executor(backend: object) -> None:
-    """The engine's workers are started by vLLM's own processes.
+def _require_own_processes(parallel: ParallelConfig) -> None:
+    """The engine and its workers are started by vLLM's own processes.
 
     Raises:
-        ConfigError: Ray starts them.
+        ConfigError: Ray starts them. Without an executor of its own an engine takes that of ``data_parallel_backend``,
+            so this one is named first.
     """
-    if backend == "ray":
-        raise ConfigError(
-            "--distributed-executor-backend is ray, with which PDClusterConnector 0.1 was never run: start with "
-            "--distributed-executor-backend mp, over several nodes with --nnodes, --node-rank and --master-addr"
-        )
+    for option, backend, over_nodes in (
+        (
+            "--data-parallel-backend",
+            parallel.data_parallel_backend,
+            "--data-parallel-address, --data-parallel-size-local and --headless",
+        ),
+        (
+            "--distributed-executor-backend",
+            parallel.distributed_executor_backend,
+            "--nnodes, --node-rank and --master-addr",
+        ),
+    ):
+        if backend == "ray":
+            raise ConfigError(
+                f"{option} is ray, with which PDClusterConnector 0.1 was never run: start with {option} mp, over "
+                f"several nodes with {over_nodes}"
+            )
 
 
 def _require_awake(model_config: ModelConfig) -> None:

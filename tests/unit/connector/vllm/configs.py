@@ -12,6 +12,7 @@ WHOLE = {
     "prefill_context_parallel_size": 1,
     "use_ubatching": False,
 }
+OWN_PROCESSES = {"distributed_executor_backend": "mp", "data_parallel_backend": "mp"}
 
 
 def a_config(kv_role: str, settings: dict[str, object]) -> Any:
@@ -23,7 +24,7 @@ def a_config(kv_role: str, settings: dict[str, object]) -> Any:
             tensor_parallel_size=1,
             pipeline_parallel_size=1,
             data_parallel_index=0,
-            distributed_executor_backend="mp",
+            **OWN_PROCESSES,
         ),
         compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL),
         device_config=SimpleNamespace(device_type="cpu"),

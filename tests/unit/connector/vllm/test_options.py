@@ -14,19 +14,23 @@ from pdcluster_connector.vllm.options import (
     _require_awake,
     _require_ends_of_steps,
     _require_hooks,
-    _require_known_executor,
     _require_one_step_at_a_time,
+    _require_own_processes,
     _require_whole_steps,
 )
 from pdcluster_connector.vllm.versions import release_of
 from pdcluster_protocol.errors import ConfigError
-from unit.connector.vllm.configs import WHOLE, a_config
+from unit.connector.vllm.configs import OWN_PROCESSES, WHOLE, a_config
 
 OLD = release_of("0.23.0")
 
 
 def whole_steps(**changed: object) -> SimpleNamespace:
     return SimpleNamespace(**{**WHOLE, **changed})
+
+
+def processes(**changed: str) -> SimpleNamespace:
+    return SimpleNamespace(**{**OWN_PROCESSES, **changed})
 
 
 @pytest.mark.parametrize(
@@ -66,10 +70,22 @@ def whole_steps(**changed: object) -> SimpleNamespace:
             "cudagraph_mode is FULL.*FULL_AND_PIECEWISE.*push: serial",
         ),
         (
-            _require_known_executor,
-            ["mp"],
-            ["ray"],
+            _require_own_processes,
+            [processes()],
+            [processes(distributed_executor_backend="ray")],
             "--distributed-executor-backend is ray.*start with --distributed-executor-backend mp.*--nnodes",
+        ),
+        (
+            _require_own_processes,
+            [processes()],
+            [processes(data_parallel_backend="ray")],
+            "--data-parallel-backend is ray.*start with --data-parallel-backend mp.*--data-parallel-address",
+        ),
+        (
+            _require_own_processes,
+            [processes()],
+            [processes(data_parallel_backend="ray", distributed_executor_backend="ray")],
+            "^--data-parallel-backend is ray",
         ),
     ],
 )
@@ -95,4 +111,13 @@ def test_only_an_engine_that_pushes_layer_by_layer_is_refused_whole_graphs(
 ) -> None:
     config = a_config(kv_role, {"push": push, "host": "127.0.0.1"})
     with pytest.raises(ConfigError, match="cudagraph_mode is FULL") if is_refused else nullcontext():
+        read_engine_facts(config, SimpleNamespace(kv_cache_groups=[]))
+
+
+@pytest.mark.parametrize("option", OWN_PROCESSES)
+@pytest.mark.parametrize("kv_role", ["kv_producer", "kv_consumer"])
+def test_no_engine_starts_with_ray(kv_role: str, option: str) -> None:
+    config = a_config(kv_role, {"host": "127.0.0.1", "push": "serial"})
+    setattr(config.parallel_config, option, "ray")
+    with pytest.raises(ConfigError, match=f"^--{option.replace('_', '-')} is ray"):
         read_engine_facts(config, SimpleNamespace(kv_cache_groups=[]))

@@ -16,6 +16,7 @@ class KVTransferConfig:
     kv_role: str
 
 class ParallelConfig:
+    data_parallel_backend: str
     data_parallel_index: int
     decode_context_parallel_size: int
     distributed_executor_backend: object

@@ -61,3 +61,9 @@ def test_who_shows_none_is_told_where_it_belongs(monkeypatch: pytest.MonkeyPatch
             served_model(port, timeout_s=PATIENCE_S)
         with pytest.raises(ChatError, match=f"POST /v1/chat/completions {told}"):
             list(stream_answer(port, "tiny", "?", max_tokens=1, timeout_s=PATIENCE_S))
+
+
+def test_an_answer_without_its_last_event_is_not_taken_for_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    with running() as port, pytest.raises(ChatError, match="ended without its last event"):
+        list(stream_answer(port, "tiny", "?", max_tokens=1, timeout_s=PATIENCE_S))

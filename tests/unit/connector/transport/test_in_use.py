@@ -93,6 +93,14 @@ def test_closing_that_says_the_engine_is_freed_has_seen_the_end_of_that() -> Non
     timer.join()
 
 
+def test_an_engine_is_not_called_freed_while_it_is_being_freed() -> None:
+    """A write that is called over by then may still be read: Mooncake takes most of a second."""
+    told: list[bool] = []
+    use: InUse[str] = InUse("engine", lambda _: told.append(use.is_freed))
+    assert use.close(0.0)
+    assert (told, use.is_freed) == ([False], True)
+
+
 def test_an_error_inside_leaves_too() -> None:
     freed: list[str] = []
     use = InUse("engine", freed.append)

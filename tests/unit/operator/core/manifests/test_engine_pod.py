@@ -207,6 +207,11 @@ class TestAscend:
             told = transfer(pod({**ASCEND, "spec.transfer": {"contentCheck": check.value}}, Role.DECODE))
             assert parse_settings(told["kv_connector_extra_config"]).content_check is check
 
+    def test_prefill_is_not_told_what_only_decode_decides(self) -> None:
+        """Its template would change with it, and its engines would be replaced for nothing."""
+        told = transfer(pod({**ASCEND, "spec.transfer": {"contentCheck": "full"}}, Role.PREFILL))
+        assert "content_check" not in told["kv_connector_extra_config"]
+
     @pytest.mark.parametrize("role", Role)
     def test_engines_use_the_rdma_devices_that_are_named(self, role: Role) -> None:
         told = transfer(pod({**ASCEND, "spec.transfer": {"protocol": "rdma", "devices": ["mlx5_0", "mlx5_1"]}}, role))

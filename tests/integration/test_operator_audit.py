@@ -50,7 +50,7 @@ async def auditing(
     api, caches, news = ApiServer(), Caches(), list[Key]()
     await api.start()
     async with open_session(KubeAccess(api.url)) as session:
-        kube = HttpKube(session, api.url, timeout_s=5.0, fence=None)
+        kube = HttpKube(session, api.url, timeout_s=60.0, fence=None)
         where = [PDCLUSTER], ["a", "b"]
         yield api, caches, Auditor(kube, caches, *where, interval_s=60, on_news=news.append, sleep=sleep), news
     await api.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import Enum
+from math import inf
 from typing import Final
 
 import msgspec
@@ -146,12 +147,11 @@ def parse_settings(extra_config: Mapping[str, object]) -> Settings:
     try:
         settings = msgspec.convert(dict(extra_config), Settings)
     except msgspec.ValidationError as error:
-        known = ", ".join(Settings.__struct_fields__)
-        raise ConfigError(f"kv_connector_extra_config: {error}: the keys are {known}") from error
+        raise ConfigError(f"kv_connector_extra_config: {error}: {_cure(str(error))}") from error
     if not 0 <= settings.side_channel_port <= 65535:
         raise ConfigError(f"side_channel_port is {settings.side_channel_port}: use a port in 0..65535 (0: any)")
     for name in (name for name in Settings.__struct_fields__ if name.endswith("_s")):
-        if getattr(settings, name) <= 0:
+        if not 0 < getattr(settings, name) < inf:  # JSON in Python may say NaN and Infinity
             raise ConfigError(f"{name} is {getattr(settings, name)}: use a positive number of seconds")
     if settings.reshard_timeout_s < settings.least_reshard_timeout_s:
         raise ConfigError(
@@ -167,6 +167,14 @@ def parse_settings(extra_config: Mapping[str, object]) -> Settings:
         )
     _check_devices(settings)
     return settings
+
+
+def _cure(problem: str) -> str:
+    """Of a value that is of no choice: the choices. Else the keys."""
+    for field in msgspec.structs.fields(Settings):
+        if f"$.{field.name}`" in problem and isinstance(field.type, type) and issubclass(field.type, Enum):
+            return f"use one of {', '.join(choice.value for choice in field.type)}"
+    return f"the keys are {', '.join(Settings.__struct_fields__)}"
 
 
 def _check_devices(settings: Settings) -> None:

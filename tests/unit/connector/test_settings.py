@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+
 import pytest
 
 from pdcluster_connector.settings import CUT_S, parse_settings, require_ipv4
@@ -22,6 +24,11 @@ from pdcluster_protocol.errors import ConfigError
         ),
         ({"reshard_timeout_s": 60, "hold_s": 30}, ["reshard_timeout_s is 60 with hold_s 30", "use 96 or more"]),
         ({"lease_s": 0}, ["lease_s is 0"]),
+        ({"lease_s": inf}, ["lease_s is inf", "positive number of seconds"]),
+        ({"quarantine_s": nan}, ["quarantine_s is nan", "positive number of seconds"]),
+        ({"content_check": "bad"}, ["'bad'", "$.content_check", "use one of off, sampled, full"]),
+        ({"sessions": "one"}, ["'one'", "$.sessions", "use one of auto, own, shared"]),
+        ({"push": "later"}, ["'later'", "$.push", "use one of layerwise, serial"]),
         (
             {"transfer_devices": ["mlx5_0"]},
             ["transfer_devices is ['mlx5_0'] with transfer_protocol tcp", "or use transfer_protocol rdma"],

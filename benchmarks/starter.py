@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -30,29 +30,58 @@ from pdcluster_cli.tiny_model import ModelShape, ensure_tiny_model
 from pdcluster_cli.waiting import free_port
 from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
 
-_WIDE_KV: Final = ModelShape(num_layers=16, num_heads=8, num_kv_heads=8, head_dim=128, hidden=512, intermediate=1024)
-"""64 KiB of KV per token in bf16, as a served model has: what is pushed here."""
+_KV_ELEMENT_BYTES: Final = 2
 MAX_TOKENS: Final = 8192
-KV_CACHE_BYTES: Final = 640 << 20
-"""10,240 tokens of 64 KiB: the longest prompt and room for its answer. More at once wait, as in a full engine."""
 ENGINE_ARGS: Final = (
     *("--dtype", "bfloat16", "--no-enable-prefix-caching", "--no-enable-log-requests"),
-    *("--max-model-len", str(MAX_TOKENS), "--max-num-batched-tokens", str(MAX_TOKENS), "--max-num-seqs", "16"),
-    *("--kv-cache-memory-bytes", str(KV_CACHE_BYTES)),
+    *("--max-num-batched-tokens", str(MAX_TOKENS), "--max-num-seqs", "16"),
 )
 ROUTER_ARGS: Final = ("--queue-timeout", "600", "--prefill-timeout", "600", "--request-timeout", "600")
 START_TIMEOUT_S: Final = 600.0
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What every engine serves, and how many tokens of KV it has room for. More at once wait, as in a full engine."""
+
+    model: ModelShape
+    room_tokens: int = 10_240
+    """The longest prompt and room for its answer."""
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """KV of one token in all layers."""
+        model = self.model
+        return 2 * model.num_layers * model.num_kv_heads * model.head_dim * _KV_ELEMENT_BYTES
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """vLLM's own. It refuses a context that its KV cache could not hold."""
+        room_bytes, context = self.room_tokens * self.kv_token_bytes, min(MAX_TOKENS, self.room_tokens)
+        return (*ENGINE_ARGS, "--kv-cache-memory-bytes", str(room_bytes), "--max-model-len", str(context))
+
+
+def wide_kv(num_layers: int, kv_heads: int) -> ModelShape:
+    """A model with as many heads as KV heads: the most KV for its compute. Example: 16 and 8 → 64 KiB per token."""
+    return ModelShape(num_layers, kv_heads, kv_heads, head_dim=128, hidden=64 * kv_heads, intermediate=128 * kv_heads)
+
+
+WIDE_KV: Final = Served(wide_kv(num_layers=16, kv_heads=8))
+"""64 KiB of KV per token in bf16, as a served model has."""
+DEEP_KV: Final = Served(wide_kv(num_layers=32, kv_heads=4))
+"""The same KV per token in twice as many layers."""
+
+
 class Starter:
     """One thread uses it."""
 
-    def __init__(self, place: Place, folder: Path) -> None:
+    def __init__(self, place: Place, folder: Path, served: Served = WIDE_KV) -> None:
         """``folder``: for logs and traces; made here."""
         folder.mkdir()
         self.place = place
         self._folder = folder
-        self._model = ensure_tiny_model(_WIDE_KV)
+        self._model = ensure_tiny_model(served.model)
+        self._args = served.args
         self._waiting: list[PoolProcess] = []
         self._peers: list[EngineHandle] = []
         with place.starting():  # the engines are its children, so they live there too
@@ -132,7 +161,7 @@ class Starter:
             port=self.free_port(),
             log_path=self._folder / f"{name}.log",
             num_threads=1,
-            args=(*ENGINE_ARGS, "--host", self.place.bind_host),
+            args=(*self._args, "--host", self.place.bind_host),
         )
 
     def _start_engine(self, plan: EnginePlan) -> EnginePlan:

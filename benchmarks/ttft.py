@@ -4,6 +4,7 @@
     .venv/bin/python -m benchmarks.ttft --quick    one link, two lengths, one round: does everything still run
 
     ... --concurrency 1 --ways single serial layerwise     our own figures alone, 20 minutes
+    ... --layers 32                                        the same KV per token in twice as many layers; no page
 
 Needs root (network namespaces, see ``link.py``) but for ``--links loopback``, and ``requirements/peers.lock`` for NIXL.
 In every round all ways run once, one after the other, in turning order, and a plain socket measures the link: so ratios
@@ -25,6 +26,7 @@ from benchmarks.client import BenchmarkError
 from benchmarks.figures import DOCS, format_minutes, write_page
 from benchmarks.link import LinkError
 from benchmarks.places import LINKS, Places, measure_bandwidth, open_places, share_places
+from benchmarks.starter import DEEP_KV, WIDE_KV
 from benchmarks.ttft_figures import Burst, Round, Row, Way, build_row, format_limits, format_ways
 from benchmarks.ttft_plan import Case, Plan
 from benchmarks.ttft_plot import draw
@@ -38,6 +40,7 @@ _PROBE_BYTES: Final = 32 << 20
 _WARM_UPS: Final = 2
 """Of the longest prompt: together they touch every page of the KV caches once."""
 _NEEDED: Final = (Way.SINGLE, Way.SERIAL, Way.LAYERWISE)
+SERVED: Final = {served.model.num_layers: served for served in (WIDE_KV, DEEP_KV)}
 _FAILURES: Final = (LinkError, BenchmarkError, EngineDied, TimeoutError, OSError)
 
 NOTE: Final = """
@@ -75,7 +78,7 @@ def main(plan: Plan, *, write: bool) -> int:
 
 
 def _measure_links(links: Sequence[str], plan: Plan) -> Iterator[Row]:
-    with _open_bench(links[0], plan.ways) as bench:
+    with _open_bench(links[0], plan) as bench:
         for _ in range(_WARM_UPS):
             for way in plan.ways:
                 _ask(bench.pool, way, Case(links[0], plan.max_tokens, 1))
@@ -111,11 +114,11 @@ def _ask(pool: Pool, way: Way, case: Case) -> Burst | None:
 
 
 @contextmanager
-def _open_bench(link: str, ways: Sequence[Way]) -> Iterator[Bench]:
+def _open_bench(link: str, plan: Plan) -> Iterator[Bench]:
     with (
         tempfile.TemporaryDirectory(prefix="pdcluster-ttft-") as folder,
         open_places(link) as places,
-        start_pool(places, Path(folder), ways) as pool,
+        start_pool(places, Path(folder), plan.ways, SERVED[plan.layers]) as pool,
     ):
         yield Bench(pool, places)
 
@@ -135,16 +138,19 @@ def _parse(argv: Sequence[str]) -> tuple[Plan, bool]:
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS), help="prompt lengths, 8,000 at most")
     parser.add_argument("--concurrency", nargs="+", type=int, default=list(CONCURRENCY), help="requests at once")
     parser.add_argument("--ways", nargs="+", choices=names, default=names, help="the first three always run")
+    parser.add_argument("--layers", type=int, choices=list(SERVED), default=16, help="of the model")
     parser.add_argument("--rounds", type=int, default=5, help="at most, for each case")
     parser.add_argument("--case-s", type=float, default=450, help="seconds for each case at most")
     parser.add_argument("--write", action="store_true", help="write docs/ttft.{md,png}")
     parser.add_argument("--quick", action="store_true", help="1 Gbit/s, 256 and 512 tokens, one round, no files")
     given = parser.parse_args(argv)
+    if given.write and given.layers != 16:
+        parser.error("the page is about 16 layers: leave out --write")
     ways = tuple(way for way in Way if way in _NEEDED or way.name.lower() in given.ways)
     if given.quick:
-        return Plan(("1gbit",), (256, 512), (1, 4), ways, 1, given.case_s), False
-    plan = Plan(tuple(given.links), tuple(given.tokens), tuple(given.concurrency), ways, given.rounds, given.case_s)
-    return plan, given.write
+        return Plan(("1gbit",), (256, 512), (1, 4), ways, 1, given.case_s, given.layers), False
+    cases = tuple(given.links), tuple(given.tokens), tuple(given.concurrency)
+    return Plan(*cases, ways, given.rounds, given.case_s, given.layers), given.write
 
 
 if __name__ == "__main__":

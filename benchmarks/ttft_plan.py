@@ -34,7 +34,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``links``: keys of ``places.LINKS``; ``rounds`` at most; ``case_s``: seconds for a case at most."""
+    """``links``: keys of ``places.LINKS``; ``rounds`` at most; ``case_s``: seconds for a case at most; ``layers``: of
+    the model."""
 
     links: tuple[str, ...]
     tokens: tuple[int, ...]
@@ -42,6 +43,7 @@ class Plan:
     ways: tuple[Way, ...]
     rounds: int
     case_s: float
+    layers: int = 16
 
     @property
     def max_tokens(self) -> int:

@@ -30,7 +30,7 @@ from benchmarks.client import BenchmarkError, Server
 from benchmarks.fronts import Front, RouterFront, SingleFront
 from benchmarks.peers import start_mooncake, start_nixl
 from benchmarks.places import Place, Places
-from benchmarks.starter import Starter
+from benchmarks.starter import WIDE_KV, Served, Starter
 from benchmarks.ttft_figures import OURS, Answer, Burst, Transfer, Way, read_transfer
 
 from pdcluster_cli.engines import LOOPBACK, PoolRole, secret_env
@@ -88,7 +88,9 @@ class Pool:
 
 
 @contextmanager
-def start_pool(places: Places, folder: Path, ways: Sequence[Way] = tuple(Way)) -> Iterator[Pool]:
+def start_pool(
+    places: Places, folder: Path, ways: Sequence[Way] = tuple(Way), served: Served = WIDE_KV
+) -> Iterator[Pool]:
     """All engines and routers answer; they have ended afterwards. Logs and traces are in ``folder``.
 
     Raises:
@@ -98,7 +100,7 @@ def start_pool(places: Places, folder: Path, ways: Sequence[Way] = tuple(Way)) -
     os.environ.update(secret_env(os.environ))  # parts on a link refuse to start without one
     with ExitStack() as stack:
         far, near = (
-            stack.enter_context(Starter(place, folder / side))
+            stack.enter_context(Starter(place, folder / side, served))
             for place, side in ((places.prefill, "far"), (places.decode, "near"))
         )
         fronts: dict[Way, Front] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks import heavy_load, step_time
 from benchmarks.client import BenchmarkError, Streamed
+from benchmarks.starter import DEEP_KV, WIDE_KV
 from benchmarks.step_time import Round, Steps, Window, step_s
 from benchmarks.ttft_figures import Answer, Burst, Way
 
@@ -31,14 +32,27 @@ def test_step_times_are_compared_within_a_round() -> None:
     assert prefill[-2:] == ("1.020 (1.000..1.040)", "1.020 (0.800..1.040)")
 
 
-def test_load_is_shown_by_mean_and_slowest() -> None:
+def test_load_is_shown_by_mean_and_slowest_beside_serial_and_a_single_engine() -> None:
     def burst(*seconds: float) -> Burst:
         return Burst(tuple(Answer(ttft_s, None) for ttft_s in seconds))
 
     runs = [
-        {Way.SERIAL: burst(1, 2, 3), Way.LAYERWISE: burst(1, 1, 1)},
-        {Way.SERIAL: burst(2, 2, 2), Way.LAYERWISE: burst(1, 2, 3)},
+        {Way.SINGLE: burst(2, 2, 2), Way.SERIAL: burst(1, 2, 3), Way.LAYERWISE: burst(1, 1, 1)},
+        {Way.SINGLE: burst(1, 1, 1), Way.SERIAL: burst(2, 2, 2), Way.LAYERWISE: burst(1, 2, 3)},
     ]
     mean, p99 = heavy_load.build_cells(("1 Gbit/s",), runs)
-    assert mean[-1] == "0.75 (0.50..1.00)"
-    assert p99 == ("1 Gbit/s", "p99", "2,500 (2,000..3,000)", "2,000 (1,000..3,000)", "0.92 (0.33..1.50)")
+    assert mean[-2:] == ("0.75 (0.50..1.00)", "1.25 (0.50..2.00)")
+    assert p99 == ("1 Gbit/s", "p99", "1,500 (1,000..2,000)", "2,500 (2,000..3,000)", "2,000 (1,000..3,000)",
+                   "0.92 (0.33..1.50)", "1.75 (0.50..3.00)")  # fmt: skip
+
+
+def test_engines_under_load_have_room_for_two_of_the_longest_prompts_and_the_context_fits_into_it() -> None:
+    served = heavy_load.Plan(("1gbit",), (1024, 2048), 100, 8, 1).served
+    assert 2 * 2048 < served.room_tokens < 3 * 2048
+    words = served.args
+    room_bytes = int(words[words.index("--kv-cache-memory-bytes") + 1])
+    assert int(words[words.index("--max-model-len") + 1]) * served.kv_token_bytes <= room_bytes
+
+
+def test_a_model_of_twice_the_layers_has_the_same_kv_per_token() -> None:
+    assert WIDE_KV.kv_token_bytes == DEEP_KV.kv_token_bytes == 64 << 10

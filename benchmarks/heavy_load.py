@@ -1,6 +1,6 @@
 """More prompts at once than the pool has room for: time to first token of a layerwise push, beside other ways.
 
-    .venv/bin/python -m benchmarks.heavy_load --write    about 25 minutes; docs/heavy-load.md
+    .venv/bin/python -m benchmarks.heavy_load --write    about half an hour; docs/heavy-load.md
     .venv/bin/python -m benchmarks.heavy_load --quick    short prompts, one run, no file
 
 Clients ask again as soon as they are answered, until a run's requests are through. Each engine has room for two of the

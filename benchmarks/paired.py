@@ -132,10 +132,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _in_turns(part: Part, older: Path, newer: Path, turns: int) -> tuple[list[Figures], list[Figures]]:
+    """The figures of both. Each run is told on stderr, so a run that is cut short has told something."""
     taken: dict[Path, list[Figures]] = {older: [], newer: []}
     for turn in range(turns):
         for checkout in (older, newer) if turn % 2 == 0 else (newer, older):
             taken[checkout].append(run(part, checkout))
+            print(f"turn {turn + 1}, {checkout}: {dict(taken[checkout][-1])}", file=sys.stderr, flush=True)
     return taken[older], taken[newer]
 
 

@@ -31,6 +31,8 @@ from pdcluster_cli.waiting import free_port
 from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
 
 _KV_ELEMENT_BYTES: Final = 2
+_NULL_BLOCK: Final = 128
+"""Tokens of the block that vLLM keeps for itself, on a CPU."""
 MAX_TOKENS: Final = 8192
 ENGINE_ARGS: Final = (
     *("--dtype", "bfloat16", "--no-enable-prefix-caching", "--no-enable-log-requests"),
@@ -56,8 +58,8 @@ class Served:
 
     @property
     def args(self) -> tuple[str, ...]:
-        """vLLM's own. It refuses a context that its KV cache could not hold."""
-        room_bytes, context = self.room_tokens * self.kv_token_bytes, min(MAX_TOKENS, self.room_tokens)
+        """vLLM's own. It refuses a context that its KV cache, less one block, could not hold."""
+        room_bytes, context = self.room_tokens * self.kv_token_bytes, min(MAX_TOKENS, self.room_tokens - _NULL_BLOCK)
         return (*ENGINE_ARGS, "--kv-cache-memory-bytes", str(room_bytes), "--max-model-len", str(context))
 
 

@@ -134,6 +134,20 @@ def test_a_layer_without_a_hook_is_swept_at_the_end_of_the_step() -> None:
         require_equal_blocks(pair, [1], [5])
 
 
+def test_a_layer_that_gives_no_name_costs_nothing() -> None:
+    """vllm-ascend 0.23 calls the hook of each gated delta net with an empty one."""
+    with make_pair() as pair:
+        pair.expect("a", 1)
+        worker = pair.prefill.worker
+        worker.begin_step(_step(pair, "a"))
+        for name in pair.source.shape.layer_names():
+            worker.layer_saved("")
+            worker.layer_saved(name)
+        worker.end_step()
+        assert pair.step_until(lambda: "a" in pair.ended)
+        require_equal_blocks(pair, [1], [5])
+
+
 def test_serial_timing_sends_nothing_before_the_forward_pass_ends() -> None:
     settings = Settings(push=PushTiming.SERIAL)
     with make_pair(settings=settings) as pair:

@@ -260,10 +260,19 @@ def memory_bytes(pid: int, field: str) -> int:
 
 
 @contextmanager
-def running_router(log: Path, flags: Sequence[str] = ()) -> Iterator[tuple[int, tuple[str, int], tuple[str, int]]]:
-    """Process id, clients' address and internal address of a router with engines; all have ended when it is left."""
-    engines, url = spawn("-m", "benchmarks.router_attacks", "--engines")
-    command = [sys.executable, "-m", "pdcluster_router", "--prefill", url, "--decode", url, "--port", "0", *flags]
+def running_router(
+    log: Path,
+    flags: Sequence[str] = (),
+    *,
+    engines: str = "benchmarks.router_attacks",
+    router_module: str = "pdcluster_router",
+) -> Iterator[tuple[int, tuple[str, int], tuple[str, int]]]:
+    """Process id, clients' address and internal address of a router with engines; all have ended when it is left.
+
+    ``engines``: the module whose ``--engines`` they are. ``router_module``: what the router is started by.
+    """
+    engine, url = spawn("-m", engines, "--engines")
+    command = [sys.executable, "-m", router_module, "--prefill", url, "--decode", url, "--port", "0", *flags]
     with log.open("wb") as errors:
         router = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
     try:
@@ -272,7 +281,7 @@ def running_router(log: Path, flags: Sequence[str] = ()) -> Iterator[tuple[int, 
         wait_healthy(clients)
         yield router.pid, clients, internal
     finally:
-        for child in (router, engines):
+        for child in (router, engine):
             child.terminate()
             child.wait()
 

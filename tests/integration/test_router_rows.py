@@ -110,3 +110,36 @@ async def test_a_client_that_takes_none_of_its_answers_is_cut_off(request_line: 
         client, connection = await deaf_client(rig)
         client.writer.write(request_line * 2000)
         await until(lambda: connection not in rig.server.server_state.connections)
+
+
+async def test_a_client_that_leaves_while_pages_wait_in_a_row_is_no_error(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await rig.client()
+    connection = connection_of(rig, client)
+    rig.feed(client, PAGE * 3)
+    connection.abort()
+    await until(lambda: connection not in rig.server.server_state.connections)
+    await until(lambda: not rig.server.server_state.tasks)
+    assert "Exception in ASGI application" not in caplog.text
+
+
+async def test_a_client_that_leaves_before_the_body_of_a_page_is_whole_is_no_error(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await rig.internal()
+    await client.send(request_bytes("/pdcluster/verify", b"{", {"content-length": "2"}))
+    await until(lambda: bool(rig.server.server_state.tasks))
+    client.leave()
+    await until(lambda: not rig.server.server_state.tasks)
+    assert "Exception in ASGI application" not in caplog.text
+
+
+async def test_a_page_whose_body_is_no_http_does_not_ask_for_it(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    client = await rig.internal()
+    head = {"expect": "100-continue", "transfer-encoding": "chunked"}
+    asked = request_bytes("/pdcluster/verify", b"zz\r\n", head).replace(b"content-length: 4\r\n", b"")
+    await client.send(asked)
+    assert (await client.receive()).status == 400
+    await until(lambda: not rig.server.server_state.tasks)
+    assert "Exception in ASGI application" not in caplog.text

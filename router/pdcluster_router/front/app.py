@@ -17,6 +17,7 @@ from typing import Final
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from pdcluster_protocol.errors import Unavailable
@@ -84,6 +85,7 @@ def _client_app(settings: Settings, secret: Secret) -> FastAPI:
 def _internal_app() -> FastAPI:
     app = FastAPI(title="pdcluster router, internal port", description=_FOR_THE_CLUSTER)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _has_left)
     _add_health(app)
     app.get("/", tags=["router"])(read_overview)
     app.head("/", include_in_schema=False)(read_overview)
@@ -220,6 +222,11 @@ async def _http_error(request: Request, exc: Exception) -> Response:
     if exc.status_code == 405:
         return _error(method_not_allowed(request.method, request.url.path), exc.headers)
     return _error(bad_request(str(exc.detail)), exc.headers)
+
+
+async def _has_left(_request: Request, _exc: Exception) -> Response:
+    """Who left before the body was whole hears no answer; without this it is a page of log each time."""
+    return Response(status_code=400)
 
 
 def _router(request: Request) -> Router:

@@ -64,6 +64,22 @@ class _Flow(FlowControl):
             self._go_on()
 
 
+class _ToWhoIsThere:
+    """What a page writes to. The parent tells only the newest page of a connection that its client has left, and a
+    write of another one to a closed connection is an error of uvloop's: a page of log for each client that does so."""
+
+    __slots__ = ("_transport", "close", "is_closing")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.close = transport.close
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if not self.is_closing():
+            self._transport.write(data)
+
+
 class ReadingProtocol(HttpToolsProtocol):
     """One connection, as far as it is read. Event loop only."""
 
@@ -258,6 +274,7 @@ class ReadingProtocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, head.expects_continue
         self.headers.extend(head.headers)  # The scope holds this very list.
         super().on_headers_complete()
+        self.cycle.transport = _ToWhoIsThere(self.transport)  # type: ignore[assignment]  # all that a cycle asks of one
 
     def drop_unread_page(self) -> bool:
         """Whether what runs is a page whose body was being read. What it answers is not written then."""
@@ -268,6 +285,7 @@ class ReadingProtocol(HttpToolsProtocol):
             page.keep_alive = False  # This answer is the last one.
             return False
         page.disconnected = True
+        page.waiting_for_100_continue = False  # It would be written behind the end of the connection.
         page.message_event.set()
         if not self.pipeline:
             return True

@@ -1,0 +1,42 @@
+"""A short run of raw bytes to a router process, under the limits of the long one (``fuzz/wire.py``)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fuzz.raw import Input
+from fuzz.wire import MAX_GROWTH_BYTES, MAX_STALL_S, Run, fuzz, limits_passed, tracebacks_in
+
+NUM_INPUTS = 4_000
+
+
+def test_raw_bytes_neither_end_nor_fill_nor_stop_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # As the fuzzer's own command has it.
+    outcome = fuzz(NUM_INPUTS, seed=2026)
+    assert outcome.problems == [], outcome.text
+    assert outcome.num_answers > NUM_INPUTS // 5  # Those of whole requests alone: it was asked something.
+
+
+@pytest.mark.parametrize(
+    ("statuses", "is_whole", "num_problems"),
+    [([400, 200], True, 0), ([400], True, 1), ([400], False, 0), ([200, 200, 400], False, 1), ([500], False, 1)],
+)
+def test_the_fuzzer_finds_an_answer_too_many_one_too_few_and_an_internal_error(
+    statuses: list[int], is_whole: bool, num_problems: int
+) -> None:
+    run = Run(("a", 1), ("a", 2))
+    run.judge(Input((b"x",), False, 2, is_whole=is_whole), statuses)
+    assert len(run.problems) == num_problems
+    assert run.statuses == Counter(statuses)
+
+
+def test_the_fuzzer_finds_growth_a_stall_and_a_traceback() -> None:
+    assert limits_passed(MAX_GROWTH_BYTES, MAX_STALL_S) == []
+    assert len(limits_passed(MAX_GROWTH_BYTES + 1, MAX_STALL_S + 0.001)) == 2
+    log = "a line\nERROR uvicorn\nTraceback (most recent call last):\n  File x\n    code\nValueError: y\nmore\n"
+    assert tracebacks_in(log) == [
+        "ERROR uvicorn\nTraceback (most recent call last):\n  File x\n    code\nValueError: y"
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from pdcluster_kube.access import KubeAccess
 from pdcluster_kube.backoff import Backoff
 from pdcluster_kube.reader import KubeReader
 from pdcluster_router.core.membership import Member
-from pdcluster_router.engines.discovery import EngineDiscovery, Source
+from pdcluster_router.engines.discovery import GOOD_WATCH_S, EngineDiscovery, Source
 
 pytestmark = pytest.mark.anyio
 
@@ -38,6 +39,7 @@ class Failure:
     reason: str
     is_current: bool
     urls: tuple[str, ...]
+    num_in_a_row: int
 
 
 @dataclass
@@ -53,7 +55,8 @@ class Following:
         self.told.append(members)
 
     def failed(self) -> None:
-        self.failures.append(Failure(self.discovery.reason, self.discovery.is_current, tuple(self.urls)))
+        it = self.discovery
+        self.failures.append(Failure(it.reason, it.is_current, tuple(self.urls), it._num_in_a_row))
 
     @property
     def num_failures(self) -> int:
@@ -225,6 +228,19 @@ async def test_a_cut_watch_misses_nothing() -> None:
         it.api.delete("s-10.0.0.1")
         put(it.api, "10.0.0.2")
         await it.knows("10.0.0.2")
+
+
+@pytest.mark.parametrize(("lived_s", "num_in_a_row"), [(0.0, 6), (GOOD_WATCH_S + 1.0, 1)])
+async def test_a_cut_of_a_watch_that_lived_long_is_the_first_failure_in_a_row(
+    lived_s: float, num_in_a_row: int
+) -> None:
+    """It may have said nothing: engines do not come and go each day."""
+    async with following(api_with("10.0.0.1")) as it:
+        await until(lambda: it.discovery.is_current)
+        it.discovery._num_in_a_row, it.discovery._opened_at = 5, time.monotonic() - lived_s
+        it.api.cut_watches()
+        await until(lambda: it.num_failures >= 1)
+        assert it.failures[0].num_in_a_row == num_in_a_row
 
 
 async def test_a_version_that_is_too_old_means_another_list() -> None:

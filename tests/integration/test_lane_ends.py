@@ -25,7 +25,7 @@ from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.steps import PrefillStep, PushSlice
 from pdcluster_connector.transport.base import Transport, WriteId, WriteRange, WriteStatus
 from pdcluster_connector.worker.orders import Order, Quiesce, Staged, StagedWrite
-from pdcluster_connector.worker.prefill import PrefillWorker
+from pdcluster_connector.worker.prefill import UNUSED_S, PrefillWorker
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.params import SideChannelAddress
 from pdcluster_protocol.side_channel import (
@@ -125,6 +125,19 @@ def test_a_retired_lane_leaves_no_descriptor() -> None:
         assert until(lambda: lane.is_over)
         worker._bury()
         assert lane._wakeup._is_closed
+
+
+def test_a_lane_that_no_request_has_used_for_long_is_retired_when_another_one_is_made() -> None:
+    """Decode engines that are gone mostly leave no other sign."""
+    with welcomed_push(lambda inner: inner) as (worker, decode):
+        elsewhere = SideChannelAddress("127.0.0.1", decode.address.port + 1, BootId("another"))
+        lane, used_at = worker._lanes[decode.address], worker._used_at[decode.address]
+        worker._retire_stale(elsewhere, used_at + UNUSED_S)
+        assert worker._lanes == {decode.address: lane}
+        worker._retire_stale(elsewhere, used_at + UNUSED_S + 1)
+        assert worker._lanes == {}
+        decode.channel.close()
+        assert until(lambda: lane.is_over)
 
 
 def test_a_push_that_has_ended_does_not_begin_anew_with_the_next_chunk_of_its_prompt() -> None:

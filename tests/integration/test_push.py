@@ -384,6 +384,7 @@ def test_each_thread_that_needs_the_device_enters_it_first() -> None:
         pair.forward(pair.slice_of("a", [1], [5]))
         assert pair.step_until(lambda: pair.ended.get("a", False))
         assert "pdcluster-lane" in device.threads
+        assert "pdcluster-open" in device.threads, "submits a peer's first writes"
         opening = Opening(pair.prefill.sessions, lambda: None)
         opening.close(EDGE_S)
         assert device.threads[-1] == "pdcluster-session"

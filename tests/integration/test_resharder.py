@@ -14,11 +14,19 @@ import torch
 from fakes.token_major import Pages, shape_of
 from integration.processes import descendants
 from integration.reshard_ranks import Scenario, assert_as_reference, run, running
+from patience import EDGE_S
 from pdcluster_connector.device import CpuDevice
 from pdcluster_connector.reshard.feeds import ReshardItem
-from pdcluster_connector.reshard.resharder import Resharder, ResharderParts, ReshardFailed, ReshardOutcome, StepRead
+from pdcluster_connector.reshard.resharder import (
+    Resharded,
+    Resharder,
+    ResharderParts,
+    ReshardFailed,
+    ReshardOutcome,
+    StepRead,
+)
 from pdcluster_connector.reshard.rounds import GroupRank
-from pdcluster_connector.reshard.staging import StagingMemory
+from pdcluster_connector.reshard.staging import StagingMemory, Ticket
 from pdcluster_connector.reshard.tensors import TokenRegion, region_bytes
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import RequestId
@@ -154,11 +162,13 @@ def test_no_process_and_no_thread_outlives_its_group(tmp_path: Path) -> None:
     assert not pids & descendants(os.getpid())
 
 
-def lone_resharder(on_outcome: Callable[[ReshardOutcome], object], *, room_bytes: int = 1 << 20) -> Resharder:
+def lone_resharder(
+    on_outcome: Callable[[ReshardOutcome], object], *, room_bytes: int = 1 << 20, staging: StagingMemory | None = None
+) -> Resharder:
     """Prefill TP 1: every byte is our own."""
     shape = shape_of(Pages(128), 1, 8, 16)
     region = TokenRegion(torch.zeros(8 * shape.pages.block_stride, dtype=torch.uint8), shape, group=0)
-    staging = StagingMemory(room_bytes, torch.device("cpu"))
+    staging = staging or StagingMemory(room_bytes, torch.device("cpu"))
     return Resharder(ResharderParts(GroupRank(0, 1), {0: region}, staging, CpuDevice()), None, on_outcome)
 
 
@@ -204,6 +214,35 @@ def test_a_step_that_cannot_be_planned_fails_without_breaking_the_resharder() ->
         "this step cannot be resharded: one piece of 16384 bytes does not fit a staging room of 4096"
     )
     assert resharder.failure == ""
+
+
+class FullAtFirst(StagingMemory):
+    """Has room for all but the first that asks."""
+
+    num_asked = 0
+
+    def take(self, num_bytes: int, shares: int, *, deadline: float, is_closing: Callable[[], bool]) -> Ticket | None:
+        self.num_asked += 1
+        if self.num_asked == 1:
+            return None
+        return super().take(num_bytes, shares, deadline=deadline, is_closing=is_closing)
+
+
+def test_after_a_round_without_room_no_later_round_of_the_layer_is_staged() -> None:
+    """Its lanes give the layer up, and would never let go of a room that came behind their back."""
+    outcomes: list[ReshardOutcome] = []
+    staging = FullAtFirst(1 << 15, torch.device("cpu"))
+    resharder = lone_resharder(outcomes.append, staging=staging)
+    resharder.begin_step(1, {0: [request()]})
+    resharder.layer_saved([0], None)
+    assert resharder.fence().wait(EDGE_S)
+    assert [type(outcome) for outcome in outcomes] == [ReshardFailed]
+    assert (staging.num_asked, staging.is_idle) == (1, True)
+    outcomes.clear()
+    resharder.layer_saved([0], None)
+    assert resharder.fence().wait(EDGE_S)
+    assert [type(outcome) for outcome in outcomes] == [Resharded, Resharded], "the next layer is no worse for it"
+    assert resharder.close(EDGE_S)
 
 
 def test_a_region_is_found_in_its_cache_by_its_address() -> None:

@@ -17,6 +17,7 @@ from fakes.http import Message
 from fakes.layerwise import LayerwiseRig, request_id_of, running_layerwise_rig
 from fakes.router import CHAT, COMPLETIONS, PROMPT, orders, running_rig, send, until
 from patience import PATIENCE_S
+from pdcluster_protocol.labels import Role
 
 pytestmark = pytest.mark.anyio
 
@@ -373,4 +374,17 @@ async def test_decode_is_not_blamed_for_pushes_that_prefill_does_not_know_to_hav
         for _ in range(6):
             assert (await post(rig, STREAM)).status == 504
         assert await circuits(rig) == {"closed"}
+        await rig.settled()
+
+
+async def test_a_decode_that_was_spared_once_is_to_blame_when_it_is_asked_again_and_hangs_up() -> None:
+    """It is the only engine that has failed the request, though it was asked twice."""
+    async with running_layerwise_rig(num_prefill=2) as rig:
+        for prefill in rig.prefills:
+            prefill.num_dead_after = 0
+        rig.decode.faults_to_come = [Fault.NONE, Fault.DIE]
+        assert error_of(await post(rig, PROMPT))[:2] == (502, "decode_lost")
+        assert len(rig.decode.seen) == 2
+        decode = next(engine for engine in rig.router.services.all_engines() if engine.role is Role.DECODE)
+        assert decode.breaker.has_just_failed
         await rig.settled()

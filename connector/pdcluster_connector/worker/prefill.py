@@ -27,7 +27,7 @@ from pdcluster_protocol.params import SideChannelAddress
 
 _CLOSE_S: Final = 5.0
 _CLOSE_RESHARDING_S: Final = 1.0
-_UNUSED_S: Final = 60.0
+UNUSED_S: Final = 60.0
 """After how long without a new request a lane may be retired."""
 
 
@@ -206,7 +206,7 @@ class PrefillWorker:
         stale = [
             known
             for known, used_at in self._used_at.items()
-            if (known.host, known.port) == (address.host, address.port) or now - used_at > _UNUSED_S
+            if (known.host, known.port) == (address.host, address.port) or now - used_at > UNUSED_S
         ]
         for known in stale:
             lane = self._lanes.pop(known)

@@ -213,3 +213,21 @@ def test_a_shared_session_that_is_cut_while_another_engine_is_about_to_get_it_is
     assert "closed the session" in opened.reason
     assert bench.open(Q) != cut
     bench.inbound.close()
+
+
+def test_a_shared_session_is_given_to_nobody_from_the_moment_of_its_cut_on() -> None:
+    """Closing takes its time, in a thread that may not even run yet: who asks meanwhile would be cut off too."""
+    bench, may_close = Bench(is_shared=True), threading.Event()
+    cut = bench.open(P)
+    transport = bench.inbound._open[P]
+    close = transport.close
+
+    def close_late() -> None:
+        assert may_close.wait(60)
+        close()
+
+    transport.close = close_late  # type: ignore[method-assign]  # the thread that closes it has not begun
+    bench.inbound.cut(cut)
+    assert bench.open(Q) != cut
+    may_close.set()
+    bench.inbound.close()

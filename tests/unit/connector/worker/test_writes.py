@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from pdcluster_connector.core.tp_mapping import WHOLE
 from pdcluster_connector.device import CpuDevice
 from pdcluster_connector.reshard.staging import StagingRoom
 from pdcluster_connector.settings import MAX_WRITES_IN_FLIGHT
-from pdcluster_connector.transport.base import WriteId, WriteStatus
+from pdcluster_connector.transport.base import WriteId, WriteRange, WriteStatus
 from pdcluster_connector.transport.fake import FakeNetwork
 from pdcluster_connector.worker.writes import Batch, LayerRecord, Part, WriteQueue
 from pdcluster_protocol.ids import Attempt, TransferId
@@ -149,6 +150,34 @@ def test_writes_in_flight_are_bounded_and_all_arrive() -> None:
     for _ in range(3):
         bench.advance()
     assert bench.has_landed()
+
+
+class FirstNeverEnds(Wrapped):
+    """Its peer is silent: the first write stays under way."""
+
+    first: WriteId | None = None
+
+    def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
+        write = super().submit_writes(session, ranges)
+        self.first = self.first or write
+        return write
+
+    def write_status(self, write: WriteId) -> WriteStatus:
+        return WriteStatus.PENDING if write == self.first else super().write_status(write)
+
+
+def test_a_write_that_never_ends_does_not_hide_those_behind_it_once_its_push_has_stopped() -> None:
+    bench = Bench(num_blocks=1)
+    bench.queue.transport = FirstNeverEnds(bench.sender)
+    other = bench.add_push("u", 1)
+    for push in (bench.push, other):
+        push.grant(9.0, now=0.0)
+    bench.advance(1.0)
+    bench.advance(1.5)
+    assert other.phase is not PushPhase.DONE, "submits end in order while all is well"
+    bench.push.revoke(now=2.0)
+    bench.advance(2.0)
+    assert (bench.push.phase, other.phase) == (PushPhase.STOPPING, PushPhase.DONE)
 
 
 def two_pushes_in_one_submit(*, is_staged: bool = False) -> tuple[Bench, Push]:

@@ -8,7 +8,7 @@ import pytest
 
 from fakes.router import until
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.breaker import FIRST_EJECTION_S, NUM_IN_A_ROW, Circuit
+from pdcluster_router.core.breaker import FIRST_EJECTION_S, LAST_EJECTION_S, NUM_IN_A_ROW, Circuit
 from pdcluster_router.core.least_tokens import least_tokens
 from pdcluster_router.core.membership import Member
 from pdcluster_router.engines.engine import Engine
@@ -45,4 +45,20 @@ async def test_each_of_two_that_are_left_alone_is_asked_again_when_its_own_time_
     assert second.breaker.circuit is Circuit.EJECTED
     clock.now += 0.01
     await until(lambda: second.breaker.circuit is Circuit.HALF_OPEN)
+    await roster.close()
+
+
+async def test_who_is_left_alone_for_long_does_not_keep_another_from_being_asked_again() -> None:
+    clock = Clock()
+    roster = Roster(PoolLimits(4, 1.0, 1.0), least_tokens, lambda: None, lambda _: None, clock)
+    roster.update([Member(f"http://127.0.0.1:{port}", Role.DECODE) for port in (1, 2)])
+    first, second = roster.all_engines()
+    eject(first)
+    clock.now = FIRST_EJECTION_S
+    eject(second)
+    while second.breaker.until < clock.now + LAST_EJECTION_S:
+        second.breaker.wake(now=second.breaker.until)
+        second.failed(second.breaker.era)
+    await until(lambda: first.breaker.circuit is Circuit.HALF_OPEN, LAST_EJECTION_S / 2)
+    assert second.breaker.circuit is Circuit.EJECTED
     await roster.close()

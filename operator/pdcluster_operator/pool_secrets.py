@@ -49,7 +49,6 @@ class PoolSecrets:
         try:
             await self.read(ref, key)
         except NotFound as error:
-            self._had.pop((ref, key), None)
             return str(error)
         self._had[ref, key] = steady_s()
         return ""

@@ -124,6 +124,16 @@ def test_an_engine_that_stalls_for_a_question_is_waited_for_when_it_speaks_again
     assert len(asked) > 4
 
 
+def test_the_look_that_begins_when_time_is_over_gives_the_engine_time_to_answer() -> None:
+    def ask(path: str, timeout_s: float) -> Answer:
+        if timeout_s < 0.1:
+            raise NoAnswer(f"{path} does not answer in {timeout_s:g} s")
+        return Answer(200, "" if path == "/health" else VllmPages(running=1).metrics())
+
+    said = wait_until_idle(ask, timeout_s=0, idle_s=IDLE_S)
+    assert said.endswith(": 1 running, 0 waiting, 0.00% of KV memory held")
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_an_engine_that_has_died_is_not_waited_for(is_late: bool, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Story(running=1, health=200 if is_late else 503, num_looks=2, then={"health": 503})) as pages:

@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
 
 from fakes.api_server import ApiServer, Broken, Fault
-from fakes.operator_rig import AT, Replica, pool, running_operator, running_router, settle
+from fakes.operator_rig import AT, KEY, Replica, pool, running_operator, running_router, settle
+from integration.ports import fresh_port
 from patience import PATIENCE_S
 from pdcluster_operator.work_queue import WorkQueue
 
@@ -216,6 +218,35 @@ async def test_without_crds_it_waits_for_them_and_is_not_ready() -> None:
             await asyncio.sleep(0.1)
             assert "were not found" in replica.operator.readiness()[0]
             await replica.stop()
+
+
+async def _page(port: int, path: str) -> tuple[int, str]:
+    """Of an operator: status and text."""
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/{path}") as response:
+        return response.status, await response.text()
+
+
+async def test_it_is_not_ready_before_its_caches_were_compared_with_what_is_there() -> None:
+    comparison = Fault(lambda asked: asked.kind == "list" and "limit" in asked.query, 503, times=10**6)
+    port = fresh_port()
+    async with running_api() as api:
+        api.faults.append(comparison)
+        async with running_operator(api, port=port):
+            await until(lambda: comparison.times < 10**6)
+            assert await _page(port, "readyz") == (503, "the caches have not yet shown everything that there is\n")
+
+
+async def test_a_standby_tells_nothing_of_pdclusters_that_the_leader_tells_of() -> None:
+    lasting = {"lease_duration_s": 60, "lease_renew_s": 40}  # No stall makes the standby lead.
+    ports = {name: fresh_port() for name in "ab"}
+    own = "pdcluster_operator_condition{"
+    async with running_api() as api, running_router() as router, running_operator(api, "a", port=ports["a"], **lasting):
+        create(api, pool(router))
+        await until(lambda: is_ready(api))
+        async with running_operator(api, "b", port=ports["b"], **lasting) as standby:
+            await until(lambda: standby.operator.caches.keys() == [KEY])
+            assert own in (await _page(ports["a"], "metrics"))[1]
+            assert own not in (await _page(ports["b"], "metrics"))[1]
 
 
 async def test_only_what_a_restart_mends_fails_the_liveness_probe(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,15 @@ def test_an_engine_that_ends_takes_its_forks_along(zygote: Zygote, tmp_path: Pat
     assert not any(is_running(pid) for pid in pids)
 
 
+def test_an_engine_that_ends_takes_along_a_program_that_it_started(zygote_here: Zygote, tmp_path: Path) -> None:
+    """Unlike a fork, a program is not told when its parent dies: only the end of the process group ends it."""
+    code = (
+        "import os, signal, subprocess\nsubprocess.Popen(['sh', '-c', 'sleep 120; echo ended by itself'])\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert _run(zygote_here, tmp_path, code) == (-signal.SIGKILL, "")
+
+
 def test_a_folder_for_scratch_goes_with_the_zygote_even_when_its_processes_were_killed(tmp_path: Path) -> None:
     here = {"PYTHONPATH": str(tmp_path)}
     with Zygote(["json"], env=here, log_path=tmp_path / "zygote.log", scratch=("SOCKETS", "LOCKS")) as zygote:

@@ -1,13 +1,18 @@
-"""What a start says while it goes on."""
+"""What a start says while it goes on, and how long each process gets."""
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
 
-from pdcluster_cli.local.pool import _import_once
-from pdcluster_cli.zygote import Ready, Zygote
+import pytest
+
+from pdcluster_cli.engines import EnginePlan, PoolRole
+from pdcluster_cli.local import pool
+from pdcluster_cli.local.pool import RouterPlan, _import_once, start_members
+from pdcluster_cli.zygote import EngineHandle, EngineSpec, Ready, Zygote
 
 
 class SlowImport(Zygote):
@@ -30,3 +35,39 @@ def test_an_import_that_goes_on_says_for_how_many_seconds_it_has() -> None:
     assert (begin, end) == ("importing vLLM once, for all engines", "imported in 0.6 s")
     (seconds,) = re.findall(r"^still importing \((\d+) s\)$", news)
     assert int(seconds) >= 1
+
+
+class LastingZygote(Zygote):
+    """Has imported. Its engines never end: this very process stands for each of them."""
+
+    def __init__(self) -> None:
+        """It starts no process."""
+
+    def wait_ready(self, timeout_s: float | None) -> Ready | None:
+        return Ready(import_s=0.0, num_threads=1)
+
+    def start_engine(self, spec: EngineSpec) -> EngineHandle:
+        return EngineHandle(spec, os.getpid(), os.pidfd_open(os.getpid()))
+
+
+class LateRouter:
+    """The engine answers at once, the router at its third question."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    def __call__(self, port: int) -> bool:
+        self.num_asked += port == 8000
+        return port == 8100 or self.num_asked > 2
+
+
+def test_the_router_gets_its_own_time_when_the_engines_have_used_up_theirs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(pool, "is_healthy", LateRouter())
+    plan = EnginePlan("prefill-0", PoolRole.PREFILL, "m", 8100, tmp_path / "prefill.log")
+    router = RouterPlan(8000, tmp_path / "router.log", tmp_path / "trace.jsonl")
+    members = start_members(LastingZygote(), [plan], router, lambda _: None, timeout_s=0.0)
+    assert [member.name for member in members] == ["prefill-0", "router"]
+    for member in members:
+        member.handle.close()

@@ -133,9 +133,9 @@ class FakeEngine:
         self._server: asyncio.Server | None = None
         self.url = ""
 
-    async def start(self, port: int = 0) -> None:
+    async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
         self._server = await asyncio.start_server(
-            self._connected, "127.0.0.1", port or fresh_port(), limit=1 << 24, backlog=1024
+            self._connected, host, port or fresh_port(), limit=1 << 24, backlog=1024
         )
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from pathlib import Path
 
 import pytest
 
@@ -120,16 +119,6 @@ async def test_a_small_body_behind_another_request_has_the_same_limit() -> None:
         assert [answer.status for answer in answers] == [200, 413]
 
 
-async def test_a_large_body_that_comes_has_more_time_than_one_that_does_not() -> None:
-    async with running_rig(client_read_timeout_s=1.0) as rig:
-        client = await rig.client()
-        raw = request_bytes(COMPLETIONS, json.dumps({"prompt": "x" * 200_000}).encode())
-        await client.send(raw[:100_000])
-        await asyncio.sleep(1.2)
-        await client.send(raw[100_000:])
-        assert (await asyncio.wait_for(client.receive(), 20)).status == 200
-
-
 async def test_a_large_call_of_a_stranger_is_refused_before_its_json_is_read(rig: Rig) -> None:
     client = await rig.internal()
     answer = await client.post("/v1/metaserver", b"[" * 100_000)
@@ -196,28 +185,6 @@ async def test_silent_clients_in_any_number_keep_no_engine_out() -> None:
             await rig.client()
         await until(lambda: rig.router.clients.num_open == 8)
         assert (await asyncio.wait_for(client.post(COMPLETIONS, PROMPT), 20)).status == 200
-
-
-async def test_many_who_ask_for_the_models_are_one_connection_to_the_engine(rig: Rig) -> None:
-    clients = [await rig.client() for _ in range(40)]
-    for number, client in enumerate(clients):
-        headers = {"authorization": f"key-{number % 4}"}
-        await client.send(request_bytes("/v1/models", b"", headers, method="GET"))
-    for client in clients:
-        assert (await asyncio.wait_for(client.receive(), 20)).status == 200
-    assert rig.decode.num_connections == 1
-
-
-async def test_a_trace_on_a_full_disk_closes_no_connection() -> None:
-    async with running_rig(trace_file=Path("/dev/full")) as rig:
-        client = await rig.client()
-        for _ in range(5):
-            assert (await client.post(COMPLETIONS, PROMPT)).status == 200
-        await rig.settled()
-        assert rig.decode.num_connections == rig.prefill.num_connections == 1
-        async with asyncio.timeout(PATIENCE_S):
-            while await rig.metric("pdcluster_router_trace_lost_lines_total") < 5:
-                await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("num_bytes", [1, MB])

@@ -69,14 +69,6 @@ async def test_an_idle_client_that_has_not_taken_its_last_answer_is_cut_off(rig:
     assert await is_forgotten(rig)
 
 
-async def test_a_large_body_that_stops_coming_is_a_408() -> None:
-    async with running_rig(client_read_timeout_s=3.0) as rig:
-        client = await rig.client()
-        await client.send(request_bytes(COMPLETIONS, b" " * 200_000)[:100_000])
-        answer = await asyncio.wait_for(client.receive(), PATIENCE_S)
-        assert answer.status == 408
-
-
 async def test_what_is_unread_of_a_client_that_has_left_is_not_read() -> None:
     problems: list[dict[str, Any]] = []
     async with running_rig() as rig:

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -35,6 +35,7 @@ from pdcluster_router.core.openai_errors import (
     not_ready,
 )
 from pdcluster_router.engines.health import Probes, problem_of
+from pdcluster_router.front.docs_page import DOCS_PATH, add_docs
 from pdcluster_router.front.engines_page import POOL_PATH, describe_pool
 from pdcluster_router.front.router import OPENAI_PATHS, Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE
@@ -48,6 +49,8 @@ logger = logging.getLogger(__name__)
 START_S: Final = 5.0
 """The most that the first look at the pool may take: less than a kubelet waits before it starts a pod anew."""
 _JSON = "application/json"
+_NO_PAGES: Final[dict[str, Any]] = {"docs_url": None, "redoc_url": None}
+"""FastAPI's own load scripts from elsewhere."""
 _NOT_POST = ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
@@ -71,7 +74,8 @@ def build_app(settings: Settings, secret: Secret) -> TwoPorts:
 
 
 def _client_app(settings: Settings, secret: Secret) -> FastAPI:
-    app = FastAPI(title="pdcluster router", description=_FOR_CLIENTS, lifespan=_lifespan(settings, secret))
+    app = FastAPI(title="pdcluster router", description=_FOR_CLIENTS, lifespan=_lifespan(settings, secret), **_NO_PAGES)
+    add_docs(app)
     app.add_exception_handler(HTTPException, _http_error)
     app.middleware("http")(_require_key)
     _add_health(app)
@@ -83,7 +87,8 @@ def _client_app(settings: Settings, secret: Secret) -> FastAPI:
 
 
 def _internal_app() -> FastAPI:
-    app = FastAPI(title="pdcluster router, internal port", description=_FOR_THE_CLUSTER)
+    app = FastAPI(title="pdcluster router, internal port", description=_FOR_THE_CLUSTER, **_NO_PAGES)
+    add_docs(app)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _has_left)
     _add_health(app)
@@ -106,7 +111,7 @@ _FOR_CLIENTS = (
     "`POST /v1/chat/completions` and `POST /v1/completions` as with vLLM."
 )
 _FOR_THE_CLUSTER = "For engines, the operator and monitoring. Clients have a port of their own."
-_WITHOUT_KEY = frozenset({"/health", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
+_WITHOUT_KEY = frozenset({"/health", DOCS_PATH, "/openapi.json"})
 """What a probe or a browser asks for: it says nothing of the pool but whether it is well."""
 
 

@@ -50,6 +50,20 @@ class Failing(Wrapped):
         return WriteStatus.FAILED if status is WriteStatus.DONE else status
 
 
+class FirstNeverEnds(Wrapped):
+    """Its peer is silent: the first write stays under way."""
+
+    _first: WriteId | None = None
+
+    def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
+        write = super().submit_writes(session, ranges)
+        self._first = self._first or write
+        return write
+
+    def write_status(self, write: WriteId) -> WriteStatus:
+        return WriteStatus.PENDING if write == self._first else super().write_status(write)
+
+
 class Forgetting(Wrapped):
     """Writes from ``[begin, end)`` are DONE without having been made."""
 

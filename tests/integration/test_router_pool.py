@@ -297,3 +297,31 @@ async def test_an_error_event_that_comes_in_two_reads_is_followed_by_an_event_of
         assert b'data: {"error":{"message":"decode-0' in rest.partition(b"\n\n")[2]
         assert b"EngineCore died" in rest
     engine.close()
+
+
+async def test_an_engine_that_has_broken_off_its_answer_is_hung_up_on() -> None:
+    """It may go on computing: nothing else tells it that nobody reads."""
+    hung_up = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while (await read_body(reader, await read_head(reader))).first_line.startswith("GET"):
+                writer.write(get_answer("/health"))
+            writer.write(STREAM_HEAD + chunk(b'data: {"a":1}\n\n'))
+            writer.write(chunk(b'data: {"error": {"message": "EngineCore died"}}\n\n'))
+            with suppress(ConnectionError):
+                await reader.read()
+            hung_up.set()
+        except asyncio.IncompleteReadError:
+            pass
+        finally:
+            writer.close()
+
+    engine = await asyncio.start_server(serve, "127.0.0.1")
+    url = f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}"
+    async with running_server(prefill_urls=[url], decode_urls=[url]) as (_, router_url):
+        client = await RawClient.connect(router_url)
+        await client.send(request_bytes(COMPLETIONS, b'{"prompt":"x","stream":true}'))
+        assert b"EngineCore died" in await client.reader.read()
+        await asyncio.wait_for(hung_up.wait(), EDGE_S)
+    engine.close()

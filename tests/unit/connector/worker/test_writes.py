@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from fakes.device import ManualDevice
-from fakes.transports import Wrapped
+from fakes.transports import FirstNeverEnds, Wrapped
 from pdcluster_connector.core.pace import SHORTEST_LOOK_S
 from pdcluster_connector.core.ranges import CopyShape, Grid, GroupSlice, plan_ranges
 from pdcluster_connector.core.sending import CutLane, Push, PushKey, PushPhase, Send
@@ -17,7 +16,7 @@ from pdcluster_connector.core.tp_mapping import WHOLE
 from pdcluster_connector.device import CpuDevice
 from pdcluster_connector.reshard.staging import StagingRoom
 from pdcluster_connector.settings import MAX_WRITES_IN_FLIGHT
-from pdcluster_connector.transport.base import WriteId, WriteRange, WriteStatus
+from pdcluster_connector.transport.base import WriteId, WriteStatus
 from pdcluster_connector.transport.fake import FakeNetwork
 from pdcluster_connector.worker.writes import Batch, LayerRecord, Part, WriteQueue
 from pdcluster_protocol.ids import Attempt, TransferId
@@ -150,20 +149,6 @@ def test_writes_in_flight_are_bounded_and_all_arrive() -> None:
     for _ in range(3):
         bench.advance()
     assert bench.has_landed()
-
-
-class FirstNeverEnds(Wrapped):
-    """Its peer is silent: the first write stays under way."""
-
-    first: WriteId | None = None
-
-    def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
-        write = super().submit_writes(session, ranges)
-        self.first = self.first or write
-        return write
-
-    def write_status(self, write: WriteId) -> WriteStatus:
-        return WriteStatus.PENDING if write == self.first else super().write_status(write)
 
 
 def test_a_write_that_never_ends_does_not_hide_those_behind_it_once_its_push_has_stopped() -> None:

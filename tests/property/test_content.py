@@ -139,6 +139,23 @@ def test_the_range_that_is_always_sampled_is_the_models_own_last_one() -> None:
     assert not all(2 in plan.picks for plan in plans)
 
 
+@settings(max_examples=drawn(40), deadline=None)
+@given(scenes())
+def test_a_sample_that_differs_stands_for_all_that_was_pushed(scene: Scene) -> None:
+    """Of a push that went wrong everywhere a sample sees some places: the others must not stay as they are."""
+    for decode in scene.decode.ranks(scene.layers):
+        spoiled = received(scene, decode) + (1 << 7)
+        mismatch = compare(scene, decode, spoiled, ContentCheck.SAMPLED) if decode.regions else None
+        if mismatch is None:
+            continue
+        spans = order_of(scene, scene.decode_table).spans
+        wanted_of = {index: spans[region.group] for index, region in enumerate(decode.regions) if spans[region.group]}
+        assert set(mismatch.regions) == set(wanted_of)
+        (named,) = mismatch.ranges
+        assert named[0] == 0
+        assert named[1] >= max(stop for of_region in wanted_of.values() for _, stop in of_region)
+
+
 @settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 4), st.integers(1, 20))
 def test_a_sum_is_one_over_cells_in_any_order_and_any_parts(seed: int, n: int, heads: int, size: int) -> None:

@@ -109,6 +109,8 @@ class ContentPlan:
     is_whole: bool = True
     row_starts: Mapping[int, int] = field(default_factory=dict)
     num_rows: int = 0
+    wanted: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """The numbers of the ranges of each region that decode wants, whether they are counted or not."""
 
     def spans_of(self, target: int) -> tuple[TokenSpan, ...]:
         """What is counted of a region, as positions; empty: all that the request wants."""
@@ -139,7 +141,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Where the content on decode is not what was pushed: what crosses there may be wrong, and nothing else is."""
+    """Where the content on decode is not what was pushed: what crosses there may be wrong, and nothing else is.
+
+    Of a sample: all that was pushed. What is wrong in some of it is hardly right everywhere else.
+    """
 
     regions: tuple[int, ...]
     ranges: tuple[TokenSpan, ...]
@@ -157,7 +162,7 @@ def plan_content(check: ContentCheck, decode: RankLayout, spans: Spans, key: str
     numbers = tuple(sorted(set().union(*picks.values())))
     sizes = [len(_heads_of(decode.regions[index], decode)) for index in picks]
     starts = dict(zip(picks, accumulate(sizes, initial=0), strict=False))
-    return ContentPlan(decode, tokens, numbers, picks, is_whole, starts, sum(sizes))
+    return ContentPlan(decode, tokens, numbers, picks, is_whole, starts, sum(sizes), wanted)
 
 
 def find_mismatch(found: Found, pushed: Sequence[ContentSums]) -> Mismatch | None:
@@ -175,8 +180,12 @@ def find_mismatch(found: Found, pushed: Sequence[ContentSums]) -> Mismatch | Non
     heads = list(plan.rows_of())
     places = [heads[row] for row in (rows if len(rows) else range(plan.num_rows))]
     numbers = [plan.numbers[column] for column in (columns if len(columns) else range(len(plan.numbers)))]
+    reason = _where(plan, places, numbers)
+    if not plan.is_whole:
+        last = max(of_region[-1] for of_region in plan.wanted.values())
+        return Mismatch(tuple(plan.wanted), ((0, plan.span_of(last)[1]),), reason)
     regions = tuple(dict.fromkeys(region for region, _ in places))
-    return Mismatch(regions, tuple(map(plan.span_of, numbers)), _where(plan, places, numbers))
+    return Mismatch(regions, tuple(map(plan.span_of, numbers)), reason)
 
 
 def common_spans(first: Sequence[TokenSpan], second: Sequence[TokenSpan]) -> list[TokenSpan]:

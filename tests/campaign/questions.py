@@ -7,7 +7,7 @@ that prefix caches on either side are hit. Each is asked for one token, for a fe
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -50,26 +50,15 @@ def make_questions() -> tuple[Question, ...]:
     return tuple(Question(prompt, max_tokens) for prompt in prompts for max_tokens in MAX_TOKENS)
 
 
-def ask_single_engine(url: str, questions: Sequence[Question], *, rounding: float = 0.0) -> dict[Question, Answer]:
-    """The answers of the engine at ``url``. Waits for all.
-
-    Questions with a token that was chosen by less than ``rounding`` are left out: another engine may choose the next.
-    """
+def ask_single_engine(url: str, questions: Sequence[Question]) -> dict[Question, Answer]:
+    """The answers of the engine at ``url``. Waits for all."""
     with ThreadPoolExecutor(8, thread_name_prefix="expected") as threads:
-        asked = zip(questions, threads.map(lambda question: _ask(url, question), questions), strict=True)
-        return {question: answer for question, (answer, margin) in asked if margin >= rounding}
+        return dict(zip(questions, threads.map(lambda question: _ask(url, question), questions), strict=True))
 
 
-def _ask(url: str, question: Question) -> tuple[Answer, float]:
-    answer = complete(url, question.prompt, question.max_tokens, logprobs=2, return_tokens_as_token_ids=True)
-    choice = answer.reply["choices"][0]
-    return Answer(answer.token_ids, answer.text, choice["finish_reason"]), margin_of(choice["logprobs"]["top_logprobs"])
-
-
-def margin_of(steps: Sequence[Mapping[str, float]]) -> float:
-    """By how much the best token was ahead of the second best, where it was closest."""
-    ordered = [sorted(step.values(), reverse=True) for step in steps]
-    return min(best - second for best, second, *_ in ordered)
+def _ask(url: str, question: Question) -> Answer:
+    answer = complete(url, question.prompt, question.max_tokens)
+    return Answer(answer.token_ids, answer.text, answer.reply["choices"][0]["finish_reason"])
 
 
 def _tokens(rng: random.Random, length: int) -> tuple[int, ...]:

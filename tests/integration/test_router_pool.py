@@ -260,6 +260,16 @@ async def test_an_order_that_found_two_connections_closed_is_not_sent_a_third_ti
     engine.pool = pool
 
 
+async def test_a_request_waits_a_moment_for_a_descriptor(rig: Rig) -> None:
+    client = await rig.client()
+    await hang_up_on_engines(rig)
+    with no_descriptor_left():
+        asked = asyncio.create_task(client.post(COMPLETIONS, PROMPT))
+        await asyncio.sleep(0.1)
+        assert not asked.done()
+    assert (await asked).status == 200
+
+
 async def test_a_connection_that_speaks_unasked_is_not_used_again(rig: Rig) -> None:
     client = await rig.client()
     assert (await client.post(COMPLETIONS, PROMPT)).status == 200

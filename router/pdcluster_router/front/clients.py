@@ -5,7 +5,7 @@
     above that                      the guest that has been silent the longest makes room for the newest
 
 A request holds up to four descriptors: its client, decode's call to the metaserver, and a connection to each engine.
-So a quarter of them is for clients, as many are for guests, and the rest is for connections to engines.
+A guest holds one. So a fifth of them is for clients, as many are for guests, and the rest is for engines.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from __future__ import annotations
 import resource
 from typing import Final, Protocol
 
-DESCRIPTORS_PER_REQUEST: Final = 4
+DESCRIPTORS_PER_CLIENT: Final = 5
+"""A request's four, and one for a guest: there may be as many."""
+OUR_DESCRIPTORS: Final = 32
+"""Of the process itself: its log, its ports, the loop's own, files that it reads. 18 are open before any request."""
 MAX_DEFAULT: Final = 16_384
 """As many as one engine may be given; idle ones cost 7 KiB each."""
 
@@ -71,6 +74,6 @@ class Clients:
 
 
 def default_max_connections() -> int:
-    """A quarter of the descriptors that this process may open."""
+    """A fifth of the descriptors that this process may open, without its own."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, min(MAX_DEFAULT, soft // DESCRIPTORS_PER_REQUEST))
+    return max(1, min(MAX_DEFAULT, (soft - OUR_DESCRIPTORS) // DESCRIPTORS_PER_CLIENT))

@@ -15,6 +15,10 @@ from pdcluster_router.http.connection import Call, Connection, Request, Response
 
 _OUR_LIMITS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
 """Nothing of these reached the engine: this process, or this machine, has no more to give."""
+_NO_DESCRIPTOR: Final = frozenset((errno.EMFILE, errno.ENFILE))
+_DESCRIPTOR_PAUSE_S: Final = 0.01
+_DESCRIPTOR_WAIT_S: Final = 0.5
+"""A burst of clients takes all descriptors only until the loop has come to those that are too many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ class ConnectionPool:
     async def _connect_and_send(self, request: Request, call: Call) -> None:
         try:
             async with asyncio.timeout(self._limits.connect_timeout_s):
-                connection = await self._open()
+                connection = await self._open_with_patience()
         except TimeoutError:
             call.fail(ResponseLost(f"no connection within {self._limits.connect_timeout_s:g} s", is_unsent=True))
         except OSError as error:
@@ -120,6 +124,17 @@ class ConnectionPool:
             call.fail(ResponseLost(f"cannot connect: {error}", is_unsent=True))
         else:
             connection.send(request, call)
+
+    async def _open_with_patience(self) -> Connection:
+        """Waits a moment for a descriptor. Raises OSError when there is none until then."""
+        deadline = self._loop.time() + min(_DESCRIPTOR_WAIT_S, self._limits.connect_timeout_s / 2)
+        while True:
+            try:
+                return await self._open()
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTOR or self._loop.time() > deadline:
+                    raise
+            await asyncio.sleep(_DESCRIPTOR_PAUSE_S)
 
     async def _open(self) -> Connection:
         connection = Connection(self._released, self._closed, self._loop)

@@ -140,7 +140,8 @@ async def take_all_descriptors() -> None:
         for _ in range(100):
             await scene.client()
         async with asyncio.timeout(PATIENCE_S):
-            assert (await first.post(COMPLETIONS, PROMPT)).status == 200
+            answer = await first.post(COMPLETIONS, PROMPT)
+            assert answer.status == 200, (answer.body, scene.log.read_text())
             assert (await first.post(COMPLETIONS, STREAM)).is_whole
 
 

@@ -229,7 +229,7 @@ def test_a_write_that_was_refused_is_no_reason_not_to_close() -> None:
         if thread.name == "pdcluster-open":
             thread.join(30)
     transport.hold()
-    transport.close()
+    transport.close()  # Raises where it is not certain.
     transport.let_out()
 
 

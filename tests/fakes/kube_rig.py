@@ -93,7 +93,7 @@ async def running_kube_rig(*, pairs: int = 1, **settings: Any) -> AsyncIterator[
     rig: KubeRig | None = None
     try:
         async with running_server(**{**found, **settings}) as (server, url):
-            rig = KubeRig(server, url, [], [], api=api)
+            rig = KubeRig(server, url, prefills=[], decodes=[], api=api)
             first = [await rig.start(role) for _ in range(pairs) for role in ("prefill", "decode")]
             await rig.usable(*first)
             yield rig

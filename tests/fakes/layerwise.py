@@ -183,7 +183,7 @@ async def running_layerwise_rig(
     try:
         async with running_server(**{"engine_dialect": "vllm-ascend", **urls, **settings}) as (server, url):
             await until(lambda: all(engine.is_healthy for engine in server.router.services.all_engines()))
-            rig = LayerwiseRig(server, url, list(prefills), list(decodes))
+            rig = LayerwiseRig(server, url, prefills=list(prefills), decodes=list(decodes))
             rig.wire = wire
             yield rig
             assert wire.torn == []

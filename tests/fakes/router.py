@@ -50,20 +50,14 @@ def params_of(transfer_id: str = "nobody", attempt: int = 1) -> dict[str, Any]:
     return {"transfer_id": transfer_id, "attempt": attempt, "deadline_ms": 1000, "token": token}
 
 
-@dataclass
-class Rig:
-    """The pieces, and what tests ask of them."""
+@dataclass(kw_only=True)
+class Peers:
+    """A router's engines and clients."""
 
-    server: RouterServer
-    url: str
     prefills: list[FakeEngine]
     decodes: list[FakeEngine]
     clients: list[RawClient] = field(default_factory=list)
     """All of them, so that none hangs up because a test has forgotten it."""
-
-    @property
-    def router(self) -> Router:
-        return self.server.router
 
     @property
     def prefill(self) -> FakeEngine:
@@ -73,12 +67,28 @@ class Rig:
     def decode(self) -> FakeEngine:
         return self.decodes[0]
 
+    async def connect(self, url: str) -> RawClient:
+        self.clients.append(await RawClient.connect(url))
+        return self.clients[-1]
+
+
+@dataclass
+class Rig(Peers):
+    """A router in this process and its peers, and what tests ask of them."""
+
+    server: RouterServer
+    url: str
+
+    @property
+    def router(self) -> Router:
+        return self.server.router
+
     async def client(self) -> RawClient:
-        return await self._connect(self.url)
+        return await self.connect(self.url)
 
     async def internal(self) -> RawClient:
         """A client of the internal port."""
-        return await self._connect(self.internal_url)
+        return await self.connect(self.internal_url)
 
     async def reserve(self, reservation: object) -> Message:
         """The router's answer to this metaserver call, sealed as an engine of its cluster would."""
@@ -89,10 +99,6 @@ class Rig:
     @property
     def internal_url(self) -> str:
         return f"http://127.0.0.1:{self.router.settings.internal_port}"
-
-    async def _connect(self, url: str) -> RawClient:
-        self.clients.append(await RawClient.connect(url))
-        return self.clients[-1]
 
     def feed(self, client: RawClient, raw: bytes) -> None:
         """The router gets ``raw`` from this client now, before the loop runs anything else."""
@@ -152,7 +158,7 @@ async def running_rig(*, num_prefill: int = 1, num_decode: int = 1, **settings: 
     try:
         async with running_server(**{**urls, **settings}) as (server, url):
             await until(lambda: all(engine.is_healthy for engine in server.router.services.all_engines()))
-            rig = Rig(server, url, prefills, decodes)
+            rig = Rig(server, url, prefills=prefills, decodes=decodes)
             yield rig
             await rig.settled()
     finally:

@@ -10,13 +10,13 @@ import tempfile
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from fakes.engine import FakeEngine, Wire
 from fakes.http import Message, RawClient
-from fakes.router import COMPLETIONS
+from fakes.router import COMPLETIONS, Peers
 from patience import EDGE_S, PATIENCE_S
 from pdcluster_protocol.secret import Secret, load_secret
 
@@ -25,18 +25,14 @@ PATIENT: Final = ("--probe-timeout", str(EDGE_S), "--connect-timeout", str(EDGE_
 
 
 @dataclass
-class Scene:
-    """The process and what is around it."""
+class Scene(Peers):
+    """A router process and its peers."""
 
     pid: int
     said: list[str]
     """Its first lines."""
     log: Path
     secret: Secret
-    prefills: list[FakeEngine]
-    decodes: list[FakeEngine]
-    clients: list[RawClient] = field(default_factory=list)
-    """All of them, so that none hangs up because a test has forgotten it."""
 
     @property
     def url(self) -> str:
@@ -46,23 +42,11 @@ class Scene:
     def internal_url(self) -> str:
         return self.said[1].split()[-1]
 
-    @property
-    def prefill(self) -> FakeEngine:
-        return self.prefills[0]
-
-    @property
-    def decode(self) -> FakeEngine:
-        return self.decodes[0]
-
     async def client(self) -> RawClient:
-        return await self._connect(self.url)
+        return await self.connect(self.url)
 
     async def internal(self) -> RawClient:
-        return await self._connect(self.internal_url)
-
-    async def _connect(self, url: str) -> RawClient:
-        self.clients.append(await RawClient.connect(url))
-        return self.clients[-1]
+        return await self.connect(self.internal_url)
 
     async def ask(self, body: object, path: str = COMPLETIONS, headers: dict[str, str] | None = None) -> Message:
         """The answer to one request on a connection of its own."""
@@ -108,7 +92,7 @@ async def running_scene(
     urls = [f"--prefill={engine.url}" for engine in prefills] + [f"--decode={engine.url}" for engine in decodes]
     try:
         async with running_router([*urls, *PATIENT, *flags], descriptors) as (pid, said, log):
-            yield Scene(pid, said, log, secret, prefills, decodes)
+            yield Scene(pid, said, log, secret, prefills=prefills, decodes=decodes)
     finally:
         for engine in (*prefills, *decodes):
             await engine.stop()

@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -280,48 +280,18 @@ async def test_a_connection_that_speaks_unasked_is_not_used_again(rig: Rig) -> N
     assert rig.decode.num_connections == 2
 
 
-async def test_an_error_event_that_comes_in_two_reads_is_followed_by_an_event_of_its_own() -> None:
-    torn = asyncio.Event()
+Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def client_of_an_engine(speak: Speak) -> AsyncIterator[RawClient]:
+    """It has sent a request for a stream; the one engine is well and answers as ``speak`` does."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while (await read_body(reader, await read_head(reader))).first_line.startswith("GET"):
                 writer.write(get_answer("/health"))
-        except asyncio.IncompleteReadError:
-            writer.close()
-            return
-        writer.write(STREAM_HEAD + chunk(b'data: {"a":1}\n\ndata: {"err'))
-        await torn.wait()
-        writer.write(chunk(b'or": {"message": "EngineCore died"}}\n\n') + END)
-        await writer.drain()
-        writer.close()
-
-    engine = await asyncio.start_server(serve, "127.0.0.1")
-    url = f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}"
-    async with running_server(prefill_urls=[url], decode_urls=[url]) as (_, router_url):
-        client = await RawClient.connect(router_url)
-        await client.send(request_bytes(COMPLETIONS, b'{"prompt":"x","stream":true}'))
-        await client.reader.readuntil(b'{"err')
-        torn.set()
-        rest = await client.reader.read()
-        assert b'data: {"error":{"message":"decode-0' in rest.partition(b"\n\n")[2]
-        assert b"EngineCore died" in rest
-    engine.close()
-
-
-async def test_an_engine_that_has_broken_off_its_answer_is_hung_up_on() -> None:
-    """It may go on computing: nothing else tells it that nobody reads."""
-    hung_up = asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while (await read_body(reader, await read_head(reader))).first_line.startswith("GET"):
-                writer.write(get_answer("/health"))
-            writer.write(STREAM_HEAD + chunk(b'data: {"a":1}\n\n'))
-            writer.write(chunk(b'data: {"error": {"message": "EngineCore died"}}\n\n'))
-            with suppress(ConnectionError):
-                await reader.read()
-            hung_up.set()
+            await speak(reader, writer)
         except asyncio.IncompleteReadError:
             pass
         finally:
@@ -332,6 +302,38 @@ async def test_an_engine_that_has_broken_off_its_answer_is_hung_up_on() -> None:
     async with running_server(prefill_urls=[url], decode_urls=[url]) as (_, router_url):
         client = await RawClient.connect(router_url)
         await client.send(request_bytes(COMPLETIONS, b'{"prompt":"x","stream":true}'))
+        yield client
+    engine.close()
+
+
+async def test_an_error_event_that_comes_in_two_reads_is_followed_by_an_event_of_its_own() -> None:
+    torn = asyncio.Event()
+
+    async def speak(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk(b'data: {"a":1}\n\ndata: {"err'))
+        await torn.wait()
+        writer.write(chunk(b'or": {"message": "EngineCore died"}}\n\n') + END)
+        await writer.drain()
+
+    async with client_of_an_engine(speak) as client:
+        await client.reader.readuntil(b'{"err')
+        torn.set()
+        rest = await client.reader.read()
+        assert b'data: {"error":{"message":"decode-0' in rest.partition(b"\n\n")[2]
+        assert b"EngineCore died" in rest
+
+
+async def test_an_engine_that_has_broken_off_its_answer_is_hung_up_on() -> None:
+    """It may go on computing: nothing else tells it that nobody reads."""
+    hung_up = asyncio.Event()
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk(b'data: {"a":1}\n\n'))
+        writer.write(chunk(b'data: {"error": {"message": "EngineCore died"}}\n\n'))
+        with suppress(ConnectionError):
+            await reader.read()
+        hung_up.set()
+
+    async with client_of_an_engine(speak) as client:
         assert b"EngineCore died" in await client.reader.read()
         await asyncio.wait_for(hung_up.wait(), EDGE_S)
-    engine.close()

@@ -111,7 +111,7 @@ async def cpu_of_requests(num_engines: int) -> float:
         flags += [f"--{role}=http://127.0.{1 + index // 128}.{1 + index % 128}:{port}" for index in range(num_engines)]
     try:
         async with running_router(flags) as (pid, said, log):
-            scene = Scene(pid, said, log, secret, engines[:1], engines[1:])
+            scene = Scene(pid, said, log, secret, prefills=engines[:1], decodes=engines[1:])
             await until(lambda: have_all_been_asked(scene, num_engines))
             await ask_in_rows(scene, 2 * num_engines, 8)  # Connections are there.
             before = on_cpu_s(pid)

@@ -12,9 +12,16 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from pdcluster_cli.parallelism import EXECUTORS
-from pdcluster_operator.api.engine_args import MAX_NAME_CHARACTERS, MAY_DIFFER, MUST_AGREE, ON_ONE_NODE, SET_ELSEWHERE
+from pdcluster_operator.api.engine_args import (
+    MAX_NAME_CHARACTERS,
+    MAY_DIFFER,
+    MUST_AGREE,
+    OF_REPLICAS,
+    ON_ONE_NODE,
+    SET_ELSEWHERE,
+)
 
-NAMED: Final = (*MUST_AGREE, *MAY_DIFFER, *SET_ELSEWHERE, ON_ONE_NODE)
+NAMED: Final = (*MUST_AGREE, *MAY_DIFFER, *SET_ELSEWHERE, ON_ONE_NODE, OF_REPLICAS)
 
 
 @cache

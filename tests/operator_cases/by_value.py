@@ -47,4 +47,9 @@ REFUSED_BY_VALUE: Final = (
         "engineArgs has distributed-executor-backend = ray, which the connector refuses: leave it out, and use "
         "nodesPerInstance for several nodes",
     ),
+    Refused(
+        "Ray for data parallel engines",
+        {f"{D}.engineArgs": {"data-parallel-backend": "ray"}},
+        "engineArgs has data-parallel-backend = ray, which the connector refuses: leave it out",
+    ),
 )

@@ -142,6 +142,8 @@ SET_ELSEWHERE: Final[dict[str, str]] = {
 
 ON_ONE_NODE: Final = "distributed-executor-backend"
 """Over several nodes the operator sets it; on one it is the user's choice, but for Ray, which the connector refuses."""
+OF_REPLICAS: Final = "data-parallel-backend"
+"""Who starts the engines of one pod that are data parallel: vLLM itself (``mp``) or Ray."""
 
 SPECULATION: Final = "speculative-config"
 _ALONE: Final = ("ngram", "mtp", "eagle", "draft_model")
@@ -159,7 +161,7 @@ _IS_MISSPELLED: Final = (
     f"{list(range(MAX_NAME_CHARACTERS))}.exists(i, i < name.size() && ![name.charAt(i)].all(c, {_IS_OUR_LETTER}))"
 )
 """Asked letter by letter: a search within a key, whose length has no bound, is too costly for the API server."""
-_NAMES: Final = (*MUST_AGREE, *MAY_DIFFER, *SET_ELSEWHERE, ON_ONE_NODE)
+_NAMES: Final = (*MUST_AGREE, *MAY_DIFFER, *SET_ELSEWHERE, ON_ONE_NODE, OF_REPLICAS)
 _BEGINS_ONE: Final = " || ".join(
     f"(name.size() < {len(whole)} && '{whole}'.substring(0, name.size()) == name)" for whole in _NAMES
 )
@@ -168,6 +170,17 @@ _BEGINS_ONE: Final = " || ".join(
 _ALSO_BEGINNINGS: Final = [name for name in _NAMES if any(whole.startswith(f"{name}-") for whole in _NAMES)]
 """Options that another one begins with, like tokenizer."""
 _IS_SHORT: Final = f"name != '' && !(name in {_ALSO_BEGINNINGS}) && ({_BEGINS_ONE})"
+
+
+def _without_ray(name: str, instead: str = "") -> Rule:
+    return Rule(
+        holds=f"!('{name}' in self) || self['{name}'] != 'ray'",
+        says=f"engineArgs has {name} = %s, which the connector refuses: leave it out{instead}",
+        values=(f"self['{name}']",),
+        short=f"engineArgs has {name} ray, which the connector refuses: leave it out",
+        fault=Fault.FORBIDDEN,
+    )
+
 
 ARGS_RULES: Final = (
     Rule(
@@ -201,14 +214,8 @@ ARGS_RULES: Final = (
         values=(_FIRST_FORBIDDEN, f"self[{_FIRST_FORBIDDEN}]", f"{SET_ELSEWHERE}[{_FIRST_FORBIDDEN}]"),
         short="engineArgs has an option that the operator sets itself or relies on: leave it out",
     ),
-    Rule(
-        holds=f"!('{ON_ONE_NODE}' in self) || self['{ON_ONE_NODE}'] != 'ray'",
-        says=f"engineArgs has {ON_ONE_NODE} = %s, which the connector refuses: leave it out, and use nodesPerInstance "
-        "for several nodes",
-        values=(f"self['{ON_ONE_NODE}']",),
-        short=f"engineArgs has {ON_ONE_NODE} ray, which the connector refuses: leave it out",
-        fault=Fault.FORBIDDEN,
-    ),
+    _without_ray(ON_ONE_NODE, ", and use nodesPerInstance for several nodes"),
+    _without_ray(OF_REPLICAS),
 )
 """Over one role's ``engineArgs``."""
 

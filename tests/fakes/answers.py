@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 
+from fakes.http import Message
+
+QUESTIONS = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
+"""What vLLM answers without its engine's core."""
+
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nx-engine: fake\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
@@ -34,4 +39,16 @@ def get_answer(path: str) -> bytes:
         return answer(200, "text/plain", b"")
     if path == "/v1/models":
         return json_answer(200, b'{"object":"list","data":[{"id":"m","object":"model"}]}')
+    if path == "/version":
+        return json_answer(200, b'{"version":"0.0"}')
     return json_answer(404, b'{"detail":"Not Found"}')
+
+
+def simple_answer(message: Message) -> bytes | None:
+    """To what needs no core of an engine; None: it does. A question is told itself, and ``/detokenize`` is refused."""
+    if message.first_line.startswith("GET"):
+        return get_answer(message.path)
+    if message.path not in QUESTIONS:
+        return None
+    asked = {"path": message.path, "body": message.body.decode(), "headers": message.headers}
+    return json_answer(400 if message.path == "/detokenize" else 200, json.dumps(asked).encode())

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from fakes.answers import END, STREAM_HEAD, answer, chunk, error_body, get_answer, json_answer
+from fakes.answers import END, STREAM_HEAD, answer, chunk, error_body, json_answer, simple_answer
 from fakes.http import Message, RawClient, read_body, read_head
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS, SECRET, reservation_call, reservation_of
 from integration.ports import fresh_port
@@ -192,8 +192,8 @@ class FakeEngine:
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         message = await read_body(reader, await read_head(reader))
-        if message.first_line.startswith("GET"):
-            writer.write(get_answer(message.path))
+        if simple := simple_answer(message):
+            writer.write(simple)
             return True
         fault = self.faults_to_come.pop(0) if self.faults_to_come else self.fault
         seen = Seen(message, json.loads(message.body), fault)

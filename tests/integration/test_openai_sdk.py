@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -112,3 +113,11 @@ def test_a_stream_that_is_closed_early_frees_both_engines(servers: tuple[Pool, S
 def load_of(engine: Server) -> float:
     """0 when no request runs and no block is in use."""
     return metric(engine.url, "vllm:num_requests_running") + metric(engine.url, "vllm:kv_cache_usage_perc")
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
+def test_a_question_of_tokens_is_answered_as_by_the_single_engine(servers: tuple[Pool, Server], path: str) -> None:
+    question = {"model": both(servers)[2], "messages": MESSAGES, "max_tokens": 1}
+    ours, theirs = (httpx.post(f"{server.url}{path}", json=question, timeout=60) for server in servers)
+    assert (ours.status_code, ours.content) == (theirs.status_code, theirs.content)
+    assert ours.status_code == 200

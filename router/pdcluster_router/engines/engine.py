@@ -16,7 +16,7 @@ from pdcluster_router.core.load import Load
 from pdcluster_router.core.membership import EngineState, Member
 from pdcluster_router.core.rewrite import Parts
 from pdcluster_router.core.scrub import scrub
-from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost, ResponseSink
+from pdcluster_router.http.connection import Call, Request, ResponseHead, ResponseLost, ResponseSink
 from pdcluster_router.http.connections import ConnectionPool, PoolLimits
 
 MAX_FETCHED_BYTES = 16 << 20
@@ -119,36 +119,53 @@ class Engine:
 
     def post(self, path: bytes, headers: bytes, body: Parts, sink: ResponseSink, *, fresh: bool = False) -> Call:
         """Start one POST. ``headers``: whole lines, without Host and Content-Length."""
-        length = sum(map(len, body))
-        head = b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b\r\n" % (path, self._host, length, headers)
+        head = self._post_head(path, headers, sum(map(len, body)))
         return self.pool.send((head, *body), sink, fresh=fresh)
 
-    async def fetch(self, path: str, *, timeout_s: float, headers: bytes = b"", is_probe: bool = False) -> Fetched:
-        """The whole answer to one GET. ``headers``: whole lines. ``is_probe``: also when all connections are in use, so
-        at most one at a time.
+    async def fetch(
+        self, path: str, *, timeout_s: float, headers: bytes = b"", body: bytes | None = None, is_probe: bool = False
+    ) -> Fetched:
+        """The whole answer to one GET, or one POST of ``body``. ``headers``: whole lines. ``is_probe``: also when all
+        connections are in use, so at most one at a time.
 
         Raises:
             Unavailable: No complete answer within ``timeout_s`` seconds.
         """
-        request = b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path.encode(), self._host, headers)
-        collector = _Collector()
-        call = self.pool.send((request,), collector, is_exempt=is_probe)
+        request: Request = (b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path.encode(), self._host, headers),)
+        if body is not None:
+            request = (self._post_head(path.encode(), headers, len(body)), body)
         try:
             async with asyncio.timeout(timeout_s):
-                return await collector.done
+                return await self._fetch_once(request, is_probe=is_probe)
         except TimeoutError as error:
             raise Unavailable(f"{self.name} sent no answer within {timeout_s:g} s") from error
         except _LostError as error:
             raise Unavailable(scrub(f"{self.name}: {error}")) from error
+
+    async def _fetch_once(self, request: Request, *, is_probe: bool, fresh: bool = False) -> Fetched:
+        """On a new connection, where an idle one was found closed."""
+        collector = _Collector()
+        call = self.pool.send(request, collector, fresh=fresh, is_exempt=is_probe)
+        try:
+            return await collector.done
+        except _LostError as error:
+            if fresh or not error.lost.is_stale:
+                raise
         finally:
             call.close()
+        return await self._fetch_once(request, is_probe=is_probe, fresh=True)
+
+    def _post_head(self, path: bytes, headers: bytes, length: int) -> bytes:
+        return b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b\r\n" % (path, self._host, length, headers)
 
     async def close(self) -> None:
         await self.pool.close()
 
 
 class _LostError(Exception):
-    pass
+    def __init__(self, lost: ResponseLost) -> None:
+        super().__init__(lost.reason)
+        self.lost = lost
 
 
 class _Collector:
@@ -174,4 +191,4 @@ class _Collector:
 
     def on_lost(self, lost: ResponseLost) -> None:
         if not self.done.done():
-            self.done.set_exception(_LostError(lost.reason))
+            self.done.set_exception(_LostError(lost))

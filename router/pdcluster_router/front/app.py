@@ -34,9 +34,11 @@ from pdcluster_router.core.openai_errors import (
     not_found,
     not_ready,
 )
+from pdcluster_router.engines.engine import Fetched
 from pdcluster_router.engines.health import Probes, problem_of
 from pdcluster_router.front.docs_page import DOCS_PATH, add_docs
 from pdcluster_router.front.engines_page import POOL_PATH, describe_pool
+from pdcluster_router.front.pass_on import QUESTIONS, VERSION, pass_on
 from pdcluster_router.front.router import OPENAI_PATHS, Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE
 from pdcluster_router.front.verify_page import RESPONSES, SCHEMA, carry_out
@@ -77,10 +79,14 @@ def _client_app(settings: Settings, secret: Secret) -> FastAPI:
     app = FastAPI(title="pdcluster router", description=_FOR_CLIENTS, lifespan=_lifespan(settings, secret), **_NO_PAGES)
     add_docs(app)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _has_left)
     app.middleware("http")(_require_key)
     _add_health(app)
     app.get("/v1/models", tags=["OpenAI"])(read_models)
     app.head("/v1/models", include_in_schema=False)(read_models)
+    for question in QUESTIONS:
+        app.post(question, tags=["vLLM"])(ask_an_engine)
+    app.get(VERSION, tags=["vLLM"])(ask_an_engine)
     for path in sorted(OPENAI_PATHS):
         app.api_route(path.decode(), methods=_NOT_POST, include_in_schema=False)(refuse_method)
     return app
@@ -168,7 +174,15 @@ async def read_models(request: Request) -> Response:
         answer = await _router(request).models.read(line)
     except Unavailable as error:
         return _error(no_engine("decode", str(error)))
-    return Response(answer.body, answer.head.status, media_type=answer.head.content_type.decode("latin-1"))
+    return _fetched(answer)
+
+
+async def ask_an_engine(request: Request) -> Response:
+    """A decode engine's own answer: see vLLM's documentation."""
+    try:
+        return _fetched(await pass_on(_router(request), request))
+    except RefusedRequest as refused:
+        return _error(refused.error)
 
 
 async def refuse_method(request: Request) -> Response:
@@ -237,6 +251,10 @@ async def _has_left(_request: Request, _exc: Exception) -> Response:
 def _router(request: Request) -> Router:
     router: Router = getattr(request.state, ROUTER_STATE)
     return router
+
+
+def _fetched(answer: Fetched) -> Response:
+    return Response(answer.body, answer.head.status, media_type=answer.head.content_type.decode("latin-1"))
 
 
 def _error(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:

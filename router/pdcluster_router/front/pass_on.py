@@ -1,0 +1,70 @@
+"""Questions that any decode engine answers by itself, without KV: passed on, and its answer back as it is.
+
+They need neither a pair nor a place in the queue: vLLM answers them beside its engine's core (vLLM 0.32
+``entrypoints/serve/tokenize``, ``entrypoints/anthropic``). Asked again of another engine where one does not answer:
+a question changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastapi import Request
+
+from pdcluster_protocol.errors import Unavailable
+from pdcluster_router.core.openai_errors import (
+    NO_DECODE,
+    RefusedRequest,
+    body_too_large,
+    draining,
+    no_engine,
+    no_room,
+)
+from pdcluster_router.core.room import RoomLimit
+from pdcluster_router.engines.engine import Engine, Fetched
+from pdcluster_router.front.router import Router
+
+QUESTIONS: Final = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
+"""Each takes a POST."""
+VERSION: Final = "/version"
+"""A GET."""
+TIMEOUT_S: Final = 30.0
+"""For one engine. The text of a whole 8 MiB takes a tokenizer some seconds."""
+
+
+async def pass_on(router: Router, request: Request) -> Fetched:
+    """The answer of the decode engine with the least to do, whatever its status. The body counts in the router's room.
+
+    Raises:
+        RefusedRequest: The body is too large, there is no room for it, or no decode engine answers.
+    """
+    if router.is_draining:
+        raise RefusedRequest(draining())
+    taken = 0
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            if len(body) + len(part) > router.settings.max_body_bytes:
+                raise RefusedRequest(body_too_large(router.settings.max_body_bytes))
+            if not router.room.take(len(part), RoomLimit.CLIENTS):
+                raise RefusedRequest(no_room(router.room.max_bytes))
+            taken += len(part)
+            body += part
+        return await _ask(router, request, bytes(body) if request.method == "POST" else None)
+    finally:
+        router.room.give_back(taken)
+
+
+async def _ask(router: Router, request: Request, body: bytes | None) -> Fetched:
+    tried: list[Engine] = []
+    reason = NO_DECODE
+    headers = router.access.line_for_engines(request.headers.raw)
+    if body is not None:
+        headers += b"content-type: %b\r\n" % request.headers.get("content-type", "application/json").encode("latin-1")
+    while (engine := router.services.roster.other_decode(tried)) is not None:
+        tried.append(engine)
+        try:
+            return await engine.fetch(request.url.path, timeout_s=TIMEOUT_S, headers=headers, body=body)
+        except Unavailable as error:
+            reason = str(error)
+    raise RefusedRequest(no_engine("decode", reason))

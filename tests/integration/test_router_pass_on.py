@@ -1,0 +1,109 @@
+"""Questions that a decode engine answers by itself: what it is asked, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.answers import QUESTIONS
+from fakes.http import Message, request_bytes
+from fakes.router import Rig, running_rig
+from patience import PATIENCE_S
+
+pytestmark = pytest.mark.anyio
+
+BODY = b'{"model":"m",  "prompt":"a b", "big":123456789012345678901234567890}'
+
+
+async def ask(rig: Rig, path: str = "/tokenize", body: bytes = BODY, headers: dict[str, str] | None = None) -> Message:
+    client = await rig.client()
+    await client.send(request_bytes(path, body, headers or {}))
+    return await asyncio.wait_for(client.receive(), PATIENCE_S)
+
+
+def code_of(answer: Message) -> tuple[int, Any]:
+    return answer.status, answer.json()["error"]["code"]
+
+
+@pytest.mark.parametrize("path", QUESTIONS)
+async def test_a_question_goes_to_a_decode_engine_byte_for_byte(rig: Rig, path: str) -> None:
+    answer = await ask(rig, path, headers={"authorization": "Bearer k", "content-type": "application/json; x=1"})
+    asked = answer.json()
+    assert (asked["path"], asked["body"].encode()) == (path, BODY)
+    assert asked["headers"]["authorization"] == "Bearer k"
+    assert asked["headers"]["content-type"] == "application/json; x=1"
+    assert not rig.prefill.seen
+    assert rig.router.room.used_bytes == 0
+
+
+async def test_an_engines_refusal_is_the_answer(rig: Rig) -> None:
+    answer = await ask(rig, "/detokenize")
+    assert (answer.status, answer.json()["path"]) == (400, "/detokenize")
+
+
+async def test_the_version_is_an_engines(rig: Rig) -> None:
+    assert (await (await rig.client()).get("/version")).json() == {"version": "0.0"}
+
+
+async def test_what_an_engine_answers_by_itself_takes_its_own_method(rig: Rig) -> None:
+    assert code_of(await (await rig.client()).get("/tokenize")) == (405, "method_not_allowed")
+
+
+async def test_an_engine_that_is_gone_is_no_clients_matter_while_another_one_answers() -> None:
+    async with running_rig(num_decode=2) as rig:
+        await rig.decodes[0].stop()
+        assert (await ask(rig)).status == 200
+        await rig.decodes[1].stop()
+        assert code_of(await ask(rig)) == (503, "no_decode_engine")
+
+
+async def test_an_idle_connection_that_was_closed_costs_no_question(rig: Rig) -> None:
+    for _ in range(3):
+        assert (await ask(rig)).status == 200
+        rig.decode.hang_up_on_all()
+
+
+async def test_a_body_is_bounded() -> None:
+    async with running_rig(max_body_bytes=1024) as rig:
+        assert code_of(await ask(rig, body=b"x" * 1025)) == (413, "body_too_large")
+        assert (await ask(rig, body=b'"' + b"x" * 1022 + b'"')).status == 200
+
+
+async def test_a_body_takes_its_part_of_the_room() -> None:
+    async with running_rig(max_buffered_bytes=1 << 20) as rig:
+        assert code_of(await ask(rig, body=b"x" * (1 << 20))) == (503, "no_room")
+        assert rig.router.room.used_bytes == 0
+        assert (await ask(rig)).status == 200
+
+
+async def test_a_client_that_leaves_with_half_a_question_leaves_nothing(rig: Rig) -> None:
+    client = await rig.client()
+    await client.send(request_bytes("/tokenize", BODY)[:-1])
+    while not rig.router.room.used_bytes:
+        await asyncio.sleep(0.01)
+    client.leave()
+    async with asyncio.timeout(PATIENCE_S):
+        while rig.router.room.used_bytes:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_router_that_drains_passes_nothing_on(rig: Rig) -> None:
+    client = await rig.client()
+    assert (await client.get("/health")).status == 200
+    rig.router.drain()
+    await client.send(request_bytes("/tokenize", BODY))
+    assert code_of(await client.receive()) == (503, "draining")
+
+
+async def test_a_question_needs_a_key_where_requests_do(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{sha256(b'sk-first').hexdigest()}  team-a\n")
+    async with running_rig(api_key_file=file) as rig:
+        assert code_of(await ask(rig)) == (401, "invalid_api_key")
+        answer = await ask(rig, headers={"authorization": "Bearer sk-first"})
+        assert answer.status == 200
+        assert "authorization" not in answer.json()["headers"]

@@ -29,13 +29,15 @@ Arrow = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The rooms of one package. ``upward``: arrows against the order of its layers, where it has one."""
+    """The rooms of one package. ``upward``: arrows against the order of its layers. ``unordered``: rooms without a
+    place in it, of which no arrow would be seen to go upward."""
 
     package: str
     rooms: frozenset[str]
     num_files: int
     arrows: frozenset[Arrow]
     upward: frozenset[Arrow]
+    unordered: frozenset[str] = frozenset()
 
     @property
     def circles(self) -> list[tuple[str, ...]]:
@@ -77,11 +79,12 @@ def _plan_of(package: str, graph: grimp.ImportGraph) -> Plan:
     }
     floor = _floors(package)
     upward = {(source, target) for source, target in arrows if floor.get(source, 0) > floor.get(target, 0)}
-    return Plan(package, frozenset(room_of.values()), len(modules), frozenset(arrows), frozenset(upward))
+    rooms = frozenset(room_of.values())
+    return Plan(package, rooms, len(modules), frozenset(arrows), frozenset(upward), rooms - floor.keys())
 
 
 def _floors(package: str) -> dict[str, int]:
-    """Room to its place in the order, 0 outermost. Empty: the package has no order of its own."""
+    """Room to its place in the order, 0 outermost."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     for contract in contracts:
         if contract["type"] == "layers" and contract["containers"] == [package]:

@@ -28,8 +28,12 @@ SYSTEM_LIBRARIES: Final[Mapping[str, str]] = {
 
 MIN_PYTHON: Final = (3, 11)
 
-_EXTRAS: Final = {LocalDevice.CPU: "cpu", LocalDevice.CUDA: "cuda", LocalDevice.NPU: "ascend"}
-"""Of this project, with what engines on a device need."""
+_INSTALL: Final = {
+    LocalDevice.CPU: "make install, in a clone of pdcluster (vLLM's CPU build asks for a PyTorch that PyPI lacks)",
+    LocalDevice.CUDA: "pip install 'pdcluster[router,connector,cuda]'",
+    LocalDevice.NPU: "pip install 'pdcluster[router,connector,ascend]'",
+}
+"""What brings vLLM and Mooncake for engines on a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,7 @@ def check_modules(device: LocalDevice) -> Finding:
     missing = [name for name in ("vllm", "mooncake") if importlib.util.find_spec(name) is None]
     if not missing:
         return Finding("vllm and mooncake are installed")
-    names = " and ".join(missing)
-    cure = f"pip install 'pdcluster[router,connector,{_EXTRAS[device]}]'"
-    return Finding("Python packages", f"{names} not installed: {cure}")
+    return Finding("Python packages", f"{' and '.join(missing)} not installed: {_INSTALL[device]}")
 
 
 def check_machine(device: LocalDevice) -> list[Finding]:

@@ -20,7 +20,7 @@ SUBCOMMANDS: Final = {
     "local": Subcommand(
         "pdcluster_cli.local.options",
         "start prefill engines, decode engines and the router on this machine",
-        "router,connector,cpu",
+        "router,connector",
     ),
     "router": Subcommand(
         "pdcluster_router.__main__",

@@ -16,7 +16,7 @@ from pdcluster_kube.access import SERVICE_ACCOUNT, read_pod
 from pdcluster_operator.serving import serve
 from pdcluster_operator.settings import FLAGS, Settings, build_settings
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_protocol.logs import FORMAT_VARIABLE, start_logging
+from pdcluster_protocol.logs import start_logging
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,8 +56,7 @@ def _access_told_by(environ: Mapping[str, str], service_account: Path, *, is_els
     told = read_pod(environ, service_account).as_settings()
     if namespace := told.pop("namespace", None):
         found["lease_namespace"] = namespace
-    names = {"router_image": "PDCLUSTER_ROUTER_IMAGE", "kubeconfig": "KUBECONFIG", "log_format": FORMAT_VARIABLE}
-    found |= {name: value for name, variable in names.items() if (value := environ.get(variable))}
+    found |= FLAGS.told_by(environ)
     return found if is_elsewhere else {**found, **told}
 
 

@@ -15,7 +15,7 @@ from pdcluster_operator.core.leasing import LeaseTimes
 from pdcluster_operator.core.manifests.pool import API_SERVER_PORTS
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.flags import Flags
-from pdcluster_protocol.logs import LogFormat
+from pdcluster_protocol.logs import FORMAT_VARIABLE, LogFormat
 
 ApiUrl = Annotated[str, AfterValidator(checked_api_url)]
 PortNumber = Annotated[int, Field(ge=1, le=65535)]
@@ -40,8 +40,7 @@ class Settings(BaseModel):
     kube_token_file: Path | None = None
     """File with our token, read anew when it changes: Kubernetes renews it every hour. None: as ``kube_ca_file``."""
     kubeconfig: str = "~/.kube/config"
-    """File to use where ``kube_api`` is not given; several with ``:`` between. Default: ``$KUBECONFIG``, else
-    kubectl's."""
+    """File to use where ``kube_api`` is not given; several with ``:`` between, as kubectl takes them."""
     kube_context: str | None = None
     """Context of the kubeconfig. None: its current one."""
     api_server_ports: tuple[PortNumber, ...] = Field(default=API_SERVER_PORTS, min_length=1)
@@ -83,8 +82,7 @@ class Settings(BaseModel):
     port: int = Field(default=8080, ge=0, le=65535)
     """TCP port for probes and metrics; 0: any free one. 8080: the routers' and engines' is 8000."""
     log_format: LogFormat = LogFormat.TEXT
-    """Form of the log's lines. json: one object a line, each value a field of its own. text: for people. Default:
-    ``$PDCLUSTER_LOG_FORMAT``, else text."""
+    """Form of the log's lines. json: one object a line, each value a field of its own. text: for people."""
 
     @model_validator(mode="after")
     def _can_be_led(self) -> Self:
@@ -109,6 +107,7 @@ class Settings(BaseModel):
 FLAGS: Final = Flags(
     Settings.model_fields,
     named={"namespaces": "--namespace", "api_server_ports": "--api-server-port", "kube_context": "--context"},
+    variables={"kubeconfig": "KUBECONFIG", "log_format": FORMAT_VARIABLE},
 )
 
 

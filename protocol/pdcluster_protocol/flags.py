@@ -1,5 +1,7 @@
 """A command line made from a settings model: each field is a flag, its docstring is the help. Pure.
 
+Some fields have an environment variable beside their flag, or in place of one; help and page name it.
+
 The one place that router and operator may share. Of pydantic it knows only the attributes of ``FieldInfo``, so that
 nothing is imported for it; a model has its docstrings as descriptions with ``use_attribute_docstrings``.
 """
@@ -41,16 +43,25 @@ class Flags:
     """Field to flag, where the rule of ``of`` does not give it."""
     hidden: frozenset[str] = frozenset()
     """Fields without a flag."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Field to environment variable: what it holds counts where the flag is not given."""
 
     def of(self, name: str) -> str:
         """``idle_timeout_s`` -> ``--idle-timeout``: a flag leaves the unit of a time to its help."""
+        if name in self.hidden and name in self.variables:
+            return self.variables[name]
         return self.named.get(name) or "--" + name.removesuffix("_s").replace("_", "-")
+
+    def told_by(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Field to what its variable holds; none for a variable that is missing or empty."""
+        return {name: value for name, variable in self.variables.items() if (value := environ.get(variable))}
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
         """A flag for each field, in their order. Its value is None where it is not given."""
         for name, described in self.fields.items():
             if name not in self.hidden:
-                parser.add_argument(self.of(name), dest=name, help=self._help(described), **_reading(name, described))
+                how = _reading(name, described)
+                parser.add_argument(self.of(name), dest=name, help=self._help(name, described), **how)
 
     def reason(self, described: Described) -> str:
         """The docstring in a user's words: names of other fields are their flags."""
@@ -70,16 +81,23 @@ class Flags:
             return f"{flag}: {message}"
         return f"{flag} is {error['input']!r}: {_SUBJECT.sub('it should', message)}"
 
-    def _help(self, described: Described) -> str:
-        default = default_text(described)
-        repeats = " Repeat it for more." if _kind_of(described.annotation)[1] else ""
-        text = self.reason(described).replace("``", "") + repeats + (f" (default: {default})" if default else "")
+    def default_of(self, name: str, described: Described) -> str:
+        """In a user's words; empty: there is none, or the docstring says what stands for it."""
+        default, variable = default_text(described), self.variables.get(name)
+        return f"${variable}, else {default}" if variable else default
+
+    def _help(self, name: str, described: Described) -> str:
+        default = self.default_of(name, described)
+        text = self._told(described).replace("``", "") + (f" (default: {default})" if default else "")
         return text.replace("%", "%%")
+
+    def _told(self, described: Described) -> str:
+        return self.reason(described) + (" Repeat it for more." if _kind_of(described.annotation)[1] else "")
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Flag, default, bounds and reason of each, for a page."""
         return [
-            (self.of(name), default_text(described), bounds_text(described), self.reason(described))
+            (self.of(name), self.default_of(name, described), bounds_text(described), self._told(described))
             for name, described in self.fields.items()
             if name not in self.hidden
         ]

@@ -11,10 +11,10 @@ from types import MappingProxyType
 
 from pdcluster_kube.access import SERVICE_ACCOUNT, read_pod
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_protocol.logs import FORMAT_VARIABLE, start_logging
+from pdcluster_protocol.logs import start_logging
 from pdcluster_protocol.secret import load_secret
 from pdcluster_router.front.server import run
-from pdcluster_router.settings import ENGINE_KEY_VARIABLE, FLAGS, Discovery, Settings, build_settings
+from pdcluster_router.settings import FLAGS, Discovery, Settings, build_settings
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,13 +42,11 @@ def parse_settings(
         ConfigError: A value cannot work.
     """
     given = {name: value for name, value in vars(_parser().parse_args(argv)).items() if value is not None}
-    variables = {"engine_api_key": ENGINE_KEY_VARIABLE, "log_format": FORMAT_VARIABLE}
-    told = {name: environ.get(variable) or None for name, variable in variables.items()}
-    return build_settings(**{**_told_by_pod(given, environ, service_account), **told, **given})
+    return build_settings(**{**_told_by_pod(given, environ, service_account), **FLAGS.told_by(environ), **given})
 
 
 def _told_by_pod(given: Mapping[str, object], environ: Mapping[str, str], service_account: Path) -> dict[str, object]:
-    """Who names an API server gets none of the pod's own credentials: they are for the pod's own."""
+    """A user who names an API server gets none of the pod's credentials: they are for the pod's own server."""
     if given.get("discovery") != Discovery.KUBERNETES.value:
         return {}
     told = read_pod(environ, service_account).as_settings()

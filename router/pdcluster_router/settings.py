@@ -15,14 +15,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pdcluster_kube.access import checked_api_url
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.flags import Flags
-from pdcluster_protocol.logs import LogFormat
+from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE
+from pdcluster_protocol.logs import FORMAT_VARIABLE, LogFormat
 from pdcluster_protocol.metaserver import METASERVER_PATH, Action
 
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
 _LAST_PORT = 65535
-
-ENGINE_KEY_VARIABLE: Final = "VLLM_API_KEY"
-"""vLLM's own name for it: the engines of one cluster and its router are told alike."""
 
 
 def _checked_url(url: str) -> str:
@@ -193,8 +191,7 @@ class Settings(BaseModel):
     trace_file: Path | None = None
     """File that gets one JSON line for each ended request. None: no trace."""
     log_format: LogFormat = LogFormat.TEXT
-    """Form of the log's lines. json: one object a line, each value a field of its own. text: for people. Default:
-    ``$PDCLUSTER_LOG_FORMAT``, else text."""
+    """Form of the log's lines. json: one object a line, each value a field of its own. text: for people."""
 
     @model_validator(mode="after")
     def _finds_engines(self) -> Self:
@@ -245,8 +242,9 @@ class Settings(BaseModel):
 
 FLAGS: Final = Flags(
     Settings.model_fields,
-    named={"prefill_urls": "--prefill", "decode_urls": "--decode", "engine_api_key": ENGINE_KEY_VARIABLE},
+    named={"prefill_urls": "--prefill", "decode_urls": "--decode"},
     hidden=frozenset({"engine_api_key"}),
+    variables={"engine_api_key": ENGINE_KEY_VARIABLE, "log_format": FORMAT_VARIABLE},
 )
 
 

@@ -16,6 +16,7 @@ def test_rooms_import_inwards_and_in_no_circle(found: dict[str, Plan], package: 
     assert found[package].arrows, "else nothing is shown"
     assert found[package].circles == []
     assert found[package].upward == frozenset()
+    assert found[package].unordered == frozenset()
 
 
 def test_the_router_has_the_rooms_that_its_page_names(found: dict[str, Plan]) -> None:

@@ -62,13 +62,19 @@ def test_vllm_and_mooncake_are_found_here() -> None:
     assert check_modules(LocalDevice.CPU) == Finding("vllm and mooncake are installed")
 
 
-@pytest.mark.parametrize(("device", "extra"), [("cpu", "cpu"), ("cuda", "cuda"), ("npu", "ascend")])
+@pytest.mark.parametrize(
+    ("device", "cure"),
+    [
+        ("cpu", "make install, in a clone of pdcluster (vLLM's CPU build asks for a PyTorch that PyPI lacks)"),
+        ("cuda", "pip install 'pdcluster[router,connector,cuda]'"),
+        ("npu", "pip install 'pdcluster[router,connector,ascend]'"),
+    ],
+)
 def test_what_is_missing_is_installed_for_the_machines_device(
-    monkeypatch: pytest.MonkeyPatch, device: str, extra: str
+    monkeypatch: pytest.MonkeyPatch, device: str, cure: str
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    problem = f"vllm and mooncake not installed: pip install 'pdcluster[router,connector,{extra}]'"
-    assert check_modules(LocalDevice(device)).problem == problem
+    assert check_modules(LocalDevice(device)).problem == f"vllm and mooncake not installed: {cure}"
 
 
 def test_mooncake_is_checked_as_an_engine_does_at_its_start() -> None:

@@ -115,7 +115,7 @@ def typed(words: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[
         (["operator"], "operator"),
         (["explain", "tiny"], "operator"),
         (["plan", "-f", "examples/cpu.yaml"], "operator"),
-        (["local"], "router,connector,cpu"),
+        (["local"], "router,connector"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

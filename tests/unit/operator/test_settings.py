@@ -44,19 +44,18 @@ def test_a_pod_knows_its_api_server_and_namespace(tmp_path: Path) -> None:
     environ = {
         "KUBERNETES_SERVICE_HOST": "fd00::1",
         "KUBERNETES_SERVICE_PORT": "6443",
-        "PDCLUSTER_ROUTER_IMAGE": "own:2",
     }
-    settings = parse_settings([], environ, tmp_path)
+    settings = parse_settings(["--router-image=own:2"], environ, tmp_path)
     assert settings.kube_api == "https://[fd00::1]:6443"
     assert settings.kube_token_file == tmp_path / "token"
     assert settings.kube_ca_file == tmp_path / "ca.crt"
-    assert (settings.lease_namespace, settings.router_image) == ("mine", "own:2")
+    assert settings.lease_namespace == "mine"
 
 
 def test_another_api_server_never_gets_the_pods_own_token(tmp_path: Path) -> None:
     (tmp_path / "namespace").write_text("mine")
-    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "PDCLUSTER_ROUTER_IMAGE": "own:2"}
-    settings = parse_settings(["--kube-api", "https://other:1"], environ, tmp_path)
+    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    settings = parse_settings(["--kube-api", "https://other:1", "--router-image=own:2"], environ, tmp_path)
     assert settings.kube_token_file is None
     assert settings.lease_namespace == "mine"
 
@@ -71,8 +70,8 @@ def test_the_logs_form_is_the_flags_or_the_variables() -> None:
 
 @pytest.mark.parametrize("flags", [["--kubeconfig", "k"], ["--context", "c"]])
 def test_a_kubeconfig_that_is_named_counts_before_the_pods_own_access(flags: list[str], tmp_path: Path) -> None:
-    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "PDCLUSTER_ROUTER_IMAGE": "own:2", "KUBECONFIG": "of-the-shell"}
-    settings = parse_settings([*flags, "--lease-namespace=a"], environ, tmp_path)
+    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBECONFIG": "of-the-shell"}
+    settings = parse_settings([*flags, "--lease-namespace=a", "--router-image=own:2"], environ, tmp_path)
     assert settings.access is None
     expected = ("k", None) if flags[0] == "--kubeconfig" else ("of-the-shell", "c")
     assert (settings.kubeconfig, settings.kube_context) == expected

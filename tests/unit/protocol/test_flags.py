@@ -38,7 +38,12 @@ class Settings(BaseModel):
     secret: str = ""
 
 
-FLAGS = Flags(Settings.model_fields, named={"urls": "--to"}, hidden=frozenset({"secret"}))
+FLAGS = Flags(
+    Settings.model_fields,
+    named={"urls": "--to"},
+    hidden=frozenset({"secret"}),
+    variables={"secret": "THE_SECRET", "pace": "THE_PACE"},
+)
 
 
 def parsed(*words: str) -> dict[str, object]:
@@ -73,17 +78,21 @@ def test_the_help_has_each_docstring_with_flags_for_fields_and_the_default() -> 
     assert "--to URL Where to. Repeat it for more." in told
     assert "--wait SECONDS Seconds, 100 % of them; as --most-ports. (default: 2.5)" in told
     assert "--file PATH Where it goes. Without it: nowhere." in told
-    assert "--pace {slow,fast} How. (default: slow)" in told
+    assert "--pace {slow,fast} How. (default: $THE_PACE, else slow)" in told
 
 
 def test_a_page_has_default_bounds_and_reason_of_each() -> None:
     assert FLAGS.rows() == [
-        ("--to", "", "", "Where to."),
+        ("--to", "", "", "Where to. Repeat it for more."),
         ("--wait", "2.5", "above 0, at most 60", "Seconds, 100 % of them; as --most-ports."),
         ("--most-ports", "4", "at least 1", "How many."),
         ("--file", "", "", "Where it goes. Without it: nowhere."),
-        ("--pace", "slow", "", "How."),
+        ("--pace", "$THE_PACE, else slow", "", "How."),
     ]
+
+
+def test_a_variable_counts_for_its_field_where_it_holds_something() -> None:
+    assert FLAGS.told_by({"THE_SECRET": "s", "THE_PACE": "", "OTHER": "x"}) == {"secret": "s"}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +101,7 @@ def test_a_page_has_default_bounds_and_reason_of_each() -> None:
         (("wait_s",), "missing", {}, "Field required", "--wait is needed"),
         (("wait_s",), "less_than_equal", 70, "Input should be less than 60", "--wait is 70: it should be less than 60"),
         (("to", 0), "value_error", "x", "Value error, 'x' is no URL", "--to: 'x' is no URL"),
-        (("secret",), "string_type", "S3CRET", "Input should be a string", "--secret: Input should be a string"),
+        (("secret",), "string_type", "S3CRET", "Input should be a string", "THE_SECRET: Input should be a string"),
         ((), "value_error", {}, "Value error, --wait 1: give 2", "these settings do not fit: --wait 1: give 2"),
     ],
 )

@@ -22,7 +22,6 @@ from pdcluster_protocol.launch import (
     router_flag,
 )
 from pdcluster_protocol.params import ContentCheck
-from pdcluster_router import settings as of_router
 from pdcluster_router.__main__ import parse_settings as parse_router
 
 ENGINES = (router_flag("--prefill", "http://p:1"), router_flag("--decode", "http://d:2"))
@@ -67,7 +66,7 @@ def test_a_router_that_is_told_no_port_listens_where_it_is_looked_for() -> None:
 
 
 def test_the_router_takes_the_engines_key_from_the_variable_that_engines_have_it_from() -> None:
-    assert of_router.ENGINE_KEY_VARIABLE == ENGINE_KEY_VARIABLE
+    assert parse_router(ENGINES, environ={ENGINE_KEY_VARIABLE: "k"}).engine_api_key == "k"
 
 
 def test_the_side_channels_of_a_pod_are_none_of_mooncakes_ports() -> None:

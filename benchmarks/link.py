@@ -2,7 +2,7 @@
 
     namespace A 10.77.0.1 ---- tbf ---- veth ---- tbf ---- 10.77.0.2 namespace B
 
-Decides names, addresses and the queue (``facts/measuring.md``: ``tbf`` works here, ``netem`` is not in the kernel).
+Decides names, addresses and the queue (``tbf``: not every kernel has ``netem``).
 Source of truth: ip-netns(8), tc-tbf(8), setns(2). A namespace belongs to a thread: what a thread opens or starts while
 it is ``inside`` an end (sockets, processes) stays there. Names hold the maker's process id, so that what a killed run
 left behind is known and removed by the next one.

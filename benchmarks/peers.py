@@ -1,4 +1,4 @@
-"""Upstream's connectors on CPU, as ``shared/facts/peers.md`` found that they run. Both push or pull after prefill."""
+"""Upstream's connectors on CPU, as they run there. Both push or pull after prefill."""
 
 from __future__ import annotations
 

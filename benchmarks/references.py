@@ -4,7 +4,7 @@
     submit and poll  one ``transfer_submit_write`` a range, the oldest looked at every 0.3 ms
     socket           one plain TCP stream a link
 
-Each link has a thread of its own, as it has a lane. Source of truth: ``shared/facts/mooncake.md``.
+Each link has a thread of its own, as it has a lane.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
               +------------------ KV -------------------------->
 
 All engines have one compute thread, so that one core stays free for lanes, kernel and receiver: with every core
-computing nothing could be hidden (``facts/measuring.md``). A peer's engines are stopped (SIGSTOP) while others have
+computing nothing could be hidden. A peer's engines are stopped (SIGSTOP) while others have
 their turn: NIXL's progress threads take half a core each while there is nothing to do.
 """
 

@@ -113,7 +113,7 @@ class Auditor:
         try:
             await work()
         except KubeError as error:
-            logger.warning("caches not compared error=%s", error)
+            logger.warning("caches not compared reason=%s", error)
             self.suspect()
             return False
         return True

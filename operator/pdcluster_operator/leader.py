@@ -87,7 +87,7 @@ class Leader:
         except KubeError as error:
             self._lease = None  # Whatever it is now, it is read again.
             if not self._is_troubled:
-                logger.warning("lease not renewed or read lease=%s error=%s", self._ref, error)
+                logger.warning("lease not renewed or read lease=%s reason=%s", self._ref, error)
             self._is_troubled = True
         else:
             self._is_troubled = False
@@ -165,7 +165,7 @@ class Leader:
             async with asyncio.timeout(self._parting_s):
                 is_given_back = await self._give_back(record)
         except (KubeError, TimeoutError) as error:
-            logger.warning("lease not given back lease=%s error=%s", self._ref, error)
+            logger.warning("lease not given back lease=%s reason=%s", self._ref, error)
         else:
             told = "lease given back" if is_given_back else "lease is not ours any more"
             logger.info("%s lease=%s", told, self._ref)

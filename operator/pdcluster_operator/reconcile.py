@@ -181,7 +181,7 @@ class Reconciler:
                 await self._kube.create(manifest)
             except KubeError as error:
                 # Told in status too; an Event is never worth another look.
-                logger.warning("event not sent cluster=%s reason=%s error=%s", view.ref, event.reason, error)
+                logger.warning("event not sent cluster=%s event=%s reason=%s", view.ref, event.reason, error)
 
     def _resync_after_s(self) -> float:
         return self._settings.resync_s * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load

@@ -110,7 +110,7 @@ class Operator:
                     return
                 logger.warning("no CRDs group=%s: install the chart with crds.enabled", PDCLUSTER.group)
             except PDClusterError as error:
-                logger.warning("API server not asked error=%s", error)
+                logger.warning("API server not asked reason=%s", error)
             await asyncio.sleep(_POLL_S)
 
     async def _watch_and_work(self, stopped: asyncio.Event) -> None:
@@ -179,7 +179,7 @@ class Operator:
             try:
                 is_new = not self._has_groups and await self._reader.serves(GROUP_SET)
             except PDClusterError as error:
-                logger.warning("API server not asked error=%s", error)
+                logger.warning("API server not asked reason=%s", error)
             else:
                 if is_new:
                     raise RuntimeError("LeaderWorkerSet is installed now: starting anew to watch it")

@@ -112,8 +112,8 @@ class TargetVerifier:
         async with self._room:
             verdict, error = await self._send(asked)
         if self._trials.get(key) is not trial:
-            return  # Nobody wants to know any more, or of later engines only.
-        logger.info("verified key=%s target=%s verdict=%s error=%s", key, asked.target, verdict.name, error or "-")
+            return  # The PDCluster is gone or has another target: the result is of no use.
+        logger.info("verified cluster=%s target=%s verdict=%s reason=%s", key, asked.target, verdict.name, error or "-")
         self._trials[key] = trial.ended(verdict, error, steady_s(), random.random())  # noqa: S311 - spreads load
         self._on_result(key)
 

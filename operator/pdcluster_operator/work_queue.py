@@ -96,14 +96,14 @@ class WorkQueue(Generic[K]):
             async with asyncio.timeout(self._limit_s):
                 wake_after_s = await self._work(key)
         except Conflict as error:
-            logger.info("reconcile out of date key=%s error=%s", key, error)
+            logger.info("reconcile out of date cluster=%s reason=%s", key, error)
             return self._failed(key, RunOutcome.CONFLICT)
         except (KubeError, TimeoutError) as error:
-            logger.warning("reconcile failed key=%s error=%s", key, error or f"not done in {self._limit_s:g} s")
+            logger.warning("reconcile failed cluster=%s reason=%s", key, error or f"not done in {self._limit_s:g} s")
             return self._failed(key, RunOutcome.FAILED, _asked_s(error))
         except Exception:
             # The top of a task: a bug in one object's reconcile must not stop those of all others.
-            logger.exception("reconcile broke key=%s", key)
+            logger.exception("reconcile broke cluster=%s", key)
             return self._failed(key, RunOutcome.FAILED)
         self._keys.finish(key, steady_s(), wake_after_s)
         return RunOutcome.DONE

@@ -188,7 +188,7 @@ def silence_s(how: int | Broken) -> float:
 
 
 @pytest.mark.parametrize("how", FAULTS)
-async def test_a_list_that_fails_is_made_again(how: int | Broken) -> None:
+async def test_a_list_that_fails_is_logged_and_made_again(how: int | Broken, caplog: pytest.LogCaptureFixture) -> None:
     api = api_with("10.0.0.1")
     api.faults.append(fault_of(how, is_list))
     async with following(api, silence_s=silence_s(how)) as it:
@@ -199,6 +199,8 @@ async def test_a_list_that_fails_is_made_again(how: int | Broken) -> None:
         first, second, *_ = it.api.asked
         assert second.at - first.at >= BACKOFF.first_s
         await until(lambda: it.discovery.is_current)
+        (line,) = caplog.messages
+        assert line.startswith("discovery is cut off from the API server")
 
 
 @pytest.mark.parametrize("how", FAULTS)

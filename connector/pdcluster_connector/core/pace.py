@@ -1,8 +1,8 @@
 """How soon a lane looks again at what it waits for: often enough to see its end at once, seldom enough to cost nothing.
 
-Neither the transport nor a device tells anybody that a write or a layer has ended, so the lane has to look, and each
-look costs a turn of the lane (70 us on a cold core). What is under way is half over after half of the time it takes:
-looking then, again and again, comes to the end in a few steps. Said of writes here; layers are awaited one by one.
+Neither the transport nor a device reports that a write or a layer has ended. So the lane has to look, and each look
+costs a turn of the lane (70 us on a cold core). It looks again after half of the time that is left: a few looks find
+the end. Said of writes here; layers are awaited one by one.
 
     in flight   200          100      50    25  12 ...  0
     looks       |-------------|-------|-----|---|-.|.|.|      the last ones a millisecond apart

@@ -39,7 +39,7 @@ _LOG: Final = logging.getLogger("vllm.pdcluster.transport")
 _DEFAULTS: Final = {
     # Mooncake's 2,048 count for all threads together; past it Mooncake refuses and leaves the peer in doubt.
     "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
-    # Mooncake's 15000 to 17000 are soon used up by sessions that were cut: no port is ever used twice (see below).
+    # Mooncake's 15000 to 17000 are soon used up by sessions that were cut: no port is used again soon (see below).
     # Up to Kubernetes' node ports; Mooncake refuses Linux's ephemeral ones.
     "MC_MIN_RPC_PORT": str(MOONCAKE_PORTS[0]),
     "MC_MAX_RPC_PORT": str(MOONCAKE_PORTS[1]),
@@ -189,11 +189,11 @@ class MooncakeTransport:
 
 
 _used_ports: Final[deque[int]] = deque(maxlen=_MAX_USED_PORTS)
-"""Ports of every engine of this process, closed ones too: a writer that was cut off may knock there again."""
+"""Ports of the last engines of this process, closed ones too: a writer that was cut off may knock there again."""
 
 
 def start_on_new_ports(start: Callable[[], E], free: Callable[[E], None]) -> E:
-    """What ``start`` gives, on ports that none before it had in this process; what comes on a used one is freed.
+    """What ``start`` gives, on ports that none of the last engines of this process had; what comes on those is freed.
 
     Mooncake picks ports at random among some thousands, and a peer's lanes connect again by themselves to write what
     they still hold (seen with 0.3.13).

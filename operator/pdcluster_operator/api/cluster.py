@@ -1,7 +1,7 @@
 """PDCluster: one model served by prefill and decode engines and the routers in front of them.
 
-Each field says its unit, bounds and default, and why that default. These models are the source of the CRD (``crd.py``):
-what they refuse by type and bounds, and what the rules refuse, the API server refuses.
+Each field says its unit, bounds and default, and why that default. These models are the source of the CRD
+(``tools/crd.py``): what they refuse by type and bounds, and what the rules refuse, the API server refuses.
 
 What cannot change is what cannot be rolled: a name that clients ask for (a request in the middle of a rollout would
 meet an engine without it), the kind of device (old and new engines could not hand over KV), and the pool's secret

@@ -240,7 +240,7 @@ def _useful_lost(fleet: Fleet, old: Workload, replicas: int) -> int:
 
 
 def _loss(fleet: Fleet, old: Workload) -> tuple[int, int]:
-    """What one instance less costs: what serves goes last, what is not even ready first."""
+    """The order for one instance less: an instance that is not ready goes first, one that serves last."""
     return _useful_lost(fleet, old, old.replicas - 1), old.staying - min(old.ready, old.replicas - 1)
 
 

@@ -2,8 +2,7 @@
 
 Wishes come from two scalers that know nothing of each other. Bounds are the ratio prefill : decode and each role's own
 maximum; of a role that runs there is at least one. The role that lacks is raised; the other is lowered only where the
-maximum forbids to raise. What comes out satisfies all bounds and comes out again when it is put in, so nothing is ever
-fought.
+maximum forbids to raise. The result meets all bounds. Applied to itself it does not change: no scaler is ever fought.
 
     wish 1P8D, ratio 1:4 to 1:1               → 2P8D   (prefill lacks)
     wish 1P8D, the same, at most 1 prefill    → 1P4D   (it cannot be raised)

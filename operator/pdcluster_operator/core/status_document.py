@@ -1,6 +1,6 @@
 """A PDCluster's status as JSON, and back; and a Kubernetes Event as JSON, which ``kubectl describe`` shows.
 
-What was written reads as what was meant: tested.
+A status that was written is read as the same status; a test holds it.
 
 Counts that status does not carry (``least``) are not read back: they are never compared.
 """

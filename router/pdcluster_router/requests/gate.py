@@ -1,7 +1,7 @@
 """The way in: a request enters at once, waits for room, or is told when to come back: ``core/admission.py`` decides.
 
-Who enters at once pays one addition. For all that wait there is one timer, set to the earliest deadline; who enters
-from the queue is started from the event loop, not from within the request that made room.
+A request that enters at once costs one addition. One timer, set to the earliest deadline, serves all that wait. A
+request from the queue is started by the event loop, not from within the request that made room.
 """
 
 from __future__ import annotations

@@ -371,4 +371,4 @@ class PrefillLeg:
 
 
 def _end_unheard(failure: str | None, blame: Blame) -> None:
-    """Whose order it was has closed the leg."""
+    """The leg's owner has closed it: there is nothing to report."""

@@ -1,4 +1,4 @@
-"""Verifies a revision: one real request through one pair of it, which no KV survives but what prefill computed.
+"""Verifies a revision: a real request through one pair of it, where only KV that prefill computed and pushed counts.
 
 The request takes a client's own way (``Exchange``), on other terms: this pair and no other, one attempt, decode may not
 recompute, and its answer carries a receipt. What counts as proof is decided in ``core/verification.py``.

@@ -1,8 +1,8 @@
 """What runs the engines of one (role, revision, template): a Deployment, or a LeaderWorkerSet over several nodes.
 
 A workload's template never changes, for its hash is part of the workload's name: Kubernetes never rolls it, the planner
-moves replicas from one workload to the next. What somebody else sets in one by hand is set back and told, what is taken
-away is put back. Kubernetes rolls either within the devices there are: no surge, one at a time.
+moves replicas from one workload to the next. The operator resets a field that someone else sets or removes, and says so
+in an Event. Kubernetes rolls either within the devices there are: no surge, one at a time.
 
 Source of truth for groups: ``leaderworkerset.x-k8s.io/v1`` (LWS 0.6 to 1.0), ``api/leaderworkerset/v1``.
 """

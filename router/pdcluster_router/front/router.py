@@ -24,6 +24,7 @@ from pdcluster_router.engines.models import Models
 from pdcluster_router.front.access import Access
 from pdcluster_router.front.clients import Clients, default_max_connections
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
+from pdcluster_router.http.turns import FREE_BYTES, Rows
 from pdcluster_router.requests.exchange import Exchange
 from pdcluster_router.requests.gate import Gate
 from pdcluster_router.requests.request import ClientRequest
@@ -76,11 +77,21 @@ class Router:
         """For requests whose answer has not begun."""
         self.clients = Clients(settings.max_connections or default_max_connections())
         self.is_draining = False
+        self._rows = Rows(self._take, asyncio.get_running_loop().call_soon)
         self._stream_timeouts = _timeouts_in(settings, settings.first_byte_timeout_s)
         self._plain_timeouts = _timeouts_in(settings, settings.whole_answer_timeout_s)
 
     def dispatch(self, cycle: HotCycle) -> None:
-        """The request is answered, or on its way. It has arrived whole, and it is its turn."""
+        """The request is answered, or on its way, in this turn of the loop or a later one.
+
+        It has arrived whole, and it is its turn on its connection.
+        """
+        if cycle.num_body_bytes > FREE_BYTES:
+            self._rows.enter(cycle)
+        else:
+            self._take(cycle)
+
+    def _take(self, cycle: HotCycle) -> None:
         try:
             if cycle.path in OPENAI_PATHS:
                 self._take_request(cycle)

@@ -98,7 +98,9 @@ class Call:
         if self.connection is not None:
             self.connection.abort()
         elif self._cancel_connect is not None:
-            self._cancel_connect()
+            # Forgotten: what is cancelled keeps its last frame, which knows us, and the body would wait for gc.
+            cancel, self._cancel_connect = self._cancel_connect, None
+            cancel()
 
     def pause(self) -> None:
         """No more of the response is read until ``resume``."""

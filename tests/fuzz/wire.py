@@ -1,4 +1,4 @@
-"""``PYTHONPATH=tests python -m fuzz.wire --inputs 1000000``: raw bytes to a real router process, under limits.
+"""``PYTHONPATH=.:tests python -m fuzz.wire --inputs 1000000 --report FILE``: raw bytes to a real router, under limits.
 
 The router is started as a user does, before fake engines in a process of their own. Each input has a connection of its
 own. It ends with status 1 and says why if the router ends, answers 500, 502 or 504, answers more often than it was
@@ -16,12 +16,14 @@ import json
 import os
 import random
 import re
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -202,8 +204,16 @@ class Outcome:
     """``problems``: none if all held."""
 
     text: str
-    num_answers: int
+    seconds: float
+    growth_bytes: int
+    stall: tuple[float, float]
+    """Of the longest turn of the router's loop: seconds of CPU, and wall seconds."""
+    statuses: Counter[int]
     problems: list[str]
+
+    @property
+    def num_answers(self) -> int:
+        return sum(self.statuses.values())
 
 
 def fuzz(num_inputs: int, seed: int) -> Outcome:
@@ -226,7 +236,8 @@ def fuzz(num_inputs: int, seed: int) -> Outcome:
             run.problems += uvloop.run(problems_after(run))
         run.problems += tracebacks_in(log.read_text())[:1]
     run.problems += limits_passed(growth, stall[0])
-    return Outcome(_told(run, began, growth, stall), sum(run.statuses.values()), run.problems)
+    text = _told(run, began, growth, stall)
+    return Outcome(text, time.monotonic() - began, growth, stall, run.statuses, run.problems)
 
 
 def _told(run: Run, began: float, growth_bytes: int, stall: tuple[float, float]) -> str:
@@ -252,16 +263,54 @@ def limits_passed(growth_bytes: int, stall_s: float) -> list[str]:
     return found
 
 
+def report_of(outcome: Outcome, num_inputs: int, seed: int) -> str:
+    """The page of one run."""
+    found = "\n".join(f"- {problem}" for problem in outcome.problems) or "None."
+    rows = "\n".join(f"| {status} | {num:,} |" for status, num in sorted(outcome.statuses.items()))
+    return f"""# Raw bytes to a router process
+
+Written by `PYTHONPATH=.:tests .venv/bin/python -m fuzz.wire --inputs {num_inputs} --seed {seed} --report FILE`, on \
+{datetime.now(UTC):%Y-%m-%d}, commit {_commit()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}.
+
+Each input has a connection of its own, {NUM_CALLERS} at a time: requests of all forms, spoiled ones, other protocols, \
+noise, and one body of 8 MiB in {INPUTS_PER_LARGE:,} that is made to be slow. Some clients cut the connection. The \
+router runs as a user starts it, with fake engines in a process of their own.
+
+| What | Measured | Allowed |
+|---|---|---|
+| inputs | {num_inputs:,} in {outcome.seconds:.0f} s | - |
+| growth of the router's memory, most | {outcome.growth_bytes / MB:.1f} MiB | {MAX_GROWTH_BYTES / MB:.0f} MiB |
+| longest turn of its loop, CPU | {outcome.stall[0] * 1e3:.1f} ms | {MAX_STALL_S * 1e3:.0f} ms |
+| the same, wall, with all else that this machine did | {outcome.stall[1] * 1e3:.0f} ms | - |
+
+| Status | Answers |
+|---|---|
+{rows}
+
+## Problems
+{found}
+"""
+
+
+def _commit() -> str:
+    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True).stdout[
+        :8
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="fuzz.wire", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--inputs", type=int, default=1_000_000, help="inputs in all (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write what came of it there, in Markdown")
     parser.add_argument("--engines", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.engines:
         uvloop.run(serve(ToughEngines()))
     outcome = fuzz(given.inputs, given.seed)
     print(outcome.text, *outcome.problems, sep="\n")
+    if given.report is not None:
+        given.report.write_text(report_of(outcome, given.inputs, given.seed))
     return 1 if outcome.problems else 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fuzz.raw import Input
-from fuzz.wire import MAX_GROWTH_BYTES, MAX_STALL_S, Run, fuzz, limits_passed, tracebacks_in
+from fuzz.wire import MAX_GROWTH_BYTES, MAX_STALL_S, Outcome, Run, fuzz, limits_passed, report_of, tracebacks_in
 
 NUM_INPUTS = 4_000
 
@@ -40,3 +40,11 @@ def test_the_fuzzer_finds_growth_a_stall_and_a_traceback() -> None:
     assert tracebacks_in(log) == [
         "ERROR uvicorn\nTraceback (most recent call last):\n  File x\n    code\nValueError: y"
     ]
+
+
+def test_the_page_of_a_run_says_what_it_was_what_came_and_what_was_wrong() -> None:
+    outcome = Outcome("text", 12.3, 5 << 20, (0.0123, 0.4), Counter({400: 1234, 200: 5}), ["answered [500]"])
+    page = report_of(outcome, 2_000, seed=7)
+    for line in ("--inputs 2000 --seed 7", "2,000 in 12 s", "| 5.0 MiB |", "| 12.3 ms |", "- answered [500]"):
+        assert line in page
+    assert page.index("| 200 | 5 |") < page.index("| 400 | 1,234 |")

@@ -15,7 +15,7 @@ import random
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +59,7 @@ class Member:
     spec: EngineSpec
     port: int
     proxy: FaultProxy | None = None
+    num_ranks: int = 1
     handle: EngineHandle | None = None
     lives: int = 0
     internal_port: int = 0
@@ -210,12 +211,19 @@ def started_at(pid: int) -> str:
         return ""
 
 
-def stable_ports(count: int, rng: random.Random) -> list[int]:
-    """So many ports that nobody listens on, and that no outgoing connection will take."""
-    ports: list[int] = []
-    while len(ports) < count:
-        port = rng.choice(_STABLE_PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            ports += [port] if port not in ports else []
-    return ports
+def stable_ports(lengths: Sequence[int], rng: random.Random) -> list[range]:
+    """For each length a run of so many ports on which no process listens, and that no outgoing connection will take."""
+    runs: list[range] = []
+    while len(runs) < len(lengths):
+        first = rng.choice(_STABLE_PORTS)
+        run = range(first, first + lengths[len(runs)])
+        if not any(set(run) & set(taken) for taken in runs) and all(map(_is_free, run)):
+            runs.append(run)
+    return runs
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False

@@ -23,9 +23,9 @@ from campaign.build import CONNECTOR, Setup
 from campaign.cluster import started_at
 from campaign.report import markdown, summary_line
 from campaign.run import Options, Record, run
-from integration.harness import harness_env
+from integration.harness import harness_env, zygote_modules
 from integration.processes import is_port_free, is_running
-from pdcluster_cli.engines import SCRATCH, LocalDevice, preload_modules
+from pdcluster_cli.engines import SCRATCH
 from pdcluster_cli.tiny_model import ensure_tiny_model
 from pdcluster_cli.zygote import Zygote
 from pdcluster_protocol.params import ContentCheck
@@ -35,8 +35,8 @@ Start: TypeAlias = Callable[[Path], AbstractContextManager[Zygote]]
 
 
 def own_zygote(log_path: Path) -> Zygote:
-    """It imports vLLM first."""
-    return Zygote(preload_modules(LocalDevice.CPU), env=harness_env(), log_path=log_path, scratch=SCRATCH)
+    """That of the tests: it imports vLLM first, and ranks of one engine wait for each other without a core each."""
+    return Zygote(zygote_modules(), env=harness_env(), log_path=log_path, scratch=SCRATCH)
 
 
 def main(arguments: Sequence[str], start: Start = own_zygote) -> int:
@@ -45,7 +45,10 @@ def main(arguments: Sequence[str], start: Start = own_zygote) -> int:
     options = Options(given.requests, given.seed, given.concurrency, given.rate, given.every)
     command = "python -m tests.campaign " + " ".join(arguments)
     folder: Path = given.logs or Path(tempfile.mkdtemp(prefix="pdcluster-campaign-"))
-    setup = Setup(ensure_tiny_model(), folder, options.seed, given.connector, ContentCheck(given.content_check))
+    setup = Setup(
+        ensure_tiny_model(), folder, options.seed, given.connector, ContentCheck(given.content_check),
+        given.prefill_tp, given.decode_tp,
+    )  # fmt: skip
     record = _run_in(setup, options, start)
     report = markdown(record, command, time.monotonic() - record.began_at)
     print(report)
@@ -87,4 +90,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--connector", default=CONNECTOR, help=f"module:class that prefill engines load (default: {CONNECTOR})")
     checks, check = [check.value for check in ContentCheck], ContentCheck.SAMPLED.value
     add("--content-check", choices=checks, default=check, help=f"what decode engines compare (default: {check})")
+    add("--prefill-tp", type=int, default=1, help="ranks of each prefill engine (default: 1)")
+    add("--decode-tp", type=int, default=1, help="ranks of each decode engine (default: 1)")
     return parser

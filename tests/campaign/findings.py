@@ -42,7 +42,14 @@ class EngineState:
     """Of its KV blocks, in [0, 1]."""
     num_running: float = 0.0
     num_waiting: float = 0.0
+    left: tuple[Mapping[str, int], ...] = ()
+    """What each rank still has for requests, by what it is: see ``leftovers.py``."""
     problem: str = ""
+
+    @property
+    def num_left(self) -> int:
+        """Of everything, on all ranks."""
+        return sum(count for rank in self.left for count in rank.values())
 
 
 @dataclass(slots=True)
@@ -69,6 +76,7 @@ class Findings:
             "unclear ends": ends[End.UNCLEAR],
             "not answered after the faults": sum(ended.verdict.end is not End.OK for ended in self.afterwards),
             "engines with leaked blocks": len(leaks(self.at_start, self.at_end)),
+            "left on ranks": sum(state.num_left for state in self.at_end.values()),
             "deaths not injected": len(self.deaths),
             "orphan processes": len(self.orphans),
             "ports still open": len(self.ports_left),

@@ -7,10 +7,10 @@ that prefix caches on either side are hit. Each is asked for one token, for a fe
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from integration.harness import complete
 
@@ -51,14 +51,38 @@ def make_questions() -> tuple[Question, ...]:
 
 
 def ask_single_engine(url: str, questions: Sequence[Question]) -> dict[Question, Answer]:
-    """The answers of the engine at ``url``. Waits for all."""
+    """The answers of the engine at ``url``. Waits for all.
+
+    Never asks for logprobs: vLLM compiles what they need with a C++ compiler, which an engine in a pod does not have.
+    """
+    return {question: _answer_in(reply) for question, reply in _ask_all(url, questions)}
+
+
+def ask_for_clear_answers(url: str, questions: Sequence[Question], rounding: float) -> dict[Question, Answer]:
+    """As ``ask_single_engine``, without the questions that another engine may answer otherwise.
+
+    Those have a token that was chosen by less than ``rounding``, a difference of logprobs.
+    """
+    asked = list(_ask_all(url, questions, logprobs=2, return_tokens_as_token_ids=True))
+    margins = {question: margin_of(reply["choices"][0]["logprobs"]["top_logprobs"]) for question, reply in asked}
+    return {question: _answer_in(reply) for question, reply in asked if margins[question] >= rounding}
+
+
+def _ask_all(url: str, questions: Sequence[Question], **body: Any) -> Iterator[tuple[Question, dict[str, Any]]]:
     with ThreadPoolExecutor(8, thread_name_prefix="expected") as threads:
-        return dict(zip(questions, threads.map(lambda question: _ask(url, question), questions), strict=True))
+        asked = threads.map(lambda one: complete(url, one.prompt, one.max_tokens, **body).reply, questions)
+        yield from zip(questions, asked, strict=True)
 
 
-def _ask(url: str, question: Question) -> Answer:
-    answer = complete(url, question.prompt, question.max_tokens)
-    return Answer(answer.token_ids, answer.text, answer.reply["choices"][0]["finish_reason"])
+def _answer_in(reply: dict[str, Any]) -> Answer:
+    choice = reply["choices"][0]
+    return Answer(tuple(choice["token_ids"]), choice["text"], choice["finish_reason"])
+
+
+def margin_of(steps: Sequence[Mapping[str, float]]) -> float:
+    """By how much the best token was ahead of the second best, where it was closest."""
+    ordered = [sorted(step.values(), reverse=True) for step in steps]
+    return min(best - second for best, second, *_ in ordered)
 
 
 def _tokens(rng: random.Random, length: int) -> tuple[int, ...]:

@@ -31,8 +31,8 @@ def markdown(record: Record, command: str, seconds: float) -> str:
     parts = [
         f"# Fault campaign: {'good' if record.findings.is_good else 'NOT GOOD'}",
         f"```console\n$ {command}\n```",
-        f"{record.options.num_requests} requests, seed {record.options.seed}, {seconds:.0f} s. The schedule is seeded; "
-        "how threads and processes meet it is the machine's.",
+        f"{record.options.num_requests} requests, {record.num_questions} questions, seed {record.options.seed}, "
+        f"{seconds:.0f} s. The schedule is seeded; how threads and processes meet it is the machine's.",
         _table("What must be zero", ("", "count"), record.findings.zeros().items()),
         _table("How requests ended", ("end", "count"), _ends(record.findings.requests).items()),
         _latency(record.findings.requests),
@@ -52,6 +52,7 @@ def _numbers(record: Record) -> dict[str, object]:
     return {
         "seed": record.options.seed,
         "requests": len(record.findings.requests),
+        "questions": record.num_questions,
         "ends": _ends(record.findings.requests),
         "zeros": record.findings.zeros(),
         "errors": dict(_codes(record.findings.requests)),

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Final
@@ -22,8 +22,9 @@ from campaign.client import Order
 from campaign.cluster import START_TIMEOUT_S, CannotStart, Cluster, Member
 from campaign.findings import Ended, EngineState, Findings
 from campaign.injector import Injected, Injector, faults_around, shown
+from campaign.leftovers import ask_ranks
 from campaign.load import Load
-from campaign.questions import Answer, Question, ask_single_engine, make_questions
+from campaign.questions import Answer, Question, ask_for_clear_answers, ask_single_engine, make_questions
 from campaign.schedule import Fault, Site, make_faults, make_orders
 from integration.harness import HttpError, metric
 from pdcluster_cli.local.pool import PoolProcess, wait_ready
@@ -57,6 +58,8 @@ class Record:
     preemptions: dict[tuple[str, int], float] = field(default_factory=dict)
     """Engine and life to how often it preempted."""
     lives: dict[str, int] = field(default_factory=dict)
+    num_questions: int = 0
+    """Those whose answers are clear enough for these engines."""
     pids: set[tuple[int, str]] = field(default_factory=set)
     ports: tuple[int, ...] = ()
     began_at: float = field(default_factory=time.monotonic)
@@ -87,9 +90,16 @@ def _expected(setup: Setup, zygote: Zygote, port: int) -> dict[Question, Answer]
     try:
         single = [PoolProcess(engine.spec.name, port, engine)]
         wait_ready(single, single, lambda _: None, deadline=time.monotonic() + START_TIMEOUT_S)
-        return ask_single_engine(f"http://127.0.0.1:{port}", make_questions())
+        return expected_of(f"http://127.0.0.1:{port}", setup)
     finally:
         engine.stop(5.0)
+
+
+def expected_of(url: str, setup: Setup) -> dict[Question, Answer]:
+    """What the single engine at ``url`` says. Logprobs only where ranks round otherwise than it does."""
+    if not setup.rounding:
+        return ask_single_engine(url, make_questions())
+    return ask_for_clear_answers(url, make_questions(), setup.rounding)
 
 
 async def _campaign(
@@ -100,10 +110,11 @@ async def _campaign(
     record.findings.at_start = await _states(cluster)
     injector = Injector(cluster, built.metaserver, setup.storm_file)
     load = Load(cluster.router, expected, f"campaign-{record.options.seed}")
+    record.num_questions = len(expected)
     try:
         async with asyncio.TaskGroup() as watchers:
             watching = [watchers.create_task(cluster.watch()), watchers.create_task(_sample(record, cluster))]
-            await load.run(*_plan(record.options), injector.inject)
+            await load.run(*_plan(record.options, tuple(expected)), injector.inject)
             await asyncio.sleep(_CALM_S)
             await _ask_afterwards(record.findings, cluster, expected)
             record.findings.at_end = await _settled(cluster, record.findings.at_start)
@@ -114,8 +125,8 @@ async def _campaign(
         record.findings.requests = _explained(load.ended, injector.log, setup, record.began_at)
 
 
-def _plan(options: Options) -> tuple[tuple[Order, ...], int, tuple[Fault, ...]]:
-    orders = make_orders(options.seed, options.num_requests, make_questions(), rate=options.rate)
+def _plan(options: Options, questions: Sequence[Question]) -> tuple[tuple[Order, ...], int, tuple[Fault, ...]]:
+    orders = make_orders(options.seed, options.num_requests, questions, rate=options.rate)
     return orders, options.concurrency, make_faults(options.seed, options.num_requests, every=options.every)
 
 
@@ -152,6 +163,7 @@ def _state(member: Member) -> EngineState:
             used_share=metric(member.url, "vllm:kv_cache_usage_perc"),
             num_running=metric(member.url, "vllm:num_requests_running"),
             num_waiting=metric(member.url, "vllm:num_requests_waiting"),
+            left=ask_ranks(member.url),
         )
     except (OSError, HTTPException, HttpError, KeyError) as error:
         return EngineState(problem=f"{type(error).__name__} {error}")

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ def zygote(tmp_path: Path) -> Iterator[Zygote]:
 
 @pytest.fixture
 def member(tmp_path: Path) -> Member:
-    port, outside = stable_ports(2, random.Random())
+    (port,), (outside,) = stable_ports([1, 1], random.Random())
     spec = EngineSpec("decode-2", "healthy", (str(port),), {}, tmp_path / "decode-2.log")
     return Member("decode-2", Site.DECODE, spec, port, FaultProxy(outside, port, random.Random(1)))
 
@@ -108,6 +109,19 @@ async def test_outages_are_known_by_time(zygote: Zygote, member: Member) -> None
     member.out_since = 40.0
     assert member.was_out(35.0, 41.0)
     assert not member.was_out(35.0, 39.0)
+
+
+def test_ports_come_in_runs_of_which_none_meets_another_or_a_process_that_listens() -> None:
+    """With one draw in ten that meets what is taken."""
+    with socket.socket() as taken:
+        (first,) = stable_ports([1], random.Random(5))
+        taken.bind(("127.0.0.1", first[0]))
+        lengths = [1, 2, 4] * 40
+        runs = stable_ports(lengths, random.Random(5))
+    assert list(map(len, runs)) == lengths
+    ports = [port for run in runs for port in run]
+    assert len(ports) == len(set(ports))
+    assert first[0] not in ports
 
 
 def test_a_process_that_still_runs_is_an_orphan_and_one_with_its_old_id_is_not() -> None:

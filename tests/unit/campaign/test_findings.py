@@ -67,6 +67,14 @@ def test_an_engine_that_is_not_as_it_was_has_leaked(after: EngineState) -> None:
     assert not findings.is_good
 
 
+def test_what_a_rank_still_has_is_counted_also_if_it_had_it_at_the_start() -> None:
+    findings = good()
+    left = EngineState(left=({"pushes": 0, "writes": 0}, {"pushes": 2, "writes": 1}))
+    findings.at_start = findings.at_end = {"prefill-0": left}
+    assert findings.zeros()["left on ranks"] == 3
+    assert not findings.is_good
+
+
 def test_an_engine_that_nobody_looked_at_has_leaked() -> None:
     assert leaks({"prefill-0": IDLE}, {}) != []
 

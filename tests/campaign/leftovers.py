@@ -1,0 +1,61 @@
+"""What a rank still has for requests: nothing, when every request has ended. A vLLM worker extension and its asker.
+
+Counts what belongs to the rank. Blocks belong to the scheduler: vLLM's own metric shows those that are in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from integration.harness import post_json
+
+LEFTOVERS: Final = "campaign.leftovers.Leftovers"
+"""For ``--worker-extension-cls``."""
+_ASK_S: Final = 10.0
+
+
+def ask_ranks(url: str) -> tuple[Mapping[str, int], ...]:
+    """The leftovers of each rank of the engine at ``url``, ascending."""
+    results: list[dict[str, int]] = post_json(f"{url}/collective_rpc", {"method": "leftovers"}, timeout_s=_ASK_S)[
+        "results"
+    ]
+    return tuple(results)
+
+
+class Leftovers:
+    """Joins vLLM's worker class."""
+
+    def leftovers(self) -> dict[str, int]:
+        """Counts by what is left."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group  # only a worker has vLLM
+
+        connector = get_kv_transfer_group()
+        prefill, decode = connector._prefill_rank, connector._decode_rank
+        return of_prefill(prefill.worker) if prefill else of_decode(decode.worker)
+
+
+def of_prefill(worker: Any) -> dict[str, int]:
+    """Of a prefill rank: source blocks that vLLM must not free, pushes and writes of its lanes, staging memory."""
+    lanes = worker._known_lanes()
+    writes = [lane._out._writes for lane in lanes if lane._out._writes is not None]
+    staging = worker._parts.staging
+    return {
+        "requests whose blocks are held": len(worker._holds._holds) + len(worker._unread),
+        "requests known": len(worker._sending),
+        "pushes": sum(len(lane._book) for lane in lanes),
+        "writes": sum(queue._num_writes_in_flight for queue in writes),
+        "rooms in staging memory": 0 if staging is None or staging.is_idle else 1,
+    }
+
+
+def of_decode(receiver: Any) -> dict[str, int]:
+    """Of a decode rank: reservations that wait, and what it remembers of them."""
+    reception = receiver._reception
+    return {
+        "reservations": reception.num_waiting,
+        "requests known": len(reception._by_request) + len(receiver._expected_at),
+        "prefill ranks that wait for a reservation": sum(map(len, reception._parked.values())),
+        "contents to compare": len(receiver._digests._wanted),
+        "results not told": len(receiver._results) + len(receiver._losses),
+    }

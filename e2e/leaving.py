@@ -27,6 +27,7 @@ GIVEN_BACK_S: Final = 45.0
 """A lease, a quarantine and a hold, one after the other, take 11; what only a request's deadline gives back takes
 minutes."""
 _LOOK_S: Final = 0.5
+_BEGUN_S: Final = 0.1
 _ASK_S: Final = 5.0
 _LAST_LOOK_S: Final = 30.0
 """A look that is under way when the pod is gone: to connect, to hear the head, to hear the rest, 5 s each at most."""
@@ -48,7 +49,7 @@ class Leaving:
     def __init__(self, pool: Subject) -> None:
         self._pool = pool
         staying = [pod for role in Role for pod in pool.pods(role)]
-        engines = {name_of(pod): f"http://{pod['status']['podIP']}:{PORT}" for pod in staying}
+        engines = {name_of(pod): url_of(pod) for pod in staying}
         self._threads = ThreadPoolExecutor(len(engines), thread_name_prefix="leaving")
         self._gone = {name: threading.Event() for name in engines}
         self._idle = {name: self._threads.submit(watch_idle, url, self._gone[name]) for name, url in engines.items()}
@@ -142,8 +143,33 @@ def wait_idle(pool: Subject) -> None:
 def busy(pool: Subject, ask: Callable[[str], Work | None] = look) -> dict[str, str]:
     """What ready engines have to do, by name. One that does not answer may have. ``ask``: by URL."""
     ready = [pod for role in Role for pod in pool.pods(role) if is_ready(pod)]
-    told = {name_of(pod): ask(f"http://{pod['status']['podIP']}:{PORT}") for pod in ready}
+    told = {name_of(pod): ask(url_of(pod)) for pod in ready}
     return {name: str(work or "no answer") for name, work in told.items() if work is None or not work.is_none}
+
+
+def wait_begun(
+    pool: Subject, role: Role, answers: int, limit_s: float, ask: Callable[[str], Work | None] = look
+) -> str:
+    """The name of the first engine of ``role`` that is seen with so many answers that have begun: vLLM counts a request
+    of a decode engine as running from the step that gives its first token. Looks often, and does not ask the cluster in
+    between, for an answer takes less than a second. ``ask``: by URL.
+
+    Raises:
+        TimeoutError: No engine is seen with so many within ``limit_s``.
+    """
+    engines = {name_of(pod): url_of(pod) for pod in pool.pods(role)}
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        for name, url in engines.items():
+            work = ask(url)
+            if work is not None and work.num_running >= answers:
+                return name
+        time.sleep(_BEGUN_S)
+    raise TimeoutError(f"no {role.value} engine was seen with {answers} answers under way within {limit_s:.0f} s")
+
+
+def url_of(pod: Object) -> str:
+    return f"http://{pod['status']['podIP']}:{PORT}"
 
 
 def is_ready(pod: Object) -> bool:

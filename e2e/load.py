@@ -17,6 +17,9 @@ from campaign.questions import Answer, Question
 
 CLIENTS: Final = 4
 CROWD: Final = 8
+_CROWD_WHOLE_EVERY: Final = 4
+ONE_IS_A_STREAM: Final = CROWD // _CROWD_WHOLE_EVERY + 1
+"""Of so many answers of a crowd at the same time one is a stream: each client takes either whole answers or streams."""
 GIVE_UP_S: Final = 120.0
 """Far above what the slowest answer takes here: nobody hangs by accident."""
 PAUSE_S: Final = 0.25
@@ -48,7 +51,7 @@ class Place:
 
 def crowd(place: Place, expected: Mapping[Question, Answer]) -> Load:
     """Many clients without rest, so that whoever is killed has work in its hands. Three of four answers are streams."""
-    return Load(place, expected, clients=CROWD, pause_s=0.0, whole_every=4)
+    return Load(place, expected, clients=CROWD, pause_s=0.0, whole_every=_CROWD_WHOLE_EVERY)
 
 
 class Load:
@@ -94,6 +97,10 @@ class Load:
         """The opposite."""
         self._router_lost.clear()
 
+    def is_stream(self, turn: int) -> bool:
+        """Whether the answer to this turn's question comes as a stream."""
+        return turn % self._whole_every != 0
+
     def wait_for(self, more: int, limit_s: float) -> None:
         """So many requests more have ended well.
 
@@ -124,7 +131,7 @@ class Load:
 
     async def _ask(self, request_id: str, turn: int) -> None:
         question, expected = self._expected[turn * 7 % len(self._expected)]
-        order = Order(turn, question, is_stream=turn % self._whole_every != 0)
+        order = Order(turn, question, is_stream=self.is_stream(turn))
         began_at, was_lost = time.monotonic(), self._router_lost.is_set()
         observed = await ask(self._place.port, order, request_id, give_up_s=GIVE_UP_S, host=self._place.host)
         is_lost = was_lost or self._router_lost.is_set()

@@ -87,7 +87,11 @@ class Subject:
 
     def kill_one(self, role: Role) -> None:
         """The first engine of this role is killed."""
-        self.cluster.kill(self.namespace, name_of(self.pods(role)[0]), ENGINE)
+        self.kill(name_of(self.pods(role)[0]))
+
+    def kill(self, pod: str) -> None:
+        """This engine is killed."""
+        self.cluster.kill(self.namespace, pod, ENGINE)
 
     def wait_whole(self, role: Role, before: set[str]) -> None:
         """Another life has come in the place of one of those that served ``before``, and the pool is Ready."""

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from e2e.cluster import Cluster
-from e2e.leaving import IDLE_S, SOON_S, Departure, LastIdleness, busy, hasty, late
+from e2e.leaving import IDLE_S, SOON_S, Departure, LastIdleness, busy, hasty, late, wait_begun
 from e2e.subject import Subject
 
+from patience import PATIENCE_S
 from pdcluster_cli.idleness import Work
 from pdcluster_protocol.labels import Role
 
@@ -52,6 +53,38 @@ def test_who_goes_with_something_to_do_is_hasty_and_who_is_not_left_alone_is_lat
     )
     assert hasty([well, early, slow]) == [early]
     assert late([well, early, slow]) == [slow]
+
+
+@dataclass(frozen=True, slots=True)
+class TwoDecodeEngines(Subject):
+    def pods(self, role: Role) -> list[dict[str, Any]]:
+        assert role is Role.DECODE
+        return [{"metadata": {"name": name}, "status": {"podIP": f"192.0.2.{name[1]}"}} for name in ("d1", "d2")]
+
+
+def test_an_engine_is_chosen_when_it_is_seen_with_enough_answers_that_have_begun() -> None:
+    """First nothing has begun, and requests wait; then one engine does not answer; the second has enough before the
+    first."""
+    told = [
+        *(Work(0, 8, 0.5, 7), Work(2, 6, 0.5, 7)),
+        *(None, Work(2, 0, 0.5, 9)),
+        *(Work(2, 0, 0.5, 9), Work(3, 0, 0.5, 9)),
+    ]
+    asked: list[str] = []
+
+    def ask(url: str) -> Work | None:
+        asked.append(url)
+        return told[len(asked) - 1]
+
+    two = TwoDecodeEngines(Cluster("kubectl", Path("nowhere")), "tiny")
+    assert wait_begun(two, Role.DECODE, 3, PATIENCE_S, ask) == "d2"
+    assert asked == ["http://192.0.2.1:8000", "http://192.0.2.2:8000"] * 3
+
+
+def test_to_wait_for_answers_that_do_not_begin_ends() -> None:
+    two = TwoDecodeEngines(Cluster("kubectl", Path("nowhere")), "tiny")
+    with pytest.raises(TimeoutError, match="no decode engine was seen with 3 answers under way within 0 s"):
+        wait_begun(two, Role.DECODE, 3, 0.0, lambda _: Work(2, 9, 0.5, 7))
 
 
 Look = tuple[float, Work | None, float]

@@ -105,9 +105,14 @@ class Setup:
         return self.prefill_tp if role is PoolRole.PREFILL else self.decode_tp
 
     @property
+    def split(self) -> tuple[Site, ...]:
+        """The sites whose engines have several ranks."""
+        return tuple(Site(role.value) for role in (PoolRole.PREFILL, PoolRole.DECODE) if self.tp_of(role) > 1)
+
+    @property
     def rounding(self) -> float:
         """How far the logprobs of a split engine may be from those of the single one."""
-        return TP_ROUNDING if max(self.prefill_tp, self.decode_tp) > 1 else 0.0
+        return TP_ROUNDING if self.split else 0.0
 
     def single_engine(self, port: int) -> EngineSpec:
         """The engine whose answers are right."""

@@ -23,7 +23,7 @@ from typing import Final
 
 from campaign.proxy import FaultProxy
 from campaign.schedule import Site
-from integration.processes import descendants
+from integration.processes import descendants, is_running
 from pdcluster_cli.last_words import last_lines
 from pdcluster_cli.local.options import DEFAULT_START_TIMEOUT_S
 from pdcluster_cli.waiting import is_healthy
@@ -89,14 +89,12 @@ class Member:
             self.outages.append((self.out_since, time.monotonic()))
             self.out_since = None
 
-    def signal(self, number: signal.Signals, *, core_only: bool = False) -> None:
-        """All its processes, or those below the main one, have got the signal."""
+    def pids(self, *, core_only: bool = False) -> set[int]:
+        """All its processes, or those below the main one."""
         if self.handle is None or not self.is_running:
-            return
+            return set()
         main = self.handle.pid
-        for pid in descendants(main) | (set() if core_only else {main}):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+        return descendants(main) | (set() if core_only else {main})
 
 
 class Cluster:
@@ -132,27 +130,32 @@ class Cluster:
         for member in members:
             member.is_back()
 
-    async def kill(self, member: Member, *, core_only: bool, down_s: float) -> None:
-        """It has got SIGKILL, was away for at least ``down_s``, and serves again, on the same ports."""
+    async def kill(self, member: Member, pids: set[int], *, down_s: float) -> int:
+        """``pids``, of the member's, got SIGKILL; it was away for at least ``down_s`` and serves again, on the same
+        ports. Returns how many of them are seen to have ended."""
         member.out_since = time.monotonic()
         self._remember_processes()
-        member.signal(signal.SIGKILL, core_only=core_only)
-        if not core_only and member.proxy:
+        whole = member.pids()
+        send(signal.SIGKILL, pids)
+        if member.handle and member.handle.pid in pids and member.proxy:
             await member.proxy.stop_listening()
-        await self._wait_gone(member)
+        await _until_gone(pids)
+        num_ended = sum(not is_running(pid) for pid in pids)
+        await self._wait_gone(member, whole)
         if member.proxy:
             await member.proxy.stop_listening()
         await asyncio.sleep(down_s)
         await self.start(member)
+        return num_ended
 
     @asynccontextmanager
-    async def stopped(self, member: Member, *, core_only: bool) -> AsyncIterator[None]:
-        """Its processes do nothing within the ``with``."""
-        member.signal(signal.SIGSTOP, core_only=core_only)
+    async def stopped(self, pids: set[int]) -> AsyncIterator[None]:
+        """These processes do nothing within the ``with``."""
+        send(signal.SIGSTOP, pids)
         try:
             yield
         finally:
-            member.signal(signal.SIGCONT)
+            send(signal.SIGCONT, pids)
 
     async def watch(self) -> None:
         """Write down every end that we did not ask for, and start that member again. Runs until cancelled."""
@@ -190,17 +193,35 @@ class Cluster:
         if member.proxy:
             await member.proxy.listen()
 
-    async def _wait_gone(self, member: Member) -> None:
-        """The whole member has ended; an API server without its core is given some seconds to notice."""
+    async def _wait_gone(self, member: Member, whole: set[int]) -> None:
+        """The whole member has ended; an API server without its core is given some seconds to notice, and then the
+        ranks that outlive it, as a pod's end would."""
         handle, deadline = member.handle, time.monotonic() + _EXIT_S
         assert handle is not None
         while handle.wait(0) is None:
             if time.monotonic() > deadline:
                 handle.signal(signal.SIGKILL)
             await asyncio.sleep(_POLL_S)
+        await _until_gone(whole)
+        send(signal.SIGKILL, set(filter(is_running, whole)))
+        await _until_gone(whole)
 
     def _remember_processes(self) -> None:
         self.pids |= {(pid, started_at(pid)) for pid in descendants(self._zygote.pid)}
+
+
+def send(number: signal.Signals, pids: set[int]) -> None:
+    """Those of the processes that are still there have got the signal."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+async def _until_gone(pids: set[int]) -> None:
+    """None of them runs, or it has been waited for long enough."""
+    deadline = time.monotonic() + _EXIT_S
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        await asyncio.sleep(_POLL_S)
 
 
 def started_at(pid: int) -> str:

@@ -1,10 +1,13 @@
-"""What a rank still has for requests: nothing, when every request has ended. A vLLM worker extension and its asker.
+"""What a rank still has for requests, which is nothing when every request has ended, and the rank's process.
+
+A vLLM worker extension and its asker.
 
 Counts what belongs to the rank. Blocks belong to the scheduler: vLLM's own metric shows those that are in use.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -17,14 +20,26 @@ _ASK_S: Final = 10.0
 
 def ask_ranks(url: str) -> tuple[Mapping[str, int], ...]:
     """The leftovers of each rank of the engine at ``url``, ascending."""
-    results: list[dict[str, int]] = post_json(f"{url}/collective_rpc", {"method": "leftovers"}, timeout_s=_ASK_S)[
-        "results"
-    ]
+    return _ask(url, "leftovers")
+
+
+def ask_pids(url: str) -> tuple[int, ...]:
+    """The process of each rank of the engine at ``url``, ascending."""
+    return tuple(rank["pid"] for rank in _ask(url, "process"))
+
+
+def _ask(url: str, method: str) -> tuple[dict[str, int], ...]:
+    """vLLM's page makes a string of whatever is neither a list nor a dict."""
+    results: list[dict[str, int]] = post_json(f"{url}/collective_rpc", {"method": method}, timeout_s=_ASK_S)["results"]
     return tuple(results)
 
 
 class Leftovers:
     """Joins vLLM's worker class."""
+
+    def process(self) -> dict[str, int]:
+        """Its id."""
+        return {"pid": os.getpid()}
 
     def leftovers(self) -> dict[str, int]:
         """Counts by what is left."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from campaign.findings import Ended, leaks, percentile
+from campaign.injector import Injected
 from campaign.outcomes import End
 from campaign.run import Record
 
@@ -37,7 +38,8 @@ def markdown(record: Record, command: str, seconds: float) -> str:
         _table("How requests ended", ("end", "count"), _ends(record.findings.requests).items()),
         _latency(record.findings.requests),
         _table("Errors", ("status and code", "count", "the most common message"), _errors(record.findings.requests)),
-        _table("Faults injected", ("fault", "count", "requests met at a proxy"), _faults(record)),
+        _table("Faults that were seen to strike", ("fault", "count", "met", "not seen to strike"), _faults(record)),
+        "A fault meets requests at a proxy, processes that the kernel shows stopped or ended, frames or writes.",
         _table("Trouble on the wires", ("trouble", "count"), sorted(record.troubles.items())),
         _table("Lives", ("process", "starts"), record.lives.items()),
         f"Preemptions seen: {sum(record.preemptions.values()):.0f}.",
@@ -57,6 +59,7 @@ def _numbers(record: Record) -> dict[str, object]:
         "zeros": record.findings.zeros(),
         "errors": dict(_codes(record.findings.requests)),
         "faults": len(record.injected),
+        "struck": dict(struck_by_kind(record.injected)),
         "p50_s": round(percentile(seconds, 0.5), 3),
         "p99_s": round(percentile(seconds, 0.99), 3),
     }
@@ -95,16 +98,22 @@ def _latency(requests: Sequence[Ended]) -> str:
     )
 
 
-def _faults(record: Record) -> list[tuple[str, int, str]]:
-    counts = Counter((injected.fault.site.value, injected.fault.deed.value) for injected in record.injected)
-    met: Counter[tuple[str, str]] = Counter()
+def _faults(record: Record) -> list[tuple[str, int, str, str]]:
+    struck, met, missed = struck_by_kind(record.injected), Counter[str](), Counter[str]()
     for injected in record.injected:
-        met[injected.fault.site.value, injected.fault.deed.value] += injected.num_met
-    rows = [(f"{site}: {deed}", count, str(met[site, deed] or "")) for (site, deed), count in sorted(counts.items())]
+        met[injected.kind] += injected.num_met
+        missed[injected.kind] += not injected.has_struck
+    rows = [(kind, struck[kind], str(met[kind] or ""), str(missed[kind] or "")) for kind in sorted(met)]
     requests = record.findings.requests
     left = sum(ended.order.leave is not None for ended in requests)
     limited = sum(ended.order.timeout_s is not None for ended in requests)
-    return [*rows, ("client: plans to leave", left, ""), ("client: X-Request-Timeout of 0.2-4 s", limited, "")]
+    clients = (("client: plans to leave", left), ("client: X-Request-Timeout of 0.2-4 s", limited))
+    return [*rows, *((kind, count, "", "") for kind, count in clients)]
+
+
+def struck_by_kind(log: Iterable[Injected]) -> Counter[str]:
+    """How many faults of each kind were seen to strike."""
+    return Counter(injected.kind for injected in log if injected.has_struck)
 
 
 def _problems(record: Record) -> list[str]:

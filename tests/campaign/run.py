@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from campaign.leftovers import ask_ranks
 from campaign.load import Load
 from campaign.questions import Answer, Question, ask_for_clear_answers, ask_single_engine, make_questions
 from campaign.schedule import Fault, Site, make_faults, make_orders
+from campaign.wire import read_troubles
 from integration.harness import HttpError, metric
 from pdcluster_cli.local.pool import PoolProcess, wait_ready
 from pdcluster_cli.zygote import Zygote
@@ -108,26 +108,30 @@ async def _campaign(
     await built.metaserver.listen()
     await cluster.start(*cluster.members)
     record.findings.at_start = await _states(cluster)
-    injector = Injector(cluster, built.metaserver, setup.storm_file)
+    injector = Injector(cluster, built.metaserver, setup.storm_file, setup.trouble_log)
     load = Load(cluster.router, expected, f"campaign-{record.options.seed}")
     record.num_questions = len(expected)
     try:
         async with asyncio.TaskGroup() as watchers:
             watching = [watchers.create_task(cluster.watch()), watchers.create_task(_sample(record, cluster))]
-            await load.run(*_plan(record.options, tuple(expected)), injector.inject)
+            await load.run(*_plan(record.options, setup, tuple(expected)), injector.inject)
             await asyncio.sleep(_CALM_S)
             await _ask_afterwards(record.findings, cluster, expected)
             record.findings.at_end = await _settled(cluster, record.findings.at_start)
             for watcher in watching:
                 watcher.cancel()
     finally:
-        record.injected, record.troubles = injector.log, Counter(kind for _, _, kind in _troubles(setup))
+        record.injected = injector.log
+        record.troubles = Counter(one.trouble for one in read_troubles(setup.trouble_log))
         record.findings.requests = _explained(load.ended, injector.log, setup, record.began_at)
 
 
-def _plan(options: Options, questions: Sequence[Question]) -> tuple[tuple[Order, ...], int, tuple[Fault, ...]]:
+def _plan(
+    options: Options, setup: Setup, questions: Sequence[Question]
+) -> tuple[tuple[Order, ...], int, tuple[Fault, ...]]:
     orders = make_orders(options.seed, options.num_requests, questions, rate=options.rate)
-    return orders, options.concurrency, make_faults(options.seed, options.num_requests, every=options.every)
+    faults = make_faults(options.seed, options.num_requests, every=options.every, split=setup.split)
+    return orders, options.concurrency, faults
 
 
 async def _ask_afterwards(findings: Findings, cluster: Cluster, expected: Mapping[Question, Answer]) -> None:
@@ -179,22 +183,18 @@ async def _sample(record: Record, cluster: Cluster) -> None:
         await asyncio.sleep(_SAMPLE_S)
 
 
-def _troubles(setup: Setup) -> list[tuple[float, str, str]]:
-    """When, at whom and what: what the engines' connectors did to frames and writes."""
-    if not setup.trouble_log.exists():
-        return []
-    lines = [json.loads(line) for line in setup.trouble_log.read_text().splitlines()]
-    return [(line["at"], line["who"], line["trouble"]) for line in lines]
-
-
 def _explained(requests: list[Ended], log: list[Injected], setup: Setup, zero: float) -> list[Ended]:
     """Bad ends with what was broken around them."""
-    troubles = _troubles(setup)
+    troubles = read_troubles(setup.trouble_log)
     explained = []
     for ended in requests:
         if ended.is_bad:
             lines = [shown(injected, zero) for injected in faults_around(log, ended.begin, ended.end)]
-            met = [f"{at - zero:.2f} s {who}: {what}" for at, who, what in troubles if ended.begin <= at <= ended.end]
+            met = [
+                f"{one.at - zero:.2f} s {one.who}: {one.trouble}"
+                for one in troubles
+                if ended.begin <= one.at <= ended.end
+            ]
             ended = dataclasses.replace(ended, faults=(*lines, *met))
         explained.append(ended)
     return explained

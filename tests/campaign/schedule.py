@@ -40,6 +40,9 @@ class Deed(Enum):
     KILL_CORE = "SIGKILL of the engine core"
     FRAMES = "frames lost, doubled, late, swapped"
     WRITES = "writes fail"
+    STOP_RANK = "SIGSTOP of one rank"
+    KILL_RANK = "SIGKILL of one rank"
+    WRITES_OF_RANK = "writes of one rank late or refused"
 
 
 DECK: Final[tuple[tuple[Site, Deed], ...]] = (
@@ -51,7 +54,11 @@ DECK: Final[tuple[tuple[Site, Deed], ...]] = (
 )
 """Every fault of a campaign. It is dealt whole, shuffled, again and again: none is left out by chance."""
 
-_SECONDS: Final = {Deed.STOP: (0.1, 8.0), Deed.STOP_CORE: (0.1, 8.0), Deed.FRAMES: (1.0, 4.0), Deed.WRITES: (1.0, 4.0)}
+_STOP_S, _STORM_S = (0.1, 8.0), (1.0, 4.0)
+_SECONDS: Final = {
+    **dict.fromkeys((Deed.STOP, Deed.STOP_CORE, Deed.STOP_RANK), _STOP_S),
+    **dict.fromkeys((Deed.FRAMES, Deed.WRITES, Deed.WRITES_OF_RANK), _STORM_S),
+}
 _HTTP_SECONDS: Final = (0.3, 3.0)
 _LEAVES: Final = 0.12
 _LEAVES_EARLY: Final = 0.6
@@ -62,7 +69,7 @@ _BURST: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Begins when request ``at_request`` is sent. ``draw`` in [0, 1) names the engine, whatever their number."""
+    """Begins when request ``at_request`` is sent. ``draw`` in [0, 1) names engine and rank, whatever their number."""
 
     at_request: int
     site: Site
@@ -70,11 +77,25 @@ class Fault:
     seconds: float
     draw: float
 
+    def engine_of(self, num_engines: int) -> int:
+        """Which of a site's engines it meets."""
+        return int(self.draw * num_engines)
 
-def make_faults(seed: int, num_requests: int, *, every: int) -> tuple[Fault, ...]:
-    """One fault for each ``every`` requests, none at the very end."""
+    def rank_of(self, num_engines: int, num_ranks: int) -> int:
+        """Which rank of that engine. ``draw`` 0.7 of 2 engines with 2 ranks each: engine 1, rank 0."""
+        return int(self.draw * num_engines * num_ranks) % num_ranks
+
+
+def rank_deck(split: Sequence[Site]) -> tuple[tuple[Site, Deed], ...]:
+    """Faults of single ranks. ``split``: the sites whose engines have several."""
+    at_ranks = tuple((site, deed) for site in split for deed in (Deed.KILL_RANK, Deed.STOP_RANK))
+    return (*at_ranks, (Site.PREFILL, Deed.WRITES_OF_RANK)) if split else ()
+
+
+def make_faults(seed: int, num_requests: int, *, every: int, split: Sequence[Site] = ()) -> tuple[Fault, ...]:
+    """One fault for each ``every`` requests, none at the very end. Those of single ranks come first, and again."""
     rng = random.Random(f"faults {seed}")
-    pairs = _dealt(rng)
+    pairs = _dealt(rng, rank_deck(split))
     return tuple(_fault(rng, at, *next(pairs)) for at in range(every, num_requests - every, every))
 
 
@@ -84,9 +105,10 @@ def make_orders(seed: int, num_requests: int, questions: Sequence[Question], *, 
     return tuple(_order(rng, index, rng.choice(questions), rate) for index in range(num_requests))
 
 
-def _dealt(rng: random.Random) -> Iterator[tuple[Site, Deed]]:
+def _dealt(rng: random.Random, first: tuple[tuple[Site, Deed], ...]) -> Iterator[tuple[Site, Deed]]:
+    yield from rng.sample(first, len(first))
     while True:
-        yield from rng.sample(DECK, len(DECK))
+        yield from rng.sample(DECK + first, len(DECK + first))
 
 
 def _fault(rng: random.Random, at: int, site: Site, deed: Deed) -> Fault:

@@ -15,6 +15,7 @@ import json
 import os
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -47,9 +48,13 @@ class Trouble(Enum):
     CALLED_FAILED = "write landed, called failed"
     FAILED_EARLY = "write called failed before it landed"
     STALLED = "write stalled"
+    RANK_REFUSED = "write of one rank refused"
+    RANK_LATE = "write of one rank late"
 
 
 FRAME_TROUBLE: Final = (Trouble.LOST, Trouble.DOUBLED, Trouble.SWAPPED, Trouble.LATE)
+WRITE_TROUBLE: Final = (Trouble.REFUSED, Trouble.CALLED_FAILED, Trouble.FAILED_EARLY)
+RANK_TROUBLE: Final = (Trouble.RANK_REFUSED, Trouble.RANK_LATE)
 
 ODDS: Final = {
     Trouble.LOST.value: 0.08,
@@ -60,6 +65,8 @@ ODDS: Final = {
     Trouble.CALLED_FAILED.value: 0.006,
     Trouble.FAILED_EARLY.value: 0.02,
     Trouble.STALLED.value: 0.05,
+    Trouble.RANK_REFUSED.value: 0.02,
+    Trouble.RANK_LATE.value: 0.15,
 }
 """For each frame, each write, and each look at a pending write. A push has 5 frames and some 30 writes."""
 
@@ -81,14 +88,20 @@ class WireSettings:
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """Until when (monotonic seconds) frames are in trouble, writes fail, and writes stall."""
+    """Until when (monotonic seconds) frames are in trouble, writes fail, and writes stall.
+
+    ``ranks_until``: until when the writes of one rank alone are, by the id of its process, in decimal.
+    """
 
     frames_until: float = 0.0
     writes_until: float = 0.0
     stalls_until: float = 0.0
+    ranks_until: Mapping[str, float] = field(default_factory=dict)
 
-    def until(self, trouble: Trouble) -> float:
-        """When this trouble is over."""
+    def until(self, trouble: Trouble, pid: int) -> float:
+        """When this trouble is over in process ``pid``."""
+        if trouble in RANK_TROUBLE:
+            return self.ranks_until.get(str(pid), 0.0)
         if trouble in FRAME_TROUBLE:
             return self.frames_until
         return self.stalls_until if trouble is Trouble.STALLED else self.writes_until
@@ -114,9 +127,9 @@ class Dice:
         now = time.monotonic()
         if now >= self._end_of(trouble, now) or self._rng.random() >= self._settings.odds.get(trouble.value, 0.0):
             return False
-        line = json.dumps({"at": now, "who": self._settings.who, "trouble": trouble.value}) + "\n"
+        line = {"at": now, "who": self._settings.who, "trouble": trouble.value, "pid": os.getpid()}
         with Path(self._settings.log_file).open("a") as log:
-            log.write(line)
+            log.write(json.dumps(line) + "\n")
         return True
 
     def late_s(self) -> float:
@@ -132,7 +145,7 @@ class Dice:
             self._look_at = now + _LOOK_EVERY_S
             path = Path(self._settings.storm_file)
             self._storm = Storm(**json.loads(path.read_text())) if path.exists() else Storm()
-        return self._storm.until(trouble)
+        return self._storm.until(trouble, os.getpid())
 
 
 @dataclass(slots=True)
@@ -189,9 +202,9 @@ def trouble_writes(kind: type[Any], dice: Dice) -> None:
     submit_writes, write_status = kind.submit_writes, kind.write_status
 
     def troubled_submit(self: Any, *write: Any, **named: Any) -> Any:
-        if dice.falls(Trouble.STALLED):
+        if dice.falls(Trouble.STALLED) or dice.falls(Trouble.RANK_LATE):
             time.sleep(dice.stall_s())
-        if dice.falls(Trouble.REFUSED):
+        if dice.falls(Trouble.REFUSED) or dice.falls(Trouble.RANK_REFUSED):
             raise TransferError("the campaign refuses this write")
         return submit_writes(self, *write, **named)
 
@@ -201,6 +214,24 @@ def trouble_writes(kind: type[Any], dice: Dice) -> None:
         return WriteStatus.FAILED if trouble is not None and dice.falls(trouble) else status
 
     kind.submit_writes, kind.write_status = troubled_submit, troubled_status
+
+
+@dataclass(frozen=True, slots=True)
+class Troubled:
+    """One line of the log: who was in trouble, which, when (monotonic seconds), in which process."""
+
+    at: float
+    who: str
+    trouble: str
+    pid: int
+
+
+def read_troubles(log_file: Path) -> list[Troubled]:
+    """What the engines' connectors did to frames and writes so far. A line that is being written is left out."""
+    if not log_file.exists():
+        return []
+    lines = log_file.read_text().splitlines(keepends=True)
+    return [Troubled(**json.loads(line)) for line in lines if line.endswith("\n")]
 
 
 def settings_from_env() -> WireSettings | None:

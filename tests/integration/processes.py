@@ -27,6 +27,14 @@ def is_running(pid: int) -> bool:
     return num_threads > 1 or stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
+def is_stopped(pid: int) -> bool:
+    """The process exists and SIGSTOP holds it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def descendants(pid: int) -> set[int]:
     """All running processes below ``pid``."""
     parents = {int(entry.name): _parent_of(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()}

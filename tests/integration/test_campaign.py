@@ -16,6 +16,7 @@ from typing import Any, Final
 import pytest
 
 from campaign.command import main
+from campaign.schedule import Site, rank_deck
 from integration.harness import Harness, eventually
 from integration.processes import descendants, is_running
 from pdcluster_cli.linux import die_with_parent
@@ -68,6 +69,22 @@ def test_of_many_requests_among_faults_none_hangs_or_lies_and_nothing_leaks(tmp_
     status, summary, output = run_campaign(tmp_path, "--requests", "500", "--seed", "1")
     assert status == 0, output
     require_clean(summary, count=500, num_faults=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("site", [Site.PREFILL, Site.DECODE], ids=["TP 2 to 1", "TP 1 to 2"])
+def test_a_rank_that_dies_stops_or_cannot_write_makes_nothing_hang_or_lie_and_nothing_leaks(
+    harness: Harness, tmp_path: Path, capsys: pytest.CaptureFixture[str], site: Site
+) -> None:
+    """With this seed each is a second rank, where there is one."""
+    split = ("--requests", "40", "--seed", "6", f"--{site.value}-tp", "2")
+    status = main(("--logs", str(tmp_path), *split), lambda _: lent(harness.zygote))
+    output = capsys.readouterr().out
+    assert status == 0, output
+    summary = json.loads(output.splitlines()[-1])
+    require_clean(summary, count=40, num_faults=3)
+    for at, deed in rank_deck([site]):
+        assert summary["struck"].get(f"{at.value}: {deed.value}", 0) > 0, output
 
 
 def require_clean(summary: dict[str, Any], *, count: int, num_faults: int) -> None:

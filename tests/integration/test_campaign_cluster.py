@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +20,9 @@ import pytest
 
 from campaign.cluster import CannotStart, Cluster, Member, stable_ports, started_at
 from campaign.command import orphans
+from campaign.injector import Injector
 from campaign.proxy import FaultProxy
-from campaign.schedule import Site
+from campaign.schedule import Deed, Fault, Site
 from integration.processes import is_port_free, is_running
 from patience import PATIENCE_S
 from pdcluster_cli.zygote import EngineSpec, Zygote
@@ -26,14 +30,23 @@ from pdcluster_cli.zygote import EngineSpec, Zygote
 pytestmark = pytest.mark.anyio
 
 HEALTHY: Final = """
-import sys
+import json, os, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
+    def do_POST(self):
+        if len(sys.argv) < 3:
+            return self.send_error(404)
+        body = json.dumps({"results": [{"pid": 0}, {"pid": os.getpid()}]}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
+"""With a second argument it says that its own process is rank 1 of two."""
 
 
 @pytest.fixture
@@ -84,13 +97,76 @@ async def test_an_engine_that_we_kill_is_no_death_and_is_back_on_its_ports(zygot
     cluster = await started(zygote, member)
     watching = asyncio.create_task(cluster.watch())
     first = pid_of(member)
-    await cluster.kill(member, core_only=False, down_s=0.0)
+    assert await cluster.kill(member, {first}, down_s=0.0) == 1
     watching.cancel()
     assert (cluster.deaths, member.lives, is_running(first)) == ([], 2, False)
     assert member.proxy is not None
     assert not is_port_free(member.port)
     assert not is_port_free(member.proxy.port)
     assert len(member.outages) == 2  # before its first start, and now
+    await cluster.close()
+
+
+def fault(deed: Deed, seconds: float = 0.05) -> Fault:
+    """At the only decode engine; of two ranks it is the second's."""
+    return Fault(0, Site.DECODE, deed, seconds, 0.75)
+
+
+async def injected(zygote: Zygote, member: Member, folder: Path, *deeds: Deed) -> dict[str, int]:
+    """What each met; the member serves when all are over."""
+    cluster = await started(zygote, member)
+    metaserver = FaultProxy(0, 0, random.Random(1))
+    injector = Injector(cluster, metaserver, folder / "storm", folder / "trouble.log")
+    for deed in deeds:
+        await injector.inject(fault(deed))
+    assert member.is_running
+    await cluster.close()
+    assert [one.has_struck for one in injector.log] == [one.num_met > 0 for one in injector.log]
+    return {one.fault.deed.name: one.num_met for one in injector.log}
+
+
+async def test_a_fault_of_a_process_strikes_when_the_kernel_shows_it(
+    zygote: Zygote, member: Member, tmp_path: Path
+) -> None:
+    """A core of which nothing runs is not struck."""
+    deeds = (Deed.STOP, Deed.STOP_CORE, Deed.KILL)
+    assert await injected(zygote, member, tmp_path, *deeds) == {"STOP": 1, "STOP_CORE": 0, "KILL": 1}
+    assert member.lives == 2
+
+
+async def test_a_fault_of_one_rank_strikes_the_process_that_the_engine_names(
+    zygote: Zygote, member: Member, tmp_path: Path
+) -> None:
+    member.num_ranks, member.spec = 2, replace(member.spec, argv=(str(member.port), "names its ranks"))
+    assert await injected(zygote, member, tmp_path, Deed.STOP_RANK, Deed.KILL_RANK) == {"STOP_RANK": 1, "KILL_RANK": 1}
+    assert member.lives == 2
+
+
+async def test_a_fault_of_one_rank_does_nothing_and_strikes_nothing_when_the_engine_names_none(
+    zygote: Zygote, member: Member, tmp_path: Path
+) -> None:
+    member.num_ranks = 2
+    assert await injected(zygote, member, tmp_path, Deed.STOP_RANK, Deed.KILL_RANK) == {"STOP_RANK": 0, "KILL_RANK": 0}
+    assert member.lives == 1
+
+
+async def test_writes_of_one_rank_strike_when_its_own_process_says_so(
+    zygote: Zygote, member: Member, tmp_path: Path
+) -> None:
+    member.num_ranks, member.spec = 2, replace(member.spec, argv=(str(member.port), "names its ranks"))
+    cluster, log = await started(zygote, member), tmp_path / "trouble.log"
+    injector = Injector(cluster, FaultProxy(0, 0, random.Random(1)), tmp_path / "storm", log)
+    injecting = asyncio.create_task(injector.inject(fault(Deed.WRITES_OF_RANK, seconds=0.5)))
+    async with asyncio.timeout(PATIENCE_S):
+        while not (tmp_path / "storm").exists():
+            await asyncio.sleep(0.01)
+    own, other = pid_of(member), os.getpid()
+    for kind, pid in (("write of one rank late", own), ("write of one rank late", other), ("write refused", own)):
+        line = {"at": time.monotonic(), "who": "decode-2", "trouble": kind, "pid": pid}
+        log.write_text((log.read_text() if log.exists() else "") + json.dumps(line) + "\n")
+    await injecting
+    assert [one.num_met for one in injector.log] == [1]
+    assert set(json.loads((tmp_path / "storm").read_text())["ranks_until"]) == {str(own)}
     await cluster.close()
 
 

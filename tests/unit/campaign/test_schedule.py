@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import pytest
+
 from campaign.questions import MAX_PROMPT, make_questions
-from campaign.schedule import DECK, Deed, Site, make_faults, make_orders
+from campaign.schedule import DECK, Deed, Fault, Site, make_faults, make_orders, rank_deck
+
+AT_A_RANK = {Deed.KILL_RANK, Deed.STOP_RANK, Deed.WRITES_OF_RANK}
 
 
 def test_a_seed_fixes_requests_and_faults() -> None:
@@ -26,9 +32,30 @@ def test_a_campaign_of_500_requests_deals_every_fault() -> None:
     assert dealt == set(DECK)
 
 
-def test_prefill_and_decode_meet_every_deed_but_those_of_the_wire() -> None:
+def test_prefill_and_decode_meet_every_deed_but_those_of_the_wire_and_of_single_ranks() -> None:
     for site in (Site.PREFILL, Site.DECODE):
-        assert {deed for place, deed in DECK if place is site} == set(Deed) - {Deed.FRAMES, Deed.WRITES}
+        assert {deed for place, deed in DECK if place is site} == set(Deed) - {Deed.FRAMES, Deed.WRITES} - AT_A_RANK
+
+
+@pytest.mark.parametrize("split", [[Site.PREFILL], [Site.DECODE], [Site.PREFILL, Site.DECODE]])
+def test_faults_of_single_ranks_come_first_and_again_where_engines_have_several(split: list[Site]) -> None:
+    """Writes are always of a prefill rank."""
+    wanted = {*((site, deed) for site in split for deed in (Deed.KILL_RANK, Deed.STOP_RANK))}
+    wanted |= {(Site.PREFILL, Deed.WRITES_OF_RANK)}
+    dealt = [(fault.site, fault.deed) for fault in make_faults(1, 1000, every=8, split=split)]
+    assert set(rank_deck(split)) == set(dealt[: len(wanted)]) == wanted
+    assert set(dealt[len(wanted) :]) == set(DECK) | wanted
+
+
+def test_engines_of_one_rank_meet_no_fault_of_a_rank() -> None:
+    assert rank_deck([]) == ()
+    assert not AT_A_RANK & {fault.deed for fault in make_faults(1, 10_000, every=8)}
+
+
+def test_a_draw_names_each_rank_of_each_engine_as_often() -> None:
+    draws = [Fault(0, Site.PREFILL, Deed.KILL_RANK, 1.0, number / 12) for number in range(12)]
+    met = Counter((fault.engine_of(3), fault.rank_of(3, 2)) for fault in draws)
+    assert met == {(engine, rank): 2 for engine in range(3) for rank in range(2)}
 
 
 def test_stops_last_from_a_tenth_of_a_second_to_eight_and_every_fault_leaves_time_for_the_rest() -> None:

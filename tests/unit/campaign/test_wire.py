@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from campaign.wire import (
     Storm,
     Trouble,
     WireSettings,
+    read_troubles,
     settings_from_env,
     trouble_channel,
     trouble_writes,
@@ -73,6 +75,45 @@ def test_each_storm_brings_its_own_troubles_and_each_is_logged(
     storm.write(wire.storm_file)
     assert {trouble for trouble in Trouble if wire.dice.falls(trouble)} == expected
     assert set(wire.logged()) == {trouble.value for trouble in expected}
+
+
+def test_the_writes_of_one_rank_are_in_trouble_in_its_process_alone(tmp_path: Path) -> None:
+    wire = Wire(tmp_path, *Trouble)
+    Storm(ranks_until={str(os.getpid() + 1): 1e12}).write(wire.storm_file)
+    assert not any(wire.dice.falls(trouble) for trouble in Trouble)
+    own = Wire(tmp_path, *Trouble)
+    Storm(ranks_until={str(os.getpid()): 1e12}).write(own.storm_file)
+    assert {trouble for trouble in Trouble if own.dice.falls(trouble)} == {Trouble.RANK_REFUSED, Trouble.RANK_LATE}
+
+
+def test_the_log_says_which_process_was_in_trouble_and_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    wire = stormy(tmp_path, Trouble.LOST)
+    assert read_troubles(wire.log_file) == []
+    assert wire.dice.falls(Trouble.LOST)
+    with wire.log_file.open("a") as log:
+        log.write('{"at": 1')
+    (told,) = read_troubles(wire.log_file)
+    assert (told.who, told.trouble, told.pid) == ("prefill-0", "frame lost", os.getpid())
+
+
+def test_a_late_write_of_a_rank_waits_and_a_refused_one_is_not_submitted(tmp_path: Path) -> None:
+    class OfARank(Transport):
+        pass
+
+    waited: list[float] = []
+
+    def stall_s() -> float:
+        waited.append(0.0)
+        return 0.0
+
+    dice = Wire(tmp_path, Trouble.RANK_LATE, Trouble.RANK_REFUSED).dice
+    dice.stall_s = stall_s  # type: ignore[method-assign]  # a test does not wait
+    Storm(ranks_until={str(os.getpid()): 1e12}).write(tmp_path / "storm")
+    trouble_writes(OfARank, dice)
+    transport = OfARank()
+    with pytest.raises(TransferError):
+        transport.submit_writes("s", [(1, 2, 3)])
+    assert (waited, transport.submitted) == ([0.0], [])
 
 
 def test_a_lost_frame_does_not_leave_and_a_doubled_one_leaves_twice(tmp_path: Path) -> None:

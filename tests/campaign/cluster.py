@@ -100,12 +100,14 @@ class Member:
 class Cluster:
     """Starts, kills and starts again. One event loop owns it."""
 
-    def __init__(self, zygote: Zygote) -> None:
+    def __init__(self, zygote: Zygote, exit_s: float = _EXIT_S) -> None:
+        """``exit_s``: how long what is left of a killed member may take to end by itself."""
         self.members: list[Member] = []
         self.deaths: list[Death] = []
         self.pids: set[tuple[int, str]] = set()
         """Every process that was seen below the zygote, with its start time: ids come again."""
         self._zygote = zygote
+        self._exit_s = exit_s
 
     def of(self, site: Site) -> list[Member]:
         """The members at one site."""
@@ -139,7 +141,7 @@ class Cluster:
         send(signal.SIGKILL, pids)
         if member.handle and member.handle.pid in pids and member.proxy:
             await member.proxy.stop_listening()
-        await _until_gone(pids)
+        await _until_gone(pids, self._exit_s)
         num_ended = sum(not is_running(pid) for pid in pids)
         await self._wait_gone(member, whole)
         if member.proxy:
@@ -196,15 +198,15 @@ class Cluster:
     async def _wait_gone(self, member: Member, whole: set[int]) -> None:
         """The whole member has ended; an API server without its core is given some seconds to notice, and then the
         ranks that outlive it, as a pod's end would."""
-        handle, deadline = member.handle, time.monotonic() + _EXIT_S
+        handle, deadline = member.handle, time.monotonic() + self._exit_s
         assert handle is not None
         while handle.wait(0) is None:
             if time.monotonic() > deadline:
                 handle.signal(signal.SIGKILL)
             await asyncio.sleep(_POLL_S)
-        await _until_gone(whole)
+        await _until_gone(whole, self._exit_s)
         send(signal.SIGKILL, set(filter(is_running, whole)))
-        await _until_gone(whole)
+        await _until_gone(whole, self._exit_s)
 
     def _remember_processes(self) -> None:
         self.pids |= {(pid, started_at(pid)) for pid in descendants(self._zygote.pid)}
@@ -217,9 +219,9 @@ def send(number: signal.Signals, pids: set[int]) -> None:
             os.kill(pid, number)
 
 
-async def _until_gone(pids: set[int]) -> None:
-    """None of them runs, or it has been waited for long enough."""
-    deadline = time.monotonic() + _EXIT_S
+async def _until_gone(pids: set[int], limit_s: float) -> None:
+    """None of them runs, or ``limit_s`` is over."""
+    deadline = time.monotonic() + limit_s
     while any(map(is_running, pids)) and time.monotonic() < deadline:
         await asyncio.sleep(_POLL_S)
 

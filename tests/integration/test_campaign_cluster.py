@@ -30,7 +30,7 @@ from pdcluster_cli.zygote import EngineSpec, Zygote
 pytestmark = pytest.mark.anyio
 
 HEALTHY: Final = """
-import json, os, sys
+import json, os, sys, time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
@@ -44,9 +44,11 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+if len(sys.argv) > 2 and not os.fork():
+    time.sleep(600)
 HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
-"""With a second argument it says that its own process is rank 1 of two."""
+"""With a second argument it says that its own process is rank 1 of two, and a child outlives it."""
 
 
 @pytest.fixture
@@ -64,8 +66,8 @@ def member(tmp_path: Path) -> Member:
     return Member("decode-2", Site.DECODE, spec, port, FaultProxy(outside, port, random.Random(1)))
 
 
-async def started(zygote: Zygote, member: Member) -> Cluster:
-    cluster = Cluster(zygote)
+async def started(zygote: Zygote, member: Member, exit_s: float = 10.0) -> Cluster:
+    cluster = Cluster(zygote, exit_s)
     cluster.members = [member]
     await cluster.start(member)
     return cluster
@@ -93,6 +95,17 @@ async def test_an_engine_that_ends_unasked_is_a_death_and_serves_again(zygote: Z
     assert "status -9" in cluster.deaths[0].how
 
 
+async def test_what_outlives_a_killed_engine_has_ended_before_the_engine_is_back(
+    zygote: Zygote, member: Member
+) -> None:
+    member.spec = replace(member.spec, argv=(str(member.port), "has a child"))
+    cluster = await started(zygote, member, exit_s=0.1)
+    (child,) = member.pids(core_only=True)
+    await cluster.kill(member, {pid_of(member)}, down_s=0.0)
+    assert (is_running(child), member.lives) == (False, 2)
+    await cluster.close()
+
+
 async def test_an_engine_that_we_kill_is_no_death_and_is_back_on_its_ports(zygote: Zygote, member: Member) -> None:
     cluster = await started(zygote, member)
     watching = asyncio.create_task(cluster.watch())
@@ -114,7 +127,7 @@ def fault(deed: Deed, seconds: float = 0.05) -> Fault:
 
 async def injected(zygote: Zygote, member: Member, folder: Path, *deeds: Deed) -> dict[str, int]:
     """What each met; the member serves when all are over."""
-    cluster = await started(zygote, member)
+    cluster = await started(zygote, member, exit_s=0.5)
     metaserver = FaultProxy(0, 0, random.Random(1))
     injector = Injector(cluster, metaserver, folder / "storm", folder / "trouble.log")
     for deed in deeds:

@@ -32,8 +32,8 @@ _UNTIL_MET_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """One fault as it was carried out; monotonic seconds. ``num_met``: requests it met at a proxy, processes that the
-    kernel showed stopped or ended, or frames and writes that an engine wrote down."""
+    """One fault as it was carried out; monotonic seconds. ``num_met``: requests and connections it met at a
+    proxy, processes that the kernel showed stopped or ended, or frames and writes that an engine wrote down."""
 
     fault: Fault
     target: str

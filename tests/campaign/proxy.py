@@ -31,7 +31,7 @@ class FaultProxy:
     def __init__(self, port: int, upstream_port: int, rng: random.Random) -> None:
         self.port = port
         self.num_met = 0
-        """Requests and connections that met a deed."""
+        """Requests and open connections that met a deed. Those that are refused come to no proxy."""
         self._upstream_port = upstream_port
         self._rng = rng
         self._deed: Deed | None = None
@@ -67,10 +67,11 @@ class FaultProxy:
         """Within the ``with`` everything that comes meets ``deed``."""
         self._deed = deed
         self._calm.clear()
+        if deed in (Deed.REFUSE, Deed.CUT):
+            self.num_met += len(self._connections)
         if deed is Deed.REFUSE:
             await self.stop_listening()
         if deed is Deed.CUT:
-            self.num_met += len(self._connections)
             self.cut_all()
         try:
             yield

@@ -39,7 +39,7 @@ def markdown(record: Record, command: str, seconds: float) -> str:
         _latency(record.findings.requests),
         _table("Errors", ("status and code", "count", "the most common message"), _errors(record.findings.requests)),
         _table("Faults that were seen to strike", ("fault", "count", "met", "not seen to strike"), _faults(record)),
-        "A fault meets requests at a proxy, processes that the kernel shows stopped or ended, frames or writes.",
+        "Met: requests and connections at a proxy, processes that the kernel shows stopped or ended, frames or writes.",
         _table("Trouble on the wires", ("trouble", "count"), sorted(record.troubles.items())),
         _table("Lives", ("process", "starts"), record.lives.items()),
         f"Preemptions seen: {sum(record.preemptions.values()):.0f}.",

@@ -72,12 +72,14 @@ def test_of_many_requests_among_faults_none_hangs_or_lies_and_nothing_leaks(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("site", [Site.PREFILL, Site.DECODE], ids=["TP 2 to 1", "TP 1 to 2"])
+@pytest.mark.parametrize(
+    ("flag", "site"), [("--prefill-tp", Site.PREFILL), ("--decode-tp", Site.DECODE)], ids=["TP 2 to 1", "TP 1 to 2"]
+)
 def test_a_rank_that_dies_stops_or_cannot_write_makes_nothing_hang_or_lie_and_nothing_leaks(
-    harness: Harness, tmp_path: Path, capsys: pytest.CaptureFixture[str], site: Site
+    harness: Harness, tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, site: Site
 ) -> None:
     """With this seed each is a second rank, where there is one."""
-    split = ("--requests", "40", "--seed", "6", f"--{site.value}-tp", "2")
+    split = ("--requests", "40", "--seed", "6", flag, "2")
     status = main(("--logs", str(tmp_path), *split), lambda _: lent(harness.zygote))
     output = capsys.readouterr().out
     assert status == 0, output

@@ -83,6 +83,19 @@ async def test_a_proxy_that_refuses_is_a_closed_port_and_opens_again() -> None:
         assert await post(proxy) == [200]
 
 
+@pytest.mark.parametrize("deed", [Deed.REFUSE, Deed.CUT])
+async def test_a_proxy_that_refuses_or_cuts_has_met_the_connections_that_were_open(deed: Deed) -> None:
+    async with proxied() as proxy:
+        async with proxy.doing(deed):
+            assert proxy.num_met == 0
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        await until(lambda: len(proxy._connections) == 1)
+        async with proxy.doing(deed):
+            assert await reader.read() == b""
+        assert proxy.num_met == 1
+        writer.close()
+
+
 @pytest.mark.parametrize("method", ["POST", "GET"])
 async def test_a_proxy_that_hangs_answers_nobody_and_cuts_in_the_end(method: str) -> None:
     async with proxied() as proxy:

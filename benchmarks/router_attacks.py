@@ -1,18 +1,22 @@
-"""What one rude client costs the others: streams, memory and the event loop of a router while it is attacked.
+"""What rude clients cost the others: streams, memory and the event loop of a router while it is attacked.
 
-    .venv/bin/python -m benchmarks.router_attacks [--streams 100] [ATTACK ...]
+    .venv/bin/python -m benchmarks.router_attacks [--streams 100] [--senders 4] [--nice -10] [ATTACK ...]
 
-For each attack: a fresh router with fake engines, ``--streams`` clients that stream all the time, one client that asks
-for ``/health`` without a pause, and the attack from one more. Read *RSS growth*: the most memory above what the router
-had before; *stall, CPU*: the longest that the router computed between a question for its health and the answer, which
-other load on the machine does not change (*wall* is what the client saw); *gap*: the longest between two events of a
-stream; *whole*: streams that were complete; *unhealthy*: how often the router took an engine for dead.
+For each attack: a fresh router with fake engines, ``--streams`` clients in a process of their own that get an event
+every 100 ms, one client that asks for ``/health`` without a pause, and, after ``WINDOW_S`` without it, the attack from
+``--senders`` threads again and again for as long. Prints a table in Markdown. *gap*: the longest between two events of
+any stream, without the attack and with it; *stall*: the longest that the router computed between a question for its
+health and the answer, which other load on the machine does not change; *no core*: the longest that it was ready to
+run meanwhile and the machine gave it no core; *growth*: the most memory above what the router had before; *kept*: what
+of it is left one second after the last attacker has gone; *whole* and *broken*: streams; *unhealthy*: how often the
+router took an engine for dead.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import resource
 import socket
@@ -29,14 +33,13 @@ from typing import Final, Self
 
 import uvloop
 from benchmarks.router import PATH, FakeEngines, Peer, serve, spawn
+from benchmarks.router_streams import BODY as SMALL
+from benchmarks.router_streams import EVENT, INTERVAL_S, NUM_EVENTS, StreamProcess, Window
 
 from pdcluster_protocol.metaserver import METASERVER_PATH, SEAL_HEADER
 
 MB: Final = 1 << 20
-EVENT: Final = b'data: {"choices":[{"index":0,"text":"token"}]}\n\n'
-NUM_EVENTS: Final = 50
-INTERVAL_S: Final = 0.02
-SMALL: Final = b'{"model":"m","prompt":"hi","stream":true}'
+WINDOW_S: Final = 2.0
 
 
 def request(path: str, body: bytes = b"", *lines: str, length: int | None = None) -> bytes:
@@ -59,6 +62,8 @@ class Attack:
     send: Callable[[tuple[str, int]], None]
     is_internal: bool = False
     """Whether it goes to the port for engines, the operator and monitoring."""
+    is_crowd: bool = False
+    """Whether it is many connections already: one sender is enough."""
 
 
 def flood(first: bytes, more: Iterable[bytes] = (), linger_s: float = 2.0) -> Callable[[tuple[str, int]], None]:
@@ -85,6 +90,25 @@ def hold_connections(num: int, begun: bytes) -> Callable[[tuple[str, int]], None
                 held[-1].sendall(begun)
         time.sleep(2)
         for client in held:
+            client.close()
+
+    return send
+
+
+def whole_at_once(num: int, num_bytes: int) -> Callable[[tuple[str, int]], None]:
+    """Bodies that all get their last byte at the same moment; the clients do not wait for answers."""
+    raw = request(PATH, b'{"prompt":[' + b"1," * (num_bytes // 2) + b"1]}")
+
+    def send(router: tuple[str, int]) -> None:
+        clients = [socket.create_connection(router) for _ in range(num)]
+        with suppress(OSError):
+            for client in clients:
+                client.sendall(raw[:-1])
+            time.sleep(0.5)
+            for client in clients:
+                client.send(raw[-1:])
+            time.sleep(0.5)
+        for client in clients:
             client.close()
 
     return send
@@ -127,28 +151,47 @@ ATTACKS: Final = {
     "str": Attack("a prompt of 8 MB", flood(request(PATH, b'{"prompt":"' + b"x" * (8 * MB - 20) + b'"}'))),
     "ext": Attack("a chunk's extension of 100 MB", flood(CHUNKED + b"1b;", [b"x" * MB] * 100)),
     "idle": Attack(
-        "1,000 connections with half a head of 40 KB", hold_connections(1000, b"GET / HTTP/1.1\r\na: " + b"x" * 40_000)
+        "1,000 connections with half a head of 40 KB",
+        hold_connections(1000, b"GET / HTTP/1.1\r\na: " + b"x" * 40_000),
+        is_crowd=True,
     ),
-    "upload": Attack("60 bodies of 7 MB at once", many_bodies(60, 7 * MB)),
+    "silent": Attack("2,000 connections that say nothing", hold_connections(2000, b""), is_crowd=True),
+    "upload": Attack("60 bodies of 7 MB at once", many_bodies(60, 7 * MB), is_crowd=True),
+    "whole": Attack("32 bodies of 4 MB of token ids, whole at once", whole_at_once(32, 4 * MB), is_crowd=True),
 }
-"""``upload`` may cost ``max_buffered_bytes``; the others next to nothing."""
+"""``upload`` and ``whole`` may cost ``max_buffered_bytes``; the others next to nothing for each sender."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Of one attack."""
 
+    quiet: Window
+    """Before it."""
+    attacked: Window
     growth_bytes: int
-    stall_cpu_s: float
-    stall_wall_s: float
-    gap_s: float
-    num_whole: int
-    num_broken: int
+    kept_bytes: int
+    stall_s: float
+    starved_s: float
     num_unhealthy: int
+
+    @property
+    def num_whole(self) -> int:
+        return self.quiet.num_whole + self.attacked.num_whole
+
+    @property
+    def num_broken(self) -> int:
+        return self.quiet.num_broken + self.attacked.num_broken
 
 
 class StreamingEngines(FakeEngines):
-    """Decode streams its answer; all else is as in the other benchmark."""
+    """Decode streams its answer, and refuses a large body unread, for the streams must not wait for its own parser."""
+
+    def serve(self, peer: Peer, body: bytes) -> None:
+        if len(body) > MB:
+            peer.transport.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+        else:
+            super().serve(peer, body)
 
     def _outcome(self, caller: Peer, body: bytes) -> None:
         assert b'"ok"' in body, body
@@ -169,61 +212,14 @@ class StreamingEngines(FakeEngines):
         asyncio.get_running_loop().call_later(INTERVAL_S, self._send_event, peer, num_left - 1)
 
 
-class Streams:
-    """Clients that stream one answer after the other. One thread runs them."""
-
-    def __init__(self, router: tuple[str, int], num: int) -> None:
-        self.gap_s = 0.0
-        self.num_whole = 0
-        self.num_broken = 0
-        self._router = router
-        self._num = num
-        self._has_ended = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._has_ended.set()
-        self._thread.join()
-
-    async def _run(self) -> None:
-        await asyncio.gather(*(self._stream_on(index) for index in range(self._num)))
-
-    async def _stream_on(self, index: int) -> None:
-        await asyncio.sleep(index / self._num)
-        while not self._has_ended.is_set():
-            try:
-                await self._stream()
-                self.num_whole += 1
-            except (OSError, asyncio.IncompleteReadError):
-                self.num_broken += 1
-                await asyncio.sleep(0.1)
-
-    async def _stream(self) -> None:
-        reader, writer = await asyncio.open_connection(*self._router)
-        writer.write(request(PATH, SMALL))
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-            if b" 200 " not in head:
-                raise ConnectionError(head)
-            last = time.monotonic()
-            while await reader.readuntil(b"\r\n") != b"0\r\n":
-                await reader.readuntil(b"\n\n\r\n")
-                now = time.monotonic()
-                self.gap_s, last = max(self.gap_s, now - last), now
-        finally:
-            writer.close()
-
-
 class Health:
     """Asks for ``/health`` without a pause. One thread."""
 
     def __init__(self, router: tuple[str, int], pid: int) -> None:
-        self.cpu_s = 0.0
-        self.wall_s = 0.0
+        self.stall_s = 0.0
+        """The longest that the router computed between a question and its answer."""
+        self.starved_s = 0.0
+        """The longest that it was ready to, and had no core."""
         self._router = router
         self._pid = pid
         self._has_ended = threading.Event()
@@ -240,17 +236,24 @@ class Health:
     def _run(self) -> None:
         with socket.create_connection(self._router) as client:
             while not self._has_ended.is_set():
-                cpu, wall = on_cpu_s(self._pid), time.monotonic()
+                before = scheduled_s(self._pid)
                 client.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
                 client.recv(1000)
-                self.cpu_s = max(self.cpu_s, on_cpu_s(self._pid) - cpu)
-                self.wall_s = max(self.wall_s, time.monotonic() - wall)
+                after = scheduled_s(self._pid)
+                self.stall_s = max(self.stall_s, after[0] - before[0])
+                self.starved_s = max(self.starved_s, after[1] - before[1])
                 time.sleep(0.002)
 
 
+def scheduled_s(pid: int) -> tuple[float, float]:
+    """Seconds that the process's main thread has run, and has waited for a core: ``stat`` has steps of 10 ms."""
+    ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    return int(ran) / 1e9, int(waited) / 1e9
+
+
 def on_cpu_s(pid: int) -> float:
-    """Seconds that the process's main thread has run: nanoseconds fine, where ``stat`` has steps of 10 ms."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    """Seconds that the process's main thread has run."""
+    return scheduled_s(pid)[0]
 
 
 def memory_bytes(pid: int, field: str) -> int:
@@ -303,48 +306,90 @@ def wait_healthy(router: tuple[str, int]) -> None:
     raise TimeoutError("the router found no engines within 60 s")
 
 
-def measure(name: str, num_streams: int, flags: Sequence[str] = ()) -> Figures:
-    """What the attack cost. Takes some seconds. ``flags``: of the router."""
+def measure(name: str, num_streams: int, flags: Sequence[str] = (), num_senders: int = 1) -> Figures:
+    """What the attack cost. Takes some ten seconds. ``flags``: of the router."""
     attack = ATTACKS[name]
     with (
         tempfile.TemporaryDirectory() as folder,
         running_router(Path(folder) / "log", flags) as (pid, router, internal),
+        StreamProcess(router, num_streams) as streams,
     ):
-        with Streams(router, num_streams) as streams:
-            time.sleep(3)  # All of them stream, and what they need is there.
-            Path(f"/proc/{pid}/clear_refs").write_text("5")  # VmHWM begins anew.
-            before = memory_bytes(pid, "VmRSS")
-            streams.gap_s = 0.0
-            with Health(router, pid) as health:
-                attack.send(internal if attack.is_internal else router)
-                time.sleep(1)
-            growth = memory_bytes(pid, "VmHWM") - before
+        time.sleep(NUM_EVENTS * INTERVAL_S + 1)  # All of them stream, and what they need is there.
+        streams.next_window()
+        time.sleep(WINDOW_S)
+        quiet = streams.next_window()
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # VmHWM begins anew.
+        before = memory_bytes(pid, "VmRSS")
+        with Health(router, pid) as health:
+            flood_with(attack, internal if attack.is_internal else router, num_senders)
+            time.sleep(1)
+            attacked = streams.next_window()
+        growth, kept = memory_bytes(pid, "VmHWM") - before, memory_bytes(pid, "VmRSS") - before
         num_unhealthy = (Path(folder) / "log").read_text().count("engine unhealthy")
-    return Figures(
-        growth, health.cpu_s, health.wall_s, streams.gap_s, streams.num_whole, streams.num_broken, num_unhealthy
+    return Figures(quiet, attacked, growth, kept, health.stall_s, health.starved_s, num_unhealthy)
+
+
+def flood_with(attack: Attack, router: tuple[str, int], num_senders: int) -> None:
+    """Each sender attacks again and again, for as long as the streams were watched without; then all have gone."""
+    ends_at = time.monotonic() + WINDOW_S
+
+    def send() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)  # Of this thread. It is no part of a router.
+        while time.monotonic() < ends_at:
+            with suppress(OSError):
+                attack.send(router)
+
+    senders = [threading.Thread(target=send) for _ in range(1 if attack.is_crowd else num_senders)]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join()
+
+
+COLUMNS: Final = (
+    "Attack", "gap ms without", "with", "stall ms", "no core ms", "growth MiB", "kept", "whole", "broken", "unhealthy",
+)  # fmt: skip
+
+
+def row_of(name: str, figures: Figures) -> str:
+    """Of the table."""
+    cells = (
+        f"`{name}`: {ATTACKS[name].what}",
+        f"{figures.quiet.gap_s * 1e3:.0f}",
+        f"{figures.attacked.gap_s * 1e3:.0f}",
+        f"{figures.stall_s * 1e3:.0f}",
+        f"{figures.starved_s * 1e3:.0f}",
+        f"{figures.growth_bytes / MB:.0f}",
+        f"{figures.kept_bytes / MB:.0f}",
+        *map(str, (figures.num_whole, figures.num_broken, figures.num_unhealthy)),
     )
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("attacks", nargs="*", metavar="ATTACK", help=f"some of {', '.join(ATTACKS)} (default: all)")
     parser.add_argument("--streams", type=int, default=100)
+    parser.add_argument("--senders", type=int, default=4, help="threads that attack (default: %(default)s)")
+    parser.add_argument("--most-s", type=float, default=200, help="no attack begins later (default: %(default)s)")
+    parser.add_argument(
+        "--nice", type=int, default=0, help="of all but the senders; root may give -10 on a machine that does more"
+    )
     parser.add_argument("--engines", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.engines:
         uvloop.run(serve(StreamingEngines()))
         return
+    ends_at = time.monotonic() + given.most_s
+    os.nice(given.nice)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 8192)), hard))
-    print("attack  RSS growth MB  stall CPU ms  wall ms  gap ms  whole  broken  unhealthy")
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     for name in given.attacks or ATTACKS:
-        figures = measure(name, given.streams)
-        print(
-            f"{name:>6} {figures.growth_bytes / MB:>14.0f} {figures.stall_cpu_s * 1e3:>13.0f}"
-            f" {figures.stall_wall_s * 1e3:>8.0f} {figures.gap_s * 1e3:>7.0f} {figures.num_whole:>6}"
-            f" {figures.num_broken:>7} {figures.num_unhealthy:>10}  {ATTACKS[name].what}",
-            flush=True,
-        )
+        if time.monotonic() > ends_at:
+            print(f"left out, for {given.most_s:g} s are over: {name}")
+            continue
+        print(row_of(name, measure(name, given.streams, num_senders=given.senders)), flush=True)
 
 
 if __name__ == "__main__":

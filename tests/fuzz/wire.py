@@ -29,7 +29,8 @@ from typing import Final
 
 import uvloop
 from benchmarks.router import ANSWER, FakeEngines, Peer, serve
-from benchmarks.router_attacks import MB, SMALL, memory_bytes, request, running_router
+from benchmarks.router_attacks import MB, memory_bytes, request, running_router
+from benchmarks.router_streams import BODY as SMALL
 
 from fuzz.noted_router import NOTES
 from fuzz.raw import Input, inputs, large_input

@@ -13,6 +13,7 @@ from fakes.http import Message, RawClient, request_bytes
 from fakes.router import CHAT, COMPLETIONS, PROMPT, Rig, raw, running_rig, send, until
 from patience import PATIENCE_S
 from pdcluster_protocol.labels import Role
+from pdcluster_router.http.reading import MAX_HEADER_LINES
 
 pytestmark = pytest.mark.anyio
 
@@ -81,6 +82,24 @@ async def test_huge_headers_are_a_431(num_values: int) -> None:
         answer = await client.receive()
         assert (answer.status, code_of(answer)) == (431, "headers_too_large")
         assert rig.decode.seen == []
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/health"])
+@pytest.mark.parametrize("end", [b"\r\n", b"a:\r\n" * 2], ids=["whole", "half"])
+async def test_more_headers_than_any_client_sends_are_a_431(rig: Rig, path: str, end: bytes) -> None:
+    # Some clients with 16,000 short lines each stopped the loop for 117 ms: the collector looked at all of them.
+    head = f"POST {path} HTTP/1.1\r\ncontent-length: 0\r\nhost: a\r\n".encode()
+    client = await rig.client()
+    await client.send(head + b"a:\r\n" * (MAX_HEADER_LINES - 1) + end)
+    answer = await client.receive()
+    assert (answer.status, code_of(answer)) == (431, "too_many_headers")
+    assert await is_closed(client)
+
+
+async def test_as_many_headers_as_are_allowed_are_served(rig: Rig) -> None:
+    client = await rig.client()
+    await client.send(b"GET /health HTTP/1.1\r\nhost: a\r\n" + b"a:\r\n" * (MAX_HEADER_LINES - 1) + b"\r\n")
+    assert (await client.receive()).status == 200
 
 
 async def test_a_header_that_never_ends_is_a_431() -> None:

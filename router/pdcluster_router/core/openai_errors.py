@@ -71,6 +71,11 @@ def headers_too_large(max_header_bytes: int) -> ApiError:
     return ApiError(431, _INVALID, "headers_too_large", message)
 
 
+def too_many_headers(max_header_lines: int) -> ApiError:
+    message = f"the request has more than {max_header_lines} headers"
+    return ApiError(431, _INVALID, "too_many_headers", message)
+
+
 def expectation_failed(expected: str) -> ApiError:
     message = f"Expect is {expected[:40]!r}: this router knows 100-continue only"
     return ApiError(417, _INVALID, "expectation_failed", message)

@@ -26,7 +26,13 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from pdcluster_router.core.openai_errors import ApiError, RefusedRequest, bad_request, headers_too_large
+from pdcluster_router.core.openai_errors import (
+    ApiError,
+    RefusedRequest,
+    bad_request,
+    headers_too_large,
+    too_many_headers,
+)
 from pdcluster_router.core.request_head import Headers, RequestHead, origin_form
 
 SLICE_BYTES: Final = 64 << 10
@@ -46,6 +52,10 @@ larger pieces would spare is less than what four or sixteen times as many reques
 
 LINE_OBJECTS_BYTES: Final = 176
 """What Python adds to each header line: a name, a value, a pair and its place in two tables."""
+
+MAX_HEADER_LINES: Final = 256
+"""Of a request. The collector looks at each line's objects: 16,000 of three bytes fit into the bytes of a head, and
+some clients that send such stopped the loop for 117 ms. Apache takes 100, and no client that we know sends more."""
 
 _NO_HEADERS: Final[Headers] = []
 """Nothing is ever added to it: each message begins with a list of its own."""
@@ -92,6 +102,7 @@ class ReadingProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.headers = _NO_HEADERS
         self.is_in_head = True
         self.is_in_message = False
         self.is_deaf = False
@@ -196,6 +207,8 @@ class ReadingProtocol(HttpToolsProtocol):
             return
         if self.num_silent_bytes > self._max_header_bytes:
             self.refuse(headers_too_large(self._max_header_bytes))
+        elif len(self.headers) > MAX_HEADER_LINES:
+            self.refuse(too_many_headers(MAX_HEADER_LINES))
         else:
             self.has_read()
 
@@ -248,6 +261,8 @@ class ReadingProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.num_silent_bytes > self._max_header_bytes:
             self._check_head_bytes()
+        if len(self.headers) > MAX_HEADER_LINES:
+            raise self._refused(too_many_headers(MAX_HEADER_LINES))
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
             self._is_upgrade = True  # The parser now ends this message, and says so.
             return

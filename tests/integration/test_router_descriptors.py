@@ -1,0 +1,46 @@
+"""A flood of new connections while each request needs connections to engines: no request of a client that was there
+before fails for want of a descriptor."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from fakes.http import RawClient
+from fakes.router import COMPLETIONS, PROMPT
+from integration.router_scene import Scene, running_scene
+from patience import PATIENCE_S
+
+pytestmark = pytest.mark.anyio
+
+NUM_MEMBERS = 9
+"""As many as 80 descriptors allow."""
+NUM_HELD = 100
+
+
+async def flood(scene: Scene) -> None:
+    """Ever new connections that say nothing, ``NUM_HELD`` at most. Until it is cancelled."""
+    held: list[RawClient] = []
+    while True:
+        with suppress(OSError):
+            held.append(await scene.client())
+        if len(held) > NUM_HELD:
+            held.pop(0).leave()
+
+
+async def statuses(member: RawClient) -> list[int]:
+    return [(await member.post(COMPLETIONS, PROMPT)).status for _ in range(3)]
+
+
+async def test_members_are_served_while_others_take_all_descriptors_again_and_again() -> None:
+    async with running_scene(descriptors=80, num_prefill=3, num_decode=3) as scene:
+        members = [await scene.client() for _ in range(NUM_MEMBERS)]
+        for member in members:
+            assert (await member.get("/health")).status == 200
+        flooding = asyncio.create_task(flood(scene))
+        async with asyncio.timeout(PATIENCE_S):
+            answered = await asyncio.gather(*map(statuses, members))
+        flooding.cancel()
+        assert answered == [[200] * 3] * NUM_MEMBERS

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pdcluster_connector.worker.content_pass import PartSums, factors_of
+from pdcluster_connector.worker.content_pass import GOLDEN, PartSums, odd_numbers
 
 LOOP_BYTES: Final = 1 << 21
 """What is read at once: a fraction of a millisecond, of which a call is a small part."""
@@ -138,11 +138,16 @@ def _prepared(loop: Loop, sums: PartSums) -> PlainPass:
     content, pages = sums.content, sums.pages
     units = torch.ones(content.shape[1], dtype=torch.int64) if sums.units is None else sums.units
     step = 1 if sums.units is None else 0  # units add up to one row
-    factors = factors_of(content.shape[3], content.device)
-    others = (_line(factors), _line(units), _line(sums.heads), step, sums.rows.numpy(), sums.ranges.numpy())
+    others = (_factors(content.shape[3]), _line(units), _line(sums.heads), step, sums.rows.numpy(), sums.ranges.numpy())
     page, row, token, _ = content.stride()
     numbers, weights, slots = (tensor.numpy() for tensor in (pages.numbers, pages.weights, pages.slots))
     return PlainPass(loop, _memory(content), (page, row, token), numbers, weights, slots, others)
+
+
+@lru_cache(maxsize=64)
+def _factors(num_words: int) -> Int64s:
+    """As ``content_pass.factors_of``, and in the host's own memory whichever device has asked for those before."""
+    return odd_numbers(np.arange(num_words), GOLDEN)
 
 
 def _require_inside(sums: PartSums) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from fakes.async_device import async_device
 from pdcluster_connector.worker.content_loop import PlainPass, plain_pass
-from pdcluster_connector.worker.content_pass import Pages, PartSums
+from pdcluster_connector.worker.content_pass import Pages, PartSums, factors_of
 
 PAGES, HEADS, TOKENS, WORDS = 4, 2, 3, 2
 
@@ -73,6 +73,17 @@ def test_memory_of_another_type_stays_with_pytorch() -> None:
     assert plain_pass(replace(sums, content=sums.content.as_subclass(Foreign))) is None
     with async_device() as (_, runtime):
         assert plain_pass(replace(sums, content=runtime.tensor(sums.content))) is None
+
+
+def test_what_another_device_has_asked_for_before_is_not_read_beside_its_streams() -> None:
+    words = 41  # of cells that no other test has
+    with async_device() as (_, runtime), runtime.default:
+        factors_of(words, torch.device("cpu"))
+    sums = sums_of([0, 1], torch.arange(PAGES * HEADS * TOKENS * words).view(PAGES, HEADS, TOKENS, words))
+    plain = plain_pass(sums)
+    assert plain is not None
+    plain.add(slice(None))
+    assert sums.rows.all()
 
 
 def test_memory_of_another_device_stays_with_pytorch() -> None:

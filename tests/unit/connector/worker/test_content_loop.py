@@ -32,6 +32,17 @@ def test_plain_memory_is_read_by_the_compiled_pass() -> None:
     assert isinstance(plain_pass(sums_of([0, 3])), PlainPass)
 
 
+def test_memory_that_vllm_has_made_in_inference_mode_is_plain_too() -> None:
+    with torch.inference_mode():
+        content = torch.arange(PAGES * HEADS * TOKENS * WORDS).view(PAGES, HEADS, TOKENS, WORDS)
+    ours, theirs = sums_of([0, 3], content), sums_of([0, 3])
+    plain = plain_pass(ours)
+    assert plain is not None
+    plain.add(slice(None))
+    theirs.add_by_operators(slice(None))
+    assert torch.equal(ours.rows, theirs.rows)
+
+
 @pytest.mark.parametrize("numbers", [[0, PAGES], [-1], [1 << 62], [2, -(1 << 62), 1]])
 def test_a_page_that_there_is_not_is_an_error_both_ways(numbers: list[int]) -> None:
     sums = sums_of(numbers)

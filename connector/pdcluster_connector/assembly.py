@@ -23,6 +23,7 @@ from pdcluster_connector.transport import make_transport
 from pdcluster_connector.transport.base import Transport, TransportSettings
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.transport.shared import SharedSessions, Use
+from pdcluster_connector.worker import content_loop
 from pdcluster_connector.worker.inbound import InboundSessions
 from pdcluster_connector.worker.lane_parts import LaneParts
 from pdcluster_connector.worker.prefill import PrefillWorker
@@ -145,6 +146,7 @@ def make_decode_rank(facts: EngineFacts, memory: Memory, *, device: Device | Non
 def _tested_device(facts: EngineFacts, memory: Memory, given: Device | None) -> Device:
     """The rank's device, after all that can be checked before it serves."""
     require_machine(facts.device_type, facts.settings.transfer_protocol)
+    content_loop.prepare_for(memory.views)
     device = given or select_device(facts.device_type)
     if facts.device_type != "cpu":
         where = next((view.device for view in memory.views), torch.device(facts.device_type))

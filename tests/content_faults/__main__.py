@@ -2,8 +2,9 @@
 
     python -m tests.content_faults [--faults 100000] [--seed 1] [--jobs 2] [--report docs/reports/content-100000.md]
 
-All TP pairs of 1, 2 and 4, with GQA, MLA and state (that at equal TP only: it is not split), on memory of CPU tensors;
-the real cores decide and plan. Where all is compared, each fault must be found; the share that samples find is told.
+All TP pairs of 1, 2 and 4, with GQA, MLA, GQA with tokens first, which unequal TP sizes reshard, and state (that at
+equal TP only: it is not split), on memory of CPU tensors; the real cores decide and plan. Where all is compared, each
+fault must be found; the share that samples find is told.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def report(tallies: list[Tally], seed: int, seconds: float) -> str:
         f"Written by `python -m tests.content_faults --faults {total.done.total()} --seed {seed}`, {seconds:.0f} s.",
         f"TP pairs: {pairs}. `full` finds a fault or the line below names it; three of four faults are done once and",
         "must be healed by the second push, the fourth is done to the second push too and must lose the attempt.",
-        "`sampled` finds: in prompts of 600 tokens on four or five layers, of which it looks at about 3 %.",
+        "`sampled` finds: in prompts of 600 tokens on five or six layers, of which it looks at about 3 %.",
         "",
         "| Fault | done | healed by the second push | ended by one error | sampled finds |",
         "|---|---|---|---|---|",

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from content_faults.scene import CACHED, CELL, DECODE_BLOCK, PAGE, Bytes, Rank
+from content_faults.scene import CACHED, CELL, DECODE_BLOCK, PAGE, Bytes, Rank, by_heads
 from pdcluster_protocol.side_channel import RegionKind, RegionLayout
 
 Fault = Callable[[Rank, np.random.Generator], None]
@@ -74,20 +74,21 @@ def swapped_layers(rank: Rank, dice: np.random.Generator) -> None:
 
 def wrong_head(rank: Rank, dice: np.random.Generator) -> None:
     """A head has what is another's: two are exchanged; a rank's only one gets bytes that are not its own."""
-    _, block = _block(rank, dice, needs_tokens=True)
-    heads = block.reshape(-1, PAGE * CELL)
+    region, block = _block(rank, dice, needs_tokens=True)
+    heads = by_heads(block, region)
     if len(heads) > 1:
         first, second = dice.choice(len(heads), 2, replace=False)
         heads[[first, second]] = heads[[second, first]]
     else:
-        heads[0] = dice.permutation(heads[0])
+        heads[0] = dice.permutation(heads[0].reshape(-1)).reshape(PAGE, CELL)
 
 
 def wrong_order(rank: Rank, dice: np.random.Generator) -> None:
     """The dimensions of a page are taken for each other: heads for tokens, or of one head tokens for words."""
-    _, block = _block(rank, dice, needs_tokens=True)
+    region, block = _block(rank, dice, needs_tokens=True)
     heads = len(block) // (PAGE * CELL)
-    shape = (heads, PAGE, CELL) if heads > 1 else (PAGE, CELL // 8, 8)
+    first, second = (PAGE, heads) if region.kind is RegionKind.TOKENS else (heads, PAGE)
+    shape = (first, second, CELL) if heads > 1 else (PAGE, CELL // 8, 8)
     block[:] = block.reshape(shape).transpose(1, 0, 2).copy().reshape(-1)
 
 

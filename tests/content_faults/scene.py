@@ -45,7 +45,7 @@ class Layer:
 
     @property
     def heads(self) -> int:
-        return HEADS if self.kind is RegionKind.HEADS else 1
+        return HEADS if self.kind in (RegionKind.HEADS, RegionKind.TOKENS) else 1
 
     @property
     def group(self) -> int:
@@ -53,9 +53,14 @@ class Layer:
 
 
 def layers_for(*, has_state: bool) -> tuple[Layer, ...]:
-    """GQA, one layer of it as vLLM's CPU kernels keep it, MLA, and state where both engines have one TP."""
+    """GQA, a layer of it as vLLM's CPU kernels keep it, MLA, GQA with tokens first, which unequal TP sizes reshard, and
+    state where both engines have one TP."""
     heads = [Layer("heads.0", RegionKind.HEADS), Layer("heads.1", RegionKind.HEADS, is_linear=False)]
-    others = [Layer("heads.2", RegionKind.HEADS), Layer("latent", RegionKind.LATENT)]
+    others = [
+        Layer("heads.2", RegionKind.HEADS),
+        Layer("latent", RegionKind.LATENT),
+        Layer("tokens", RegionKind.TOKENS),
+    ]
     return (*heads, *others, *([Layer("state", RegionKind.STATE)] if has_state else []))
 
 
@@ -69,7 +74,7 @@ class Rank:
     reader: KvReader = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reader = KvReader(self.layout, [_view(self.memory, region, self.layout) for region in self.layout.regions])
+        self.reader = KvReader(self.layout, [_view(self.memory, region) for region in self.layout.regions])
 
     def blocks(self, region: RegionLayout) -> Bytes:
         """[blocks, bytes], of this memory."""
@@ -124,7 +129,7 @@ class Scene:
             push = Push(PushKey(TransferId("t"), Attempt(1)), hold_s=1.0, deadline=9.0)
             live = LivePush(push, RequestId("r"), "", NUM_TOKENS, 0.0)
             live.content = prefill.order(ContentCheck.FULL, rank.tables)
-            found.append((plan_route(welcome, BOOT, hello), live))
+            found.append((plan_route(welcome, BOOT, hello, can_reshard=True), live))
         return found
 
     def debt(self) -> Debt:
@@ -176,15 +181,22 @@ def _fill(rank: Rank, layer: Layer, region: RegionLayout, content: Bytes) -> Non
         blocks[table[0]] = content[rank.layout.tp_rank, 0]
         return
     heads = Sharding(rank.layout.tp_size, layer.heads).heads_of(rank.layout.tp_rank)
-    cells = blocks.reshape(region.num_blocks, -1, len(heads), PAGE, CELL)
+    cells = by_heads(blocks.reshape(region.num_blocks, -1, region.page_bytes), region)
     for first in range(0, content.shape[1], PAGE):
         block, page = table[first // region.block_tokens], first % region.block_tokens // PAGE
         cells[block, page] = content[heads.start : heads.stop, first : first + PAGE]
 
 
-def _view(memory: torch.Tensor, region: RegionLayout, rank: RankLayout) -> torch.Tensor:
+def by_heads(pages: Bytes, region: RegionLayout) -> Bytes:
+    """Pages ``[..., bytes]`` as ``[..., heads, tokens, bytes of a cell]``, the same memory."""
+    if region.kind is RegionKind.TOKENS:
+        return pages.reshape(*pages.shape[:-1], PAGE, -1, CELL).swapaxes(-2, -3)
+    return pages.reshape(*pages.shape[:-1], -1, PAGE, CELL)
+
+
+def _view(memory: torch.Tensor, region: RegionLayout) -> torch.Tensor:
     pages = region.num_blocks * region.pages_per_block
     whole = memory[region.base : region.base + pages * region.page_stride]
     if region.kind is RegionKind.STATE:
         return whole.view(pages, 1, 1, region.page_bytes)
-    return whole.view(pages, len(Sharding(rank.tp_size, region.heads).heads_of(rank.tp_rank)), PAGE, CELL)
+    return torch.from_numpy(by_heads(whole.view(pages, region.page_bytes).numpy(), region))

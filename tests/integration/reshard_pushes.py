@@ -28,14 +28,16 @@ from pdcluster_connector.core.watermark import KvGroup, wanted_spans
 from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.settings import PushTiming, Settings
-from pdcluster_connector.steps import Cancel, DecodeStep, Expect, PrefillStep
+from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillStep
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.labels import Role
-from pdcluster_protocol.params import Reservation, digest_tokens, sealed, to_wire
+from pdcluster_protocol.params import ContentCheck, Reservation, digest_tokens, sealed, to_wire
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 if TYPE_CHECKING:
+    import torch
+
     from pdcluster_connector.assembly import DecodeRank, PrefillRank
 
 Bytes = npt.NDArray[np.uint8]
@@ -98,6 +100,14 @@ class RankCache:
         layout = RankLayout(self.tp_rank, self.tp_size, regions, self.stage, self.num_stages)
         return Memory(layout, spans, fingerprint())
 
+    def views(self) -> tuple[torch.Tensor, ...]:
+        """Of each region that it holds ``[pages, heads, tokens, bytes]``: its content can be compared by these."""
+        import torch
+
+        held = [data for index, data in enumerate(self.regions) if self.holds(index)]
+        pages = [data.reshape(-1, self.page_tokens, *data.shape[2:]) for data in held]
+        return tuple(torch.from_numpy(of_region).transpose(1, 2) for of_region in pages)
+
 
 def fingerprint() -> KvFingerprint:
     return fingerprint_of(RankShape(kv_heads=KV_HEADS), layout="LBNHC")
@@ -125,7 +135,10 @@ class DecodeEngine:
         page_tokens: int,
         pages_per_block: int,
         num_stages: int = 1,
+        *,
+        compares: bool = False,
     ) -> None:
+        """``compares``: it can read its own KV."""
         from pdcluster_connector.assembly import make_decode_rank
 
         self.name, self.tp_size, self.page_tokens, self.num_stages = name, tp_size, page_tokens, num_stages
@@ -137,7 +150,8 @@ class DecodeEngine:
         ]
         facts = facts_of(Role.DECODE, name, tp_size, self.block_tokens, settings)
         facts = replace(facts, num_stages=num_stages)
-        self.ranks: list[DecodeRank] = [make_decode_rank(facts, cache.memory()) for cache in self.caches]
+        memories = [replace(cache.memory(), views=cache.views() if compares else ()) for cache in self.caches]
+        self.ranks: list[DecodeRank] = [make_decode_rank(facts, memory) for memory in memories]
         self.ended: dict[tuple[str, int], bool] = {}
         """(request, rank) → whether it was received."""
         self.losses: list[tuple[str, int, str]] = []
@@ -176,7 +190,10 @@ class DecodeEngine:
 
 @dataclass(frozen=True)
 class Job:
-    """One request: where its prompt lies on both engines. ``cached``: leading tokens that decode has."""
+    """One request: where its prompt lies on both engines. ``cached``: leading tokens that decode has.
+
+    ``check``: what of its content is compared.
+    """
 
     name: str
     decode: DecodeEngine
@@ -185,6 +202,7 @@ class Job:
     decode_blocks: tuple[int, ...]
     cached: int = 0
     deadline_ms: int = 20_000
+    check: ContentCheck = ContentCheck.OFF
 
     @property
     def token_ids(self) -> list[int]:
@@ -193,7 +211,9 @@ class Job:
     def expect(self) -> None:
         """Decode's scheduler has reserved the blocks."""
         spans = wanted_spans(KvGroup(self.decode.block_tokens), self.cached, self.num_tokens, self.decode_blocks)
-        expect = Expect(RequestId(self.name), TransferId(self.name), self.deadline_ms, (spans,))
+        content = ContentOrder((spans,), (self.decode_blocks,), self.check)
+        order = None if self.check is ContentCheck.OFF else content
+        expect = Expect(RequestId(self.name), TransferId(self.name), self.deadline_ms, (spans,), order)
         for rank in self.decode.ranks:
             rank.worker.begin_step(DecodeStep(expects=(expect,)))
 
@@ -208,7 +228,7 @@ class Job:
             transfer_id=transfer, attempt=Attempt(1), deadline_ms=self.deadline_ms,
             token=SECRET.mint(transfer, Attempt(1), self.deadline_ms), remote_boot_id=first.boot_id,
             remote_side_channels=tuple(rank.address for rank in decode.ranks), num_prompt_tokens=self.num_tokens,
-            prompt_digest=digest_tokens(self.token_ids),
+            prompt_digest=digest_tokens(self.token_ids), content_check=self.check,
         )  # fmt: skip
 
     def require_exact(self) -> None:

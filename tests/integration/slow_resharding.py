@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -48,7 +48,7 @@ from pdcluster_connector.worker.orders import Quiesce
 from pdcluster_connector.worker.resharding import TokenMemory
 from pdcluster_protocol.ids import Attempt, RequestId, TransferId
 from pdcluster_protocol.labels import Role
-from pdcluster_protocol.params import sealed, to_wire
+from pdcluster_protocol.params import ContentCheck, sealed, to_wire
 
 PATIENT: Final = Settings(
     quarantine_s=0.5,
@@ -127,10 +127,10 @@ class SlowGroup:
     decode: DecodeEngine
     jobs: dict[str, Job] = field(default_factory=dict)
 
-    def add(self, name: str, num_tokens: int, first_block: int = 1) -> Job:
+    def add(self, name: str, num_tokens: int, first_block: int = 1, check: ContentCheck = ContentCheck.OFF) -> Job:
         """The router has brought the request to both engines."""
         blocks = tuple(range(first_block, first_block - (-num_tokens // BLOCK)))
-        job = Job(name, self.decode, num_tokens, blocks, blocks[::-1], deadline_ms=int(PATIENCE_S * 1000))
+        job = Job(name, self.decode, num_tokens, blocks, blocks[::-1], deadline_ms=int(PATIENCE_S * 1000), check=check)
         job.expect()
         parameters = to_wire(sealed(job.reservation(), SECRET))
         self.scheduler.add(RequestId(name), parameters, job.token_ids, now=time.monotonic())
@@ -192,14 +192,18 @@ def is_exact(job: Job, regions: Sequence[int] = REGIONS) -> bool:
 
 @contextmanager
 def slow_group(
-    prefill_tp: int, decode_tp: int, settings: Settings = PATIENT, *, is_held: bool = True
+    prefill_tp: int, decode_tp: int, settings: Settings = PATIENT, *, is_held: bool = True, compares: bool = False
 ) -> Iterator[SlowGroup]:
-    """Both engines. ``is_held``: prefill's forward passes do nothing before the test lets them."""
+    """Both engines. ``is_held``: prefill's forward passes do nothing before the test lets them.
+
+    ``compares``: both can read their own KV.
+    """
     with ExitStack() as stack:
-        decode = DecodeEngine("decode-0", settings, decode_tp, BLOCK, 1)
+        decode = DecodeEngine("decode-0", settings, decode_tp, BLOCK, 1, compares=compares)
         stack.callback(decode.close)
         meeting = Meeting(prefill_tp)
-        ranks = [stack.enter_context(_slow_rank(rank, prefill_tp, meeting, settings)) for rank in range(prefill_tp)]
+        made = (_slow_rank(rank, prefill_tp, meeting, settings, compares=compares) for rank in range(prefill_tp))
+        ranks = [stack.enter_context(rank) for rank in made]
         for rank in ranks if is_held else ():
             rank.forward.hold()
         engine = PrefillEngine(prefill_tp, (KV_HEADS,), (KvGroup(BLOCK),))
@@ -208,7 +212,7 @@ def slow_group(
 
 
 @contextmanager
-def _slow_rank(rank: int, tp_size: int, meeting: Meeting, settings: Settings) -> Iterator[SlowRank]:
+def _slow_rank(rank: int, tp_size: int, meeting: Meeting, settings: Settings, *, compares: bool) -> Iterator[SlowRank]:
     with async_device() as (device, runtime), ExitStack() as stack:
         cache, wire = prefill_cache(rank, tp_size), Wire()
         for region in cache.regions:
@@ -219,8 +223,9 @@ def _slow_rank(rank: int, tp_size: int, meeting: Meeting, settings: Settings) ->
         }
         tokens = TokenMemory(group.as_process_group(), dict(data))
         facts = facts_of(Role.PREFILL, "prefill", tp_size, BLOCK, settings)
+        views = tuple(map(runtime.tensor, cache.views())) if compares else ()
         with runtime.default:
-            prefill = make_prefill_rank(facts, cache.memory(), tokens, device=device)
+            prefill = make_prefill_rank(facts, replace(cache.memory(), views=views), tokens, device=device)
         stack.callback(prefill.close)
         stack.callback(runtime.release)
         wrap_transports(prefill.worker, lambda inner: Late(inner, wire))

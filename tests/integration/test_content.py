@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 import pytest
 
@@ -13,6 +13,7 @@ from fakes.transports import Permuting, wrap_transports
 from integration.ranks import BLOCK_SIZE, HEAD_BYTES, Pair, Shape, make_pair
 from pdcluster_connector.engine_facts import Memory
 from pdcluster_connector.failures import take_counts
+from pdcluster_connector.worker.content_loop import compiled_loop
 from pdcluster_protocol.labels import Role
 
 OURS, THEIRS = [3, 4, 5, 9], [8, 9, 2, 30]
@@ -32,6 +33,9 @@ def turned(cell: int) -> int:
     head, token = divmod(inside, BLOCK_SIZE)
     return block * 2 * BLOCK_SIZE + token * 2 + head
 
+
+Changes: TypeAlias = dict[Role, Callable[[Memory], Memory]]
+NO_VIEWS: Final[Changes] = dict.fromkeys(Role, partial(replace, views=()))
 
 FAULTS: Final[dict[str, tuple[int, Callable[[int], int]]]] = {
     "two heads": (ROW, lambda row: row ^ 1),
@@ -117,3 +121,11 @@ def test_a_rank_that_cannot_read_its_own_kv_verifies_nothing(side: Role) -> None
     with make_pair(changes={side: partial(replace, views=())}) as pair:
         pair.compare("a", OURS, THEIRS)
         pair.require_lost("a")
+
+
+@pytest.mark.parametrize(("changes", "num_compiled"), [({}, 1), (NO_VIEWS, 0)])
+def test_the_sums_of_plain_memory_are_compiled_when_the_ranks_start(changes: Changes, num_compiled: int) -> None:
+    """It takes seconds, which the first request must not wait for."""
+    compiled_loop.cache_clear()
+    with make_pair(changes=changes):
+        assert compiled_loop.cache_info().currsize == num_compiled

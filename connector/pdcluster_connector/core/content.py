@@ -65,7 +65,7 @@ class ContentPart:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Where the cells of some positions lie in a rank: arrays of one length."""
+    """Where the cells of some positions, which ascend, lie in a rank: arrays of one length."""
 
     positions: Offsets
     pages: Offsets
@@ -294,11 +294,22 @@ def _positions(
     """
     whole = 1 if region.is_linear else region.page_tokens
     beyond = 0 if region.is_draft else whole - 1
-    runs = [(start // whole * whole, (stop + beyond) // whole * whole) for start, stop in spans]
+    runs = _merged((start // whole * whole, (stop + beyond) // whole * whole) for start, stop in spans)
     parts = [np.arange(*run) for run in (common_spans(runs, ranges) if ranges else runs)]
-    positions = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
+    positions = np.concatenate(parts) if parts else np.zeros(0, np.int64)
     shared: Offsets = positions[positions // part.stripe % part.share.count == part.share.index]
     return shared
+
+
+def _merged(spans: Iterable[TokenSpan]) -> list[TokenSpan]:
+    """The same positions, each once, ascending."""
+    found: list[TokenSpan] = []
+    for start, stop in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        else:
+            found.append((start, stop))
+    return found
 
 
 def _shared(index: int, target_index: int, prefill: RankLayout, decode: RankLayout) -> Iterator[ContentPart]:

@@ -121,6 +121,17 @@ def plan_link(prefill: RankLayout, decode: RankLayout) -> Link:
     return Link(tuple(copies), tuple(shapes), coverage)
 
 
+def plan_strips(link: Link, prefill: RankLayout, decode: RankLayout) -> dict[int, CopyShape]:
+    """How each region that is resharded also goes straight from its blocks, by the region's place in prefill's layout.
+
+    Each prefill rank writes its own heads, token by token, and needs no other rank. Over them all each cell is written
+    once. It takes a write for each token. 8 heads, TP 2 to TP 1: rank 1 writes heads 4..7 of every token.
+    """
+    ends = _Ends(prefill, decode)
+    pairs = [(copy.source_index, copy.target_index) for copy in link.copies if copy.is_resharded]
+    return {ours: _plan_strip(prefill.regions[ours], decode.regions[theirs], ends) for ours, theirs in pairs}
+
+
 def owed_by(prefill: RankLayout, decode: RankLayout) -> RankLayout:
     """The decode rank with those regions that prefill must fill: not a draft model's, where prefill has none.
 
@@ -229,6 +240,16 @@ def _plan_tokens(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Pl
     step = min(source.page_tokens, target.page_tokens)
     shape = CopyShape(source.group, ours, theirs, _unit(source, target), step, 1, step * cell * len(wanted), share)
     return _Planned(shape, Fraction(len(wanted), share.count), is_resharded)
+
+
+def _plan_strip(source: RegionLayout, target: RegionLayout, ends: _Ends) -> CopyShape:
+    push, cell = _push_between(source, ends), _common_cell(source, target, ends)
+    assert push is not None, f"layer {source.layer_name} is resharded for a rank that gets no head of ours"
+    ours, theirs = (
+        _grid(region, 0, cell * len(held), cell * (push.heads.start - held.start))
+        for region, held in ((source, _heads_of(source, ends.prefill)), (target, _heads_of(target, ends.decode)))
+    )
+    return CopyShape(source.group, ours, theirs, _unit(source, target), 1, 1, cell * len(push.heads), push.share)
 
 
 def _plan_state(source: RegionLayout, target: RegionLayout, ends: _Ends) -> Iterator[_Planned]:

@@ -1,17 +1,20 @@
 """The second push of what arrived wrong: which bytes, straight from the request's blocks to decode's.
 
 Planned from the block tables of the whole prompt and not from what was pushed before: a plan that went wrong once is
-not carried out twice. What reaches decode by staging memory is not pushed again: the ranks of the engine would have to
-reshard it together once more.
+not carried out twice. What reached decode by staging memory does not go that way again: the ranks of the engine would
+have to reshard it together once more. Each rank writes its own heads of it, token by token. That takes many writes, so
+that their number has a bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from pdcluster_connector.core.content import common_spans
 from pdcluster_connector.core.link import RegionCopy
 from pdcluster_connector.core.ranges import (
+    ByteRanges,
     CopyShape,
     GroupSlice,
     MissingBlockError,
@@ -26,36 +29,50 @@ from pdcluster_connector.worker.writes import LayerRecord, Part
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.side_channel import Again
 
+MAX_WRITES: Final = 1 << 15
+"""Of one rank's second push. The lane's other requests wait behind them: 2.5 s with TCP on loopback (75 us each)."""
+
 
 def plan_again(route: Route, live: LivePush, again: Again, *, now: float) -> tuple[Part, ...]:
     """What of this push lies where ``again`` says; empty where other ranks push it.
 
     Raises:
-        ProtocolError: It went through staging memory, or prefill does not have it any more.
+        ProtocolError: It takes too many writes, or prefill does not have it any more.
     """
     order, wanted = live.content, frozenset(again.regions)
     assert order is not None, "a push without sums has said done, and is over"
-    if any(copy.target_index in wanted for copy in route.staged.values()):
-        raise ProtocolError("what is wrong was resharded on prefill, which pushes such KV only once")
+    planned: list[tuple[RegionCopy, ByteRanges]] = []
     try:
-        copies = [copy for copy in route.direct_copies if copy.target_index in wanted]
-        return tuple(part for copy in copies for part in _parts(route, live, order, copy, again.ranges, now))
+        for copy, shape in route.copies_from_blocks():
+            if copy.target_index in wanted:
+                planned += ((copy, ranges) for ranges in _ranges(route, order, shape, again.ranges))
+                _require_few(planned)
     except MissingBlockError as error:
         raise ProtocolError(f"{error}, which decode needs again") from error
+    return tuple(_part(live, copy, ranges, now) for copy, ranges in planned)
 
 
-def _parts(
-    route: Route, live: LivePush, order: ContentOrder, copy: RegionCopy, ranges: Sequence[TokenSpan], now: float
-) -> Iterator[Part]:
-    shape = route.link.shapes[copy.shape]
-    for span in _wanted(shape, order.spans[shape.group], ranges):
+def _ranges(route: Route, order: ContentOrder, shape: CopyShape, wanted: Sequence[TokenSpan]) -> Iterator[ByteRanges]:
+    for span in _wanted(shape, order.spans[shape.group], wanted):
         part = _slice(shape, span, order)
         require_held(shape, part, route.num_blocks[shape.group])
-        planned = plan_ranges(shape, part)
-        if planned.num_pieces:
-            record = LayerRecord(0, copy.source_index, now, planned.total_bytes, unacked_bytes=planned.total_bytes)
-            live.layers.append(record)
-            yield Part(live.push, planned, copy.source_base, copy.target_base, record)
+        ranges = plan_ranges(shape, part)
+        if ranges.num_pieces:
+            yield ranges
+
+
+def _require_few(planned: Sequence[tuple[RegionCopy, ByteRanges]]) -> None:
+    num_writes = sum(len(ranges.source) for _, ranges in planned)
+    if num_writes > MAX_WRITES:
+        raise ProtocolError(
+            f"what is wrong takes more than {MAX_WRITES} writes of prefill to push again: it needs another attempt"
+        )
+
+
+def _part(live: LivePush, copy: RegionCopy, ranges: ByteRanges, now: float) -> Part:
+    record = LayerRecord(0, copy.source_index, now, ranges.total_bytes, unacked_bytes=ranges.total_bytes)
+    live.layers.append(record)
+    return Part(live.push, ranges, copy.source_base, copy.target_base, record)
 
 
 def _wanted(shape: CopyShape, spans: Sequence[TokenSpan], ranges: Sequence[TokenSpan]) -> list[TokenSpan]:

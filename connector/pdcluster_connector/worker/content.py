@@ -1,13 +1,9 @@
 """Sums of KV content: what a rank pushed or received of a request, read through vLLM's own tensors.
 
-    cell = sum over words of 8 bytes of  spread(word) * odd number of the word's place in the cell
-    sum  = sum over cells of  cell * odd number of the token's position                             all modulo 2^64
-
-Which cells go into which sum is ``core/content.py``'s to say. A sum has no order, so that ranks, layers and chunks may
-come in any. One multiplication and few passes for each word, so that it costs little more than reading the memory;
-``spread`` carries a word's top bits down, of which a product modulo 2^64 keeps too few. It is no proof against somebody
-who wants to deceive: the side channel is sealed against those. It is computed on the tensor's own device, never in the
-forward pass nor in its stream, and in chunks: the thread that computes it serves others in between.
+Which cells go into which sum is ``core/content.py``'s to say, and what a sum is ``content_pass.py``'s. A sum has no
+order, so that ranks, layers and chunks may come in any. It costs little more than reading the memory. It is no proof
+against somebody who wants to deceive: the side channel is sealed against those. It is computed on the tensor's own
+device, never in the forward pass nor in its stream, and in chunks: its thread serves others in between.
 """
 
 from __future__ import annotations
@@ -15,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, Generic, TypeVar
 
@@ -32,18 +27,24 @@ from pdcluster_connector.core.content import (
     parts_received,
     plan_content,
 )
-from pdcluster_connector.core.ranges import Offsets
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.core.state_runs import unit_bytes, units_of
 from pdcluster_connector.device import Device, Stream
 from pdcluster_connector.steps import ContentOrder
+from pdcluster_connector.worker.content_loop import LOOP_BYTES, plain_pass
+from pdcluster_connector.worker.content_pass import (
+    CHUNK_BYTES,
+    GOLDEN,
+    WORD_BYTES,
+    Pages,
+    PartSums,
+    as_words,
+    odd_numbers,
+    values_of,
+)
 from pdcluster_connector.worker.pushes import LivePush, PushBook
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.side_channel import ContentSums, RankLayout
-
-CHUNK_BYTES: Final = 1 << 19
-"""What is read at once: it stays in a core's cache between the passes."""
-_WORD_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class SumsUnderWay:
         where = self._reader.where
         self._rows = torch.zeros(self.plan.num_rows, dtype=torch.int64, device=where)
         self._ranges = torch.zeros(len(self.plan.numbers), dtype=torch.int64, device=where)
-        known: dict[object, _Pages] = {}
+        known: dict[object, Pages] = {}
         for part in parts:
             region, ranges = self._reader.layout.regions[part.region], self.plan.spans_of(part.target)
             num_rows = 0 if part.run is None else region.runs[part.run].num_rows
@@ -122,61 +123,37 @@ class SumsUnderWay:
             for _ in self._read_part(part, known[shape]):
                 yield True
 
-    def _read_part(self, part: ContentPart, pages: _Pages) -> Iterator[None]:
-        view = _as_words(self._reader.view_of(part))[:, part.rows.start : part.rows.stop]
-        row, units = self.plan.row_starts[part.target] + part.target_row, _units_of(part, view.device)
-        rows = slice(row, row + (len(part.rows) if units is None else 1))
-        heads = torch.from_numpy(_odd(np.arange(rows.start, rows.stop), _GOLDEN))[:, None].to(view.device)
-        at_once = max(1, CHUNK_BYTES // (view[:1].numel() * view.element_size()))
+    def _read_part(self, part: ContentPart, pages: Pages) -> Iterator[None]:
+        sums = self._sums_of(part, pages)
+        plain = plain_pass(sums)
+        add, size = (sums.add_by_operators, CHUNK_BYTES) if plain is None else (plain.add, LOOP_BYTES)
+        at_once = sums.pages_of(size)
         for first in range(0, len(pages.numbers), at_once):
-            now = slice(first, first + at_once)
-            sums = values_of(view.index_select(0, pages.numbers[now])) * pages.weights[now, None]
-            if units is not None:
-                sums = (sums * units).sum(1, keepdim=True)
-            self._rows[rows] += sums.sum((0, 2))
-            of_tokens = (sums * heads).sum(1)
-            self._ranges.index_add_(0, pages.slots[now].reshape(-1), of_tokens.reshape(-1))
+            add(slice(first, first + at_once))
             yield
 
-
-@dataclass(frozen=True, slots=True)
-class _Pages:
-    """Pages of a region that hold cells which are counted. On the rank's device.
-
-    ``weights``, ``slots``: ``[pages, tokens]``, int64: of each token its factor, 0 where it is not counted, and which
-    of the sums over ranges counts it.
-    """
-
-    numbers: torch.Tensor
-    weights: torch.Tensor
-    slots: torch.Tensor
+    def _sums_of(self, part: ContentPart, pages: Pages) -> PartSums:
+        content = as_words(self._reader.view_of(part))[:, part.rows.start : part.rows.stop]
+        row, units = self.plan.row_starts[part.target] + part.target_row, _units_of(part, content.device)
+        rows = slice(row, row + (len(part.rows) if units is None else 1))
+        heads = torch.from_numpy(odd_numbers(np.arange(rows.start, rows.stop), GOLDEN))[:, None].to(content.device)
+        return PartSums(content, pages, units, heads, self._rows[rows], self._ranges)
 
 
-def _pages_of(cells: Cells, page_tokens: int, plan: ContentPlan, key: int, where: torch.device) -> _Pages:
-    numbers, turns = np.unique(cells.pages, return_inverse=True)
+def _pages_of(cells: Cells, page_tokens: int, plan: ContentPlan, key: int, where: torch.device) -> Pages:
+    is_first = np.ones(len(cells.pages), bool)  # The cells of a page follow each other.
+    is_first[1:] = (cells.pages[1:] != cells.pages[:-1]) | (cells.slots[1:] <= cells.slots[:-1])
+    numbers, turns = cells.pages[is_first], np.cumsum(is_first) - 1
     tokens = 1 if not len(cells.slots) else max(page_tokens, int(cells.slots.max()) + 1)
     weights, slots = np.zeros((len(numbers), tokens), np.int64), np.zeros((len(numbers), tokens), np.int64)
-    weights[turns, cells.slots] = _odd(cells.positions, key)
+    weights[turns, cells.slots] = odd_numbers(cells.positions, key)
     slots[turns, cells.slots] = plan.slots_of(cells.positions)
-    return _Pages(*(torch.from_numpy(found).to(where) for found in (numbers, weights, slots)))
-
-
-def values_of(content: torch.Tensor) -> torch.Tensor:
-    """[pages, heads, tokens], int64: of each cell of ``content``, ``[pages, heads, tokens, bytes or words]``.
-
-    ``content`` is a copy of our own: it is overwritten.
-    """
-    words = content if content.dtype is torch.int64 else _words_of(content)
-    words += words >> 32
-    factors = _factors(words.shape[-1], words.device)
-    if words.device.type == "cpu":
-        return torch.mv(words.view(-1, words.shape[-1]), factors).view(words.shape[:-1])
-    return (words * factors).sum(-1)  # CUDA has no product of integer matrices
+    return Pages(*(torch.from_numpy(found).to(where) for found in (numbers, weights, slots)))
 
 
 def digest_of(content: torch.Tensor, positions: torch.Tensor, key: int) -> int:
     """One sum over cells ``[positions, heads, bytes]``, uint8, any device: for checks of a device's arithmetic."""
-    weights = torch.from_numpy(_odd(positions.cpu().numpy(), key)).to(content.device)
+    weights = torch.from_numpy(odd_numbers(positions.cpu().numpy(), key)).to(content.device)
     return int((values_of(content[:, :, None].clone())[..., 0] * weights[:, None]).sum().item()) & _MASK
 
 
@@ -310,24 +287,6 @@ class ReceiveDigests:
 
 
 _MASK: Final = (1 << 64) - 1
-_GOLDEN: Final = 0x9E3779B97F4A7C15
-
-
-@lru_cache(maxsize=64)
-def _factors(num_words: int, where: torch.device) -> torch.Tensor:
-    """Of each word of a cell, odd. Complete when this returns: threads with other streams use it too."""
-    factors = torch.from_numpy(_odd(np.arange(num_words), _GOLDEN)).to(where)
-    factors.cpu()
-    return factors
-
-
-def _odd(numbers: np.ndarray, key: int) -> Offsets:
-    """Odd numbers as random as their places are different: the finaliser of MurmurHash3 (public domain)."""
-    x = numbers.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64(key & _MASK)
-    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
-    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
-    found: Offsets = ((x ^ (x >> np.uint64(33))) | np.uint64(1)).view(np.int64)
-    return found
 
 
 def _units_of(part: ContentPart, where: torch.device) -> torch.Tensor | None:
@@ -335,26 +294,12 @@ def _units_of(part: ContentPart, where: torch.device) -> torch.Tensor | None:
     if part.run is None:
         return None
     numbers = np.arange(part.first_unit, part.first_unit + len(part.rows))
-    return torch.from_numpy(_odd(numbers, _number_of(f"run {part.run}")))[:, None].to(where)
+    return torch.from_numpy(odd_numbers(numbers, _number_of(f"run {part.run}")))[:, None].to(where)
 
 
 def _number_of(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=_WORD_BYTES).digest(), "little")
+    return int.from_bytes(blake2b(text.encode(), digest_size=WORD_BYTES).digest(), "little")
 
 
 def _as_bytes(sums: torch.Tensor) -> bytes:
     return sums.cpu().numpy().astype("<i8").tobytes()
-
-
-def _as_words(view: torch.Tensor) -> torch.Tensor:
-    """The same memory in words, if it has whole ones: to copy them is quicker."""
-    places = (view.shape[-1], view.storage_offset(), *view.stride()[:-1])
-    is_whole = view.stride(-1) == 1 and not any(place % _WORD_BYTES for place in places)
-    return view.view(torch.int64) if is_whole and view.data_ptr() % _WORD_BYTES == 0 else view
-
-
-def _words_of(content: torch.Tensor) -> torch.Tensor:
-    """[pages, heads, tokens, words], int64; the last word of a cell filled up with zeros."""
-    if odd := content.shape[-1] % _WORD_BYTES:
-        content = torch.nn.functional.pad(content, (0, _WORD_BYTES - odd))
-    return content.contiguous().view(torch.int64)

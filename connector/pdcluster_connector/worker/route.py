@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import attrgetter
 
-from pdcluster_connector.core.link import Link, RegionCopy, plan_link, require_possible
+from pdcluster_connector.core.link import Link, RegionCopy, plan_link, plan_strips, require_possible
 from pdcluster_connector.core.ranges import (
     ByteRanges,
     CopyShape,
@@ -46,10 +46,17 @@ class Route:
     """Of a step: nothing of the step is read any more after it."""
     num_blocks: Mapping[int, int]
     """Blocks that decode has in each KV group."""
+    strips: Mapping[int, CopyShape] = field(default_factory=dict)
+    """How a staged region goes straight from its blocks, a write for each token: for a second push."""
 
     @property
     def direct_copies(self) -> Iterator[RegionCopy]:
         return chain.from_iterable(self.direct.values())
+
+    def copies_from_blocks(self) -> Iterator[tuple[RegionCopy, CopyShape]]:
+        """Every copy of the link as it is made without staging memory."""
+        yield from ((copy, self.link.shapes[copy.shape]) for copy in self.direct_copies)
+        yield from ((copy, self.strips[index]) for index, copy in self.staged.items())
 
     def shapes_of(self, copies: Iterable[RegionCopy]) -> dict[int, CopyShape]:
         """The shapes of ``copies``, by their numbers."""
@@ -109,7 +116,8 @@ def plan_route(welcome: Welcome, boot_id: BootId, hello: Hello, *, can_reshard: 
     direct = {index: tuple(copies) for index, copies in groupby(in_order, key=attrgetter("source_index"))}
     num_layers = len({copy.layer_name for copy in link.copies})
     last_order = StepRead if staged else StepEnded
-    return Route(link, direct, staged, num_layers, last_order, _num_blocks(welcome.layout))
+    strips = plan_strips(link, hello.layout, welcome.layout)
+    return Route(link, direct, staged, num_layers, last_order, _num_blocks(welcome.layout), strips)
 
 
 @dataclass(slots=True)

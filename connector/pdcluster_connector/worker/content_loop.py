@@ -1,0 +1,186 @@
+"""The sums of ``content_pass.py`` in one compiled pass over the host's own memory.
+
+Numba, which vLLM brings along, compiles the loop for this machine once, before the engine serves. The loop reads by
+place and checks none: every number that it reads by is checked before. It holds no interpreter lock. It reads at once
+and in no stream, so that it is taken for plain CPU tensors only: not for an accelerator's, and not for a tensor type of
+somebody else's whose operations run later.
+
+Where Numba is missing or does not compile (``NUMBA_DISABLE_JIT``), PyTorch's operators find the same sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pdcluster_connector.worker.content_pass import GOLDEN, PartSums, odd_numbers
+
+LOOP_BYTES: Final = 1 << 21
+"""What is read at once: a fraction of a millisecond, of which a call is a small part."""
+
+Int64s: TypeAlias = npt.NDArray[np.int64]
+Loop: TypeAlias = Callable[
+    [Int64s, tuple[int, int, int], Int64s, Int64s, Int64s, Int64s, Int64s, Int64s, int, Int64s, Int64s], None
+]
+
+
+@lru_cache(maxsize=1)
+def compiled_loop() -> Loop | None:
+    """``add_pages``, compiled; None where Numba cannot. The first call takes seconds: engine start."""
+    try:
+        import numba  # here: it takes half a second, and only engines on CPU need it
+    except ImportError:
+        return None
+    if numba.config.DISABLE_JIT:
+        return None
+    line, table, number = numba.int64[::1], numba.int64[:, ::1], numba.int64
+    strides = numba.types.UniTuple(number, 3)
+    types = numba.void(line, strides, line, table, table, line, line, line, number, line, line)
+    loop: Loop = numba.njit(types, nogil=True)(add_pages)
+    return loop
+
+
+def prepare_for(views: Iterable[torch.Tensor]) -> None:
+    """What ``plain_pass`` needs for parts of ``views`` is at hand. Engine start: takes seconds."""
+    if any(map(_is_plain, views)):
+        compiled_loop()
+
+
+def plain_pass(sums: PartSums) -> PlainPass | None:
+    """Counts pages of ``sums``; None where only ``sums.add_by_operators`` may.
+
+    Raises:
+        IndexError: There is no such page.
+    """
+    if not _is_plain(sums.content) or not _has_whole_words(sums):
+        return None
+    loop = compiled_loop()
+    if loop is None:
+        return None
+    _require_inside(sums)
+    return _prepared(loop, sums)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainPass:
+    """``sums`` as the loop takes them: the same memory. ``others``: its arguments behind the pages."""
+
+    loop: Loop
+    words: Int64s
+    strides: tuple[int, int, int]
+    numbers: Int64s
+    weights: Int64s
+    slots: Int64s
+    others: tuple[Int64s, Int64s, Int64s, int, Int64s, Int64s]
+
+    def add(self, now: slice) -> None:
+        """Count the pages ``now``: at once, and in the calling thread."""
+        self.loop(self.words, self.strides, self.numbers[now], self.weights[now], self.slots[now], *self.others)
+
+
+def add_pages(
+    words: Any,
+    strides: Any,
+    numbers: Any,
+    weights: Any,
+    slots: Any,
+    factors: Any,
+    units: Any,
+    heads: Any,
+    step: int,
+    rows: Any,
+    ranges: Any,
+) -> None:
+    """Count each token of the pages ``numbers`` in ``rows`` and ``ranges``. Reads by place, without bounds.
+
+    ``words``: the memory, int64. ``strides``: words from page to page, row to row, token to token. ``weights``,
+    ``slots``: ``[pages, tokens]``. ``factors``: of each word of a cell. ``units``: of each row of a page. ``step``:
+    from the sum of one row to the next one's. Numba compiles this: loops over numbers, and nothing else.
+    """
+    for page in range(len(numbers)):
+        for row in range(len(units)):
+            first = numbers[page] * strides[0] + row * strides[1]
+            of_row = 0
+            for token in range(weights.shape[1]):
+                weight = weights[page, token]
+                if weight == 0:
+                    continue
+                begin = first + token * strides[2]
+                cell = words[begin : begin + len(factors)]
+                value = 0
+                for place in range(len(factors)):
+                    value += (cell[place] + (cell[place] >> 32)) * factors[place]
+                value *= weight * units[row]
+                of_row += value
+                ranges[slots[page, token]] += value * heads[row * step]
+            rows[row * step] += of_row
+
+
+def _is_plain(view: torch.Tensor) -> bool:
+    """Whether the host may read it by its address at any time. A subclass may have work under way beside the host."""
+    return type(view) is torch.Tensor and view.device.type == "cpu"
+
+
+def _has_whole_words(sums: PartSums) -> bool:
+    """Whether the cells are words that lie side by side, one cell for each weight of a page."""
+    content, weights = sums.content, sums.pages.weights
+    is_words = content.dtype is torch.int64 and content.stride(-1) == 1 and content.numel() > 0
+    return is_words and weights.shape[1] == content.shape[2]
+
+
+def _prepared(loop: Loop, sums: PartSums) -> PlainPass:
+    content, pages = sums.content, sums.pages
+    units = torch.ones(content.shape[1], dtype=torch.int64) if sums.units is None else sums.units
+    step = 1 if sums.units is None else 0  # units add up to one row
+    others = (_factors(content.shape[3]), _line(units), _line(sums.heads), step, sums.rows.numpy(), sums.ranges.numpy())
+    page, row, token, _ = content.stride()
+    numbers, weights, slots = (tensor.numpy() for tensor in (pages.numbers, pages.weights, pages.slots))
+    return PlainPass(loop, _memory(content), (page, row, token), numbers, weights, slots, others)
+
+
+@lru_cache(maxsize=64)
+def _factors(num_words: int) -> Int64s:
+    """As ``content_pass.factors_of``, and in the host's own memory whichever device has asked for those before."""
+    return odd_numbers(np.arange(num_words), GOLDEN)
+
+
+def _require_inside(sums: PartSums) -> None:
+    """Every number by which the loop reads or writes is one of a place that there is.
+
+    Raises:
+        IndexError: One is not.
+    """
+    pages, num_rows = sums.pages, sums.content.shape[1]
+    _require_below(sums.content.shape[0], pages.numbers, "page")
+    _require_below(len(sums.ranges), pages.slots, "range")
+    if not pages.weights.shape == pages.slots.shape == (len(pages.numbers), sums.content.shape[2]):
+        raise IndexError(f"{len(pages.numbers)} pages have weights {pages.weights.shape}, slots {pages.slots.shape}")
+    num_sums = num_rows if sums.units is None else 1
+    num_units = num_rows if sums.units is None else len(sums.units)
+    if (len(sums.rows), len(sums.heads), num_units) != (num_sums, num_sums, num_rows):
+        raise IndexError(f"{num_rows} rows have {len(sums.rows)} sums, {len(sums.heads)} heads, {num_units} units")
+
+
+def _require_below(num: int, numbers: torch.Tensor, what: str) -> None:
+    if not numbers.numel():
+        return
+    first, last = int(numbers.min()), int(numbers.max())
+    if first < 0 or last >= num:
+        raise IndexError(f"content of {what}s {first} to {last} is asked for: there are {num}")
+
+
+def _memory(content: torch.Tensor) -> Int64s:
+    """From the first word of ``content`` to its last, what lies between included: no word more."""
+    last = sum((size - 1) * stride for size, stride in zip(content.shape, content.stride(), strict=True))
+    return _line(content.as_strided((last + 1,), (1,), content.storage_offset()))
+
+
+def _line(tensor: torch.Tensor) -> Int64s:
+    line: Int64s = tensor.reshape(-1).numpy()
+    return line

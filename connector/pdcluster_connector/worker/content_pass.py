@@ -1,0 +1,118 @@
+"""One part's pages are added to the sums of content: what is read, and by PyTorch's operators how.
+
+    cell = sum over words of 8 bytes of  spread(word) * odd number of the word's place in the cell
+    sum  = sum over cells of  cell * odd number of the token's position                             all modulo 2^64
+
+``spread`` carries a word's top bits down, of which a product modulo 2^64 keeps too few. PyTorch takes several passes
+over a copy, on any device and in the calling thread's stream. ``content_loop.py`` takes one, and only in the host's own
+memory. Both find the same sums. Which cells count is ``core/content.py``'s to say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import torch
+
+from pdcluster_connector.core.ranges import Offsets
+
+CHUNK_BYTES: Final = 1 << 19
+"""What is read at once: it stays in a core's cache between the passes."""
+WORD_BYTES: Final = 8
+GOLDEN: Final = 0x9E3779B97F4A7C15
+_MASK: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Pages of a region that hold cells which are counted. On the rank's device.
+
+    ``weights``, ``slots``: ``[pages, tokens]``, int64: of each token its factor, 0 where it is not counted, and which
+    of the sums over ranges counts it.
+    """
+
+    numbers: torch.Tensor
+    weights: torch.Tensor
+    slots: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PartSums:
+    """What a part's cells are, and the sums that they go into. All on the rank's device.
+
+    ``content``: ``[pages, KV heads or units, tokens, words or bytes]``, int64 or uint8, borrowed. ``units``:
+    ``[units, 1]``, of each unit of a state's run its factor; None where rows are heads. ``rows``: int64, the sum of
+    each head, or one of all units. ``heads``: ``[rows, 1]``, factors. ``ranges``: int64, all sums over ranges.
+    """
+
+    content: torch.Tensor
+    pages: Pages
+    units: torch.Tensor | None
+    heads: torch.Tensor
+    rows: torch.Tensor
+    ranges: torch.Tensor
+
+    def pages_of(self, num_bytes: int) -> int:
+        """How many of the part's pages have so many bytes; at least one."""
+        return max(1, num_bytes // max(1, self.content[:1].numel() * self.content.element_size()))
+
+    def add_by_operators(self, now: slice) -> None:
+        """Count the pages ``now`` of ``pages``, in the stream of the thread.
+
+        Raises:
+            IndexError: There is no such page.
+        """
+        pages = self.pages
+        sums = values_of(self.content.index_select(0, pages.numbers[now])) * pages.weights[now, None]
+        if self.units is not None:
+            sums = (sums * self.units).sum(1, keepdim=True)
+        self.rows.add_(sums.sum((0, 2)))
+        of_tokens = (sums * self.heads).sum(1)
+        self.ranges.index_add_(0, pages.slots[now].reshape(-1), of_tokens.reshape(-1))
+
+
+def values_of(content: torch.Tensor) -> torch.Tensor:
+    """[pages, heads, tokens], int64: of each cell of ``content``, ``[pages, heads, tokens, bytes or words]``.
+
+    ``content`` is a copy of our own: it is overwritten.
+    """
+    words = content if content.dtype is torch.int64 else _words_of(content)
+    words += words >> 32
+    factors = factors_of(words.shape[-1], words.device)
+    if words.device.type == "cpu":
+        return torch.mv(words.view(-1, words.shape[-1]), factors).view(words.shape[:-1])
+    return (words * factors).sum(-1)  # CUDA has no product of integer matrices
+
+
+def as_words(view: torch.Tensor) -> torch.Tensor:
+    """The same memory in words, if it has whole ones: to read them is quicker."""
+    places = (view.shape[-1], view.storage_offset(), *view.stride()[:-1])
+    is_whole = view.stride(-1) == 1 and not any(place % WORD_BYTES for place in places)
+    return view.view(torch.int64) if is_whole and view.data_ptr() % WORD_BYTES == 0 else view
+
+
+@lru_cache(maxsize=64)
+def factors_of(num_words: int, where: torch.device) -> torch.Tensor:
+    """Of each word of a cell, odd. Complete when this returns: threads with other streams use it too."""
+    factors = torch.from_numpy(odd_numbers(np.arange(num_words), GOLDEN)).to(where)
+    factors.cpu()
+    return factors
+
+
+def odd_numbers(numbers: np.ndarray, key: int) -> Offsets:
+    """Odd numbers as random as their places are different: the finaliser of MurmurHash3 (public domain)."""
+    x = numbers.astype(np.uint64) * np.uint64(GOLDEN) + np.uint64(key & _MASK)
+    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    found: Offsets = ((x ^ (x >> np.uint64(33))) | np.uint64(1)).view(np.int64)
+    return found
+
+
+def _words_of(content: torch.Tensor) -> torch.Tensor:
+    """[pages, heads, tokens, words], int64; the last word of a cell filled up with zeros."""
+    if odd := content.shape[-1] % WORD_BYTES:
+        content = torch.nn.functional.pad(content, (0, WORD_BYTES - odd))
+    return content.contiguous().view(torch.int64)

@@ -1,0 +1,120 @@
+"""The compiled pass is taken for the host's own memory alone, and reads nothing outside of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fakes.async_device import async_device
+from pdcluster_connector.worker.content_loop import PlainPass, plain_pass
+from pdcluster_connector.worker.content_pass import Pages, PartSums, factors_of
+
+PAGES, HEADS, TOKENS, WORDS = 4, 2, 3, 2
+
+
+class Foreign(torch.Tensor):
+    """Of a type whose operations may run later."""
+
+
+def sums_of(numbers: list[int], content: torch.Tensor | None = None) -> PartSums:
+    whole = torch.arange(PAGES * HEADS * TOKENS * WORDS).view(PAGES, HEADS, TOKENS, WORDS)
+    places = (len(numbers), TOKENS)
+    pages = Pages(torch.tensor(numbers), torch.ones(places, dtype=torch.int64), torch.zeros(places, dtype=torch.int64))
+    rows, heads = torch.zeros(HEADS, dtype=torch.int64), torch.ones(HEADS, 1, dtype=torch.int64)
+    return PartSums(whole if content is None else content, pages, None, heads, rows, torch.zeros(1, dtype=torch.int64))
+
+
+def test_plain_memory_is_read_by_the_compiled_pass() -> None:
+    assert isinstance(plain_pass(sums_of([0, 3])), PlainPass)
+
+
+def test_memory_that_vllm_has_made_in_inference_mode_is_plain_too() -> None:
+    with torch.inference_mode():
+        content = torch.arange(PAGES * HEADS * TOKENS * WORDS).view(PAGES, HEADS, TOKENS, WORDS)
+    ours, theirs = sums_of([0, 3], content), sums_of([0, 3])
+    plain = plain_pass(ours)
+    assert plain is not None
+    plain.add(slice(None))
+    theirs.add_by_operators(slice(None))
+    assert torch.equal(ours.rows, theirs.rows)
+
+
+@pytest.mark.parametrize("numbers", [[0, PAGES], [-1], [1 << 62], [2, -(1 << 62), 1]])
+def test_a_page_that_there_is_not_is_an_error_both_ways(numbers: list[int]) -> None:
+    sums = sums_of(numbers)
+    with pytest.raises(IndexError):
+        sums.add_by_operators(slice(None))
+    with pytest.raises(IndexError, match="4"):
+        plain_pass(sums)
+    assert not sums.rows.any()
+
+
+def test_a_range_that_there_is_not_is_an_error_both_ways() -> None:
+    sums = sums_of([0])
+    pages = replace(sums.pages, slots=sums.pages.slots + 1)
+    with pytest.raises(IndexError):
+        replace(sums, pages=pages).add_by_operators(slice(None))
+    with pytest.raises(IndexError, match="range"):
+        plain_pass(replace(sums, pages=pages))
+
+
+def test_sums_of_other_rows_than_there_are_is_an_error() -> None:
+    with pytest.raises(IndexError, match="2 rows"):
+        plain_pass(replace(sums_of([0]), rows=torch.zeros(1, dtype=torch.int64)))
+
+
+def test_weights_of_other_tokens_than_there_are_stay_with_pytorch() -> None:
+    sums = sums_of([0])
+    weights = torch.ones(1, TOKENS + 1, dtype=torch.int64)
+    assert plain_pass(replace(sums, pages=replace(sums.pages, weights=weights))) is None
+
+
+def test_bytes_that_are_no_whole_words_stay_with_pytorch() -> None:
+    content = torch.zeros(PAGES, HEADS, TOKENS, 12, dtype=torch.uint8)
+    assert plain_pass(sums_of([0], content)) is None
+
+
+def test_memory_of_another_type_stays_with_pytorch() -> None:
+    """It may have work under way beside the host, as the memory of our tests' device has, though it says it is CPU."""
+    sums = sums_of([0])
+    assert plain_pass(replace(sums, content=sums.content.as_subclass(Foreign))) is None
+    with async_device() as (_, runtime):
+        assert plain_pass(replace(sums, content=runtime.tensor(sums.content))) is None
+
+
+def test_what_another_device_has_asked_for_before_is_not_read_beside_its_streams() -> None:
+    words = 41  # of cells that no other test has
+    with async_device() as (_, runtime), runtime.default:
+        factors_of(words, torch.device("cpu"))
+    sums = sums_of([0, 1], torch.arange(PAGES * HEADS * TOKENS * words).view(PAGES, HEADS, TOKENS, words))
+    plain = plain_pass(sums)
+    assert plain is not None
+    plain.add(slice(None))
+    assert sums.rows.all()
+
+
+def test_memory_of_another_device_stays_with_pytorch() -> None:
+    sums = sums_of([0])
+    assert plain_pass(replace(sums, content=sums.content.to("meta"))) is None
+
+
+@pytest.mark.parametrize(
+    "hindrance", ["sys.modules['numba'] = None", "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'"]
+)
+def test_without_numba_pytorch_finds_the_sums(hindrance: str) -> None:
+    code = (
+        f"import sys; {hindrance}\n"
+        "from unit.connector.worker.test_content_loop import plain_pass, sums_of\n"
+        "assert plain_pass(sums_of([0])) is None"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(filter(None, sys.path))})
+
+
+def test_what_an_engine_imports_does_not_import_numba() -> None:
+    """Only plain CPU memory needs it: an accelerator's engine does not wait for it."""
+    code = "import sys, pdcluster_connector.worker.content; assert 'numba' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(filter(None, sys.path))})

@@ -12,7 +12,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from drawn import drawn
-from pdcluster_connector.core.gathering import Gather, is_small_strip, may_have_strips, plan_gathers
+from pdcluster_connector.core.gathering import StripRun, is_small_strip, may_have_strips, plan_gathers
 from pdcluster_connector.core.link import Link, plan_link
 from pdcluster_connector.core.ranges import ByteRanges, GroupSlice, plan_ranges
 from pdcluster_connector.reshard.strips import strips_of
@@ -67,7 +67,7 @@ def plainly(ranges: ByteRanges, source: Bytes, target: Bytes, written: Bytes) ->
         written[to : to + length] += 1
 
 
-def gathered(gather: Gather, source: Bytes, target: Bytes, written: Bytes) -> None:
+def gathered(gather: StripRun, source: Bytes, target: Bytes, written: Bytes) -> None:
     """As a lane does it: copied by PyTorch into a room that held something else."""
     rows = torch.from_numpy((gather.sources - gather.first_source) // gather.step_bytes)
     strips = strips_of(torch.from_numpy(source), gather)

@@ -32,7 +32,7 @@ MOST_ROOM_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Gather:
+class StripRun:
     """Strips of ``strip_bytes`` that lie side by side in one room, in the order of decode's blocks.
 
     ``sources``: of each strip, in bytes from prefill's region: all are ``first_source`` plus whole ``step_bytes``.
@@ -66,7 +66,7 @@ def is_small_strip(shape: CopyShape) -> bool:
     return not shape.is_state and is_whole_page and is_dense and is_part and shape.piece_bytes <= MOST_STRIP_BYTES
 
 
-def plan_gathers(shape: CopyShape, ranges: ByteRanges, room_bytes: int = MOST_ROOM_BYTES) -> tuple[Gather, ...]:
+def plan_gathers(shape: CopyShape, ranges: ByteRanges, room_bytes: int = MOST_ROOM_BYTES) -> tuple[StripRun, ...]:
     """How ``ranges``, those of a small strip's ``shape``, are gathered; empty where that would save too few writes.
 
     ``room_bytes``: the most that one of them takes; at least a strip.
@@ -80,19 +80,19 @@ def plan_gathers(shape: CopyShape, ranges: ByteRanges, room_bytes: int = MOST_RO
     return gathers if num_writes(ranges, gathers) * LEAST_GAIN <= len(order) else ()
 
 
-def num_writes(ranges: ByteRanges, gathers: tuple[Gather, ...]) -> int:
+def num_writes(ranges: ByteRanges, gathers: tuple[StripRun, ...]) -> int:
     """How many writes leave: of ``gathers``, or of ``ranges`` where nothing is gathered."""
     return sum(len(gather.writes.source) for gather in gathers) if gathers else len(ranges.source)
 
 
-def _gather(shape: CopyShape, ranges: ByteRanges, chosen: Offsets) -> Gather:
+def _gather(shape: CopyShape, ranges: ByteRanges, chosen: Offsets) -> StripRun:
     source, target, size = ranges.source[chosen], ranges.target[chosen], shape.piece_bytes
     starts = np.flatnonzero(np.diff(target, prepend=-size - 1) != size)
     num_bytes = np.diff(np.append(starts, len(target))) * size
     strips = ByteRanges(source, target, np.full(len(target), size, np.int64), len(target))
     writes = ByteRanges(starts * size, target[starts], num_bytes, len(target))
     step = gcd(shape.source.block_stride, shape.source.page_stride)
-    return Gather(source, shape.source.offset, step, size, strips, writes)
+    return StripRun(source, shape.source.offset, step, size, strips, writes)
 
 
 def _may_be_cut(region: RegionLayout, layout: RankLayout) -> bool:

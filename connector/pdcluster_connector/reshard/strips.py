@@ -2,9 +2,9 @@
 
     lane thread --begin(region, gather)--> room, copy on the lane's own stream --event--> writes --release--> room
 
-A lane copies only behind the layer's device event, and writes only behind the copy's. Nobody waits for room: where
-there is none, strips leave straight from their blocks. A room comes back when nothing reads it any more *and* its copy
-is over: a copy that nobody wants any more may still be under way, and would spoil what comes after it.
+A lane copies only behind the layer's device event, and writes only behind the copy's. A room comes back when nothing
+reads it any more *and* its copy is over: the copy of a push that has stopped may still be under way, and would spoil
+what comes after it in the room.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from pdcluster_connector.core.gathering import Gather
+from pdcluster_connector.core.gathering import StripRun
 from pdcluster_connector.device import Device, DeviceEvent, Stream
 from pdcluster_connector.reshard.staging import StagingMemory, StagingRoom, Ticket
 
@@ -84,10 +84,10 @@ class StripGatherer:
     def __init__(self, staging: StripStaging) -> None:
         self._staging = staging
         self._stream: Stream | None = None
-        self._rows: WeakKeyDictionary[Gather, torch.Tensor] = WeakKeyDictionary()
+        self._rows: WeakKeyDictionary[StripRun, torch.Tensor] = WeakKeyDictionary()
         """Of each gather of a step, which serves every layer."""
 
-    def begin(self, region: int, gather: Gather) -> GatheredStrips | None:
+    def begin(self, region: int, gather: StripRun) -> GatheredStrips | None:
         """The strips of ``gather`` in ``region`` (index) are being copied; None where there is no room.
 
         The region's layer must be final.
@@ -104,7 +104,7 @@ class StripGatherer:
         release = partial(self._staging.give_back, ticket, copied)
         return GatheredStrips(self._staging.memory.address + ticket.offset, copied, StagingRoom(release))
 
-    def _copy(self, region: int, gather: Gather, ticket: Ticket) -> DeviceEvent:
+    def _copy(self, region: int, gather: StripRun, ticket: Ticket) -> DeviceEvent:
         data, room = self._staging.data[region], self._staging.memory.tensor
         self._stream = self._stream or self._staging.device.open_stream(room.device)
         with self._stream:
@@ -113,7 +113,7 @@ class StripGatherer:
             torch.index_select(strips, 0, self._rows_of(gather), out=target.view(-1, strips.shape[1]))
             return self._stream.record_event()
 
-    def _rows_of(self, gather: Gather) -> torch.Tensor:
+    def _rows_of(self, gather: StripRun) -> torch.Tensor:
         if gather not in self._rows:
             rows = (gather.sources - gather.first_source) // gather.step_bytes
             self._rows[gather] = torch.from_numpy(rows).to(self._staging.memory.tensor.device)
@@ -125,7 +125,7 @@ def bytes_from(view: torch.Tensor, base: int, num_bytes: int) -> torch.Tensor:
     return view.as_strided((num_bytes,), (1,), view.storage_offset() + base - view.data_ptr())
 
 
-def strips_of(data: torch.Tensor, gather: Gather) -> torch.Tensor:
+def strips_of(data: torch.Tensor, gather: StripRun) -> torch.Tensor:
     """Words [step, words of a strip]: row ``k`` is the strip that begins ``k`` steps after the first; rows overlap.
 
     ``data``: uint8 [bytes of the region]. The words are the widest in which strips begin and end.

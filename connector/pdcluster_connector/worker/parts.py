@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from pdcluster_connector.core.gathering import Gather
+from pdcluster_connector.core.gathering import StripRun
 from pdcluster_connector.core.ranges import ByteRanges
 from pdcluster_connector.core.sending import Push
 from pdcluster_connector.device import DeviceEvent
@@ -40,7 +40,7 @@ class Part:
     record: LayerRecord
     room: StagingRoom | None = None
     """Of a part that lies in staging memory; released once, when nothing reads it any more."""
-    gathers: tuple[Gather, ...] = ()
+    gathers: tuple[StripRun, ...] = ()
     """How the strips of ``ranges`` are to be gathered, room by room; empty where they leave as they are."""
 
 
@@ -61,7 +61,7 @@ class Cursor:
 
     part: Part
     rows: list[WriteRange]
-    gather: Gather | None = None
+    gather: StripRun | None = None
     copied: DeviceEvent = None
     """Of a copy that has begun."""
     next_row: int = 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import attrgetter
 
-from pdcluster_connector.core.gathering import Gather, is_small_strip, num_writes, plan_gathers
+from pdcluster_connector.core.gathering import StripRun, is_small_strip, num_writes, plan_gathers
 from pdcluster_connector.core.link import Link, RegionCopy, plan_link, require_possible
 from pdcluster_connector.core.ranges import (
     ByteRanges,
@@ -126,7 +126,7 @@ class StepPlan:
     step: int
     _ranges: dict[LivePush, dict[int, ByteRanges]] = field(default_factory=dict)
     """Of each shape that is copied directly."""
-    _gathers: dict[LivePush, dict[int, tuple[Gather, ...]]] = field(default_factory=dict)
+    _gathers: dict[LivePush, dict[int, tuple[StripRun, ...]]] = field(default_factory=dict)
     """Of each of these shapes whose strips are gathered."""
     _pushes: dict[PushKey, LivePush] = field(default_factory=dict)
     _unread: list[LivePush] = field(default_factory=list)

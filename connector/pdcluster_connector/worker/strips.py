@@ -31,7 +31,7 @@ class LaneStrips:
     def is_ready(self, cursor: Cursor) -> bool:
         """Whether its ranges may be submitted. If not, its copy is under way, or a room of ours is about to come back.
 
-        Nobody waits for the rooms of another lane, whose decode rank may be silent.
+        A lane never waits for the rooms of another one, whose decode rank may be silent.
         """
         if cursor.gather is not None and not cursor.is_copying:
             self._begin_copy(cursor)

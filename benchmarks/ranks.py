@@ -44,8 +44,8 @@ class Cache:
     """One rank's KV memory: anonymous, every page touched."""
 
     device_type = "cpu"
-    views: tuple[torch.Tensor, ...] = ()
-    """As ``Memory.views``; none: no tensor of it is known."""
+    views: tuple[torch.Tensor, ...]
+    """As ``Memory.views``."""
 
     def __init__(self, shape: KvShape, tp_size: int) -> None:
         self.shape = shape
@@ -55,6 +55,9 @@ class Cache:
         for at in range(0, self.num_bytes, _PAGE_BYTES):
             self.memory[at] = at // _PAGE_BYTES % 256
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        layers = torch.frombuffer(self.memory, dtype=torch.uint8).view(shape.num_layers, -1)
+        pages = shape.num_blocks, shape.kv_heads // tp_size, shape.block_size, shape.head_bytes
+        self.views = tuple(layer.view(pages) for layer in layers)
 
     def layout(self, rank: int) -> RankLayout:
         """Of rank ``rank``: one region for each layer."""
@@ -85,19 +88,30 @@ class Request:
     decode_blocks: BlockTable
 
 
+class _SavedLayer:
+    """On CPU a layer is final when the hook is called."""
+
+    def query(self) -> bool:
+        """Always: see ``CpuDevice``."""
+        return True
+
+
 class CountingDevice(CpuDevice):
     """Counts the batches that a rank's lanes take: ``WriteQueue`` asks whether a layer is done before it takes one.
 
-    On CPU the answer is always yes, so each batch is asked for once.
+    On CPU the answer is always yes, so each batch is asked for once. Gathered strips have events too: not counted.
     """
 
     def __init__(self) -> None:
         self._count_lock = threading.Lock()
         self.num_batches = 0
 
+    def record(self) -> DeviceEvent:
+        return _SavedLayer()
+
     def is_done(self, event: DeviceEvent) -> bool:
         with self._count_lock:
-            self.num_batches += 1
+            self.num_batches += isinstance(event, _SavedLayer)
         return super().is_done(event)
 
 

@@ -54,17 +54,20 @@ COLUMNS: Final = (
     "after, counted",
 )
 NOTE: Final = """
-With unequal TP nothing can be joined, wherever the blocks lie: *fewer by* is 1.0. In a head-major block the heads stand
+With unequal TP nothing can be joined where it lies, wherever the blocks are. In a head-major block the heads stand
 one after the other, so a pair of ranks that shares a part of a block's heads moves one strip of it. The heads of other
 ranks lie between the strips of two neighbouring blocks: in decode's memory when prefill's TP is the larger one, else in
 prefill's own. A write needs neighbours on both sides. So at 2→1 each of the two lanes still submits 4,096
 writes a layer for 32 requests in blocks of 16 tokens. Fusing saves batches there, not writes; larger blocks save
 writes: with 128 tokens it is an eighth.
 
+Where decode's TP is the larger one, as 1→2, prefill gathers small strips in staging memory as decode has them, so that
+neighbours on decode are enough: [0023](decisions/0023-gathered-strips.md). That is so with TCP, for strips of up to
+8 KiB, and where it at least halves the writes. The heads of this table have 8 bytes a token, so that all its strips are
+small. With 512 bytes a token, K and V together, strips of 16 tokens are small where a pair of ranks shares one head.
+
 The table counts writes. With TCP each write is a *submit* of its own, which is a call of Mooncake. With RDMA and Ascend
-a submit has up to 128 writes, also of several requests, so at best one call carries 128 writes.
-Gathering small strips into larger writes is measured by `benchmarks.strips`, and not built:
-[0020](decisions/0020-many-writes-in-one-call.md)."""
+a submit has up to 128 writes, also of several requests, so at best one call carries 128 writes."""
 
 
 @dataclass(frozen=True, slots=True)

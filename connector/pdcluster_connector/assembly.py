@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from pdcluster_connector.core.gathering import may_have_strips
 from pdcluster_connector.core.receiving import ReceiveTimes
 from pdcluster_connector.core.reception import Reception
 from pdcluster_connector.device import Device, select_device
 from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.metaserver_client import MetaserverClient
-from pdcluster_connector.reshard import StagingMemory
+from pdcluster_connector.reshard import StagingMemory, StripStaging, bytes_from
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_connector.self_test.events import require_honest_events
 from pdcluster_connector.self_test.machine import require_machine
@@ -112,13 +113,16 @@ def make_prefill_rank(
     if tokens is not None:
         staging = _make_staging(facts, tokens, device)
         resharding = GroupResharding(memory.layout, tokens, staging, device, facts.settings)
-        memory = replace(memory, spans=(*memory.spans, (staging.address, staging.num_bytes)))
+        memory = replace(memory, spans=(*memory.spans, staging.span))
+    strips = _make_strips(facts, memory, device)
+    if strips is not None:
+        memory = replace(memory, spans=(*memory.spans, strips.memory.span))
     protocol = facts.settings.transfer_protocol
     use = Use.WRITES_AND_KNOWS_THE_END if protocol == "rdma" else Use.WRITES
     sessions = _make_sessions(facts, memory, device, use)
     hello = Hello(facts.engine_id, BootId(""), memory.layout, memory.fingerprint, protocol)
     trace = Trace(facts.settings.trace_file)
-    parts = LaneParts(hello, sessions, device, facts.settings, facts.secret, trace, staging, memory.reader)
+    parts = LaneParts(hello, sessions, device, facts.settings, facts.secret, trace, staging, memory.reader, strips)
     return PrefillRank(PrefillWorker(parts, resharding), sessions)
 
 
@@ -157,6 +161,18 @@ def _tested_device(facts: EngineFacts, memory: Memory, given: Device | None) -> 
 def _make_staging(facts: EngineFacts, tokens: TokenMemory, device: Device) -> StagingMemory:
     where = next(iter(tokens.data.values())).device
     return StagingMemory(facts.settings.staging_bytes, where, device.registration_alignment_bytes)
+
+
+def _make_strips(facts: EngineFacts, memory: Memory, device: Device) -> StripStaging | None:
+    """None where no strips are gathered, whatever decode engine comes."""
+    if not (facts.settings.gathers_strips and memory.views and may_have_strips(memory.layout)):
+        return None
+    alignment_bytes = device.registration_alignment_bytes
+    memory.aligned_spans(alignment_bytes)  # What cannot be registered is refused before any memory is taken.
+    staging = StagingMemory(facts.settings.strip_staging_bytes, memory.views[0].device, alignment_bytes)
+    regions = enumerate(zip(memory.layout.regions, memory.views, strict=True))
+    data = {at: bytes_from(view, it.base, it.span_bytes) for at, (it, view) in regions if it.has_tokens}
+    return StripStaging(staging, data, device)
 
 
 def _make_sessions(facts: EngineFacts, memory: Memory, device: Device, use: Use) -> Sessions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,11 @@ SIZES = (1, 2, 4)
 
 def check_all_pairs(
     harness: Harness, case: Case, prefill_sizes: tuple[int, ...], decode_sizes: tuple[int, ...]
-) -> None:
-    """Every pair has prompts of its own, so that no cache stands in for a push; then longer ones, for the caches."""
+) -> list[dict[str, Any]]:
+    """Every pair has prompts of its own, so that no cache stands in for a push; then longer ones, for the caches.
+
+    What prefill's ranks traced of each push.
+    """
     pairs = list(itertools.product(range(len(prefill_sizes)), range(len(decode_sizes))))
     prompts = [pools.make_prompts(case.lengths, seed) for seed in range(len(pairs))]
     rounds = [(first, pools.longer(first[-2:], case.more)) for first in prompts]
@@ -37,6 +41,7 @@ def check_all_pairs(
                     given = pools.answers(router.url, half)
                     assert pools.wrong(wanted, given, rounding) == [], (prefill_sizes[i], decode_sizes[j])
             pools.require_pushed(prefills[i], decodes[j], seen, at_least=len(case.lengths) + 2)
+        return [push for prefill in prefills for push in prefill.read_trace("push")]
 
 
 @pytest.mark.parametrize("kv_heads", [8, 4, 2, 1])
@@ -50,3 +55,10 @@ def test_tp_sizes_that_do_not_divide_each_other_answer_like_a_single_engine(
     harness: Harness, prefill: int, decode: int
 ) -> None:
     check_all_pairs(harness, Case(LLAMA_6KV), (prefill,), (decode,))
+
+
+@pytest.mark.slow
+def test_engines_whose_small_strips_are_gathered_answer_like_a_single_engine(harness: Harness) -> None:
+    """A head of 32 tokens has 8 KiB here; fresh pools have neighbours."""
+    pushes = check_all_pairs(harness, Case(llama(2), ("--block-size", "32")), (1,), (2,))
+    assert sum(push["writes"] for push in pushes) < sum(push["ranges"] for push in pushes) / 2

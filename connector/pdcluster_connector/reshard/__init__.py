@@ -13,9 +13,11 @@ from pdcluster_connector.reshard.resharder import (
 )
 from pdcluster_connector.reshard.rounds import GroupRank, StagedPart, write_rows
 from pdcluster_connector.reshard.staging import StagingMemory, StagingRoom
+from pdcluster_connector.reshard.strips import GatheredStrips, StripGatherer, StripStaging, bytes_from
 from pdcluster_connector.reshard.tensors import TokenRegion, open_reshard_group, region_bytes
 
 __all__ = [
+    "GatheredStrips",
     "GroupRank",
     "ReshardFailed",
     "ReshardItem",
@@ -27,9 +29,12 @@ __all__ = [
     "StagingMemory",
     "StagingRoom",
     "StepRead",
+    "StripGatherer",
+    "StripStaging",
     "TokenPages",
     "TokenRegion",
     "TokenShape",
+    "bytes_from",
     "open_reshard_group",
     "region_bytes",
     "write_rows",

@@ -115,6 +115,11 @@ class StagingMemory:
         return self.tensor.data_ptr()
 
     @property
+    def span(self) -> tuple[int, int]:
+        """Address and bytes, as a transport registers them."""
+        return self.address, self.num_bytes
+
+    @property
     def is_idle(self) -> bool:
         """Whether every room has come back."""
         with self._changed:
@@ -133,9 +138,13 @@ class StagingMemory:
                     return None
                 self._changed.wait(min(left, _LOOK_EVERY_S))
             self.is_wanted = False
-            ticket = Ticket(offset, num_bytes)
-            self._shares[ticket] = shares
-            return ticket
+            return self._hand_out(offset, num_bytes, shares)
+
+    def take_now(self, num_bytes: int) -> Ticket | None:
+        """A room that comes back after one release; None when there is none now. Any thread; never waits."""
+        with self._changed:
+            offset = self._pool.take(num_bytes)
+            return None if offset is None else self._hand_out(offset, num_bytes, 1)
 
     def release(self, ticket: Ticket, shares: int = 1) -> None:
         """Nothing reads the bytes of ``shares`` of the room's parts any more. Any thread; never waits for a peer.
@@ -149,3 +158,8 @@ class StagingMemory:
                 del self._shares[ticket]
                 self._pool.give_back(ticket.offset)
                 self._changed.notify()
+
+    def _hand_out(self, offset: int, num_bytes: int, shares: int) -> Ticket:
+        ticket = Ticket(offset, num_bytes)
+        self._shares[ticket] = shares
+        return ticket

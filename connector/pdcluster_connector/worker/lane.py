@@ -29,7 +29,7 @@ import zmq
 from pdcluster_connector.core.clock import deadline_after, remaining_ms
 from pdcluster_connector.core.sending import Push, PushKey
 from pdcluster_connector.failures import TransferFailure, log_failure
-from pdcluster_connector.reshard import ReshardFailed, StepRead
+from pdcluster_connector.reshard import ReshardFailed, StepRead, StripGatherer
 from pdcluster_connector.settings import CUT_S
 from pdcluster_connector.side_channel import PrefillChannel, Wakeup
 from pdcluster_connector.steps import PushSlice
@@ -101,7 +101,8 @@ class Lane:
             parts.trace,
             self._digests.ask,
         )
-        self._out = Outbound(self._book, parts.device, self.lost)
+        gatherer = StripGatherer(parts.strips) if parts.strips else None
+        self._out = Outbound(self._book, parts.device, self.lost, gatherer)
         self._quiesces: list[Quiesce] = []
         self._failure = ""
         self._cut_reason = ""
@@ -319,8 +320,9 @@ class Lane:
         if self._out.has_route:
             return
         try:
-            can_reshard = self._parts.staging is not None
-            route = plan_route(welcome, self.address.boot_id, self._parts.hello, can_reshard=can_reshard)
+            parts, boot_id = self._parts, self.address.boot_id
+            can_reshard, can_gather = parts.staging is not None, parts.strips is not None
+            route = plan_route(welcome, boot_id, parts.hello, can_reshard=can_reshard, can_gather=can_gather)
             self._digests.decode_layout = welcome.layout
         except PDClusterError as error:
             self._fail(str(error))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from pdcluster_connector.device import Device
-from pdcluster_connector.reshard import StagingMemory
+from pdcluster_connector.reshard import StagingMemory, StripStaging
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.transport.sessions import Sessions
@@ -32,6 +32,8 @@ class LaneParts:
     """What the rank's resharder fills; None without one."""
     reader: KvReader | None = None
     """Of the rank's own KV; None where no content can be compared."""
+    strips: StripStaging | None = None
+    """In which the lanes gather small strips; None where they do not."""
 
     def of_life(self, life: BootId) -> LaneParts:
         """The same, for lanes of that life of our engine."""

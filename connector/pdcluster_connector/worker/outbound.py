@@ -13,14 +13,15 @@ from typing import Final
 
 from pdcluster_connector.core.sending import PushKey, SendingCommands
 from pdcluster_connector.device import Device
-from pdcluster_connector.reshard import ReshardFailed, StepRead
+from pdcluster_connector.reshard import ReshardFailed, StepRead, StripGatherer
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Opening, Sessions, close_or_end_engine
 from pdcluster_connector.worker.again import plan_again
 from pdcluster_connector.worker.orders import LayerSaved, Staged, StepBegun, StepEnded, StepOrder, discard
+from pdcluster_connector.worker.parts import Batch
 from pdcluster_connector.worker.pushes import LivePush, PushBook
 from pdcluster_connector.worker.route import Route, StepPlan
-from pdcluster_connector.worker.writes import Batch, WriteQueue
+from pdcluster_connector.worker.writes import WriteQueue
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.side_channel import Again, Failed
 
@@ -31,11 +32,14 @@ _LEAVE_S: Final = 1.0
 class Outbound:
     """One lane's. Lane thread only; only ``close`` waits."""
 
-    def __init__(self, book: PushBook, device: Device, lost: Container[PushKey]) -> None:
-        """``lost``: pushes whose source vLLM has overwritten."""
+    def __init__(
+        self, book: PushBook, device: Device, lost: Container[PushKey], gatherer: StripGatherer | None = None
+    ) -> None:
+        """``lost``: pushes whose source vLLM has overwritten. ``gatherer``: None where no strips are gathered."""
         self._book = book
         self._device = device
         self._lost = lost
+        self._gatherer = gatherer
         self._backlog: deque[StepOrder] = deque()
         self._steps: dict[int, StepPlan] = {}
         self._route: Route | None = None
@@ -85,7 +89,7 @@ class Outbound:
         if self._opening is None or (transport := self._opening.take()) is None:
             return False
         self._opening, self._transport = None, transport
-        self._writes = WriteQueue(transport, self._device, self._session, self._lost)
+        self._writes = WriteQueue(transport, self._device, self._session, self._lost, self._gatherer)
         return True
 
     def follow_backlog(self, now: float) -> None:

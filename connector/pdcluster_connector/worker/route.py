@@ -1,7 +1,8 @@
 """Where a lane's bytes go: the link of two ranks, and each step's ranges over it.
 
 A region is copied *directly*, from the request's blocks, or it is *staged*: the resharder brings decode's blocks
-together in staging memory, and says for each part where it lies. Which of the two is decided once, by the link.
+together in staging memory, and says for each part where it lies. Which of the two is decided once, by the link. The
+link also decides which direct copies have small strips; a step gathers those where that saves writes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import attrgetter
 
+from pdcluster_connector.core.gathering import StripRun, is_small_strip, num_writes, plan_gathers
 from pdcluster_connector.core.link import Link, RegionCopy, plan_link, plan_strips, require_possible
 from pdcluster_connector.core.ranges import (
     ByteRanges,
@@ -24,8 +26,8 @@ from pdcluster_connector.core.sending import PushKey, SendingCommands
 from pdcluster_connector.reshard import StagedPart, StepRead, TokenPages, write_rows
 from pdcluster_connector.steps import PushSlice, PushTarget
 from pdcluster_connector.worker.orders import LayerSaved, Staged, StagedWrite, StepEnded
+from pdcluster_connector.worker.parts import Batch, LayerRecord, Part
 from pdcluster_connector.worker.pushes import LivePush
-from pdcluster_connector.worker.writes import Batch, LayerRecord, Part
 from pdcluster_protocol.errors import ProtocolError, Unavailable
 from pdcluster_protocol.ids import BootId
 from pdcluster_protocol.side_channel import Hello, RankLayout, Welcome
@@ -48,6 +50,8 @@ class Route:
     """Blocks that decode has in each KV group."""
     strips: Mapping[int, CopyShape] = field(default_factory=dict)
     """How a staged region goes straight from its blocks, a write for each token: for a second push."""
+    small_strips: frozenset[int] = frozenset()
+    """Shapes of direct copies whose strips may be gathered."""
 
     @property
     def direct_copies(self) -> Iterator[RegionCopy]:
@@ -93,7 +97,9 @@ class Route:
                 )
 
 
-def plan_route(welcome: Welcome, boot_id: BootId, hello: Hello, *, can_reshard: bool = False) -> Route:
+def plan_route(
+    welcome: Welcome, boot_id: BootId, hello: Hello, *, can_reshard: bool = False, can_gather: bool = False
+) -> Route:
     """The route from the prefill rank that said ``hello`` to the decode rank that answered ``welcome``.
 
     Raises:
@@ -117,7 +123,8 @@ def plan_route(welcome: Welcome, boot_id: BootId, hello: Hello, *, can_reshard: 
     num_layers = len({copy.layer_name for copy in link.copies})
     last_order = StepRead if staged else StepEnded
     strips = plan_strips(link, hello.layout, welcome.layout)
-    return Route(link, direct, staged, num_layers, last_order, _num_blocks(welcome.layout), strips)
+    small = frozenset(number for number, shape in enumerate(link.shapes) if can_gather and is_small_strip(shape))
+    return Route(link, direct, staged, num_layers, last_order, _num_blocks(welcome.layout), strips, small)
 
 
 @dataclass(slots=True)
@@ -127,6 +134,8 @@ class StepPlan:
     step: int
     _ranges: dict[LivePush, dict[int, ByteRanges]] = field(default_factory=dict)
     """Of each shape that is copied directly."""
+    _gathers: dict[LivePush, dict[int, tuple[StripRun, ...]]] = field(default_factory=dict)
+    """Of each of these shapes whose strips are gathered."""
     _pushes: dict[PushKey, LivePush] = field(default_factory=dict)
     _unread: list[LivePush] = field(default_factory=list)
     """Pushes whose prompt ends with this step: whole once the resharder has read it."""
@@ -146,11 +155,12 @@ class StepPlan:
             return live.push.give_up(f"{error}, which decode needs", now=now)
         except ProtocolError as error:
             return live.push.give_up(str(error), now=now)
-        self._ranges[live] = ranges
-        per_region = [ranges[copy.shape] for copy in route.direct_copies]
-        live.num_pieces += sum(part_ranges.num_pieces for part_ranges in per_region)
-        live.num_writes += sum(len(part_ranges.source) for part_ranges in per_region)
-        num_bytes = sum(part_ranges.total_bytes for part_ranges in per_region) + num_staged
+        gathers = {number: plan_gathers(route.link.shapes[number], ranges[number]) for number in route.small_strips}
+        self._ranges[live], self._gathers[live] = ranges, gathers
+        per_region = [(ranges[copy.shape], gathers.get(copy.shape, ())) for copy in route.direct_copies]
+        live.num_pieces += sum(of_region.num_pieces for of_region, _ in per_region)
+        live.num_writes += sum(num_writes(of_region, gathered) for of_region, gathered in per_region)
+        num_bytes = sum(of_region.total_bytes for of_region, _ in per_region) + num_staged
         if not route.staged:
             return live.push.plan(num_bytes, route.num_layers, is_last=part.is_last)
         self._pushes[live.push.key] = live
@@ -190,7 +200,8 @@ class StepPlan:
             if live.push.is_ended or not ranges.num_pieces:
                 continue
             record = self._record(live, copy, saved_at, ranges.total_bytes)
-            yield Part(live.push, ranges, copy.source_base, copy.target_base, record)
+            gathers = self._gathers[live].get(copy.shape, ())
+            yield Part(live.push, ranges, copy.source_base, copy.target_base, record, gathers=gathers)
 
     def _staged_part(self, route: Route, copy: RegionCopy, live: LivePush, write: StagedWrite, at: float) -> Part:
         key = (write.part, copy.shape)

@@ -14,89 +14,24 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
-from pdcluster_connector.core.pace import LONGEST_LOOK_S, WritePace
-from pdcluster_connector.core.ranges import ByteRanges
+from pdcluster_connector.core.pace import LONGEST_LOOK_S, SHORTEST_LOOK_S, WritePace
 from pdcluster_connector.core.sending import Push, PushKey, SendingCommands
-from pdcluster_connector.device import Device, DeviceEvent
-from pdcluster_connector.reshard import StagingRoom
+from pdcluster_connector.device import Device
+from pdcluster_connector.reshard import StripGatherer
 from pdcluster_connector.settings import MAX_WRITES_IN_FLIGHT
 from pdcluster_connector.transport.base import Transport, WriteId, WriteRange, WriteStatus
+from pdcluster_connector.worker.parts import Batch, Cursor, Rooms, cursors_of
+from pdcluster_connector.worker.strips import LaneStrips
 from pdcluster_protocol.errors import TransferError
-from pdcluster_protocol.trace import LayerTrace
 
 _FULL_POLL_EVERY_S: Final = 0.02
-
-
-@dataclass(slots=True)
-class LayerRecord:
-    """When one layer of one push became final, began to leave and was acknowledged (monotonic seconds)."""
-
-    step: int
-    layer: int
-    saved_at: float
-    num_bytes: int
-    write_begin: float = 0.0
-    acked_at: float = 0.0
-    unacked_bytes: int = 0
-
-    def as_trace(self) -> LayerTrace:
-        return LayerTrace(self.step, self.layer, self.saved_at, self.write_begin, self.acked_at, self.num_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One push's ranges in one region: bases are added here, once per layer."""
-
-    push: Push
-    ranges: ByteRanges
-    source_base: int
-    target_base: int
-    record: LayerRecord
-    room: StagingRoom | None = None
-    """Of a part that lies in staging memory; released once, when nothing reads it any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One layer of one step for every push of the lane. Leaves when ``event`` is complete."""
-
-    event: DeviceEvent
-    parts: tuple[Part, ...]
-
-
-@dataclass(slots=True, eq=False)
-class _Cursor:
-    """Where submission stands in one part. ``unended``: submits that may still read it."""
-
-    part: Part
-    rows: list[WriteRange]
-    next_row: int = 0
-    unended: int = 0
-    is_dropped: bool = False
-
-    @property
-    def may_leave(self) -> bool:
-        """Whether another range of it may be submitted."""
-        return self.next_row < len(self.rows) and self.part.push.may_write
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing reads the part now or later."""
-        return not self.unended and (self.is_dropped or self.next_row == len(self.rows))
-
-    def take(self, count: int) -> list[WriteRange]:
-        """The next ranges, ``count`` at most. Something may read them from now on."""
-        taken = self.rows[self.next_row : self.next_row + count]
-        self.next_row += len(taken)
-        self.unended += 1
-        return taken
 
 
 @dataclass(frozen=True, slots=True)
 class _Portion:
     """What one submit has of one part."""
 
-    cursor: _Cursor
+    cursor: Cursor
     num_bytes: int
 
     @property
@@ -117,29 +52,6 @@ class _InFlight:
 
 
 @dataclass(slots=True)
-class _Rooms:
-    """Staging rooms that this queue holds; each is released once, whatever becomes of its part."""
-
-    _held: dict[StagingRoom, Part] = field(default_factory=dict)
-
-    def add(self, part: Part) -> None:
-        if part.room is not None:
-            self._held[part.room] = part
-
-    def release_if_over(self, cursor: _Cursor) -> None:
-        room = cursor.part.room
-        if room is not None and cursor.is_over and self._held.pop(room, None) is not None:
-            room.release()
-
-    def release_all(self) -> None:
-        while self._held:
-            self._held.popitem()[0].release()
-
-    def held_since(self, since: float) -> list[Push]:
-        return list(dict.fromkeys(part.push for part in self._held.values() if part.record.saved_at <= since))
-
-
-@dataclass(slots=True)
 class WriteQueue:
     """Not thread-safe: one lane thread owns it. Nothing in it waits."""
 
@@ -148,17 +60,23 @@ class WriteQueue:
     session: str
     lost: Container[PushKey]
     """Pushes whose source vLLM has overwritten; the forward thread adds to it at any time."""
+    gatherer: StripGatherer | None = None
+    """Of the lane; None where parts come without gathers."""
     _batches: deque[Batch] = field(default_factory=deque)
-    _cursors: deque[_Cursor] = field(default_factory=deque)
-    _held: dict[Push, list[_Cursor]] = field(default_factory=dict)
+    _cursors: deque[Cursor] = field(default_factory=deque)
+    _held: dict[Push, list[Cursor]] = field(default_factory=dict)
     _in_flight: deque[_InFlight] = field(default_factory=deque)
     _num_writes_in_flight: int = 0
-    _rooms: _Rooms = field(default_factory=_Rooms)
+    _rooms: Rooms = field(default_factory=Rooms)
     _pace: WritePace = field(default_factory=WritePace)
     _layer_pace: WritePace = field(default_factory=WritePace)
     """Of the device: an accelerator computes long after the forward thread has told us of all layers."""
     _awaits_layer: bool = False
     _next_full_poll: float = 0.0
+    _strips: LaneStrips = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._strips = LaneStrips(self.device, self._rooms, self.gatherer)
 
     @property
     def is_busy(self) -> bool:
@@ -168,7 +86,9 @@ class WriteQueue:
 
     @property
     def next_look_s(self) -> float:
-        """How soon a write or the next layer can be over: looking earlier costs a core and finds nothing."""
+        """How soon a write, a copy or the next layer can be over: looking earlier costs a core and finds nothing."""
+        if self._cursors and self._cursors[0].is_copying:
+            return SHORTEST_LOOK_S
         of_writes = self._pace.next_look_s(len(self._in_flight)) if self._in_flight else LONGEST_LOOK_S
         of_layers = self._layer_pace.next_look_s(1) if self._batches else LONGEST_LOOK_S
         return min(of_writes, of_layers)
@@ -181,11 +101,11 @@ class WriteQueue:
 
     def has_work_of(self, push: Push) -> bool:
         """Whether a byte of the request's blocks is queued, held for its grant, or in flight; staged copies are not."""
-        queued = (part for batch in self._batches for part in batch.parts)
+        queued = (part for batch in self._batches for part in batch.parts if part.room is None)
         in_flight = (portion.cursor for flight in self._in_flight for portion in flight.portions)
-        submitted = (cursor.part for cursor in (*self._cursors, *in_flight))
-        held = (cursor.part for cursor in self._held.get(push, ()) if push.is_waiting)
-        return any(part.push is push and part.room is None for part in chain(queued, submitted, held))
+        submitted = (cursor.part for cursor in (*self._cursors, *in_flight) if cursor.reads_blocks)
+        held = (cursor.part for cursor in self._held.get(push, ()) if push.is_waiting and cursor.reads_blocks)
+        return any(part.push is push for part in chain(queued, submitted, held))
 
     def staged_since(self, since: float) -> list[Push]:
         """Pushes that hold staging room since ``since`` (monotonic seconds) or longer."""
@@ -219,11 +139,10 @@ class WriteQueue:
             self._layer_pace.began(now=now)
         while self._batches and self.device.is_done(self._batches[0].event):
             for part in self._batches.popleft().parts:
-                cursor = _Cursor(part, _absolute_rows(part))
                 if part.push.is_waiting:
-                    self._held.setdefault(part.push, []).append(cursor)
+                    self._held.setdefault(part.push, []).extend(cursors_of(part))
                 else:
-                    self._cursors.append(cursor)
+                    self._cursors.extend(cursors_of(part))
         self._layer_pace.looked(num_waiting - len(self._batches), now=now)
         self._awaits_layer = bool(self._batches)
 
@@ -245,12 +164,15 @@ class WriteQueue:
             if not cursor.may_leave:
                 self._drop(self._cursors.popleft())
                 continue
+            if not self._strips.is_ready(cursor):
+                self._strips.look_ahead(self._cursors)
+                break
             taken = cursor.take(most - len(ranges))
             portions.append(_Portion(cursor, sum(num_bytes for _, _, num_bytes in taken)))
             ranges += taken
         return portions, ranges
 
-    def _drop(self, cursor: _Cursor) -> None:
+    def _drop(self, cursor: Cursor) -> None:
         """No further write of this part is submitted."""
         cursor.is_dropped = True
         self._rooms.release_if_over(cursor)
@@ -326,10 +248,3 @@ class WriteQueue:
         if record.unacked_bytes == 0:
             record.acked_at = now
         return push.written(portion.num_bytes)
-
-
-def _absolute_rows(part: Part) -> list[WriteRange]:
-    """(source, target, bytes) of each range, as addresses."""
-    sources = (part.ranges.source + part.source_base).tolist()
-    targets = (part.ranges.target + part.target_base).tolist()
-    return list(zip(sources, targets, part.ranges.num_bytes.tolist(), strict=True))

@@ -6,6 +6,7 @@ from math import inf, nan
 
 import pytest
 
+from pdcluster_connector.core.gathering import MOST_ROOM_BYTES
 from pdcluster_connector.settings import CUT_S, parse_settings, require_ipv4
 from pdcluster_protocol.errors import ConfigError
 
@@ -14,6 +15,8 @@ from pdcluster_protocol.errors import ConfigError
     ("extra", "words"),
     [
         ({"staging_bytes": 0}, ["staging_bytes is 0", "positive"]),
+        ({"strip_staging_bytes": MOST_ROOM_BYTES - 1}, ["strip_staging_bytes is 1048575", "use 1048576 bytes or more"]),
+        ({"strip_staging_bytes": -1}, ["strip_staging_bytes is -1", "0: gather no strips"]),
         (
             {"reshard_timeout_s": 14, "handshake_timeout_s": 1},
             ["reshard_timeout_s is 14 with hold_s 3 and handshake_timeout_s 1", "use 15 or more"],
@@ -65,3 +68,17 @@ def test_who_waits_for_staging_room_waits_longer_than_it_takes_to_win_it_back(ex
 @pytest.mark.parametrize("host", ["10.1.2.3", "node-7.example", "localhost"])
 def test_what_is_no_ipv6_address_is_taken(host: str) -> None:
     require_ipv4(host)
+
+
+@pytest.mark.parametrize(
+    ("extra", "is_gathered"),
+    [
+        ({}, True),
+        ({"strip_staging_bytes": MOST_ROOM_BYTES}, True),
+        ({"strip_staging_bytes": 0}, False),
+        ({"transfer_protocol": "rdma"}, False),
+        ({"transfer_protocol": "ascend"}, False),
+    ],
+)
+def test_strips_are_gathered_where_that_was_measured(extra: dict[str, object], *, is_gathered: bool) -> None:
+    assert parse_settings(extra).gathers_strips is is_gathered

@@ -1,0 +1,102 @@
+"""Which strips prefill gathers in staging memory before they leave, and how they lie there.
+
+Where decode's TP is the larger one, a block of prefill has a strip for each of several decode ranks, and each strip is
+a whole block there. Neighbours on decode are no neighbours on prefill, so that each strip is a write of its own:
+
+    prefill's blocks       decode rank 1's            in staging memory, as decode rank 1 has them
+    7: [ s0 | s1 ]  ---->  21: [ s1 of 7 ]            [ s1 of 3 | s1 of 7 ]   one write, to 20
+    3: [ s0 | s1 ]  ---->  20: [ s1 of 3 ]
+
+Decode knows nothing of it: the same bytes come to the same places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Final
+
+import numpy as np
+
+from pdcluster_connector.core.ranges import ByteRanges, CopyShape, Offsets
+from pdcluster_connector.core.tp_mapping import Sharding
+from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
+
+MOST_STRIP_BYTES: Final = 8 << 10
+"""Of a larger strip the copy may cost more than the writes it saves. ``benchmarks.strips``, 1→2 over TCP, with half
+of the writes: at 8 KiB 0.5 of the time on loopback, even at 2 Gbit/s; at 32 KiB 1.5 (decisions 0020 and 0023)."""
+LEAST_GAIN: Final = 2
+"""How many times fewer the writes must be. What was measured with less is no gain, and in a scattered pool it is 1."""
+MOST_ROOM_BYTES: Final = 1 << 20
+"""What is gathered at once. Smaller rooms come back sooner; at 128 strips of 8 KiB a cut costs at most one write."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class StripRun:
+    """Strips of ``strip_bytes`` that lie side by side in one room, in the order of decode's blocks.
+
+    ``sources``: of each strip, in bytes from prefill's region: all are ``first_source`` plus whole ``step_bytes``.
+    ``strips``: the same bytes written straight from the blocks. ``writes``: from the room, whose first byte is 0.
+    """
+
+    sources: Offsets
+    first_source: int
+    step_bytes: int
+    strip_bytes: int
+    strips: ByteRanges
+    writes: ByteRanges
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the room."""
+        return len(self.sources) * self.strip_bytes
+
+
+def may_have_strips(layout: RankLayout) -> bool:
+    """Whether some decode engine of a larger TP would get small strips from this prefill rank."""
+    return any(_may_be_cut(region, layout) for region in layout.regions)
+
+
+def is_small_strip(shape: CopyShape) -> bool:
+    """Whether each piece is a small part of prefill's page and all of decode's, without a gap to the next one."""
+    ours, theirs = shape.source, shape.target
+    is_whole_page = shape.num_rows == 1 and ours.page_tokens == theirs.page_tokens == shape.step
+    is_dense = theirs.page_stride == shape.piece_bytes and theirs.offset == 0
+    is_part = ours.page_stride > shape.piece_bytes
+    return not shape.is_state and is_whole_page and is_dense and is_part and shape.piece_bytes <= MOST_STRIP_BYTES
+
+
+def plan_gathers(shape: CopyShape, ranges: ByteRanges, room_bytes: int = MOST_ROOM_BYTES) -> tuple[StripRun, ...]:
+    """How ``ranges``, those of a small strip's ``shape``, are gathered; empty where that would save too few writes.
+
+    ``room_bytes``: the most that one of them takes; at least a strip.
+
+    Example: strips for decode's blocks 21, 20 and 30 are one room and two writes.
+    """
+    order = np.argsort(ranges.target)
+    most = room_bytes // shape.piece_bytes
+    rooms = [order[first : first + most] for first in range(0, len(order), most)]
+    gathers = tuple(_gather(shape, ranges, chosen) for chosen in rooms)
+    return gathers if num_writes(ranges, gathers) * LEAST_GAIN <= len(order) else ()
+
+
+def num_writes(ranges: ByteRanges, gathers: tuple[StripRun, ...]) -> int:
+    """How many writes leave: of ``gathers``, or of ``ranges`` where nothing is gathered."""
+    return sum(len(gather.writes.source) for gather in gathers) if gathers else len(ranges.source)
+
+
+def _gather(shape: CopyShape, ranges: ByteRanges, chosen: Offsets) -> StripRun:
+    source, target, size = ranges.source[chosen], ranges.target[chosen], shape.piece_bytes
+    starts = np.flatnonzero(np.diff(target, prepend=-size - 1) != size)
+    num_bytes = np.diff(np.append(starts, len(target))) * size
+    strips = ByteRanges(source, target, np.full(len(target), size, np.int64), len(target))
+    writes = ByteRanges(starts * size, target[starts], num_bytes, len(target))
+    step = gcd(shape.source.block_stride, shape.source.page_stride)
+    return StripRun(source, shape.source.offset, step, size, strips, writes)
+
+
+def _may_be_cut(region: RegionLayout, layout: RankLayout) -> bool:
+    if region.kind is not RegionKind.HEADS or layout.tp_size >= region.heads:
+        return False
+    num_heads = len(Sharding(layout.tp_size, region.heads).heads_of(layout.tp_rank))
+    return num_heads > 1 and region.page_bytes // num_heads <= MOST_STRIP_BYTES

@@ -1,0 +1,137 @@
+"""Staging memory of a prefill rank for small strips: lanes copy strips into it, and write from there.
+
+    lane thread --begin(region, gather)--> room, copy on the lane's own stream --event--> writes --release--> room
+
+A lane copies only behind the layer's device event, and writes only behind the copy's. A room comes back when nothing
+reads it any more *and* its copy is over: the copy of a push that has stopped may still be under way, and would spoil
+what comes after it in the room.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Lock
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import torch
+
+from pdcluster_connector.core.gathering import StripRun
+from pdcluster_connector.device import Device, DeviceEvent, Stream
+from pdcluster_connector.reshard.staging import StagingMemory, StagingRoom, Ticket
+
+_WORDS: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredStrips:
+    """They lie from ``address`` on once ``copied`` is complete. ``room``: to be released once."""
+
+    address: int
+    copied: DeviceEvent
+    room: StagingRoom
+
+
+@dataclass(slots=True)
+class StripStaging:
+    """One rank's; all of its lanes use it. ``data``: by region index, uint8 [bytes of the region], borrowed."""
+
+    memory: StagingMemory
+    data: Mapping[int, torch.Tensor]
+    device: Device
+    _under_way: list[tuple[Ticket, DeviceEvent]] = field(default_factory=list)
+    """Rooms that nothing reads any more, but whose copies were not over when that was so."""
+    _lock: Lock = field(default_factory=Lock)
+    """Guards ``_under_way``."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every room has come back. A thread that has entered the device."""
+        self._sweep()
+        return self.memory.is_idle
+
+    def take(self, num_bytes: int) -> Ticket | None:
+        """A room for now; None when there is none. A thread that has entered the device; never waits."""
+        self._sweep()
+        return self.memory.take_now(num_bytes)
+
+    def give_back(self, ticket: Ticket, copied: DeviceEvent) -> None:
+        """Nothing reads the room any more, which ``copied`` fills. A thread that has entered the device."""
+        with self._lock:
+            self._under_way.append((ticket, copied))
+        self._sweep()
+
+    def _sweep(self) -> None:
+        with self._lock:
+            over = [pair for pair in self._under_way if self._is_over(pair[1])]
+            self._under_way = [pair for pair in self._under_way if pair not in over]
+        for ticket, _ in over:
+            self.memory.release(ticket)
+
+    def _is_over(self, copied: DeviceEvent) -> bool:
+        try:
+            return self.device.is_done(copied)
+        except RuntimeError:  # A broken device: what it still does is not known.
+            return False
+
+
+class StripGatherer:
+    """One lane's. Lane thread only; nothing in it waits for a peer."""
+
+    def __init__(self, staging: StripStaging) -> None:
+        self._staging = staging
+        self._stream: Stream | None = None
+        self._rows: WeakKeyDictionary[StripRun, torch.Tensor] = WeakKeyDictionary()
+        """Of each gather of a step, which serves every layer."""
+
+    def begin(self, region: int, gather: StripRun) -> GatheredStrips | None:
+        """The strips of ``gather`` in ``region`` (index) are being copied; None where there is no room.
+
+        The region's layer must be final.
+        """
+        ticket = self._staging.take(gather.num_bytes)
+        if ticket is None:
+            return None
+        copied: DeviceEvent = None
+        try:
+            copied = self._copy(region, gather, ticket)
+        except BaseException:
+            self._staging.give_back(ticket, copied)
+            raise
+        release = partial(self._staging.give_back, ticket, copied)
+        return GatheredStrips(self._staging.memory.address + ticket.offset, copied, StagingRoom(release))
+
+    def _copy(self, region: int, gather: StripRun, ticket: Ticket) -> DeviceEvent:
+        data, room = self._staging.data[region], self._staging.memory.tensor
+        self._stream = self._stream or self._staging.device.open_stream(room.device)
+        with self._stream:
+            strips = strips_of(data, gather)
+            target = room[ticket.offset : ticket.offset + gather.num_bytes].view(strips.dtype)
+            torch.index_select(strips, 0, self._rows_of(gather), out=target.view(-1, strips.shape[1]))
+            return self._stream.record_event()
+
+    def _rows_of(self, gather: StripRun) -> torch.Tensor:
+        if gather not in self._rows:
+            rows = (gather.sources - gather.first_source) // gather.step_bytes
+            self._rows[gather] = torch.from_numpy(rows).to(self._staging.memory.tensor.device)
+        return self._rows[gather]
+
+
+def bytes_from(view: torch.Tensor, base: int, num_bytes: int) -> torch.Tensor:
+    """uint8 [num_bytes]: the memory from address ``base`` on, which ``view`` (uint8, strided) lies in."""
+    return view.as_strided((num_bytes,), (1,), view.storage_offset() + base - view.data_ptr())
+
+
+def strips_of(data: torch.Tensor, gather: StripRun) -> torch.Tensor:
+    """Words [step, words of a strip]: row ``k`` is the strip that begins ``k`` steps after the first; rows overlap.
+
+    ``data``: uint8 [bytes of the region]. The words are the widest in which strips begin and end.
+    """
+    begin, size, step = gather.first_source, gather.strip_bytes, gather.step_bytes
+    word = math.gcd(8, size, step, data.data_ptr() + begin, data.storage_offset() + begin)
+    rows = (data.numel() - begin - size) // step + 1
+    usable = data[begin : begin + (data.numel() - begin) // word * word].view(_WORDS[word])
+    return usable.as_strided((rows, size // word), (step // word, 1), usable.storage_offset())

@@ -1,0 +1,159 @@
+"""What a lane writes: parts of pushes, where each stands, and the rooms of those that lie in staging memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from pdcluster_connector.core.gathering import StripRun
+from pdcluster_connector.core.ranges import ByteRanges
+from pdcluster_connector.core.sending import Push
+from pdcluster_connector.device import DeviceEvent
+from pdcluster_connector.reshard import GatheredStrips, StagingRoom
+from pdcluster_connector.transport.base import WriteRange
+from pdcluster_protocol.trace import LayerTrace
+
+
+@dataclass(slots=True)
+class LayerRecord:
+    """When one layer of one push became final, began to leave and was acknowledged (monotonic seconds)."""
+
+    step: int
+    layer: int
+    saved_at: float
+    num_bytes: int
+    write_begin: float = 0.0
+    acked_at: float = 0.0
+    unacked_bytes: int = 0
+
+    def as_trace(self) -> LayerTrace:
+        return LayerTrace(self.step, self.layer, self.saved_at, self.write_begin, self.acked_at, self.num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One push's ranges in one region: bases are added here, once per layer."""
+
+    push: Push
+    ranges: ByteRanges
+    source_base: int
+    target_base: int
+    record: LayerRecord
+    room: StagingRoom | None = None
+    """Of a part that lies in staging memory; released once, when nothing reads it any more."""
+    gathers: tuple[StripRun, ...] = ()
+    """How the strips of ``ranges`` are to be gathered, room by room; empty where they leave as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One layer of one step for every push of the lane. Leaves when ``event`` is complete."""
+
+    event: DeviceEvent
+    parts: tuple[Part, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Cursor:
+    """Where submission stands in one part. ``unended``: submits that may still read it.
+
+    ``gather``: what is to be copied to staging memory first, where it is not there yet; there are no rows before.
+    """
+
+    part: Part
+    rows: list[WriteRange]
+    gather: StripRun | None = None
+    copied: DeviceEvent = None
+    """Of a copy that has begun."""
+    next_row: int = 0
+    unended: int = 0
+    is_dropped: bool = False
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether another range of it may be submitted."""
+        return self._has_rows and self.part.push.may_write
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing reads the part now or later."""
+        return not self.unended and (self.is_dropped or not self._has_rows)
+
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether it is read, or copied, straight from the request's blocks."""
+        return self.part.room is None or self.gather is not None
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether its room is being filled, as far as was looked."""
+        return self.gather is not None and self.part.room is not None
+
+    @property
+    def _has_rows(self) -> bool:
+        return self.gather is not None or self.next_row < len(self.rows)
+
+    def stage(self, strips: GatheredStrips) -> None:
+        """Its bytes are on their way to a room."""
+        assert self.gather is not None, "nothing to gather"
+        self.part = replace(self.part, ranges=self.gather.writes, source_base=strips.address, room=strips.room)
+        self.rows, self.copied = _absolute_rows(self.part), strips.copied
+
+    def leave_as_strips(self) -> None:
+        """Its bytes leave straight from the blocks."""
+        assert self.gather is not None, "nothing to gather"
+        self.part = replace(self.part, ranges=self.gather.strips)
+        self.rows, self.gather = _absolute_rows(self.part), None
+
+    def take(self, count: int) -> list[WriteRange]:
+        """The next ranges, ``count`` at most. Something may read them from now on."""
+        taken = self.rows[self.next_row : self.next_row + count]
+        self.next_row += len(taken)
+        self.unended += 1
+        return taken
+
+
+@dataclass(slots=True)
+class Rooms:
+    """Staging rooms that a lane holds; each is released once, whatever becomes of its part."""
+
+    _held: dict[StagingRoom, Part] = field(default_factory=dict)
+
+    def add(self, part: Part) -> None:
+        """``part`` may have a room."""
+        if part.room is not None:
+            self._held[part.room] = part
+
+    def release_if_over(self, cursor: Cursor) -> None:
+        """The room of a part that nothing reads any more comes back."""
+        room = cursor.part.room
+        if room is not None and cursor.is_over and self._held.pop(room, None) is not None:
+            room.release()
+
+    def release_all(self) -> None:
+        """Nothing is read any more."""
+        while self._held:
+            self._held.popitem()[0].release()
+
+    def held_since(self, since: float) -> list[Push]:
+        """Pushes whose parts the resharder staged then or earlier."""
+        resharded = (part for part in self._held.values() if not part.gathers)
+        return list(dict.fromkeys(part.push for part in resharded if part.record.saved_at <= since))
+
+    @property
+    def hold_strips(self) -> bool:
+        """Whether there is one of gathered strips."""
+        return any(part.gathers for part in self._held.values())
+
+
+def cursors_of(part: Part) -> list[Cursor]:
+    """One, or one for each room in which the part's strips are to be gathered."""
+    if not part.gathers:
+        return [Cursor(part, _absolute_rows(part))]
+    return [Cursor(part, [], gather) for gather in part.gathers]
+
+
+def _absolute_rows(part: Part) -> list[WriteRange]:
+    """(source, target, bytes) of each range, as addresses."""
+    sources = (part.ranges.source + part.source_base).tolist()
+    targets = (part.ranges.target + part.target_base).tolist()
+    return list(zip(sources, targets, part.ranges.num_bytes.tolist(), strict=True))

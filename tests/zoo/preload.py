@@ -106,9 +106,9 @@ def compile_sums_once() -> None:
 register_models()
 for _module in MODULES:
     import_if_there(_module)
-compile_sums_once()
 leave_masking_as_it_is()
 wait_instead_of_spinning()
 if VERSION >= (0, 31):
     replace_kernels_once()
     configure_logging_once()
+compile_sums_once()  # Last: vLLM looks through all modules for its kernels, and cannot read names of Numba's.

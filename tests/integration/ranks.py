@@ -237,13 +237,18 @@ class Pair:
 
     def step_until(self, is_true: Callable[[], bool], *, timeout_s: float = STEP_S) -> bool:
         """Whether the fact became true while both engines went on stepping."""
-        deadline = time.monotonic() + timeout_s
-        while not is_true():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.001)
-            self.step()
-        return True
+        return stepped_until(self.step, is_true, timeout_s)
+
+
+def stepped_until(step: Callable[[], None], is_true: Callable[[], bool], timeout_s: float = STEP_S) -> bool:
+    """Whether the fact became true while the engines went on stepping."""
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+        step()
+    return True
 
 
 @contextmanager

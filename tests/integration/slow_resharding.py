@@ -23,19 +23,18 @@ from fakes.stream_group import Meeting, StreamGroup
 from fakes.streams import AsyncStream
 from fakes.transports import Late, Wire, wrap_transports
 from integration.ranks import LIFE, SECRET
-from integration.reshard_pushes import (
+from integration.reshard_cache import (
     BLOCK,
     KV_HEADS,
     NUM_LAYERS,
     REGIONS,
-    DecodeEngine,
-    Job,
     RankCache,
     facts_of,
     layer_of,
     model_kv,
     prefill_cache,
 )
+from integration.reshard_pushes import DecodeEngine, Job
 from patience import EDGE_S, PATIENCE_S, until
 from pdcluster_connector.assembly import PrefillRank, make_prefill_rank
 from pdcluster_connector.core.sending import PushKey

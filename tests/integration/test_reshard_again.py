@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from fakes.transports import Wrapped, wrap_transports
-from integration.reshard_pushes import CELL_BYTES, KV_HEADS, Job
+from integration.reshard_cache import CELL_BYTES, KV_HEADS
+from integration.reshard_pushes import Job
 from integration.slow_resharding import SlowGroup, slow_group
 from patience import until
 from pdcluster_connector.failures import take_counts

@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from fakes.streams import AsyncStream
-from integration.reshard_pushes import NUM_LAYERS
+from integration.reshard_cache import NUM_LAYERS
 from integration.slow_resharding import PATIENT, slow_group
 from patience import PATIENCE_S, until
 from pdcluster_protocol.ids import RequestId

@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from integration.reshard_pushes import BLOCK, QUICK, DecodeEngine, Job, PrefillGroup, prefill_group
+from integration.reshard_cache import BLOCK
+from integration.reshard_pushes import QUICK, DecodeEngine, Job, PrefillGroup, prefill_group
 
 
 def job(

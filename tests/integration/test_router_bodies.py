@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fakes.engine import Gate
+from fakes.engine import FakeEngine, Gate
 from fakes.http import RawClient, request_bytes
 from fakes.router import COMPLETIONS, Rig, running_rig, until
 
@@ -76,26 +76,24 @@ async def in_the_queue(rig: Rig) -> RawClient:
     return clients[0]
 
 
-async def at_decode(rig: Rig) -> RawClient:
-    rig.decode.close_gate(Gate.RESERVE)
+async def held_by(rig: Rig, engine: FakeEngine, gate: Gate) -> RawClient:
+    engine.close_gate(gate)
     client = await rig.client()
     await client.send(RAW)
-    await rig.decode.next_request()
+    await engine.next_request()
     return client
+
+
+async def at_decode(rig: Rig) -> RawClient:
+    return await held_by(rig, rig.decode, Gate.RESERVE)
 
 
 async def at_prefill(rig: Rig) -> RawClient:
-    rig.prefill.close_gate(Gate.PREFILL)
-    client = await rig.client()
-    await client.send(RAW)
-    await rig.prefill.next_request()
-    return client
+    return await held_by(rig, rig.prefill, Gate.PREFILL)
 
 
 async def in_its_answer(rig: Rig) -> RawClient:
-    rig.decode.close_gate(Gate.SECOND_TOKEN)
-    client = await rig.client()
-    await client.send(RAW)
+    client = await held_by(rig, rig.decode, Gate.SECOND_TOKEN)
     await client.reader.readuntil(b"Hello")
     return client
 

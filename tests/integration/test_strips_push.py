@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,6 @@ from integration.ranks import (
     HEAD_BYTES,
     LIFE,
     SECRET,
-    STEP_S,
     Cache,
     Shape,
     blocks_slice,
@@ -29,6 +27,7 @@ from integration.ranks import (
     expect,
     fingerprint_of,
     forward,
+    stepped_until,
 )
 from patience import EDGE_S, until
 from pdcluster_cli.local.report import read_traces
@@ -103,13 +102,7 @@ class Engines:
                 rank.worker.begin_step(DecodeStep(cancels=(cancel,)))
 
     def step_until(self, is_true: Callable[[], bool]) -> bool:
-        deadline = time.monotonic() + STEP_S
-        while not is_true():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.001)
-            self.step()
-        return True
+        return stepped_until(self.step, is_true)
 
     def outcomes(self, name: str) -> list[bool]:
         """Of every decode rank, once all have one."""

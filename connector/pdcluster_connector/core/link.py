@@ -121,7 +121,7 @@ def plan_link(prefill: RankLayout, decode: RankLayout) -> Link:
     return Link(tuple(copies), tuple(shapes), coverage)
 
 
-def plan_strips(link: Link, prefill: RankLayout, decode: RankLayout) -> dict[int, CopyShape]:
+def plan_direct_shapes(link: Link, prefill: RankLayout, decode: RankLayout) -> dict[int, CopyShape]:
     """How each region that is resharded also goes straight from its blocks, by the region's place in prefill's layout.
 
     Each prefill rank writes its own heads, token by token, and needs no other rank. Over them all each cell is written
@@ -129,7 +129,7 @@ def plan_strips(link: Link, prefill: RankLayout, decode: RankLayout) -> dict[int
     """
     ends = _Ends(prefill, decode)
     pairs = [(copy.source_index, copy.target_index) for copy in link.copies if copy.is_resharded]
-    return {ours: _plan_strip(prefill.regions[ours], decode.regions[theirs], ends) for ours, theirs in pairs}
+    return {ours: _plan_direct_shape(prefill.regions[ours], decode.regions[theirs], ends) for ours, theirs in pairs}
 
 
 def owed_by(prefill: RankLayout, decode: RankLayout) -> RankLayout:
@@ -242,7 +242,7 @@ def _plan_tokens(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Pl
     return _Planned(shape, Fraction(len(wanted), share.count), is_resharded)
 
 
-def _plan_strip(source: RegionLayout, target: RegionLayout, ends: _Ends) -> CopyShape:
+def _plan_direct_shape(source: RegionLayout, target: RegionLayout, ends: _Ends) -> CopyShape:
     push, cell = _push_between(source, ends), _common_cell(source, target, ends)
     assert push is not None, f"layer {source.layer_name} is resharded for a rank that gets no head of ours"
     ours, theirs = (

@@ -92,26 +92,23 @@ class StripGatherer:
 
         The region's layer must be final.
         """
+        self._stream = self._stream or self._staging.device.open_stream(self._staging.memory.tensor.device)
+        with self._stream:
+            rows = self._rows_of(gather)
         ticket = self._staging.take(gather.num_bytes)
         if ticket is None:
             return None
-        copied: DeviceEvent = None
-        try:
-            copied = self._copy(region, gather, ticket)
-        except BaseException:
-            self._staging.give_back(ticket, copied)
-            raise
+        # An error from here on is the device's, which may still write: then the room never comes back.
+        copied = self._copy(self._stream, region, gather, rows, ticket)
         release = partial(self._staging.give_back, ticket, copied)
         return GatheredStrips(self._staging.memory.address + ticket.offset, copied, StagingRoom(release))
 
-    def _copy(self, region: int, gather: StripRun, ticket: Ticket) -> DeviceEvent:
-        data, room = self._staging.data[region], self._staging.memory.tensor
-        self._stream = self._stream or self._staging.device.open_stream(room.device)
-        with self._stream:
-            strips = strips_of(data, gather)
-            target = room[ticket.offset : ticket.offset + gather.num_bytes].view(strips.dtype)
-            torch.index_select(strips, 0, self._rows_of(gather), out=target.view(-1, strips.shape[1]))
-            return self._stream.record_event()
+    def _copy(self, stream: Stream, region: int, gather: StripRun, rows: torch.Tensor, ticket: Ticket) -> DeviceEvent:
+        room = self._staging.memory.tensor[ticket.offset : ticket.offset + gather.num_bytes]
+        with stream:
+            strips = strips_of(self._staging.data[region], gather)
+            torch.index_select(strips, 0, rows, out=room.view(strips.dtype).view(-1, strips.shape[1]))
+            return stream.record_event()
 
     def _rows_of(self, gather: StripRun) -> torch.Tensor:
         if gather not in self._rows:

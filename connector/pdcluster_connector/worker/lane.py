@@ -7,10 +7,10 @@ of them needs a lock. The forward thread only appends orders and wakes the lane.
                                                              |
                        its blocks are not read any more <----+---> on_release(request id)
 
-The lane writes on a transport session of its own (``outbound.py``). A write that ends badly, or not at all, costs
-that session (``_cut``): closing it is the only way to be sure that our memory is not read any more. The lane is of no
-further use then, and the next request gets a new one. Pushes exist from the first order on, so deadlines hold while
-connecting too.
+The lane writes on a transport session, its own or one that lanes share (``outbound.py``). A write that ends badly, or
+not at all, costs that session (``_cut``): closing it is the only way to be sure that our memory is not read any more.
+The lane is of no further use then, and the next request gets a new one. Pushes exist from the first order on, so
+deadlines hold while connecting too.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from itertools import chain, groupby
 from operator import attrgetter
 
 from pdcluster_connector.core.gathering import StripRun, is_small_strip, num_writes, plan_gathers
-from pdcluster_connector.core.link import Link, RegionCopy, plan_link, plan_strips, require_possible
+from pdcluster_connector.core.link import Link, RegionCopy, plan_direct_shapes, plan_link, require_possible
 from pdcluster_connector.core.ranges import (
     ByteRanges,
     CopyShape,
@@ -48,7 +48,7 @@ class Route:
     """Of a step: nothing of the step is read any more after it."""
     num_blocks: Mapping[int, int]
     """Blocks that decode has in each KV group."""
-    strips: Mapping[int, CopyShape] = field(default_factory=dict)
+    shapes_from_blocks: Mapping[int, CopyShape] = field(default_factory=dict)
     """How a staged region goes straight from its blocks, a write for each token: for a second push."""
     small_strips: frozenset[int] = frozenset()
     """Shapes of direct copies whose strips may be gathered."""
@@ -60,7 +60,7 @@ class Route:
     def copies_from_blocks(self) -> Iterator[tuple[RegionCopy, CopyShape]]:
         """Every copy of the link as it is made without staging memory."""
         yield from ((copy, self.link.shapes[copy.shape]) for copy in self.direct_copies)
-        yield from ((copy, self.strips[index]) for index, copy in self.staged.items())
+        yield from ((copy, self.shapes_from_blocks[index]) for index, copy in self.staged.items())
 
     def shapes_of(self, copies: Iterable[RegionCopy]) -> dict[int, CopyShape]:
         """The shapes of ``copies``, by their numbers."""
@@ -122,9 +122,9 @@ def plan_route(
     direct = {index: tuple(copies) for index, copies in groupby(in_order, key=attrgetter("source_index"))}
     num_layers = len({copy.layer_name for copy in link.copies})
     last_order = StepRead if staged else StepEnded
-    strips = plan_strips(link, hello.layout, welcome.layout)
+    from_blocks = plan_direct_shapes(link, hello.layout, welcome.layout)
     small = frozenset(number for number, shape in enumerate(link.shapes) if can_gather and is_small_strip(shape))
-    return Route(link, direct, staged, num_layers, last_order, _num_blocks(welcome.layout), strips, small)
+    return Route(link, direct, staged, num_layers, last_order, _num_blocks(welcome.layout), from_blocks, small)
 
 
 @dataclass(slots=True)

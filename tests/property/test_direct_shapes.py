@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from drawn import drawn
 from fakes.token_major import Pages, Wanted, prefill_memory, shape_of
-from pdcluster_connector.core.link import plan_link, plan_strips
+from pdcluster_connector.core.link import plan_direct_shapes, plan_link
 from pdcluster_connector.core.ranges import GroupSlice, plan_ranges
 from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_connector.reshard.feeds import TokenPages
@@ -60,7 +60,7 @@ def test_the_strips_of_all_ranks_bring_each_byte_once_and_need_no_other_rank(dra
             to = layout(decode_tp, rank, kv_heads, shape.cell_bytes, in_blocks(decode.pages))
             theirs = [want for want in wanted if (want.item.decode_tp_size, want.decode) == (decode_tp, pages)]
             for prefill, region in zip(ours, regions, strict=True):
-                for strip in plan_strips(plan_link(prefill, to), prefill, to).values():
+                for strip in plan_direct_shapes(plan_link(prefill, to), prefill, to).values():
                     for want in theirs:
                         ranges = plan_ranges(strip, slice_of(want))
                         rows = zip(ranges.source, ranges.target, ranges.num_bytes, strict=True)

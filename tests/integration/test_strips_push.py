@@ -287,10 +287,10 @@ def test_strips_are_copied_beside_the_forward_pass_and_leave_when_that_is_over()
         assert runtime.default.num_given == 0
         for stream in sides:
             stream.hold()
-        begun = [stream.num_given for stream in sides]
+        before = [len(stream.events) for stream in sides]
         pair.expect("b", 100)
         pair.push("b", ours[100:], theirs[100:])
-        assert until(lambda: all(stream.num_given > count for stream, count in zip(sides, begun, strict=True)))
+        assert until(lambda: all(len(stream.events) > count for stream, count in zip(sides, before, strict=True)))
         for stream in sides:
             assert stream.is_awaited(len(stream.events) - 1, lambda: wire.num_submitted > num_submitted)
         assert wire.num_submitted == num_submitted

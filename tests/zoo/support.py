@@ -16,6 +16,9 @@ PAIRS: Final = "tests/integration/test_support_tp.py::test_every_pair_of_tp_1_2_
 ODD_PAIRS: Final = (
     "tests/integration/test_support_tp.py::test_tp_sizes_that_do_not_divide_each_other_answer_like_a_single_engine"
 )
+GATHERED: Final = (
+    "tests/integration/test_support_tp.py::test_engines_whose_small_strips_are_gathered_answer_like_a_single_engine"
+)
 POOL: Final = "tests/integration/test_support_models.py::test_a_pool_answers_like_a_single_engine"
 REFUSALS: Final = "tests/integration/test_support_refusals.py::"
 LAW: Final = "tests/property/test_link.py::test_every_decode_rank_gets_each_of_its_bytes_exactly_once"
@@ -63,6 +66,7 @@ _ALONE: Final = (
 )
 PARALLEL: Final = (
     Row("Llama, 8, 4, 2 and 1 KV heads", "TP 1, 2, 4 to TP 1, 2, 4", _ENGINES, (PAIRS,), "all 36 pairs"),
+    Row("Llama, 2 KV heads", "TP 1 to 2, small strips gathered first", _ENGINES, (GATHERED,), "`make test-all`"),
     Row("Llama, 6 KV heads", "TP 3 to 2, TP 2 to 3", _ENGINES, (ODD_PAIRS,)),
     Row("Llama", "pipeline prefill 2 to 1, TP 2, pipeline 2", _ENGINES,
         pools("pipeline 2 to 1", "pipeline 2 to tp 2", "pipeline 2 to 2")),

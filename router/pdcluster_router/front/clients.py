@@ -17,6 +17,10 @@ DESCRIPTORS_PER_CLIENT: Final = 5
 """A request's four, and one for a guest: there may be as many."""
 OUR_DESCRIPTORS: Final = 32
 """Of the process itself: its log, its ports, the loop's own, files that it reads. 18 are open before any request."""
+MAX_BACKLOG: Final = 2048
+"""uvicorn's own."""
+BACKLOG_SHARE: Final = 8
+"""A burst of clients that are one too many takes an eighth of the descriptors, until the loop has come to them."""
 MAX_DEFAULT: Final = 16_384
 """As many as one engine may be given; idle ones cost 7 KiB each."""
 
@@ -74,6 +78,12 @@ class Clients:
 
 
 def default_max_connections() -> int:
-    """A fifth of the descriptors that this process may open, without its own."""
+    """A fifth of the descriptors that this process may open, without its own and those of ``backlog``."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, min(MAX_DEFAULT, (soft - OUR_DESCRIPTORS) // DESCRIPTORS_PER_CLIENT))
+    return max(1, min(MAX_DEFAULT, (soft - OUR_DESCRIPTORS - backlog()) // DESCRIPTORS_PER_CLIENT))
+
+
+def backlog() -> int:
+    """Connections that the kernel keeps for us. The loop takes all of them in one turn, and each is a descriptor."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(8, min(MAX_BACKLOG, soft // BACKLOG_SHARE))

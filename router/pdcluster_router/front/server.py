@@ -21,12 +21,12 @@ from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.secret import SECRET_VARIABLE, Secret
 from pdcluster_router.front.access import read_keys
 from pdcluster_router.front.app import build_app
+from pdcluster_router.front.clients import backlog
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE, RouterProtocol
 from pdcluster_router.settings import Settings
 from pdcluster_router.telemetry.trace import TraceFile
 
-_BACKLOG = 2048
 _CLOSE_TIMEOUT_S = 2
 
 
@@ -106,7 +106,7 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
-        bound.listen(_BACKLOG)
+        bound.listen(backlog())
     except OSError as error:
         bound.close()
         where = f"{host}:{port}"
@@ -162,7 +162,7 @@ def _uvicorn_config(settings: Settings, secret: Secret) -> uvicorn.Config:
         server_header=False,
         timeout_keep_alive=int(settings.client_idle_s) or 1,
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
-        backlog=_BACKLOG,
+        backlog=backlog(),
     )
 
 

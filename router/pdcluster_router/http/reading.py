@@ -54,8 +54,9 @@ LINE_OBJECTS_BYTES: Final = 176
 """What Python adds to each header line: a name, a value, a pair and its place in two tables."""
 
 MAX_HEADER_LINES: Final = 256
-"""Of a request. The collector looks at each line's objects: 16,000 of three bytes fit into the bytes of a head, and
-some clients that send such stopped the loop for 117 ms. Apache takes 100, and no client that we know sends more."""
+"""Of a request. 16,000 lines of three bytes fit into the bytes of a head. Clients that sent such stopped the loop for
+117 ms; the likely cause is the garbage collector, which looks at each line's objects. Apache takes 100 lines, and no
+client that we know sends more."""
 
 _NO_HEADERS: Final[Headers] = []
 """Nothing is ever added to it: each message begins with a list of its own."""

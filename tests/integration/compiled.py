@@ -1,4 +1,4 @@
-"""Imported by the server that forks the tests' ranks: the sums of content are compiled once, for 2 s, for all of them."""
+"""The server that forks the tests' ranks imports this: the sums of content are compiled once, for 2 s, for all."""
 
 from pdcluster_connector.worker.content_loop import compiled_loop
 

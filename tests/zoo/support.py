@@ -102,7 +102,7 @@ OPTIONS: Final = (
         (EXACT + "test_compiled_engines_answer_like_a_single_compiled_engine",)),
     Row("every one on this page", "vLLM's V2 model runner with asynchronous scheduling, as on CUDA", _ENGINES,
         (V2 + "test_answers_failures_retries_and_every_kind_of_kv_on_the_v2_runner",
-         V2 + "test_bytes_failures_and_preemption_on_the_v2_runner"),
+         V2 + "test_bytes_and_preemption_on_the_v2_runner"),
         "its Triton kernels in Triton's interpreter; without CUDA graphs"),
     Row("Llama", "the content of each push is compared, and pushed again where it differs (`content_check`)", _ENGINES,
         ("tests/integration/test_broken.py::test_content_that_is_wrong_is_pushed_again_and_the_answer_is_exact",

@@ -148,7 +148,7 @@ class Receipt(msgspec.Struct, frozen=True):
     pdcluster_received_tokens: int
     """Prompt tokens whose KV every rank has received whole; 0: decode computed or had them itself."""
     pdcluster_is_content_compared: bool = False
-    """Whether each rank has found the digest of what it received equal to that of what was pushed."""
+    """Whether on each rank the content sums of what it received were those of what was pushed."""
     pdcluster_transfer_protocol: str = ""
     """By which the bytes came."""
 

@@ -71,6 +71,6 @@ def of_decode(receiver: Any) -> dict[str, int]:
         "reservations": reception.num_waiting,
         "requests known": len(reception._by_request) + len(receiver._expected_at),
         "prefill ranks that wait for a reservation": sum(map(len, reception._parked.values())),
-        "contents to compare": len(receiver._digests._wanted),
+        "contents to compare": len(receiver._sums._wanted),
         "results not told": len(receiver._results) + len(receiver._losses),
     }

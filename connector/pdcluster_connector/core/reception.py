@@ -81,7 +81,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Sum up what is here of this transfer, then call ``digested``. ``has_draft``: also a draft model's part of it."""
+    """Sum up what is here of this transfer, then call ``summed_up``. ``has_draft``: also a draft model's part of it."""
 
     transfer_id: TransferId
     attempt: Attempt
@@ -109,7 +109,7 @@ class Expected:
     transfer_id: TransferId
     deadline: float
     spans: Spans
-    wants_digest: bool = False
+    wants_sums: bool = False
     may_push_again: bool = True
 
 
@@ -158,7 +158,7 @@ class Reception:
             transfer,
             self.times,
             deadline=expected.deadline,
-            wants_digest=expected.wants_digest,
+            wants_sums=expected.wants_sums,
             may_push_again=expected.may_push_again,
         )
         self._waiting[transfer] = _Waiting(expected, receive)
@@ -214,10 +214,10 @@ class Reception:
         for transfer, waiting in list(self._waiting.items()):
             yield from self._commands(transfer, waiting.receive.cut(session, now=now), now)
 
-    def digested(self, transfer: TransferId, attempt: Attempt, found: Found, *, now: float) -> ReceptionCommands:
+    def summed_up(self, transfer: TransferId, attempt: Attempt, found: Found, *, now: float) -> ReceptionCommands:
         """What is here of ``transfer`` has these sums. Does nothing for one that has ended meanwhile."""
         if waiting := self._waiting.get(transfer):
-            yield from self._commands(transfer, waiting.receive.digested(attempt, found, now=now), now)
+            yield from self._commands(transfer, waiting.receive.summed_up(attempt, found, now=now), now)
 
     def expire(self, *, now: float) -> ReceptionCommands:
         """Act on every deadline that has passed."""
@@ -350,7 +350,7 @@ class Reception:
                     yield Lost(self._waiting[transfer].expected.request_id, attempt, reason)
                 case CutSession():
                     yield from self._cut_off(command)
-                case receiving.DigestReceived(attempt, has_draft):
+                case receiving.SumUpReceive(attempt, has_draft):
                     yield Compare(transfer, attempt, has_draft)
                 case receiving.Mismatched(attempt, reason):
                     yield Differs(self._waiting[transfer].expected.request_id, attempt, reason)

@@ -151,7 +151,7 @@ def _pages_of(cells: Cells, page_tokens: int, plan: ContentPlan, key: int, where
     return Pages(*(torch.from_numpy(found).to(where) for found in (numbers, weights, slots)))
 
 
-def digest_of(content: torch.Tensor, positions: torch.Tensor, key: int) -> int:
+def sum_of_cells(content: torch.Tensor, positions: torch.Tensor, key: int) -> int:
     """One sum over cells ``[positions, heads, bytes]``, uint8, any device: for checks of a device's arithmetic."""
     weights = torch.from_numpy(odd_numbers(positions.cpu().numpy(), key)).to(content.device)
     return int((values_of(content[:, :, None].clone())[..., 0] * weights[:, None]).sum().item()) & _MASK
@@ -161,7 +161,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(slots=True)
-class Digests(Generic[K]):
+class SumQueue(Generic[K]):
     """Sums under way. Not thread-safe: the thread that computes them owns it, and has a stream of its own for them.
 
     On an NPU any thread's stream is the forward pass's unless it opens another: each chunk would wait for all the steps
@@ -201,36 +201,36 @@ class Digests(Generic[K]):
         return self._sums.pop(key)
 
 
-class PushDigests:
+class PushSums:
     """Of one lane: what its pushes have in the source. Lane thread only."""
 
     def __init__(self, reader: KvReader | None, device: Device) -> None:
         """``reader``: of the rank's own KV; None where no content can be compared."""
         self._reader = reader
         self._asked: deque[LivePush] = deque()
-        self._digests: Digests[PushKey] = Digests(device)
+        self._queue: SumQueue[PushKey] = SumQueue(device)
         self.decode_layout: RankLayout | None = None
         """Of the rank that the lane serves, once it has said it."""
 
     @property
     def is_busy(self) -> bool:
-        return len(self._asked) + len(self._digests) > 0
+        return len(self._asked) + len(self._queue) > 0
 
     def ask(self, live: LivePush) -> None:
-        """Every byte of this push is acknowledged: it waits for its digest."""
+        """Every byte of this push is acknowledged: it waits for its sums."""
         self._asked.append(live)
 
     def advance(self, book: PushBook, now: float) -> None:
         """Read one chunk for one push: others need not wait for all of it."""
         while self._asked:
             self._start(self._asked.popleft(), book, now)
-        if (key := self._digests.next_key) is None:
+        if (key := self._queue.next_key) is None:
             return
         live = book.get(key)
         if live is None or not live.push.may_write:
-            self._digests.drop(key)  # Its blocks may be another request's by now.
-        elif (sums := self._digests.advance()) is not None:
-            book.apply(live, live.push.digested(sums.result()))
+            self._queue.drop(key)  # Its blocks may be another request's by now.
+        elif (sums := self._queue.advance()) is not None:
+            book.apply(live, live.push.summed_up(sums.result()))
 
     def _start(self, live: LivePush, book: PushBook, now: float) -> None:
         if self._reader is None or self.decode_layout is None or live.content is None:
@@ -238,10 +238,10 @@ class PushDigests:
             book.apply(live, live.push.give_up(reason, now=now))
             return
         sums = self._reader.pushed(self.decode_layout, live.content, live.push.key.transfer_id)
-        self._digests.start(live.push.key, sums, self._reader.where)
+        self._queue.start(live.push.key, sums, self._reader.where)
 
 
-class ReceiveDigests:
+class ReceiveSums:
     """Of one decode rank: what has arrived. Receiver thread only."""
 
     def __init__(self, reader: KvReader | None, device: Device) -> None:
@@ -249,11 +249,11 @@ class ReceiveDigests:
         self._reader = reader
         self._wanted: dict[TransferId, ContentOrder] = {}
         """Of requests whose content is compared and whose wait has not ended."""
-        self._digests: Digests[tuple[TransferId, Attempt]] = Digests(device)
+        self._queue: SumQueue[tuple[TransferId, Attempt]] = SumQueue(device)
 
     @property
     def is_busy(self) -> bool:
-        return len(self._digests) > 0
+        return len(self._queue) > 0
 
     def expect(self, transfer: TransferId, order: ContentOrder | None) -> None:
         """This transfer was announced."""
@@ -272,17 +272,17 @@ class ReceiveDigests:
         if self._reader is None:
             return False
         sums = self._reader.received(self._wanted[transfer], transfer, has_draft=has_draft)
-        self._digests.start((transfer, attempt), sums, self._reader.where)
+        self._queue.start((transfer, attempt), sums, self._reader.where)
         return True
 
     def advance(self) -> tuple[TransferId, Attempt, Found] | None:
         """Read one chunk for one attempt: others need not wait for all of it. What was found once it is whole."""
-        if (key := self._digests.next_key) is None:
+        if (key := self._queue.next_key) is None:
             return None
         if key[0] not in self._wanted:
-            self._digests.drop(key)  # Its wait has ended: its blocks may be another request's by now.
+            self._queue.drop(key)  # Its wait has ended: its blocks may be another request's by now.
             return None
-        sums = self._digests.advance()
+        sums = self._queue.advance()
         return None if sums is None else (*key, Found(sums.plan, sums.result()))
 
 

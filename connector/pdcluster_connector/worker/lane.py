@@ -33,7 +33,7 @@ from pdcluster_connector.reshard import ReshardFailed, StepRead, StripGatherer
 from pdcluster_connector.settings import CUT_S
 from pdcluster_connector.side_channel import PrefillChannel, Wakeup
 from pdcluster_connector.steps import PushSlice
-from pdcluster_connector.worker.content import PushDigests
+from pdcluster_connector.worker.content import PushSums
 from pdcluster_connector.worker.lane_parts import LaneParts
 from pdcluster_connector.worker.orders import (
     Close,
@@ -93,13 +93,13 @@ class Lane:
         self._parts = parts
         self._inbox: deque[Order] = deque()
         self._wakeup = Wakeup()
-        self._digests = PushDigests(parts.reader, parts.device)
+        self._sums = PushSums(parts.reader, parts.device)
         self._book = PushBook(
             self._send,
             lambda request_id: on_release((request_id, self)),
             self._ask_for_cut,
             parts.trace,
-            self._digests.ask,
+            self._sums.ask,
         )
         gatherer = StripGatherer(parts.strips) if parts.strips else None
         self._out = Outbound(self._book, parts.device, self.lost, gatherer)
@@ -213,7 +213,7 @@ class Lane:
 
     def _wait(self, channel: PrefillChannel) -> None:
         idle_s = _EXPIRE_EVERY_S if len(self._book) else _IDLE_S
-        channel.wait(0 if self._digests.is_busy else min(idle_s, self._out.next_look_s))
+        channel.wait(0 if self._sums.is_busy else min(idle_s, self._out.next_look_s))
 
     def _on_order(self, order: Order, now: float) -> None:
         match order:
@@ -241,7 +241,7 @@ class Lane:
             live = self._book.get(key) or self._start_push(key, part, order.at, now)
             if part.is_last:
                 live.last_step, live.content = order.step, part.content
-                live.push.wants_digest = part.content is not None
+                live.push.wants_sums = part.content is not None
 
     def _start_push(self, key: PushKey, part: PushSlice, begun_at: float, now: float) -> LivePush:
         deadline = deadline_after(part.target.deadline_ms, now=now)
@@ -323,7 +323,7 @@ class Lane:
             parts, boot_id = self._parts, self.address.boot_id
             can_reshard, can_gather = parts.staging is not None, parts.strips is not None
             route = plan_route(welcome, boot_id, parts.hello, can_reshard=can_reshard, can_gather=can_gather)
-            self._digests.decode_layout = welcome.layout
+            self._sums.decode_layout = welcome.layout
         except PDClusterError as error:
             self._fail(str(error))
             return
@@ -366,7 +366,7 @@ class Lane:
         self._out.advance(now)
         if self._out.is_lost:
             self._ask_for_cut("another lane of this prefill rank has closed the session that they share")
-        self._digests.advance(self._book, now)
+        self._sums.advance(self._book, now)
         for order in list(self._quiesces):
             if self._out.is_quiet(order.key):
                 order.quiet.set()

@@ -9,13 +9,13 @@ from typing import Final
 
 from pdcluster_connector.core.sending import (
     CutLane,
-    DigestPush,
     Push,
     PushKey,
     PushPhase,
     Release,
     Send,
     SendingCommands,
+    SumUpPush,
 )
 from pdcluster_connector.failures import PUSHED_BYTES, PUSHES_DONE, TransferFailure, count, log_failure
 from pdcluster_connector.steps import ContentOrder
@@ -88,8 +88,8 @@ class PushBook:
     on_cut: Callable[[str], None]
     """A push needs the session closed, for this reason. Called while commands are applied: only note it."""
     trace: Trace
-    on_digest: Callable[[LivePush], None]
-    """A push is to be digested. Called while commands are applied: only note it."""
+    on_sum_up: Callable[[LivePush], None]
+    """A push is to be summed up. Called while commands are applied: only note it."""
     _live: dict[PushKey, LivePush] = field(default_factory=dict)
     _ended: set[PushKey] = field(default_factory=set)
     """Pushes that have ended while vLLM still computes their prompt: they must not begin again."""
@@ -145,8 +145,8 @@ class PushBook:
                     self._release(live)
                 case CutLane(reason):
                     self.on_cut(reason)
-                case DigestPush():
-                    self.on_digest(live)
+                case SumUpPush():
+                    self.on_sum_up(live)
         self.report_if_due(live)
 
     def report_if_due(self, live: LivePush) -> None:

@@ -32,7 +32,7 @@ from pdcluster_connector.failures import RECEIVES_DONE, TransferFailure, count, 
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.steps import Cancel, DecodeStep, Expect, PrefillEnded
 from pdcluster_connector.trace import Trace
-from pdcluster_connector.worker.content import KvReader, ReceiveDigests
+from pdcluster_connector.worker.content import KvReader, ReceiveSums
 from pdcluster_connector.worker.inbound import InboundSessions, Opened
 from pdcluster_protocol.errors import ConfigError, ProtocolError
 from pdcluster_protocol.ids import RequestId, TransferId
@@ -83,7 +83,7 @@ class Receiver:
         self._clock = RunningClock(time.monotonic())
         self._trace = trace
         self._device = device
-        self._digests = ReceiveDigests(reader, device)
+        self._sums = ReceiveSums(reader, device)
         self._inbox: deque[tuple[_News, float]] = deque()
         self._results: deque[Ended] = deque()
         self._losses: deque[Lost] = deque()
@@ -141,7 +141,7 @@ class Receiver:
 
     def _turn(self) -> None:
         wait_s = _EXPIRE_EVERY_S if self._reception.num_waiting else _IDLE_S
-        self._channel.wait(0 if self._digests.is_busy else wait_s)
+        self._channel.wait(0 if self._sums.is_busy else wait_s)
         now = self._clock.read(time.monotonic(), max_step_s=wait_s + MAX_WORK_S)
         while self._inbox:
             self._on_news(*self._inbox.popleft(), now)
@@ -150,7 +150,7 @@ class Receiver:
         for session in self._sessions.take_closed():
             self._do(self._reception.cut(session, now=now), now)
         self._receive_all(now)
-        self._digest(now)
+        self._sum_up(now)
         if now >= self._next_expiry:
             self._next_expiry = now + _EXPIRE_EVERY_S
             self._do(self._reception.expire(now=now), now)
@@ -165,12 +165,12 @@ class Receiver:
             else:
                 self._do(self._reception.hear(received.peer, received.message, now=now), now)
 
-    def _digest(self, now: float) -> None:
-        if (found := self._digests.advance()) is not None:
-            self._do(self._reception.digested(*found, now=now), now)
+    def _sum_up(self, now: float) -> None:
+        if (found := self._sums.advance()) is not None:
+            self._do(self._reception.summed_up(*found, now=now), now)
 
     def _compare(self, compare: Compare, now: float) -> None:
-        if not self._digests.start(compare.transfer_id, compare.attempt, has_draft=compare.has_draft):
+        if not self._sums.start(compare.transfer_id, compare.attempt, has_draft=compare.has_draft):
             reason = "this decode rank cannot read its own KV, so that its content cannot be compared"
             self._do(self._reception.fail(compare.transfer_id, reason, now=now), now)
 
@@ -183,10 +183,10 @@ class Receiver:
             return
         self._expected_at[news.request_id] = (news.transfer_id, announced_at)
         deadline = deadline_after(news.deadline_ms, now=now)
-        self._digests.expect(news.transfer_id, news.content)
-        wants_digest = news.content is not None
+        self._sums.expect(news.transfer_id, news.content)
+        wants_sums = news.content is not None
         expected = Expected(
-            news.request_id, news.transfer_id, deadline, news.spans, wants_digest, may_push_again=not news.is_proof
+            news.request_id, news.transfer_id, deadline, news.spans, wants_sums, may_push_again=not news.is_proof
         )
         self._do(self._reception.expect(expected, now=now), now)
 
@@ -241,7 +241,7 @@ class Receiver:
         self._results.append(end)
         request_id, report = end.request_id, end.report
         transfer_id, expected_at = self._expected_at.pop(request_id)
-        is_compared = self._digests.forget(transfer_id)
+        is_compared = self._sums.forget(transfer_id)
         if report.is_received:
             count(RECEIVES_DONE)
         else:

@@ -20,8 +20,8 @@ from pdcluster_connector.self_test.events import require_honest_events
 from pdcluster_connector.self_test.machine import require_machine
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.trace import Trace
-from pdcluster_connector.transport import make_transport
 from pdcluster_connector.transport.base import Transport, TransportSettings
+from pdcluster_connector.transport.mooncake import MooncakeTransport
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.transport.shared import SharedSessions, Use
 from pdcluster_connector.worker import content_loop
@@ -187,7 +187,7 @@ def _start_transport(facts: EngineFacts, memory: Memory, device: Device) -> Tran
     settings = facts.settings
     protocol, devices = settings.transfer_protocol, settings.transfer_devices
     wanted = TransportSettings(facts.host, protocol, devices, settings.writes_per_submit, device.enter_thread)
-    transport = make_transport(settings.transport, wanted)
+    transport = MooncakeTransport(wanted)
     for address, num_bytes in memory.aligned_spans(device.registration_alignment_bytes):
         transport.register(address, num_bytes)
     return transport

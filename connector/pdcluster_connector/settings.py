@@ -45,8 +45,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     side_channel_port: int = 0
     """Decode rank r (stage by stage, one data-parallel engine after the other) listens on this port + r, in
     [0, 65535]. Default 0: any free port, announced in the reservation."""
-    transport: str = "mooncake"
-    """Which transport moves the bytes. The only one that leaves a process is ``mooncake``."""
     transfer_protocol: str = "tcp"
     """Mooncake's protocol: ``tcp``, ``rdma`` or ``ascend``, the same on all engines. Default ``tcp``: works everywhere.
     It is enforced: the connector sets ``MC_FORCE_TCP`` or ``MC_FORCE_HCA``, and refuses other variables by which

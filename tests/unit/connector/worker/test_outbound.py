@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from fakes.network import FakeNetwork
 from patience import PATIENCE_S
 from pdcluster_connector.core.link import Link
 from pdcluster_connector.core.sending import Push, PushKey, PushPhase
@@ -16,7 +17,6 @@ from pdcluster_connector.reshard.feeds import ReshardItem
 from pdcluster_connector.reshard.rounds import StagedPart
 from pdcluster_connector.reshard.staging import StagingRoom
 from pdcluster_connector.trace import Trace
-from pdcluster_connector.transport.fake import FakeNetwork
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.worker.orders import Staged, StagedWrite, StepBegun, StepEnded
 from pdcluster_connector.worker.outbound import Outbound

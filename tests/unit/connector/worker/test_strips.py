@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fakes.device import ManualDevice, ManualEvent
+from fakes.network import FakeNetwork
 from fakes.transports import FirstNeverEnds
 from pdcluster_connector.core.gathering import plan_gathers
 from pdcluster_connector.core.pace import SHORTEST_LOOK_S
@@ -15,7 +16,6 @@ from pdcluster_connector.core.sending import CutLane, Push, PushKey, Send
 from pdcluster_connector.core.tp_mapping import WHOLE
 from pdcluster_connector.device import CpuDevice, Device, NoStream, Stream
 from pdcluster_connector.reshard import StagingMemory, StripGatherer, StripStaging
-from pdcluster_connector.transport.fake import FakeNetwork
 from pdcluster_connector.worker.parts import Batch, LayerRecord, Part
 from pdcluster_connector.worker.writes import WriteQueue
 from pdcluster_protocol.ids import Attempt, TransferId

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fakes.device import ManualDevice
+from fakes.network import FakeNetwork
 from fakes.transports import FirstNeverEnds, Wrapped
 from pdcluster_connector.core.pace import SHORTEST_LOOK_S
 from pdcluster_connector.core.ranges import CopyShape, Grid, GroupSlice, plan_ranges
@@ -17,7 +18,6 @@ from pdcluster_connector.device import CpuDevice
 from pdcluster_connector.reshard.staging import StagingRoom
 from pdcluster_connector.settings import MAX_WRITES_IN_FLIGHT
 from pdcluster_connector.transport.base import WriteId, WriteStatus
-from pdcluster_connector.transport.fake import FakeNetwork
 from pdcluster_connector.worker.parts import Batch, LayerRecord, Part
 from pdcluster_connector.worker.writes import WriteQueue
 from pdcluster_protocol.ids import Attempt, TransferId

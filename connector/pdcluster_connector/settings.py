@@ -82,13 +82,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Default 256 MiB: what 1 GB/s carries in a quarter of a second. The same on all ranks; else none is taken."""
     strip_staging_bytes: int = 16 << 20
     """Prefill with ``tcp`` and other than token-major KV: memory of each rank, on its device, in which small strips for
-    a decode engine of larger TP are gathered into fewer writes. 0, or 1 MiB and more. Default 16 MiB: 16 rooms, of
-    which a lane fills four ahead; what finds no room leaves as it is. 0: never."""
+    a decode engine of larger TP are gathered into fewer writes. 0, or 1 MiB and more. Default 16 MiB: 16 buffers, of
+    which a lane fills four ahead; what finds no space leaves as it is. 0: never."""
     reshard_timeout_s: float = 60.0
     """Prefill with token-major KV: how long the other ranks of the engine may be late for an exchange of KV, after
     which no request is resharded any more until the engine is restarted. Default 60: a rank is late for a forward pass
     at most. Half of it is the most that a rank itself waits for its device or for staging memory, and
-    a sixth how long a part may lie there while others want its room. At least 3 x (``hold_s`` + 2) and
+    a sixth how long a part may lie there while others want its space. At least 3 x (``hold_s`` + 2) and
     2 x (``handshake_timeout_s`` + 2)."""
     content_check: ContentCheck = ContentCheck.SAMPLED
     """Decode: how much of the pushed KV is compared with what prefill has, before the first token: ``off``, ``sampled``
@@ -111,24 +111,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def staged_s(self) -> float:
-        """How long a part may lie in staging memory once others want its room; then its push is given up.
+        """How long a part may lie in staging memory once others want its space; then its push is given up.
 
-        Its writes end within ``hold_s`` or are cut, all before those who wait for room give up.
+        Its writes end within ``hold_s`` or are cut, all before those who wait for space give up.
         """
         return self.reshard_timeout_s / 6
 
     @property
     def least_reshard_timeout_s(self) -> float:
-        """With less, the resharder could give up waiting for room that is about to come back.
+        """With less, the resharder could give up waiting for space that is about to come back.
 
-        Before it does, the parts that keep the room are given up and their writes cut, and a decode rank that never
+        Before it does, the parts that keep the space are given up and their writes cut, and a decode rank that never
         answered is given up too: until then its lane takes more parts.
         """
         return max(3 * (self.hold_s + CUT_S), 2 * (self.handshake_timeout_s + CUT_S))
 
     @property
     def reshard_wait_s(self) -> float:
-        """The most that the resharder waits for the device, and for room."""
+        """The most that the resharder waits for the device, and for space."""
         return self.reshard_timeout_s / 2
 
 

@@ -55,7 +55,7 @@ class PushSlice(msgspec.Struct, frozen=True):
     request_id: RequestId
     transfer_id: TransferId
     attempt: Attempt
-    token: str
+    attempt_token: str
     """The router's leave for this attempt; decode checks it."""
     target: PushTarget
     groups: tuple[GroupSlice, ...]

@@ -60,7 +60,7 @@ def of_prefill(worker: Any) -> dict[str, int]:
         "requests known": len(worker._sending),
         "pushes": sum(len(lane._book) for lane in lanes),
         "writes": sum(queue._num_writes_in_flight for queue in writes),
-        "rooms in staging memory": 0 if staging is None or staging.is_idle else 1,
+        "buffers in staging memory": 0 if staging is None or staging.is_idle else 1,
     }
 
 

@@ -245,7 +245,7 @@ class PrefillGroup:
         """Whether every living rank has named each of these requests as free."""
         return all(set(names) <= self.released.get(number, set()) for number, _ in self.living)
 
-    def require_no_room_taken(self) -> None:
+    def require_no_staging_taken(self) -> None:
         assert self.step_until(lambda: all(rank.ask("is_idle") for _, rank in self.living), 5)
 
     def _ask_finished(self, names: Sequence[str]) -> None:

@@ -67,7 +67,7 @@ class Scenario:
     stuck: int = -1
     """Rank whose device never ends the second step's first layer."""
     hoards: int = -1
-    """Rank whose lane gives no room back before the first failure."""
+    """Rank whose lane gives no space back before the first failure."""
     drops: int = -1
     """Rank that has given up the first request: its KV is overwritten, its lane writes nothing of it."""
     closes: int = -1
@@ -120,7 +120,7 @@ class RankResult:
     ordered_s: float
     """When the forward thread had given its last order; ``seconds``: when the lane had written the last part."""
     is_idle: bool
-    """All staging room came back."""
+    """All staging memory came back."""
     has_closed: bool
     close_s: float
     num_sockets: tuple[int, int]
@@ -335,8 +335,8 @@ class _Rank:
             want = self.wanted[outcome.region][outcome.step][part.item]
             if not (self.rank == self.scenario.drops and want.item.request_id == "r0"):
                 time.sleep(self.scenario.write_s)
-                room = self.staging.tensor.numpy()[outcome.offset :]
-                self._decode(outcome.region, want, part.decode_rank).write(part, want.item, room)
+                buffer = self.staging.tensor.numpy()[outcome.offset :]
+                self._decode(outcome.region, want, part.decode_rank).write(part, want.item, buffer)
             if self.rank == self.scenario.hoards and ("read", 0, -1, "") not in self.told:
                 self.hoarded.append(outcome.ticket)
             else:

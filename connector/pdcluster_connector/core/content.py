@@ -151,14 +151,14 @@ class Mismatch:
     reason: str
 
 
-def plan_content(check: ContentCheck, decode: RankLayout, spans: Spans, key: str) -> ContentPlan:
-    """What is compared of the request ``key``, of which decode wants ``spans`` (per KV group)."""
+def plan_content(check: ContentCheck, decode: RankLayout, spans: Spans, seed: str) -> ContentPlan:
+    """What is compared of the request ``seed``, of which decode wants ``spans`` (per KV group)."""
     tokens = SAMPLED_TOKENS if check is ContentCheck.SAMPLED else _range_tokens(spans)
     by_group = {group: _numbers(of_group, tokens) for group, of_group in enumerate(spans) if of_group}
     wanted = {index: by_group[region.group] for index, region in enumerate(decode.regions) if region.group in by_group}
     is_whole = check is not ContentCheck.SAMPLED
     own = [index for index in wanted if not decode.regions[index].is_draft]
-    picks = wanted if is_whole else _sampled(wanted, own, spans, f"{key}/{decode.rank}")
+    picks = wanted if is_whole else _sampled(wanted, own, spans, f"{seed}/{decode.rank}")
     numbers = tuple(sorted(set().union(*picks.values())))
     sizes = [len(_heads_of(decode.regions[index], decode)) for index in picks]
     starts = dict(zip(picks, accumulate(sizes, initial=0), strict=False))

@@ -12,7 +12,7 @@ from pdcluster_connector.reshard.resharder import (
     StepRead,
 )
 from pdcluster_connector.reshard.rounds import GroupRank, StagedPart, write_rows
-from pdcluster_connector.reshard.staging import StagingMemory, StagingRoom
+from pdcluster_connector.reshard.staging import StagingBuffer, StagingMemory
 from pdcluster_connector.reshard.strips import GatheredStrips, StripGatherer, StripStaging, bytes_from
 from pdcluster_connector.reshard.tensors import TokenRegion, open_reshard_group, region_bytes
 
@@ -26,8 +26,8 @@ __all__ = [
     "Resharder",
     "ResharderParts",
     "StagedPart",
+    "StagingBuffer",
     "StagingMemory",
-    "StagingRoom",
     "StepRead",
     "StripGatherer",
     "StripStaging",

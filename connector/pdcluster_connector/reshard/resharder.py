@@ -6,9 +6,9 @@
 
 Every rank of the prefill TP group has one, and gives it the same steps, items and layers in the same order; so the
 collectives of all ranks are the same in number, order and size. A rank takes part also with requests that it has given
-up itself. What may hold this thread, each for a bounded time: the layer's device event, the other ranks, staging room.
+up itself. What may hold this thread, each for a bounded time: the layer's device event, the other ranks, space.
 
-    room not in time      this rank's parts of that layer are reported failed; it still serves the others
+    space not in time     this rank's parts of that layer are reported failed; it still serves the others
     a rank dies, is late, or the device does not end     the resharder is broken for good, with one reason: the group is
                           closed, so that the others do not wait, and every later order is reported failed at once
 """
@@ -80,7 +80,7 @@ ReshardOutcome: TypeAlias = Resharded | ReshardFailed | StepRead
 class ResharderParts:
     """What a resharder works with. ``regions``: by region index.
 
-    ``wait_s``: the most that it waits for a layer's computation, for its own work on the device, and for staging room.
+    ``wait_s``: the most that it waits for a layer's computation, for its own work on the device, and for space.
     Shorter than the timeout of the group, in which the others wait for us.
     """
 
@@ -91,7 +91,7 @@ class ResharderParts:
     wait_s: float = 10.0
 
     @property
-    def room_bytes(self) -> int:
+    def staging_bytes(self) -> int:
         """The most that one round stages: two rounds fit, one being written while the other is filled."""
         return self.staging.num_bytes // 128 * 64
 
@@ -119,7 +119,7 @@ class _EndedStep:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One round of one layer. ``may_stage``: no round of the layer before it went without room."""
+    """One round of one layer. ``may_stage``: no round of the layer before it went without space."""
 
     step: int
     regions: tuple[int, ...]
@@ -176,10 +176,10 @@ class Resharder:
         return reached
 
     def release(self, ticket: Ticket) -> None:
-        """One part of the room is read no more. Any thread.
+        """One part of the buffer is read no more. Any thread.
 
         Raises:
-            KeyError: More often than the room has parts.
+            KeyError: More often than the buffer has parts.
         """
         self._parts.staging.release(ticket)
 
@@ -251,7 +251,7 @@ class Resharder:
         reason = ""
         for planned_round in rounds:
             turn = _Turn(order.step, regions, may_stage=not reason)
-            # Also without room: the others wait for what we send.
+            # Also without space: the others wait for what we send.
             reason = self._run(turn, planned_round, indices) or reason
         if not rounds:
             for region in regions:
@@ -264,7 +264,7 @@ class Resharder:
         plans = self._step.plans
         if (group, shapes) not in plans:
             try:
-                rounds = plan_rounds(self._parts.us, shapes, self._step.items[group], self._parts.room_bytes)
+                rounds = plan_rounds(self._parts.us, shapes, self._step.items[group], self._parts.staging_bytes)
                 plans[group, shapes] = rounds, Indices(self._parts.staging.tensor.device)
             except ValueError as error:
                 plans[group, shapes] = f"this step cannot be resharded: {error}"
@@ -276,7 +276,7 @@ class Resharder:
         regrouping = Regrouping(planned, regions, indices, self._scratch)
         if planned.travels:
             regrouping.start(self._open_group())
-        ticket = self._take_room(planned) if turn.may_stage else None
+        ticket = self._take_buffer(planned) if turn.may_stage else None
         try:
             regrouping.finish()
             if ticket is not None:
@@ -297,7 +297,7 @@ class Resharder:
             raise RuntimeError("their group is closed")
         return self._group
 
-    def _take_room(self, planned: Round) -> Ticket | None:
+    def _take_buffer(self, planned: Round) -> Ticket | None:
         if not planned.staged_bytes:
             return None
         deadline = time.monotonic() + self._parts.wait_s

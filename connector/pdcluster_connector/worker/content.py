@@ -59,15 +59,15 @@ class KvReader:
         """Of the rank."""
         return self.views[0].device
 
-    def received(self, order: ContentOrder, key: str, *, has_draft: bool = False) -> SumsUnderWay:
-        """What this decode rank has of the transfer ``key``; ``has_draft``: a draft model's KV came too."""
-        plan = plan_content(order.check, self.layout, order.spans, key)
-        return SumsUnderWay(self, plan, parts_received(self.layout, has_draft=has_draft), order, key)
+    def received(self, order: ContentOrder, seed: str, *, has_draft: bool = False) -> SumsUnderWay:
+        """What this decode rank has of the transfer ``seed``; ``has_draft``: a draft model's KV came too."""
+        plan = plan_content(order.check, self.layout, order.spans, seed)
+        return SumsUnderWay(self, plan, parts_received(self.layout, has_draft=has_draft), order, seed)
 
-    def pushed(self, decode: RankLayout, order: ContentOrder, key: str) -> SumsUnderWay:
-        """What this prefill rank has of the transfer ``key`` for a decode rank."""
-        plan = plan_content(order.check, decode, order.spans, key)
-        return SumsUnderWay(self, plan, parts_pushed(self.layout, decode), order, key)
+    def pushed(self, decode: RankLayout, order: ContentOrder, seed: str) -> SumsUnderWay:
+        """What this prefill rank has of the transfer ``seed`` for a decode rank."""
+        plan = plan_content(order.check, decode, order.spans, seed)
+        return SumsUnderWay(self, plan, parts_pushed(self.layout, decode), order, seed)
 
     def view_of(self, part: ContentPart) -> torch.Tensor:
         """``[pages, rows, slots, bytes]``; of a state's run ``[blocks, units, rows, bytes]``."""
@@ -84,11 +84,11 @@ class SumsUnderWay:
     """The sums of one request on one rank: whole after the last ``advance``. Reads memory only then."""
 
     def __init__(
-        self, reader: KvReader, plan: ContentPlan, parts: Sequence[ContentPart], order: ContentOrder, key: str
+        self, reader: KvReader, plan: ContentPlan, parts: Sequence[ContentPart], order: ContentOrder, seed: str
     ) -> None:
         self._reader = reader
         self._order = order
-        self._key = _number_of(key)
+        self._seed = _number_of(seed)
         self.plan = plan
         self._result: ContentSums | None = None
         self._chunks = self._read([part for part in parts if part.target in plan.picks])
@@ -119,7 +119,7 @@ class SumsUnderWay:
             if shape not in known:  # Layers of one shape have their cells in the very same places.
                 spans, table = self._order.spans[region.group], self._order.tables[region.group]
                 cells = cells_of(part, region, spans, table, ranges)
-                known[shape] = _pages_of(cells, region.page_tokens, self.plan, self._key, self._reader.where)
+                known[shape] = _pages_of(cells, region.page_tokens, self.plan, self._seed, self._reader.where)
             for _ in self._read_part(part, known[shape]):
                 yield True
 
@@ -140,20 +140,20 @@ class SumsUnderWay:
         return PartSums(content, pages, units, heads, self._rows[rows], self._ranges)
 
 
-def _pages_of(cells: Cells, page_tokens: int, plan: ContentPlan, key: int, where: torch.device) -> Pages:
+def _pages_of(cells: Cells, page_tokens: int, plan: ContentPlan, seed: int, where: torch.device) -> Pages:
     is_first = np.ones(len(cells.pages), bool)  # The cells of a page follow each other.
     is_first[1:] = (cells.pages[1:] != cells.pages[:-1]) | (cells.slots[1:] <= cells.slots[:-1])
     numbers, turns = cells.pages[is_first], np.cumsum(is_first) - 1
     tokens = 1 if not len(cells.slots) else max(page_tokens, int(cells.slots.max()) + 1)
     weights, slots = np.zeros((len(numbers), tokens), np.int64), np.zeros((len(numbers), tokens), np.int64)
-    weights[turns, cells.slots] = odd_numbers(cells.positions, key)
+    weights[turns, cells.slots] = odd_numbers(cells.positions, seed)
     slots[turns, cells.slots] = plan.slots_of(cells.positions)
     return Pages(*(torch.from_numpy(found).to(where) for found in (numbers, weights, slots)))
 
 
-def sum_of_cells(content: torch.Tensor, positions: torch.Tensor, key: int) -> int:
+def sum_of_cells(content: torch.Tensor, positions: torch.Tensor, seed: int) -> int:
     """One sum over cells ``[positions, heads, bytes]``, uint8, any device: for checks of a device's arithmetic."""
-    weights = torch.from_numpy(odd_numbers(positions.cpu().numpy(), key)).to(content.device)
+    weights = torch.from_numpy(odd_numbers(positions.cpu().numpy(), seed)).to(content.device)
     return int((values_of(content[:, :, None].clone())[..., 0] * weights[:, None]).sum().item()) & _MASK
 
 

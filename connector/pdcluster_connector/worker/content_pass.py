@@ -102,9 +102,9 @@ def factors_of(num_words: int, where: torch.device) -> torch.Tensor:
     return factors
 
 
-def odd_numbers(numbers: np.ndarray, key: int) -> Offsets:
+def odd_numbers(numbers: np.ndarray, seed: int) -> Offsets:
     """Odd numbers as random as their places are different: the finaliser of MurmurHash3 (public domain)."""
-    x = numbers.astype(np.uint64) * np.uint64(GOLDEN) + np.uint64(key & _MASK)
+    x = numbers.astype(np.uint64) * np.uint64(GOLDEN) + np.uint64(seed & _MASK)
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     found: Offsets = ((x ^ (x >> np.uint64(33))) | np.uint64(1)).view(np.int64)

@@ -246,7 +246,7 @@ class Lane:
     def _start_push(self, key: PushKey, part: PushSlice, begun_at: float, now: float) -> LivePush:
         deadline = deadline_after(part.target.deadline_ms, now=now)
         push = Push(key, hold_s=self._parts.settings.hold_s, deadline=deadline)
-        live = LivePush(push, part.request_id, part.token, part.num_prompt_tokens, begun_at)
+        live = LivePush(push, part.request_id, part.attempt_token, part.num_prompt_tokens, begun_at)
         self._book.add(live)
         if self._failure:
             self._book.apply(live, push.give_up(self._failure, now=now))
@@ -256,7 +256,7 @@ class Lane:
 
     def _open(self, live: LivePush, now: float) -> None:
         left = remaining_ms(live.push.deadline, now=now)
-        self._book.apply(live, live.push.opening(Open(*live.push.key, self.address.boot_id, left, live.token)))
+        self._book.apply(live, live.push.opening(Open(*live.push.key, self.address.boot_id, left, live.attempt_token)))
 
     def _on_step(self, order: StepOrder, now: float) -> None:
         if isinstance(order, StepEnded):

@@ -34,7 +34,7 @@ class LivePush:
 
     push: Push
     request_id: RequestId
-    token: str
+    attempt_token: str
     num_prompt_tokens: int
     forward_begin: float
     forward_end: float = 0.0

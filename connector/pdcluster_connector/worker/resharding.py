@@ -33,8 +33,8 @@ from pdcluster_connector.reshard import (
     ReshardItem,
     ReshardOutcome,
     StagedPart,
+    StagingBuffer,
     StagingMemory,
-    StagingRoom,
     StepRead,
     TokenPages,
     TokenRegion,
@@ -123,7 +123,7 @@ class GroupResharding(Resharding):
         parts = ResharderParts(
             GroupRank(layout.tp_rank, layout.tp_size), regions, staging, device, settings.reshard_wait_s
         )
-        _require_room(layout, parts)
+        _require_staging(layout, parts)
         self.read_step = 0
         self._staging = staging
         self._group_of = {index: region.group for index, region in regions.items()}
@@ -188,11 +188,11 @@ class GroupResharding(Resharding):
     def _write(
         self, outcome: Resharded, source: PushSlice, item: ReshardItem, part: StagedPart, *, holders: int
     ) -> StagedWrite:
-        assert outcome.ticket is not None, "a part without room"
+        assert outcome.ticket is not None, "a part without space"
         assert holders, f"no lane to decode rank {part.decode_rank}, whose blocks we own"
-        room = StagingRoom(partial(self._resharder.release, outcome.ticket), holders)
+        buffer = StagingBuffer(partial(self._resharder.release, outcome.ticket), holders)
         key = PushKey(source.transfer_id, source.attempt)
-        return StagedWrite(key, item, part, self._staging.address + outcome.offset, room)
+        return StagedWrite(key, item, part, self._staging.address + outcome.offset, buffer)
 
 
 def plan_item(part: PushSlice, group: int, ours: TokenPages) -> ReshardItem | None:
@@ -219,8 +219,8 @@ def _shape(layout: RankLayout, index: int) -> TokenShape:
     return TokenShape(region.heads, cell_bytes, TokenPages(*pages))
 
 
-def _require_room(layout: RankLayout, parts: ResharderParts) -> None:
-    """The room takes a page of every layer, with the heads of the whole model: what decode of TP 1 wants.
+def _require_staging(layout: RankLayout, parts: ResharderParts) -> None:
+    """Staging memory takes a page of every layer, with the heads of the whole model: what decode of TP 1 wants.
 
     Raises:
         ConfigError: It does not.
@@ -229,7 +229,7 @@ def _require_room(layout: RankLayout, parts: ResharderParts) -> None:
     for index, region in parts.regions.items():
         key = (layout.regions[index].layer_name, region.group)
         pages[key] = pages.get(key, 0) + _whole_page_bytes(layout.regions[index], region)
-    if (largest := max(pages.values())) > parts.room_bytes:
+    if (largest := max(pages.values())) > parts.staging_bytes:
         raise ConfigError(
             f"staging_bytes is {parts.staging.num_bytes}, and a page of one layer has {largest} bytes: "
             f"use {-(-largest // 64) * 128} or more"

@@ -132,7 +132,7 @@ def left_of(tiers: Iterable[Sequence[T]], excluded: Collection[T]) -> Sequence[T
 
 def proven(engines: Sequence[S]) -> Sequence[S]:
     """Those whose last request did not fail, or at least those that are not ejected, or tried out: a request that has
-    failed once shall not be another one's trial.
+    failed once shall not decide whether another engine gets requests again.
     """
     closed = [engine for engine in engines if engine.breaker.circuit is Circuit.CLOSED]
     return [engine for engine in closed if not engine.breaker.has_just_failed] or closed or engines

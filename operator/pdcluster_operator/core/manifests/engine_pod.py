@@ -50,7 +50,7 @@ _ON_DEVICES: Final = (2000, 8)
 """Millicores and GiB that are kept free for each rank where the user gives nothing: a rank's process turns one core
 around and the API server, the tokenizer and the senders share others; driver, PyTorch and buffers take 5 to 8 GiB."""
 _ON_CORES: Final = (250, 1)
-"""The same on CPUs, where the ranks are the work: little, so that a trial fits any node. Give what it really takes."""
+"""The same on CPUs, where the ranks are the work: little, so that a test fits any node. Give what it really takes."""
 _DEVICES: Final = {DeviceKind.CUDA: "nvidia.com/gpu", DeviceKind.ASCEND: "huawei.com/Ascend910"}
 
 

@@ -46,7 +46,7 @@ def again(regions: tuple[int, ...], stop: int) -> Again:
 def test_each_token_is_a_write_of_the_ranks_own_heads() -> None:
     live = live_push()
     (part,) = plan_again(route(2), live, again((1,), 256), now=0.0)
-    assert part.room is None
+    assert part.buffer is None
     assert (part.record.layer, len(part.ranges.source)) == (1, 256)
     assert set(part.ranges.num_bytes.tolist()) == {2 * CELL}
     assert live.layers == [part.record]

@@ -57,7 +57,7 @@ class Memory:
         return KvReader(self.layout, self.views) if self.views else None
 
     def aligned_spans(self, alignment_bytes: int) -> tuple[tuple[int, int], ...]:
-        """What a transport that wants spans to begin on a multiple of ``alignment_bytes`` registers.
+        """The spans to register at a transport that wants them to begin on a multiple of ``alignment_bytes``.
 
         vLLM-Ascend allocates more than it needs and keeps KV from the first such address on.
 

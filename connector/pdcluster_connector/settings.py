@@ -17,7 +17,7 @@ _DEVICE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 MAX_WRITES_IN_FLIGHT: Final = 1024
 """Per lane. Half of what Mooncake's TCP takes per peer by default (2,048), so one lane never fills it."""
 CUT_S: Final = 2.0
-"""What closing a session may take: Mooncake 0.3.13 needs 0.8 s."""
+"""The longest that closing a session may take: Mooncake 0.3.13 needs 0.8 s."""
 
 
 class PushTiming(Enum):

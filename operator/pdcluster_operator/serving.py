@@ -197,7 +197,7 @@ class Operator:
             self.auditor.suspect()
 
     def health(self) -> list[str]:
-        """What only a restart can mend. That the API server does not answer is nothing of that kind."""
+        """Faults that only a restart can mend. An API server that does not answer is none of them."""
         found = []
         overdue_s = self._queue.overdue_s() if self._queue else 0.0
         if overdue_s > self._settings.stuck_s:

@@ -22,10 +22,10 @@ PodNames: TypeAlias = Annotated[tuple[str, ...], Meta(max_length=1000)]
 
 
 class VerifyOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is to be verified."""
+    """An order to verify one revision."""
 
     revision: Annotated[str, Meta(max_length=253)] = ""
-    """Whose pair it is. Default: that of engines without one, as where they are named at start."""
+    """The revision whose pair it is. Default: none, as with engines that are named at start."""
     prefill_pods: PodNames | None = None
     """The prefill engine is one of these pods. Default: any of the revision."""
     decode_pods: PodNames | None = None

@@ -89,7 +89,7 @@ def run(check: Check, device: str) -> Finding:
 
 
 def _ended(process: subprocess.Popen[str], limit_s: float) -> tuple[str, str, int | None]:
-    """What it wrote to stdout and stderr, and its exit status."""
+    """Its words on stdout and stderr, and its exit status."""
     try:
         return *process.communicate(timeout=limit_s), process.returncode
     except subprocess.TimeoutExpired:

@@ -49,7 +49,7 @@ _WAIT_S: Final = 20.0
 
 
 class Exchange:
-    """What ranks of one process send each other, on the stream that is current when it is waited for."""
+    """The messages between ranks of one process, on the stream that is current when they are waited for."""
 
     def __init__(self) -> None:
         self._ends: list[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]] = []
@@ -130,7 +130,7 @@ def new_layer(tp: tuple[int, int]) -> Layer:
 
 
 def reshard(where: torch.device, layer: Layer) -> str:
-    """What is wrong on decode; empty when nothing is."""
+    """The wrong bytes on decode; empty when there are none."""
     device, work = select_device(where.type), Work(where)
     regions = [_regions(where, layer, rank) for rank in range(layer.tp[0])]
     finals = [[_final(where, layer, rank, index) for index in range(len(CELL_BYTES))] for rank in range(layer.tp[0])]

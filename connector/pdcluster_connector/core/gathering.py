@@ -1,4 +1,4 @@
-"""Which strips prefill gathers in staging memory before they leave, and how they lie there.
+"""Chooses the strips that prefill gathers in staging memory before they leave, and their order there.
 
 Where decode's TP is the larger one, a block of prefill has a strip for each of several decode ranks, and each strip is
 a whole block there. Neighbours on decode are no neighbours on prefill, so that each strip is a write of its own:
@@ -28,7 +28,7 @@ of the writes: at 8 KiB 0.5 of the time on loopback, even at 2 Gbit/s; at 32 KiB
 LEAST_GAIN: Final = 2
 """How many times fewer the writes must be. What was measured with less is no gain, and in a scattered pool it is 1."""
 MOST_BUFFER_BYTES: Final = 1 << 20
-"""What is gathered at once. Smaller buffers come back sooner; at 128 strips of 8 KiB a cut costs at most one write."""
+"""The most of one gather. Smaller buffers come back sooner; at 128 strips of 8 KiB a cut costs at most one write."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

@@ -91,7 +91,7 @@ class SumUpReceive:
 
 @dataclass(frozen=True, slots=True)
 class Mismatched:
-    """What is here after ``attempt`` is not what was pushed; it may come again."""
+    """The content here after ``attempt`` differs from what was pushed; it may come again."""
 
     attempt: Attempt
     reason: str
@@ -185,7 +185,7 @@ class Receive:
         return self._receive_if_complete(now)
 
     def summed_up(self, attempt: Attempt, found: Found, *, now: float) -> ReceivingCommands:
-        """What is here after ``attempt``, all of whose ranks were done, has these sums."""
+        """The content here after ``attempt``, all of whose ranks were done, has these sums."""
         if not self._is_open or attempt != self.attempt or attempt <= self.lost_attempt:
             return ()
         try:

@@ -130,7 +130,7 @@ class Reception:
     """One decode rank's receives. Not thread-safe: the receiver thread owns it."""
 
     welcome: Welcome
-    """What peers are told; the session in it is replaced by their own."""
+    """The welcome to peers; each peer's own session replaces the one in it."""
     fingerprint: KvFingerprint
     times: ReceiveTimes
     secret: Secret
@@ -215,7 +215,7 @@ class Reception:
             yield from self._commands(transfer, waiting.receive.cut(session, now=now), now)
 
     def summed_up(self, transfer: TransferId, attempt: Attempt, found: Found, *, now: float) -> ReceptionCommands:
-        """What is here of ``transfer`` has these sums. Does nothing for one that has ended meanwhile."""
+        """The content of ``transfer`` here has these sums. Does nothing for one that has ended meanwhile."""
         if waiting := self._waiting.get(transfer):
             yield from self._commands(transfer, waiting.receive.summed_up(attempt, found, now=now), now)
 
@@ -372,7 +372,7 @@ class Reception:
         return Ended(expected.request_id, report)
 
     def _incoming(self, hello: Hello) -> Incoming:
-        """What that prefill rank can write here.
+        """The link of that prefill rank into this decode rank.
 
         Raises:
             ProtocolError: The two engines hold a layer differently, or a TP size would split a head. Names both.

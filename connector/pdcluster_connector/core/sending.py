@@ -157,7 +157,7 @@ class Push:
         return self._finish_if_complete() + self._stop_if_quiet()
 
     def summed_up(self, sums: ContentSums) -> SendingCommands:
-        """What was pushed, as the source has it."""
+        """The source's content that was pushed has these sums."""
         self._sums = sums
         return self._finish_if_complete()
 
@@ -178,7 +178,7 @@ class Push:
         return self._finish_if_complete()
 
     def refuse_again(self, reason: str) -> SendingCommands:
-        """What decode wants a second time cannot be pushed from here."""
+        """Decode wants a second push of something that cannot be pushed from here."""
         return (Send(Failed(*self.key, reason, is_fenced=True)), *self._let_go())
 
     def settled(self) -> SendingCommands:

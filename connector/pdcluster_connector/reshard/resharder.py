@@ -78,7 +78,7 @@ ReshardOutcome: TypeAlias = Resharded | ReshardFailed | StepRead
 
 @dataclass(frozen=True, slots=True)
 class ResharderParts:
-    """What a resharder works with. ``regions``: by region index.
+    """The parts of a resharder. ``regions``: by region index.
 
     ``wait_s``: the most that it waits for a layer's computation, for its own work on the device, and for space.
     Shorter than the timeout of the group, in which the others wait for us.

@@ -83,7 +83,7 @@ class LocalCopy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedPart:
-    """What we write of one item into one decode rank: pieces of ``piece_bytes``, side by side from ``offset`` on."""
+    """Our part of one item for one decode rank: pieces of ``piece_bytes``, side by side from ``offset`` on."""
 
     item: int
     decode_rank: int

@@ -45,7 +45,7 @@ class TokenRegion:
         return math.gcd(*sizes)
 
     def step_bytes(self, piece_tokens: int) -> int:
-        """What divides the offsets of all pieces."""
+        """A divisor of the offsets of all pieces."""
         pages = self.shape.pages
         steps = [pages.block_stride, piece_tokens * pages.token_bytes]
         if pages.pages_per_block > 1:
@@ -156,7 +156,7 @@ class Regrouping:
         self._work: dist.Work | None = None
 
     def start(self, group: dist.ProcessGroup) -> None:
-        """What the others need of us is on its way; all of them start too. Does not wait for them.
+        """Our part of the round is on its way to the other ranks, which start too. Does not wait for them.
 
         Raises:
             RuntimeError: The group is broken.

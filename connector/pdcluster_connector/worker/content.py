@@ -60,12 +60,12 @@ class KvReader:
         return self.views[0].device
 
     def received(self, order: ContentOrder, seed: str, *, has_draft: bool = False) -> SumsUnderWay:
-        """What this decode rank has of the transfer ``seed``; ``has_draft``: a draft model's KV came too."""
+        """This decode rank's sums of the transfer ``seed``; ``has_draft``: a draft model's KV came too."""
         plan = plan_content(order.check, self.layout, order.spans, seed)
         return SumsUnderWay(self, plan, parts_received(self.layout, has_draft=has_draft), order, seed)
 
     def pushed(self, decode: RankLayout, order: ContentOrder, seed: str) -> SumsUnderWay:
-        """What this prefill rank has of the transfer ``seed`` for a decode rank."""
+        """This prefill rank's sums of the transfer ``seed`` for a decode rank."""
         plan = plan_content(order.check, decode, order.spans, seed)
         return SumsUnderWay(self, plan, parts_pushed(self.layout, decode), order, seed)
 

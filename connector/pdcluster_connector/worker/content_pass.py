@@ -20,7 +20,7 @@ import torch
 from pdcluster_connector.core.ranges import Offsets
 
 CHUNK_BYTES: Final = 1 << 19
-"""What is read at once: it stays in a core's cache between the passes."""
+"""The bytes of one chunk: it stays in a core's cache between the passes."""
 WORD_BYTES: Final = 8
 GOLDEN: Final = 0x9E3779B97F4A7C15
 _MASK: Final = (1 << 64) - 1
@@ -41,7 +41,7 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class PartSums:
-    """What a part's cells are, and the sums that they go into. All on the rank's device.
+    """A part's cells, and the sums that they go into. All on the rank's device.
 
     ``content``: ``[pages, KV heads or units, tokens, words or bytes]``, int64 or uint8, borrowed. ``units``:
     ``[units, 1]``, of each unit of a state's run its factor; None where rows are heads. ``rows``: int64, the sum of

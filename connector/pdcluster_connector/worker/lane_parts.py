@@ -1,4 +1,4 @@
-"""What every lane of a prefill rank shares: who the rank is, and what its lanes work with. Nothing here decides."""
+"""The parts that all lanes of a prefill rank share: who the rank is, and its lanes' tools. Nothing here decides."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class LaneParts:
     """Nothing in it changes."""
 
     hello: Hello
-    """What each lane says. The boot id in it is the engine's life; empty until the first step has named that."""
+    """The hello of each lane. Its boot id is the engine's life; empty until the first step has named that."""
     sessions: Sessions
     device: Device
     settings: Settings
     secret: Secret
     trace: Trace
     staging: StagingMemory | None = None
-    """What the rank's resharder fills; None without one."""
+    """The staging memory that the rank's resharder fills; None without one."""
     reader: KvReader | None = None
     """Of the rank's own KV; None where no content can be compared."""
     strips: StripStaging | None = None

@@ -1,4 +1,4 @@
-"""What the forward thread and the resharder tell a lane. Small frozen records: making and queueing one is all it costs.
+"""Orders of the forward thread and the resharder to a lane: small frozen records that are cheap to make and to queue.
 
 The resharder's own ``ReshardFailed`` and ``StepRead`` are orders as they are.
 """

@@ -1,4 +1,4 @@
-"""What a lane writes: parts of pushes, where each stands, and the buffers of those that lie in staging memory."""
+"""The writes of a lane: parts of pushes, where each stands, and the buffers of those that lie in staging memory."""
 
 from __future__ import annotations
 

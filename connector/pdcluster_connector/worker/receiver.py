@@ -44,7 +44,7 @@ _EXPIRE_EVERY_S: Final = 0.02
 """How late a deadline may be acted on."""
 _IDLE_S: Final = 1.0
 MAX_WORK_S: Final = 0.25
-"""What a turn may count for in running time beyond its wait. A longer one means: we were stopped. Far below a lease,
+"""The most that a turn counts for in running time beyond its wait. A longer one means: we were stopped. Below a lease,
 so that after a stop the renewals in the socket are heard before the lease can lapse."""
 _MAX_FRAMES_PER_TURN: Final = 1000
 """Frames answered before deadlines and announcements are looked at again: a flood delays them by milliseconds."""
@@ -102,7 +102,7 @@ class Receiver:
             self._wakeup.set()
 
     def receipts(self) -> Receipts:
-        """What ended since the last call."""
+        """The requests that ended since the last call."""
         receipts = Receipts()
         while self._results:
             end = self._results.popleft()
@@ -221,7 +221,7 @@ class Receiver:
                 self._do(self._reception.invited((invite.peer,), session, now=now), now)
 
     def _welcome(self, opened: Opened, now: float) -> None:
-        """What a prefill engine's lanes have waited for: their way in, or why there is none."""
+        """A prefill engine's lanes get the session that they have waited for, or the reason why there is none."""
         if opened.session is not None:
             self._do(self._reception.invited(opened.peers, opened.session, now=now), now)
             return

@@ -59,7 +59,7 @@ class StepPush:
 
 
 class Resharding:
-    """What a prefill worker needs of its resharder. Forward thread only; nothing but ``close`` waits.
+    """A prefill worker's needs of its resharder. Forward thread only; nothing but ``close`` waits.
 
     This one reshards nothing: every region leaves straight from its blocks.
     """
@@ -196,7 +196,7 @@ class GroupResharding(Resharding):
 
 
 def plan_item(part: PushSlice, group: int, ours: TokenPages) -> ReshardItem | None:
-    """What of one KV group the slice completes; None where the two engines' pages do not fit each other.
+    """The tokens of one KV group that the slice completes; None where the two engines' pages do not fit each other.
 
     The lanes refuse such a decode engine at the handshake, so its slice must not spoil the step for the others.
     """

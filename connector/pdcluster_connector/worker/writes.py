@@ -29,7 +29,7 @@ _FULL_POLL_EVERY_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class _Portion:
-    """What one submit has of one part."""
+    """The portion of one part that one submit has."""
 
     cursor: Cursor
     num_bytes: int

@@ -91,7 +91,7 @@ def trouble_of(pod: str, status: StatusPart) -> str:
 
 
 def deaths_of(status: StatusPart, *, is_going: bool) -> tuple[Death, ...]:
-    """What this picture of a pod shows. ``is_going``: what ends now was told to."""
+    """The problem that this picture of a pod shows. ``is_going``: containers that end now were told to."""
     ready = condition_of(status, "Ready")
     unready_s = unix_s(ready.get("lastTransitionTime")) if ready.get("status") == "False" else 0
     times = _Times(unix_s(status.get("startTime")), unready_s)

@@ -1,4 +1,4 @@
-"""What the operator keeps of each object that it watches: a few facts instead of the whole, and whether they are news.
+"""The operator's views of the objects that it watches: a few facts instead of the whole, and whether they are news.
 
 Objects come as the API server sends them; nothing here knows where from. Source of truth for pods: Kubernetes' page
 "Pod Lifecycle".
@@ -117,7 +117,7 @@ class PodView(View):
 
 
 def tuple_of(found: Mapping[str, str]) -> tuple[str, str, str]:
-    """What tells workloads apart; empty where there is no such label."""
+    """The labels that tell workloads apart; empty where there is no such label."""
     return found.get(labels.ROLE, ""), found.get(labels.REVISION, ""), found.get(labels.TEMPLATE, "")
 
 

@@ -53,7 +53,7 @@ CLOSED: Final = Circuit.CLOSED
 
 
 class Blame(Enum):
-    """What a failed request says of the engine that had it."""
+    """Whether a failed request is the fault of the engine that had it."""
 
     ENGINE = "engine"
     """The engine was not there, broke off, or was too slow."""

@@ -26,7 +26,7 @@ from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.transport.shared import SharedSessions, Use
 from pdcluster_connector.worker import content_loop
 from pdcluster_connector.worker.inbound import InboundSessions
-from pdcluster_connector.worker.lane_parts import LaneParts
+from pdcluster_connector.worker.lane_context import LaneContext
 from pdcluster_connector.worker.prefill import PrefillWorker
 from pdcluster_connector.worker.receiver import Receiver
 from pdcluster_connector.worker.resharding import GroupResharding, Resharding, TokenMemory
@@ -122,8 +122,8 @@ def make_prefill_rank(
     sessions = _make_sessions(facts, memory, device, use)
     hello = Hello(facts.engine_id, BootId(""), memory.layout, memory.fingerprint, protocol)
     trace = Trace(facts.settings.trace_file)
-    parts = LaneParts(hello, sessions, device, facts.settings, facts.secret, trace, staging, memory.reader, strips)
-    return PrefillRank(PrefillWorker(parts, resharding), sessions)
+    context = LaneContext(hello, sessions, device, facts.settings, facts.secret, trace, staging, memory.reader, strips)
+    return PrefillRank(PrefillWorker(context, resharding), sessions)
 
 
 def make_decode_rank(facts: EngineFacts, memory: Memory, *, device: Device | None = None) -> DecodeRank:

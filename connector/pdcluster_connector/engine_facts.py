@@ -8,7 +8,7 @@ import torch
 
 from pdcluster_connector.core.watermark import KvGroup, num_kept_back
 from pdcluster_connector.settings import Settings
-from pdcluster_connector.worker.content import KvReader
+from pdcluster_connector.worker.content_sums import KvReader
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import EngineId

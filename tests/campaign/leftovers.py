@@ -54,7 +54,7 @@ def of_prefill(worker: Any) -> dict[str, int]:
     """Of a prefill rank: source blocks that vLLM must not free, pushes and writes of its lanes, staging memory."""
     lanes = worker._known_lanes()
     writes = [lane._out._writes for lane in lanes if lane._out._writes is not None]
-    staging = worker._parts.staging
+    staging = worker._context.staging
     return {
         "requests whose blocks are held": len(worker._holds._holds) + len(worker._unread),
         "requests known": len(worker._sending),

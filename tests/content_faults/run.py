@@ -28,7 +28,7 @@ from pdcluster_connector.core.receiving import (
     Report,
 )
 from pdcluster_connector.core.writers import PeerId, Sender, SessionId
-from pdcluster_connector.worker.again import plan_again
+from pdcluster_connector.worker.second_push import plan_again
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.params import ContentCheck
 from pdcluster_protocol.side_channel import Again, Done

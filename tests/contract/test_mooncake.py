@@ -18,7 +18,7 @@ import pytest
 from contract.ends import MEMORY_BYTES, Memory, ProcessReceiver
 from pdcluster_connector.transport.base import TransportSettings, WriteId, WriteStatus
 from pdcluster_connector.transport.mooncake import MooncakeTransport
-from pdcluster_connector.transport.taken import require_taken
+from pdcluster_connector.transport.protocol_check import require_taken
 from pdcluster_protocol.errors import ConfigError, TransferError
 
 START = (

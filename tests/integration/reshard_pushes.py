@@ -302,7 +302,7 @@ def _serve(rank: int, tp_size: int, store: str, settings: Settings, pipe: Connec
             case "pause":
                 time.sleep(said[0])
             case "is_idle":
-                staging = worker._parts.staging
+                staging = worker._context.staging
                 pipe.send(staging is not None and staging.is_idle)
             case "close":
                 prefill.close()

@@ -226,7 +226,7 @@ class _Rank:
         import torch.distributed as dist
 
         from pdcluster_connector.device import CpuDevice
-        from pdcluster_connector.reshard.resharder import Resharder, ResharderParts, ReshardOutcome
+        from pdcluster_connector.reshard.resharder import Resharder, ResharderContext, ReshardOutcome
         from pdcluster_connector.reshard.rounds import GroupRank
         from pdcluster_connector.reshard.staging import StagingMemory
         from pdcluster_connector.reshard.tensors import TokenRegion, open_reshard_group
@@ -246,7 +246,7 @@ class _Rank:
         self.outcomes: SimpleQueue[ReshardOutcome] = SimpleQueue()
         self.num_sockets = _num_sockets()
         group = open_reshard_group(ranks, scenario.timeout_s)
-        parts = ResharderParts(GroupRank(rank, len(ranks)), regions, self.staging, CpuDevice(), scenario.wait_s)
+        parts = ResharderContext(GroupRank(rank, len(ranks)), regions, self.staging, CpuDevice(), scenario.wait_s)
         self.resharder = Resharder(parts, group, self.outcomes.put)
         self.hoarded: list[Any] = []
         self.decodes: dict[tuple[int, int, int], DecodeRank] = {}

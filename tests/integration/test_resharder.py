@@ -20,7 +20,7 @@ from pdcluster_connector.reshard.feeds import ReshardItem
 from pdcluster_connector.reshard.resharder import (
     Resharded,
     Resharder,
-    ResharderParts,
+    ResharderContext,
     ReshardFailed,
     ReshardOutcome,
     StepRead,
@@ -172,7 +172,7 @@ def lone_resharder(
     shape = shape_of(Pages(128), 1, 8, 16)
     region = TokenRegion(torch.zeros(8 * shape.pages.block_stride, dtype=torch.uint8), shape, group=0)
     staging = staging or StagingMemory(staging_bytes, torch.device("cpu"))
-    return Resharder(ResharderParts(GroupRank(0, 1), {0: region}, staging, CpuDevice()), None, on_outcome)
+    return Resharder(ResharderContext(GroupRank(0, 1), {0: region}, staging, CpuDevice()), None, on_outcome)
 
 
 def request(tokens: int = 256) -> ReshardItem:

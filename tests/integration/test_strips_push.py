@@ -70,7 +70,7 @@ class Engines:
 
     @property
     def strips(self) -> StripStaging:
-        strips = self.prefill.worker._parts.strips
+        strips = self.prefill.worker._context.strips
         assert strips is not None
         return strips
 
@@ -217,13 +217,13 @@ class _FailsLater(Failing):
 def test_a_push_that_fails_half_way_gives_every_buffer_back_and_the_next_one_arrives() -> None:
     ours, theirs = shuffled(700), falling(700, 30)
     with engines(2) as pair:
-        parts = pair.prefill.worker._parts
+        parts = pair.prefill.worker._context
         wrap_transports(pair.prefill.worker, _FailsLater)
         pair.expect("a", 700)
         pair.push("a", ours, theirs)
         assert pair.outcomes("a") == [False] * 2
         pair.require_no_staging_taken("a")
-        pair.prefill.worker._parts = parts
+        pair.prefill.worker._context = parts
         pair.expect("b", 700)
         pair.push("b", ours, theirs)
         assert pair.outcomes("b") == [True] * 2

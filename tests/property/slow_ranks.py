@@ -24,7 +24,7 @@ from pdcluster_connector.device import AcceleratorDevice
 from pdcluster_connector.reshard.resharder import (
     Resharded,
     Resharder,
-    ResharderParts,
+    ResharderContext,
     ReshardFailed,
     ReshardOutcome,
     StepRead,
@@ -63,7 +63,7 @@ class SlowRank:
             self.staging = StagingMemory(scenario.staging_bytes, torch.device("cpu"))
         us = GroupRank(self.rank, scenario.prefill_tp)
         self.decodes: dict[tuple[int, int, int], DecodeRank] = {}
-        parts = ResharderParts(us, regions, self.staging, self.device, PATIENCE_S)
+        parts = ResharderContext(us, regions, self.staging, self.device, PATIENCE_S)
         self.resharder = Resharder(parts, self.group.as_process_group(), self._on_outcome)
         assert until(lambda: len(self.runtime.streams) == len(("forward", "exchange", "lane", "side")))
 

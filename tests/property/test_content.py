@@ -20,7 +20,7 @@ from pdcluster_connector.core.content import (
 )
 from pdcluster_connector.core.watermark import wanted_spans
 from pdcluster_connector.steps import ContentOrder
-from pdcluster_connector.worker.content import KvReader, sum_of_cells
+from pdcluster_connector.worker.content_sums import KvReader, sum_of_cells
 from pdcluster_protocol.params import ContentCheck
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 from property.engines import CELL, Scene, scenes

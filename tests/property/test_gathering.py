@@ -15,7 +15,7 @@ from drawn import drawn
 from pdcluster_connector.core.gathering import StripRun, is_small_strip, may_have_strips, plan_gathers
 from pdcluster_connector.core.link import Link, plan_link
 from pdcluster_connector.core.ranges import ByteRanges, GroupSlice, plan_ranges
-from pdcluster_connector.reshard.strips import strips_of
+from pdcluster_connector.reshard.strip_staging import strips_of
 from pdcluster_protocol.side_channel import RankLayout
 from property.engines import NUM_BLOCKS, Engine, Layer
 

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from tools.device_check.where import asked_device, median_s
 
-from pdcluster_connector.worker.content import sum_of_cells
+from pdcluster_connector.worker.content_sums import sum_of_cells
 
 CELLS: Final = (512, 8, 256)
 """Tokens, heads, bytes: a chunk of 1 MiB."""

@@ -1,7 +1,7 @@
 """Chooses the cells of a rank's KV that are compared with the other engine's, in terms that both engines share.
 
 A *cell* is what one token has in one head of one layer. Both engines add up a number for each cell that is counted
-(``worker/content.py``): over prefill's ranks the sums are those of decode, whatever TP, block size and order.
+(``worker/content_sums.py``): over prefill's ranks the sums are those of decode, whatever TP, block size and order.
 Where a cell lies is read from a rank's own block table here, and by nothing that plans a push (``ranges.py``): a push
 that goes wrong must not take its sums along.
 

@@ -29,9 +29,9 @@ from typing import Any, Final, TypeVar
 from pdcluster_connector.transport.base import RegisteredMemory, TransportSettings, WriteId, WriteRange, WriteStatus
 from pdcluster_connector.transport.in_use import InUse
 from pdcluster_connector.transport.opening import Backend, Openings, Write
+from pdcluster_connector.transport.protocol_check import require_taken
 from pdcluster_connector.transport.protocols import environment_of, locked_memory_problem, require_rdma_devices
 from pdcluster_connector.transport.submits import KnownEnd, Submits, Submitted, choose_submits
-from pdcluster_connector.transport.taken import require_taken
 from pdcluster_protocol.errors import ConfigError, TransferError
 from pdcluster_protocol.launch import MOONCAKE_PORTS
 

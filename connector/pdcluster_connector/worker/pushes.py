@@ -20,7 +20,7 @@ from pdcluster_connector.core.sending import (
 from pdcluster_connector.failures import PUSHED_BYTES, PUSHES_DONE, TransferFailure, count, log_failure
 from pdcluster_connector.steps import ContentOrder
 from pdcluster_connector.trace import Trace
-from pdcluster_connector.worker.parts import LayerRecord
+from pdcluster_connector.worker.batches import LayerRecord
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.side_channel import ToDecode
 from pdcluster_protocol.trace import PushTrace

@@ -32,7 +32,7 @@ from pdcluster_connector.failures import RECEIVES_DONE, TransferFailure, count, 
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.steps import Cancel, DecodeStep, Expect, PrefillEnded
 from pdcluster_connector.trace import Trace
-from pdcluster_connector.worker.content import KvReader, ReceiveSums
+from pdcluster_connector.worker.content_sums import KvReader, ReceiveSums
 from pdcluster_connector.worker.inbound import InboundSessions, Opened
 from pdcluster_protocol.errors import ConfigError, ProtocolError
 from pdcluster_protocol.ids import RequestId, TransferId

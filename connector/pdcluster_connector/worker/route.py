@@ -25,8 +25,8 @@ from pdcluster_connector.core.ranges import (
 from pdcluster_connector.core.sending import PushKey, SendingCommands
 from pdcluster_connector.reshard import StagedPart, StepRead, TokenPages, write_rows
 from pdcluster_connector.steps import PushSlice, PushTarget
+from pdcluster_connector.worker.batches import Batch, LayerRecord, Part
 from pdcluster_connector.worker.orders import LayerSaved, Staged, StagedWrite, StepEnded
-from pdcluster_connector.worker.parts import Batch, LayerRecord, Part
 from pdcluster_connector.worker.pushes import LivePush
 from pdcluster_protocol.errors import ProtocolError, Unavailable
 from pdcluster_protocol.ids import BootId

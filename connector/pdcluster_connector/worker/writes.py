@@ -20,8 +20,8 @@ from pdcluster_connector.device import Device
 from pdcluster_connector.reshard import StripGatherer
 from pdcluster_connector.settings import MAX_WRITES_IN_FLIGHT
 from pdcluster_connector.transport.base import Transport, WriteId, WriteRange, WriteStatus
-from pdcluster_connector.worker.parts import Batch, Cursor, HeldBuffers, cursors_of
-from pdcluster_connector.worker.strips import LaneStrips
+from pdcluster_connector.worker.batches import Batch, Cursor, HeldBuffers, cursors_of
+from pdcluster_connector.worker.lane_strips import LaneStrips
 from pdcluster_protocol.errors import TransferError
 
 _FULL_POLL_EVERY_S: Final = 0.02

@@ -18,7 +18,7 @@ from pdcluster_operator.core.problems import (
     counted,
     deaths_of,
     trouble_of,
-    unix_s,
+    unix_s_of,
     worst_of,
 )
 from pdcluster_operator.kinds import PDCLUSTER, POD, WORKLOADS, Object, Ref, ref_of
@@ -140,7 +140,7 @@ def _child_view(head: _Head, body: Object) -> ChildView:
         *head,
         owner_uid=_controller_of(metadata),
         digest=digest_of(body),
-        created_s=unix_s(metadata.get("creationTimestamp")),
+        created_s=unix_s_of(metadata.get("creationTimestamp")),
         replicas=int(spec.get("replicas", 1)) if "replicas" in spec or head[0].kind in WORKLOADS else 0,
         there=int(status.get("replicas") or 0),
         ready=int(status.get("readyReplicas") or 0),

@@ -35,7 +35,7 @@ from pdcluster_router.core.openai_errors import (
     not_ready,
 )
 from pdcluster_router.engines.engine import Fetched
-from pdcluster_router.engines.health import Probes, problem_of
+from pdcluster_router.engines.health import Probes, missing_engines
 from pdcluster_router.front.docs_page import DOCS_PATH, add_docs
 from pdcluster_router.front.engines_page import POOL_PATH, describe_pool
 from pdcluster_router.front.pass_on import QUESTIONS, VERSION, pass_on
@@ -144,7 +144,7 @@ async def read_health(request: Request) -> Response:
     router = _router(request)
     if router.is_draining:
         return _error(draining())
-    if problem := problem_of(router.services.roster):
+    if problem := missing_engines(router.services.roster):
         return _error(not_ready(problem))
     return Response(b'{"status":"ok"}', media_type=_JSON)
 

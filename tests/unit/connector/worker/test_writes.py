@@ -18,7 +18,7 @@ from pdcluster_connector.device import CpuDevice
 from pdcluster_connector.reshard.staging import StagingBuffer
 from pdcluster_connector.settings import MAX_WRITES_IN_FLIGHT
 from pdcluster_connector.transport.base import WriteId, WriteStatus
-from pdcluster_connector.worker.parts import Batch, LayerRecord, Part
+from pdcluster_connector.worker.batches import Batch, LayerRecord, Part
 from pdcluster_connector.worker.writes import WriteQueue
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.side_channel import Done, Failed, ToDecode

@@ -14,7 +14,7 @@ from typing import Final
 
 from pdcluster_connector.device import Device
 from pdcluster_connector.reshard import StripGatherer
-from pdcluster_connector.worker.parts import Cursor, HeldBuffers
+from pdcluster_connector.worker.batches import Cursor, HeldBuffers
 
 _COPIES_AHEAD: Final = 4
 """How many buffers are being filled at once: a device copies beside the lane, which looks once in a millisecond."""

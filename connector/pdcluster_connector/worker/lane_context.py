@@ -1,4 +1,4 @@
-"""The parts that all lanes of a prefill rank share: who the rank is, and its lanes' tools. Nothing here decides."""
+"""The context that all lanes of a prefill rank share: who the rank is, and its lanes' tools. Nothing here decides."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pdcluster_connector.reshard import StagingMemory, StripStaging
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.transport.sessions import Sessions
-from pdcluster_connector.worker.content import KvReader
+from pdcluster_connector.worker.content_sums import KvReader
 from pdcluster_protocol.ids import BootId
 from pdcluster_protocol.secret import Secret
 from pdcluster_protocol.side_channel import Hello
 
 
 @dataclass(frozen=True, slots=True)
-class LaneParts:
+class LaneContext:
     """Nothing in it changes."""
 
     hello: Hello
@@ -35,6 +35,6 @@ class LaneParts:
     strips: StripStaging | None = None
     """In which the lanes gather small strips; None where they do not."""
 
-    def of_life(self, life: BootId) -> LaneParts:
+    def of_life(self, life: BootId) -> LaneContext:
         """The same, for lanes of that life of our engine."""
         return replace(self, hello=msgspec.structs.replace(self.hello, boot_id=life))

@@ -16,7 +16,7 @@ from pdcluster_connector.core.sending import CutLane, Push, PushKey, Send
 from pdcluster_connector.core.tp_mapping import WHOLE
 from pdcluster_connector.device import CpuDevice, Device, NoStream, Stream
 from pdcluster_connector.reshard import StagingMemory, StripGatherer, StripStaging
-from pdcluster_connector.worker.parts import Batch, LayerRecord, Part
+from pdcluster_connector.worker.batches import Batch, LayerRecord, Part
 from pdcluster_connector.worker.writes import WriteQueue
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.side_channel import Done, Failed, ToDecode

@@ -8,9 +8,9 @@ from integration.ranks import Shape as RankShape
 from integration.ranks import fingerprint_of
 from pdcluster_connector.core.sending import Push, PushKey
 from pdcluster_connector.steps import ContentOrder
-from pdcluster_connector.worker.again import MAX_WRITES, plan_again
 from pdcluster_connector.worker.pushes import LivePush
 from pdcluster_connector.worker.route import Route, plan_route
+from pdcluster_connector.worker.second_push import MAX_WRITES, plan_again
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.side_channel import Again, Hello, RankLayout, RegionKind, RegionLayout, Welcome

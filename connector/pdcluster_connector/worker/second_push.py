@@ -23,7 +23,7 @@ from pdcluster_connector.core.ranges import (
     require_held,
 )
 from pdcluster_connector.steps import ContentOrder
-from pdcluster_connector.worker.parts import LayerRecord, Part
+from pdcluster_connector.worker.batches import LayerRecord, Part
 from pdcluster_connector.worker.pushes import LivePush
 from pdcluster_connector.worker.route import Route
 from pdcluster_protocol.errors import ProtocolError

@@ -118,7 +118,7 @@ def problems_of(findings: Iterable[Finding]) -> list[str]:
 
 
 _DEVICE_FILES: Final = {LocalDevice.CUDA: ("nvidiactl", "dxg"), LocalDevice.NPU: ("davinci_manager",)}
-"""By which a driver is reached; dxg is Windows' for Linux guests."""
+"""Device files by which a driver is reached; dxg is Windows' for Linux guests."""
 _BUILD_CURES: Final = {
     LocalDevice.CUDA: "the vLLM that is installed computes on CPUs: install vLLM for CUDA",
     LocalDevice.NPU: "torch_npu is not installed: use an image of vLLM-Ascend",

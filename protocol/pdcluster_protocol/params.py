@@ -150,7 +150,7 @@ class Receipt(msgspec.Struct, frozen=True):
     pdcluster_is_content_compared: bool = False
     """Whether on each rank the content sums of what it received were those of what was pushed."""
     pdcluster_transfer_protocol: str = ""
-    """By which the bytes came."""
+    """The protocol by which the bytes came."""
 
 
 class _Reply(msgspec.Struct, frozen=True):

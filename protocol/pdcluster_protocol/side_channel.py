@@ -163,7 +163,7 @@ class Hello(_Message, frozen=True, tag="hello"):
     layout: RankLayout
     fingerprint: KvFingerprint
     transfer_protocol: str = ""
-    """By which its bytes travel: ``tcp``, ``rdma`` or ``ascend``. Must be decode's."""
+    """The protocol by which its bytes travel: ``tcp``, ``rdma`` or ``ascend``. Must be decode's."""
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):

@@ -61,7 +61,7 @@ class VerifyAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens in a block, of the KV group of decode with the largest."""
     is_content_compared: bool = True
     transfer_protocol: str
-    """By which decode says that the bytes came: ``tcp``, ``rdma`` or ``ascend``."""
+    """The protocol by which the bytes came, as decode says: ``tcp``, ``rdma`` or ``ascend``."""
     seconds: float
     """For all of it."""
 

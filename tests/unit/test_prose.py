@@ -28,7 +28,9 @@ OF_EACH_PACKAGE: Final = {"Settings", "Metrics", "ApiUrl", "DnsName"}
 """The only names of types that packages share: each has its own, of the same meaning, and imports no other's."""
 MAX_CODE_CHARS: Final = 100
 """Of a line of code or quoted output: a longer one scrolls sideways where pages are read."""
-OPENING: Final = re.compile(r"\s*(what|who|whose|which|whoever|nobody)\b", re.IGNORECASE)
+OPENING: Final = re.compile(
+    r"\s*(what|who|whose|which|whoever|nobody|(by|from|in|of|on|to) (which|whom)|those who)\b", re.IGNORECASE
+)
 """A docstring begins with its subject, and that is no relative clause."""
 BANNED: Final = re.compile(r"\b(nobody|whoever|strangers?)\b", re.IGNORECASE)
 
@@ -138,7 +140,7 @@ def test_the_measures_find_what_is_planted() -> None:
     )
     assert types_of(planted) == ["Cut", "_Part", "Tell", "Span"]
     assert all(map(BANNED.search, ("Nobody waits", "for whoever asks", "a stranger's frame", "strangers")))
-    assert all(map(OPENING.match, ("What decode does.", "which of them", "\n    Who: a rank.", "Nobody.")))
+    assert all(map(OPENING.match, ("What decode does.", "which of them", "\n    Who: a rank.", "By which it came.")))
     assert not any(map(OPENING.match, ("The rank that asks.", "Whatever", "A rank knows what.", "Whole.")))
     assert not BANNED.search("`NOBODY_ANSWERED` and a nobodyness")
 

@@ -144,7 +144,7 @@ class Receive:
         return self.phase in ENDED
 
     def awaited(self) -> frozenset[PeerId]:
-        """Those who wait for a grant, and those who hold one and may still write."""
+        """The peers that wait for a grant, and those that hold one and may still write."""
         writing = (peer for peer, writer in self._writers.items() if writer.state in MAY_WRITE)
         return frozenset((*self._asking, *writing))
 
@@ -330,7 +330,7 @@ class Receive:
         return (*self._turn_away(reason), *self._revoke_all(now), AttemptLost(self.attempt, reason))
 
     def _turn_away(self, reason: str) -> ReceivingCommands:
-        """Those who wait for their grant of the current attempt will not get it, and need not wait."""
+        """The peers that wait for their grant of the current attempt will not get it, and need not wait."""
         asking, self._asking = self._asking, {}
         return tuple(Reply(peer, Denial(self.transfer_id, self.attempt, reason)) for peer in asking)
 

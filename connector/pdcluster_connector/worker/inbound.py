@@ -52,7 +52,7 @@ class _Arrival:
     """The peers that wait, and until when (running seconds)."""
 
     def take_late(self, now: float) -> tuple[PeerId, ...]:
-        """Those who have waited long enough."""
+        """The peers that have waited long enough."""
         late = tuple(peer for peer, until in self.guests.items() if now >= until)
         for peer in late:
             del self.guests[peer]

@@ -33,7 +33,7 @@ class LaneContext:
     reader: KvReader | None = None
     """Of the rank's own KV; None where no content can be compared."""
     strips: StripStaging | None = None
-    """In which the lanes gather small strips; None where they do not."""
+    """The staging memory in which the lanes gather small strips; None where they do not."""
 
     def of_life(self, life: BootId) -> LaneContext:
         """The same, for lanes of that life of our engine."""

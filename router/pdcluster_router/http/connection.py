@@ -315,7 +315,7 @@ class _Incoming:
         self.num_header_bytes = 0
         """Of trailers too; 0 before the first of these."""
         self.num_silent_bytes = 0
-        """That came without a head, a byte of the body or the end."""
+        """Bytes that came without a head, a byte of the body or the end."""
         self.has_whole_head = False
         self.headers: list[tuple[bytes, bytes]] = []
         self.head: ResponseHead | None = None

@@ -133,7 +133,7 @@ class HotCycle:
         self.holder = ""
         """The API key whose part of the room this takes; empty: no key's."""
         self.num_body_bytes = 0
-        """That have come, kept or not."""
+        """Bytes that have come, kept or not."""
         self._connection = connection
         self._room = room
         self._on_whole = on_whole

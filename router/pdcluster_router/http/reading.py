@@ -108,8 +108,9 @@ class ReadingProtocol(HttpToolsProtocol):
         self.is_deaf = False
         """Bytes that come are dropped: the connection ends."""
         self.num_silent_bytes = 0
-        """That have come since there was a whole head, a byte of a body or a whole message. Outside of a message blank
-        lines, which begin none (RFC 9112, 2.2): a client that waits for its answer may have sent some behind its body.
+        """Bytes that have come since there was a whole head, a byte of a body or a whole message. Outside of a message
+        blank lines, which begin none (RFC 9112, 2.2): a client that waits for its answer may have sent some behind its
+        body.
         """
         self._max_header_bytes = max_header_bytes
         self._is_upgrade = False

@@ -19,7 +19,7 @@ from typing import Final
 import torch
 
 from pdcluster_connector.steps import ContentOrder
-from pdcluster_connector.worker.content import KvReader
+from pdcluster_connector.worker.content_sums import KvReader
 from pdcluster_protocol.params import ContentCheck
 from pdcluster_protocol.side_channel import RankLayout, RegionLayout
 

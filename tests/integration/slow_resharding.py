@@ -86,7 +86,7 @@ class SlowRank:
 
     @property
     def staging(self) -> StagingMemory:
-        staging = self.prefill.worker._parts.staging
+        staging = self.prefill.worker._context.staging
         assert staging is not None
         return staging
 

@@ -1,4 +1,4 @@
-"""Content is compared beside the forward pass: a step that is under way holds no digest."""
+"""Content is compared beside the forward pass: a step that is under way delays no content sums."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def on_device(runtime: AsyncRuntime) -> Callable[[Memory], Memory]:
 
 
 @pytest.mark.parametrize("side", Role)
-def test_a_digest_is_read_while_the_forward_pass_is_at_another_step(side: Role) -> None:
+def test_sums_are_read_while_the_forward_pass_is_at_another_step(side: Role) -> None:
     """Both ranks are on devices; prefill's bytes wait on the wire until the test lets them."""
     with ExitStack() as stack:
         made = {role: stack.enter_context(async_device()) for role in Role}
@@ -42,4 +42,4 @@ def test_a_digest_is_read_while_the_forward_pass_is_at_another_step(side: Role) 
         wire.is_holding = False
         pair.require_received("a")
         assert stream.num_done < stream.num_given
-        assert stream.num_given == given, "the digest gave work to the forward pass's stream"
+        assert stream.num_given == given, "the sums gave work to the forward pass's stream"

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from drawn import drawn
 from pdcluster_connector.core.ranges import TokenSpan
 from pdcluster_connector.steps import ContentOrder
-from pdcluster_connector.worker.content import KvReader
 from pdcluster_connector.worker.content_loop import plain_pass
 from pdcluster_connector.worker.content_pass import Pages, PartSums, as_words
+from pdcluster_connector.worker.content_sums import KvReader
 from pdcluster_protocol.params import ContentCheck
 from pdcluster_protocol.side_channel import RankLayout, RegionLayout
 

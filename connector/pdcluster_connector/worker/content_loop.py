@@ -22,7 +22,7 @@ import torch
 from pdcluster_connector.worker.content_pass import GOLDEN, PartSums, odd_numbers
 
 LOOP_BYTES: Final = 1 << 21
-"""What is read at once: a fraction of a millisecond, of which a call is a small part."""
+"""The bytes of one call: a fraction of a millisecond, of which the call itself is a small part."""
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Loop: TypeAlias = Callable[
@@ -47,7 +47,7 @@ def compiled_loop() -> Loop | None:
 
 
 def prepare_for(views: Iterable[torch.Tensor]) -> None:
-    """What ``plain_pass`` needs for parts of ``views`` is at hand. Engine start: takes seconds."""
+    """``plain_pass`` has all that it needs for parts of ``views``. Engine start: takes seconds."""
     if any(map(_is_plain, views)):
         compiled_loop()
 

@@ -22,7 +22,7 @@ MAX_KEYS: Final = 1000
 CURE: Final = "printf %s KEY | sha256sum"
 _LINE: Final = re.compile(r"([0-9a-fA-F]{64})(?:\s+(\S+))?")
 _NO_NAME: Final = "-"
-"""What sha256sum prints for its standard input: all keys so called would have one share of what clients may take."""
+"""The name that sha256sum prints for its standard input: all keys so called would share one part of the room."""
 _BEARER: Final = b"bearer "
 
 

@@ -1,4 +1,4 @@
-"""What an engine has to do, in tokens, and how long answers are: what placement compares.
+"""The load of an engine in tokens, and the length of answers: placement compares these.
 
 A request counts with its prompt and with as many answer tokens as answers have here, or as its own limit if that is
 less: a limit is a bound and no forecast. A failed request goes on counting for some seconds, so that an engine that
@@ -13,7 +13,7 @@ FAILED_HALF_LIFE_S: Final = 2.0
 """After so many seconds a failed request counts half. About as long as an ordinary answer would have taken."""
 
 FIRST_ANSWER_TOKENS: Final = 256
-"""What an answer counts for before any has ended."""
+"""An answer's tokens before any has ended."""
 LEAST_ANSWER_TOKENS: Final = 16
 MOST_ANSWER_TOKENS: Final = 8192
 
@@ -43,7 +43,7 @@ class Load:
         self._failed_at = now
 
     def tokens(self, *, now: float) -> float:
-        """What counts when engines are compared: what runs there, and what has failed there lately."""
+        """The load that placement compares: requests that run there, and those that have failed there lately."""
         if not self._failed_tokens:
             return self.outstanding_tokens
         return self.outstanding_tokens + self._failed_left(now)

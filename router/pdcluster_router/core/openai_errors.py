@@ -27,11 +27,11 @@ class ApiError:
     message: str
     retry_after_s: int | None = None
     challenge: str = ""
-    """What a 401 must say in WWW-Authenticate."""
+    """The value of WWW-Authenticate in a 401."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """What goes with it, besides the type and length of its body."""
+        """Its headers, besides the type and length of its body."""
         retry = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         return {**retry, "www-authenticate": self.challenge} if self.challenge else retry
 
@@ -196,7 +196,7 @@ def parse_error(body: bytes) -> int | None:
 
 
 def message_of(body: bytes) -> str:
-    """What an engine's error object says."""
+    """The message of an engine's error object."""
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:

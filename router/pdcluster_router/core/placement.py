@@ -1,4 +1,4 @@
-"""Which engines may take the next request, best first, and what a policy is that chooses one of them.
+"""The engines that may take the next request, best first, and the interface of a policy that chooses one of them.
 
 Engines of one revision only are ever paired: decode is chosen among revisions that have both roles, prefill among
 the engines of decode's revision. Who may is worked out when the pool changes, never for a request.
@@ -21,7 +21,7 @@ from pdcluster_router.core.rewrite import ClientBody
 
 
 class HasLoad(Protocol):
-    """What has a load."""
+    """Anything that has a load."""
 
     @property
     def load(self) -> Load: ...
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class RequestFacts(msgspec.Struct, frozen=True):
-    """What a policy may look at of the request that it places."""
+    """The facts of a request that a policy may look at when it places it."""
 
     path: bytes
     headers: bytes
@@ -43,7 +43,7 @@ class RequestFacts(msgspec.Struct, frozen=True):
 
 
 class Policy(Protocol):
-    """Which engine of those that may gets the request. A function: a protocol, for it takes engines of any type."""
+    """Chooses among the engines that may get the request. A function: a protocol, for it takes engines of any type."""
 
     def __call__(self, engines: Sequence[E], request: RequestFacts, /, *, now: float, chance: Callable[[], float]) -> E:
         """One of ``engines``, of which there is at least one. ``chance``: in [0, 1), a new one with each call."""
@@ -51,7 +51,7 @@ class Policy(Protocol):
 
 
 class Standing(Protocol):
-    """What counts of an engine."""
+    """The facts of an engine that count."""
 
     @property
     def role(self) -> Role: ...
@@ -132,7 +132,7 @@ def left_of(tiers: Iterable[Sequence[T]], excluded: Collection[T]) -> Sequence[T
 
 def proven(engines: Sequence[S]) -> Sequence[S]:
     """Those whose last request did not fail, or at least those that are not ejected, or tried out: a request that has
-    failed once shall not be another one's trial.
+    failed once shall not decide whether another engine gets requests again.
     """
     closed = [engine for engine in engines if engine.breaker.circuit is Circuit.CLOSED]
     return [engine for engine in closed if not engine.breaker.has_just_failed] or closed or engines

@@ -42,7 +42,7 @@ class BadBody(ProtocolError):
 
 
 class Said(msgspec.Struct):
-    """What the client wrote for each key that matters here. All others are skipped: nothing is built of them."""
+    """The client's value of each key that matters here. All others are skipped: nothing is built of them."""
 
     prompt: msgspec.Raw = _ABSENT
     prompt_embeds: msgspec.Raw = _ABSENT
@@ -64,7 +64,7 @@ class Said(msgspec.Struct):
 
 
 class _Extra(msgspec.Struct):
-    """What ``vllm_xargs`` must not hold: vLLM puts it where the engine looks for transfer parameters."""
+    """The keys that ``vllm_xargs`` must not hold: vLLM puts it where the engine looks for transfer parameters."""
 
     kv_transfer_params: msgspec.Raw = _ABSENT
     ec_transfer_params: msgspec.Raw = _ABSENT
@@ -78,7 +78,7 @@ PREFILLED_APART: Final[dict[str, tuple[bytes, ...]]] = {
     "prompt_logprobs": (),
     "prompt_embeds": (),
 }
-"""What each key that makes several sequences, or asks for facts of the prompt, may say in a request whose prompt a
+"""The values of each key that makes several sequences, or asks for facts of the prompt, in a request whose prompt a
 prefill engine computes; or null, or nothing. vLLM takes much else for the same number (``2.0``, ``"2"``, ``true``),
 so whatever is not listed counts as the worst: decode computes the prompt itself, and the answer is right."""
 
@@ -95,7 +95,7 @@ _NEUTRAL: Final[dict[str, bytes]] = {
     "max_completion_tokens": b'"max_completion_tokens":1',
     "ec_transfer_params": b'"ec_transfer_params":null',
 }
-"""What prefill is told in place of what the client said of these, if it did: no client sees the one token."""
+"""The values for prefill in place of the client's, if it gave any: no client sees the one token."""
 
 
 class ClientBody(msgspec.Struct, frozen=True):
@@ -151,7 +151,7 @@ class ClientBody(msgspec.Struct, frozen=True):
         return self._followed_by([*ours, _ONE_TOKEN, _written(reservation)])
 
     def forgotten(self) -> ClientBody:
-        """What is still needed when no engine is sent the body any more: how its answer comes."""
+        """The part that is still needed when no engine is sent the body any more: how its answer comes."""
         said = Said(stream=self._said.stream.copy())  # A copy, for it shows a part of the whole.
         return ClientBody(b"", 0, 0, said, self.estimated_prompt_tokens)
 

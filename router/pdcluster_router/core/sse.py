@@ -24,7 +24,7 @@ _LATE_ERROR: Final = b'\ndata: {"error"'
 would be escaped, so no text that a model makes looks like this."""
 
 _GIVEN_UP: Final = b'"finish_reason":"abort"'
-"""What vLLM 0.32 says (``v1/engine`` ``FinishReason.ABORT``) of a request that it ends without its client's wish, as at
+"""vLLM 0.32's word (``v1/engine`` ``FinishReason.ABORT``) on a request that it ends without its client's wish, as at
 its own end: status 200, and as much of the answer as there was. No text looks like this either."""
 GAVE_UP: Final[Mapping[bytes, str]] = MappingProxyType({_GIVEN_UP: "it gave the request up"})
 """By what an answer says: what the client is told of an engine that did not finish it."""
@@ -98,7 +98,7 @@ class ErrorWatch:
         return self._event is not None
 
     def feed(self, chunk: bytes) -> bytes:
-        """What of the stream may be passed on: all of it, up to an error event."""
+        """The bytes of the stream that may be passed on: all of it, up to an error event."""
         if self._event is not None:
             self._event += chunk
             return b""
@@ -115,7 +115,7 @@ class ErrorWatch:
         return chunk[: max(0, found + 1 - len(self._tail))]
 
     def message(self) -> str | None:
-        """What the error event says, once it is whole."""
+        """The message of the error event, once it is whole."""
         if self._given_up:
             return self._given_up
         if self._event is None or first_event_end(self._event) < 0:

@@ -1,4 +1,4 @@
-"""Who may use the client port, and which key the engines are shown.
+"""Checks clients' keys on the client port, and chooses the key that engines are shown.
 
     client keys?  no:  the client's Authorization goes to the engines as it is: whether they want one is theirs to say
                   yes: it ends here; engines are shown the router's own VLLM_API_KEY, or none
@@ -41,7 +41,7 @@ class Access:
         """A whole header line for requests that the router makes of its own; empty when engines want no key."""
 
     def refusal_of(self, headers: Headers) -> ApiError | None:
-        """What a client with these headers is told instead of an answer; None: it may go on."""
+        """The error for a client with these headers; None: it may go on."""
         admitted = self.admit(headers)
         return None if isinstance(admitted, str) else admitted
 
@@ -107,7 +107,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _state_of(path: Path) -> tuple[int, int, int] | None:
-    """What changes when the file is written or replaced, also behind a link. None: it cannot be looked at."""
+    """Numbers that change when the file is written or replaced, also behind a link. None: it cannot be looked at."""
     try:
         found = path.stat()
     except OSError:

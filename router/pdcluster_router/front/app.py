@@ -35,7 +35,7 @@ from pdcluster_router.core.openai_errors import (
     not_ready,
 )
 from pdcluster_router.engines.engine import Fetched
-from pdcluster_router.engines.health import Probes, problem_of
+from pdcluster_router.engines.health import Probes, missing_engines
 from pdcluster_router.front.docs_page import DOCS_PATH, add_docs
 from pdcluster_router.front.engines_page import POOL_PATH, describe_pool
 from pdcluster_router.front.pass_on import QUESTIONS, VERSION, pass_on
@@ -118,7 +118,7 @@ _FOR_CLIENTS = (
 )
 _FOR_THE_CLUSTER = "For engines, the operator and monitoring. Clients have a port of their own."
 _WITHOUT_KEY = frozenset({"/health", DOCS_PATH, "/openapi.json"})
-"""What a probe or a browser asks for: it says nothing of the pool but whether it is well."""
+"""Paths for probes and browsers: they say nothing of the pool but whether it is well."""
 
 
 async def _require_key(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -130,7 +130,7 @@ async def _require_key(request: Request, call_next: Callable[[Request], Awaitabl
 
 
 async def read_overview(request: Request) -> dict[str, object]:
-    """What this is, and which engines it knows."""
+    """This router's name and version, and the engines that it knows."""
     router = _router(request)
     engines = [
         {"name": engine.name, "role": engine.role.value, "url": engine.url, "healthy": engine.is_healthy}
@@ -144,7 +144,7 @@ async def read_health(request: Request) -> Response:
     router = _router(request)
     if router.is_draining:
         return _error(draining())
-    if problem := problem_of(router.services.roster):
+    if problem := missing_engines(router.services.roster):
         return _error(not_ready(problem))
     return Response(b'{"status":"ok"}', media_type=_JSON)
 
@@ -244,7 +244,7 @@ async def _http_error(request: Request, exc: Exception) -> Response:
 
 
 async def _has_left(_request: Request, _exc: Exception) -> Response:
-    """Who left before the body was whole hears no answer; without this it is a page of log each time."""
+    """A client that left before the body was whole hears no answer; without this it is a page of log each time."""
     return Response(status_code=400)
 
 

@@ -105,7 +105,7 @@ class Router:
         return port == self.settings.internal_port
 
     def admit(self, cycle: HotCycle) -> ApiError | None:
-        """What a hot request is told as soon as its head is there; None: its body is read."""
+        """The error for a hot request as soon as its head is there; None: its body is read."""
         if cycle.is_for_engines or self.access.keys is None:
             return None
         admitted = self.access.admit(cycle.headers)

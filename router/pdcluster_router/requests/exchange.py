@@ -83,12 +83,12 @@ class Exchange:
 
     @property
     def reservation(self) -> Posted | None:
-        """What decode asked for; None while it has not."""
+        """Decode's reservation; None while it has made none."""
         return self._calls.reservation
 
     @property
     def outcome(self) -> PrefillOutcome | None:
-        """What decode was told of its prefill; None while that is not known."""
+        """The outcome that decode was told; None while that is not known."""
         return self._calls.outcome
 
     @property

@@ -205,7 +205,7 @@ class PrefillAttempts:
 
     @property
     def engine_name(self) -> str:
-        """Who has, or had, the newest attempt; empty before the first."""
+        """The engine that has, or had, the newest attempt; empty before the first."""
         return self._engine.name if self._engine is not None else ""
 
     def start(self, reservation: Posted, attempt: Attempt, deadline: float, revision: str) -> bool:

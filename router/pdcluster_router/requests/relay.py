@@ -96,7 +96,7 @@ _RELAYING: Final = _State.RELAYING
 
 
 class Relay:
-    """What one decode engine answers to one client. Event loop only; owned by its exchange."""
+    """The answer of one decode engine to one client. Event loop only; owned by its exchange."""
 
     __slots__ = (
         "_call",
@@ -129,7 +129,7 @@ class Relay:
         self._watch: ErrorWatch | None = None
 
     def begin(self, call: Call) -> None:
-        """What comes from ``call`` goes to the client."""
+        """Bytes that come from ``call`` go to the client."""
         self._call = call
 
     def fail(self, error: ApiError) -> None:

@@ -17,7 +17,7 @@ LARGE_BODY_BYTES: Final = 4 << 10
 
 
 class ClientRequest(RequestFacts, frozen=True):
-    """What the client wants."""
+    """A client's request."""
 
     request_id: str
     timeouts: Timeouts

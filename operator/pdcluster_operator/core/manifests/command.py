@@ -30,7 +30,7 @@ _ALL_ADDRESSES: Final = "0.0.0.0"  # noqa: S104  # a pod's own network; who may 
 
 
 class PodPlace(Enum):
-    """Which pod of an instance."""
+    """The place of a pod in its instance."""
 
     ALONE = auto()
     LEADER = auto()

@@ -116,5 +116,5 @@ def test_without_numba_pytorch_finds_the_sums(hindrance: str) -> None:
 
 def test_what_an_engine_imports_does_not_import_numba() -> None:
     """Only plain CPU memory needs it: an accelerator's engine does not wait for it."""
-    code = "import sys, pdcluster_connector.worker.content; assert 'numba' not in sys.modules"
+    code = "import sys, pdcluster_connector.worker.content_sums; assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(filter(None, sys.path))})

@@ -8,9 +8,9 @@ from integration.ranks import Shape as RankShape
 from integration.ranks import fingerprint_of
 from pdcluster_connector.core.sending import Push, PushKey
 from pdcluster_connector.steps import ContentOrder
-from pdcluster_connector.worker.again import MAX_WRITES, plan_again
 from pdcluster_connector.worker.pushes import LivePush
 from pdcluster_connector.worker.route import Route, plan_route
+from pdcluster_connector.worker.second_push import MAX_WRITES, plan_again
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.side_channel import Again, Hello, RankLayout, RegionKind, RegionLayout, Welcome
@@ -46,7 +46,7 @@ def again(regions: tuple[int, ...], stop: int) -> Again:
 def test_each_token_is_a_write_of_the_ranks_own_heads() -> None:
     live = live_push()
     (part,) = plan_again(route(2), live, again((1,), 256), now=0.0)
-    assert part.room is None
+    assert part.buffer is None
     assert (part.record.layer, len(part.ranges.source)) == (1, 256)
     assert set(part.ranges.num_bytes.tolist()) == {2 * CELL}
     assert live.layers == [part.record]

@@ -13,8 +13,10 @@ from fakes.transports import Permuting, wrap_transports
 from integration.ranks import BLOCK_SIZE, HEAD_BYTES, Pair, Shape, make_pair
 from pdcluster_connector.engine_facts import Memory
 from pdcluster_connector.failures import take_counts
+from pdcluster_connector.settings import Settings
 from pdcluster_connector.worker.content_loop import compiled_loop
 from pdcluster_protocol.labels import Role
+from pdcluster_protocol.params import ContentCheck
 
 OURS, THEIRS = [3, 4, 5, 9], [8, 9, 2, 30]
 ROW: Final = BLOCK_SIZE * HEAD_BYTES
@@ -123,9 +125,23 @@ def test_a_rank_that_cannot_read_its_own_kv_verifies_nothing(side: Role) -> None
         pair.require_lost("a")
 
 
-@pytest.mark.parametrize(("changes", "num_compiled"), [({}, 1), (NO_VIEWS, 0)])
-def test_the_sums_of_plain_memory_are_compiled_when_the_ranks_start(changes: Changes, num_compiled: int) -> None:
-    """It takes seconds, which the first request must not wait for."""
+@pytest.mark.parametrize(
+    ("check", "changes", "num_compiled"),
+    [
+        (ContentCheck.FULL, {}, 1),
+        (ContentCheck.FULL, NO_VIEWS, 0),
+        (ContentCheck.SAMPLED, {}, 0),
+        (ContentCheck.OFF, {}, 0),
+    ],
+)
+def test_sums_are_compiled_when_ranks_that_are_to_find_all_start_and_nowhere_else(
+    check: ContentCheck, changes: Changes, num_compiled: int
+) -> None:
+    """It takes seconds, which the first request must not wait for, and which samples do not give back."""
     compiled_loop.cache_clear()
-    with make_pair(changes=changes):
+    with make_pair(settings=Settings(content_check=check), changes=changes) as pair:
+        assert compiled_loop.cache_info().currsize == num_compiled
+        pair.compare("a", OURS, THEIRS)
+        if not changes:
+            pair.require_received("a")
         assert compiled_loop.cache_info().currsize == num_compiled

@@ -109,7 +109,7 @@ class GatedMemory(Memory):
 
     @property
     def reader(self) -> KvReader:
-        return GatedReader(self.layout, self.views, self.gate)
+        return GatedReader(self.layout, self.views, gate=self.gate)
 
 
 def gated(gate: Gate) -> Callable[[Memory], Memory]:

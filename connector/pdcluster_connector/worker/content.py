@@ -259,6 +259,12 @@ class ReceiveDigests:
     def is_busy(self) -> bool:
         return len(self._digests) > 0
 
+    @property
+    def next_transfer(self) -> TransferId | None:
+        """The one that ``advance`` reads for."""
+        key = self._digests.next_key
+        return None if key is None else key[0]
+
     def expect(self, transfer: TransferId, order: ContentOrder | None) -> None:
         """This transfer was announced."""
         if order is not None:
@@ -280,7 +286,10 @@ class ReceiveDigests:
         return True
 
     def advance(self) -> tuple[TransferId, Attempt, Found] | None:
-        """Read one chunk for one attempt: others need not wait for all of it. What was found once it is whole."""
+        """Read one chunk for one attempt: others need not wait for all of it. What was found once it is whole.
+
+        Raises whatever the device's library does; what is found of this attempt after that is not the whole.
+        """
         if (key := self._digests.next_key) is None:
             return None
         if key[0] not in self._wanted:

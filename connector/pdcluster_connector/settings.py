@@ -94,7 +94,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Decode: how much of the pushed KV is compared with what prefill has, before the first token: ``off``, ``sampled``
     or ``full``. What differs is pushed once more; if it differs again the attempt is lost. Default ``sampled``: nearly
     free, and finds what is wrong everywhere, as a layout that is misread. ``full`` finds each wrong byte. A router's
-    verification always uses ``full``. Prefill does what decode asks for, whatever its own setting is."""
+    verification always uses ``full``. Prefill does what decode asks for, whatever its own setting is. On a CPU give it
+    ``full`` too: an engine with ``full`` compiles at its start (2 s, 125 MiB a rank) what finds all sums in a third of
+    the time."""
     trace_file: str = ""
     """Append one JSON line for each ended push or receive. Default: none."""
 

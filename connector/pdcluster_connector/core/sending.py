@@ -118,6 +118,11 @@ class Push:
         """Whether the push is over; ``Release`` was said at that moment."""
         return self.phase in ENDED
 
+    @property
+    def awaits_sums(self) -> bool:
+        """Whether sums of its source are still to be found, also where nothing else reads that any more."""
+        return self.wants_sums and self._sums is None and self.phase in (PushPhase.OPENING, PushPhase.WRITING)
+
     def opening(self, message: Open) -> SendingCommands:
         """Ask for the grant. Call once, first."""
         return (Send(message),)

@@ -31,7 +31,7 @@ from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.core.state_runs import unit_bytes, units_of
 from pdcluster_connector.device import Device, Stream
 from pdcluster_connector.steps import ContentOrder
-from pdcluster_connector.worker.content_loop import LOOP_BYTES, plain_pass
+from pdcluster_connector.worker.content_loop import LOOP_BYTES, Loop, plain_pass
 from pdcluster_connector.worker.content_pass import (
     CHUNK_BYTES,
     GOLDEN,
@@ -49,10 +49,14 @@ from pdcluster_protocol.side_channel import ContentSums, RankLayout
 
 @dataclass(frozen=True, slots=True)
 class KvReader:
-    """A rank's KV by logical place. ``views``: of each region ``[pages, KV heads, tokens, bytes]``, uint8, borrowed."""
+    """A rank's KV by logical place. ``views``: of each region ``[pages, KV heads, tokens, bytes]``, uint8, borrowed.
+
+    ``loop``: what finds sums in plain memory; None: PyTorch's operators do.
+    """
 
     layout: RankLayout
     views: Sequence[torch.Tensor]
+    loop: Loop | None = None
 
     @property
     def where(self) -> torch.device:
@@ -125,7 +129,7 @@ class SumsUnderWay:
 
     def _read_part(self, part: ContentPart, pages: Pages) -> Iterator[None]:
         sums = self._sums_of(part, pages)
-        plain = plain_pass(sums)
+        plain = plain_pass(sums, self._reader.loop)
         add, size = (sums.add_by_operators, CHUNK_BYTES) if plain is None else (plain.add, LOOP_BYTES)
         at_once = sums.pages_of(size)
         for first in range(0, len(pages.numbers), at_once):
@@ -255,6 +259,12 @@ class ReceiveSums:
     def is_busy(self) -> bool:
         return len(self._queue) > 0
 
+    @property
+    def next_transfer(self) -> TransferId | None:
+        """The one that ``advance`` reads for."""
+        key = self._queue.next_key
+        return None if key is None else key[0]
+
     def expect(self, transfer: TransferId, order: ContentOrder | None) -> None:
         """This transfer was announced."""
         if order is not None:
@@ -276,7 +286,10 @@ class ReceiveSums:
         return True
 
     def advance(self) -> tuple[TransferId, Attempt, Found] | None:
-        """Read one chunk for one attempt: others need not wait for all of it. What was found once it is whole."""
+        """Read one chunk for one attempt: others need not wait for all of it. What was found once it is whole.
+
+        Raises whatever the device's library does; what is found of this attempt after that is not the whole.
+        """
         if (key := self._queue.next_key) is None:
             return None
         if key[0] not in self._wanted:

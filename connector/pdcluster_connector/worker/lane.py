@@ -227,8 +227,7 @@ class Lane:
             case Forget(key):
                 self._book.forget(key)
                 self.lost.discard(key)
-            case Quiesce(key):
-                self._book.forgo_second_push(key)
+            case Quiesce():
                 self._quiesces.append(order)
             case Close(deadline):
                 self._closing_at = deadline
@@ -369,6 +368,7 @@ class Lane:
         self._sums.advance(self._book, now)
         for order in list(self._quiesces):
             if self._out.is_quiet(order.key):
+                self._book.forgo_second_push(order.key)
                 order.quiet.set()
                 self._quiesces.remove(order)
 

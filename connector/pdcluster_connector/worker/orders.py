@@ -83,7 +83,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Quiesce:
-    """Set ``quiet`` as soon as no byte of ``key`` is queued or in flight straight from its blocks."""
+    """Set ``quiet`` as soon as nothing reads the blocks of ``key`` any more: no write straight from them, no sum."""
 
     key: PushKey
     quiet: threading.Event

@@ -163,7 +163,7 @@ class Outbound:
             return True
         if self._writes is None:
             return live.push.is_ended
-        return not self._writes.has_work_of(live.push)
+        return not live.push.awaits_sums and not self._writes.has_work_of(live.push)
 
     def close(self) -> bool:
         """Whether nothing of our memory is read or sent by this way any more. Waits for Mooncake, about a second.

@@ -166,13 +166,24 @@ class Receiver:
                 self._do(self._reception.hear(received.peer, received.message, now=now), now)
 
     def _sum_up(self, now: float) -> None:
-        if (found := self._sums.advance()) is not None:
-            self._do(self._reception.summed_up(*found, now=now), now)
+        transfer = self._sums.next_transfer
+        try:
+            found = self._sums.advance()
+        except Exception as error:  # noqa: BLE001  # whatever the device's library raises; it costs one request
+            # It stays the next one until its wait has ended, and nothing hears of its sums any more.
+            assert transfer is not None, "sums of no transfer"
+            self._cannot_read(transfer, str(error), now)
+        else:
+            if found is not None:
+                self._do(self._reception.summed_up(*found, now=now), now)
 
     def _compare(self, compare: Compare, now: float) -> None:
         if not self._sums.start(compare.transfer_id, compare.attempt, has_draft=compare.has_draft):
-            reason = "this decode rank cannot read its own KV, so that its content cannot be compared"
-            self._do(self._reception.fail(compare.transfer_id, reason, now=now), now)
+            self._cannot_read(compare.transfer_id, "it has no tensors of it", now)
+
+    def _cannot_read(self, transfer: TransferId, why: str, now: float) -> None:
+        reason = f"this decode rank cannot read its own KV, so that its content cannot be compared: {why}"
+        self._do(self._reception.fail(transfer, reason, now=now), now)
 
     def _on_news(self, news: _News, announced_at: float, now: float) -> None:
         if isinstance(news, Cancel):

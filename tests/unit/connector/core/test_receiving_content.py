@@ -137,6 +137,13 @@ def test_a_second_push_that_brings_what_was_pushed_is_received() -> None:
     assert receive.summed_up(FIRST, RIGHT, now=4.0) == (Report(is_received=True), *SETTLED)
 
 
+def test_what_a_rank_said_before_it_was_asked_again_does_not_count_for_its_second_push() -> None:
+    receive = pushing_again()
+    assert receive.done(A, said(0, HALF), now=3.0) == ()
+    assert receive.done(B, said(1, MOST, 2), now=3.0) == (), "the other rank still writes"
+    assert A in receive.awaited()
+
+
 def test_what_differs_twice_loses_the_attempt_and_is_never_received() -> None:
     receive = pushing_again()
     receive.done(A, said(0, HALF, 2), now=3.0)
@@ -162,6 +169,7 @@ def test_a_request_that_shall_prove_something_is_lost_by_the_first_difference() 
 
 def test_a_second_push_has_a_lease_and_a_fence_as_the_first() -> None:
     receive = pushing_again()
+    assert receive.expire(now=1.9 + TIMES.lease_s) == (), "it begins anew"
     assert "said nothing for" in lost_of(receive.expire(now=2.0 + TIMES.lease_s)).reason
     assert receive.open(C, SECOND, sender(0, "q"), now=30.0) == (), "no grant while a writer may still write"
     receive = pushing_again()

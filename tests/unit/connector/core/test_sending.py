@@ -261,6 +261,18 @@ def test_sums_of_nothing_are_sums() -> None:
     assert push.summed_up(nothing) == (Send(Done(*KEY, 10, 2, nothing)),)
 
 
+def test_the_source_is_needed_until_it_was_summed_up_or_the_push_has_stopped() -> None:
+    push = compared_push()
+    assert push.awaits_sums
+    push.written(10)
+    assert push.awaits_sums, "all is written, and nothing is summed up yet"
+    push.summed_up(ContentSums(b"", b""))
+    assert not push.awaits_sums
+    stopped = compared_push()
+    stopped.give_up("why", now=1.0)
+    assert not stopped.awaits_sums
+
+
 def test_what_decode_wants_again_is_written_under_the_same_grant_and_said_with_the_same_sums() -> None:
     push = comparing_push()
     assert push.again(4, now=20.0) == ()

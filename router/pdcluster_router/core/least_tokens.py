@@ -29,8 +29,8 @@ def least_tokens(engines: Sequence[E], _: RequestFacts, /, *, now: float, chance
 
 
 def _less_loaded(one: E, other: E, *, now: float) -> E:
-    """The one with fewer tokens to do; between equals the one that got fewer requests."""
+    """The one with fewer tokens to do; between equals the one that has waited longer for a request."""
     ones, others = one.load.tokens(now=now), other.load.tokens(now=now)
     if ones == others:
-        return one if one.load.num_placed <= other.load.num_placed else other
+        return one if one.load.placed_at <= other.load.placed_at else other
     return one if ones < others else other

@@ -41,7 +41,7 @@ def choose(engines: list[Loaded], *, now: float, chance: Callable[[], float]) ->
         ([(4, 2), (9, 1), (4, 1), (4, 1)], "2"),
     ],
 )
-def test_of_a_few_engines_the_least_tokens_win_then_the_fewest_requests_then_the_first(
+def test_of_a_few_engines_the_least_tokens_win_then_who_has_waited_longest_then_the_first(
     loads: list[tuple[int, int]], expected: str
 ) -> None:
     assert choose(loaded(*loads), now=0.0, chance=lambda: 0.9).name == expected
@@ -89,3 +89,13 @@ def test_an_engine_that_fails_at_once_is_not_the_one_with_the_least_to_do() -> N
     engines[1].load.add_failed(200, now=0.0)
     assert choose(engines, now=0.0, chance=lambda: 0.0).name == "0"
     assert choose(engines, now=30.0, chance=lambda: 0.0).name == "1"
+
+
+def test_a_new_engine_does_not_get_all_that_a_quiet_pool_has_to_do() -> None:
+    engines = loaded((0, 1), (0, 2), (0, 0))
+    got = Counter[str]()
+    for second in range(3, 33):
+        engine = choose(engines, now=second, chance=lambda: 0.9)
+        engine.load.placed_at = second
+        got[engine.name] += 1
+    assert got == {"0": 10, "1": 10, "2": 10}

@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from drawn import drawn
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.breaker import LAST_EJECTION_S, NUM_IN_A_ROW, TRIAL_S, Breaker, Circuit, Era
-from pdcluster_router.core.least_tokens import FEW, least_tokens
 from pdcluster_router.core.load import SLOW_START_S, Load
 from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.placement import RequestFacts, prefill_tiers
+from pdcluster_router.core.policies.least_tokens import FEW, least_tokens
 from pdcluster_router.core.rewrite import parse_body
 from property.planted import check_it_is_found
 
@@ -33,6 +33,7 @@ class Engine:
     breaker: Breaker
     load: Load = field(default_factory=Load)
     role: Role = Role.PREFILL
+    url: str = ""
     revision: str = ""
     state: EngineState = EngineState.SERVING
     is_healthy: bool = True
@@ -110,7 +111,7 @@ class History(RuleBasedStateMachine):
             engine.ejected_at = self.now
 
     def place(self) -> Engine:
-        engine = least_tokens(prefill_tiers(self.engines, "")[0], ANY_REQUEST, now=self.now, chance=self.chance)
+        engine = least_tokens(prefill_tiers(self.engines, "")[0])(ANY_REQUEST, now=self.now, chance=self.chance)
         assert not engine.breaker.is_ejected or all(one.breaker.is_ejected for one in self.engines)
         return engine
 
@@ -214,7 +215,7 @@ def test_an_engine_that_is_back_takes_a_tenth_of_what_others_have_and_in_ten_sec
         now = tick / (40 * (number - 1))
         while running and running[0][0] <= now:
             running.popleft()[1].load.outstanding_tokens -= TOKENS
-        engine = least_tokens(engines, ANY_REQUEST, now=now, chance=chance)
+        engine = least_tokens(engines)(ANY_REQUEST, now=now, chance=chance)
         engine.load.outstanding_tokens += TOKENS
         running.append((now + 1.0, engine))
         most = max(other.load.outstanding_tokens for other in others)

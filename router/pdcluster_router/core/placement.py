@@ -3,7 +3,7 @@
 Engines of one revision only are ever paired: decode is chosen among revisions that have both roles, prefill among
 the engines of decode's revision. Who may is worked out when the pool changes, never for a request.
 An engine that its breaker has ejected gets nothing while another one of its role and revision may.
-Decides from states alone. The policy of today is ``core/least_tokens.py``.
+Decides from states alone. The policies are in ``core/policies``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,20 @@ from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.rewrite import ClientBody
 
 
-class HasLoad(Protocol):
-    """What has a load."""
+class Placeable(Protocol):
+    """What a policy may look at of an engine."""
+
+    @property
+    def url(self) -> str:
+        """The same for every router: names are each router's own."""
+        ...
 
     @property
     def load(self) -> Load: ...
 
 
-E = TypeVar("E", bound=HasLoad)
+E = TypeVar("E", bound=Placeable)
+E_co = TypeVar("E_co", covariant=True)
 T = TypeVar("T")
 
 
@@ -40,13 +46,23 @@ class RequestFacts(msgspec.Struct, frozen=True):
     body: ClientBody
     client: str
     """Name of the API key that it showed; empty where none is asked for."""
+    notes: list[int | None] = []
+    """What a policy has worked out of this request, for its next leg: the policy's own, and empty at first."""
+
+
+class Chooser(Protocol[E_co]):
+    """Which of certain engines gets a request."""
+
+    def __call__(self, request: RequestFacts, /, *, now: float, chance: Callable[[], float]) -> E_co:
+        """One of them. ``chance``: in [0, 1), a new one with each call."""
+        ...
 
 
 class Policy(Protocol):
-    """Which engine of those that may gets the request. A function: a protocol, for it takes engines of any type."""
+    """How one of several engines is chosen. A function: a protocol, for it takes engines of any type."""
 
-    def __call__(self, engines: Sequence[E], request: RequestFacts, /, *, now: float, chance: Callable[[], float]) -> E:
-        """One of ``engines``, of which there is at least one. ``chance``: in [0, 1), a new one with each call."""
+    def __call__(self, engines: Sequence[E], /) -> Chooser[E]:
+        """What chooses among ``engines``, of which there is at least one. Asked when they change, not for a request."""
         ...
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from pdcluster_router.core.least_tokens import least_tokens
 from pdcluster_router.core.load import FAILED_HALF_LIFE_S, Load
 from pdcluster_router.core.placement import RequestFacts
+from pdcluster_router.core.policies.least_tokens import least_tokens
 from pdcluster_router.core.rewrite import parse_body
 
 REQUEST = RequestFacts(b"/v1/completions", b"", parse_body(b"{}"), "")
@@ -21,6 +21,7 @@ REQUEST = RequestFacts(b"/v1/completions", b"", parse_body(b"{}"), "")
 class Loaded:
     name: str
     load: Load
+    url: str = ""
 
 
 def loaded(*loads: tuple[int, int]) -> list[Loaded]:
@@ -28,7 +29,7 @@ def loaded(*loads: tuple[int, int]) -> list[Loaded]:
 
 
 def choose(engines: list[Loaded], *, now: float, chance: Callable[[], float]) -> Loaded:
-    return least_tokens(engines, REQUEST, now=now, chance=chance)
+    return least_tokens(engines)(REQUEST, now=now, chance=chance)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,9 @@ from pdcluster_router.services import POLICIES
 NUM_ENGINES: Final = (2, 16, 256)
 _NUM_CHOICES: Final = 10_000
 _NUM_CONVERSATIONS: Final = 500
-_HEADERS: Final = b"content-type: application/json\r\naccept: */*\r\nuser-agent: OpenAI/Python 2.8\r\n"
+_HEADERS: Final = b"content-type: application/json\r\naccept: */*\r\nuser-agent: OpenAI/Python 2.8\r\n" + b"".join(
+    b"x-stainless-fact-%d: as the SDKs of OpenAI and Anthropic send them\r\n" % number for number in range(12)
+)
 _SESSION: Final = b"x-session-id: 3f1c2f0e-8d0f-4b5a-9f43-0c8f3f6a9c11\r\n"
 
 

@@ -20,15 +20,17 @@ from zlib import crc32
 from pdcluster_router.core.placement import RequestFacts
 from pdcluster_router.core.rewrite import ClientBody
 
-SESSION_HEADERS: Final = (
-    "x-session-id",
-    "x-claude-code-session-id",
-    "x-claude-code-agent-id",
-    "session-id",
-    "session_id",
-    "thread-id",
-    "x-session-affinity",
-    "x-opencode-session",
+SESSION_HEADERS: Final = frozenset(
+    (
+        b"x-session-id",
+        b"x-claude-code-session-id",
+        b"x-claude-code-agent-id",
+        b"session-id",
+        b"session_id",
+        b"thread-id",
+        b"x-session-affinity",
+        b"x-opencode-session",
+    )
 )
 """What vLLM, Claude Code, Codex, pi and OpenCode call a session, and an agent or thread within one."""
 LEAST_BYTES: Final = 1 << 10
@@ -41,9 +43,8 @@ _HEAD_BYTES: Final = 1 << 10
 _SEARCHED_BYTES: Final = 128 << 10
 """For the user's first message: a system prompt of 32,000 tokens. Costs half of what the scan of such a body does."""
 
-_SESSION: Final = re.compile(
-    rb"^(?:%b): *([!-~]{1,512})\r$" % b"|".join(name.encode() for name in SESSION_HEADERS), re.MULTILINE
-)
+_MOST_NAME_BYTES: Final = 512
+"""What is longer names no session."""
 _BACKSLASH: Final = ord("\\")
 _EACH_HAS: Final = b"session"
 """The names of an agent and a thread come beside that of a session."""
@@ -70,7 +71,11 @@ def number_of(request: RequestFacts) -> int | None:
 
 
 def _named_by_header(lines: bytes) -> bytes:
-    return b" ".join(_SESSION.findall(lines)) if _EACH_HAS in lines else b""
+    if _EACH_HAS not in lines:
+        return b""
+    headers = (line.partition(b": ") for line in lines.split(b"\r\n"))
+    named = [value for name, _, value in headers if name in SESSION_HEADERS and len(value) <= _MOST_NAME_BYTES]
+    return b" ".join(named)
 
 
 def _opening_of(body: ClientBody) -> int | None:

@@ -7,6 +7,7 @@ Source of truth of ``KVTransferConfig``: vLLM 0.32 ``config/kv_transfer.py``. Im
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import Final, Literal, TypeAlias, TypedDict
 
 from pdcluster_protocol.labels import Role
@@ -42,10 +43,19 @@ class ConnectorSettings(TypedDict, total=False):
     trace_file: str
 
 
+class RouterPolicy(Enum):
+    """How a router chooses one of the engines that may get a request."""
+
+    LEAST_TOKENS = "least-tokens"
+    """The one with the least to do."""
+    AFFINITY = "affinity"
+    """The one that has had this conversation, unless it has too much to do."""
+
+
 RouterFlag: TypeAlias = Literal[
     "--advertise-url", "--api-key-file", "--cluster", "--decode", "--discovery", "--drain-timeout", "--host",
-    "--internal-port", "--on-prefill-failure", "--port", "--prefill", "--prefill-timeout", "--request-timeout",
-    "--trace-file",
+    "--internal-port", "--on-prefill-failure", "--policy", "--port", "--prefill", "--prefill-timeout",
+    "--request-timeout", "--trace-file",
 ]  # fmt: skip
 """The flags of ``pdcluster router`` that a launcher writes. Values, ranges and defaults: the router's own."""
 

@@ -13,17 +13,19 @@ from typing import Any, Final, Protocol
 
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.labels import Role
+from pdcluster_protocol.launch import RouterPolicy
 from pdcluster_protocol.metaserver import Action, PrefillOutcome
 from pdcluster_protocol.params import DecodeParams, Reservation
 from pdcluster_protocol.secret import Secret
 from pdcluster_router.core.admission import Admission
 from pdcluster_router.core.dialect import Dialect, PdclusterDialect, Posted
-from pdcluster_router.core.least_tokens import least_tokens
 from pdcluster_router.core.load import AnswerLength
 from pdcluster_router.core.membership import Member
 from pdcluster_router.core.openai_errors import ApiError
 from pdcluster_router.core.pairing import Pairing, Retries
-from pdcluster_router.core.placement import usable_prefills
+from pdcluster_router.core.placement import Policy, usable_prefills
+from pdcluster_router.core.policies.affinity import affinity
+from pdcluster_router.core.policies.least_tokens import least_tokens
 from pdcluster_router.core.vllm_ascend import VllmAscendDialect
 from pdcluster_router.engines.discovery import discovery_of
 from pdcluster_router.engines.engine import Engine
@@ -34,6 +36,11 @@ from pdcluster_router.settings import EngineDialect, Settings
 from pdcluster_router.telemetry.failures import Failures
 from pdcluster_router.telemetry.metrics import EngineSample, Metrics
 from pdcluster_router.telemetry.trace import TraceFile
+
+POLICIES: Final[dict[RouterPolicy, Policy]] = {
+    RouterPolicy.LEAST_TOKENS: least_tokens,
+    RouterPolicy.AFFINITY: affinity,
+}
 
 
 class Running(Protocol):
@@ -75,7 +82,7 @@ class Services:
         self._loop = asyncio.get_running_loop()
         self.on_pool_change: Callable[[], None] = _nobody_waits
         """Called when the set of engines changes."""
-        self.roster = Roster(limits, least_tokens, self._pool_changed, self.metrics.ejected, self.now)
+        self.roster = Roster(limits, POLICIES[settings.policy], self._pool_changed, self.metrics.ejected, self.now)
         self.engines = self.roster.engines
         self.terms = Terms(
             self.roster.place_decode, self.roster.place_prefill, self.dialect.retries(_retries_in(settings))

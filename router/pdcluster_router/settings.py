@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pdcluster_kube.access import checked_api_url
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.flags import Flags
-from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE
+from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, RouterPolicy
 from pdcluster_protocol.logs import FORMAT_VARIABLE, LogFormat
 from pdcluster_protocol.metaserver import METASERVER_PATH, Action
 
@@ -80,6 +80,10 @@ class Settings(BaseModel):
     """The dialect of the engines' KV connector. pdcluster: ours, with all that these pages promise. vllm-ascend:
     engines of vllm-ascend 0.23 as they are released. Their calls to the internal port show no token, so only engines
     may reach that port; what else is less is in docs/operations.md."""
+    policy: RouterPolicy = RouterPolicy.LEAST_TOKENS
+    """How an engine is chosen for a request. least-tokens: the one with the least to do, good for any requests.
+    affinity: the one that has had this conversation, unless it has much more to do than the others: for agents and
+    chats, whose prompts begin with what was said before."""
     namespace: DnsName | None = None
     """Kubernetes namespace of the PDCluster. None: this pod's own."""
     cluster: DnsName | None = None

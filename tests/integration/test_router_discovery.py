@@ -360,6 +360,7 @@ async def test_engines_that_are_named_are_on_the_page_too(rig: Rig) -> None:
     page: dict[str, Any] = (await (await rig.internal()).get("/pdcluster/pool")).json()
     assert page["discovery"] == {"kind": "static"}
     assert page["revisions"] == [{"revision": "", "serving": {"prefill": 1, "decode": 1}, "serves": True}]
+    assert page["policy"] == "least-tokens"
     assert [(one["name"], one["state"]) for one in page["engines"]] == [
         ("prefill-0", "serving"),
         ("decode-0", "serving"),

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from fakes.engine import Fault, Gate
+from fakes.http import RawClient
 from fakes.reservations import PROMPT_TOKENS, SECRET, reservation_of
-from fakes.router import CHAT, COMPLETIONS, Rig, post, running_rig, send
-from pdcluster_router.core.placement import E, RequestFacts
+from fakes.router import CHAT, COMPLETIONS, Rig, post, running_rig, running_server, send
+from pdcluster_router.core.placement import Chooser, E, RequestFacts
 
 pytestmark = pytest.mark.anyio
 
@@ -153,14 +154,18 @@ async def test_requests_spread_over_engines_of_a_role() -> None:
         assert [len(engine.seen) for engine in (*rig.decodes, *rig.prefills)] == [3, 3, 3, 3]
 
 
-def by_session(engines: Sequence[E], request: RequestFacts, /, *, now: float, chance: Callable[[], float]) -> E:
+def by_session(engines: Sequence[E], /) -> Chooser[E]:
     """The engine whose number the request's header names."""
-    return engines[int(request.headers.partition(b"x-session: ")[2][:1])]
+
+    def choose(request: RequestFacts, /, *, now: float, chance: Callable[[], float]) -> E:
+        return engines[int(request.headers.partition(b"x-session: ")[2][:1])]
+
+    return choose
 
 
 async def test_a_policy_sees_the_request_that_it_places() -> None:
     async with running_rig(num_decode=2, num_prefill=2) as rig:
-        rig.router.services.roster.policy = by_session
+        rig.router.services.roster.use(by_session)
         for session in ("0", "1", "1", "1"):
             await post(rig, PROMPT, {"X-Session": session})
         for engines in (rig.decodes, rig.prefills):
@@ -200,3 +205,16 @@ async def test_metrics_tell_how_a_request_went(rig: Rig) -> None:
     assert await rig.metric('pdcluster_router_phase_seconds_count{phase="reservation"}') == 1
     assert await rig.metric('pdcluster_router_phase_seconds_count{phase="prefill"}') == 1
     assert await rig.metric("pdcluster_router_in_flight") == 0
+
+
+async def test_two_routers_bring_a_conversation_back_to_the_same_engines() -> None:
+    async with running_rig(num_decode=4, num_prefill=4, policy="affinity") as rig:
+        urls = {"prefill_urls": rig.router.settings.prefill_urls[::-1], "decode_urls": rig.router.settings.decode_urls}
+        async with running_server(**urls, policy="affinity") as (_, other):
+            clients = [await rig.client(), await RawClient.connect(other)]
+            for turn in range(4):
+                messages = [{"role": "user", "content": "Why? " * 300}] + [{"role": "user", "content": "And?"}] * turn
+                answers = [await client.post(CHAT, {"messages": messages}) for client in clients]
+                assert [answer.status for answer in answers] == [200, 200]
+        for engines in (rig.decodes, rig.prefills):
+            assert sorted(len(engine.seen) for engine in engines) == [0, 0, 0, 8]

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from drawn import drawn
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.breaker import LAST_EJECTION_S, NUM_IN_A_ROW, TRYING_S, Breaker, Circuit, Era
-from pdcluster_router.core.least_tokens import least_tokens
-from pdcluster_router.core.load import Load
+from pdcluster_router.core.load import SLOW_START_S, Load
 from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.placement import RequestFacts, prefill_tiers
+from pdcluster_router.core.policies.least_tokens import FEW, least_tokens
 from pdcluster_router.core.rewrite import parse_body
 from property.planted import check_it_is_found
 
+TOKENS: Final = 100
 ANY_REQUEST = RequestFacts(b"", b"", parse_body(b"{}"), "")
 
 
@@ -31,6 +33,7 @@ class Engine:
     breaker: Breaker
     load: Load = field(default_factory=Load)
     role: Role = Role.PREFILL
+    url: str = ""
     revision: str = ""
     state: EngineState = EngineState.SERVING
     is_healthy: bool = True
@@ -69,6 +72,7 @@ class History(RuleBasedStateMachine):
         was_half_open = engine.breaker.circuit is Circuit.HALF_OPEN
         assert engine.breaker.take(now=self.now) is was_half_open
         engine.running.append(engine.breaker.era)
+        engine.load.outstanding_tokens += TOKENS
 
     @rule(index=st.integers(0, 3), is_begun_only=st.booleans())
     def a_request_ends(self, index: int, is_begun_only: bool) -> None:
@@ -76,16 +80,19 @@ class History(RuleBasedStateMachine):
         if not engine.running:
             return
         era = engine.running.pop(0)
+        engine.load.outstanding_tokens -= TOKENS
         if engine.is_broken:
             self.fails(engine, era)
             return
-        engine.breaker.began(era)
+        if engine.breaker.began(era):
+            engine.load.start_slowly(now=self.now)
         if not is_begun_only:
             engine.breaker.succeeded(era)
 
     @rule()
     def a_client_leaves(self) -> None:
         for engine in self.engines:
+            engine.load.outstanding_tokens -= TOKENS * len(engine.running[:1])
             engine.running = engine.running[1:]
 
     @rule(seconds=st.sampled_from([0.25, 1.0, 4.0, 31.0]))
@@ -96,6 +103,7 @@ class History(RuleBasedStateMachine):
 
     def fails(self, engine: Engine, era: Era) -> None:
         was, current = engine.breaker.circuit, engine.breaker.era
+        engine.load.add_failed(TOKENS, now=self.now)
         if engine.breaker.failed(era, now=self.now):
             assert was is not Circuit.EJECTED
             assert era == current, "old news"
@@ -103,7 +111,7 @@ class History(RuleBasedStateMachine):
             engine.ejected_at = self.now
 
     def place(self) -> Engine:
-        engine = least_tokens(prefill_tiers(self.engines, "")[0], ANY_REQUEST, now=self.now, chance=self.chance)
+        engine = least_tokens(prefill_tiers(self.engines, "")[0])(ANY_REQUEST, now=self.now, chance=self.chance)
         assert not engine.breaker.is_ejected or all(one.breaker.is_ejected for one in self.engines)
         return engine
 
@@ -118,6 +126,9 @@ class History(RuleBasedStateMachine):
             assert engine.breaker.until <= self.now + LAST_EJECTION_S, "nobody is left alone for ever"
             if engine.breaker.is_ejected:
                 assert engine.breaker.until > self.now or engine.breaker.circuit is Circuit.TRYING
+            counted = [engine.load.tokens(now=self.now + passed_s) for passed_s in (0.0, 1.0, SLOW_START_S + 60.0)]
+            assert counted == sorted(counted, reverse=True), "what is over counts less and less"
+            assert engine.load.outstanding_tokens <= counted[-1] < engine.load.outstanding_tokens + 1
 
     def teardown(self) -> None:
         """Whatever has happened: who works again is back soon, and who does not is soon left alone."""
@@ -187,3 +198,28 @@ class GrowsWithoutEnd(Breaker):
 @pytest.mark.parametrize("kind", [NeverComesBack, HearsTheOldEra, LetsEverybodyTry, GrowsWithoutEnd])
 def test_a_bug_that_is_put_in_on_purpose_is_found(kind: type[Breaker]) -> None:
     check_it_is_found(History, kind, num_histories=6_000, num_steps=30)
+
+
+@settings(max_examples=drawn(50), deadline=None)
+@given(number=st.integers(2, 5), seed=st.integers(0, 99))
+def test_an_engine_that_is_back_takes_a_tenth_of_what_others_have_and_in_ten_seconds_as_much(
+    number: int, seed: int
+) -> None:
+    """Each request takes a second; as many run as keep the others at about 40 each."""
+    engines = [Engine(Breaker()) for _ in range(number)]
+    back, others = engines[0], engines[1:]
+    back.load.start_slowly(now=0.0)
+    running: deque[tuple[float, Engine]] = deque()
+    chance = random.Random(seed).random
+    for tick in range(40 * (number - 1) * int(SLOW_START_S + 2)):
+        now = tick / (40 * (number - 1))
+        while running and running[0][0] <= now:
+            running.popleft()[1].load.outstanding_tokens -= TOKENS
+        engine = least_tokens(engines)(ANY_REQUEST, now=now, chance=chance)
+        engine.load.outstanding_tokens += TOKENS
+        running.append((now + 1.0, engine))
+        most = max(other.load.outstanding_tokens for other in others)
+        if now == 1.0:
+            assert back.load.outstanding_tokens <= 0.3 * most, "it is slow at first"
+        elif now > SLOW_START_S + 1.0 and number <= FEW:
+            assert back.load.outstanding_tokens >= 0.9 * most, "and then like the others"

@@ -18,7 +18,7 @@ from pydantic import Field
 from pdcluster_operator.api.base import MAX_NAME, MAX_REPLICAS, ApiModel, CountOrPercent, Fault, Name, OpenObject, Rule
 from pdcluster_operator.api.role import DeviceKind, Resources, Roles, ranks_of
 from pdcluster_operator.api.status import PDClusterStatus
-from pdcluster_protocol.launch import HTTP_PORT, SIDE_CHANNEL_PORT
+from pdcluster_protocol.launch import HTTP_PORT, SIDE_CHANNEL_PORT, RouterPolicy
 from pdcluster_protocol.metaserver import Action
 from pdcluster_protocol.params import ContentCheck
 
@@ -176,6 +176,8 @@ class RouterSpec(ApiModel):
     requested."""
     service: RouterService = RouterService()
     """The Service that clients reach."""
+    policy: RouterPolicy = RouterPolicy.LEAST_TOKENS
+    """least-tokens, or affinity: conversations go back to their engines. Default least-tokens, for any request."""
     request_timeout_seconds: int | None = Field(default=None, ge=1, le=_DAY_S)
     """Seconds that a request may take in all, in [1, 86400]; then it is cut. Default: no such limit, for a long answer
     that flows is no fault."""
@@ -243,8 +245,7 @@ class Scaling(ApiModel):
     mode: ScalingMode = ScalingMode.FIXED
     """Fixed: roles.*.replicas. External: the PDRoleScalers, which HPA and KEDA can move. Default Fixed."""
     ratio: Ratio | None = None
-    """Bounds of prefill to decode replicas. External numbers outside are repaired: the role that lacks is raised.
-    Default: none."""
+    """Bounds of prefill to decode replicas; outside, the role that lacks is raised. Default: none."""
 
 
 class DrainSpec(ApiModel):

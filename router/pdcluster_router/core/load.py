@@ -3,6 +3,10 @@
 A request counts with its prompt and with as many answer tokens as answers have here, or as its own limit if that is
 less: a limit is a bound and no forecast. A failed request goes on counting for some seconds, so that an engine that
 fails at once is not always the one with the least to do.
+
+An engine that has just begun to serve, or that is back, starts slowly: what it has counts ten times at first, and less
+and less for ``SLOW_START_S``. So it takes a tenth of what the others have, and then more, while caches fill and kernels
+compile. It can always be chosen: with nothing to do it has the least, and an engine that is alone gets everything.
 """
 
 from __future__ import annotations
@@ -11,6 +15,11 @@ from typing import Final
 
 FAILED_HALF_LIFE_S: Final = 2.0
 """After so many seconds a failed request counts half. About as long as an ordinary answer would have taken."""
+
+SLOW_START_S: Final = 10.0
+"""Seconds until it counts like any other. One prompt or a few warm an engine up; longer only loads the others."""
+FIRST_PART: Final = 0.1
+"""Of the others' load at its first moment: the least weight of Envoy's slow start."""
 
 FIRST_ANSWER_TOKENS: Final = 256
 """An answer's tokens before any has ended."""
@@ -27,13 +36,15 @@ _FORGOTTEN_TOKENS: Final = 1.0
 class Load:
     """One engine's load, as far as this router knows. Owned by its engine."""
 
-    __slots__ = ("_failed_at", "_failed_tokens", "num_placed", "outstanding_tokens")
+    __slots__ = ("_failed_at", "_failed_tokens", "_slow_until", "outstanding_tokens", "placed_at")
 
-    def __init__(self, outstanding_tokens: int = 0, num_placed: int = 0) -> None:
+    def __init__(self, outstanding_tokens: int = 0, placed_at: float = 0.0) -> None:
         self.outstanding_tokens = outstanding_tokens
         """Tokens of requests that were placed there and have not ended."""
-        self.num_placed = num_placed
-        """Requests placed there since the router started."""
+        self.placed_at = placed_at
+        """When it got its last request, monotonic seconds. Not how many: a new engine would get all that a quiet pool
+        has to do, until it had as many as the others."""
+        self._slow_until = 0.0
         self._failed_tokens = 0.0
         self._failed_at = 0.0
 
@@ -42,11 +53,23 @@ class Load:
         self._failed_tokens = self._failed_left(now) + num_tokens
         self._failed_at = now
 
+    def start_slowly(self, *, now: float) -> None:
+        """It begins to serve, or is back."""
+        self._slow_until = now + SLOW_START_S
+
     def tokens(self, *, now: float) -> float:
-        """The load that placement compares: requests that run there, and those that have failed there lately."""
-        if not self._failed_tokens:
+        """The load that placement compares: what runs there, and what has failed there lately; more at first."""
+        if not (self._failed_tokens or self._slow_until):
             return self.outstanding_tokens
-        return self.outstanding_tokens + self._failed_left(now)
+        return (self.outstanding_tokens + self._failed_left(now)) / self._part(now)
+
+    def _part(self, now: float) -> float:
+        """Of the others' load that it may have, in [``FIRST_PART``, 1]."""
+        left_s = self._slow_until - now
+        if left_s <= 0:
+            self._slow_until = 0.0
+            return 1.0
+        return 1.0 - (1.0 - FIRST_PART) * min(1.0, left_s / SLOW_START_S)
 
     def _failed_left(self, now: float) -> float:
         left: float = self._failed_tokens * 0.5 ** ((now - self._failed_at) / FAILED_HALF_LIFE_S)

@@ -3,7 +3,7 @@
 Engines of one revision only are ever paired: decode is chosen among revisions that have both roles, prefill among
 the engines of decode's revision. Who may is worked out when the pool changes, never for a request.
 An engine that its breaker has ejected gets nothing while another one of its role and revision may.
-Decides from states alone. The policy of today is ``core/least_tokens.py``.
+Decides from states alone. The policies are in ``core/policies``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,20 @@ from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.rewrite import ClientBody
 
 
-class HasLoad(Protocol):
-    """Anything that has a load."""
+class Placeable(Protocol):
+    """An engine, as far as a policy may look at it."""
+
+    @property
+    def url(self) -> str:
+        """The same for every router: names are each router's own."""
+        ...
 
     @property
     def load(self) -> Load: ...
 
 
-E = TypeVar("E", bound=HasLoad)
+E = TypeVar("E", bound=Placeable)
+E_co = TypeVar("E_co", covariant=True)
 T = TypeVar("T")
 
 
@@ -40,13 +46,23 @@ class RequestFacts(msgspec.Struct, frozen=True):
     body: ClientBody
     client: str
     """Name of the API key that it showed; empty where none is asked for."""
+    notes: list[int | None] = []
+    """The policy's own notes on this request, for its next leg. Empty at first."""
+
+
+class Chooser(Protocol[E_co]):
+    """Chooses one of certain engines for a request."""
+
+    def __call__(self, request: RequestFacts, /, *, now: float, chance: Callable[[], float]) -> E_co:
+        """One of them. ``chance``: in [0, 1), a new one with each call."""
+        ...
 
 
 class Policy(Protocol):
-    """Chooses among the engines that may get the request. A function: a protocol, for it takes engines of any type."""
+    """Chooses one of several engines. A function: a protocol, for it takes engines of any type."""
 
-    def __call__(self, engines: Sequence[E], request: RequestFacts, /, *, now: float, chance: Callable[[], float]) -> E:
-        """One of ``engines``, of which there is at least one. ``chance``: in [0, 1), a new one with each call."""
+    def __call__(self, engines: Sequence[E], /) -> Chooser[E]:
+        """The chooser among ``engines``, of which there is at least one. Asked when they change, not for a request."""
         ...
 
 

@@ -61,6 +61,9 @@ class Said(msgspec.Struct):
     kv_transfer_params: msgspec.Raw = _ABSENT
     ec_transfer_params: msgspec.Raw = _ABSENT
     vllm_xargs: msgspec.Raw = _ABSENT
+    messages: msgspec.Raw = _ABSENT
+    session_id: msgspec.Raw = _ABSENT
+    prompt_cache_key: msgspec.Raw = _ABSENT
 
 
 class _Extra(msgspec.Struct):
@@ -130,6 +133,26 @@ class ClientBody(msgspec.Struct, frozen=True):
     def max_answer_tokens(self) -> int | None:
         """How many tokens the client allows an answer; None where it does not say."""
         return _count(self._said.max_completion_tokens) or _count(self._said.max_tokens) or None
+
+    @property
+    def messages(self) -> msgspec.Raw:
+        """As the client wrote them; empty where it wrote none."""
+        return self._said.messages
+
+    @property
+    def prompt(self) -> msgspec.Raw:
+        """As ``messages``."""
+        return self._said.prompt
+
+    @property
+    def session_id(self) -> bytes:
+        """vLLM's own field, the JSON text; empty where it names none."""
+        return _text(self._said.session_id)
+
+    @property
+    def prompt_cache_key(self) -> bytes:
+        """OpenAI's field, likewise."""
+        return _text(self._said.prompt_cache_key)
 
     def for_decode(self, params: DecodeParams | bytes | None) -> Parts:
         """Decode's body: all that the client sent, byte for byte. None: no transfer, decode prefills by itself."""
@@ -218,6 +241,14 @@ def _is_one_prompt(prompt: msgspec.Raw) -> bool:
     except msgspec.ValidationError:
         return False
     return True
+
+
+def _text(value: msgspec.Raw) -> bytes:
+    """A JSON string that says something; empty for all else."""
+    if value is _ABSENT:
+        return b""
+    text = bytes(value)
+    return text if text[:1] == b'"' and text != b'""' else b""
 
 
 def _count(value: msgspec.Raw) -> int:

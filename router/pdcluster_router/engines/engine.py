@@ -71,8 +71,16 @@ class Engine:
     def is_busy(self) -> bool:
         return self.num_running > 0
 
+    def found(self, *, is_healthy: bool) -> None:
+        """A probe has shown how it is."""
+        if is_healthy and not self.is_healthy:
+            self.load.start_slowly(now=self._now())
+        self.is_healthy = is_healthy
+
     def change(self, state: EngineState) -> None:
         """It gets what ``state`` says. Where that is nothing new, a connection that is idle is closed."""
+        if state is EngineState.SERVING and self.state is not state:
+            self.load.start_slowly(now=self._now())
         self.state = state
         self.pool.keep(state is EngineState.SERVING)
 
@@ -82,10 +90,10 @@ class Engine:
         Returns what ``began``, ``succeeded`` and ``failed`` must be told with.
         """
         self.load.outstanding_tokens += num_tokens
-        self.load.num_placed += 1
+        self.load.placed_at = now = self._now()
         self.num_running += 1
         breaker = self.breaker
-        if breaker.circuit is not CLOSED and breaker.take(now=self._now()):
+        if breaker.circuit is not CLOSED and breaker.take(now=now):
             self._on_breaker(self)
         return breaker.era
 
@@ -102,6 +110,7 @@ class Engine:
     def began(self, era: Era) -> None:
         """A request of ``era`` gets its answer's first bytes, or the engine has done its part of it."""
         if self.breaker.began(era):
+            self.load.start_slowly(now=self._now())
             self._on_breaker(self)
 
     def succeeded(self, era: Era) -> None:

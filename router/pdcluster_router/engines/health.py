@@ -66,7 +66,7 @@ class Probes:
         while True:
             is_healthy = await _probe(engine, self._settings.probe_timeout_s)
             if is_healthy != engine.is_healthy:
-                engine.is_healthy = is_healthy
+                engine.found(is_healthy=is_healthy)
                 state = "healthy" if is_healthy else "unhealthy"
                 logger.info("engine %s role=%s engine=%s", state, engine.role.value, engine.name)
                 self._roster.refresh()

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Final
+from typing import Final, TypeAlias
 
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.metaserver import Action
@@ -29,13 +29,22 @@ from pdcluster_router.core.membership import (
     plan,
 )
 from pdcluster_router.core.pairing import Retries
-from pdcluster_router.core.placement import Policy, RequestFacts, decode_tiers, left_of, prefill_tiers, proven
+from pdcluster_router.core.placement import (
+    Chooser,
+    Policy,
+    RequestFacts,
+    decode_tiers,
+    left_of,
+    prefill_tiers,
+    proven,
+)
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.http.connections import PoolLimits
 
 logger = logging.getLogger(__name__)
 
-_NOBODY: Final[tuple[list[Engine], ...]] = ()
+Tiers: TypeAlias = tuple[list[Engine], ...]
+_NOBODY: Final[Tiers] = ()
 _MIN_TICK_S: Final = 0.01
 """Timers may fire a little early: not so that the loop would spin until the time has come."""
 
@@ -85,7 +94,9 @@ class Roster:
         self._by_key: dict[EngineKey, Engine] = {}
         self._numbers = {role: count() for role in Role}
         self._decode_tiers = _NOBODY
-        self._prefill_tiers: dict[str, tuple[list[Engine], ...]] = {}
+        self._prefill_tiers: dict[str, Tiers] = {}
+        self._choosers: dict[str | None, tuple[list[Engine], Chooser[Engine]]] = {}
+        """Of each first tier: prefill's by revision, and decode's under None."""
         self._is_settling = False
 
     def all_engines(self) -> list[Engine]:
@@ -102,15 +113,27 @@ class Roster:
         self._decode_tiers = decode_tiers(engines)
         revisions = {engine.revision for engine in engines}
         self._prefill_tiers = {revision: prefill_tiers(engines, revision) for revision in revisions}
+        tiers: list[tuple[str | None, Tiers]] = [(None, self._decode_tiers), *self._prefill_tiers.items()]
+        self._choosers = {key: self._chooser(key, found[0]) for key, found in tiers if found}
         self._on_change()
+
+    def use(self, policy: Policy) -> None:
+        """This one chooses from now on."""
+        self.policy = policy
+        self._choosers = {}
+        self.refresh()
 
     def place_decode(self, request: RequestFacts, tried: Sequence[Engine]) -> Engine | None:
         """As ``Terms.place_decode``."""
-        return self._choose(request, self._decode_tiers, tried)
+        if not tried:
+            return self._choose_first(request, None)
+        return self._choose_other(request, self._decode_tiers, tried)
 
     def place_prefill(self, request: RequestFacts, tried: Sequence[Engine], revision: str) -> Engine | None:
         """As ``Terms.place_prefill``."""
-        return self._choose(request, self._prefill_tiers.get(revision, _NOBODY), tried)
+        if not tried:
+            return self._choose_first(request, revision)
+        return self._choose_other(request, self._prefill_tiers.get(revision, _NOBODY), tried)
 
     def other_decode(self, tried: Sequence[Engine]) -> Engine | None:
         """The decode engine with the least to do, for a question that is no request; None when all were ``tried``."""
@@ -144,11 +167,19 @@ class Roster:
         for engine in self.all_engines():
             await engine.close()
 
-    def _choose(self, request: RequestFacts, tiers: tuple[list[Engine], ...], tried: Sequence[Engine]) -> Engine | None:
-        engines = left_of(tiers, tried)
-        if tried:
-            engines = proven(engines)
-        return self.policy(engines, request, now=self._now(), chance=random.random) if engines else None
+    def _choose_first(self, request: RequestFacts, key: str | None) -> Engine | None:
+        """Where nothing was tried yet: the policy has prepared for these engines."""
+        found = self._choosers.get(key)
+        return found[1](request, now=self._now(), chance=random.random) if found else None
+
+    def _choose_other(self, request: RequestFacts, tiers: Tiers, tried: Sequence[Engine]) -> Engine | None:
+        engines = proven(left_of(tiers, tried))
+        return self.policy(engines)(request, now=self._now(), chance=random.random) if engines else None
+
+    def _chooser(self, key: str | None, engines: list[Engine]) -> tuple[list[Engine], Chooser[Engine]]:
+        """The one that there is, where its engines are the same: what it has worked out still holds."""
+        known = self._choosers.get(key)
+        return known if known and known[0] == engines else (engines, self.policy(engines))
 
     def _set_timer(self) -> None:
         """One for all breakers: when the next engine may be asked again."""

@@ -19,6 +19,7 @@ def describe_pool(services: Services) -> dict[str, object]:
     revisions = sorted({engine.revision for engine in engines})
     return {
         "discovery": _discovery(services),
+        "policy": services.settings.policy.value,
         "revisions": [_revision(revision, engines) for revision in revisions],
         "engines": [_engine(engine, services.now()) for engine in engines],
     }

@@ -255,7 +255,7 @@ def _choose(engines: Sequence[Engine], order: VerifyOrder, role: Role) -> Engine
     wanted = [engine for engine in known if pods is None or engine.pod in pods]
     ready = [engine for engine in wanted if engine.state is EngineState.SERVING and engine.is_healthy]
     if ready:
-        return min(ready, key=lambda engine: (engine.load.outstanding_tokens, engine.load.num_placed))
+        return min(ready, key=lambda engine: (engine.load.outstanding_tokens, engine.load.placed_at))
     revision = f"revision {order.revision!r}" if order.revision else "this pool"
     what = f"no {role.value} engine of {revision} is ready and answers its /health"
     if wanted:

@@ -122,6 +122,7 @@ def router_argv(pool: Pool) -> list[str]:
         router_flag("--advertise-url", f"http://$(POD_IP):{INTERNAL_PORT}"),
         router_flag("--prefill-timeout", transfer.deadline_seconds),
         router_flag("--on-prefill-failure", transfer.on_failure.value),
+        router_flag("--policy", router.policy.value),
         router_flag("--drain-timeout", drain_s(pool)),
         *([router_flag("--request-timeout", router.request_timeout_seconds)] if router.request_timeout_seconds else []),
         *([router_flag("--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}")] if router.api_keys_secret_ref else []),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_router.core.load import FAILED_HALF_LIFE_S, AnswerLength, Load
+from pdcluster_router.core.load import FAILED_HALF_LIFE_S, FIRST_PART, SLOW_START_S, AnswerLength, Load
 
 
 def test_a_failed_request_counts_for_some_seconds_and_is_forgotten() -> None:
@@ -42,3 +42,19 @@ def test_one_odd_answer_changes_little() -> None:
     length = AnswerLength()
     length.saw(1 << 40, is_stream=False)
     assert length.expected(None) < 400
+
+
+@pytest.mark.parametrize(
+    ("passed_s", "counts"),
+    [(0.0, 100 / FIRST_PART), (SLOW_START_S / 2, 100 / 0.55), (SLOW_START_S, 100), (9 * SLOW_START_S, 100)],
+)
+def test_what_a_new_engine_has_counts_ten_times_at_first_and_less_and_less(passed_s: float, counts: float) -> None:
+    load = Load(100)
+    load.start_slowly(now=5.0)
+    assert load.tokens(now=5.0 + passed_s) == pytest.approx(counts)
+
+
+def test_a_new_engine_with_nothing_to_do_has_the_least_to_do() -> None:
+    load = Load()
+    load.start_slowly(now=5.0)
+    assert load.tokens(now=5.0) == 0

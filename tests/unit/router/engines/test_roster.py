@@ -9,8 +9,8 @@ import pytest
 from fakes.router import until
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.breaker import FIRST_EJECTION_S, LAST_EJECTION_S, NUM_IN_A_ROW, Circuit
-from pdcluster_router.core.least_tokens import least_tokens
 from pdcluster_router.core.membership import Member
+from pdcluster_router.core.policies.least_tokens import least_tokens
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Roster
 from pdcluster_router.http.connections import PoolLimits

@@ -135,7 +135,11 @@ class TestRouter:
         changes = {
             "spec.transfer": {"deadlineSeconds": 120, "onFailure": "fail"},
             "spec.drain.timeoutSeconds": 90,
-            "spec.router": {"requestTimeoutSeconds": 900, "apiKeysSecretRef": {"name": "clients"}},
+            "spec.router": {
+                "requestTimeoutSeconds": 900,
+                "apiKeysSecretRef": {"name": "clients"},
+                "policy": "affinity",
+            },
         }
         container = router_deployment(make_pool(changes))["spec"]["template"]["spec"]["containers"][0]
         words = [word.replace("$(POD_IP)", "10.0.0.7") for word in container["args"]]
@@ -146,7 +150,7 @@ class TestRouter:
         assert (settings.host, settings.port, settings.wanted_internal_port) == ("0.0.0.0", 8000, 8001)
         assert (settings.request_timeout_s, str(settings.api_key_file)) == (900, "/etc/pdcluster/api-keys/keys")
         assert (settings.prefill_timeout_s, settings.on_prefill_failure.value) == (120, "fail")
-        assert settings.drain_timeout_s == 90
+        assert (settings.drain_timeout_s, settings.policy.value) == (90, "affinity")
         assert container["command"] == ["pdcluster", "router"]
         assert container["image"] == IMAGE
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from pdcluster_router.core.least_tokens import least_tokens
 from pdcluster_router.core.load import FAILED_HALF_LIFE_S, Load
 from pdcluster_router.core.placement import RequestFacts
+from pdcluster_router.core.policies.least_tokens import least_tokens
 from pdcluster_router.core.rewrite import parse_body
 
 REQUEST = RequestFacts(b"/v1/completions", b"", parse_body(b"{}"), "")
@@ -21,6 +21,7 @@ REQUEST = RequestFacts(b"/v1/completions", b"", parse_body(b"{}"), "")
 class Loaded:
     name: str
     load: Load
+    url: str = ""
 
 
 def loaded(*loads: tuple[int, int]) -> list[Loaded]:
@@ -28,7 +29,7 @@ def loaded(*loads: tuple[int, int]) -> list[Loaded]:
 
 
 def choose(engines: list[Loaded], *, now: float, chance: Callable[[], float]) -> Loaded:
-    return least_tokens(engines, REQUEST, now=now, chance=chance)
+    return least_tokens(engines)(REQUEST, now=now, chance=chance)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def choose(engines: list[Loaded], *, now: float, chance: Callable[[], float]) ->
         ([(4, 2), (9, 1), (4, 1), (4, 1)], "2"),
     ],
 )
-def test_of_a_few_engines_the_least_tokens_win_then_the_fewest_requests_then_the_first(
+def test_of_a_few_engines_the_least_tokens_win_then_who_has_waited_longest_then_the_first(
     loads: list[tuple[int, int]], expected: str
 ) -> None:
     assert choose(loaded(*loads), now=0.0, chance=lambda: 0.9).name == expected
@@ -89,3 +90,13 @@ def test_an_engine_that_fails_at_once_is_not_the_one_with_the_least_to_do() -> N
     engines[1].load.add_failed(200, now=0.0)
     assert choose(engines, now=0.0, chance=lambda: 0.0).name == "0"
     assert choose(engines, now=30.0, chance=lambda: 0.0).name == "1"
+
+
+def test_a_new_engine_does_not_get_all_that_a_quiet_pool_has_to_do() -> None:
+    engines = loaded((0, 1), (0, 2), (0, 0))
+    got = Counter[str]()
+    for second in range(3, 33):
+        engine = choose(engines, now=second, chance=lambda: 0.9)
+        engine.load.placed_at = second
+        got[engine.name] += 1
+    assert got == {"0": 10, "1": 10, "2": 10}

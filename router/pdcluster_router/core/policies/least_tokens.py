@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
-from pdcluster_router.core.placement import E, RequestFacts
+from pdcluster_router.core.placement import Chooser, E, RequestFacts
 
 FEW: Final = 4
 """So many engines are all compared: no dearer than chance, and never wrong."""
 
 
-def least_tokens(engines: Sequence[E], _: RequestFacts, /, *, now: float, chance: Callable[[], float]) -> E:
+def least_tokens(engines: Sequence[E], /) -> Chooser[E]:
     """The one with less to do of two that chance picks; of a few engines the one with the least.
 
     As good as the least of all but for a little, at the same cost for 8 engines and for 256. Two routers that see
     different loads do not send everything to the same engine, as they would if each took the least loaded one.
     """
+    return partial(least_loaded, engines)
+
+
+def least_loaded(engines: Sequence[E], _: RequestFacts, /, *, now: float, chance: Callable[[], float]) -> E:
+    """As ``least_tokens`` chooses."""
     num = len(engines)
     if num <= FEW:
         best = engines[0]
@@ -29,8 +35,8 @@ def least_tokens(engines: Sequence[E], _: RequestFacts, /, *, now: float, chance
 
 
 def _less_loaded(one: E, other: E, *, now: float) -> E:
-    """The one with fewer tokens to do; between equals the one that got fewer requests."""
+    """The one with fewer tokens to do; between equals the one that has waited longer for a request."""
     ones, others = one.load.tokens(now=now), other.load.tokens(now=now)
     if ones == others:
-        return one if one.load.num_placed <= other.load.num_placed else other
+        return one if one.load.placed_at <= other.load.placed_at else other
     return one if ones < others else other

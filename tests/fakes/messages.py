@@ -25,7 +25,7 @@ class MessagesWords(OpenAIWords):
     def events(self) -> list[bytes]:
         start: dict[str, Any] = {
             "id": "chatcmpl-1", "type": "message", "role": "assistant", "content": [], "model": "m",
-            "stop_reason": None, "stop_sequence": None, "usage": {"output_tokens": 0, "input_tokens": PROMPT_TOKENS},
+            "stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": PROMPT_TOKENS, "output_tokens": 0},
         }  # fmt: skip
         deltas = [{"type": "text_delta", "text": token + self.padding} for token in self.tokens]
         return [
@@ -67,7 +67,7 @@ class MessagesWords(OpenAIWords):
 
 def _end(stop_reason: str | None) -> list[bytes]:
     delta = {"stop_reason": stop_reason, "stop_sequence": None}
-    usage = {"output_tokens": 4, "input_tokens": PROMPT_TOKENS}
+    usage = _USAGE
     return [_event({"type": "message_delta", "delta": delta, "usage": usage}), _event({"type": "message_stop"})]
 
 

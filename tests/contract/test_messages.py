@@ -19,7 +19,7 @@ from fakes.messages import MessagesWords
 from fakes.reservations import PROMPT_TOKENS, reservation_of
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.params import DecodeParams, parse_reservation, to_wire
-from pdcluster_router.core.messages import MessagesWatch, parse_messages, unfinished
+from pdcluster_router.core.messages import MessagesWatch, first_event, parse_messages, unfinished
 from pdcluster_router.core.sse import error_of
 
 PARAMS: Final = DecodeParams(metaserver="http://r/v1/metaserver", transfer_id=TransferId("t"), deadline_ms=9)
@@ -158,7 +158,7 @@ def ended(finish_reason: str) -> list[bytes]:
 
 def test_the_fakes_stream_is_vllms_byte_for_byte() -> None:
     assert WORDS.events() == ended("stop")
-    assert WORDS.events_given_up() == ended("abort")[-2:]
+    assert WORDS.events_given_up() == ended("abort")[-3:]
 
 
 @pytest.mark.parametrize("finish_reason", ["stop", "length", "tool_calls"])
@@ -175,6 +175,13 @@ def test_a_stream_that_vllm_did_not_finish_is_not(events: list[bytes]) -> None:
         watch.feed(event)
     assert watch.message()
     assert watch.problem_at_end()
+
+
+def test_an_error_follows_a_streams_beginning_and_nothing_else() -> None:
+    begun, failed = streamed(BEGIN[0], 'data: {"error": {"message": "died"}}\n\n', DONE)
+    assert first_event(begun) == (len(begun), -1)
+    assert first_event(begun + failed) == (len(begun), len(begun + failed))
+    assert error_of(failed) is not None
 
 
 def test_an_error_before_all_else_is_an_error_event() -> None:

@@ -319,7 +319,7 @@ class FakeEngine:
         for index, event in enumerate(self.events(seen)):
             if index:
                 await asyncio.sleep(self.token_s)
-            if index == 1:
+            if index == self._words(seen).num_first:
                 await self._pass(Gate.SECOND_TOKEN)
                 if seen.fault is Fault.DIE_MID_STREAM:
                     raise ConnectionResetError

@@ -19,6 +19,8 @@ _TOOL_USE = {"type": "tool_use", "id": "call-1", "name": "f", "input": {"stop_re
 class MessagesWords(OpenAIWords):
     """For one request."""
 
+    num_first = 3
+
     def whole(self) -> bytes:
         return _json(self._answer("tool_use" if self.body.get("tools") else "end_turn"))
 
@@ -32,7 +34,6 @@ class MessagesWords(OpenAIWords):
             _event({"type": "message_start", "message": start}),
             _event({"type": "content_block_start", "content_block": {"type": "text", "text": ""}, "index": 0}),
             *(_event({"type": "content_block_delta", "delta": delta, "index": 0}) for delta in deltas),
-            _event({"type": "content_block_stop", "index": 0}),
             *_end("end_turn"),
         ]
 
@@ -68,7 +69,11 @@ class MessagesWords(OpenAIWords):
 def _end(stop_reason: str | None) -> list[bytes]:
     delta = {"stop_reason": stop_reason, "stop_sequence": None}
     usage = _USAGE
-    return [_event({"type": "message_delta", "delta": delta, "usage": usage}), _event({"type": "message_stop"})]
+    return [
+        _event({"type": "content_block_stop", "index": 0}),
+        _event({"type": "message_delta", "delta": delta, "usage": usage}),
+        _event({"type": "message_stop"}),
+    ]
 
 
 def _event(data: dict[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fakes.answers import error_body
 from fakes.reservations import PROMPT_TOKENS
@@ -21,6 +21,9 @@ _TOOL_CALL = {"id": "call-1", "type": "function", "function": {"name": "f", "arg
 @dataclass(frozen=True)
 class OpenAIWords:
     """For one request. ``receipt``: what decode says that it was pushed; None where it is not asked."""
+
+    num_first: ClassVar[int] = 1
+    """Events of a stream until its first token is told."""
 
     body: dict[str, Any]
     tokens: list[str]
@@ -61,7 +64,7 @@ class OpenAIWords:
         return _given_up(self.whole())
 
     def events_given_up(self) -> list[bytes]:
-        """The end of a stream that the engine has ended after its first event."""
+        """The end of a stream that the engine has ended after its first token."""
         return [_given_up(self.events()[1]), DONE]
 
     def error(self, message: str, code: int) -> bytes:

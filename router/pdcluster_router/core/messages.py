@@ -18,7 +18,7 @@ import msgspec
 
 from pdcluster_router.core.estimate import estimate_prompt_tokens
 from pdcluster_router.core.rewrite import ABSENT, Bytes, ClientBody, Said, count_in, scanned
-from pdcluster_router.core.sse import ErrorWatch
+from pdcluster_router.core.sse import ErrorWatch, first_event_end
 
 MAX_ANSWER_BYTES: Final = 64 << 20
 """An answer that is not streamed is kept until its end; a longer one is lost. A million tokens are about 5 MiB."""
@@ -29,6 +29,7 @@ _WHOLE: Final = b'"delta":{"stop_reason":"'
 """What ``message_delta`` says near a stream's end. Text and a tool's input come as JSON strings, with quotes escaped.
 ``message_start`` has a ``stop_reason`` of null too, but not in a ``delta``."""
 GAVE_UP: Final[Mapping[bytes, str]] = MappingProxyType({_GIVEN_UP: NO_REASON})
+_START: Final = b"event: message_start\n"
 _ONE_TOKEN: Final = b'"stream":false,"max_tokens":1'
 _ANY_TOOL: Final = b'"tool_choice":{"type":"any"}'
 """In place of one named tool: vLLM reads the arguments of that one as JSON, and one token of them is none."""
@@ -80,6 +81,18 @@ def parse_messages(raw: Bytes) -> MessagesBody:
     if _names_a_tool(said.tool_choice):
         ours.append(_ANY_TOOL)
     return MessagesBody(raw, begin, raw.rindex(b"}"), said, estimate_prompt_tokens(raw), tuple(ours))
+
+
+def first_event(stream: Bytes) -> tuple[int, int]:
+    """Where the first event begins and ends that says how the request went; an end of -1 while it is not whole.
+
+    vLLM writes ``message_start`` before it looks whether there was an error, so the event after it says so.
+    """
+    end = first_event_end(stream)
+    if end < 0 or not stream.startswith(_START):
+        return 0, end
+    length = first_event_end(stream[end:])
+    return end, (end + length if length >= 0 else -1)
 
 
 def unfinished(answer: Bytes) -> str:

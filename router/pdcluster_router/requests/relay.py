@@ -5,8 +5,8 @@
        +--error before it--> one HTTP error  +--lost--> an SSE error event, then a cut
 
 vLLM sends ``200`` and headers before it knows that the request works, so status and headers are held back
-until the first event of a stream, or the first byte of a plain answer, is there. Errors are collected whole, and so are
-plain answers of an API that shows only at their end whether they are whole.
+until the first event of a stream that can tell, or the first byte of a plain answer, is there. Errors are collected
+whole, and so are plain answers of an API that shows only at their end whether they are whole.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pdcluster_router.core.sse import (
     MAX_FIRST_EVENT_BYTES,
     ErrorWatch,
     error_of,
-    first_event_end,
     given_up_in,
 )
 from pdcluster_router.core.vllm_ascend import RECOMPUTED
@@ -220,9 +219,8 @@ class Relay:
 
     def _end_held(self, head: ResponseHead) -> None:
         """Nothing has gone to the client, and the whole answer is here."""
-        is_plain = self._api.unfinished is not None and not self._is_event_stream
-        if self._api.unfinished is not None and is_plain and (why := self._api.unfinished(self._held)):
-            self._break_off(why)
+        if problem := self._problem_of_held():
+            self._break_off(problem)
         else:
             self._release(head)
             self._finish(head)
@@ -249,6 +247,14 @@ class Relay:
         may_be_the_clients_word = message == self._marks.get(RECOMPUTED)
         self._owner.decode_lost(ResponseLost(f"it broke off its answer: {message}", is_ours=may_be_the_clients_word))
 
+    def _problem_of_held(self) -> str:
+        """Why what is held is no whole answer; empty: it is, as far as its API can say."""
+        if not self._is_event_stream:
+            return self._api.unfinished(self._held) if self._api.unfinished is not None else ""
+        watch = self._api.watch(self._marks)
+        watch.feed(bytes(self._held))
+        return watch.problem_at_end()
+
     def _finish(self, head: ResponseHead) -> None:
         if self._watch is not None and (problem := self._watch.problem_at_end()):
             self._break_off(problem)
@@ -274,10 +280,10 @@ class Relay:
             self._look_at_the_first_event(head)
 
     def _look_at_the_first_event(self, head: ResponseHead) -> None:
-        end = first_event_end(self._held)
+        begin, end = self._api.first_event(self._held)
         if end < 0 and len(self._held) <= MAX_FIRST_EVENT_BYTES:
             return
-        error = error_of(bytes(self._held[:end])) if end >= 0 else None
+        error = error_of(bytes(self._held[begin:end])) if end >= 0 else None
         if error is None:
             self._release(head)
         else:

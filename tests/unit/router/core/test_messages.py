@@ -13,7 +13,7 @@ from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.params import DecodeParams, parse_reservation, to_wire
 from pdcluster_router.core.anthropic_errors import error_body, error_event
 from pdcluster_router.core.client_apis import MESSAGES, OPENAI, api_of
-from pdcluster_router.core.messages import NO_REASON, MessagesWatch, parse_messages, unfinished
+from pdcluster_router.core.messages import NO_REASON, MessagesWatch, first_event, parse_messages, unfinished
 from pdcluster_router.core.openai_errors import ApiError, decode_lost, draining, no_engine, queue_full, wrong_key
 from pdcluster_router.core.rewrite import BadBody
 from pdcluster_router.core.sse import error_of, first_event_end
@@ -145,6 +145,7 @@ def fed(stream: bytes, size: int) -> tuple[MessagesWatch, bytes]:
 
 WHOLE = b"".join(WORDS.events())
 BEGUN = b"".join(WORDS.events()[:3])
+STOPPED = BEGUN + WORDS.events_given_up()[0]
 GIVEN_UP = BEGUN + b"".join(WORDS.events_given_up())
 LATE = BEGUN + b"".join(WORDS.error_events("core died"))
 
@@ -161,10 +162,10 @@ def test_a_whole_stream_passes_and_is_whole_however_it_is_cut(size: int) -> None
 def test_a_stream_that_its_engine_gave_up_is_found_however_it_is_cut(size: int) -> None:
     watch, passed = fed(GIVEN_UP, size)
     assert watch.message() == NO_REASON
-    assert passed.startswith(BEGUN)
-    assert b'"stop_reason":null' not in passed[len(BEGUN) :]
+    assert passed.startswith(STOPPED)
+    assert b'"stop_reason":null' not in passed[len(STOPPED) :]
     assert b"message_stop" not in passed
-    assert watch.is_torn is (len(passed) > len(BEGUN))
+    assert watch.is_torn is (len(passed) > len(STOPPED))
 
 
 @pytest.mark.parametrize("size", [*range(1, 80), len(LATE)])
@@ -180,6 +181,18 @@ def test_a_stream_that_ends_before_it_says_why_is_not_whole(num_events: int) -> 
     watch, passed = fed(b"".join(WORDS.events()[:num_events]), 50)
     assert passed == b"".join(WORDS.events()[:num_events])
     assert watch.problem_at_end() == "its stream ended without a stop_reason"
+
+
+@pytest.mark.parametrize("cut", range(len(WHOLE)))
+def test_a_stream_is_looked_at_as_far_as_the_event_after_its_beginning(cut: int) -> None:
+    first, second = map(len, WORDS.events()[:2])
+    begin, end = first_event(WHOLE[:cut])
+    assert (begin, end) == (first if cut >= first else 0, first + second if cut >= first + second else -1)
+
+
+def test_an_error_may_be_the_very_first_event() -> None:
+    (error,) = WORDS.error_events("no KV")
+    assert first_event(error) == (0, len(error))
 
 
 def test_a_text_that_looks_like_an_end_or_an_error_is_neither() -> None:

@@ -114,7 +114,7 @@ OPTIONS: Final = (
         (f"{MESSAGES}test_an_answer_is_the_single_engines_byte_for_byte",
          f"{MESSAGES}test_an_answer_that_decode_gives_up_is_no_answer",
          "tests/contract/test_messages.py::test_the_fakes_stream_is_vllms_byte_for_byte"),
-        "engines of vLLM 0.32; the API of 0.23 to 0.31 was read in their wheels"),
+        "engines of vLLM 0.32; the API of 0.23 to 0.31 and 0.33 was read in their wheels"),
     Row("any", "vllm-ascend 0.23's own connector behind our router (`--engine-dialect vllm-ascend`)", Where.PROCESSES,
         ("tests/contract/test_vllm_ascend.py::test_the_released_connector_is_served_and_the_fake_posts_what_it_posts",
          "tests/integration/test_router_vllm_ascend.py::"

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API as vLLM speaks it (0.23 to 0.32, ``entrypoints/anthropic``): bodies, whole answers, streams.
+"""Anthropic's Messages API as vLLM speaks it (0.23 to 0.33, ``entrypoints/anthropic``): bodies, whole answers, streams.
 
     client    {"max_tokens": 99, "messages": [...], ...}
     prefill   {"max_tokens": 99, "messages": [...], ... ,"stream":false,"max_tokens":1,"kv_transfer_params":{...}}

@@ -63,6 +63,8 @@ class Dialect(Protocol):
     """Seconds that an order may still run when its request has ended or goes on elsewhere; 0: it is aborted."""
     no_proof: str
     """Why a push cannot be verified; empty where it can."""
+    no_messages: str
+    """Why Anthropic's Messages API cannot be served; empty where it can."""
 
     def client_line(self, request_id: bytes) -> bytes:
         """The header line that names the client's request to engines; empty: they do not learn it."""
@@ -108,7 +110,7 @@ class PdclusterDialect:
 
     given_up = GAVE_UP
     prefill_goes_on_s = 0.0
-    no_proof = ""
+    no_proof = no_messages = ""
     must_hold_call = True
 
     def __init__(self, secret: Secret) -> None:

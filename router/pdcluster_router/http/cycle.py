@@ -18,6 +18,7 @@ from typing import Final, Protocol
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from pdcluster_router.core.api_keys import ApiKeys
+from pdcluster_router.core.client_apis import api_of
 from pdcluster_router.core.openai_errors import ApiError, body_too_large, no_room
 from pdcluster_router.core.request_head import RequestHead
 from pdcluster_router.core.room import SMALL_BYTES, Room, RoomLimit
@@ -238,7 +239,7 @@ class HotCycle:
     def answer_error(self, error: ApiError, headers: bytes = b"") -> None:
         date = b"date: %b\r\n" % formatdate(usegmt=True).encode()
         lines = "".join(f"{name}: {value}\r\n" for name, value in error.headers.items()).encode()
-        self.answer(error.status, error.body(), JSON + date + lines + headers)
+        self.answer(error.status, api_of(self.path).error_body(error), JSON + date + lines + headers)
 
     # What the connection says.
 

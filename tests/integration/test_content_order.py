@@ -182,3 +182,13 @@ def test_a_request_that_is_preempted_while_decode_compares_is_not_pushed_again()
         pair.require_lost("a")
         assert "let go of what decode wants a second time" in pair.losses[0].reason
         assert not has_spoilt(pair)
+
+
+def test_what_nobody_waits_for_any_more_is_not_read_on() -> None:
+    gate = Gate()
+    with make_pair(settings=SETTINGS_THAT_WAIT, changes={Role.DECODE: gated(gate)}) as pair:
+        pair.compare("a", OURS, THEIRS, deadline_ms=120_000)
+        assert gate.is_reached.wait(PATIENCE_S)
+        pair.cancel("a")
+        pair.require_lost("a")
+        assert until(lambda: not pair.decode.worker._sums.is_busy, EDGE_S), "its blocks may be another request's"

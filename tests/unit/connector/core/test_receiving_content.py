@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import msgspec
 import numpy as np
+import pytest
 
 from pdcluster_connector.core.content import Found, plan_content
 from pdcluster_connector.core.receiving import (
@@ -127,6 +128,14 @@ def test_what_differs_is_named_and_pushed_again() -> None:
         FIRST, "the content is not what was pushed: layer layers.1, KV heads 0, tokens 0 to 255 of 1 ranges"
     )
     assert receive.awaited() == {A, B}, "both may write again"
+
+
+@pytest.mark.parametrize(("rows", "ranges"), [({0: 4, 1: 2}, {1: 4, 0: 1}), ({0: 4, 1: 1}, {1: 4, 0: 2})])
+def test_either_kind_of_sums_is_enough_to_differ(rows: dict[int, int], ranges: dict[int, int]) -> None:
+    """In the other one several faults may outweigh each other, by chance."""
+    mismatched, *asked = comparing().summed_up(FIRST, found(rows, ranges), now=2.0)
+    assert isinstance(mismatched, Mismatched)
+    assert [type(reply.message) for reply in asked if isinstance(reply, Reply)] == [Again, Again]
 
 
 def test_a_second_push_that_brings_what_was_pushed_is_received() -> None:

@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fakes.streams import AsyncStream, is_stream_thread
 from pdcluster_connector.device import AcceleratorDevice
-from pdcluster_connector.worker.content_pass import factors_of
 
 _OURS: Final = "pdcluster-"
 """Of the names of the connector's threads."""
@@ -160,7 +159,6 @@ def async_device() -> Iterator[tuple[AcceleratorDevice, AsyncRuntime]]:
         yield AcceleratorDevice(runtime, 1), runtime
     finally:
         runtime.close()
-        factors_of.cache_clear()  # It is kept by device, and this one says that it is the CPU.
 
 
 def _is_view(func: Any) -> bool:

@@ -12,7 +12,7 @@ from drawn import drawn
 from pdcluster_connector.core.ranges import TokenSpan
 from pdcluster_connector.steps import ContentOrder
 from pdcluster_connector.worker.content_loop import compiled_loop, plain_pass
-from pdcluster_connector.worker.content_pass import Pages, PartSums, as_words
+from pdcluster_connector.worker.content_pass import Pages, PartSums, as_words, factors_of
 from pdcluster_connector.worker.content_sums import KvReader
 from pdcluster_protocol.params import ContentCheck
 from pdcluster_protocol.side_channel import RankLayout, RegionLayout
@@ -67,7 +67,13 @@ def part_sums(kv: Kv, numbers: list[int], heads: range, *, has_units: bool, num_
     units = drawn_int64(kv, len(heads), 1) if has_units else None
     pages = Pages(torch.tensor(numbers, dtype=torch.int64), weights, slots)
     return PartSums(
-        content, pages, units, drawn_int64(kv, num_rows, 1), drawn_int64(kv, num_rows), drawn_int64(kv, num_ranges)
+        content,
+        pages,
+        factors_of(content),
+        units,
+        drawn_int64(kv, num_rows, 1),
+        drawn_int64(kv, num_rows),
+        drawn_int64(kv, num_ranges),
     )
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pdcluster_connector.worker.content_pass import GOLDEN, PartSums, odd_numbers
+from pdcluster_connector.worker.content_pass import PartSums
 from pdcluster_protocol.params import ContentCheck
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.content")
@@ -147,16 +147,10 @@ def _prepared(loop: Loop, sums: PartSums) -> PlainPass:
     content, pages = sums.content, sums.pages
     units = torch.ones(content.shape[1], dtype=torch.int64) if sums.units is None else sums.units
     step = 1 if sums.units is None else 0  # units add up to one row
-    others = (_factors(content.shape[3]), _line(units), _line(sums.heads), step, sums.rows.numpy(), sums.ranges.numpy())
+    others = (sums.factors.numpy(), _line(units), _line(sums.heads), step, sums.rows.numpy(), sums.ranges.numpy())
     page, row, token, _ = content.stride()
     numbers, weights, slots = (tensor.numpy() for tensor in (pages.numbers, pages.weights, pages.slots))
     return PlainPass(loop, _memory(content), (page, row, token), numbers, weights, slots, others)
-
-
-@lru_cache(maxsize=64)
-def _factors(num_words: int) -> Int64s:
-    """As ``content_pass.factors_of``, and in the host's own memory whichever device has asked for those before."""
-    return odd_numbers(np.arange(num_words), GOLDEN)
 
 
 def _require_inside(sums: PartSums) -> None:

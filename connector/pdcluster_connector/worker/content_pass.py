@@ -11,7 +11,6 @@ memory. Both find the same sums. Which cells count is ``core/content.py``'s to s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -43,13 +42,15 @@ class Pages:
 class PartSums:
     """A part's cells, and the sums that they go into. All on the rank's device.
 
-    ``content``: ``[pages, KV heads or units, tokens, words or bytes]``, int64 or uint8, borrowed. ``units``:
+    ``content``: ``[pages, KV heads or units, tokens, words or bytes]``, int64 or uint8, borrowed. ``factors``:
+    ``[words]``, of each word of a cell: ``factors_of``. ``units``:
     ``[units, 1]``, of each unit of a state's run its factor; None where rows are heads. ``rows``: int64, the sum of
     each head, or one of all units. ``heads``: ``[rows, 1]``, factors. ``ranges``: int64, all sums over ranges.
     """
 
     content: torch.Tensor
     pages: Pages
+    factors: torch.Tensor
     units: torch.Tensor | None
     heads: torch.Tensor
     rows: torch.Tensor
@@ -66,7 +67,7 @@ class PartSums:
             IndexError: There is no such page.
         """
         pages = self.pages
-        sums = values_of(self.content.index_select(0, pages.numbers[now])) * pages.weights[now, None]
+        sums = values_of(self.content.index_select(0, pages.numbers[now]), self.factors) * pages.weights[now, None]
         if self.units is not None:
             sums = (sums * self.units).sum(1, keepdim=True)
         self.rows.add_(sums.sum((0, 2)))
@@ -74,14 +75,13 @@ class PartSums:
         self.ranges.index_add_(0, pages.slots[now].reshape(-1), of_tokens.reshape(-1))
 
 
-def values_of(content: torch.Tensor) -> torch.Tensor:
+def values_of(content: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     """[pages, heads, tokens], int64: of each cell of ``content``, ``[pages, heads, tokens, bytes or words]``.
 
-    ``content`` is a copy of our own: it is overwritten.
+    ``content`` is a copy of our own: it is overwritten. ``factors``: of each word of a cell.
     """
     words = content if content.dtype is torch.int64 else _words_of(content)
     words += words >> 32
-    factors = factors_of(words.shape[-1], words.device)
     if words.device.type == "cpu":
         return torch.mv(words.view(-1, words.shape[-1]), factors).view(words.shape[:-1])
     return (words * factors).sum(-1)  # CUDA has no product of integer matrices
@@ -94,12 +94,14 @@ def as_words(view: torch.Tensor) -> torch.Tensor:
     return view.view(torch.int64) if is_whole and view.data_ptr() % WORD_BYTES == 0 else view
 
 
-@lru_cache(maxsize=64)
-def factors_of(num_words: int, where: torch.device) -> torch.Tensor:
-    """Of each word of a cell, odd. Complete when this returns: threads with other streams use it too."""
-    factors = torch.from_numpy(odd_numbers(np.arange(num_words), GOLDEN)).to(where)
-    factors.cpu()
-    return factors
+def factors_of(content: torch.Tensor) -> torch.Tensor:
+    """``[words]``, odd: of each word of a cell of ``content``. In its memory, and in the stream of the thread.
+
+    Nothing is kept for the next request: that may be summed up in another stream, which would not wait for this one.
+    """
+    size = content.shape[-1]
+    num_words = size if content.dtype is torch.int64 else -(-size // WORD_BYTES)
+    return torch.from_numpy(odd_numbers(np.arange(num_words), GOLDEN)).to(content.device)
 
 
 def odd_numbers(numbers: np.ndarray, seed: int) -> Offsets:

@@ -39,6 +39,7 @@ from pdcluster_connector.worker.content_pass import (
     Pages,
     PartSums,
     as_words,
+    factors_of,
     odd_numbers,
     values_of,
 )
@@ -95,6 +96,7 @@ class SumsUnderWay:
         self._seed = _number_of(seed)
         self.plan = plan
         self._result: ContentSums | None = None
+        self._factors: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._chunks = self._read([part for part in parts if part.target in plan.picks])
 
     def advance(self) -> bool:
@@ -141,7 +143,14 @@ class SumsUnderWay:
         row, units = self.plan.row_starts[part.target] + part.target_row, _units_of(part, content.device)
         rows = slice(row, row + (len(part.rows) if units is None else 1))
         heads = torch.from_numpy(odd_numbers(np.arange(rows.start, rows.stop), GOLDEN))[:, None].to(content.device)
-        return PartSums(content, pages, units, heads, self._rows[rows], self._ranges)
+        factors = self._factors_of(content)
+        return PartSums(content, pages, factors, units, heads, self._rows[rows], self._ranges)
+
+    def _factors_of(self, content: torch.Tensor) -> torch.Tensor:
+        kind = content.shape[-1], content.dtype
+        if kind not in self._factors:
+            self._factors[kind] = factors_of(content)
+        return self._factors[kind]
 
 
 def _pages_of(cells: Cells, page_tokens: int, plan: ContentPlan, seed: int, where: torch.device) -> Pages:
@@ -158,7 +167,8 @@ def _pages_of(cells: Cells, page_tokens: int, plan: ContentPlan, seed: int, wher
 def sum_of_cells(content: torch.Tensor, positions: torch.Tensor, seed: int) -> int:
     """One sum over cells ``[positions, heads, bytes]``, uint8, any device: for checks of a device's arithmetic."""
     weights = torch.from_numpy(odd_numbers(positions.cpu().numpy(), seed)).to(content.device)
-    return int((values_of(content[:, :, None].clone())[..., 0] * weights[:, None]).sum().item()) & _MASK
+    cells = content[:, :, None].clone()
+    return int((values_of(cells, factors_of(cells))[..., 0] * weights[:, None]).sum().item()) & _MASK
 
 
 K = TypeVar("K", bound=Hashable)

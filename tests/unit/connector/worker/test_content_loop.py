@@ -32,7 +32,8 @@ def sums_of(numbers: list[int], content: torch.Tensor | None = None) -> PartSums
     places = (len(numbers), TOKENS)
     pages = Pages(torch.tensor(numbers), torch.ones(places, dtype=torch.int64), torch.zeros(places, dtype=torch.int64))
     rows, heads = torch.zeros(HEADS, dtype=torch.int64), torch.ones(HEADS, 1, dtype=torch.int64)
-    return PartSums(whole if content is None else content, pages, None, heads, rows, torch.zeros(1, dtype=torch.int64))
+    cells = whole if content is None else content
+    return PartSums(cells, pages, factors_of(cells), None, heads, rows, torch.zeros(1, dtype=torch.int64))
 
 
 def test_plain_memory_is_read_by_the_compiled_pass() -> None:
@@ -93,15 +94,17 @@ def test_memory_of_another_type_stays_with_pytorch() -> None:
         assert plain_pass(replace(sums, content=runtime.tensor(sums.content))) is None
 
 
-def test_what_another_device_has_asked_for_before_is_not_read_beside_its_streams() -> None:
-    words = 41  # of cells that no other test has
-    with async_device() as (_, runtime), runtime.default:
-        factors_of(words, torch.device("cpu"))
-    sums = sums_of([0, 1], torch.arange(PAGES * HEADS * TOKENS * words).view(PAGES, HEADS, TOKENS, words))
-    plain = plain_pass(sums)
-    assert plain is not None
-    plain.add(slice(None))
-    assert sums.rows.all()
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_what_another_device_has_begun_is_not_used_for_the_host(*, is_compiled: bool) -> None:
+    """It says that it is "cpu" too, and has asked for the same cells."""
+    with async_device() as (_, runtime):
+        with runtime.default:
+            factors_of(sums_of([0]).content)
+        sums = sums_of([0, 1])
+        plain = plain_pass(sums) if is_compiled else None
+        assert is_compiled is (plain is not None)
+        (plain.add if plain else sums.add_by_operators)(slice(None))
+        assert sums.rows.all()
 
 
 def test_memory_of_another_device_stays_with_pytorch() -> None:

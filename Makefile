@@ -8,8 +8,8 @@ PORT ?= 8000
 ARGS ?=
 N ?= 500
 SEED ?= 1
-# Three groups of files on two cores: some wait while others compute. Files in order, for the long ones come first.
-WORKERS ?= 3
+# Four groups of files on two cores: some wait while others compute. Files in order, for the long ones come first.
+WORKERS ?= 4
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 help:     ## what can be made

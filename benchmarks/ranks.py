@@ -243,7 +243,7 @@ def _slice_of(request: Request, shape: KvShape, decode: tuple[SideChannelAddress
         request_id=RequestId(request.name),
         transfer_id=transfer,
         attempt=attempt,
-        token=_SECRET.mint(transfer, attempt, DEADLINE_MS),
+        attempt_token=_SECRET.mint(transfer, attempt, DEADLINE_MS),
         target=PushTarget(_DECODE, len(decode), decode, DEADLINE_MS),
         groups=(GroupSlice(0, num_tokens, request.prefill_blocks, request.decode_blocks),),
         num_prompt_tokens=num_tokens,

@@ -94,14 +94,14 @@ def _measure(rank: int, case: Case, repeats: int, group: object) -> Cost:
         TokenRegion(torch.ones(num_blocks * shape.pages.block_stride, dtype=torch.uint8), shape, 0)
         for _ in range(REGIONS)
     ]
-    room = torch.zeros(turn.staged_bytes, dtype=torch.uint8)
-    other, indices, scratch = torch.ones_like(room), Indices(room.device), Scratch(room.device)
+    buffer = torch.zeros(turn.staged_bytes, dtype=torch.uint8)
+    other, indices, scratch = torch.ones_like(buffer), Indices(buffer.device), Scratch(buffer.device)
 
     def exchange() -> None:
         regrouping = Regrouping(turn, regions, indices, scratch)
         regrouping.start(group)  # type: ignore[arg-type]  # torch is imported in the ranks only
         regrouping.finish()
-        regrouping.place(room)
+        regrouping.place(buffer)
 
     sends, receives = ([REGIONS * count for count in counts] for counts in _splits(turn))
     outgoing, incoming = torch.ones(sum(sends), dtype=torch.uint8), torch.ones(sum(receives), dtype=torch.uint8)
@@ -112,7 +112,7 @@ def _measure(rank: int, case: Case, repeats: int, group: object) -> Cost:
     return Cost(
         plan_s,
         _median(exchange, repeats, group),
-        _median(lambda: room.copy_(other), repeats, group),
+        _median(lambda: buffer.copy_(other), repeats, group),
         _median(all_to_all, repeats, group),
         _writes(turn, items, case),
         _direct_writes(turn),

@@ -21,7 +21,7 @@ from pdcluster_operator.api.scaler import PDRoleScaler
 Schema = dict[str, Any]
 
 MAX_CRD_BYTES: Final = 256 << 10
-"""What fits into the annotation that a client-side ``kubectl apply`` writes."""
+"""The most that the annotation of a client-side ``kubectl apply`` takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def structural(node: Mapping[str, Any], defs: Mapping[str, Schema]) -> Schema:
 
 
 def _without_reference(node: Mapping[str, Any], defs: Mapping[str, Schema]) -> Schema:
-    """What is said beside a ``$ref`` (a field's own description) wins over what is said there."""
+    """Keys beside a ``$ref`` (a field's own description) win over those that it stands for."""
     beside = {key: value for key, value in node.items() if key != "$ref"}
     if "$ref" not in node:
         return beside

@@ -1,4 +1,4 @@
-"""What must be true before anything is started; each failing check is one line that names the cure.
+"""Checks that must pass before anything is started; each failing one is a line that names the cure.
 
 Used by ``pdcluster local`` and ``pdcluster doctor``. Looks, changes nothing.
 """
@@ -33,7 +33,7 @@ _INSTALL: Final = {
     LocalDevice.CUDA: "pip install 'pdcluster[router,connector,cuda]'",
     LocalDevice.NPU: "pip install 'pdcluster[router,connector,ascend]'",
 }
-"""What brings vLLM and Mooncake for engines on a device."""
+"""The extra that brings vLLM and Mooncake for engines on a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def check_modules(device: LocalDevice) -> Finding:
 
 
 def check_machine(device: LocalDevice) -> list[Finding]:
-    """What a rank of an engine checks before it serves: Mooncake's build, and what its ``ascend`` protocol needs."""
+    """A rank's own checks before it serves: Mooncake's build, and the needs of its ``ascend`` protocol."""
     if importlib.util.find_spec("mooncake") is None:
         return []  # ``check_modules`` says so
     from pdcluster_connector.self_test import judging, machine
@@ -101,7 +101,7 @@ def check_port(port: int, host: str = LOOPBACK) -> Finding:
 
 
 def check_cache(folder: Path) -> Finding:
-    """What is made once can be kept in ``folder``, which is made if it is not there."""
+    """``folder``, which is made if it is not there, can keep things that are made once."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -118,7 +118,7 @@ def problems_of(findings: Iterable[Finding]) -> list[str]:
 
 
 _DEVICE_FILES: Final = {LocalDevice.CUDA: ("nvidiactl", "dxg"), LocalDevice.NPU: ("davinci_manager",)}
-"""By which a driver is reached; dxg is Windows' for Linux guests."""
+"""Device files by which a driver is reached; dxg is Windows' for Linux guests."""
 _BUILD_CURES: Final = {
     LocalDevice.CUDA: "the vLLM that is installed computes on CPUs: install vLLM for CUDA",
     LocalDevice.NPU: "torch_npu is not installed: use an image of vLLM-Ascend",

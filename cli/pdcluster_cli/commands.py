@@ -13,7 +13,7 @@ class Subcommand:
     module: str
     help: str
     extra: str = ""
-    """What brings the modules that it imports. Empty: it needs the standard library only."""
+    """The extra that brings the modules it imports. Empty: it needs the standard library only."""
 
 
 SUBCOMMANDS: Final = {

@@ -38,7 +38,7 @@ _NUMBERS: Final = {
 }
 """The first that matches counts."""
 _NOT_YAML: Final = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
-"""What PyYAML raises. The others: for bytes that are no text, tags whose values do not fit, nesting without end."""
+"""The errors of PyYAML. The others: for bytes that are no text, tags whose values do not fit, nesting without end."""
 _NOT_JSON: Final = {*_NUMBERS, "tag:yaml.org,2002:timestamp"}
 
 
@@ -103,7 +103,7 @@ def _require_name(path: str, document: YamlDocument) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Which cluster and namespace to look into. None: as kubectl would."""
+    """The cluster and namespace to look into. None: as kubectl would."""
 
     namespace: str | None = None
     kubeconfig: str | None = None
@@ -170,7 +170,7 @@ async def _find_access(where: Where) -> tuple[ApiAccess, str]:
 
 
 def parse_cluster(document: YamlDocument, *, is_stored: bool = False) -> PDCluster:
-    """What a user wants. Types and bounds are checked here; how fields fit together only the API server checks.
+    """The user's PDCluster. Types and bounds are checked here; how fields fit together only the API server checks.
 
     ``is_stored``: it comes from the API server, whose CRD may be newer than we are; what only that knows is left out.
 

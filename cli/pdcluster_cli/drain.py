@@ -27,7 +27,7 @@ _ASK_S: Final = 2.0
 _LAST_ASK_S: Final = 0.5
 """A look that begins as time runs out still gets an answer from an engine that is well."""
 _ENGINE_DEAD: Final = 503
-"""What vLLM's /health answers when its engine core has died."""
+"""The status of vLLM's /health when its engine core has died."""
 
 Ask = Callable[[str, float], Answer]
 """Path and the most seconds that it may take."""
@@ -88,7 +88,7 @@ def wait_until_idle(ask_engine: Ask, *, timeout_s: float, idle_s: float) -> str:
 
 
 def look(ask_engine: Ask, timeout_s: float) -> Work | Gone | Unknown:
-    """What the engine has to do now. ``timeout_s``: for each of two questions."""
+    """The engine's work at this moment. ``timeout_s``: for each of two questions."""
     try:
         if ask_engine("/health", timeout_s).status == _ENGINE_DEAD:
             return Gone("its /health says that it has died")

@@ -68,7 +68,7 @@ def ask(host: str, port: int, path: str, *, timeout_s: float) -> Answer:
 
 
 def nameless(host: str, error: socket.gaierror) -> NotThere | NoAnswer:
-    """What it means that a name has no address: a name server that is away says nothing of the engine."""
+    """The meaning of a name without an address: a name server that is away says nothing of the engine."""
     if error.errno == socket.EAI_NONAME:
         return NotThere(f"the name {host} does not exist")
     return NoAnswer(f"the address of {host} is not known: {error.strerror}")

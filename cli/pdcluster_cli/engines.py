@@ -1,4 +1,4 @@
-"""What it takes to run one vLLM engine or the router here: command line, environment, modules. Pure: starts nothing.
+"""How to run one vLLM engine or the router here: command line, environment, modules. Pure: starts nothing.
 
 Source of truth: vLLM 0.32 (``entrypoints/launchers/api_server/entry.py``, ``platforms/cpu.py``); the connector's
 settings are those of ``docs/decisions/0001-main-job.md``. vLLM is named, never imported.
@@ -27,7 +27,7 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 class PoolRole(Enum):
-    """What an engine does in a pool; the value names it in logs and file names, and is that of the protocol's role."""
+    """An engine's part in a pool; the value names it in logs and file names, and is that of the protocol's role."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -54,7 +54,7 @@ PRELOAD: Final[tuple[str, ...]] = (
     "vllm.v1.engine.core",
     "vllm.v1.core.sched.scheduler",
 )
-"""What an engine imports on every device. The module that runs is not among them: it must run as ``__main__``."""
+"""Modules that an engine imports on every device. The one that runs is missing: it must run as ``__main__``."""
 
 PRELOAD_CPU: Final[tuple[str, ...]] = (
     *PRELOAD,
@@ -91,7 +91,7 @@ class EnginePlan:
     name: str
     role: PoolRole
     model: Path | str
-    """What vLLM's ``--model`` takes: a folder, or a model's name on a hub."""
+    """The value of vLLM's ``--model``: a folder, or a model's name on a hub."""
     port: int
     log_path: Path
     device: LocalDevice = LocalDevice.CPU
@@ -109,7 +109,7 @@ class EnginePlan:
 
 
 def preload_modules(device: LocalDevice) -> tuple[str, ...]:
-    """What the zygote imports once for all engines."""
+    """The modules that the zygote imports once for all engines."""
     return PRELOAD_CPU if device is LocalDevice.CPU else PRELOAD
 
 
@@ -118,7 +118,7 @@ OFFLINE: Final = {"HF_HUB_OFFLINE": "1"}
 
 
 def zygote_env(device: LocalDevice) -> dict[str, str | None]:
-    """What must be in the environment before the first import, in the zygote and in every engine, its forks."""
+    """Variables to set before the first import, in the zygote and in every engine, its forks."""
     env: dict[str, str | None] = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": LOOPBACK,

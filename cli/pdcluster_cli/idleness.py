@@ -20,7 +20,7 @@ _ENDED: Final = "vllm:request_success_total"
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one look at an engine saw; of all of its data-parallel ranks together."""
+    """One look at an engine: the work of all of its data-parallel ranks together."""
 
     num_running: int
     num_waiting: int
@@ -38,7 +38,7 @@ class Work:
 
 
 def parse_work(text: str) -> Work | None:
-    """What metrics in Prometheus' text format say; None when they say nothing of requests."""
+    """The work that metrics in Prometheus' text format show; None when they say nothing of requests."""
     sums: dict[str, float] = {}
     for line in text.splitlines():
         name = line.partition("{")[0].partition(" ")[0]

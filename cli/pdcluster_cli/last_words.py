@@ -1,4 +1,4 @@
-"""What the log of a process says of why it ended."""
+"""The lines of a process' log that say why it ended."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def adopt_orphans() -> None:
 
 
 def set_process_name(name: str) -> None:
-    """What ``ps -o comm`` and ``top`` show for this process; cut to 15 bytes."""
+    """``ps -o comm`` and ``top`` show ``name`` for this process, cut to 15 bytes."""
     buffer = ctypes.create_string_buffer(name.encode()[:15])
     _prctl(_PR_SET_NAME, ctypes.addressof(buffer))
 

@@ -1,4 +1,4 @@
-"""What ``--model`` names, and whether engines can get it: a folder, a file, or a model on a hub. Looks, starts nothing.
+"""Finds out whether engines can get the model of ``--model``: a folder, a file, or a name on a hub. Starts nothing.
 
 Everything that ``vllm serve`` takes passes, with the hub's own variables (``HF_HOME``, ``HF_ENDPOINT``, ``HF_TOKEN``,
 ``HF_HUB_OFFLINE``, ``VLLM_USE_MODELSCOPE``). A hub is asked once, here: vLLM would ask it for minutes in each engine.
@@ -25,7 +25,7 @@ _WANTED: Final = "--model wants a folder with config.json, weights and a tokeniz
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """What engines are told. ``problem``: one line with the cure, when they cannot get the model."""
+    """The model as engines are told it. ``problem``: one line with the cure, when they cannot get it."""
 
     argument: str
     problem: str | None = None
@@ -36,7 +36,7 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class HubAnswer:
-    """What a hub said to one question. ``refusal``: it knows no such model, or does not give it to us."""
+    """A hub's answer to one question. ``refusal``: it knows no such model, or does not give it to us."""
 
     refusal: str | None = None
     unreachable: str | None = None
@@ -125,7 +125,7 @@ def _unreachable_problem(name: str, hub: Hub, why: str) -> str:
 
 
 def ask_hub(endpoint: str, repository: str) -> HubAnswer:
-    """What this hub says about the model."""
+    """This hub's answer about the model."""
     hub: Any = import_module("huggingface_hub")
     errors: Any = import_module("huggingface_hub.errors")
     transport_error = errors.HfHubHTTPError.__bases__[0]  # of whichever HTTP library this version uses

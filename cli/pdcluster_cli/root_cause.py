@@ -37,9 +37,9 @@ SIGNALS: Final[dict[int, str]] = {
     signal.SIGKILL: "killed from outside, as the kernel does when memory runs out",
     signal.SIGILL: "this CPU lacks an instruction that the build of vLLM or PyTorch needs",
 }
-"""What a signal says that comes without a word in the log."""
+"""Explanations of signals that come without a word in the log."""
 _ABORTED: Final = re.compile(r"\s*what\(\):\s+(?P<why>.+)$")
-"""What the C++ library prints before it ends a process."""
+"""The line that the C++ library prints before it ends a process."""
 
 
 def root_cause(log: str) -> str | None:
@@ -53,7 +53,7 @@ def root_cause(log: str) -> str | None:
 
 
 def _killed(log: str) -> str | None:
-    """What vLLM's API server says of an engine core that could say nothing itself."""
+    """The words of vLLM's API server about an engine core that could say nothing itself."""
     found = _CORE_KILLED.search(log)
     if found is None:
         return None
@@ -81,7 +81,7 @@ class _Line:
 
 
 def _chains(lines: Sequence[_Line]) -> Iterator[str]:
-    """What each chain of tracebacks ends with. Those that were only warned about are no failures."""
+    """The last line of each chain of tracebacks. Those that were only warned about are no failures."""
     end = 0
     while (start := _next_traceback(lines, end)) is not None:
         cause, end = _raised(lines, start)

@@ -41,7 +41,7 @@ the evening sky, the price of bread, a letter from an old friend, or the way hom
 with great confidence. Please do not believe it. Hello, what can you do for me today? Tell me a story about two engines
 and one long road. Why is the sky blue? How many layers are there? Where does the time go? Who are you? Thank you!
 """
-"""What the tokenizer learns its words from."""
+"""The text from which the tokenizer learns its words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,14 @@ from pdcluster_connector.self_test.events import require_honest_events
 from pdcluster_connector.self_test.machine import require_machine
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.trace import Trace
-from pdcluster_connector.transport import make_transport
 from pdcluster_connector.transport.base import Transport, TransportSettings
+from pdcluster_connector.transport.mooncake import MooncakeTransport
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.transport.shared import SharedSessions, Use
-from pdcluster_connector.worker import content_loop
+from pdcluster_connector.worker.content_loop import loop_for
+from pdcluster_connector.worker.content_sums import KvReader
 from pdcluster_connector.worker.inbound import InboundSessions
-from pdcluster_connector.worker.lane_parts import LaneParts
+from pdcluster_connector.worker.lane_context import LaneContext
 from pdcluster_connector.worker.prefill import PrefillWorker
 from pdcluster_connector.worker.receiver import Receiver
 from pdcluster_connector.worker.resharding import GroupResharding, Resharding, TokenMemory
@@ -122,8 +123,9 @@ def make_prefill_rank(
     sessions = _make_sessions(facts, memory, device, use)
     hello = Hello(facts.engine_id, BootId(""), memory.layout, memory.fingerprint, protocol)
     trace = Trace(facts.settings.trace_file)
-    parts = LaneParts(hello, sessions, device, facts.settings, facts.secret, trace, staging, memory.reader, strips)
-    return PrefillRank(PrefillWorker(parts, resharding), sessions)
+    reader = _make_reader(facts, memory)
+    context = LaneContext(hello, sessions, device, facts.settings, facts.secret, trace, staging, reader, strips)
+    return PrefillRank(PrefillWorker(context, resharding), sessions)
 
 
 def make_decode_rank(facts: EngineFacts, memory: Memory, *, device: Device | None = None) -> DecodeRank:
@@ -143,19 +145,26 @@ def make_decode_rank(facts: EngineFacts, memory: Memory, *, device: Device | Non
     times = ReceiveTimes(settings.lease_s, settings.quarantine_s)
     reception = Reception(welcome, memory.fingerprint, times, facts.secret)
     inbound = InboundSessions(sessions, wakeup.set)
-    worker = Receiver(channel, wakeup, reception, inbound, Trace(settings.trace_file), device, memory.reader)
+    reader = _make_reader(facts, memory)
+    worker = Receiver(channel, wakeup, reception, inbound, Trace(settings.trace_file), device, reader)
     return DecodeRank(worker, SideChannelAddress(facts.host, channel.port, boot_id))
 
 
 def _tested_device(facts: EngineFacts, memory: Memory, given: Device | None) -> Device:
     """The rank's device, after all that can be checked before it serves."""
     require_machine(facts.device_type, facts.settings.transfer_protocol)
-    content_loop.prepare_for(memory.views)
     device = given or select_device(facts.device_type)
     if facts.device_type != "cpu":
         where = next((view.device for view in memory.views), torch.device(facts.device_type))
         require_honest_events(device, where)
     return device
+
+
+def _make_reader(facts: EngineFacts, memory: Memory) -> KvReader | None:
+    """None where no content can be compared."""
+    if (reader := memory.reader) is None:
+        return None
+    return replace(reader, loop=loop_for(memory.views, facts.settings.content_check))
 
 
 def _make_staging(facts: EngineFacts, tokens: TokenMemory, device: Device) -> StagingMemory:
@@ -187,7 +196,7 @@ def _start_transport(facts: EngineFacts, memory: Memory, device: Device) -> Tran
     settings = facts.settings
     protocol, devices = settings.transfer_protocol, settings.transfer_devices
     wanted = TransportSettings(facts.host, protocol, devices, settings.writes_per_submit, device.enter_thread)
-    transport = make_transport(settings.transport, wanted)
+    transport = MooncakeTransport(wanted)
     for address, num_bytes in memory.aligned_spans(device.registration_alignment_bytes):
         transport.register(address, num_bytes)
     return transport

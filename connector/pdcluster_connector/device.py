@@ -36,7 +36,7 @@ _NPU_ALIGNMENT_BYTES: Final = 2 << 20
 
 
 class Device(Protocol):
-    """What the connector needs of the engine's device."""
+    """The connector's needs of the engine's device."""
 
     @property
     def registration_alignment_bytes(self) -> int:
@@ -91,7 +91,7 @@ class NoStream(nullcontext[None]):
 
 
 class Runtime(Protocol):
-    """What the connector needs of PyTorch for CUDA or an NPU."""
+    """The connector's needs of PyTorch for CUDA or an NPU."""
 
     def current_device(self) -> torch.device:
         """The device of this thread."""

@@ -8,7 +8,7 @@ import torch
 
 from pdcluster_connector.core.watermark import KvGroup, num_kept_back
 from pdcluster_connector.settings import Settings
-from pdcluster_connector.worker.content import KvReader
+from pdcluster_connector.worker.content_sums import KvReader
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import EngineId
@@ -57,7 +57,7 @@ class Memory:
         return KvReader(self.layout, self.views) if self.views else None
 
     def aligned_spans(self, alignment_bytes: int) -> tuple[tuple[int, int], ...]:
-        """What a transport that wants spans to begin on a multiple of ``alignment_bytes`` registers.
+        """The spans to register at a transport that wants them to begin on a multiple of ``alignment_bytes``.
 
         vLLM-Ascend allocates more than it needs and keeps KV from the first such address on.
 

@@ -22,11 +22,11 @@ RECEIVES_DONE: Final = "receives_done"
 
 _counts_lock = threading.Lock()
 _counts: Counter[str] = Counter()
-"""What this process has counted since somebody last asked: failures by kind, bytes and transfers."""
+"""The counts of this process since they were last taken: failures by kind, bytes and transfers."""
 
 
 class TransferFailure(Enum):
-    """What failed. On prefill: the first four; on decode: the others."""
+    """Kinds of failures. On prefill: the first four; on decode: the others."""
 
     PUSH_FAILED = "push_failed"
     """A push ended before its last byte was acknowledged."""
@@ -39,7 +39,7 @@ class TransferFailure(Enum):
     ATTEMPT_LOST = "attempt_lost"
     """A decode rank has given an attempt up; the router decides what follows."""
     CONTENT_DIFFERS = "content_differs"
-    """What is on decode is not what was pushed. It is pushed once more; the second time the attempt is lost."""
+    """Decode's content differs from what was pushed. It is pushed once more; the second time the attempt is lost."""
     RECEIVE_FAILED = "receive_failed"
     """A request's KV did not come; vLLM recomputes it or fails the request, as configured."""
     SESSION_CUT = "session_cut"
@@ -78,7 +78,7 @@ def count(name: str, amount: int = 1) -> None:
 
 
 def take_counts() -> dict[str, int]:
-    """What was counted since the last call; empty mostly, and cheap then. Any thread."""
+    """The counts since the last call; empty mostly, and cheap then. Any thread."""
     if not _counts:
         return {}
     with _counts_lock:

@@ -17,7 +17,7 @@ _DEVICE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 MAX_WRITES_IN_FLIGHT: Final = 1024
 """Per lane. Half of what Mooncake's TCP takes per peer by default (2,048), so one lane never fills it."""
 CUT_S: Final = 2.0
-"""What closing a session may take: Mooncake 0.3.13 needs 0.8 s."""
+"""The longest that closing a session may take: Mooncake 0.3.13 needs 0.8 s."""
 
 
 class PushTiming(Enum):
@@ -45,8 +45,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     side_channel_port: int = 0
     """Decode rank r (stage by stage, one data-parallel engine after the other) listens on this port + r, in
     [0, 65535]. Default 0: any free port, announced in the reservation."""
-    transport: str = "mooncake"
-    """Which transport moves the bytes. The only one that leaves a process is ``mooncake``."""
     transfer_protocol: str = "tcp"
     """Mooncake's protocol: ``tcp``, ``rdma`` or ``ascend``, the same on all engines. Default ``tcp``: works everywhere.
     It is enforced: the connector sets ``MC_FORCE_TCP`` or ``MC_FORCE_HCA``, and refuses other variables by which
@@ -84,19 +82,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Default 256 MiB: what 1 GB/s carries in a quarter of a second. The same on all ranks; else none is taken."""
     strip_staging_bytes: int = 16 << 20
     """Prefill with ``tcp`` and other than token-major KV: memory of each rank, on its device, in which small strips for
-    a decode engine of larger TP are gathered into fewer writes. 0, or 1 MiB and more. Default 16 MiB: 16 rooms, of
-    which a lane fills four ahead; what finds no room leaves as it is. 0: never."""
+    a decode engine of larger TP are gathered into fewer writes. 0, or 1 MiB and more. Default 16 MiB: 16 buffers, of
+    which a lane fills four ahead; what finds no space leaves as it is. 0: never."""
     reshard_timeout_s: float = 60.0
     """Prefill with token-major KV: how long the other ranks of the engine may be late for an exchange of KV, after
     which no request is resharded any more until the engine is restarted. Default 60: a rank is late for a forward pass
     at most. Half of it is the most that a rank itself waits for its device or for staging memory, and
-    a sixth how long a part may lie there while others want its room. At least 3 x (``hold_s`` + 2) and
+    a sixth how long a part may lie there while others want its space. At least 3 x (``hold_s`` + 2) and
     2 x (``handshake_timeout_s`` + 2)."""
     content_check: ContentCheck = ContentCheck.SAMPLED
     """Decode: how much of the pushed KV is compared with what prefill has, before the first token: ``off``, ``sampled``
     or ``full``. What differs is pushed once more; if it differs again the attempt is lost. Default ``sampled``: nearly
     free, and finds what is wrong everywhere, as a layout that is misread. ``full`` finds each wrong byte. A router's
-    verification always uses ``full``. Prefill does what decode asks for, whatever its own setting is."""
+    verification always uses ``full``. Prefill does what decode asks for, whatever its own setting is. On a CPU give it
+    ``full`` too: an engine with ``full`` compiles at its start (2 s, 125 MiB a rank) what finds all sums in a third of
+    the time."""
     trace_file: str = ""
     """Append one JSON line for each ended push or receive. Default: none."""
 
@@ -113,24 +113,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def staged_s(self) -> float:
-        """How long a part may lie in staging memory once others want its room; then its push is given up.
+        """How long a part may lie in staging memory once others want its space; then its push is given up.
 
-        Its writes end within ``hold_s`` or are cut, all before those who wait for room give up.
+        Its writes end within ``hold_s`` or are cut, all before those who wait for space give up.
         """
         return self.reshard_timeout_s / 6
 
     @property
     def least_reshard_timeout_s(self) -> float:
-        """With less, the resharder could give up waiting for room that is about to come back.
+        """With less, the resharder could give up waiting for space that is about to come back.
 
-        Before it does, the parts that keep the room are given up and their writes cut, and a decode rank that never
+        Before it does, the parts that keep the space are given up and their writes cut, and a decode rank that never
         answered is given up too: until then its lane takes more parts.
         """
         return max(3 * (self.hold_s + CUT_S), 2 * (self.handshake_timeout_s + CUT_S))
 
     @property
     def reshard_wait_s(self) -> float:
-        """The most that the resharder waits for the device, and for room."""
+        """The most that the resharder waits for the device, and for space."""
         return self.reshard_timeout_s / 2
 
 

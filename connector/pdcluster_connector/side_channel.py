@@ -109,7 +109,7 @@ class _Channel:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What one peer sent: a message, or why it is none."""
+    """One peer's frame: a message, or the reason why it is none."""
 
     peer: PeerId
     message: ToDecode | ProtocolError

@@ -1,4 +1,4 @@
-"""What the scheduler half tells the worker halves at each engine step.
+"""Messages from the scheduler half to the worker halves at each engine step.
 
 Built once per step in the scheduler process and handed unchanged to every worker.
 """
@@ -32,7 +32,7 @@ class PushTarget(msgspec.Struct, frozen=True):
 
 
 class ContentOrder(msgspec.Struct, frozen=True):
-    """What to sum up of a request whose content is compared. Per KV group.
+    """The content to sum up of a request that is compared. Per KV group.
 
     ``spans``: positions that decode wants, worked out alike on both engines. ``tables``: this engine's own blocks from
     the prompt's first position on, straight from vLLM; of state the one block.
@@ -46,7 +46,7 @@ class ContentOrder(msgspec.Struct, frozen=True):
 
 
 class PushSlice(msgspec.Struct, frozen=True):
-    """What becomes complete of one request in this step, for each KV group.
+    """The part of one request that this step completes, for each KV group.
 
     The first slice of a request comes in the first step that computes it, perhaps without blocks, so that
     the grant is asked for while the first layer is computed.
@@ -55,7 +55,7 @@ class PushSlice(msgspec.Struct, frozen=True):
     request_id: RequestId
     transfer_id: TransferId
     attempt: Attempt
-    token: str
+    attempt_token: str
     """The router's leave for this attempt; decode checks it."""
     target: PushTarget
     groups: tuple[GroupSlice, ...]
@@ -84,7 +84,7 @@ class Expect(msgspec.Struct, frozen=True):
     content: ContentOrder | None = None
     """Of a request whose content is compared."""
     is_proof: bool = False
-    """What differs is not pushed again: the request shall prove that pushes go well."""
+    """Content that differs is not pushed again: the request shall prove that pushes go well."""
 
 
 class Cancel(msgspec.Struct, frozen=True):

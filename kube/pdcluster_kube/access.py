@@ -23,7 +23,7 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class Credentials(Protocol):
-    """Who we are, as HTTP says it. Event loop only."""
+    """Our identity, as HTTP says it. Event loop only."""
 
     def header(self) -> str:
         """Value of ``Authorization``; empty: none is sent.
@@ -149,7 +149,7 @@ def tls_context(ca_file: Path | None, *, is_verified: bool = True) -> ssl.SSLCon
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """What Kubernetes tells a pod; None: not known, as outside of one."""
+    """Facts that Kubernetes gives a pod; None: not known, as outside of one."""
 
     kube_api: str | None = None
     kube_ca_file: Path | None = None
@@ -166,7 +166,7 @@ class PodFacts:
 
 
 def read_pod(environ: Mapping[str, str], service_account: Path = SERVICE_ACCOUNT) -> PodFacts:
-    """What Kubernetes tells this pod."""
+    """Facts that Kubernetes gives this pod."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
     ca_file, token_file, namespace_file = (service_account / name for name in ("ca.crt", "token", "namespace"))
     return PodFacts(

@@ -1,4 +1,4 @@
-"""What the official client makes of a kubeconfig (``kubernetes.aio.config``, 37). Imports it: half a second, 26 MiB.
+"""The official client's reading of a kubeconfig (``kubernetes.aio.config``, 37). Its import takes 0.5 s and 26 MiB.
 
 Two things are ours. An exec plugin is run here, with a deadline and killed at it, because the client only logs what
 went wrong and leaves the plugin behind. And ``auth-provider`` users are refused: the client renews their token without

@@ -37,7 +37,7 @@ class ApiStatusError(Unavailable):
 
 
 class _Status(msgspec.Struct):
-    """What an API server answers where it refuses (meta/v1, Status)."""
+    """An API server's answer where it refuses (meta/v1, Status)."""
 
     message: str = ""
     reason: str = ""

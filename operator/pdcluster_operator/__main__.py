@@ -51,7 +51,7 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str], service_acco
 
 
 def _access_told_by(environ: Mapping[str, str], service_account: Path, *, is_elsewhere: bool) -> dict[str, object]:
-    """What a pod knows without flags. ``is_elsewhere``: flags name an API server that is not the pod's own."""
+    """A pod's knowledge without flags. ``is_elsewhere``: flags name an API server that is not the pod's own."""
     found: dict[str, object] = {"identity": f"{socket.gethostname()}_{secrets.token_hex(4)}"}
     told = read_pod(environ, service_account).as_settings()
     if namespace := told.pop("namespace", None):

@@ -102,7 +102,7 @@ class Applier:
         creatable[ref] = digest_of(document)
 
     async def _seen(self, ref: Ref, owner: Object) -> ChildView | None:
-        """What the caches show of it, if that is ours."""
+        """The caches' picture of it, if the object is ours."""
         seen = self._caches.child(ref)
         if seen is not None and seen.owner_uid != owner["metadata"]["uid"]:
             await self._require_ours_there(ref, owner)
@@ -149,7 +149,7 @@ class Applier:
             return None
 
     async def _checked(self, ref: Ref, child: Child, seen: ChildView | None, owner: Object) -> Object:
-        """What may be applied: where nothing of ours was seen, no other owner's object has the name."""
+        """The document to apply: where none of ours was seen, no other owner's object has the name."""
         uid = seen.uid if seen else await self._require_ours_there(ref, owner)
         return _with_preconditions(child, uid)
 

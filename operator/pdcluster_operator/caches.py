@@ -1,4 +1,4 @@
-"""What the watches have shown so far, by PDCluster. Fed by ``kopf_adapter`` and by the answers to our own writes.
+"""The pictures that watches have shown so far, by PDCluster. Fed by ``kopf_adapter`` and by answers to our own writes.
 
 kopf 1.45 forgets no object by itself: what was deleted while a watch had a gap (410 Gone, then a new list) stays in its
 indexes for ever. So the storage is ours: ``audit`` drops what a list does not show.
@@ -28,7 +28,7 @@ class Key:
 
 @dataclass(slots=True)
 class _Shelf:
-    """What belongs to one PDCluster."""
+    """The objects that belong to one PDCluster."""
 
     cluster: ClusterView | None = None
     children: dict[Ref, ChildView] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Caches:
 
 
 def key_of(view: View) -> Key:
-    """Whose it is. The label is the name: a PDCluster's is never longer than a label may be."""
+    """The PDCluster that it belongs to. The label is the name: a PDCluster's is never longer than a label may be."""
     return Key(view.ref.namespace, view.ref.name if view.ref.kind == PDCLUSTER else view.cluster)
 
 

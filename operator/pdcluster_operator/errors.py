@@ -1,4 +1,4 @@
-"""What the API server, or the way to it, may say instead of yes, sorted by what helps.
+"""Errors of the API server, or of the way to it, sorted by what helps.
 
 KubeError
   Conflict       what we read is old: read again, decide again
@@ -23,7 +23,7 @@ class KubeError(PDClusterError):
 
 
 class Conflict(KubeError):
-    """What we read is no longer so."""
+    """The object has changed since we read it."""
 
 
 class Exists(Conflict):

@@ -1,4 +1,4 @@
-"""What the operator asks of the API server: few calls, each with the precondition that it was decided on.
+"""The operator's calls to the API server: few, each with the precondition that it was decided on.
 
 The one place that knows the API server's paths, content types and status codes. Every call has a deadline and raises a
 ``KubeError`` if it was not surely done (``errors.py`` says what helps). Writes need leadership; a call whose answer was
@@ -52,7 +52,7 @@ class Listed:
 
 
 class Fence(Protocol):
-    """Who says whether we may write."""
+    """Says whether we may write."""
 
     def left_s(self) -> float:
         """Seconds for which we may; 0 or less: not now."""

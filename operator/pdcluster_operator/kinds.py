@@ -76,7 +76,7 @@ EVENT: Final = Kind("v1", "Event", "events")
 LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
 WORKLOADS: Final = (DEPLOYMENT, GROUP_SET)
-"""What runs engines."""
+"""The kinds that run engines."""
 WATCHED_CHILDREN: Final = (
     DEPLOYMENT,
     SERVICE,
@@ -99,7 +99,7 @@ _OURS: Final = f"{MANAGED_BY}={MANAGER}"
 
 
 def selector_of(kind: Kind) -> str:
-    """Which objects of a kind are watched: all PDClusters, and of others those that are ours."""
+    """The selector of the watched objects of a kind: all PDClusters, and of other kinds those that are ours."""
     return "" if kind == PDCLUSTER else _OURS
 
 

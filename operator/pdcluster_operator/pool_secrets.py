@@ -43,7 +43,7 @@ class PoolSecrets:
         return True
 
     async def lacks(self, ref: Ref, key: str) -> str:
-        """What a user's Secret lacks, for people; empty: it has this key."""
+        """The problem of a user's Secret, for people; empty: it has this key."""
         if steady_s() < self._had.get((ref, key), -self._believe_s) + self._believe_s:
             return ""
         try:
@@ -54,7 +54,7 @@ class PoolSecrets:
         return ""
 
     async def read(self, ref: Ref, key: str) -> str:
-        """What the Secret says under ``key``.
+        """The Secret's value under ``key``.
 
         Raises:
             NotFound: There is no such Secret, or no such key in it.

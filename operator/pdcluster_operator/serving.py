@@ -27,13 +27,13 @@ from pdcluster_operator.clock import unix_s
 from pdcluster_operator.core.gauges import PoolSample, sample_of
 from pdcluster_operator.core.status_document import read_status
 from pdcluster_operator.core.views import ClusterView
+from pdcluster_operator.health_server import serve_probes
 from pdcluster_operator.http_kube import Fence, HttpKube
 from pdcluster_operator.kinds import GROUP_SET, PDCLUSTER, POD, SCALER, WATCHED_CHILDREN, Kind
 from pdcluster_operator.kopf_adapter import STOP_S, USER_AGENT, Handlers, running_watches
 from pdcluster_operator.leader import Leader
 from pdcluster_operator.metrics import Metrics
 from pdcluster_operator.pool_secrets import PoolSecrets
-from pdcluster_operator.probes import serve_probes
 from pdcluster_operator.reconcile import Reconciler
 from pdcluster_operator.settings import Settings
 from pdcluster_operator.verify import TargetVerifier
@@ -197,7 +197,7 @@ class Operator:
             self.auditor.suspect()
 
     def health(self) -> list[str]:
-        """What only a restart can mend. That the API server does not answer is nothing of that kind."""
+        """Faults that only a restart can mend. An API server that does not answer is none of them."""
         found = []
         overdue_s = self._queue.overdue_s() if self._queue else 0.0
         if overdue_s > self._settings.stuck_s:

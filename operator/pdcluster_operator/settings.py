@@ -57,7 +57,7 @@ class Settings(BaseModel):
     lease_name: DnsName = "pdcluster-operator"
     """Name of the Lease; all replicas of one operator share it. Two operators with namespaces of their own need two."""
     identity: str = Field(min_length=1, max_length=253)
-    """Who holds the Lease. Default: the host's name and a random part, for a restarted process is another candidate."""
+    """This process in the Lease. Default: the host's name and a random part: a restarted process is another one."""
     lease_duration_s: float = Field(default=15.0, ge=1, le=3600)
     """Seconds without renewal after which a standby takes over. 15: client-go's own."""
     lease_renew_s: float = Field(default=10.0, gt=0, le=3600)

@@ -45,7 +45,7 @@ _NO_VERDICT: Final = frozenset({408, 429})
 
 @dataclass(frozen=True, slots=True)
 class ToVerify:
-    """What is to be proven. ``url``: of the Service of the routers' internal port. ``secret``,
+    """The target of a verification. ``url``: of the Service of the routers' internal port. ``secret``,
     ``secret_key``: where the pool's own is."""
 
     target: str

@@ -54,7 +54,7 @@ def odd_number(value: object, kind: type[msgspec.Struct]) -> str:
 
 
 def bounds_of(annotation: Any) -> Meta | None:
-    """What the annotation of a field says of its number, or of each number in it; None where it says nothing."""
+    """The bounds that a field's annotation gives its number, or each number in it; None where it gives none."""
     said = getattr(_element(annotation), "__metadata__", ())
     return next((bounds for bounds in said if isinstance(bounds, Meta)), None)
 
@@ -93,7 +93,7 @@ def _fields(value: Any, kind: type[msgspec.Struct]) -> Iterator[tuple[str, Any, 
 
 
 def _element(annotation: Any) -> Any:
-    """What a tuple or an optional value holds; other annotations as they are."""
+    """The element of a tuple or of an optional value; other annotations as they are."""
     if get_origin(annotation) is Annotated:
         return annotation
     held = [argument for argument in get_args(annotation) if argument not in (NoneType, ...)]

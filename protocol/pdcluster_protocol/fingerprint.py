@@ -1,4 +1,4 @@
-"""What two engines must share before one may write into the other's KV cache.
+"""The facts that two engines must share before one may write into the other's KV cache.
 
 Compared once, at the handshake, before any byte is written. A difference is refused with a message
 that names who, both values and the cure.
@@ -50,7 +50,7 @@ class KvFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: str = ""
     """Types and layout of recurrent state; empty for a model without."""
     positions: str = ""
-    """What an engine does about tokens' positions, where engines of one model may do one thing or another; or empty."""
+    """The engine's choice about tokens' positions, where engines of one model may do one thing or another; or empty."""
     draft: str = ""
     """Of the draft model that keeps KV of its own: the method of speculation and a digest; empty without one."""
     draft_heads: tuple[Count, ...] = ()

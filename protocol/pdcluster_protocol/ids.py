@@ -14,7 +14,7 @@ TransferId = NewType("TransferId", str)
 """One hand-over of one prompt's KV. Made by the router, the same on every part, never reused."""
 
 Attempt = NewType("Attempt", int)
-"""Which try of a transfer this is, in [1, inf). Messages of an older attempt are ignored."""
+"""The number of a transfer's try, in [1, inf). Messages of an older attempt are ignored."""
 
 EngineId = NewType("EngineId", str)
 """The configured name of one vLLM engine. Survives a restart."""

@@ -11,7 +11,7 @@ from typing import Final
 
 
 class Role(Enum):
-    """What an engine does; the value of ``ROLE`` on engines and the key under ``spec.roles``."""
+    """An engine's part in a pool; the value of ``ROLE`` on engines and the key under ``spec.roles``."""
 
     __hash__ = object.__hash__  # Enum's own is written in Python, and the router looks up roles for each request.
 

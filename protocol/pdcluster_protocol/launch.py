@@ -25,7 +25,7 @@ INTERNAL_PORT: Final = HTTP_PORT + 1
 SIDE_CHANNEL_PORT: Final = 12100
 """Of a pod's first decode rank; the others have those after it. Below the ports that Mooncake draws from."""
 MOONCAKE_PORTS: Final = (15000, 29999)
-"""From which Mooncake draws, both included: the connector sets it so where the environment does not."""
+"""The range that Mooncake draws ports from, both included: the connector sets it so where the environment does not."""
 
 ENGINE_KEY_VARIABLE: Final = "VLLM_API_KEY"
 """The environment variable by which vLLM wants a key of everybody who asks it, and the router sends it."""

@@ -21,7 +21,7 @@ SEAL_HEADER: Final = "x-pdcluster-seal"
 
 
 class Action(Enum):
-    """What decode shall do with a request whose prefill failed."""
+    """Decode's action on a request whose prefill failed."""
 
     RECOMPUTE = "recompute"
     FAIL = "fail"
@@ -34,7 +34,7 @@ class PrefillOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
     action: Action = Action.FAIL
     attempt: CountOrNone = 0
-    """Which attempt ended well; 0: not said. Its ranks have asked for their grants by now, or never will."""
+    """The attempt that ended well; 0: not said. Its ranks have asked for their grants by now, or never will."""
 
     @property
     def is_ok(self) -> bool:

@@ -99,7 +99,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     remote_tp_size: Side
     remote_pp_size: Side = 1
     remote_dp_rank: Index = 0
-    """Which of decode's data-parallel engines reserved; its side channels are named below."""
+    """The data-parallel engine of decode that reserved; its side channels are named below."""
     remote_pcp_size: Side = 1
     remote_dcp_size: Side = 1
     remote_cached_tokens: CountOrNone
@@ -148,9 +148,9 @@ class Receipt(msgspec.Struct, frozen=True):
     pdcluster_received_tokens: int
     """Prompt tokens whose KV every rank has received whole; 0: decode computed or had them itself."""
     pdcluster_is_content_compared: bool = False
-    """Whether each rank has found the digest of what it received equal to that of what was pushed."""
+    """Whether on each rank the content sums of what it received were those of what was pushed."""
     pdcluster_transfer_protocol: str = ""
-    """By which the bytes came."""
+    """The protocol by which the bytes came."""
 
 
 class _Reply(msgspec.Struct, frozen=True):
@@ -162,7 +162,7 @@ class _DecodeReply(msgspec.Struct, frozen=True):
 
 
 def for_attempt(reservation: Reservation, attempt: Attempt, token: str, deadline_ms: int) -> Reservation:
-    """What prefill gets for ``attempt``: the same blocks, the router's token for it, and the time that is left."""
+    """Prefill's order for ``attempt``: the same blocks, the router's token for it, and the time that is left."""
     return msgspec.structs.replace(
         reservation,
         attempt=attempt,
@@ -274,7 +274,7 @@ def refusal_in(reply: bytes) -> str:
 
 
 def receipt_in(reply: bytes) -> Receipt | None:
-    """What decode says it was pushed, from the JSON body of its answer; None when it does not say."""
+    """Decode's word on what it was pushed, from the JSON body of its answer; None when it says nothing."""
     try:
         return msgspec.json.decode(reply, type=_DecodeReply).kv_transfer_params
     except (msgspec.ValidationError, msgspec.DecodeError):
@@ -323,7 +323,7 @@ def _parse(params: object, kind: type[_Params]) -> _Params:
 
 
 def _odd_text(params: msgspec.Struct) -> str:
-    """Which field has half of a surrogate pair: JSON may spell one, and no text with one can be sealed or sent."""
+    """The field that has half of a surrogate pair: JSON may spell one, and no text with one can be sealed or sent."""
     for field in msgspec.structs.fields(params):
         try:
             _ENCODER.encode(getattr(params, field.name))

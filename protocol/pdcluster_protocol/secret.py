@@ -77,7 +77,7 @@ class Secret:
         return digest.digest()
 
     def seal_call(self, body: bytes | bytearray) -> str:
-        """What shows that a holder of the secret wrote every byte of this call to the metaserver.
+        """The proof that a holder of the secret wrote every byte of this call to the metaserver.
 
         The token in a reservation is for a transfer and an attempt; this is for where the KV goes. Costs 1.6 us for 8
         blocks, 20 us for 2,000 (15 KB) and 0.9 ms for 700 KB (2026-11-22, one core of a Xeon): ``python -m timeit -s
@@ -100,11 +100,11 @@ class Secret:
             )
 
     def seal_order(self, said: bytes) -> str:
-        """What shows that a holder of the secret has said where the KV of a transfer goes: ``params.sealed``."""
+        """The proof that a holder of the secret has said where the KV of a transfer goes: ``params.sealed``."""
         return blake2b(said, key=self._key, digest_size=SEAL_BYTES, person=_ORDER).hexdigest()
 
     def mint_pass(self, body: bytes, expires_at_s: int) -> str:
-        """What lets ``body`` be carried out until ``expires_at_s`` (Unix time), at most ``MAX_PASS_S`` ahead.
+        """The leave to carry ``body`` out until ``expires_at_s`` (Unix time), at most ``MAX_PASS_S`` ahead.
 
         The secret itself never travels, and a reader of the pass on its way can only repeat the same order.
         """

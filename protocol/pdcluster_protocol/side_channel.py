@@ -112,7 +112,7 @@ class RegionLayout(msgspec.Struct, frozen=True, array_like=True):
     is_draft: bool = False
     """Whether it is a draft model's: decode can do without what prefill does not have of it."""
     runs: tuple[StateRun, ...] = ()
-    """What a state's page consists of. Empty where it is not known: then only equal TP sizes can hand it over."""
+    """The parts of a state's page. Empty where they are not known: then only equal TP sizes can hand it over."""
 
     @property
     def has_tokens(self) -> bool:
@@ -163,7 +163,7 @@ class Hello(_Message, frozen=True, tag="hello"):
     layout: RankLayout
     fingerprint: KvFingerprint
     transfer_protocol: str = ""
-    """By which its bytes travel: ``tcp``, ``rdma`` or ``ascend``. Must be decode's."""
+    """The protocol by which its bytes travel: ``tcp``, ``rdma`` or ``ascend``. Must be decode's."""
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
@@ -255,7 +255,7 @@ class Failed(_OfAttempt, frozen=True, tag="failed"):
 
 
 class Again(_OfAttempt, frozen=True, tag="again"):
-    """What is here is not what was pushed: push these tokens of these regions once more, under the same grant.
+    """Decode's content differs from what was pushed: push these tokens of these regions again, under the same grant.
 
     Then say ``Done`` with ``num_pushes`` 2. The lease counts from now on.
     """
@@ -362,7 +362,7 @@ def _parse(payload: memoryview, decoder: msgspec.msgpack.Decoder[_M]) -> _M:
 
 
 def _odd_number(payload: memoryview) -> str:
-    """Whose number is out of its bounds, and which; empty when that is not what is wrong."""
+    """The number that is out of its bounds, and its engine; empty when the fault is another one."""
     try:
         said = msgspec.msgpack.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError):

@@ -63,7 +63,7 @@ class PushTrace(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", ta
     prompt_tokens: int
     num_layers: int
     num_bytes: int
-    """That decode's transport has acknowledged."""
+    """The bytes that decode's transport has acknowledged."""
     is_content_compared: bool = False
     ranges: int
     writes: int

@@ -22,10 +22,10 @@ PodNames: TypeAlias = Annotated[tuple[str, ...], Meta(max_length=1000)]
 
 
 class VerifyOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is to be verified."""
+    """An order to verify one revision."""
 
     revision: Annotated[str, Meta(max_length=253)] = ""
-    """Whose pair it is. Default: that of engines without one, as where they are named at start."""
+    """The revision whose pair it is. Default: none, as with engines that are named at start."""
     prefill_pods: PodNames | None = None
     """The prefill engine is one of these pods. Default: any of the revision."""
     decode_pods: PodNames | None = None
@@ -61,7 +61,7 @@ class VerifyAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens in a block, of the KV group of decode with the largest."""
     is_content_compared: bool = True
     transfer_protocol: str
-    """By which decode says that the bytes came: ``tcp``, ``rdma`` or ``ascend``."""
+    """The protocol by which the bytes came, as decode says: ``tcp``, ``rdma`` or ``ascend``."""
     seconds: float
     """For all of it."""
 

@@ -1,4 +1,4 @@
-"""What engines of vllm-ascend 0.23.0.post1 say with their own ``MooncakeLayerwiseConnector``, and must be told.
+"""The messages of vllm-ascend 0.23.0.post1's own ``MooncakeLayerwiseConnector``, and the answers that it must get.
 
     router --LayerwiseParams--> decode --LayerwiseReservation--> metaserver --the same bytes--> prefill
 
@@ -58,7 +58,7 @@ class _Name(msgspec.Struct, frozen=True):
 
 
 _NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec says of bytes that are none, of text that is no text, and of what is nested too deeply."""
+"""The errors of msgspec for bytes that are none, for text that is no text, and for nesting that is too deep."""
 
 
 def request_id_in(body: bytes | bytearray) -> str:
@@ -74,7 +74,7 @@ def request_id_in(body: bytes | bytearray) -> str:
 
 
 def parse_layerwise_reservation(body: bytes | bytearray) -> LayerwiseReservation:
-    """What decode posts, in the form of vllm-ascend 0.23.
+    """Decode's reservation, in the form of vllm-ascend 0.23.
 
     Raises:
         ProtocolError: A name is missing, a value is of another type or out of bounds, or both do not fit together.

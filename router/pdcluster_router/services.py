@@ -1,4 +1,4 @@
-"""What every request needs and shares: engines, running transfers, clock, secret, metrics, trace. One per process.
+"""The services that every request shares: engines, running transfers, clock, secret, metrics, trace. One per process.
 
 Built by ``Router``; holds no rule about requests.
 """
@@ -105,7 +105,7 @@ class Services:
         return TransferId(os.urandom(16).hex())
 
     def decode_params(self, pairing: Pairing, *, wants_receipt: bool) -> DecodeParams | bytes:
-        """What decode gets."""
+        """Decode's parameters."""
         params = DecodeParams(
             metaserver=self._metaserver_url,
             transfer_id=pairing.transfer_id,
@@ -116,7 +116,7 @@ class Services:
         return self.dialect.decode_params(params)
 
     def prefill_params(self, reservation: Posted, attempt: Attempt, deadline: float) -> Reservation | bytes:
-        """What prefill gets for ``attempt``. ``deadline``: the request's, monotonic seconds."""
+        """Prefill's parameters for ``attempt``. ``deadline``: the request's, monotonic seconds."""
         return self.dialect.prefill_params(reservation, attempt, self._left_ms(deadline))
 
     @property

@@ -77,13 +77,13 @@ class Settings(BaseModel):
     discovery: Discovery = Discovery.STATIC
     """How engines are found. static: works everywhere, and needs no right on any API."""
     engine_dialect: EngineDialect = EngineDialect.PDCLUSTER
-    """What the engines' KV connector speaks. pdcluster: ours, with all that these pages promise. vllm-ascend: engines
-    of vllm-ascend 0.23 as they are released. Their calls to the internal port show no token, so only engines may reach
-    that port; what else is less is in docs/operations.md."""
+    """The dialect of the engines' KV connector. pdcluster: ours, with all that these pages promise. vllm-ascend:
+    engines of vllm-ascend 0.23 as they are released. Their calls to the internal port show no token, so only engines
+    may reach that port; what else is less is in docs/operations.md."""
     policy: RouterPolicy = RouterPolicy.LEAST_TOKENS
-    """Which engine gets a request. least-tokens: the one with the least to do, good for any requests. affinity: the one
-    that has had this conversation, unless it has much more to do than the others: for agents and chats, whose prompts
-    begin with what was said before."""
+    """How an engine is chosen for a request. least-tokens: the one with the least to do, good for any requests.
+    affinity: the one that has had this conversation, unless it has much more to do than the others: for agents and
+    chats, whose prompts begin with what was said before."""
     namespace: DnsName | None = None
     """Kubernetes namespace of the PDCluster. None: this pod's own."""
     cluster: DnsName | None = None
@@ -140,8 +140,8 @@ class Settings(BaseModel):
     """Decode engines that a request is sent to, before the client has its first byte. 2: the second one proves whether
     it was the engine or the request; more would carry a request that kills engines through the whole pool."""
     on_prefill_failure: Action = Action.RECOMPUTE
-    """What happens when no prefill attempt is left. recompute: decode does what its kv_load_failure_policy says. fail:
-    the client gets a 502 at once, for pools whose decode engines must never compute prompts."""
+    """Decode's action when no prefill attempt is left. recompute: as its kv_load_failure_policy says. fail: the client
+    gets a 502 at once, for pools whose decode engines must never compute prompts."""
     max_prefill_backlog_tokens: int = Field(default=65536, ge=1, le=1 << 30)
     """Prompt tokens that may be under way for each usable prefill engine, and for each decode engine of what it has to
     prefill by itself: estimated from bytes, exact once decode has reserved. No request counts for more than a quarter.
@@ -228,7 +228,7 @@ class Settings(BaseModel):
 
     @property
     def metaserver_url(self) -> str:
-        """What decode engines call.
+        """The URL that decode engines call.
 
         Raises:
             ConfigError: ``host`` is a wildcard and ``advertise_url`` is not given, so there is no address to call.

@@ -54,13 +54,13 @@ def of_prefill(worker: Any) -> dict[str, int]:
     """Of a prefill rank: source blocks that vLLM must not free, pushes and writes of its lanes, staging memory."""
     lanes = worker._known_lanes()
     writes = [lane._out._writes for lane in lanes if lane._out._writes is not None]
-    staging = worker._parts.staging
+    staging = worker._context.staging
     return {
         "requests whose blocks are held": len(worker._holds._holds) + len(worker._unread),
         "requests known": len(worker._sending),
         "pushes": sum(len(lane._book) for lane in lanes),
         "writes": sum(queue._num_writes_in_flight for queue in writes),
-        "rooms in staging memory": 0 if staging is None or staging.is_idle else 1,
+        "buffers in staging memory": 0 if staging is None or staging.is_idle else 1,
     }
 
 
@@ -71,6 +71,6 @@ def of_decode(receiver: Any) -> dict[str, int]:
         "reservations": reception.num_waiting,
         "requests known": len(reception._by_request) + len(receiver._expected_at),
         "prefill ranks that wait for a reservation": sum(map(len, reception._parked.values())),
-        "contents to compare": len(receiver._digests._wanted),
+        "contents to compare": len(receiver._sums._wanted),
         "results not told": len(receiver._results) + len(receiver._losses),
     }

@@ -28,7 +28,7 @@ from pdcluster_connector.core.receiving import (
     Report,
 )
 from pdcluster_connector.core.writers import PeerId, Sender, SessionId
-from pdcluster_connector.worker.again import plan_again
+from pdcluster_connector.worker.second_push import plan_again
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.params import ContentCheck
 from pdcluster_protocol.side_channel import Again, Done
@@ -125,7 +125,7 @@ class _Case:
             fault(self.rank, dice)
 
     def _receive(self) -> Receive:
-        receive = Receive(T, TIMES, deadline=1e9, wants_digest=True)
+        receive = Receive(T, TIMES, deadline=1e9, wants_sums=True)
         for rank in range(len(self.scene.prefill)):
             sender = Sender(BOOT, rank, SessionId("s"), self.scene.debt())
             receive.open(PeerId(b"%d" % rank), FIRST, sender, now=0.0)
@@ -139,7 +139,7 @@ class _Case:
 
     def _compare(self, receive: Receive) -> ReceivingCommands:
         under_way = self.rank.reader.received(self.rank.order(ContentCheck.FULL), T)
-        return receive.digested(FIRST, Found(under_way.plan, under_way.result()), now=0.0)
+        return receive.summed_up(FIRST, Found(under_way.plan, under_way.result()), now=0.0)
 
     def _is_seen_by_samples(self, key: str) -> bool:
         under_way = self.rank.reader.received(self.rank.order(ContentCheck.SAMPLED), key)

@@ -17,7 +17,7 @@ from pdcluster_connector.core.sending import Push, PushKey
 from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_connector.core.writers import Debt
 from pdcluster_connector.steps import ContentOrder
-from pdcluster_connector.worker.content import KvReader
+from pdcluster_connector.worker.content_sums import KvReader
 from pdcluster_connector.worker.pushes import LivePush
 from pdcluster_connector.worker.route import Route, plan_route
 from pdcluster_protocol.fingerprint import KvFingerprint

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from fakes.network import FakeNetwork
 from pdcluster_connector.transport.base import Transport, TransportSettings, WriteId, WriteStatus
-from pdcluster_connector.transport.fake import FakeNetwork
 from pdcluster_connector.transport.mooncake import MooncakeTransport
 from pdcluster_connector.transport.shared import SharedSessions, Use
 

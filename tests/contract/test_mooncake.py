@@ -16,27 +16,21 @@ import numpy as np
 import pytest
 
 from contract.ends import MEMORY_BYTES, Memory, ProcessReceiver
-from pdcluster_connector.transport import make_transport
 from pdcluster_connector.transport.base import TransportSettings, WriteId, WriteStatus
 from pdcluster_connector.transport.mooncake import MooncakeTransport
-from pdcluster_connector.transport.taken import require_taken
+from pdcluster_connector.transport.protocol_check import require_taken
 from pdcluster_protocol.errors import ConfigError, TransferError
 
 START = (
-    "from pdcluster_connector.transport import make_transport as m; from pdcluster_connector.transport.base import "
-    "TransportSettings as s; m('mooncake', s('127.0.0.1', 'tcp'))"
+    "from pdcluster_connector.transport.mooncake import MooncakeTransport as m; "
+    "from pdcluster_connector.transport.base import TransportSettings as s; m(s('127.0.0.1', 'tcp'))"
 )
 
 
 def test_the_unacknowledged_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MC_TCP_PROTO", "1")
     with pytest.raises(ConfigError, match=r"MC_TCP_PROTO=1 .*: unset it"):
-        make_transport("mooncake", TransportSettings("127.0.0.1", "tcp"))
-
-
-def test_an_unknown_transport_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"transport is 'nixl'.*'mooncake'"):
-        make_transport("nixl", TransportSettings("127.0.0.1", "tcp"))
+        MooncakeTransport(TransportSettings("127.0.0.1", "tcp"))
 
 
 @pytest.mark.parametrize(
@@ -51,18 +45,18 @@ def test_what_mooncake_would_take_silently_and_fail_with_later_is_refused(
     host: str, protocol: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_transport("mooncake", TransportSettings(host, protocol))
+        MooncakeTransport(TransportSettings(host, protocol))
 
 
 @pytest.mark.skipif(any(Path("/sys/class/infiniband").glob("*")), reason="this machine has an RDMA device")
 def test_rdma_without_a_device_is_refused_rather_than_replaced_by_tcp() -> None:
     with pytest.raises(ConfigError, match=r"rdma.*use transfer_protocol tcp"):
-        make_transport("mooncake", TransportSettings("127.0.0.1", "rdma"))
+        MooncakeTransport(TransportSettings("127.0.0.1", "rdma"))
     assert "MC_FORCE_TCP" not in os.environ, "what an earlier engine of this process needed"
 
 
 def test_tcp_is_forced_so_that_a_machine_with_rdma_devices_takes_it_too(capfd: pytest.CaptureFixture[str]) -> None:
-    make_transport("mooncake", TransportSettings("127.0.0.1", "tcp")).close()
+    MooncakeTransport(TransportSettings("127.0.0.1", "tcp")).close()
     assert os.environ["MC_FORCE_TCP"] == "1"
     assert "MC_FORCE_TCP is set, using TCP transport only" in capfd.readouterr().err
 
@@ -72,11 +66,11 @@ def test_a_protocol_that_mooncake_replaces_without_a_word_is_refused(monkeypatch
     with pytest.raises(
         ConfigError, match=r"transfer_protocol is ascend, and Mooncake took tcp: install Mooncake's build"
     ):
-        make_transport("mooncake", TransportSettings("127.0.0.1", "ascend"))
+        MooncakeTransport(TransportSettings("127.0.0.1", "ascend"))
 
 
 def test_an_engine_says_which_protocol_it_took_and_that_it_acknowledges(caplog: pytest.LogCaptureFixture) -> None:
-    transport = make_transport("mooncake", TransportSettings("127.0.0.1", "tcp"))
+    transport = MooncakeTransport(TransportSettings("127.0.0.1", "tcp"))
     try:
         host, _, port = transport.session.rpartition(":")
         require_taken("tcp", host, int(port))
@@ -90,7 +84,7 @@ def test_an_engine_says_which_protocol_it_took_and_that_it_acknowledges(caplog: 
 def test_another_transport_that_the_user_forces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MC_FORCE_MNNVL", "1")
     with pytest.raises(ConfigError, match=r"transfer_protocol is tcp, but MC_FORCE_MNNVL=1 .*unset MC_FORCE_MNNVL"):
-        make_transport("mooncake", TransportSettings("127.0.0.1", "tcp"))
+        MooncakeTransport(TransportSettings("127.0.0.1", "tcp"))
 
 
 def test_the_thread_that_submits_a_peers_first_writes_enters_the_device_before() -> None:
@@ -98,7 +92,7 @@ def test_the_thread_that_submits_a_peers_first_writes_enters_the_device_before()
     entered: list[str] = []
     memory = np.zeros(64, np.uint8)
     settings = TransportSettings("127.0.0.1", "tcp", enter_thread=lambda: entered.append(current_thread().name))
-    transport, peer = make_transport("mooncake", settings), make_transport("mooncake", settings)
+    transport, peer = MooncakeTransport(settings), MooncakeTransport(settings)
     try:
         transport.register(memory.ctypes.data, memory.nbytes)
         write = transport.submit_writes(peer.session, [(memory.ctypes.data, 4096, 64)])
@@ -113,7 +107,7 @@ def test_the_thread_that_submits_a_peers_first_writes_enters_the_device_before()
 
 
 def test_a_session_names_the_host_and_differs_between_transports() -> None:
-    transports = [make_transport("mooncake", TransportSettings("127.0.0.1", "tcp")) for _ in range(2)]
+    transports = [MooncakeTransport(TransportSettings("127.0.0.1", "tcp")) for _ in range(2)]
     sessions = {transport.session for transport in transports}
     assert len(sessions) == 2
     assert {session.partition(":")[0] for session in sessions} == {"127.0.0.1"}

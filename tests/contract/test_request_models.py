@@ -33,7 +33,7 @@ TEXT: Final = {
     "documents", "include_reasoning", "media_io_kwargs", "messages", "mm_processor_kwargs", "parallel_tool_calls",
     "reasoning_effort", "suffix", "tool_choice", "tools", "truncate_prompt_tokens", "truncation_side",
 }  # fmt: skip
-"""What the prompt's tokens are: both engines are told the same, and compare digests."""
+"""What the prompt's tokens are: both engines are told the same, and compare prompt digests."""
 ANSWER: Final = {
     "mm_payload", "return_mm_kwargs", "return_prompt_text", "return_token_ids", "return_token_offsets",
     "return_tokens_as_token_ids", "routed_experts_prompt_start", "skip_special_tokens", "spaces_between_special_tokens",

@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from fakes.answers import END, STREAM_HEAD, answer, chunk, error_body, json_answer, simple_answer
+from fakes.answers import END, STREAM_HEAD, answer, chunk, json_answer, simple_answer
 from fakes.http import Message, RawClient, read_body, read_head
+from fakes.messages import MESSAGES, MessagesWords
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS, SECRET, reservation_call, reservation_of
+from fakes.words import OpenAIWords
 from integration.ports import fresh_port
 from patience import PATIENCE_S
 from pdcluster_protocol.secret import Secret
@@ -213,7 +215,7 @@ class FakeEngine:
 
     async def _work(self, seen: Seen, writer: asyncio.StreamWriter) -> bool:
         """Whether the connection can be kept."""
-        early = await self._early_fault(seen.fault, writer)
+        early = await self._early_fault(seen, writer)
         if early is not None:
             return early
         params = seen.params or {}
@@ -222,16 +224,17 @@ class FakeEngine:
             return await self._prefill(seen, writer)
         return await self._decode(seen, writer)
 
-    async def _early_fault(self, fault: Fault, writer: asyncio.StreamWriter) -> bool | None:
+    async def _early_fault(self, seen: Seen, writer: asyncio.StreamWriter) -> bool | None:
+        fault, error = seen.fault, self._words(seen).error
         if fault is Fault.HANG:
             await asyncio.Event().wait()
         if fault is Fault.DIE:
             return False
         answers = {
             Fault.RAW: self.raw,
-            Fault.ERROR_500: json_answer(500, error_body("engine says no", 500)),
-            Fault.ERROR_503: json_answer(503, error_body("engine is overloaded", 503)),
-            Fault.ERROR_404: json_answer(404, error_body("The model `x` does not exist.", 404)),
+            Fault.ERROR_500: json_answer(500, error("engine says no", 500)),
+            Fault.ERROR_503: json_answer(503, error("engine is overloaded", 503)),
+            Fault.ERROR_404: json_answer(404, error("The model `x` does not exist.", 404)),
             Fault.ERROR_TEXT: answer(500, "text/plain", b"Internal Server Error"),
             Fault.EMPTY_200: json_answer(200, b""),
             Fault.NOT_HTTP: b"SSH-2.0-OpenSSH_9.2\r\n",
@@ -247,9 +250,8 @@ class FakeEngine:
         await self._pass(Gate.PREFILL)
         self.wire.of(seen.params["transfer_id"]).set()
         await self._pass(Gate.REPLY)
-        writer.write(
-            json_answer(200, b'{"choices":[{"text":"",%b}]}' % GIVEN_UP if seen.fault is Fault.GIVE_UP else _ONE_TOKEN)
-        )
+        words = self._words(seen)
+        writer.write(json_answer(200, words.one_token_given_up() if seen.fault is Fault.GIVE_UP else words.one_token()))
         return True
 
     async def _decode(self, seen: Seen, writer: asyncio.StreamWriter) -> bool:
@@ -264,8 +266,8 @@ class FakeEngine:
         elif seen.body.get("stream"):
             await self._stream(seen, writer)
         else:
-            body = self.answer(seen)
-            writer.write(json_answer(200, given_up(body) if seen.fault is Fault.GIVE_UP else body))
+            is_given_up = seen.fault is Fault.GIVE_UP
+            writer.write(json_answer(200, self._words(seen).whole_given_up() if is_given_up else self.answer(seen)))
         return True
 
     async def _fetch_kv(self, seen: Seen) -> str | None:
@@ -309,24 +311,23 @@ class FakeEngine:
 
     def _write_problem(self, seen: Seen, problem: str, writer: asyncio.StreamWriter) -> None:
         if seen.body.get("stream"):
-            writer.write(chunk(b"data: " + error_body(problem, 500) + b"\n\n") + chunk(b"data: [DONE]\n\n") + END)
+            writer.write(b"".join(map(chunk, self._words(seen).error_events(problem))) + END)
         else:
-            writer.write(json_answer(500, error_body(problem, 500)))
+            writer.write(json_answer(500, self._words(seen).error(problem, 500)))
 
     async def _stream(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
         for index, event in enumerate(self.events(seen)):
             if index:
                 await asyncio.sleep(self.token_s)
-            if index == 1:
+            if index == self._words(seen).num_first:
                 await self._pass(Gate.SECOND_TOKEN)
                 if seen.fault is Fault.DIE_MID_STREAM:
                     raise ConnectionResetError
                 if seen.fault is Fault.ERROR_MID_STREAM:
-                    event = b"data: " + error_body("EngineCore died", 500) + b"\n\ndata: [DONE]\n\n"
-                    writer.write(chunk(event))
+                    writer.write(chunk(b"".join(self._words(seen).error_events("EngineCore died"))))
                     break
                 if seen.fault is Fault.GIVE_UP:
-                    writer.write(chunk(given_up(event)) + chunk(b"data: [DONE]\n\n"))
+                    writer.write(b"".join(map(chunk, self._words(seen).events_given_up())))
                     break
             writer.write(chunk(event))
             await writer.drain()
@@ -334,31 +335,15 @@ class FakeEngine:
 
     def events(self, seen: Seen) -> list[bytes]:
         """The events of a streamed answer, byte for byte."""
-        deltas = [self._delta(seen, token) for token in self.tokens]
-        if (seen.body.get("stream_options") or {}).get("include_usage"):
-            deltas.append({**deltas[0], "choices": [], "usage": _USAGE})
-        return [b"data: " + json.dumps(delta).encode() + b"\n\n" for delta in deltas] + [b"data: [DONE]\n\n"]
+        return self._words(seen).events()
 
     def answer(self, seen: Seen) -> bytes:
         """An answer that is not streamed, byte for byte."""
-        text = "".join(self.tokens) + self.padding
-        common = {
-            "id": "cmpl-1",
-            "created": 1,
-            "model": "m",
-            "usage": _USAGE,
-            "kv_transfer_params": self._receipt(seen),
-        }
-        if "messages" not in seen.body:
-            choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}
-            return json.dumps({**common, "object": "text_completion", "choices": [choice]}).encode()
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        if seen.body.get("tools"):
-            message = {"role": "assistant", "content": None, "tool_calls": [_TOOL_CALL]}
-        choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
-        if seen.body.get("logprobs"):
-            choice["logprobs"] = {"content": [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}]}
-        return json.dumps({**common, "object": "chat.completion", "choices": [choice]}).encode()
+        return self._words(seen).whole()
+
+    def _words(self, seen: Seen) -> OpenAIWords:
+        kind = MessagesWords if seen.message.path == MESSAGES else OpenAIWords
+        return kind(seen.body, self.tokens, self.padding, self._receipt(seen))
 
     def _receipt(self, seen: Seen) -> dict[str, object] | None:
         is_wanted = self.gives_receipts and (seen.params or {}).get("wants_receipt")
@@ -369,28 +354,6 @@ class FakeEngine:
         }
         return said if is_wanted else None
 
-    def _delta(self, seen: Seen, token: str) -> dict[str, Any]:
-        common = {"id": "cmpl-1", "created": 1, "model": "m"}
-        text = token + self.padding
-        if "messages" in seen.body:
-            choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
-            return {**common, "object": "chat.completion.chunk", "choices": [choice]}
-        choice = {"index": 0, "text": text, "finish_reason": None, "logprobs": None}
-        return {**common, "object": "text_completion", "choices": [choice]}
-
-
-GIVEN_UP = b'"finish_reason":"abort"'
-_ONE_TOKEN = b'{"choices": [{"text": "x"}]}'
-
-
-def given_up(answer: bytes) -> bytes:
-    """The same, of a request that the engine has ended."""
-    return answer.replace(b'"finish_reason": "stop"', GIVEN_UP).replace(b'"finish_reason": null', GIVEN_UP)
-
 
 def _is_ok(reply: Message) -> bool:
     return reply.status == 200 and bool(reply.json()["status"] == "ok")
-
-
-_USAGE = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": 4, "total_tokens": PROMPT_TOKENS + 4}
-_TOOL_CALL = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -16,9 +16,10 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from fakes.answers import json_answer
-from fakes.engine import GIVEN_UP, FakeEngine, Fault, Gate, Seen, Wire
+from fakes.engine import FakeEngine, Fault, Gate, Seen, Wire
 from fakes.http import Message, RawClient, request_bytes
 from fakes.router import Rig, running_server, until
+from fakes.words import GIVEN_UP
 
 NUM_POSTS: Final = 3
 RECOMPUTED: Final = b'"finish_reason":"stop","stop_reason":"recomputed"'

@@ -112,12 +112,12 @@ class DecodeRank:
         data = memory(pages, num_blocks, UNWRITTEN)
         return cls(tp_size, rank, pages, data, np.zeros_like(data))
 
-    def write(self, part: StagedPart, item: ReshardItem, room: Bytes) -> int:
-        """Write the part from ``room``; how many ranges it took."""
+    def write(self, part: StagedPart, item: ReshardItem, buffer: Bytes) -> int:
+        """Write the part from ``buffer``; how many ranges it took."""
         rows = write_rows(part, item, self.pages)
         assert rows.total_bytes == part.num_bytes
         for source, target, num_bytes in zip(rows.source, rows.target, rows.num_bytes, strict=True):
-            self.data[target : target + num_bytes] = room[source : source + num_bytes]
+            self.data[target : target + num_bytes] = buffer[source : source + num_bytes]
             self.writes[target : target + num_bytes] += 1
         return len(rows.source)
 

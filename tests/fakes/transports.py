@@ -183,4 +183,4 @@ class _WrappedSessions(Sessions):
 
 def wrap_transports(worker: PrefillWorker, wrap: Callable[[Transport], Transport]) -> None:
     """The worker's lanes write by sessions that are wrapped as they are opened."""
-    worker._parts = replace(worker._parts, sessions=_WrappedSessions(worker._parts.sessions, wrap))
+    worker._context = replace(worker._context, sessions=_WrappedSessions(worker._context.sessions, wrap))

@@ -26,6 +26,7 @@ from pdcluster_protocol.params import (
 )
 from pdcluster_protocol.secret import Secret, make_secret
 from pdcluster_router.core.dialect import PdclusterDialect
+from pdcluster_router.core.messages import parse_messages
 from pdcluster_router.core.request_head import RequestHead, read_head
 from pdcluster_router.core.rewrite import BadBody, parse_body
 from pdcluster_router.http.cycle import HotCycle
@@ -116,9 +117,26 @@ def bodies(rng: random.Random) -> bytes:
     return spoil_bytes(rng, body) if rng.random() < 0.4 else body
 
 
-_VALUES: Final = [1, 2, 1.0, 2.0, "2", "1", True, False, None, [], {}, [{}], 'é\\"}', 2**70, {"kv_transfer_params": 7}]
+_VALUES: Final = [
+    1,
+    2,
+    1.0,
+    2.0,
+    "2",
+    "1",
+    True,
+    False,
+    None,
+    [],
+    {},
+    [{}],
+    'é\\"}',
+    2**70,
+    {"kv_transfer_params": 7},
+    {"type": "tool"},
+]
 _KEYS: Final = ["n", "best_of", "echo", "use_beam_search", "prompt", "messages", "vllm_xargs", "kv_transfer_params",
-                "ec_transfer_params", "stream", "max_tokens", "x", ""]  # fmt: skip
+                "ec_transfer_params", "stream", "max_tokens", "tool_choice", "x", ""]  # fmt: skip
 
 
 def client_bodies(rng: random.Random) -> bytes:
@@ -157,7 +175,19 @@ def is_passed_on(body: bytes) -> bool:
     order = json.loads(to_prefill)
     assert (order["n"], order["max_tokens"], order["stream"]) == (1, 1, False)
     assert msgspec.convert(order["kv_transfer_params"], Reservation) == RESERVATION
+    _require_the_same_as_messages(body, fields)
     return True
+
+
+def _require_the_same_as_messages(body: bytes, fields: dict[str, object]) -> None:
+    """As a request of Anthropic's API: one token for prefill, and our parameters on both engines."""
+    parsed = parse_messages(body)
+    seen = json.loads(b"".join(parsed.for_decode(PARAMS)))
+    order = json.loads(b"".join(parsed.for_prefill(RESERVATION)))
+    assert seen["kv_transfer_params"] == to_wire(PARAMS)
+    assert msgspec.convert(order["kv_transfer_params"], Reservation) == RESERVATION
+    assert (order["max_tokens"], order["stream"]) == (1, False)
+    assert set(order) - set(fields) <= {"max_tokens", "stream", "kv_transfer_params"}
 
 
 def run_clients(num_inputs: int, seed: int) -> str:

@@ -34,7 +34,7 @@ class SkipsALayer(_BreaksTransports):
     """Never sends the third layer, and counts its bytes as sent."""
 
     def wrap(self, inner: Transport) -> Transport:
-        regions = self._worker._parts.hello.layout.regions
+        regions = self._worker._context.hello.layout.regions
         return Forgetting(inner, regions[2].base, regions[3].base)
 
 
@@ -42,7 +42,7 @@ class LosesAWriteOnce(_BreaksTransports):
     """Does not make its first write of the third layer, and counts its bytes as sent; later ones are made."""
 
     def wrap(self, inner: Transport) -> Transport:
-        regions = self._worker._parts.hello.layout.regions
+        regions = self._worker._context.hello.layout.regions
         return ForgettingOnce(inner, regions[2].base, regions[3].base, 1)
 
 

@@ -245,7 +245,7 @@ class PrefillGroup:
         """Whether every living rank has named each of these requests as free."""
         return all(set(names) <= self.released.get(number, set()) for number, _ in self.living)
 
-    def require_no_room_taken(self) -> None:
+    def require_no_staging_taken(self) -> None:
         assert self.step_until(lambda: all(rank.ask("is_idle") for _, rank in self.living), 5)
 
     def _ask_finished(self, names: Sequence[str]) -> None:
@@ -302,7 +302,7 @@ def _serve(rank: int, tp_size: int, store: str, settings: Settings, pipe: Connec
             case "pause":
                 time.sleep(said[0])
             case "is_idle":
-                staging = worker._parts.staging
+                staging = worker._context.staging
                 pipe.send(staging is not None and staging.is_idle)
             case "close":
                 prefill.close()

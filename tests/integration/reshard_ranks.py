@@ -67,7 +67,7 @@ class Scenario:
     stuck: int = -1
     """Rank whose device never ends the second step's first layer."""
     hoards: int = -1
-    """Rank whose lane gives no room back before the first failure."""
+    """Rank whose lane gives no space back before the first failure."""
     drops: int = -1
     """Rank that has given up the first request: its KV is overwritten, its lane writes nothing of it."""
     closes: int = -1
@@ -120,7 +120,7 @@ class RankResult:
     ordered_s: float
     """When the forward thread had given its last order; ``seconds``: when the lane had written the last part."""
     is_idle: bool
-    """All staging room came back."""
+    """All staging memory came back."""
     has_closed: bool
     close_s: float
     num_sockets: tuple[int, int]
@@ -226,7 +226,7 @@ class _Rank:
         import torch.distributed as dist
 
         from pdcluster_connector.device import CpuDevice
-        from pdcluster_connector.reshard.resharder import Resharder, ResharderParts, ReshardOutcome
+        from pdcluster_connector.reshard.resharder import Resharder, ResharderContext, ReshardOutcome
         from pdcluster_connector.reshard.rounds import GroupRank
         from pdcluster_connector.reshard.staging import StagingMemory
         from pdcluster_connector.reshard.tensors import TokenRegion, open_reshard_group
@@ -246,7 +246,7 @@ class _Rank:
         self.outcomes: SimpleQueue[ReshardOutcome] = SimpleQueue()
         self.num_sockets = _num_sockets()
         group = open_reshard_group(ranks, scenario.timeout_s)
-        parts = ResharderParts(GroupRank(rank, len(ranks)), regions, self.staging, CpuDevice(), scenario.wait_s)
+        parts = ResharderContext(GroupRank(rank, len(ranks)), regions, self.staging, CpuDevice(), scenario.wait_s)
         self.resharder = Resharder(parts, group, self.outcomes.put)
         self.hoarded: list[Any] = []
         self.decodes: dict[tuple[int, int, int], DecodeRank] = {}
@@ -335,8 +335,8 @@ class _Rank:
             want = self.wanted[outcome.region][outcome.step][part.item]
             if not (self.rank == self.scenario.drops and want.item.request_id == "r0"):
                 time.sleep(self.scenario.write_s)
-                room = self.staging.tensor.numpy()[outcome.offset :]
-                self._decode(outcome.region, want, part.decode_rank).write(part, want.item, room)
+                buffer = self.staging.tensor.numpy()[outcome.offset :]
+                self._decode(outcome.region, want, part.decode_rank).write(part, want.item, buffer)
             if self.rank == self.scenario.hoards and ("read", 0, -1, "") not in self.told:
                 self.hoarded.append(outcome.ticket)
             else:

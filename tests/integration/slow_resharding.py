@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -86,7 +87,7 @@ class SlowRank:
 
     @property
     def staging(self) -> StagingMemory:
-        staging = self.prefill.worker._parts.staging
+        staging = self.prefill.worker._context.staging
         assert staging is not None
         return staging
 
@@ -195,10 +196,13 @@ def slow_group(
 ) -> Iterator[SlowGroup]:
     """Both engines. ``is_held``: prefill's forward passes do nothing before the test lets them.
 
-    ``compares``: both can read their own KV.
+    ``compares``: both can read their own KV. Decode has the compiled pass: PyTorch's operators would share what is kept
+    for "the CPU" with prefill's device, which has that name too and work under way.
     """
     with ExitStack() as stack:
-        decode = DecodeEngine("decode-0", settings, decode_tp, BLOCK, 1, compares=compares)
+        check = ContentCheck.FULL if compares else ContentCheck.OFF
+        of_decode = msgspec.structs.replace(settings, content_check=check)
+        decode = DecodeEngine("decode-0", of_decode, decode_tp, BLOCK, 1, compares=compares)
         stack.callback(decode.close)
         meeting = Meeting(prefill_tp)
         made = (_slow_rank(rank, prefill_tp, meeting, settings, compares=compares) for rank in range(prefill_tp))

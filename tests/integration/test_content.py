@@ -7,14 +7,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
 
+import msgspec
 import pytest
 
 from fakes.transports import Permuting, wrap_transports
-from integration.ranks import BLOCK_SIZE, HEAD_BYTES, Pair, Shape, make_pair
+from integration.ranks import BLOCK_SIZE, HEAD_BYTES, Pair, Shape, content_of, expect, make_pair
 from pdcluster_connector.engine_facts import Memory
 from pdcluster_connector.failures import take_counts
+from pdcluster_connector.settings import Settings
+from pdcluster_connector.steps import DecodeStep
 from pdcluster_connector.worker.content_loop import compiled_loop
 from pdcluster_protocol.labels import Role
+from pdcluster_protocol.params import ContentCheck
 
 OURS, THEIRS = [3, 4, 5, 9], [8, 9, 2, 30]
 ROW: Final = BLOCK_SIZE * HEAD_BYTES
@@ -123,9 +127,42 @@ def test_a_rank_that_cannot_read_its_own_kv_verifies_nothing(side: Role) -> None
         pair.require_lost("a")
 
 
-@pytest.mark.parametrize(("changes", "num_compiled"), [({}, 1), (NO_VIEWS, 0)])
-def test_the_sums_of_plain_memory_are_compiled_when_the_ranks_start(changes: Changes, num_compiled: int) -> None:
-    """It takes seconds, which the first request must not wait for."""
+def test_a_decode_rank_whose_device_fails_while_it_reads_says_so_and_accuses_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Here a page that there is not. Sums of a part of the content must not be taken for sums of all of it."""
+    with make_pair() as pair:
+        take_counts()
+        expected = expect("a", 4, 120_000, content_of([8, 9, 2, 1 << 20]))
+        pair.decode.worker.begin_step(DecodeStep(expects=(expected,)))
+        part = pair.slice_of("a", OURS, THEIRS)
+        pair.forward(msgspec.structs.replace(part, content=content_of(OURS, THEIRS)))
+        pair.require_lost("a")
+        assert not pair.losses, "it is no attempt's fault"
+        assert "content_differs" not in take_counts()
+        (told,) = [record.getMessage() for record in caplog.records if "receive_failed" in record.getMessage()]
+        assert "decode rank cannot read its own KV" in told
+        pair.step(finished=["a"])
+        assert pair.step_until(lambda: "a" in pair.released), "its source is kept for ever"
+
+
+@pytest.mark.parametrize(
+    ("check", "changes", "num_compiled"),
+    [
+        (ContentCheck.FULL, {}, 1),
+        (ContentCheck.FULL, NO_VIEWS, 0),
+        (ContentCheck.SAMPLED, {}, 0),
+        (ContentCheck.OFF, {}, 0),
+    ],
+)
+def test_sums_are_compiled_when_ranks_that_are_to_find_all_start_and_nowhere_else(
+    check: ContentCheck, changes: Changes, num_compiled: int
+) -> None:
+    """It takes seconds, which the first request must not wait for, and which samples do not give back."""
     compiled_loop.cache_clear()
-    with make_pair(changes=changes):
+    with make_pair(settings=Settings(content_check=check), changes=changes) as pair:
+        assert compiled_loop.cache_info().currsize == num_compiled
+        pair.compare("a", OURS, THEIRS)
+        if not changes:
+            pair.require_received("a")
         assert compiled_loop.cache_info().currsize == num_compiled

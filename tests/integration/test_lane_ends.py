@@ -19,7 +19,7 @@ from pdcluster_connector.core.writers import PeerId
 from pdcluster_connector.reshard.feeds import ReshardItem
 from pdcluster_connector.reshard.resharder import ReshardFailed
 from pdcluster_connector.reshard.rounds import StagedPart
-from pdcluster_connector.reshard.staging import StagingRoom
+from pdcluster_connector.reshard.staging import StagingBuffer
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.steps import PrefillStep, PushSlice
@@ -315,7 +315,7 @@ def staged(key: PushKey, released: list[str]) -> Staged:
     """A part in staging memory, in an order that a lane may never look at."""
     item = ReshardItem(RequestId("r"), 1, 0, 16, (1,), (2,), 16, 16)
     part = StagedPart(0, 0, np.zeros(1, np.int64), 0, 64)
-    return Staged(1, 0, (StagedWrite(key, item, part, 0, StagingRoom(lambda: released.append("back"))),), 0.0)
+    return Staged(1, 0, (StagedWrite(key, item, part, 0, StagingBuffer(lambda: released.append("back"))),), 0.0)
 
 
 def test_what_comes_to_a_lane_that_has_ended_is_let_go() -> None:

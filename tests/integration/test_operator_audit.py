@@ -18,9 +18,9 @@ from pdcluster_kube.session import open_session
 from pdcluster_operator.audit import Auditor
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.core.views import view_of
+from pdcluster_operator.health_server import serve_probes
 from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import PDCLUSTER
-from pdcluster_operator.probes import serve_probes
 from pdcluster_protocol.errors import ConfigError
 
 pytestmark = pytest.mark.anyio

@@ -43,7 +43,7 @@ def require_let_go(group: PrefillGroup, *names: str) -> None:
     """When vLLM has ended them, every rank of prefill frees their blocks, and has all of its staging memory back."""
     group.finish(*names)
     assert group.step_until(lambda: group.are_released(*names))
-    group.require_no_room_taken()
+    group.require_no_staging_taken()
 
 
 def test_engines_of_any_tp_get_their_heads_in_chunks_and_together(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_request_that_prefill_aborts_in_the_middle_is_released_and_the_others_
         other.require_exact()
         group.finish("other")
         assert group.step_until(lambda: group.are_released("aborted", "other"))
-        group.require_no_room_taken()
+        group.require_no_staging_taken()
 
 
 def preempt_while_the_other_rank_is_late(group: PrefillGroup, late_s: float) -> Job:
@@ -128,7 +128,7 @@ def preempt_while_the_other_rank_is_late(group: PrefillGroup, late_s: float) -> 
     assert group.step_until(lambda: bool(group.outcomes("again")[0]))
     group.finish("again")
     assert group.step_until(lambda: group.are_released("again"))
-    group.require_no_room_taken()
+    group.require_no_staging_taken()
     return again
 
 
@@ -214,10 +214,10 @@ def test_a_small_staging_memory_slows_a_push_down_and_spoils_nothing(tmp_path: P
         jobs = [job("a", one, 1500, 1), job("b", one, 1200, 60)]
         push_whole(group, *jobs)
         require_received(group, *jobs)
-        group.require_no_room_taken()
+        group.require_no_staging_taken()
 
 
-def test_pushes_that_wait_for_a_grant_lose_their_staging_room_to_others(tmp_path: Path) -> None:
+def test_pushes_that_wait_for_a_grant_lose_their_staging_memory_to_others(tmp_path: Path) -> None:
     """Decode never expects the first request: its parts fill the staging memory, and must not stop the second one."""
     settings = msgspec.structs.replace(QUICK, staging_bytes=64 << 10)
     with prefill_group(2, [(1, BLOCK, 1), (4, BLOCK, 1)], tmp_path, settings) as group:
@@ -230,7 +230,7 @@ def test_pushes_that_wait_for_a_grant_lose_their_staging_room_to_others(tmp_path
         require_let_go(group, "stuck", "other")
 
 
-def test_a_decode_engine_that_is_gone_costs_its_own_pushes_only_and_no_staging_room(tmp_path: Path) -> None:
+def test_a_decode_engine_that_is_gone_costs_its_own_pushes_only_and_no_staging_memory(tmp_path: Path) -> None:
     """It goes in the middle of a push; the next request finds nobody to say hello to."""
     settings = msgspec.structs.replace(QUICK, handshake_timeout_s=1.0)
     with prefill_group(2, [(1, BLOCK, 1), (4, BLOCK, 1), (1, BLOCK, 1)], tmp_path, settings) as group:
@@ -247,4 +247,4 @@ def test_a_decode_engine_that_is_gone_costs_its_own_pushes_only_and_no_staging_r
         require_received(group, other)
         group.finish("cut", "other", "refused")
         assert group.step_until(lambda: group.are_released("cut", "other", "refused"), timeout_s=25)
-        group.require_no_room_taken()
+        group.require_no_staging_taken()

@@ -20,7 +20,7 @@ from pdcluster_connector.reshard.feeds import ReshardItem
 from pdcluster_connector.reshard.resharder import (
     Resharded,
     Resharder,
-    ResharderParts,
+    ResharderContext,
     ReshardFailed,
     ReshardOutcome,
     StepRead,
@@ -73,13 +73,13 @@ def test_a_staging_memory_smaller_than_a_layer_holds_the_resharder_but_no_order(
     for result in results.values():
         assert result.failure == ""
         assert result.is_idle
-        assert result.ordered_s < result.seconds / 3, "an order waited for room"
+        assert result.ordered_s < result.seconds / 3, "an order waited for space"
         staged = [(step, region // 2) for name, step, region, _ in result.outcomes if name == "staged"]
         assert staged == sorted(staged)
         assert len(staged) > 2 * 4, "it took several rounds a layer"
 
 
-def test_a_lane_that_gives_no_room_back_costs_its_own_rank_only(tmp_path: Path) -> None:
+def test_a_lane_that_gives_no_space_back_costs_its_own_rank_only(tmp_path: Path) -> None:
     scenario = Scenario(2, (((1, 1500), (1, 1500)), ((1, 900),)), staging_bytes=160 << 10, wait_s=3.0, hoards=1)
     results = run(scenario, tmp_path)
     assert results[0].steps_of("failed") == []
@@ -163,13 +163,16 @@ def test_no_process_and_no_thread_outlives_its_group(tmp_path: Path) -> None:
 
 
 def lone_resharder(
-    on_outcome: Callable[[ReshardOutcome], object], *, room_bytes: int = 1 << 20, staging: StagingMemory | None = None
+    on_outcome: Callable[[ReshardOutcome], object],
+    *,
+    staging_bytes: int = 1 << 20,
+    staging: StagingMemory | None = None,
 ) -> Resharder:
     """Prefill TP 1: every byte is our own."""
     shape = shape_of(Pages(128), 1, 8, 16)
     region = TokenRegion(torch.zeros(8 * shape.pages.block_stride, dtype=torch.uint8), shape, group=0)
-    staging = staging or StagingMemory(room_bytes, torch.device("cpu"))
-    return Resharder(ResharderParts(GroupRank(0, 1), {0: region}, staging, CpuDevice()), None, on_outcome)
+    staging = staging or StagingMemory(staging_bytes, torch.device("cpu"))
+    return Resharder(ResharderContext(GroupRank(0, 1), {0: region}, staging, CpuDevice()), None, on_outcome)
 
 
 def request(tokens: int = 256) -> ReshardItem:
@@ -203,7 +206,7 @@ def test_what_is_ordered_after_close_is_reported_failed_and_the_thread_ends() ->
 
 def test_a_step_that_cannot_be_planned_fails_without_breaking_the_resharder() -> None:
     outcomes: list[ReshardOutcome] = []
-    resharder = lone_resharder(outcomes.append, room_bytes=1 << 13)
+    resharder = lone_resharder(outcomes.append, staging_bytes=1 << 13)
     resharder.begin_step(1, {0: [request()]})
     resharder.layer_saved([0], None)
     assert resharder.fence().wait(5)
@@ -211,13 +214,13 @@ def test_a_step_that_cannot_be_planned_fails_without_breaking_the_resharder() ->
     (failed,) = outcomes
     assert isinstance(failed, ReshardFailed)
     assert failed.reason == (
-        "this step cannot be resharded: one piece of 16384 bytes does not fit a staging room of 4096"
+        "this step cannot be resharded: one piece of 16384 bytes does not fit staging memory of 4096 bytes"
     )
     assert resharder.failure == ""
 
 
 class FullAtFirst(StagingMemory):
-    """Has room for all but the first that asks."""
+    """Has space for all but the first that asks."""
 
     num_asked = 0
 
@@ -228,8 +231,8 @@ class FullAtFirst(StagingMemory):
         return super().take(num_bytes, shares, deadline=deadline, is_closing=is_closing)
 
 
-def test_after_a_round_without_room_no_later_round_of_the_layer_is_staged() -> None:
-    """Its lanes give the layer up, and would never let go of a room that came behind their back."""
+def test_after_a_round_without_space_no_later_round_of_the_layer_is_staged() -> None:
+    """Its lanes give the layer up, and would never let go of a buffer that came behind their back."""
     outcomes: list[ReshardOutcome] = []
     staging = FullAtFirst(1 << 15, torch.device("cpu"))
     resharder = lone_resharder(outcomes.append, staging=staging)

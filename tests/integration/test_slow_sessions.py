@@ -46,8 +46,8 @@ def hold_decode(pair: Pair) -> Held:
 def hold_prefill(pair: Pair) -> Held:
     """Likewise those of prefill's lanes."""
     worker = pair.prefill.worker
-    held = Held(worker._parts.sessions)
-    worker._parts = replace(worker._parts, sessions=held)
+    held = Held(worker._context.sessions)
+    worker._context = replace(worker._context, sessions=held)
     return held
 
 

@@ -70,7 +70,7 @@ class Engines:
 
     @property
     def strips(self) -> StripStaging:
-        strips = self.prefill.worker._parts.strips
+        strips = self.prefill.worker._context.strips
         assert strips is not None
         return strips
 
@@ -120,7 +120,7 @@ class Engines:
             wanted[:, list(theirs)] = heads[:, list(ours)].reshape(MODEL.num_layers, len(ours), -1)
             assert np.array_equal(target.layers, wanted), f"decode rank {rank}"
 
-    def require_no_room_taken(self, name: str) -> None:
+    def require_no_staging_taken(self, name: str) -> None:
         self.step(finished=[name])
         assert self.step_until(lambda: name in self.released)
         assert self.step_until(lambda: self.strips.is_idle)
@@ -172,7 +172,7 @@ def test_every_decode_rank_gets_its_heads_in_few_writes(tp_size: int, tmp_path: 
         pair.push("a", ours[300:], theirs[300:])
         assert pair.outcomes("a") == [True] * tp_size
         pair.require_exact(ours, theirs)
-        pair.require_no_room_taken("a")
+        pair.require_no_staging_taken("a")
     pushes = [line for line in read_traces([trace]) if isinstance(line, PushTrace)]
     assert {push.ranges for push in pushes} == {3 * 700}
     assert max(push.writes for push in pushes) <= 3 * 16
@@ -190,7 +190,7 @@ def test_blocks_without_neighbours_leave_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strip_staging_bytes", [0, 1 << 20])
-def test_decode_sees_no_difference_without_room_and_with_little(strip_staging_bytes: int) -> None:
+def test_decode_sees_no_difference_without_space_and_with_little(strip_staging_bytes: int) -> None:
     ours, theirs = shuffled(700), falling(700, 30)
     with engines(4, msgspec.structs.replace(QUICK, strip_staging_bytes=strip_staging_bytes)) as pair:
         pair.expect("a", 700)
@@ -214,21 +214,21 @@ class _FailsLater(Failing):
         return super().write_status(write)
 
 
-def test_a_push_that_fails_half_way_gives_every_room_back_and_the_next_one_arrives() -> None:
+def test_a_push_that_fails_half_way_gives_every_buffer_back_and_the_next_one_arrives() -> None:
     ours, theirs = shuffled(700), falling(700, 30)
     with engines(2) as pair:
-        parts = pair.prefill.worker._parts
+        parts = pair.prefill.worker._context
         wrap_transports(pair.prefill.worker, _FailsLater)
         pair.expect("a", 700)
         pair.push("a", ours, theirs)
         assert pair.outcomes("a") == [False] * 2
-        pair.require_no_room_taken("a")
-        pair.prefill.worker._parts = parts
+        pair.require_no_staging_taken("a")
+        pair.prefill.worker._context = parts
         pair.expect("b", 700)
         pair.push("b", ours, theirs)
         assert pair.outcomes("b") == [True] * 2
         pair.require_exact(ours, theirs)
-        pair.require_no_room_taken("b")
+        pair.require_no_staging_taken("b")
 
 
 class _Spoils(Wrapped):
@@ -254,7 +254,7 @@ def test_content_that_differs_is_pushed_again_straight_from_the_blocks_and_then_
         assert pair.outcomes("a") == [True] * 2
         assert take_counts()["content_differs"] == 2
         pair.require_exact(ours, theirs)
-        pair.require_no_room_taken("a")
+        pair.require_no_staging_taken("a")
 
 
 def test_a_preempted_request_is_read_to_its_end_or_called_failed() -> None:
@@ -270,7 +270,7 @@ def test_a_preempted_request_is_read_to_its_end_or_called_failed() -> None:
         pair.source.layers[:] = before
         if is_whole == [True] * 2:
             pair.require_exact(ours, theirs)
-        pair.require_no_room_taken("a")
+        pair.require_no_staging_taken("a")
 
 
 def test_strips_are_copied_beside_the_forward_pass_and_leave_when_that_is_over() -> None:
@@ -298,4 +298,4 @@ def test_strips_are_copied_beside_the_forward_pass_and_leave_when_that_is_over()
         runtime.release()
         assert pair.outcomes("b") == [True] * 2
         pair.require_exact(ours, theirs)
-        pair.require_no_room_taken("b")
+        pair.require_no_staging_taken("b")

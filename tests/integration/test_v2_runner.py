@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(3600)]
 FOLDER: Final = Path(__file__).parent
 SHORT: Final = (
     "test_exact.py::test_every_byte_of_every_layers_blocks_on_decode_equals_prefills[192]",
-    "test_failures.py::test_with_policy_recompute_decode_answers_by_itself_when_prefill_dies",
     "test_failures.py::test_preemption_on_prefill_by_a_small_cache_changes_no_answer",
 )
 WHOLE: Final = (
@@ -48,7 +47,7 @@ def run_on_v2(folder: Path, *tests: str) -> None:
     assert any("asynchronous scheduling: True" in log for log in logs)
 
 
-def test_bytes_failures_and_preemption_on_the_v2_runner(tmp_path: Path) -> None:
+def test_bytes_and_preemption_on_the_v2_runner(tmp_path: Path) -> None:
     run_on_v2(tmp_path, *SHORT)
 
 

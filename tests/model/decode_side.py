@@ -108,7 +108,7 @@ class Rank:
             here = ContentSums(b"\1" + here.rows[1:], b"\1" + here.ranges[1:])
         layout = self.reception.welcome.layout
         found = Found(plan_content(ContentCheck.FULL, layout, (((0, len(TOKENS)),),), transfer), here)
-        return self._do(self.reception.digested(transfer, attempt, found, now=0.0))
+        return self._do(self.reception.summed_up(transfer, attempt, found, now=0.0))
 
     def spoil(self, transfer: TransferId, attempt: Attempt) -> tuple[Output, ...]:
         self.wrong.add((transfer, attempt))

@@ -14,13 +14,13 @@ import msgspec
 from model.plan import BLOCK_BYTES, DEADLINE_MS, SECRET, Plan
 from pdcluster_connector.core.sending import (
     CutLane,
-    DigestPush,
     Push,
     PushKey,
     PushPhase,
     Release,
     Send,
     SendingCommands,
+    SumUpPush,
 )
 from pdcluster_protocol.ids import BootId
 from pdcluster_protocol.side_channel import (
@@ -114,7 +114,7 @@ class Link:
         peer = self._usable(decode_boot_id)[0]
         lane = self.lanes[peer]
         push = plan.cores.push(key, hold_s=1.0, deadline=1e6)
-        push.wants_digest = plan.compares
+        push.wants_sums = plan.compares
         flight = lane.flights[key] = Flight(push, to_submit=plan.writes)
         self._apply(plan, peer, flight, push.plan(owed_bytes(plan), 1, is_last=False), out)
         if lane.session:
@@ -283,8 +283,8 @@ class Link:
                     out.append(("released", flight.push.key))
                 case CutLane():
                     is_cut = True
-                case DigestPush():
-                    self._apply(plan, peer, flight, flight.push.digested(plan.sums), out)
+                case SumUpPush():
+                    self._apply(plan, peer, flight, flight.push.summed_up(plan.sums), out)
         if is_cut:
             self._cut(plan, peer, out)
         self._forget_ended(peer)

@@ -242,8 +242,8 @@ class GivesUpSilently(Pairing):
 class ReceivesWhatDiffers(Receive):
     """Receives whatever the sums say."""
 
-    def digested(self, attempt: Attempt, found: Found, *, now: float) -> ReceivingCommands:
-        return self._received() if super().digested(attempt, found, now=now) else ()
+    def summed_up(self, attempt: Attempt, found: Found, *, now: float) -> ReceivingCommands:
+        return self._received() if super().summed_up(attempt, found, now=now) else ()
 
 
 class NeverSettles(Receive):
@@ -256,8 +256,8 @@ class NeverSettles(Receive):
 class ReleasesAtDone(Push):
     """Releases its source when it has said done, though it may be asked again."""
 
-    def digested(self, sums: ContentSums) -> SendingCommands:
-        commands = super().digested(sums)
+    def summed_up(self, sums: ContentSums) -> SendingCommands:
+        commands = super().summed_up(sums)
         return (*commands, Release()) if self.phase is PushPhase.COMPARING else commands
 
 

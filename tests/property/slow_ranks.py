@@ -1,7 +1,7 @@
 """Two prefill ranks in this process: forward pass, resharder, exchange and lane, each on a stream that can be held.
 
-What the connector promises is used at once: a part's room is given back when it was written, and blocks of a step that
-is read are overwritten. So a wait that is missing anywhere ends in wrong bytes.
+What the connector promises is used at once: a part's buffer is given back when it was written, and blocks of a step
+that is read are overwritten. So a wait that is missing anywhere ends in wrong bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pdcluster_connector.device import AcceleratorDevice
 from pdcluster_connector.reshard.resharder import (
     Resharded,
     Resharder,
-    ResharderParts,
+    ResharderContext,
     ReshardFailed,
     ReshardOutcome,
     StepRead,
@@ -63,7 +63,7 @@ class SlowRank:
             self.staging = StagingMemory(scenario.staging_bytes, torch.device("cpu"))
         us = GroupRank(self.rank, scenario.prefill_tp)
         self.decodes: dict[tuple[int, int, int], DecodeRank] = {}
-        parts = ResharderParts(us, regions, self.staging, self.device, PATIENCE_S)
+        parts = ResharderContext(us, regions, self.staging, self.device, PATIENCE_S)
         self.resharder = Resharder(parts, self.group.as_process_group(), self._on_outcome)
         assert until(lambda: len(self.runtime.streams) == len(("forward", "exchange", "lane", "side")))
 
@@ -104,11 +104,11 @@ class SlowRank:
                 pass
 
     def _write(self, outcome: Resharded) -> None:
-        """The lane's transport reads the room now."""
-        room = self.staging.tensor.plain.numpy()[outcome.offset :]  # type: ignore[attr-defined]  # a DeviceTensor
+        """The lane's transport reads the buffer now."""
+        buffer = self.staging.tensor.plain.numpy()[outcome.offset :]  # type: ignore[attr-defined]  # a DeviceTensor
         for part in outcome.parts:
             want = self.wanted[outcome.region][outcome.step][part.item]
-            self._decode(outcome.region, want, part.decode_rank).write(part, want.item, room)
+            self._decode(outcome.region, want, part.decode_rank).write(part, want.item, buffer)
             assert outcome.ticket is not None
             self.resharder.release(outcome.ticket)
 

@@ -20,7 +20,7 @@ from pdcluster_connector.core.content import (
 )
 from pdcluster_connector.core.watermark import wanted_spans
 from pdcluster_connector.steps import ContentOrder
-from pdcluster_connector.worker.content import KvReader, digest_of
+from pdcluster_connector.worker.content_sums import KvReader, sum_of_cells
 from pdcluster_protocol.params import ContentCheck
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 from property.engines import CELL, Scene, scenes
@@ -160,19 +160,19 @@ def test_a_sample_that_differs_stands_for_all_that_was_pushed(scene: Scene) -> N
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 4), st.integers(1, 20))
 def test_a_sum_is_one_over_cells_in_any_order_and_any_parts(seed: int, n: int, heads: int, size: int) -> None:
     content = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (n, heads, size), np.uint8))
-    positions, whole = torch.arange(n) * 7, digest_of(content, torch.arange(n) * 7, seed)
+    positions, whole = torch.arange(n) * 7, sum_of_cells(content, torch.arange(n) * 7, seed)
     order = torch.from_numpy(np.random.default_rng(seed).permutation(n))
-    assert digest_of(content[order], positions[order], seed) == whole
-    parts = [digest_of(content[:, h : h + 1], positions, seed) for h in range(heads)]
+    assert sum_of_cells(content[order], positions[order], seed) == whole
+    parts = [sum_of_cells(content[:, h : h + 1], positions, seed) for h in range(heads)]
     assert sum(parts) % (1 << 64) == whole
     assume(whole)
-    assert digest_of(content, positions + 1, seed) != whole
-    assert digest_of(content, positions, seed + 1) != whole
+    assert sum_of_cells(content, positions + 1, seed) != whole
+    assert sum_of_cells(content, positions, seed + 1) != whole
 
 
 def test_sums_are_the_same_on_every_machine() -> None:
     content = torch.arange(48, dtype=torch.uint8).view(2, 2, 12)
-    assert digest_of(content, torch.tensor([0, 5]), 9) == KNOWN
+    assert sum_of_cells(content, torch.tensor([0, 5]), 9) == KNOWN
 
 
 KNOWN = 11871513654930001584

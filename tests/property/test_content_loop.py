@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from drawn import drawn
 from pdcluster_connector.core.ranges import TokenSpan
 from pdcluster_connector.steps import ContentOrder
-from pdcluster_connector.worker.content import KvReader
-from pdcluster_connector.worker.content_loop import plain_pass
+from pdcluster_connector.worker.content_loop import compiled_loop, plain_pass
 from pdcluster_connector.worker.content_pass import Pages, PartSums, as_words
+from pdcluster_connector.worker.content_sums import KvReader
 from pdcluster_protocol.params import ContentCheck
 from pdcluster_protocol.side_channel import RankLayout, RegionLayout
 
@@ -82,7 +82,7 @@ def test_each_part_has_equal_sums_both_ways(kv: Kv, data: st.DataObject) -> None
     ours = part_sums(kv, numbers, heads, has_units=has_units, num_ranges=num_ranges)
     theirs = replace(ours, rows=ours.rows.clone(), ranges=ours.ranges.clone())
     at_once = data.draw(st.integers(1, len(numbers)))
-    compiled = plain_pass(ours)
+    compiled = plain_pass(ours, compiled_loop())
     assert compiled is not None
     for begin in range(0, len(numbers), at_once):
         compiled.add(slice(begin, begin + at_once))
@@ -104,7 +104,7 @@ def test_a_request_has_equal_sums_both_ways(kv: Kv, check: ContentCheck, data: s
     )
     order, layout = ContentOrder((spans,), (tuple(table),), check), RankLayout(0, 1, (region,))
     plain, foreign = (
-        KvReader(layout, (view,)).received(order, "transfer").result()
+        KvReader(layout, (view,), compiled_loop()).received(order, "transfer").result()
         for view in (kv.view, kv.view.as_subclass(Foreign))
     )
     assert plain == foreign

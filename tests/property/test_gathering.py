@@ -15,7 +15,7 @@ from drawn import drawn
 from pdcluster_connector.core.gathering import StripRun, is_small_strip, may_have_strips, plan_gathers
 from pdcluster_connector.core.link import Link, plan_link
 from pdcluster_connector.core.ranges import ByteRanges, GroupSlice, plan_ranges
-from pdcluster_connector.reshard.strips import strips_of
+from pdcluster_connector.reshard.strip_staging import strips_of
 from pdcluster_protocol.side_channel import RankLayout
 from property.engines import NUM_BLOCKS, Engine, Layer
 
@@ -34,7 +34,7 @@ class Scene:
     padding: tuple[int, int]
     ours: tuple[int, ...]
     theirs: tuple[int, ...]
-    room_bytes: int
+    buffer_bytes: int
 
     def ranks(self, tp_size: int, padding: int) -> list[RankLayout]:
         return Engine(tp_size, 1, (BLOCK,), (self.page_tokens,), padding, (1,)).ranks(LAYERS)
@@ -68,12 +68,12 @@ def plainly(ranges: ByteRanges, source: Bytes, target: Bytes, written: Bytes) ->
 
 
 def gathered(gather: StripRun, source: Bytes, target: Bytes, written: Bytes) -> None:
-    """As a lane does it: copied by PyTorch into a room that held something else."""
+    """As a lane does it: copied by PyTorch into a buffer that held something else."""
     rows = torch.from_numpy((gather.sources - gather.first_source) // gather.step_bytes)
     strips = strips_of(torch.from_numpy(source), gather)
-    room = torch.index_select(strips, 0, rows).contiguous().view(torch.uint8).numpy().reshape(-1)
-    assert room.size == gather.num_bytes
-    plainly(gather.writes, room, target, written)
+    buffer = torch.index_select(strips, 0, rows).contiguous().view(torch.uint8).numpy().reshape(-1)
+    assert buffer.size == gather.num_bytes
+    plainly(gather.writes, buffer, target, written)
 
 
 def memories(size: int) -> tuple[Bytes, Bytes]:
@@ -91,19 +91,19 @@ def compare(scene: Scene, link: Link, prefill: RankLayout, decode: RankLayout) -
     for copy in link.copies:
         shape = link.shapes[copy.shape]
         ranges = plan_ranges(shape, scene.part)
-        gathers = plan_gathers(shape, ranges, scene.room_bytes) if is_small_strip(shape) else ()
+        gathers = plan_gathers(shape, ranges, scene.buffer_bytes) if is_small_strip(shape) else ()
         if not gathers:
             continue
         count += 1
-        assert all(gather.num_bytes <= scene.room_bytes for gather in gathers)
+        assert all(gather.num_bytes <= scene.buffer_bytes for gather in gathers)
         assert 2 * sum(len(gather.writes.source) for gather in gathers) <= len(ranges.source)
         source = np.random.default_rng(count).integers(1, 256, region_of(prefill, copy.source_index), np.uint8)
         wanted, once = memories(region_of(decode, copy.target_index))
         plainly(ranges, source, wanted, once)
-        for way in ("rooms", "no room"):
+        for way in ("buffers", "no buffers"):
             found, written = memories(region_of(decode, copy.target_index))
             for gather in gathers:
-                if way == "rooms":
+                if way == "buffers":
                     gathered(gather, source, found, written)
                 else:
                     plainly(gather.strips, source, found, written)

@@ -148,7 +148,7 @@ class Memory:
 
 
 def push_along(welcome: Welcome, hello: Hello) -> None:
-    """What a lane does when this welcome has come: one push of two blocks, up to its writes and its digest."""
+    """What a lane does when this welcome has come: one push of two blocks, up to its writes and its sums."""
     route = plan_route(welcome, BOOT, hello, can_reshard=True)
     live = LivePush(Push(PushKey(T, A), hold_s=1.0, deadline=9.0), RequestId("r"), "", 32, 0.0)
     live.push.grant(9.0, now=0.0)
@@ -159,8 +159,8 @@ def push_along(welcome: Welcome, hello: Hello) -> None:
     for batch in plan.batches(route, LayerSaved(1, range(len(hello.layout.regions)), None, 0.0)):
         queue.add(batch)
     list(queue.advance(now=1.0))
-    for digested in parts_pushed(hello.layout, welcome.layout):
-        cells_of(digested, hello.layout.regions[digested.region], ((0, 32),), (1, 2))
+    for part_summed in parts_pushed(hello.layout, welcome.layout):
+        cells_of(part_summed, hello.layout.regions[part_summed.region], ((0, 32),), (1, 2))
 
 
 @pytest.mark.parametrize("welcome", WELCOMES.values(), ids=WELCOMES)

@@ -84,7 +84,7 @@ class Lane:
     """Writes whose bytes are wrong on decode."""
     again: int = 0
     """Writes of the second push that are not acknowledged."""
-    is_digesting: bool = False
+    is_summing_up: bool = False
     releases: int = 0
     is_stopped: bool = False
     """SIGSTOP: what is sent goes on."""
@@ -104,8 +104,8 @@ Event: TypeAlias = Callable[[], object]
 class System:
     def __init__(self) -> None:
         self.now = 0.0
-        self.receive = Receive(T, TIMES, deadline=DEADLINE_S, wants_digest=True)
-        self.digesting: Attempt | None = None
+        self.receive = Receive(T, TIMES, deadline=DEADLINE_S, wants_sums=True)
+        self.summing_up: Attempt | None = None
         """Decode sums up what is here of this attempt."""
         self.reports: list[Report] = []
         self.closing: list[SessionId] = []
@@ -129,7 +129,7 @@ class System:
                 found.append(partial(self.land_after_cut, lane))
         if self.closing:
             found.append(self.close_session)
-        if self.digesting is not None:
+        if self.summing_up is not None:
             found.append(self.compare)
         if ATTEMPTS[0] <= self.receive.lost_attempt < ATTEMPTS[-1]:
             found.append(partial(self.start, Attempt(self.receive.lost_attempt + 1)))
@@ -139,7 +139,7 @@ class System:
         found: list[Event] = []
         if lane.push.may_write and lane.to_submit:
             found.append(partial(self.submit, lane))
-        if lane.is_digesting:
+        if lane.is_summing_up:
             found.append(partial(self.sum_up, lane))
         if lane.reading > lane.failed:
             is_open = lane.session not in self.closed
@@ -248,14 +248,14 @@ class System:
     # Sums: their arithmetic is elsewhere tested; here one row stands for each rank.
 
     def sum_up(self, lane: Lane) -> None:
-        lane.is_digesting = False
-        self.do(lane, lane.push.digested(sums_of({lane.rank: 1})))
+        lane.is_summing_up = False
+        self.do(lane, lane.push.summed_up(sums_of({lane.rank: 1})))
 
     def compare(self) -> None:
-        attempt, self.digesting = self.digesting, None
+        attempt, self.summing_up = self.summing_up, None
         assert attempt is not None
         here = {lane.rank: 1 + lane.wrong for lane in self.lanes if lane.attempt == attempt}
-        self.tell(self.receive.digested(attempt, Found(PLAN, sums_of(here)), now=self.now))
+        self.tell(self.receive.summed_up(attempt, Found(PLAN, sums_of(here)), now=self.now))
 
     # The parties.
 
@@ -263,7 +263,7 @@ class System:
         for lane in self.lanes:
             if lane.attempt == attempt and not lane.has_begun:
                 lane.has_begun = True
-                lane.push.wants_digest = True
+                lane.push.wants_sums = True
                 self.do(lane, lane.push.opening(Open(T, attempt, BootId("d"), 1000, "token")))
                 self.do(lane, lane.push.plan(WRITES * WRITE_BYTES, 2, is_last=True))
 
@@ -286,8 +286,8 @@ class System:
                 case Release():
                     lane.releases += 1
                     assert not lane.reading, "I1: released while a write reads the source"
-                case sending.DigestPush():
-                    lane.is_digesting = True
+                case sending.SumUpPush():
+                    lane.is_summing_up = True
                 case Send(message):
                     lane.to_decode.append(message)
                 case sending.CutLane(reason):
@@ -299,8 +299,8 @@ class System:
             match command:
                 case Report():
                     self.reports.append(command)
-                case receiving.DigestReceived(attempt):
-                    self.digesting = attempt
+                case receiving.SumUpReceive(attempt):
+                    self.summing_up = attempt
                 case Reply(peer, message):
                     next(lane for lane in self.lanes if lane.peer == peer).to_prefill.append(message)
                 case receiving.CutSession(session) if session not in (*self.closing, *self.closed):

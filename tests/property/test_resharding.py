@@ -58,7 +58,7 @@ class Case:
     shapes: tuple[TokenShape, ...]
     wanted: tuple[tuple[Wanted, ...], ...]
     """Per region; the items are the same."""
-    room_bytes: int
+    staging_bytes: int
 
     @property
     def items(self) -> list[ReshardItem]:
@@ -67,7 +67,7 @@ class Case:
     def rounds(self) -> list[tuple[Round, ...]]:
         """What each rank plans, by itself."""
         ranks = [GroupRank(rank, self.prefill_tp) for rank in range(self.prefill_tp)]
-        return [plan_rounds(us, self.shapes, self.items, self.room_bytes) for us in ranks]
+        return [plan_rounds(us, self.shapes, self.items, self.staging_bytes) for us in ranks]
 
 
 def cells_of(item: ReshardItem, shape: TokenShape, prefill: Pages, seed: int) -> Bytes:
@@ -111,8 +111,8 @@ def cases(draw: st.DrawFn) -> Case:
         tuple(Wanted(item, cells_of(item, shape, prefill, draw(seeds)), decode) for item, decode in items)
         for shape in shapes
     )
-    smallest_room = max(most_of_a_piece(item, prefill_tp, shapes) for item, _ in items)
-    return Case(prefill_tp, shapes, wanted, draw(st.sampled_from([1, 3, 8, 10_000])) * max(smallest_room, 1))
+    smallest_buffer = max(most_of_a_piece(item, prefill_tp, shapes) for item, _ in items)
+    return Case(prefill_tp, shapes, wanted, draw(st.sampled_from([1, 3, 8, 10_000])) * max(smallest_buffer, 1))
 
 
 def most_of_a_piece(item: ReshardItem, prefill_tp: int, shapes: tuple[TokenShape, ...]) -> int:
@@ -139,23 +139,23 @@ def cells_at(region: Bytes, sources: Offsets, piece_tokens: int, num_heads: int,
     return cells
 
 
-def fill(room: Bytes, place: StagingPlace, cells: Bytes) -> None:
+def fill(buffer: Bytes, place: StagingPlace, cells: Bytes) -> None:
     shape = (place.num_pieces, place.piece_tokens, place.num_heads, cells.shape[-1])
-    slot = room[place.offset : place.offset + int(np.prod(shape))].reshape(shape)
+    slot = buffer[place.offset : place.offset + int(np.prod(shape))].reshape(shape)
     slot[:, :, place.heads.start : place.heads.stop] = cells
 
 
 def staged(exchange: RegionRound, incoming: list[Bytes], region: Bytes, shape: TokenShape, num_heads: int) -> Bytes:
-    room = np.full(exchange.staged_bytes, 0xBB, np.uint8)
+    buffer = np.full(exchange.staged_bytes, 0xBB, np.uint8)
     cell = shape.cell_bytes
     for landing in exchange.landings:
         sizes = (landing.place.num_pieces, landing.place.piece_tokens, len(landing.place.heads), cell)
         data = incoming[landing.peer][landing.offset : landing.offset + int(np.prod(sizes))]
-        fill(room, landing.place, data.reshape(sizes))
+        fill(buffer, landing.place, data.reshape(sizes))
     for copy in exchange.copies:
         cells = cells_at(region, copy.pieces.sources, copy.pieces.piece_tokens, num_heads, cell)
-        fill(room, copy.place, cells[:, :, copy.heads.start : copy.heads.stop])
-    return room
+        fill(buffer, copy.place, cells[:, :, copy.heads.start : copy.heads.stop])
+    return buffer
 
 
 def engine_of(want: Wanted) -> tuple[int, Pages]:
@@ -185,10 +185,10 @@ def test_every_decode_rank_gets_exactly_the_bytes_of_a_reference_reshard_each_on
         for shares in zip(*([turn.regions[index] for turn in rounds] for rounds in planned), strict=True):
             sent = [gathered(e, region, shape, num_heads) for e, region in zip(shares, regions, strict=True)]
             for rank, exchange in enumerate(shares):
-                room = staged(exchange, [data[rank] for data in sent], regions[rank], shape, num_heads)
+                buffer = staged(exchange, [data[rank] for data in sent], regions[rank], shape, num_heads)
                 for part in exchange.parts:
                     decode = decodes[(*engine_of(wanted[part.item]), part.decode_rank)]
-                    decode.write(part, wanted[part.item].item, room)
+                    decode.write(part, wanted[part.item].item, buffer)
         for (*engine, _), decode in decodes.items():
             theirs = [want for want in wanted if engine_of(want) == tuple(engine)]
             data, writes = decode.expected(theirs, shape.kv_heads)
@@ -214,10 +214,10 @@ def test_any_two_ranks_agree_on_every_split_and_on_whether_to_meet(case: Case) -
 
 @settings(max_examples=drawn(150), deadline=None)
 @given(cases())
-def test_a_rank_stages_the_pieces_of_its_stripes_and_no_more_than_its_room(case: Case) -> None:
+def test_a_rank_stages_the_pieces_of_its_stripes_and_no_more_than_its_buffer(case: Case) -> None:
     for rank, rounds in enumerate(case.rounds()):
         for turn in rounds:
-            assert turn.staged_bytes <= case.room_bytes
+            assert turn.staged_bytes <= case.staging_bytes
             for shape, exchange in zip(case.shapes, turn.regions, strict=True):
                 for part in exchange.parts:
                     decode_tp = case.items[part.item].decode_tp_size

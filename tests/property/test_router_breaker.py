@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from drawn import drawn
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.breaker import LAST_EJECTION_S, NUM_IN_A_ROW, TRIAL_S, Breaker, Circuit, Era
+from pdcluster_router.core.breaker import LAST_EJECTION_S, NUM_IN_A_ROW, TRYING_S, Breaker, Circuit, Era
 from pdcluster_router.core.load import SLOW_START_S, Load
 from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.placement import RequestFacts, prefill_tiers
@@ -134,7 +134,7 @@ class History(RuleBasedStateMachine):
         """Whatever has happened: who works again is back soon, and who does not is soon left alone."""
         if not hasattr(self, "engines"):
             return
-        self.now += LAST_EJECTION_S + TRIAL_S
+        self.now += LAST_EJECTION_S + TRYING_S
         for engine in self.engines:
             engine.breaker.wake(now=self.now)
             engine.running = []

@@ -20,7 +20,7 @@ from pdcluster_cli.commands import SUBCOMMANDS
 from pdcluster_cli.local.options import parse_options
 from pdcluster_router.__main__ import parse_settings
 from pdcluster_router.core.api_keys import parse_keys
-from pdcluster_router.front.router import OPENAI_PATHS
+from pdcluster_router.core.client_apis import REQUEST_PATHS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -111,7 +111,7 @@ def check(command: str) -> None:
         case ["python", "-m", *arguments]:
             check_module(arguments)
         case ["curl", url, *_]:
-            assert urlsplit(url).path.encode() in OPENAI_PATHS
+            assert urlsplit(url).path.encode() in REQUEST_PATHS
         case ["export", *settings]:
             assert all("=" in setting for setting in settings)
         case ["openssl", "rand", *_]:

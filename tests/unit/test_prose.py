@@ -1,8 +1,9 @@
 """How pages and docstrings are written, as far as a machine can measure it. Whether they are clear is judged by eyes.
 
 Pages: sentences have a bound, in words; code and output fit a page's width. Pages and the product's docstrings: no
-"nobody", "whoever" or "stranger" where a noun stands ready. No name of a class, or of any other type, stands twice in
-the product. Decisions and the reference are not measured: the first are dated, the second is made from docstrings.
+"nobody", "whoever" or "stranger" where a noun stands ready. No docstring opens with a relative clause. No name of a
+class, or of any other type, stands twice in the product. Decisions and the reference are not measured: the first are
+dated, the second is made from docstrings.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ OF_EACH_PACKAGE: Final = {"Settings", "Metrics", "ApiUrl", "DnsName"}
 """The only names of types that packages share: each has its own, of the same meaning, and imports no other's."""
 MAX_CODE_CHARS: Final = 100
 """Of a line of code or quoted output: a longer one scrolls sideways where pages are read."""
+OPENING: Final = re.compile(
+    r"\s*(what|who|whose|which|whoever|nobody|(by|from|in|of|on|to) (which|whom)|those who)\b", re.IGNORECASE
+)
+"""A docstring begins with its subject, and that is no relative clause."""
 BANNED: Final = re.compile(r"\b(nobody|whoever|strangers?)\b", re.IGNORECASE)
 
 
@@ -95,6 +100,14 @@ def test_a_docstring_names_who_acts(package: str) -> None:
     assert {name: texts for name, texts in found.items() if texts} == {}
 
 
+@pytest.mark.parametrize("package", [*PRODUCT, "tools"])
+def test_a_docstring_opens_with_its_subject(package: str) -> None:
+    files = sorted((ROOT / package).rglob("*.py"))
+    assert files
+    found = {shown(file): [text for text in docstrings_of(file.read_text()) if OPENING.match(text)] for file in files}
+    assert {name: texts for name, texts in found.items() if texts} == {}
+
+
 def test_the_name_of_a_type_has_one_meaning() -> None:
     files = [file for package in PRODUCT for file in (ROOT / package).rglob("*.py")]
     count = Counter(name for file in files for name in types_of(file.read_text()) if not name.startswith("_"))
@@ -127,6 +140,8 @@ def test_the_measures_find_what_is_planted() -> None:
     )
     assert types_of(planted) == ["Cut", "_Part", "Tell", "Span"]
     assert all(map(BANNED.search, ("Nobody waits", "for whoever asks", "a stranger's frame", "strangers")))
+    assert all(map(OPENING.match, ("What decode does.", "which of them", "\n    Who: a rank.", "By which it came.")))
+    assert not any(map(OPENING.match, ("The rank that asks.", "Whatever", "A rank knows what.", "Whole.")))
     assert not BANNED.search("`NOBODY_ANSWERED` and a nobodyness")
 
 

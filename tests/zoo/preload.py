@@ -6,7 +6,6 @@ What vLLM assumes, and what is changed here, for speed only:
 - each worker looks through every name of every module for kernels that the CPU replaces (0.3 s): here it is done once,
   for the forks hold the same modules;
 - each engine configures logging twice, which touches every logger (0.1 s): here it finds it done;
-- each rank compiles the sums of content at its start, for 2 s: here it is done once, and the forks have it;
 - at TP > 1 the masking of words is compiled at each worker's first request, for 2..5 s: here it runs as it is written;
 - every worker has a core to itself, so it spins: for a second after each message, and at every all-reduce. Fourteen
   workers on two cores then do nothing else. Here they wait: all-reduce goes through gloo, as between machines.
@@ -99,10 +98,6 @@ def configure_logging_once() -> None:
     logger.configure_logging(importlib.import_module("vllm.config.logging").LoggingConfig())
 
 
-def compile_sums_once() -> None:
-    importlib.import_module("pdcluster_connector.worker.content_loop").compiled_loop()
-
-
 register_models()
 for _module in MODULES:
     import_if_there(_module)
@@ -111,4 +106,3 @@ wait_instead_of_spinning()
 if VERSION >= (0, 31):
     replace_kernels_once()
     configure_logging_once()
-compile_sums_once()  # Last: vLLM looks through all modules for its kernels, and cannot read names of Numba's.

@@ -32,6 +32,7 @@ STATE: Final = "tests/unit/connector/vllm/test_state.py::"
 V2: Final = "tests/integration/test_v2_runner.py::"
 FINGERPRINT: Final = "tests/unit/protocol/test_fingerprint.py::"
 START: Final = "tests/unit/connector/vllm/test_options.py::"
+MESSAGES: Final = "tests/integration/test_anthropic_sdk.py::"
 EXACT: Final = "tests/integration/test_exact.py::"
 
 
@@ -102,13 +103,18 @@ OPTIONS: Final = (
         (EXACT + "test_compiled_engines_answer_like_a_single_compiled_engine",)),
     Row("every one on this page", "vLLM's V2 model runner with asynchronous scheduling, as on CUDA", _ENGINES,
         (V2 + "test_answers_failures_retries_and_every_kind_of_kv_on_the_v2_runner",
-         V2 + "test_bytes_failures_and_preemption_on_the_v2_runner"),
+         V2 + "test_bytes_and_preemption_on_the_v2_runner"),
         "its Triton kernels in Triton's interpreter; without CUDA graphs"),
     Row("Llama", "the content of each push is compared, and pushed again where it differs (`content_check`)", _ENGINES,
         ("tests/integration/test_broken.py::test_content_that_is_wrong_is_pushed_again_and_the_answer_is_exact",
          "tests/integration/test_broken.py::"
          "test_content_that_is_always_wrong_is_recomputed_and_never_answered_from"),
         "100,000 injected faults over TP 1, 2, 4 to TP 1, 2, 4: `docs/reports/content-100000.md`"),
+    Row("Llama", "Anthropic's Messages API, streamed or not, with tools and Claude Code's requests", _ENGINES,
+        (f"{MESSAGES}test_an_answer_is_the_single_engines_byte_for_byte",
+         f"{MESSAGES}test_an_answer_that_decode_gives_up_is_no_answer",
+         "tests/contract/test_messages.py::test_the_fakes_stream_is_vllms_byte_for_byte"),
+        "engines of vLLM 0.32; the API of 0.23 to 0.31 and 0.33 was read in their wheels"),
     Row("any", "vllm-ascend 0.23's own connector behind our router (`--engine-dialect vllm-ascend`)", Where.PROCESSES,
         ("tests/contract/test_vllm_ascend.py::test_the_released_connector_is_served_and_the_fake_posts_what_it_posts",
          "tests/integration/test_router_vllm_ascend.py::"

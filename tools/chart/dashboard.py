@@ -13,7 +13,7 @@ from typing import Any, Final
 Document = dict[str, Any]
 
 _POOL: Final = 'namespace=~"$namespace", pdcluster_dev_cluster=~"$pool"'
-"""Which pools a panel shows. The label comes from ServiceMonitors' targetLabels."""
+"""The pools that a panel shows. The label comes from ServiceMonitors' targetLabels."""
 _WIDTH: Final = 12
 _HEIGHT: Final = 8
 _COLUMNS: Final = 24 // _WIDTH

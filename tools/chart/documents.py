@@ -1,4 +1,4 @@
-"""What the chart says of its values and rights: schema, ``values.yaml`` and tables. Pure; ``__main__`` writes files.
+"""The chart's documents of its values and rights: schema, ``values.yaml``, tables. Pure; ``__main__`` writes files.
 
 Source of truth: ``values.py`` for values, ``charts/pdcluster/files/rights.yaml`` for rights.
 """
@@ -41,7 +41,7 @@ def schema() -> Schema:
 
 
 def _inlined(node: Schema, defs: Mapping[str, Schema]) -> Schema:
-    """What stands beside a ``$ref`` wins over what stands there."""
+    """Keys beside a ``$ref`` win over those that it stands for."""
     if "$ref" in node:
         node = defs[node["$ref"].removeprefix("#/$defs/")] | {key: node[key] for key in node if key != "$ref"}
     found = {key: value for key, value in node.items() if key != "title"}

@@ -66,7 +66,7 @@ class Crds(ChartModel):
 
 
 class ServiceAccount(ChartModel):
-    """Who the operator is for the API server."""
+    """The operator's identity for the API server."""
 
     create: bool = True
     """Make it. False: one of this name exists already."""
@@ -92,10 +92,9 @@ class Resources(ChartModel):
     model_config = ConfigDict(json_schema_extra={"required": []})  # ``null`` for none, as in a pod
 
     requests: dict[str, Amount] = {"cpu": "100m", "memory": "128Mi"}
-    """What the scheduler keeps free. Default: what some hundred PDClusters need."""
+    """Amounts that the scheduler keeps free. Default: the needs of some hundred PDClusters."""
     limits: dict[str, Amount] = {"memory": "512Mi"}
-    """What is never exceeded. Default: memory for some thousand PDClusters, and no limit on cpu, which would only slow
-    down a rollout."""
+    """Limits. Default: memory for some thousand PDClusters; no limit on cpu, which would only slow down a rollout."""
 
 
 class DisruptionBudget(ChartModel):

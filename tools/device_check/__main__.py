@@ -48,7 +48,7 @@ CHECKS: Final = (
     Check("layers", f"{_HERE}.layers", 90),
     Check("control", f"{_HERE}.control", 60),
     Check("reshard", f"{_HERE}.reshard", 60),
-    Check("digest", f"{_HERE}.digest", 45),
+    Check("content-sums", f"{_HERE}.content_sums", 45),
     Check("hook", f"{_HERE}.hook", 60),
     Check("bandwidth", f"{_HERE}.bandwidth", 60),
 )
@@ -89,7 +89,7 @@ def run(check: Check, device: str) -> Finding:
 
 
 def _ended(process: subprocess.Popen[str], limit_s: float) -> tuple[str, str, int | None]:
-    """What it wrote to stdout and stderr, and its exit status."""
+    """Its words on stdout and stderr, and its exit status."""
     try:
         return *process.communicate(timeout=limit_s), process.returncode
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What the connector costs a forward pass on the device: each hook, and a step with and without it, in turn."""
+"""The connector's cost for a forward pass on the device: each hook, and a step with and without it, in turn."""
 
 from __future__ import annotations
 

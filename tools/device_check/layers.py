@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def push_one(pair: Pair, number: int, *, left_out: int | None = None) -> str:
-    """Which bytes of one more request are wrong on decode. ``left_out``: a layer that no kernel writes, for tests.
+    """The wrong bytes of one more request on decode. ``left_out``: a layer that no kernel writes, for tests.
 
     Raises:
         PushFailed: It did not arrive.

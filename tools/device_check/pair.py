@@ -83,7 +83,7 @@ class Pair:
     decode: Connection
 
     def prepare(self, request: Request) -> torch.Tensor:
-        """What the model will compute is known, prefill's memory is stale, decode waits. Prefill's blocks: int64."""
+        """The model's future KV is known, prefill's memory is stale, decode waits. Prefill's blocks: int64."""
         for source in self.sources:
             host = torch.zeros(source.cache.num_bytes, dtype=torch.uint8)
             source.cache.words(host).fill(request.name, request.prefill_blocks)

@@ -42,14 +42,14 @@ PAGES: Final = Pages(16)
 TOKENS: Final = (700, 33, 1200)
 """Of the requests of a step."""
 TPS: Final = ((4, 1), (2, 1), (2, 4))
-ROOM_BYTES: Final = 256 << 10
+STAGING_BYTES: Final = 256 << 10
 """Several rounds to a layer."""
 _BACKEND: Final = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 _WAIT_S: Final = 20.0
 
 
 class Exchange:
-    """What ranks of one process send each other, on the stream that is current when it is waited for."""
+    """The messages between ranks of one process, on the stream that is current when they are waited for."""
 
     def __init__(self) -> None:
         self._ends: list[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]] = []
@@ -130,7 +130,7 @@ def new_layer(tp: tuple[int, int]) -> Layer:
 
 
 def reshard(where: torch.device, layer: Layer) -> str:
-    """What is wrong on decode; empty when nothing is."""
+    """The wrong bytes on decode; empty when there are none."""
     device, work = select_device(where.type), Work(where)
     regions = [_regions(where, layer, rank) for rank in range(layer.tp[0])]
     finals = [[_final(where, layer, rank, index) for index in range(len(CELL_BYTES))] for rank in range(layer.tp[0])]
@@ -144,8 +144,8 @@ def reshard(where: torch.device, layer: Layer) -> str:
         dist.all_reduce(busy)
     _await(device, event)
     with device.open_stream(where):
-        rooms = _exchange(layer, regions, where)
-    return _compare(layer, rooms)
+        buffers = _exchange(layer, regions, where)
+    return _compare(layer, buffers)
 
 
 def _regions(where: torch.device, layer: Layer, rank: int) -> list[TokenRegion]:
@@ -171,7 +171,7 @@ def _await(device: Device, event: object) -> None:
 def _exchange(layer: Layer, regions: list[list[TokenRegion]], where: torch.device) -> list[list[tuple[Round, Bytes]]]:
     """Of each prefill rank, its rounds and what it staged in them."""
     size = layer.tp[0]
-    plans = [plan_rounds(GroupRank(rank, size), layer.shapes, layer.items, ROOM_BYTES) for rank in range(size)]
+    plans = [plan_rounds(GroupRank(rank, size), layer.shapes, layer.items, STAGING_BYTES) for rank in range(size)]
     indices, scratches = [Indices(where) for _ in plans], [Scratch(where) for _ in plans]
     group = cast("dist.ProcessGroup", exchange := Exchange())
     staged: list[list[tuple[Round, Bytes]]] = [[] for _ in plans]
@@ -182,9 +182,9 @@ def _exchange(layer: Layer, regions: list[list[TokenRegion]], where: torch.devic
         exchange.wait()
         for rank, (move, turn) in enumerate(zip(moves, turns, strict=True)):
             move.finish()
-            room = torch.empty(turn.staged_bytes, dtype=torch.uint8, device=where)
-            move.place(room)
-            staged[rank].append((turn, room.cpu().numpy()))
+            buffer = torch.empty(turn.staged_bytes, dtype=torch.uint8, device=where)
+            move.place(buffer)
+            staged[rank].append((turn, buffer.cpu().numpy()))
     return staged
 
 
@@ -193,11 +193,11 @@ def _compare(layer: Layer, staged: list[list[tuple[Round, Bytes]]]) -> str:
         wanted = layer.wanted[index]
         for rank in range(layer.tp[1]):
             decode = DecodeRank.empty(wanted[0], layer.shapes[index], rank, layer.num_blocks)
-            for turn, room in (one for rounds in staged for one in rounds):
+            for turn, buffer in (one for rounds in staged for one in rounds):
                 start = sum(share.staged_bytes for share in turn.regions[:index])
                 for part in turn.regions[index].parts:
                     if part.decode_rank == rank:
-                        decode.write(part, layer.items[part.item], room[start:])
+                        decode.write(part, layer.items[part.item], buffer[start:])
             data, writes = decode.expected(wanted, KV_HEADS)
             wrong = int((decode.data[writes > 0] != data[writes > 0]).sum()) + int((decode.writes != writes).sum())
             if wrong:

@@ -1,4 +1,4 @@
-"""What the checks have found, and the page that is made of it. Pure."""
+"""The findings of the checks, and the page that is made of them. Pure."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def synchronize(where: torch.device) -> None:
 
 
 class Work:
-    """What a layer's kernels are: products of matrices."""
+    """A layer's kernels: products of matrices."""
 
     def __init__(self, where: torch.device) -> None:
         side = _SIDE[where.type]

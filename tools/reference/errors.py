@@ -12,9 +12,10 @@ from pdcluster_router.core.openai_errors import ApiError
 HEAD: Final = """
 ## Errors
 
-In OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`. An engine's own error is passed on as it is, or
-has the code `engine_error`. A stream that has begun ends with such an error as its last event, and is cut off. Words in
-capitals stand for values.
+In OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`. On `/v1/messages` and below it in Anthropic's:
+`{"type": "error", "error": {"type", "message", "code"}}`, with Anthropic's type for the status. An engine's
+own error is passed on as it is, or has the code `engine_error`. A stream that has begun ends with such an error as its
+last event, and is cut off. Words in capitals stand for values.
 
 | status | code | type | `Retry-After` | message |
 |---|---|---|---|---|

@@ -104,7 +104,7 @@ def _immutable(kind: Kind) -> set[str]:
 
 
 def _rule_lines(schema: Schema) -> Iterator[str]:
-    """What both roles have is told once."""
+    """The lines of rules; those of both roles come once."""
     places: dict[str, list[str]] = {}
     rules: dict[str, dict[str, Any]] = {}
     for path, rule in rules_in(schema):

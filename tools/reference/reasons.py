@@ -1,4 +1,4 @@
-"""What a condition that is True means, and which reasons each condition of a PDCluster can have.
+"""The meaning of each condition that is True, and the reasons that each condition of a PDCluster can have.
 
 Data for the reference page; what a reason means and asks for stands with ``Reason``. A test walks the reducer's cases
 and holds that this is exactly what it can say.

@@ -66,7 +66,7 @@ def served_model(port: int, *, timeout_s: float) -> str:
 
 
 def prove_transfer(port: int, secret: Secret) -> str:
-    """What one request has proven whose content both engines compare, in a line. ``port``: the router's internal one.
+    """One line of proof, from a request whose content both engines compare. ``port``: the router's internal one.
 
     Raises:
         ChatError: Nothing was proven, and why.

@@ -39,10 +39,10 @@ _ADDRESSES: Final = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user asked for, checked. ``question`` None: the built-in one."""
+    """The user's choices, checked. ``question`` None: the built-in one."""
 
     model: str | None
-    """What ``vllm serve`` takes: a folder, or a model's name on a hub. None: the tiny model."""
+    """As for ``vllm serve``: a folder, or a model's name on a hub. None: the tiny model."""
     prefill: int
     decode: int
     port: int

@@ -1,4 +1,4 @@
-"""What the options of ``pdcluster local`` mean for each engine on this machine. Pure."""
+"""From the options of ``pdcluster local`` to the plan of each engine on this machine. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GIB: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the engines may use. ``num_accelerators`` is 0 on the CPU."""
+    """The means that the engines may use. ``num_accelerators`` is 0 on the CPU."""
 
     device: LocalDevice
     num_cores: int
@@ -89,7 +89,7 @@ def problems_here(options: Options, machine: Machine) -> list[str]:
 
 
 def remarks(options: Options, machine: Machine) -> list[str]:
-    """What works and may surprise."""
+    """Lines about choices that work and may surprise."""
     if machine.device is LocalDevice.CPU and options.num_ranks > machine.num_cores:
         return [f"{options.num_ranks} ranks share {_counted(machine.num_cores, 'core')}: everything takes longer"]
     return []

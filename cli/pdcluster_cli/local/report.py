@@ -1,4 +1,4 @@
-"""What the traces of router and connector (``pdcluster_protocol/trace.py``) say about one request's transfer.
+"""One request's transfer, from the traces of router and connector (``pdcluster_protocol/trace.py``).
 
 received_at      prefill_sent_at          prefill_replied_at        first_byte_at
     |------------------|-------- prefill --------|------- ... -----------|
@@ -60,7 +60,7 @@ def requests_in(traces: Iterable[TraceLine]) -> list[RequestTrace]:
 
 
 def pushes_in(traces: Iterable[TraceLine], transfer_id: str) -> list[PushTrace]:
-    """What prefill ranks pushed for this transfer, failed attempts included."""
+    """The pushes of prefill ranks for this transfer, failed attempts included."""
     return [trace for trace in traces if isinstance(trace, PushTrace) and trace.transfer_id == transfer_id]
 
 

@@ -1,1 +1,1 @@
-"""What the connector decides: pure, single-threaded, without clock, log or I/O."""
+"""The connector's decisions: pure, single-threaded, without clock, log or I/O."""

@@ -13,7 +13,7 @@ def deadline_after(remaining_ms: int, *, now: float) -> float:
 
 
 def remaining_ms(deadline: float, *, now: float) -> int:
-    """What is left until ``deadline``, in ms, at least 1: a peer decides for itself that 1 ms is too late."""
+    """The time until ``deadline`` in ms, at least 1: a peer decides for itself that 1 ms is too late."""
     return max(1, int((deadline - now) * 1000))
 
 

@@ -1,7 +1,7 @@
-"""Which cells of a rank's KV are compared with the other engine's, in terms that both engines share.
+"""Chooses the cells of a rank's KV that are compared with the other engine's, in terms that both engines share.
 
 A *cell* is what one token has in one head of one layer. Both engines add up a number for each cell that is counted
-(``worker/content.py``): over prefill's ranks the sums are those of decode, whatever TP, block size and order.
+(``worker/content_sums.py``): over prefill's ranks the sums are those of decode, whatever TP, block size and order.
 Where a cell lies is read from a rank's own block table here, and by nothing that plans a push (``ranges.py``): a push
 that goes wrong must not take its sums along.
 
@@ -83,7 +83,7 @@ def parts_received(decode: RankLayout, *, has_draft: bool = False) -> tuple[Cont
 
 
 def parts_pushed(prefill: RankLayout, decode: RankLayout) -> tuple[ContentPart, ...]:
-    """What a prefill rank counts for a decode rank: summed over prefill's ranks, each cell of decode's once."""
+    """The parts that a prefill rank counts for a decode rank: over prefill's ranks, each cell of decode's once."""
     targets = {name: index for index, name in _named(decode)}
     return tuple(
         part
@@ -95,7 +95,7 @@ def parts_pushed(prefill: RankLayout, decode: RankLayout) -> tuple[ContentPart, 
 
 @dataclass(frozen=True, slots=True)
 class ContentPlan:
-    """Which cells of a decode rank are counted, and how their sums are numbered. Both engines make the same one.
+    """The cells of a decode rank that are counted, and the numbers of their sums. Both engines make the same plan.
 
     ``picks``: of each region that is counted the numbers of its ranges; None: all of them.
     """
@@ -113,7 +113,7 @@ class ContentPlan:
     """The numbers of the ranges of each region that decode wants, whether they are counted or not."""
 
     def spans_of(self, target: int) -> tuple[TokenSpan, ...]:
-        """What is counted of a region, as positions; empty: all that the request wants."""
+        """The positions of a region that are counted; empty: all that the request wants."""
         return () if self.is_whole else tuple(map(self.span_of, self.picks[target]))
 
     def span_of(self, number: int) -> TokenSpan:
@@ -121,7 +121,7 @@ class ContentPlan:
         return number * self.range_tokens, (number + 1) * self.range_tokens
 
     def slots_of(self, positions: Offsets) -> Offsets:
-        """Which of the sums over ranges counts each position; of a page that reaches beyond them, the nearest."""
+        """The sum over ranges that counts each position; of a page that reaches beyond them, the nearest."""
         found: Offsets = np.searchsorted(self.numbers, positions // self.range_tokens, side="right") - 1
         return found.clip(0)
 
@@ -133,7 +133,7 @@ class ContentPlan:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a decode rank has of a request."""
+    """A decode rank's content of a request."""
 
     plan: ContentPlan
     sums: ContentSums
@@ -151,14 +151,14 @@ class Mismatch:
     reason: str
 
 
-def plan_content(check: ContentCheck, decode: RankLayout, spans: Spans, key: str) -> ContentPlan:
-    """What is compared of the request ``key``, of which decode wants ``spans`` (per KV group)."""
+def plan_content(check: ContentCheck, decode: RankLayout, spans: Spans, seed: str) -> ContentPlan:
+    """The comparison of the request ``seed``, of which decode wants ``spans`` (per KV group)."""
     tokens = SAMPLED_TOKENS if check is ContentCheck.SAMPLED else _range_tokens(spans)
     by_group = {group: _numbers(of_group, tokens) for group, of_group in enumerate(spans) if of_group}
     wanted = {index: by_group[region.group] for index, region in enumerate(decode.regions) if region.group in by_group}
     is_whole = check is not ContentCheck.SAMPLED
     own = [index for index in wanted if not decode.regions[index].is_draft]
-    picks = wanted if is_whole else _sampled(wanted, own, spans, f"{key}/{decode.rank}")
+    picks = wanted if is_whole else _sampled(wanted, own, spans, f"{seed}/{decode.rank}")
     numbers = tuple(sorted(set().union(*picks.values())))
     sizes = [len(_heads_of(decode.regions[index], decode)) for index in picks]
     starts = dict(zip(picks, accumulate(sizes, initial=0), strict=False))

@@ -1,4 +1,4 @@
-"""Which strips prefill gathers in staging memory before they leave, and how they lie there.
+"""Chooses the strips that prefill gathers in staging memory before they leave, and their order there.
 
 Where decode's TP is the larger one, a block of prefill has a strip for each of several decode ranks, and each strip is
 a whole block there. Neighbours on decode are no neighbours on prefill, so that each strip is a write of its own:
@@ -27,16 +27,16 @@ MOST_STRIP_BYTES: Final = 8 << 10
 of the writes: at 8 KiB 0.5 of the time on loopback, even at 2 Gbit/s; at 32 KiB 1.5 (decisions 0020 and 0023)."""
 LEAST_GAIN: Final = 2
 """How many times fewer the writes must be. What was measured with less is no gain, and in a scattered pool it is 1."""
-MOST_ROOM_BYTES: Final = 1 << 20
-"""What is gathered at once. Smaller rooms come back sooner; at 128 strips of 8 KiB a cut costs at most one write."""
+MOST_BUFFER_BYTES: Final = 1 << 20
+"""The most of one gather. Smaller buffers come back sooner; at 128 strips of 8 KiB a cut costs at most one write."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StripRun:
-    """Strips of ``strip_bytes`` that lie side by side in one room, in the order of decode's blocks.
+    """Strips of ``strip_bytes`` that lie side by side in one buffer, in the order of decode's blocks.
 
     ``sources``: of each strip, in bytes from prefill's region: all are ``first_source`` plus whole ``step_bytes``.
-    ``strips``: the same bytes written straight from the blocks. ``writes``: from the room, whose first byte is 0.
+    ``strips``: the same bytes written straight from the blocks. ``writes``: from the buffer, whose first byte is 0.
     """
 
     sources: Offsets
@@ -48,7 +48,7 @@ class StripRun:
 
     @property
     def num_bytes(self) -> int:
-        """Of the room."""
+        """Of the buffer."""
         return len(self.sources) * self.strip_bytes
 
 
@@ -66,17 +66,17 @@ def is_small_strip(shape: CopyShape) -> bool:
     return not shape.is_state and is_whole_page and is_dense and is_part and shape.piece_bytes <= MOST_STRIP_BYTES
 
 
-def plan_gathers(shape: CopyShape, ranges: ByteRanges, room_bytes: int = MOST_ROOM_BYTES) -> tuple[StripRun, ...]:
+def plan_gathers(shape: CopyShape, ranges: ByteRanges, buffer_bytes: int = MOST_BUFFER_BYTES) -> tuple[StripRun, ...]:
     """How ``ranges``, those of a small strip's ``shape``, are gathered; empty where that would save too few writes.
 
-    ``room_bytes``: the most that one of them takes; at least a strip.
+    ``buffer_bytes``: the most that one of them takes; at least a strip.
 
-    Example: strips for decode's blocks 21, 20 and 30 are one room and two writes.
+    Example: strips for decode's blocks 21, 20 and 30 are one buffer and two writes.
     """
     order = np.argsort(ranges.target)
-    most = room_bytes // shape.piece_bytes
-    rooms = [order[first : first + most] for first in range(0, len(order), most)]
-    gathers = tuple(_gather(shape, ranges, chosen) for chosen in rooms)
+    most = buffer_bytes // shape.piece_bytes
+    buffers = [order[first : first + most] for first in range(0, len(order), most)]
+    gathers = tuple(_gather(shape, ranges, chosen) for chosen in buffers)
     return gathers if num_writes(ranges, gathers) * LEAST_GAIN <= len(order) else ()
 
 

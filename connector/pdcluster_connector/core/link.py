@@ -58,7 +58,7 @@ class Link:
     coverage: Fraction
 
     def owed_bytes(self, spans: Sequence[Sequence[TokenSpan]]) -> int:
-        """What prefill must write when decode wants ``spans`` (per group, token positions)."""
+        """The bytes that prefill must write when decode wants ``spans`` (per group, token positions)."""
         per_shape = [bytes_of(shape, spans[shape.group]) for shape in self.shapes]
         return sum(per_shape[copy.shape] for copy in self.copies)
 
@@ -164,7 +164,7 @@ def _require_memory(region: RegionLayout, who: str) -> None:
 
 
 def full_coverage(decode: RankLayout) -> Fraction:
-    """What the links into a decode rank, as ``owed_by`` has it, add up to when every byte of it has a writer."""
+    """The sum of the links into a decode rank, as ``owed_by`` has it, when every byte of it has a writer."""
     return Fraction(sum(_local_heads(region, decode) for region in decode.regions))
 
 

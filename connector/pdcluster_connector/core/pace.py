@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _FIRST_GUESS_S: Final = 0.00002
-"""What Mooncake 0.3.13 takes for one write over TCP, however small (21 us)."""
+"""Mooncake 0.3.13's time for one write over TCP, however small (21 us)."""
 SHORTEST_LOOK_S: Final = 0.001
 """The side channel waits in whole milliseconds. Short beside a layer, long beside a turn of the lane."""
 LONGEST_LOOK_S: Final = 0.008
@@ -23,7 +23,7 @@ LONGEST_LOOK_S: Final = 0.008
 
 @dataclass(slots=True)
 class WritePace:
-    """What one write takes, as seen lately. One lane's."""
+    """The time of one write, as seen lately. One lane's."""
 
     write_s: float = _FIRST_GUESS_S
     _since: float = 0.0

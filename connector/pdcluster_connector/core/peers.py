@@ -1,4 +1,4 @@
-"""Who has said hello to one decode rank, and no more of it than is still needed.
+"""The prefill ranks that have said hello to one decode rank, and no more of each than is still needed.
 
 Every lane of a prefill rank is a peer of its own, and a hello holds the layout of a whole rank (20 KB and more). So
 
@@ -39,7 +39,7 @@ _Rank: TypeAlias = tuple[BootId, int]
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """What one prefill rank can write into this decode rank, and who else of its engine must write."""
+    """The link of one prefill rank into this decode rank, and the other ranks of its engine that must write."""
 
     link: Link
     needed: Fraction
@@ -48,13 +48,13 @@ class Incoming:
     """Whether it brings a draft model's KV too."""
 
     def debt(self, spans: Spans) -> Debt:
-        """What it owes for a request of ``spans``."""
+        """Its debt for a request of ``spans``."""
         return Debt(self.link.owed_bytes(spans), self.link.coverage, self.needed, self.writers, self.has_draft)
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What a prefill rank said, and what follows from it. Shared by all peers of the rank."""
+    """A prefill rank's hello, and what follows from it. Shared by all peers of the rank."""
 
     hello: Hello
     incoming: Incoming
@@ -86,7 +86,7 @@ class Peers:
     _known: dict[PeerId, Peer] = field(default_factory=dict)
     """The one that was silent longest comes first."""
     _newest: dict[_Rank, PeerId] = field(default_factory=dict)
-    """Who speaks for each rank now."""
+    """The peer that speaks for each rank now."""
     _refused: dict[PeerId, _Refused] = field(default_factory=dict)
 
     def get(self, peer: PeerId | None) -> Peer | None:

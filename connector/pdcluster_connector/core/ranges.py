@@ -156,7 +156,7 @@ def piece_tokens(shape: CopyShape, span: TokenSpan) -> Offsets:
 
 
 def bytes_of(shape: CopyShape, spans: Sequence[TokenSpan]) -> int:
-    """What this push moves of one region for ``spans``, all of whose positions decode wants."""
+    """The bytes that this push moves of one region for ``spans``, all of whose positions decode wants."""
     return sum(len(piece_tokens(shape, span)) for span in spans) * shape.num_rows * shape.piece_bytes
 
 

@@ -82,8 +82,8 @@ class CutSession:
 
 
 @dataclass(frozen=True, slots=True)
-class DigestReceived:
-    """Every rank is done with ``attempt``: sum up what is here, then call ``digested``."""
+class SumUpReceive:
+    """Every rank is done with ``attempt``: sum up what is here, then call ``summed_up``."""
 
     attempt: Attempt
     has_draft: bool
@@ -91,13 +91,13 @@ class DigestReceived:
 
 @dataclass(frozen=True, slots=True)
 class Mismatched:
-    """What is here after ``attempt`` is not what was pushed; it may come again."""
+    """The content here after ``attempt`` differs from what was pushed; it may come again."""
 
     attempt: Attempt
     reason: str
 
 
-ReceivingCommand: TypeAlias = Reply | Report | AttemptLost | CutSession | DigestReceived | Mismatched
+ReceivingCommand: TypeAlias = Reply | Report | AttemptLost | CutSession | SumUpReceive | Mismatched
 ReceivingCommands: TypeAlias = tuple[ReceivingCommand, ...]
 
 
@@ -118,7 +118,7 @@ class Receive:
         times: ReceiveTimes,
         *,
         deadline: float,
-        wants_digest: bool = False,
+        wants_sums: bool = False,
         may_push_again: bool = True,
     ) -> None:
         self.transfer_id = transfer_id
@@ -129,7 +129,7 @@ class Receive:
         """The newest attempt that asked to write, or gave up."""
         self.lost_attempt = _NONE
         self._times = times
-        self._wants_digest = wants_digest
+        self._wants_sums = wants_sums
         self._may_push_again = may_push_again
         self._boot_id: BootId | None = None
         self._expected: frozenset[int] = frozenset()
@@ -144,7 +144,7 @@ class Receive:
         return self.phase in ENDED
 
     def awaited(self) -> frozenset[PeerId]:
-        """Those who wait for a grant, and those who hold one and may still write."""
+        """The peers that wait for a grant, and those that hold one and may still write."""
         writing = (peer for peer, writer in self._writers.items() if writer.state in MAY_WRITE)
         return frozenset((*self._asking, *writing))
 
@@ -184,8 +184,8 @@ class Receive:
             return self._lose(f"prefill rank {rank} wrote {message.num_bytes} bytes, decode expects {expected}", now)
         return self._receive_if_complete(now)
 
-    def digested(self, attempt: Attempt, found: Found, *, now: float) -> ReceivingCommands:
-        """What is here after ``attempt``, all of whose ranks were done, has these sums."""
+    def summed_up(self, attempt: Attempt, found: Found, *, now: float) -> ReceivingCommands:
+        """The content here after ``attempt``, all of whose ranks were done, has these sums."""
         if not self._is_open or attempt != self.attempt or attempt <= self.lost_attempt:
             return ()
         try:
@@ -330,7 +330,7 @@ class Receive:
         return (*self._turn_away(reason), *self._revoke_all(now), AttemptLost(self.attempt, reason))
 
     def _turn_away(self, reason: str) -> ReceivingCommands:
-        """Those who wait for their grant of the current attempt will not get it, and need not wait."""
+        """The peers that wait for their grant of the current attempt will not get it, and need not wait."""
         asking, self._asking = self._asking, {}
         return tuple(Reply(peer, Denial(self.transfer_id, self.attempt, reason)) for peer in asking)
 
@@ -349,11 +349,11 @@ class Receive:
         covered, (_, debt) = sum(debt.coverage for _, debt in done), done[0]
         if covered != debt.needed:
             return self._lose(f"prefill has KV of {covered} heads and layers, decode needs {debt.needed}", now)
-        if not self._wants_digest:
+        if not self._wants_sums:
             return self._received()
         if silent := [writer.sender.rank for writer in self._current() if writer.sums is None]:
             return self._lose(f"prefill rank {silent[0]} sent no sums: run the same pdcluster everywhere", now)
-        return (DigestReceived(self.attempt, debt.has_draft),)
+        return (SumUpReceive(self.attempt, debt.has_draft),)
 
     def _push_again(self, mismatch: Mismatch, now: float) -> ReceivingCommands:
         """Each rank pushes what it has of it, under the grant that it has."""

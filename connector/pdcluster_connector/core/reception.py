@@ -81,7 +81,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Sum up what is here of this transfer, then call ``digested``. ``has_draft``: also a draft model's part of it."""
+    """Sum up what is here of this transfer, then call ``summed_up``. ``has_draft``: also a draft model's part of it."""
 
     transfer_id: TransferId
     attempt: Attempt
@@ -109,7 +109,7 @@ class Expected:
     transfer_id: TransferId
     deadline: float
     spans: Spans
-    wants_digest: bool = False
+    wants_sums: bool = False
     may_push_again: bool = True
 
 
@@ -130,7 +130,7 @@ class Reception:
     """One decode rank's receives. Not thread-safe: the receiver thread owns it."""
 
     welcome: Welcome
-    """What peers are told; the session in it is replaced by their own."""
+    """The welcome to peers; each peer's own session replaces the one in it."""
     fingerprint: KvFingerprint
     times: ReceiveTimes
     secret: Secret
@@ -158,7 +158,7 @@ class Reception:
             transfer,
             self.times,
             deadline=expected.deadline,
-            wants_digest=expected.wants_digest,
+            wants_sums=expected.wants_sums,
             may_push_again=expected.may_push_again,
         )
         self._waiting[transfer] = _Waiting(expected, receive)
@@ -214,10 +214,10 @@ class Reception:
         for transfer, waiting in list(self._waiting.items()):
             yield from self._commands(transfer, waiting.receive.cut(session, now=now), now)
 
-    def digested(self, transfer: TransferId, attempt: Attempt, found: Found, *, now: float) -> ReceptionCommands:
-        """What is here of ``transfer`` has these sums. Does nothing for one that has ended meanwhile."""
+    def summed_up(self, transfer: TransferId, attempt: Attempt, found: Found, *, now: float) -> ReceptionCommands:
+        """The content of ``transfer`` here has these sums. Does nothing for one that has ended meanwhile."""
         if waiting := self._waiting.get(transfer):
-            yield from self._commands(transfer, waiting.receive.digested(attempt, found, now=now), now)
+            yield from self._commands(transfer, waiting.receive.summed_up(attempt, found, now=now), now)
 
     def expire(self, *, now: float) -> ReceptionCommands:
         """Act on every deadline that has passed."""
@@ -350,7 +350,7 @@ class Reception:
                     yield Lost(self._waiting[transfer].expected.request_id, attempt, reason)
                 case CutSession():
                     yield from self._cut_off(command)
-                case receiving.DigestReceived(attempt, has_draft):
+                case receiving.SumUpReceive(attempt, has_draft):
                     yield Compare(transfer, attempt, has_draft)
                 case receiving.Mismatched(attempt, reason):
                     yield Differs(self._waiting[transfer].expected.request_id, attempt, reason)
@@ -372,7 +372,7 @@ class Reception:
         return Ended(expected.request_id, report)
 
     def _incoming(self, hello: Hello) -> Incoming:
-        """What that prefill rank can write here.
+        """The link of that prefill rank into this decode rank.
 
         Raises:
             ProtocolError: The two engines hold a layer differently, or a TP size would split a head. Names both.

@@ -68,11 +68,11 @@ class CutLane:
 
 
 @dataclass(frozen=True, slots=True)
-class DigestPush:
-    """Every byte is acknowledged: sum up what was pushed, then call ``digested``. Said once."""
+class SumUpPush:
+    """Every byte is acknowledged: sum up what was pushed, then call ``summed_up``. Said once."""
 
 
-SendingCommand: TypeAlias = Send | Release | CutLane | DigestPush
+SendingCommand: TypeAlias = Send | Release | CutLane | SumUpPush
 SendingCommands: TypeAlias = tuple[SendingCommand, ...]
 
 
@@ -88,11 +88,11 @@ class Push:
         self.planned_bytes = 0
         self.acked_bytes = 0
         self.is_unneeded = False
-        self.wants_digest = False
+        self.wants_sums = False
         """Whether ``Done`` carries sums. Set before the last part is planned."""
         self._sums: ContentSums | None = None
         self._num_pushes = 1
-        self._is_digesting = False
+        self._is_summing_up = False
         self._hold_s = hold_s
         self._num_layers = 0
         self._is_whole = False
@@ -117,6 +117,11 @@ class Push:
     def is_ended(self) -> bool:
         """Whether the push is over; ``Release`` was said at that moment."""
         return self.phase in ENDED
+
+    @property
+    def awaits_sums(self) -> bool:
+        """Whether sums of its source are still to be found, also where nothing else reads that any more."""
+        return self.wants_sums and self._sums is None and self.phase in (PushPhase.OPENING, PushPhase.WRITING)
 
     def opening(self, message: Open) -> SendingCommands:
         """Ask for the grant. Call once, first."""
@@ -156,8 +161,8 @@ class Push:
         assert self.acked_bytes <= self.planned_bytes, f"{self.key}: {self.acked_bytes} of {self.planned_bytes} bytes"
         return self._finish_if_complete() + self._stop_if_quiet()
 
-    def digested(self, sums: ContentSums) -> SendingCommands:
-        """What was pushed, as the source has it."""
+    def summed_up(self, sums: ContentSums) -> SendingCommands:
+        """The source's content that was pushed has these sums."""
         self._sums = sums
         return self._finish_if_complete()
 
@@ -178,7 +183,7 @@ class Push:
         return self._finish_if_complete()
 
     def refuse_again(self, reason: str) -> SendingCommands:
-        """What decode wants a second time cannot be pushed from here."""
+        """Decode wants a second push of something that cannot be pushed from here."""
         return (Send(Failed(*self.key, reason, is_fenced=True)), *self._let_go())
 
     def settled(self) -> SendingCommands:
@@ -248,9 +253,9 @@ class Push:
     def _finish_if_complete(self) -> SendingCommands:
         if self.phase is not PushPhase.WRITING or not self._is_whole or self.acked_bytes < self.planned_bytes:
             return ()
-        if self.wants_digest and self._sums is None:
-            is_asked, self._is_digesting = self._is_digesting, True
-            return () if is_asked else (DigestPush(),)
+        if self.wants_sums and self._sums is None:
+            is_asked, self._is_summing_up = self._is_summing_up, True
+            return () if is_asked else (SumUpPush(),)
         done = Send(Done(*self.key, self.acked_bytes, self._num_layers, self._sums, self._num_pushes))
         if self._sums is not None:
             self.phase = PushPhase.COMPARING

@@ -1,4 +1,4 @@
-"""Which lanes still read the source blocks of which request: I1 on the prefill side.
+"""The lanes that still read the source blocks of each request: I1 on the prefill side.
 
     begin(readers) --released by every reader, and finished by vLLM--> free, named once
 

@@ -82,7 +82,7 @@ def shared_units(source: StateRun, target: StateRun, prefill: RankLayout, decode
 
 
 def plan_runs(source: RegionLayout, target: RegionLayout, prefill: RankLayout, decode: RankLayout) -> Iterator[RunCopy]:
-    """What one rank writes of a state into the other; the two describe it alike."""
+    """The bytes of a state that one rank writes into the other; the two describe it alike."""
     for ours, theirs in zip(source.runs, target.runs, strict=True):
         if units := shared_units(ours, theirs, prefill, decode):
             size = unit_bytes(ours, prefill)

@@ -1,4 +1,4 @@
-"""Which part of a prompt became complete at this step, for each KV group.
+"""The part of a prompt that became complete at this step, for each KV group.
 
 A *unit* is pushed once, whole, as soon as the last of its tokens is scheduled; the unit that the prompt's end
 leaves partly filled is complete when the prompt is. What lies below the watermark was pushed in an earlier step,

@@ -1,4 +1,4 @@
-"""Who writes into one decode rank: what a prefill rank owes, and how far it is. ``receiving.py`` decides about them.
+"""The writers into one decode rank: the debt of each, and how far it is. ``receiving.py`` decides about them.
 
 WRITING --done--> DONE --again--> WRITING
    +--revoke--> REVOKED --fenced and clean--> FENCED
@@ -25,7 +25,7 @@ SessionId = NewType("SessionId", str)
 
 @dataclass(frozen=True, slots=True)
 class Debt:
-    """What a prefill rank owes for one request, as decode works it out.
+    """A prefill rank's debt for one request, as decode works it out.
 
     ``writers``: every rank of its engine that writes to this decode rank. ``coverage``: the part of decode's
     ``needed`` heads that this rank fills; those of all writers must add up to it. ``has_draft``: a draft model's are
@@ -74,7 +74,7 @@ class Writer:
     num_pushes: int = 1
     """2 once it was asked to push something again."""
     sums: ContentSums | None = None
-    """What it says that it pushed; while it is ``DONE`` it keeps its source for a second push."""
+    """The sums of its pushed content, as it says; while it is ``DONE`` it keeps its source for a second push."""
 
     @property
     def keeps_source(self) -> bool:

@@ -6,14 +6,14 @@ from pdcluster_connector.reshard.feeds import ReshardItem, TokenPages, TokenShap
 from pdcluster_connector.reshard.resharder import (
     Resharded,
     Resharder,
-    ResharderParts,
+    ResharderContext,
     ReshardFailed,
     ReshardOutcome,
     StepRead,
 )
 from pdcluster_connector.reshard.rounds import GroupRank, StagedPart, write_rows
-from pdcluster_connector.reshard.staging import StagingMemory, StagingRoom
-from pdcluster_connector.reshard.strips import GatheredStrips, StripGatherer, StripStaging, bytes_from
+from pdcluster_connector.reshard.staging import StagingBuffer, StagingMemory
+from pdcluster_connector.reshard.strip_staging import GatheredStrips, StripGatherer, StripStaging, bytes_from
 from pdcluster_connector.reshard.tensors import TokenRegion, open_reshard_group, region_bytes
 
 __all__ = [
@@ -24,10 +24,10 @@ __all__ = [
     "ReshardOutcome",
     "Resharded",
     "Resharder",
-    "ResharderParts",
+    "ResharderContext",
     "StagedPart",
+    "StagingBuffer",
     "StagingMemory",
-    "StagingRoom",
     "StepRead",
     "StripGatherer",
     "StripStaging",

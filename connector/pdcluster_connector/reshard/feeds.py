@@ -1,4 +1,4 @@
-"""Which prefill rank brings which heads of which tokens together, so that decode's own blocks leave in one piece.
+"""Decides which prefill rank brings which heads of which tokens together: then decode's blocks leave in one piece.
 
 A token-major block holds ``[token][head][cell]``. With unequal TP a decode rank's bytes of one token are spread over
 several prefill ranks, or are a part of one's. So the prefill ranks first exchange heads among themselves, and then
@@ -69,7 +69,7 @@ class TokenShape:
 
 @dataclass(frozen=True, slots=True)
 class ReshardItem:
-    """What becomes complete of one request in one KV group in this step. Part of the metadata that all ranks have.
+    """The tokens of one request in one KV group that this step completes. Part of the metadata that all ranks have.
 
     Positions ``[start, stop)``; ``stop`` is rounded up to a whole unit (the smaller block). The first block of either
     table holds ``start``. ``piece_tokens``: the smaller of the two engines' pages. Tokens in decode's null block are
@@ -162,7 +162,7 @@ def _feed(prefill: Sharding, decode: Sharding, decode_rank: int, owners: Sequenc
 
 
 def _supplies(prefill: Sharding, heads: range, owners: Sequence[int], turn: int) -> tuple[Supply, ...]:
-    """Who brings ``heads`` to owner number ``turn``. Where a head has several holders, owners take turns."""
+    """The ranks that bring ``heads`` to owner number ``turn``. Where a head has several holders, owners take turns."""
 
     def supplier(head: int) -> int:
         holders = [rank for rank in owners if rank in prefill.holders_of(head)]

@@ -6,9 +6,9 @@
 
 Every rank of the prefill TP group has one, and gives it the same steps, items and layers in the same order; so the
 collectives of all ranks are the same in number, order and size. A rank takes part also with requests that it has given
-up itself. What may hold this thread, each for a bounded time: the layer's device event, the other ranks, staging room.
+up itself. What may hold this thread, each for a bounded time: the layer's device event, the other ranks, space.
 
-    room not in time      this rank's parts of that layer are reported failed; it still serves the others
+    space not in time     this rank's parts of that layer are reported failed; it still serves the others
     a rank dies, is late, or the device does not end     the resharder is broken for good, with one reason: the group is
                           closed, so that the others do not wait, and every later order is reported failed at once
 """
@@ -77,10 +77,10 @@ ReshardOutcome: TypeAlias = Resharded | ReshardFailed | StepRead
 
 
 @dataclass(frozen=True, slots=True)
-class ResharderParts:
-    """What a resharder works with. ``regions``: by region index.
+class ResharderContext:
+    """The dependencies of a resharder. ``regions``: by region index.
 
-    ``wait_s``: the most that it waits for a layer's computation, for its own work on the device, and for staging room.
+    ``wait_s``: the most that it waits for a layer's computation, for its own work on the device, and for space.
     Shorter than the timeout of the group, in which the others wait for us.
     """
 
@@ -91,7 +91,7 @@ class ResharderParts:
     wait_s: float = 10.0
 
     @property
-    def room_bytes(self) -> int:
+    def staging_bytes(self) -> int:
         """The most that one round stages: two rounds fit, one being written while the other is filled."""
         return self.staging.num_bytes // 128 * 64
 
@@ -119,7 +119,7 @@ class _EndedStep:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One round of one layer. ``may_stage``: no round of the layer before it went without room."""
+    """One round of one layer. ``may_stage``: no round of the layer before it went without space."""
 
     step: int
     regions: tuple[int, ...]
@@ -130,10 +130,10 @@ class Resharder:
     """The forward thread gives orders, any thread releases; ``on_outcome`` is called by the resharder's thread."""
 
     def __init__(
-        self, parts: ResharderParts, group: dist.ProcessGroup | None, on_outcome: Callable[[ReshardOutcome], object]
+        self, context: ResharderContext, group: dist.ProcessGroup | None, on_outcome: Callable[[ReshardOutcome], object]
     ) -> None:
         """``group``: of ``open_reshard_group``, the resharder's alone, which it closes; None for TP 1."""
-        self._parts = parts
+        self._context = context
         self._on_outcome = on_outcome
         self._inbox: SimpleQueue[_PlannedStep | _SavedRegions | _EndedStep | threading.Event | None] = SimpleQueue()
         self._failure = ""
@@ -144,7 +144,7 @@ class Resharder:
         self._number = 0
         self._step = _PlannedStep(0, {})
         self._stream: Stream = NoStream()
-        self._scratch = Scratch(parts.staging.tensor.device)
+        self._scratch = Scratch(context.staging.tensor.device)
         self._thread = threading.Thread(target=self._main, name="pdcluster-reshard", daemon=True)
         self._thread.start()
 
@@ -176,12 +176,12 @@ class Resharder:
         return reached
 
     def release(self, ticket: Ticket) -> None:
-        """One part of the room is read no more. Any thread.
+        """One part of the buffer is read no more. Any thread.
 
         Raises:
-            KeyError: More often than the room has parts.
+            KeyError: More often than the buffer has parts.
         """
-        self._parts.staging.release(ticket)
+        self._context.staging.release(ticket)
 
     def close(self, timeout_s: float) -> bool:
         """End the thread and the group; what was ordered and not done is reported failed. Waits 1 s more at most.
@@ -200,11 +200,11 @@ class Resharder:
 
     def _main(self) -> None:
         try:
-            self._stream = self._parts.device.open_stream(self._parts.staging.tensor.device)
+            self._stream = self._context.device.open_stream(self._context.staging.tensor.device)
             with self._stream:
                 self._on_orders()
         except Exception as error:  # noqa: BLE001  # top of a thread
-            _LOG.exception("resharder failed rank=%d", self._parts.us.rank)
+            _LOG.exception("resharder failed rank=%d", self._context.us.rank)
             self._break(f"prefill's resharder failed: {error!r}")
             self._on_orders()
         finally:
@@ -224,8 +224,8 @@ class Resharder:
 
     def _serve(self, order: _SavedRegions) -> None:
         """All regions of one layer, KV group by KV group."""
-        for group in sorted({self._parts.regions[index].group for index in order.regions}):
-            regions = tuple(index for index in order.regions if self._parts.regions[index].group == group)
+        for group in sorted({self._context.regions[index].group for index in order.regions}):
+            regions = tuple(index for index in order.regions if self._context.regions[index].group == group)
             if self._step.items.get(group):
                 self._serve_group(order, group, regions)
 
@@ -236,7 +236,7 @@ class Resharder:
         try:
             reason = reason or self._reshard(order, group, regions)
         except (RuntimeError, TimeoutError) as error:
-            self._break(f"prefill rank {self._parts.us.rank} cannot exchange KV with the other ranks: {error}")
+            self._break(f"prefill rank {self._context.us.rank} cannot exchange KV with the other ranks: {error}")
             reason = self._failure
         if reason:
             self._on_outcome(ReshardFailed(order.step, regions, reason))
@@ -251,7 +251,7 @@ class Resharder:
         reason = ""
         for planned_round in rounds:
             turn = _Turn(order.step, regions, may_stage=not reason)
-            # Also without room: the others wait for what we send.
+            # Also without space: the others wait for what we send.
             reason = self._run(turn, planned_round, indices) or reason
         if not rounds:
             for region in regions:
@@ -260,34 +260,34 @@ class Resharder:
 
     def _plan(self, group: int, regions: tuple[int, ...]) -> tuple[tuple[Round, ...], Indices] | str:
         """The layer's rounds, made once for each shape of layer; or why there are none, alike on every rank."""
-        shapes = tuple(self._parts.regions[index].shape for index in regions)
+        shapes = tuple(self._context.regions[index].shape for index in regions)
         plans = self._step.plans
         if (group, shapes) not in plans:
             try:
-                rounds = plan_rounds(self._parts.us, shapes, self._step.items[group], self._parts.room_bytes)
-                plans[group, shapes] = rounds, Indices(self._parts.staging.tensor.device)
+                rounds = plan_rounds(self._context.us, shapes, self._step.items[group], self._context.staging_bytes)
+                plans[group, shapes] = rounds, Indices(self._context.staging.tensor.device)
             except ValueError as error:
                 plans[group, shapes] = f"this step cannot be resharded: {error}"
         return plans[group, shapes]
 
     def _run(self, turn: _Turn, planned: Round, indices: Indices) -> str:
         """One round; the reason why our parts of it did not get into staging, if so."""
-        regions = [self._parts.regions[index] for index in turn.regions]
+        regions = [self._context.regions[index] for index in turn.regions]
         regrouping = Regrouping(planned, regions, indices, self._scratch)
         if planned.travels:
             regrouping.start(self._open_group())
-        ticket = self._take_room(planned) if turn.may_stage else None
+        ticket = self._take_buffer(planned) if turn.may_stage else None
         try:
             regrouping.finish()
             if ticket is not None:
-                regrouping.place(self._parts.staging.tensor[ticket.offset : ticket.offset + ticket.num_bytes])
+                regrouping.place(self._context.staging.tensor[ticket.offset : ticket.offset + ticket.num_bytes])
             self._wait_for(self._stream.record_event(), "the exchange did not end")
         except BaseException:
             if ticket is not None:
-                self._parts.staging.release(ticket, planned.num_parts)
+                self._context.staging.release(ticket, planned.num_parts)
             raise
         if planned.staged_bytes and ticket is None:
-            return f"prefill's staging memory of {self._parts.staging.num_bytes} bytes was full for too long"
+            return f"prefill's staging memory of {self._context.staging.num_bytes} bytes was full for too long"
         if turn.may_stage:
             self._hand_on(turn, planned, ticket)
         return ""
@@ -297,11 +297,11 @@ class Resharder:
             raise RuntimeError("their group is closed")
         return self._group
 
-    def _take_room(self, planned: Round) -> Ticket | None:
+    def _take_buffer(self, planned: Round) -> Ticket | None:
         if not planned.staged_bytes:
             return None
-        deadline = time.monotonic() + self._parts.wait_s
-        return self._parts.staging.take(
+        deadline = time.monotonic() + self._context.wait_s
+        return self._context.staging.take(
             planned.staged_bytes, planned.num_parts, deadline=deadline, is_closing=lambda: self._is_closing
         )
 
@@ -318,17 +318,17 @@ class Resharder:
         Raises:
             TimeoutError: It was not in time, or the resharder is closing.
         """
-        deadline = time.monotonic() + self._parts.wait_s
-        while not self._parts.device.is_done(event):
+        deadline = time.monotonic() + self._context.wait_s
+        while not self._context.device.is_done(event):
             if self._is_closing or time.monotonic() > deadline:
-                raise TimeoutError(f"{what} within {self._parts.wait_s:g} s")
+                raise TimeoutError(f"{what} within {self._context.wait_s:g} s")
             time.sleep(_POLL_S)
 
     def _break(self, reason: str) -> None:
         """No further round: the ranks may not agree any more on which one comes next."""
         if not self._failure:
             self._failure = reason
-            _LOG.error("resharder broken rank=%d reason=%r", self._parts.us.rank, reason)
+            _LOG.error("resharder broken rank=%d reason=%r", self._context.us.rank, reason)
         self._leave_group()
 
     def _leave_group(self) -> None:

@@ -6,7 +6,7 @@ region of the layer; bytes for one peer lie side by side, and both ends go throu
     regions in order > families of items in order > decode ranks > owners > runs of heads > pieces of items in order
 
 A *family* is the items with one decode TP size and one size of piece. Where the layer's bytes are more than the staging
-room, the pieces are cut into *rounds*, each of which fits: rounds follow from the metadata too.
+buffer, the pieces are cut into *rounds*, each of which fits: rounds follow from the metadata too.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class LocalCopy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedPart:
-    """What we write of one item into one decode rank: pieces of ``piece_bytes``, side by side from ``offset`` on."""
+    """Our part of one item for one decode rank: pieces of ``piece_bytes``, side by side from ``offset`` on."""
 
     item: int
     decode_rank: int
@@ -125,12 +125,12 @@ class Round:
 
     @property
     def staged_bytes(self) -> int:
-        """Staging room that this rank needs; the regions' shares follow each other."""
+        """Staging memory that this rank needs; the regions' shares follow each other."""
         return sum(region.staged_bytes for region in self.regions)
 
     @property
     def num_parts(self) -> int:
-        """How many parts must be written before the room is free again."""
+        """How many parts must be written before its buffer is free again."""
         return sum(len(region.parts) for region in self.regions)
 
 
@@ -143,18 +143,18 @@ class GroupRank:
 
 
 def plan_rounds(
-    us: GroupRank, shapes: Sequence[TokenShape], items: Sequence[ReshardItem], room_bytes: int
+    us: GroupRank, shapes: Sequence[TokenShape], items: Sequence[ReshardItem], staging_bytes: int
 ) -> tuple[Round, ...]:
     """The rounds of a layer whose regions have ``shapes``, all of one KV group. Empty when there is nothing to do.
 
-    ``room_bytes`` bounds what any rank stages in one round; it must be the same on every rank.
+    ``staging_bytes`` bounds what any rank stages in one round; it must be the same on every rank.
 
     Raises:
-        ValueError: An item does not fit its blocks, or one piece does not fit the room. Alike on every rank.
+        ValueError: An item does not fit its blocks, or one piece does not fit staging memory. Alike on every rank.
     """
     _require_pieces(shapes, items)
     table = _Table.of(items, shapes[0].pages.block_tokens)
-    bounds = _cut(_owned_bytes(us.tp_size, shapes, items, table), room_bytes)
+    bounds = _cut(_owned_bytes(us.tp_size, shapes, items, table), staging_bytes)
     cut = (table.between(first, last) for first, last in bounds)
     return tuple(Round(tuple(_plan_region(us, shape, items, part) for shape in shapes)) for part in cut)
 
@@ -162,7 +162,7 @@ def plan_rounds(
 def write_rows(part: StagedPart, item: ReshardItem, decode: TokenPages) -> ByteRanges:
     """The fewest ranges that write ``part``: pieces adjacent on both sides are one.
 
-    A source is relative to the room of the part's region, a target to decode's region. One range for each block, or
+    A source is relative to the buffer of the part's region, a target to decode's region. One range for each block, or
     fewer, where decode's pages are not padded.
     """
     target = decode.offsets(decode.blocks_at(part.tokens, item.start, item.decode_blocks), part.tokens)
@@ -240,16 +240,16 @@ def _bytes_by_turn(prefill_tp: int, feeds: Sequence[Feed]) -> list[Offsets]:
     return list(by_count.values())
 
 
-def _cut(owned: Offsets, room_bytes: int) -> Iterator[tuple[int, int]]:
-    """Runs of pieces, as long as can be, of which no rank stages more than the room."""
+def _cut(owned: Offsets, staging_bytes: int) -> Iterator[tuple[int, int]]:
+    """Runs of pieces, as long as can be, of which no rank stages more than that."""
     total = np.concatenate([np.zeros((1, owned.shape[1]), np.int64), owned.cumsum(axis=0)])
     first = 0
     while first < len(owned) and (total[-1] > total[first]).any():
-        ends = [int(np.searchsorted(column, column[first] + room_bytes, side="right")) for column in total.T]
+        ends = [int(np.searchsorted(column, column[first] + staging_bytes, side="right")) for column in total.T]
         last = min(ends) - 1
         if last <= first:
             raise ValueError(
-                f"one piece of {int(owned[first].max())} bytes does not fit a staging room of {room_bytes}"
+                f"one piece of {int(owned[first].max())} bytes does not fit staging memory of {staging_bytes} bytes"
             )
         yield first, last
         first = last

@@ -1,6 +1,6 @@
 """Staging memory: where resharded KV waits for its writes. Registered with the transport once, at engine start.
 
-Rooms are handed out to the resharder's thread and come back from any thread, part by part. When all is taken the
+Buffers are handed out to the resharder's thread and come back from any thread, part by part. When all is taken the
 resharder waits here; the forward pass never does. Spans are taken first fit, so they may come back in any order.
 """
 
@@ -35,7 +35,7 @@ class SpanPool:
         return not self._taken
 
     def take(self, num_bytes: int) -> int | None:
-        """The start of a span of at least ``num_bytes`` (one or more); None when there is no room for it now."""
+        """The start of a span of at least ``num_bytes`` (one or more); None when there is no space for it now."""
         needed = -(-num_bytes // self.alignment) * self.alignment
         for index, (start, stop) in enumerate(self._free):
             if stop - start >= needed:
@@ -61,18 +61,18 @@ class SpanPool:
 
 
 _LOOK_EVERY_S = 0.05
-"""How soon a wait for room sees that the resharder is closing."""
+"""How soon a wait for space sees that the resharder is closing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A room: ``num_bytes`` from ``offset`` on, counted from the staging memory's first byte."""
+    """A buffer: ``num_bytes`` from ``offset`` on, counted from the staging memory's first byte."""
 
     offset: int
     num_bytes: int
 
 
-class StagingRoom:
+class StagingBuffer:
     """One part's place in staging memory, given back when each of its ``holders`` has let go of it."""
 
     def __init__(self, give_back: Callable[[], None], holders: int = 1) -> None:
@@ -85,7 +85,7 @@ class StagingRoom:
         with self._holders_lock:
             self._holders -= 1
             is_free = self._holders == 0
-            assert self._holders >= 0, "a room was released more often than it has holders"
+            assert self._holders >= 0, "a buffer was released more often than it has holders"
         if is_free:
             self._give_back()
 
@@ -107,7 +107,7 @@ class StagingMemory:
         self._shares: dict[Ticket, int] = {}
         self._changed = threading.Condition()
         self.is_wanted = False
-        """Whether somebody waits for room. Any thread may look."""
+        """Whether somebody waits for space. Any thread may look."""
 
     @property
     def address(self) -> int:
@@ -121,12 +121,12 @@ class StagingMemory:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every room has come back."""
+        """Whether every buffer has come back."""
         with self._changed:
             return self._pool.is_idle
 
     def take(self, num_bytes: int, shares: int, *, deadline: float, is_closing: Callable[[], bool]) -> Ticket | None:
-        """A room that comes back after ``shares`` releases; None when there is none by ``deadline``, or we close.
+        """A buffer that comes back after ``shares`` releases; None when there is none by ``deadline``, or we close.
 
         Waits. Resharder thread only.
         """
@@ -141,13 +141,13 @@ class StagingMemory:
             return self._hand_out(offset, num_bytes, shares)
 
     def take_now(self, num_bytes: int) -> Ticket | None:
-        """A room that comes back after one release; None when there is none now. Any thread; never waits."""
+        """A buffer that comes back after one release; None when there is none now. Any thread; never waits."""
         with self._changed:
             offset = self._pool.take(num_bytes)
             return None if offset is None else self._hand_out(offset, num_bytes, 1)
 
     def release(self, ticket: Ticket, shares: int = 1) -> None:
-        """Nothing reads the bytes of ``shares`` of the room's parts any more. Any thread; never waits for a peer.
+        """Nothing reads the bytes of ``shares`` of the buffer's parts any more. Any thread; never waits for a peer.
 
         Raises:
             KeyError: All of the ticket's shares have come back already.

@@ -45,7 +45,7 @@ class TokenRegion:
         return math.gcd(*sizes)
 
     def step_bytes(self, piece_tokens: int) -> int:
-        """What divides the offsets of all pieces."""
+        """A divisor of the offsets of all pieces."""
         pages = self.shape.pages
         steps = [pages.block_stride, piece_tokens * pages.token_bytes]
         if pages.pages_per_block > 1:
@@ -138,7 +138,7 @@ class Scratch:
 
 
 class Regrouping:
-    """One round for one layer, in two halves, because room in staging is looked for while bytes travel.
+    """One round for one layer, in two halves, because space in staging is looked for while bytes travel.
 
     Resharder thread only, within the side stream.
     """
@@ -156,7 +156,7 @@ class Regrouping:
         self._work: dist.Work | None = None
 
     def start(self, group: dist.ProcessGroup) -> None:
-        """What the others need of us is on its way; all of them start too. Does not wait for them.
+        """Our part of the round is on its way to the other ranks, which start too. Does not wait for them.
 
         Raises:
             RuntimeError: The group is broken.
@@ -180,11 +180,11 @@ class Regrouping:
             self._work.wait()
             self._work = None
 
-    def place(self, room: torch.Tensor) -> None:
-        """``room`` (uint8 [planned.staged_bytes]) holds our parts as decode has them."""
+    def place(self, buffer: torch.Tensor) -> None:
+        """``buffer`` (uint8 [planned.staged_bytes]) holds our parts as decode has them."""
         start = 0
         for index, share in enumerate(self._planned.regions):
-            self._place(index, share, room[start : start + share.staged_bytes])
+            self._place(index, share, buffer[start : start + share.staged_bytes])
             start += share.staged_bytes
 
     def _gather(self, outgoing: torch.Tensor) -> None:
@@ -213,20 +213,20 @@ class Regrouping:
             self._gathered[key] = torch.index_select(view, 0, self._indices.rows(region, pieces))
         return self._gathered[key]
 
-    def _place(self, index: int, share: RegionRound, room: torch.Tensor) -> None:
+    def _place(self, index: int, share: RegionRound, buffer: torch.Tensor) -> None:
         cell_bytes = self._regions[index].shape.cell_bytes
         for copy in share.copies:
             whole = self._whole(index, copy.pieces)
-            self._slot(room, copy.place, cell_bytes).copy_(whole[:, :, copy.heads.start : copy.heads.stop])
+            self._slot(buffer, copy.place, cell_bytes).copy_(whole[:, :, copy.heads.start : copy.heads.stop])
         for landing in share.landings:
             place, start = landing.place, self._receive_bases[index][landing.peer] + landing.offset
             shape = (place.num_pieces, place.piece_tokens, len(place.heads), cell_bytes)
-            self._slot(room, place, cell_bytes).copy_(self._words(self._received[start:], shape))
+            self._slot(buffer, place, cell_bytes).copy_(self._words(self._received[start:], shape))
 
-    def _slot(self, room: torch.Tensor, place: StagingPlace, cell_bytes: int) -> torch.Tensor:
+    def _slot(self, buffer: torch.Tensor, place: StagingPlace, cell_bytes: int) -> torch.Tensor:
         """The heads of ``place`` that are to fill: words [piece, token, head, cell]."""
         shape = (place.num_pieces, place.piece_tokens, place.num_heads, cell_bytes)
-        return self._words(room[place.offset :], shape)[:, :, place.heads.start : place.heads.stop]
+        return self._words(buffer[place.offset :], shape)[:, :, place.heads.start : place.heads.stop]
 
     def _words(self, data: torch.Tensor, shape: tuple[int, int, int, int]) -> torch.Tensor:
         """The first bytes of ``data`` (uint8) as words; the last of ``shape`` is in bytes."""

@@ -36,7 +36,7 @@ _NO_ATTEMPT: Final = Attempt(0)
 
 
 class Metaserver(Protocol):
-    """What the scheduler half needs of the metaserver client. Both calls return at once."""
+    """The scheduler half's needs of the metaserver client. Both calls return at once."""
 
     def post(self, request_id: RequestId, url: str, reservation: Reservation, *, deadline: float) -> None:
         """Send the reservation; its outcome is appended to the deque given at construction.
@@ -50,7 +50,7 @@ class Metaserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DecodeEngine:
-    """What every reservation of this engine says about it."""
+    """Facts of this engine that every reservation carries."""
 
     engine_id: EngineId
     tp_size: int
@@ -89,7 +89,7 @@ class _Request:
     has_failed: bool = False
     """A worker did not get its part: whatever others got, vLLM computes the prompt or fails the request."""
     num_received_tokens: int = 0
-    """What was pushed whole, by all ranks."""
+    """Prompt tokens that all ranks have received whole."""
 
 
 class DecodeScheduler:
@@ -158,7 +158,7 @@ class DecodeScheduler:
         self._posts.append((request_id, request.params.metaserver, reservation, request.deadline))
 
     def step(self) -> DecodeStep:
-        """What the workers must know now. Reservations leave only after this: the workers know them first."""
+        """This step's news for the workers. Reservations leave only after this: the workers know them first."""
         while self._outcomes:
             self._decide(*self._outcomes.popleft())
         step = DecodeStep(tuple(self._expects), tuple(self._ended), tuple(self._cancels))

@@ -63,7 +63,7 @@ class _Transfer:
 
 
 class _UsedKeys:
-    """Which pushes have begun here: a second one of the same transfer and attempt would write other blocks there.
+    """The pushes that have begun here: a second one of the same transfer and attempt would write other blocks there.
 
     begin --> lives --ended--> its lanes may still know it --freed--> remembered until its deadline --> forgotten
     """
@@ -91,14 +91,14 @@ class _UsedKeys:
 
 @dataclass(frozen=True, slots=True)
 class PrefillEngine:
-    """What decides whether this engine can push for a reservation. ``kv_heads``: as in the fingerprint."""
+    """The facts that decide whether this engine can push for a reservation. ``kv_heads``: as in the fingerprint."""
 
     tp_size: int
     kv_heads: tuple[int, ...]
     groups: tuple[KvGroup, ...]
 
     def require_spread_over(self, decode_tp: int) -> None:
-        """What the layers keep can be spread over a decode engine of ``decode_tp`` ranks.
+        """The KV of the layers can be spread over a decode engine of ``decode_tp`` ranks.
 
         Raises:
             ValueError: It cannot.
@@ -108,7 +108,7 @@ class PrefillEngine:
 
 
 class PrefillScheduler:
-    """Which block leaves when, for every request of one prefill engine."""
+    """Decides which block leaves when, for every request of one prefill engine."""
 
     def __init__(self, engine: PrefillEngine, timing: PushTiming, secret: Secret, life: BootId) -> None:
         """``life``: minted for this scheduler, of which an engine (vLLM: each data-parallel rank) has one."""

@@ -1,1 +1,1 @@
-"""What a rank checks of its machine before it serves."""
+"""A rank's checks of its machine before it serves."""

@@ -38,7 +38,7 @@ _MARGIN_S: Final = 30.0
 
 
 class LongWork(Protocol):
-    """What the forward pass's stream is given."""
+    """Work that keeps the forward pass's stream busy."""
 
     def give(self, mark: int, length_s: float) -> None:
         """The current stream is busy for about ``length_s``, and then writes ``mark``. Forward thread."""
@@ -117,7 +117,7 @@ class _Watcher:
         self._questions.put(question)
 
     def answer(self) -> EventVerdict:
-        """What the thread has found; STUCK if it does not say so in time.
+        """The verdict of the thread; STUCK if it does not say so in time.
 
         Raises:
             Exception: What a question to the device has raised there.
@@ -183,7 +183,7 @@ def try_events(device: Device, where: torch.device, work: LongWork, patience: Pa
 
 
 def _translated(where: torch.device, ask: Callable[[], EventVerdict]) -> EventVerdict:
-    """What ``ask`` says. Some builds of PyTorch have no error of its own for memory that is used up.
+    """The answer of ``ask``. Some builds of PyTorch have no error of its own for memory that is used up.
 
     Raises:
         OutOfMemoryError: The device's memory is used up.

@@ -38,7 +38,7 @@ CANN_LIBRARIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class MooncakeFacts:
-    """What is installed, and beside what."""
+    """The installed packages, and what lies beside them."""
 
     builds: tuple[tuple[str, str], ...]
     """Distributions of Mooncake with their versions."""
@@ -103,7 +103,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class AscendFacts:
-    """What NPUs need beside their driver."""
+    """The machine of an NPU, beside the driver."""
 
     hccn_conf: str
     """Why it cannot be read; empty when it can."""
@@ -173,7 +173,7 @@ class Patience:
 
 
 def judge(looks: Sequence[Look], begun_s: float, patience: Patience) -> EventVerdict:
-    """What the questions so far show; the last one counts, and it is the only one that may have said "complete".
+    """The verdict so far; the last answer counts, and it is the only one that may have said "complete".
 
     Never from how fast an answer came: a host that was not scheduled for a while must not blame the device.
     """
@@ -193,7 +193,7 @@ def judge(looks: Sequence[Look], begun_s: float, patience: Patience) -> EventVer
 
 
 def events_problem(verdict: EventVerdict, device: str, patience: Patience) -> str:
-    """What an engine on such a device would do wrong, and the cure."""
+    """The harm that an engine on such a device would do, and the cure."""
     cure = "update the device's driver and PyTorch's build for it, or use another device"
     said = {
         EventVerdict.EARLY: "an event is complete while its work is under way, so KV would leave before it is computed",

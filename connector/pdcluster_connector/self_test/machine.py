@@ -28,7 +28,7 @@ HCCN_CONF: Final = Path("/etc/hccn.conf")
 
 
 def require_machine(device_type: str, protocol: str) -> None:
-    """What is installed and mounted here fits the device and ``transfer_protocol``. Engine start.
+    """The packages and mounts here fit the device and ``transfer_protocol``. Engine start.
 
     Raises:
         ConfigError: It does not.

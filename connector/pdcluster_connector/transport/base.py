@@ -1,4 +1,4 @@
-"""What the connector needs of a transport: one-sided writes into a peer's registered memory.
+"""The connector's needs of a transport: one-sided writes into a peer's registered memory.
 
 Submit and poll, never wait: Mooncake's blocking calls spin a core each (measured with 0.3.13).
 Every transport passes ``tests/contract/test_transport.py``.
@@ -105,7 +105,7 @@ class Transport(Protocol):
 
 
 class RegisteredMemory:
-    """Which of our memory may be written from: disjoint spans. Filled at engine start, only read while lanes run.
+    """Our memory that may be written from: disjoint spans. Filled at engine start, only read while lanes run.
 
     TCP does not check the source of a write, and RDMA fails late: so every transport asks here first.
     """

@@ -29,9 +29,9 @@ from typing import Any, Final, TypeVar
 from pdcluster_connector.transport.base import RegisteredMemory, TransportSettings, WriteId, WriteRange, WriteStatus
 from pdcluster_connector.transport.in_use import InUse
 from pdcluster_connector.transport.opening import Backend, Openings, Write
+from pdcluster_connector.transport.protocol_check import require_taken
 from pdcluster_connector.transport.protocols import environment_of, locked_memory_problem, require_rdma_devices
 from pdcluster_connector.transport.submits import KnownEnd, Submits, Submitted, choose_submits
-from pdcluster_connector.transport.taken import require_taken
 from pdcluster_protocol.errors import ConfigError, TransferError
 from pdcluster_protocol.launch import MOONCAKE_PORTS
 
@@ -67,7 +67,7 @@ E = TypeVar("E")
 _DEFERRED: Final = KnownEnd(WriteStatus.PENDING)
 _REFUSED: Final = KnownEnd(WriteStatus.FAILED)
 _KNOWN: Final[tuple[Submitted, ...]] = (_DEFERRED, _REFUSED)
-"""What Mooncake has not been given."""
+"""The states of submits that Mooncake has not been given."""
 
 
 class MooncakeTransport:
@@ -193,7 +193,7 @@ _used_ports: Final[deque[int]] = deque(maxlen=_MAX_USED_PORTS)
 
 
 def start_on_new_ports(start: Callable[[], E], free: Callable[[E], None]) -> E:
-    """What ``start`` gives, on ports that none of the last engines of this process had; what comes on those is freed.
+    """The result of ``start``, on ports that none of the last engines of this process had; others are freed again.
 
     Mooncake picks ports at random among some thousands, and a peer's lanes connect again by themselves to write what
     they still hold (seen with 0.3.13).

@@ -32,7 +32,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What is done to a peer and its writes. Called by the probing thread; ``probe`` may wait, the others never."""
+    """Actions on a peer and its writes. Called by the probing thread; ``probe`` may wait, the others never."""
 
     probe: Callable[[str], bool]
     deliver: Callable[[Write], None]
@@ -40,7 +40,7 @@ class Backend:
 
 
 class Openings:
-    """Which peers are open. Lane threads call ``is_open`` and ``defer``; neither waits for a peer."""
+    """Knows the peers that are open. Lane threads call ``is_open`` and ``defer``; neither waits for a peer."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

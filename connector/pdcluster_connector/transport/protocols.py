@@ -26,7 +26,7 @@ _CHOOSES: Final = (
     "MC_FORCE_TCP", "MC_FORCE_HCA", "MC_FORCE_MNNVL", "MC_FORCE_SHM", "MC_INTRANODE_NVLINK", "MC_INTRA_NVLINK",
     "MC_USE_TENT", "MC_USE_TEV1",
 )  # fmt: skip
-"""By which Mooncake is told what to use, or to choose by rules of its own."""
+"""Variables by which Mooncake is told what to use, or to choose by rules of its own."""
 _LEGACY: Final = "MC_TCP_PROTO"
 _VERBS: Final = "libibverbs.so.1"
 _LOCKED_LINE: Final = "CapEff:"

@@ -30,7 +30,7 @@ _LOOK_EVERY_S: Final = 0.01
 
 
 class Use(Enum):
-    """What users do by their handles."""
+    """The use that a rank makes of its handle."""
 
     LETS_IN = auto()
     """Decode: a peer writes into our memory."""
@@ -69,7 +69,7 @@ class SharedTransport:
         self._is_closed = self._is_in_doubt = False
         self._pending: set[WriteId] = set()
         self._ended: dict[WriteId, WriteStatus] = {}
-        """What was found while the handle was closed."""
+        """The states of writes that were found while the handle was closed."""
 
     @property
     def session(self) -> str:

@@ -37,7 +37,7 @@ _UNDER_WAY: Final = frozenset((0, 1, 5))
 
 
 class Submitted(Protocol):
-    """What one call has submitted."""
+    """The writes that one call has submitted."""
 
     def status(self) -> WriteStatus:
         """How far it is. Asked until it is not PENDING, then never again."""
@@ -58,7 +58,7 @@ class Submits(Protocol):
 
 
 class KnownEnd:
-    """What is not under way, or not any more."""
+    """The status of a write that is not under way, or not any more."""
 
     def __init__(self, status: WriteStatus) -> None:
         self._status = status
@@ -134,7 +134,7 @@ class _Many:
 
 
 class Batches(Protocol):
-    """What Mooncake's C++ tells of batches. None of it waits."""
+    """Facts about batches from Mooncake's C++. None of it waits."""
 
     def status(self, batch: int, number: int) -> WriteStatus:
         """Of one write; LOST where Mooncake gives an answer that we do not know."""

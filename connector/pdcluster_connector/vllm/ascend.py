@@ -1,4 +1,4 @@
-"""What vllm-ascend 0.23 can do to KV that neither its specs nor its tensors say; each is refused.
+"""Layouts of vllm-ascend 0.23 that neither its specs nor its tensors show; each is refused.
 
     enable_kv_nz     latents lie as [content / 16][token][16] in a page (FRACTAL_NZ), on decode only; the tensors of
                      both engines say [blocks, tokens, 1, content]

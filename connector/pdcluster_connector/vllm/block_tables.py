@@ -57,7 +57,7 @@ class BlockTables:
 
 
 class Preemptions:
-    """Which requests have lost all of their blocks, by vLLM's own count of each. Scheduler thread only.
+    """Finds the requests that have lost all of their blocks, by vLLM's own count of each. Scheduler thread only.
 
     ``SchedulerOutput.preempted_req_ids`` names them too, but before vLLM 0.26 not those of ``reset_prefix_cache`` with
     running requests (``v1/core/sched/scheduler.py``). Every version counts in the one function that takes the blocks.

@@ -65,7 +65,7 @@ if TYPE_CHECKING:  # no engine ends because one of these has moved
 
 @dataclass(frozen=True)
 class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vllm is not followed by mypy
-    """What vLLM carries from the scheduler to the workers at each step."""
+    """The metadata that vLLM carries from the scheduler to the workers at each step."""
 
     step: PrefillStep | DecodeStep
     pushed: Mapping[RequestId, Blocks] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Listening(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # vllm is 
 
 @dataclass(frozen=True)
 class LostAttempts(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vllm is not followed by mypy
-    """What vLLM carries from the workers to the scheduler: attempts that a decode rank has given up."""
+    """The metadata that vLLM carries from the workers to the scheduler: attempts that a decode rank has given up."""
 
     losses: tuple[Lost, ...]
 

@@ -1,4 +1,4 @@
-"""What of an engine is its draft model's: a model, the layers that keep its KV, and how it is told apart.
+"""The draft model of an engine: its model, the layers that keep its KV, and how it is told apart.
 
 Decides by a layer's name, as vLLM has no other mark on it. A draft layer that is taken for one of the model's own is
 owed by prefill, and refused at the handshake where prefill does not have it; the link refuses the contrary too.

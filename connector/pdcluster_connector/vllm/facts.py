@@ -91,7 +91,7 @@ def read_engine_facts(config: VllmConfig, cache: KVCacheConfig) -> EngineFacts:
 
 
 def read_memory(facts: EngineFacts, config: VllmConfig, cache: KVCacheConfig, tensors: Mapping[str, LayerKv]) -> Memory:
-    """What ``register_kv_caches`` hands over, as addresses. Worker processes only.
+    """The tensors of ``register_kv_caches``, as addresses. Worker processes only.
 
     ``tensors``: per layer ``[pages, KV heads, tokens, content]``, in memory with heads or with tokens first, or the
     tensors of its state ``[blocks, ...]``; on the engine's device, borrowed for the engine's life. A block may span
@@ -125,7 +125,7 @@ def _view_of(tensor: torch.Tensor) -> torch.Tensor:
 def read_token_memory(
     facts: EngineFacts, memory: Memory, cache: KVCacheConfig, tensors: Mapping[str, LayerKv]
 ) -> TokenMemory | None:
-    """What a prefill rank needs to reshard token-major KV; None where no rank of the engine has any.
+    """The facts for resharding token-major KV on a prefill rank; None where no rank of the engine has any.
 
     Every worker of the engine calls it at engine start, with the arguments of ``read_memory``: it waits for the others.
     """
@@ -192,7 +192,7 @@ def _group_specs(cache: KVCacheConfig) -> dict[str, tuple[int, KVCacheSpec]]:
 
 
 def _specs_of(group: KVCacheGroupSpec) -> tuple[KVCacheSpec, ...]:
-    """What is kept in the group, also for a pipeline stage that has none of its layers: vLLM 0.32
+    """The kind of KV in the group, also for a pipeline stage that has none of its layers: vLLM 0.32
     ``_project_kv_cache_groups_to_worker`` takes the names away and leaves the spec."""
     spec = group.kv_cache_spec
     return tuple(spec.kv_cache_specs.values()) if isinstance(spec, UniformTypeKVCacheSpecs) else (spec,)

@@ -1,4 +1,4 @@
-"""What an engine's KV means, in the terms that two engines compare before a byte is written.
+"""The meaning of an engine's KV, in the terms that two engines compare before a byte is written.
 
 Source of truth: vLLM 0.32 ``config/``, ``v1/kv_cache_interface.py``, ``v1/attention/backends``, and others named below.
 """
@@ -25,7 +25,7 @@ HEAD_MAJOR: Final = "LBHNC"
 """The layout in which a rank's heads are one slice of a block (vLLM 0.32 ``v1/kv_cache_layout.py``)."""
 _LLAMA4_LONG_TOKENS: Final = 32_768
 _AUTO: Final = -1
-"""What ``--max-model-len auto`` is to vLLM."""
+"""vLLM's value for ``--max-model-len auto``."""
 _VOLATILE: Final = ("_name_or_path", "transformers_version", "max_model_len", "attn_temperature_tuning")
 """Of a model's configuration, what is of an engine: vLLM itself writes the last two (``models/minimax_m2.py``,
 ``models/llama4.py``)."""
@@ -89,7 +89,7 @@ def _state(specs: Iterable[KVCacheSpec]) -> str:
 
 
 def _positions(model_config: ModelConfig) -> str:
-    """What vLLM 0.32 chooses by how an engine is started, and not by the model alone. Else empty."""
+    """vLLM 0.32's choices about positions by how an engine is started, not by the model alone. Else empty."""
     chosen = (*_rope_factors(model_config), *_attention_temperature(model_config))
     return ", ".join(sorted(set(chosen)))
 

@@ -37,7 +37,7 @@ class PushedBlocks:
         self._waiting[request_id] = self._new[request_id] = blocks
 
     def take_new(self) -> dict[RequestId, Blocks]:
-        """What was reserved since the last call: for the workers, with this step."""
+        """The reservations since the last call: for the workers, with this step."""
         new, self._new = self._new, {}
         return new
 
@@ -59,7 +59,7 @@ class FailedBlocks:
         self._failed: set[int] = set()
 
     def begin_step(self, new: Mapping[RequestId, Blocks]) -> None:
-        """What the scheduler half has reserved."""
+        """The workers know these reservations of the scheduler half."""
         self._waiting.update(new)
 
     def ended(self, ended: Iterable[RequestId], failed: Collection[RequestId]) -> None:

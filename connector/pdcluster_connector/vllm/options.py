@@ -1,4 +1,4 @@
-"""Which options an engine that hands KV over may not be started with. Each refusal names the option and the cure.
+"""The options that an engine that hands KV over may not have. Each refusal names the option and the cure.
 
 Source of truth: vLLM 0.32 ``config/``, ``v1/worker/gpu_model_runner.py``; in what others differ: ``versions.py``.
 """

@@ -1,4 +1,4 @@
-"""What a layer's KV cache spec of vLLM means, and whether its tensors have the axes that the spec says.
+"""The meaning of vLLM's KV cache specs, and whether a layer's tensors have the axes that its spec says.
 
     attention, latent   one tensor [pages, KV heads, tokens, content], or several that share the content among them
     state               one tensor [blocks, 1, 1, bytes], or one [blocks, *shape] for each shape of the spec
@@ -42,7 +42,7 @@ _PUSHED: Final = (
     SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
-"""What a push can move; anything else is refused at start."""
+"""Specs that a push can move; any other is refused at start."""
 
 _SPLIT: Final = "sparse_head_dim"
 """Of vllm-ascend 0.23's ``AscendMLAAttentionSpec``: numbers of a token's content in each tensor of a layer (latent,
@@ -101,7 +101,7 @@ def _is_vllms(cls: type) -> bool:
 
 
 def _unknown_to(spec: KVCacheSpec, kind: type[KVCacheSpec]) -> list[str]:
-    """What ``spec`` says that changes how its pages are read, as ``field=value``."""
+    """The fields of ``spec`` that change how its pages are read, as ``field=value``."""
     known = {field.name for field in dataclasses.fields(kind)}
     said = [
         field.name
@@ -151,7 +151,7 @@ def _require_cells(name: str, spec: AttentionSpec, held: Sequence[torch.Tensor],
 
 
 def _cell_bytes(spec: AttentionSpec) -> int:
-    """What is kept of one token and KV head, K and V together."""
+    """The bytes of one token and KV head, K and V together."""
     if RELEASE.names_layouts:
         return int(spec.state_content_size_bytes)
     return int(spec.real_page_size_bytes // (spec.block_size * spec.num_kv_heads))

@@ -1,4 +1,4 @@
-"""Which vLLM this is, and in what it differs from the newest one, as far as the connector meets it.
+"""The version of this vLLM, and its differences from the newest one, as far as the connector meets them.
 
     0.23           as the next ones, and a block that a running step writes may be given to another request
     0.24 .. 0.28   layouts without names, failures told by block, block tables told by their changes

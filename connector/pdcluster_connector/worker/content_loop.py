@@ -1,15 +1,17 @@
 """The sums of ``content_pass.py`` in one compiled pass over the host's own memory.
 
-Numba, which vLLM brings along, compiles the loop for this machine once, before the engine serves. The loop reads by
-place and checks none: every number that it reads by is checked before. It holds no interpreter lock. It reads at once
-and in no stream, so that it is taken for plain CPU tensors only: not for an accelerator's, and not for a tensor type of
-somebody else's whose operations run later.
+Numba, which vLLM brings along, compiles the loop for this machine once, before the engine serves, and only where the
+setting asks for all sums: it takes a core 2 s and 125 MiB, and a sample gains half a millisecond by it. The loop reads
+by place and checks none: every number that it reads by is checked before. It holds no interpreter lock. It reads at
+once and in no stream, so that it is taken for plain CPU tensors only: not for an accelerator's, and not for a tensor
+type of somebody else's whose operations run later.
 
-Where Numba is missing or does not compile (``NUMBA_DISABLE_JIT``), PyTorch's operators find the same sums.
+Without a loop (Numba is missing, does not fit its NumPy, cannot compile) PyTorch's operators find the same sums.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,9 +22,11 @@ import numpy.typing as npt
 import torch
 
 from pdcluster_connector.worker.content_pass import GOLDEN, PartSums, odd_numbers
+from pdcluster_protocol.params import ContentCheck
 
+_LOG: Final = logging.getLogger("vllm.pdcluster.content")
 LOOP_BYTES: Final = 1 << 21
-"""What is read at once: a fraction of a millisecond, of which a call is a small part."""
+"""The bytes of one call: a fraction of a millisecond, of which the call itself is a small part."""
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Loop: TypeAlias = Callable[
@@ -30,38 +34,31 @@ Loop: TypeAlias = Callable[
 ]
 
 
+def loop_for(views: Iterable[torch.Tensor], check: ContentCheck) -> Loop | None:
+    """The loop by which a rank with ``views`` finds sums, for an engine set to ``check``; None: PyTorch's operators.
+
+    Engine start: may take seconds.
+    """
+    return compiled_loop() if check is ContentCheck.FULL and any(map(_is_plain, views)) else None
+
+
 @lru_cache(maxsize=1)
 def compiled_loop() -> Loop | None:
-    """``add_pages``, compiled; None where Numba cannot. The first call takes seconds: engine start."""
+    """``add_pages``, compiled; None where Numba cannot. The first call takes seconds."""
     try:
-        import numba  # here: it takes half a second, and only engines on CPU need it
-    except ImportError:
+        return _compile()
+    except Exception as error:  # noqa: BLE001  # whatever Numba or its compiler raises: there is another way
+        _LOG.warning("sums of content are not compiled, and cost a CPU three times as much reason=%s", error)
         return None
-    if numba.config.DISABLE_JIT:
-        return None
-    line, table, number = numba.int64[::1], numba.int64[:, ::1], numba.int64
-    strides = numba.types.UniTuple(number, 3)
-    types = numba.void(line, strides, line, table, table, line, line, line, number, line, line)
-    loop: Loop = numba.njit(types, nogil=True)(add_pages)
-    return loop
 
 
-def prepare_for(views: Iterable[torch.Tensor]) -> None:
-    """What ``plain_pass`` needs for parts of ``views`` is at hand. Engine start: takes seconds."""
-    if any(map(_is_plain, views)):
-        compiled_loop()
-
-
-def plain_pass(sums: PartSums) -> PlainPass | None:
-    """Counts pages of ``sums``; None where only ``sums.add_by_operators`` may.
+def plain_pass(sums: PartSums, loop: Loop | None) -> PlainPass | None:
+    """Counts pages of ``sums`` by ``loop``; None where only ``sums.add_by_operators`` may.
 
     Raises:
         IndexError: There is no such page.
     """
-    if not _is_plain(sums.content) or not _has_whole_words(sums):
-        return None
-    loop = compiled_loop()
-    if loop is None:
+    if loop is None or not _is_plain(sums.content) or not _has_whole_words(sums):
         return None
     _require_inside(sums)
     return _prepared(loop, sums)
@@ -120,6 +117,18 @@ def add_pages(
                 of_row += value
                 ranges[slots[page, token]] += value * heads[row * step]
             rows[row * step] += of_row
+
+
+def _compile() -> Loop | None:
+    import numba  # here: it takes 0.7 s of a core, and few engines need it
+
+    if numba.config.DISABLE_JIT:
+        return None
+    line, table, number = numba.int64[::1], numba.int64[:, ::1], numba.int64
+    strides = numba.types.UniTuple(number, 3)
+    types = numba.void(line, strides, line, table, table, line, line, line, number, line, line)
+    loop: Loop = numba.njit(types, nogil=True)(add_pages)
+    return loop
 
 
 def _is_plain(view: torch.Tensor) -> bool:

@@ -20,7 +20,7 @@ import torch
 from pdcluster_connector.core.ranges import Offsets
 
 CHUNK_BYTES: Final = 1 << 19
-"""What is read at once: it stays in a core's cache between the passes."""
+"""The bytes of one chunk: it stays in a core's cache between the passes."""
 WORD_BYTES: Final = 8
 GOLDEN: Final = 0x9E3779B97F4A7C15
 _MASK: Final = (1 << 64) - 1
@@ -41,7 +41,7 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class PartSums:
-    """What a part's cells are, and the sums that they go into. All on the rank's device.
+    """A part's cells, and the sums that they go into. All on the rank's device.
 
     ``content``: ``[pages, KV heads or units, tokens, words or bytes]``, int64 or uint8, borrowed. ``units``:
     ``[units, 1]``, of each unit of a state's run its factor; None where rows are heads. ``rows``: int64, the sum of
@@ -102,9 +102,9 @@ def factors_of(num_words: int, where: torch.device) -> torch.Tensor:
     return factors
 
 
-def odd_numbers(numbers: np.ndarray, key: int) -> Offsets:
+def odd_numbers(numbers: np.ndarray, seed: int) -> Offsets:
     """Odd numbers as random as their places are different: the finaliser of MurmurHash3 (public domain)."""
-    x = numbers.astype(np.uint64) * np.uint64(GOLDEN) + np.uint64(key & _MASK)
+    x = numbers.astype(np.uint64) * np.uint64(GOLDEN) + np.uint64(seed & _MASK)
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     found: Offsets = ((x ^ (x >> np.uint64(33))) | np.uint64(1)).view(np.int64)

@@ -49,10 +49,10 @@ class _Arrival:
 
     opening: Opening
     guests: dict[PeerId, float] = field(default_factory=dict)
-    """Who waits, and until when (running seconds)."""
+    """The peers that wait, and until when (running seconds)."""
 
     def take_late(self, now: float) -> tuple[PeerId, ...]:
-        """Those who have waited long enough."""
+        """The peers that have waited long enough."""
         late = tuple(peer for peer, until in self.guests.items() if now >= until)
         for peer in late:
             del self.guests[peer]
@@ -92,7 +92,7 @@ class InboundSessions:
         return None
 
     def take_opened(self, *, now: float) -> list[Opened]:
-        """Whose wait for a session has ended since the last call."""
+        """The peers whose wait for a session has ended since the last call."""
         ended = []
         for boot_id, arrival in list(self._arrivals.items()):
             ended += [one for one in (self._look(boot_id, arrival), self._turn_away(arrival, now)) if one.peers]

@@ -33,8 +33,8 @@ from pdcluster_connector.reshard import ReshardFailed, StepRead, StripGatherer
 from pdcluster_connector.settings import CUT_S
 from pdcluster_connector.side_channel import PrefillChannel, Wakeup
 from pdcluster_connector.steps import PushSlice
-from pdcluster_connector.worker.content import PushDigests
-from pdcluster_connector.worker.lane_parts import LaneParts
+from pdcluster_connector.worker.content_sums import PushSums
+from pdcluster_connector.worker.lane_context import LaneContext
 from pdcluster_connector.worker.orders import (
     Close,
     Forget,
@@ -82,7 +82,7 @@ class Lane:
         self,
         address: SideChannelAddress,
         decode_rank: int,
-        parts: LaneParts,
+        context: LaneContext,
         on_release: Callable[[tuple[RequestId, Lane]], None],
     ) -> None:
         self.address = address
@@ -90,19 +90,19 @@ class Lane:
         """Pushes whose source vLLM has overwritten: the forward thread adds, the lane looks before it says done."""
         self.decode_rank = decode_rank
         """Its number among all ranks of its engine."""
-        self._parts = parts
+        self._context = context
         self._inbox: deque[Order] = deque()
         self._wakeup = Wakeup()
-        self._digests = PushDigests(parts.reader, parts.device)
+        self._sums = PushSums(context.reader, context.device)
         self._book = PushBook(
             self._send,
             lambda request_id: on_release((request_id, self)),
             self._ask_for_cut,
-            parts.trace,
-            self._digests.ask,
+            context.trace,
+            self._sums.ask,
         )
-        gatherer = StripGatherer(parts.strips) if parts.strips else None
-        self._out = Outbound(self._book, parts.device, self.lost, gatherer)
+        gatherer = StripGatherer(context.strips) if context.strips else None
+        self._out = Outbound(self._book, context.device, self.lost, gatherer)
         self._quiesces: list[Quiesce] = []
         self._failure = ""
         self._cut_reason = ""
@@ -153,11 +153,11 @@ class Lane:
     # Everything below runs in the lane thread.
 
     def _main(self) -> None:
-        identity = f"{self._parts.hello.boot_id}:{self._parts.hello.layout.rank}:{uuid.uuid4().hex}".encode()
+        identity = f"{self._context.hello.boot_id}:{self._context.hello.layout.rank}:{uuid.uuid4().hex}".encode()
         try:
-            with PrefillChannel(self.address, identity, self._parts.secret, self._wakeup) as self._channel:
-                self._handshake_by = time.monotonic() + self._parts.settings.handshake_timeout_s
-                self._channel.send(self._parts.hello)
+            with PrefillChannel(self.address, identity, self._context.secret, self._wakeup) as self._channel:
+                self._handshake_by = time.monotonic() + self._context.settings.handshake_timeout_s
+                self._channel.send(self._context.hello)
                 self._serve(self._channel)
                 self._end()
         except zmq.ZMQError as error:
@@ -170,7 +170,7 @@ class Lane:
 
     def _serve(self, channel: PrefillChannel) -> None:
         try:
-            self._parts.device.enter_thread()
+            self._context.device.enter_thread()
         except Exception as error:  # noqa: BLE001  # whatever the device's library raises
             self._fail(f"prefill's lane to decode rank {self.decode_rank} cannot use its device: {error}")
         while not self._is_over:
@@ -213,7 +213,7 @@ class Lane:
 
     def _wait(self, channel: PrefillChannel) -> None:
         idle_s = _EXPIRE_EVERY_S if len(self._book) else _IDLE_S
-        channel.wait(0 if self._digests.is_busy else min(idle_s, self._out.next_look_s))
+        channel.wait(0 if self._sums.is_busy else min(idle_s, self._out.next_look_s))
 
     def _on_order(self, order: Order, now: float) -> None:
         match order:
@@ -227,8 +227,7 @@ class Lane:
             case Forget(key):
                 self._book.forget(key)
                 self.lost.discard(key)
-            case Quiesce(key):
-                self._book.forgo_second_push(key)
+            case Quiesce():
                 self._quiesces.append(order)
             case Close(deadline):
                 self._closing_at = deadline
@@ -241,12 +240,12 @@ class Lane:
             live = self._book.get(key) or self._start_push(key, part, order.at, now)
             if part.is_last:
                 live.last_step, live.content = order.step, part.content
-                live.push.wants_digest = part.content is not None
+                live.push.wants_sums = part.content is not None
 
     def _start_push(self, key: PushKey, part: PushSlice, begun_at: float, now: float) -> LivePush:
         deadline = deadline_after(part.target.deadline_ms, now=now)
-        push = Push(key, hold_s=self._parts.settings.hold_s, deadline=deadline)
-        live = LivePush(push, part.request_id, part.token, part.num_prompt_tokens, begun_at)
+        push = Push(key, hold_s=self._context.settings.hold_s, deadline=deadline)
+        live = LivePush(push, part.request_id, part.attempt_token, part.num_prompt_tokens, begun_at)
         self._book.add(live)
         if self._failure:
             self._book.apply(live, push.give_up(self._failure, now=now))
@@ -256,7 +255,7 @@ class Lane:
 
     def _open(self, live: LivePush, now: float) -> None:
         left = remaining_ms(live.push.deadline, now=now)
-        self._book.apply(live, live.push.opening(Open(*live.push.key, self.address.boot_id, left, live.token)))
+        self._book.apply(live, live.push.opening(Open(*live.push.key, self.address.boot_id, left, live.attempt_token)))
 
     def _on_step(self, order: StepOrder, now: float) -> None:
         if isinstance(order, StepEnded):
@@ -320,14 +319,14 @@ class Lane:
         if self._out.has_route:
             return
         try:
-            parts, boot_id = self._parts, self.address.boot_id
-            can_reshard, can_gather = parts.staging is not None, parts.strips is not None
-            route = plan_route(welcome, boot_id, parts.hello, can_reshard=can_reshard, can_gather=can_gather)
-            self._digests.decode_layout = welcome.layout
+            context, boot_id = self._context, self.address.boot_id
+            can_reshard, can_gather = context.staging is not None, context.strips is not None
+            route = plan_route(welcome, boot_id, context.hello, can_reshard=can_reshard, can_gather=can_gather)
+            self._sums.decode_layout = welcome.layout
         except PDClusterError as error:
             self._fail(str(error))
             return
-        self._out.open(route, welcome.session, self._parts.sessions, self._wakeup.set)
+        self._out.open(route, welcome.session, self._context.sessions, self._wakeup.set)
 
     def _enter(self, now: float) -> None:
         """The way to the decode rank may have opened."""
@@ -366,9 +365,10 @@ class Lane:
         self._out.advance(now)
         if self._out.is_lost:
             self._ask_for_cut("another lane of this prefill rank has closed the session that they share")
-        self._digests.advance(self._book, now)
+        self._sums.advance(self._book, now)
         for order in list(self._quiesces):
             if self._out.is_quiet(order.key):
+                self._book.forgo_second_push(order.key)
                 order.quiet.set()
                 self._quiesces.remove(order)
 
@@ -379,10 +379,10 @@ class Lane:
         if not self._out.has_route and not self._failure and now >= self._handshake_by:
             self._fail(
                 f"decode rank {self.decode_rank} did not answer the handshake within "
-                f"{self._parts.settings.handshake_timeout_s:g} s: is its engine up and its side channel reachable?"
+                f"{self._context.settings.handshake_timeout_s:g} s: is its engine up and its side channel reachable?"
             )
         for live in self._book:
             self._book.apply(live, live.push.expire(now=now))
-        if self._parts.staging and self._parts.staging.is_wanted:
-            self._out.expire(now - self._parts.settings.staged_s, now)
+        if self._context.staging and self._context.staging.is_wanted:
+            self._out.expire(now - self._context.settings.staged_s, now)
         self._out.forget_stopped()

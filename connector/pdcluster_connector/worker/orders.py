@@ -1,4 +1,4 @@
-"""What the forward thread and the resharder tell a lane. Small frozen records: making and queueing one is all it costs.
+"""Orders of the forward thread and the resharder to a lane: small frozen records that are cheap to make and to queue.
 
 The resharder's own ``ReshardFailed`` and ``StepRead`` are orders as they are.
 """
@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.device import DeviceEvent
-from pdcluster_connector.reshard import ReshardFailed, ReshardItem, StagedPart, StagingRoom, StepRead
+from pdcluster_connector.reshard import ReshardFailed, ReshardItem, StagedPart, StagingBuffer, StepRead
 from pdcluster_connector.steps import PushSlice
 
 
@@ -38,14 +38,14 @@ class LayerSaved:
 class StagedWrite:
     """One push's part of one region, in staging memory: the region's bytes begin at address ``base``.
 
-    The lane that takes the order releases ``room``, once, when nothing reads the part any more.
+    The lane that takes the order releases ``buffer``, once, when nothing reads the part any more.
     """
 
     key: PushKey
     item: ReshardItem
     part: StagedPart
     base: int
-    room: StagingRoom
+    buffer: StagingBuffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Quiesce:
-    """Set ``quiet`` as soon as no byte of ``key`` is queued or in flight straight from its blocks."""
+    """Set ``quiet`` as soon as nothing reads the blocks of ``key`` any more: no write straight from them, no sum."""
 
     key: PushKey
     quiet: threading.Event
@@ -105,7 +105,7 @@ def discard(order: Order) -> None:
     match order:
         case Staged(writes=writes):
             for write in writes:
-                write.room.release()
+                write.buffer.release()
         case Quiesce(quiet=quiet):
             quiet.set()
         case _:

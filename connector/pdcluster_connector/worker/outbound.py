@@ -16,11 +16,11 @@ from pdcluster_connector.device import Device
 from pdcluster_connector.reshard import ReshardFailed, StepRead, StripGatherer
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Opening, Sessions, close_or_end_engine
-from pdcluster_connector.worker.again import plan_again
+from pdcluster_connector.worker.batches import Batch
 from pdcluster_connector.worker.orders import LayerSaved, Staged, StepBegun, StepEnded, StepOrder, discard
-from pdcluster_connector.worker.parts import Batch
 from pdcluster_connector.worker.pushes import LivePush, PushBook
 from pdcluster_connector.worker.route import Route, StepPlan
+from pdcluster_connector.worker.second_push import plan_again
 from pdcluster_connector.worker.writes import WriteQueue
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.side_channel import Again, Failed
@@ -121,7 +121,7 @@ class Outbound:
                 self._end_step(self._route, order)
 
     def granted(self, live: LivePush) -> None:
-        """What was held for this push may leave."""
+        """Writes that were held for this push may leave."""
         if self._writes is not None:
             self._writes.granted(live.push)
 
@@ -163,7 +163,7 @@ class Outbound:
             return True
         if self._writes is None:
             return live.push.is_ended
-        return not self._writes.has_work_of(live.push)
+        return not live.push.awaits_sums and not self._writes.has_work_of(live.push)
 
     def close(self) -> bool:
         """Whether nothing of our memory is read or sent by this way any more. Waits for Mooncake, about a second.

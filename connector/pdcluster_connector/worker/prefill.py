@@ -19,7 +19,7 @@ from pdcluster_connector.core.tp_mapping import target_ranks
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import PrefillStep, PushSlice, PushTarget
 from pdcluster_connector.worker.lane import Lane
-from pdcluster_connector.worker.lane_parts import LaneParts
+from pdcluster_connector.worker.lane_context import LaneContext
 from pdcluster_connector.worker.orders import Close, Forget, GiveUp, LayerSaved, Quiesce, StepBegun, StepEnded
 from pdcluster_connector.worker.resharding import Resharding, StepPush
 from pdcluster_protocol.ids import RequestId
@@ -56,8 +56,8 @@ class _Step:
 class PrefillWorker:
     """One prefill rank. Forward thread only."""
 
-    def __init__(self, parts: LaneParts, resharding: Resharding) -> None:
-        self._parts = parts
+    def __init__(self, context: LaneContext, resharding: Resharding) -> None:
+        self._context = context
         self._resharding = resharding
         self._lanes: dict[SideChannelAddress, Lane] = {}
         self._used_at: dict[SideChannelAddress, float] = {}
@@ -68,17 +68,17 @@ class PrefillWorker:
         self._unread: dict[RequestId, int] = {}
         """Ended requests, and the last step whose blocks the resharder still reads."""
         self._released: deque[tuple[RequestId, Lane]] = deque()
-        self._regions_of = _regions_by_layer(parts)
+        self._regions_of = _regions_by_layer(context)
         self._ranks_of: dict[tuple[int, int], list[int]] = {}
         """By decode's TP size and stages: its ranks that this one writes to."""
-        self._is_layerwise = parts.settings.push is PushTiming.LAYERWISE
+        self._is_layerwise = context.settings.push is PushTiming.LAYERWISE
         self._step = _Step(0)
 
     def begin_step(self, step: PrefillStep) -> None:
         """The lanes know which blocks this forward pass completes."""
-        if step.life != self._parts.hello.boot_id:
+        if step.life != self._context.hello.boot_id:
             # The first step: the ranks of one engine have no other word in common, they may run on several nodes.
-            self._parts = self._parts.of_life(step.life)
+            self._context = self._context.of_life(step.life)
         number, now = self._step.number + 1, time.monotonic()
         pushes = [StepPush(part, self._sending_of(part, number).lanes) for part in step.slices]
         by_lane: dict[Lane, list[PushSlice]] = {}
@@ -124,9 +124,9 @@ class PrefillWorker:
         ]
         for key, lane, quiet in waits:
             lane.post(Quiesce(key, quiet))
-        deadline = time.monotonic() + self._parts.settings.preempt_wait_s
+        deadline = time.monotonic() + self._context.settings.preempt_wait_s
         # The other ranks read our heads by our own resharder only. A push is not whole before it has read them.
-        is_read = not waits or self._resharding.fence().wait(self._parts.settings.preempt_wait_s)
+        is_read = not waits or self._resharding.fence().wait(self._context.settings.preempt_wait_s)
         for key, lane, quiet in waits:
             if not (quiet.wait(max(0.0, deadline - time.monotonic())) and is_read):
                 lane.lost.add(key)
@@ -164,7 +164,7 @@ class PrefillWorker:
         regions = self._regions_of.get(layer_name)
         if regions is None:
             return
-        order = LayerSaved(self._step.number, regions, self._parts.device.record(), time.monotonic())
+        order = LayerSaved(self._step.number, regions, self._context.device.record(), time.monotonic())
         for lane in self._step.lanes:
             lane.post(order)
         self._resharding.layer_saved(regions, order.event)
@@ -183,7 +183,7 @@ class PrefillWorker:
         """The decode ranks that this rank writes to, ascending, in every stage."""
         key = (target.tp_size, target.num_stages)
         if key not in self._ranks_of:
-            ours, kept = self._parts.hello.layout, self._parts.hello.fingerprint
+            ours, kept = self._context.hello.layout, self._context.hello.fingerprint
             heads, has_state = kept.all_kv_heads, bool(kept.state)
             self._ranks_of[key] = target_ranks(ours.tp_rank, ours.tp_size, *key, heads, has_state=has_state)
         return self._ranks_of[key]
@@ -193,7 +193,7 @@ class PrefillWorker:
         lane = self._lanes.get(address)
         if lane is None or not lane.is_usable:
             self._retire_stale(address, now)
-            lane = self._lanes[address] = Lane(address, decode_rank, self._parts, self._released.append)
+            lane = self._lanes[address] = Lane(address, decode_rank, self._context, self._released.append)
         self._used_at[address] = now
         return lane
 
@@ -254,10 +254,10 @@ class PrefillWorker:
         return [*self._lanes.values(), *self._retired]
 
 
-def _regions_by_layer(parts: LaneParts) -> dict[str, range]:
+def _regions_by_layer(context: LaneContext) -> dict[str, range]:
     """Indices of each layer's regions, which stand side by side."""
     spans: dict[str, range] = {}
-    for index, region in enumerate(parts.hello.layout.regions):
+    for index, region in enumerate(context.hello.layout.regions):
         start = spans[region.layer_name].start if region.layer_name in spans else index
         spans[region.layer_name] = range(start, index + 1)
     return spans

@@ -9,18 +9,18 @@ from typing import Final
 
 from pdcluster_connector.core.sending import (
     CutLane,
-    DigestPush,
     Push,
     PushKey,
     PushPhase,
     Release,
     Send,
     SendingCommands,
+    SumUpPush,
 )
 from pdcluster_connector.failures import PUSHED_BYTES, PUSHES_DONE, TransferFailure, count, log_failure
 from pdcluster_connector.steps import ContentOrder
 from pdcluster_connector.trace import Trace
-from pdcluster_connector.worker.parts import LayerRecord
+from pdcluster_connector.worker.batches import LayerRecord
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.side_channel import ToDecode
 from pdcluster_protocol.trace import PushTrace
@@ -34,7 +34,7 @@ class LivePush:
 
     push: Push
     request_id: RequestId
-    token: str
+    attempt_token: str
     num_prompt_tokens: int
     forward_begin: float
     forward_end: float = 0.0
@@ -88,8 +88,8 @@ class PushBook:
     on_cut: Callable[[str], None]
     """A push needs the session closed, for this reason. Called while commands are applied: only note it."""
     trace: Trace
-    on_digest: Callable[[LivePush], None]
-    """A push is to be digested. Called while commands are applied: only note it."""
+    on_sum_up: Callable[[LivePush], None]
+    """A push is to be summed up. Called while commands are applied: only note it."""
     _live: dict[PushKey, LivePush] = field(default_factory=dict)
     _ended: set[PushKey] = field(default_factory=set)
     """Pushes that have ended while vLLM still computes their prompt: they must not begin again."""
@@ -145,8 +145,8 @@ class PushBook:
                     self._release(live)
                 case CutLane(reason):
                     self.on_cut(reason)
-                case DigestPush():
-                    self.on_digest(live)
+                case SumUpPush():
+                    self.on_sum_up(live)
         self.report_if_due(live)
 
     def report_if_due(self, live: LivePush) -> None:

@@ -32,7 +32,7 @@ from pdcluster_connector.failures import RECEIVES_DONE, TransferFailure, count, 
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.steps import Cancel, DecodeStep, Expect, PrefillEnded
 from pdcluster_connector.trace import Trace
-from pdcluster_connector.worker.content import KvReader, ReceiveDigests
+from pdcluster_connector.worker.content_sums import KvReader, ReceiveSums
 from pdcluster_connector.worker.inbound import InboundSessions, Opened
 from pdcluster_protocol.errors import ConfigError, ProtocolError
 from pdcluster_protocol.ids import RequestId, TransferId
@@ -44,7 +44,7 @@ _EXPIRE_EVERY_S: Final = 0.02
 """How late a deadline may be acted on."""
 _IDLE_S: Final = 1.0
 MAX_WORK_S: Final = 0.25
-"""What a turn may count for in running time beyond its wait. A longer one means: we were stopped. Far below a lease,
+"""The most that a turn counts for in running time beyond its wait. A longer one means: we were stopped. Below a lease,
 so that after a stop the renewals in the socket are heard before the lease can lapse."""
 _MAX_FRAMES_PER_TURN: Final = 1000
 """Frames answered before deadlines and announcements are looked at again: a flood delays them by milliseconds."""
@@ -83,7 +83,7 @@ class Receiver:
         self._clock = RunningClock(time.monotonic())
         self._trace = trace
         self._device = device
-        self._digests = ReceiveDigests(reader, device)
+        self._sums = ReceiveSums(reader, device)
         self._inbox: deque[tuple[_News, float]] = deque()
         self._results: deque[Ended] = deque()
         self._losses: deque[Lost] = deque()
@@ -102,7 +102,7 @@ class Receiver:
             self._wakeup.set()
 
     def receipts(self) -> Receipts:
-        """What ended since the last call."""
+        """The requests that ended since the last call."""
         receipts = Receipts()
         while self._results:
             end = self._results.popleft()
@@ -141,7 +141,7 @@ class Receiver:
 
     def _turn(self) -> None:
         wait_s = _EXPIRE_EVERY_S if self._reception.num_waiting else _IDLE_S
-        self._channel.wait(0 if self._digests.is_busy else wait_s)
+        self._channel.wait(0 if self._sums.is_busy else wait_s)
         now = self._clock.read(time.monotonic(), max_step_s=wait_s + MAX_WORK_S)
         while self._inbox:
             self._on_news(*self._inbox.popleft(), now)
@@ -150,7 +150,7 @@ class Receiver:
         for session in self._sessions.take_closed():
             self._do(self._reception.cut(session, now=now), now)
         self._receive_all(now)
-        self._digest(now)
+        self._sum_up(now)
         if now >= self._next_expiry:
             self._next_expiry = now + _EXPIRE_EVERY_S
             self._do(self._reception.expire(now=now), now)
@@ -165,14 +165,25 @@ class Receiver:
             else:
                 self._do(self._reception.hear(received.peer, received.message, now=now), now)
 
-    def _digest(self, now: float) -> None:
-        if (found := self._digests.advance()) is not None:
-            self._do(self._reception.digested(*found, now=now), now)
+    def _sum_up(self, now: float) -> None:
+        transfer = self._sums.next_transfer
+        try:
+            found = self._sums.advance()
+        except Exception as error:  # noqa: BLE001  # whatever the device's library raises; it costs one request
+            # It stays the next one until its wait has ended, and nothing hears of its sums any more.
+            assert transfer is not None, "sums of no transfer"
+            self._cannot_read(transfer, str(error), now)
+        else:
+            if found is not None:
+                self._do(self._reception.summed_up(*found, now=now), now)
 
     def _compare(self, compare: Compare, now: float) -> None:
-        if not self._digests.start(compare.transfer_id, compare.attempt, has_draft=compare.has_draft):
-            reason = "this decode rank cannot read its own KV, so that its content cannot be compared"
-            self._do(self._reception.fail(compare.transfer_id, reason, now=now), now)
+        if not self._sums.start(compare.transfer_id, compare.attempt, has_draft=compare.has_draft):
+            self._cannot_read(compare.transfer_id, "it has no tensors of it", now)
+
+    def _cannot_read(self, transfer: TransferId, why: str, now: float) -> None:
+        reason = f"this decode rank cannot read its own KV, so that its content cannot be compared: {why}"
+        self._do(self._reception.fail(transfer, reason, now=now), now)
 
     def _on_news(self, news: _News, announced_at: float, now: float) -> None:
         if isinstance(news, Cancel):
@@ -183,10 +194,10 @@ class Receiver:
             return
         self._expected_at[news.request_id] = (news.transfer_id, announced_at)
         deadline = deadline_after(news.deadline_ms, now=now)
-        self._digests.expect(news.transfer_id, news.content)
-        wants_digest = news.content is not None
+        self._sums.expect(news.transfer_id, news.content)
+        wants_sums = news.content is not None
         expected = Expected(
-            news.request_id, news.transfer_id, deadline, news.spans, wants_digest, may_push_again=not news.is_proof
+            news.request_id, news.transfer_id, deadline, news.spans, wants_sums, may_push_again=not news.is_proof
         )
         self._do(self._reception.expect(expected, now=now), now)
 
@@ -221,7 +232,7 @@ class Receiver:
                 self._do(self._reception.invited((invite.peer,), session, now=now), now)
 
     def _welcome(self, opened: Opened, now: float) -> None:
-        """What a prefill engine's lanes have waited for: their way in, or why there is none."""
+        """A prefill engine's lanes get the session that they have waited for, or the reason why there is none."""
         if opened.session is not None:
             self._do(self._reception.invited(opened.peers, opened.session, now=now), now)
             return
@@ -241,7 +252,7 @@ class Receiver:
         self._results.append(end)
         request_id, report = end.request_id, end.report
         transfer_id, expected_at = self._expected_at.pop(request_id)
-        is_compared = self._digests.forget(transfer_id)
+        is_compared = self._sums.forget(transfer_id)
         if report.is_received:
             count(RECEIVES_DONE)
         else:

@@ -28,13 +28,13 @@ from pdcluster_connector.reshard import (
     GroupRank,
     Resharded,
     Resharder,
-    ResharderParts,
+    ResharderContext,
     ReshardFailed,
     ReshardItem,
     ReshardOutcome,
     StagedPart,
+    StagingBuffer,
     StagingMemory,
-    StagingRoom,
     StepRead,
     TokenPages,
     TokenRegion,
@@ -59,7 +59,7 @@ class StepPush:
 
 
 class Resharding:
-    """What a prefill worker needs of its resharder. Forward thread only; nothing but ``close`` waits.
+    """A prefill worker's needs of its resharder. Forward thread only; nothing but ``close`` waits.
 
     This one reshards nothing: every region leaves straight from its blocks.
     """
@@ -120,17 +120,17 @@ class GroupResharding(Resharding):
         """
         regions = {index: TokenRegion(data, _shape(layout, index), layout.regions[index].group)
                    for index, data in memory.data.items()}  # fmt: skip
-        parts = ResharderParts(
+        context = ResharderContext(
             GroupRank(layout.tp_rank, layout.tp_size), regions, staging, device, settings.reshard_wait_s
         )
-        _require_room(layout, parts)
+        _require_staging(layout, context)
         self.read_step = 0
         self._staging = staging
         self._group_of = {index: region.group for index, region in regions.items()}
         self._pages = {region.group: region.shape.pages for region in regions.values()}
         self._steps: dict[int, _StepParts] = {}
         """The forward thread adds, the resharder's thread takes away."""
-        self._resharder = Resharder(parts, memory.group, self._on_outcome)
+        self._resharder = Resharder(context, memory.group, self._on_outcome)
 
     def begin_step(self, step: int, pushes: Sequence[StepPush]) -> None:
         items: dict[int, list[ReshardItem]] = {group: [] for group in self._pages}
@@ -188,15 +188,15 @@ class GroupResharding(Resharding):
     def _write(
         self, outcome: Resharded, source: PushSlice, item: ReshardItem, part: StagedPart, *, holders: int
     ) -> StagedWrite:
-        assert outcome.ticket is not None, "a part without room"
+        assert outcome.ticket is not None, "a part without space"
         assert holders, f"no lane to decode rank {part.decode_rank}, whose blocks we own"
-        room = StagingRoom(partial(self._resharder.release, outcome.ticket), holders)
+        buffer = StagingBuffer(partial(self._resharder.release, outcome.ticket), holders)
         key = PushKey(source.transfer_id, source.attempt)
-        return StagedWrite(key, item, part, self._staging.address + outcome.offset, room)
+        return StagedWrite(key, item, part, self._staging.address + outcome.offset, buffer)
 
 
 def plan_item(part: PushSlice, group: int, ours: TokenPages) -> ReshardItem | None:
-    """What of one KV group the slice completes; None where the two engines' pages do not fit each other.
+    """The tokens of one KV group that the slice completes; None where the two engines' pages do not fit each other.
 
     The lanes refuse such a decode engine at the handshake, so its slice must not spoil the step for the others.
     """
@@ -219,19 +219,19 @@ def _shape(layout: RankLayout, index: int) -> TokenShape:
     return TokenShape(region.heads, cell_bytes, TokenPages(*pages))
 
 
-def _require_room(layout: RankLayout, parts: ResharderParts) -> None:
-    """The room takes a page of every layer, with the heads of the whole model: what decode of TP 1 wants.
+def _require_staging(layout: RankLayout, context: ResharderContext) -> None:
+    """Staging memory takes a page of every layer, with the heads of the whole model: what decode of TP 1 wants.
 
     Raises:
         ConfigError: It does not.
     """
     pages: dict[tuple[str, int], int] = {}
-    for index, region in parts.regions.items():
+    for index, region in context.regions.items():
         key = (layout.regions[index].layer_name, region.group)
         pages[key] = pages.get(key, 0) + _whole_page_bytes(layout.regions[index], region)
-    if (largest := max(pages.values())) > parts.room_bytes:
+    if (largest := max(pages.values())) > context.staging_bytes:
         raise ConfigError(
-            f"staging_bytes is {parts.staging.num_bytes}, and a page of one layer has {largest} bytes: "
+            f"staging_bytes is {context.staging.num_bytes}, and a page of one layer has {largest} bytes: "
             f"use {-(-largest // 64) * 128} or more"
         )
 

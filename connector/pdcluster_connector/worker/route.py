@@ -25,8 +25,8 @@ from pdcluster_connector.core.ranges import (
 from pdcluster_connector.core.sending import PushKey, SendingCommands
 from pdcluster_connector.reshard import StagedPart, StepRead, TokenPages, write_rows
 from pdcluster_connector.steps import PushSlice, PushTarget
+from pdcluster_connector.worker.batches import Batch, LayerRecord, Part
 from pdcluster_connector.worker.orders import LayerSaved, Staged, StagedWrite, StepEnded
-from pdcluster_connector.worker.parts import Batch, LayerRecord, Part
 from pdcluster_connector.worker.pushes import LivePush
 from pdcluster_protocol.errors import ProtocolError, Unavailable
 from pdcluster_protocol.ids import BootId
@@ -181,7 +181,7 @@ class StepPlan:
         for write in order.writes:
             live = self._pushes.get(write.key)
             if copy is None or live is None or live.push.is_ended:
-                write.room.release()
+                write.buffer.release()
             else:
                 parts.append(self._staged_part(route, copy, live, write, order.at))
         return Batch(None, tuple(parts))
@@ -211,7 +211,7 @@ class StepPlan:
         live.num_pieces += ranges.num_pieces
         live.num_writes += len(ranges.source)
         record = self._record(live, copy, at, ranges.total_bytes)
-        return Part(live.push, ranges, write.base, copy.target_base, record, write.room)
+        return Part(live.push, ranges, write.base, copy.target_base, record, write.buffer)
 
     def _record(self, live: LivePush, copy: RegionCopy, saved_at: float, num_bytes: int) -> LayerRecord:
         record = LayerRecord(self.step, copy.source_index, saved_at, num_bytes, unacked_bytes=num_bytes)

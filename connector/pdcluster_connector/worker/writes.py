@@ -20,8 +20,8 @@ from pdcluster_connector.device import Device
 from pdcluster_connector.reshard import StripGatherer
 from pdcluster_connector.settings import MAX_WRITES_IN_FLIGHT
 from pdcluster_connector.transport.base import Transport, WriteId, WriteRange, WriteStatus
-from pdcluster_connector.worker.parts import Batch, Cursor, Rooms, cursors_of
-from pdcluster_connector.worker.strips import LaneStrips
+from pdcluster_connector.worker.batches import Batch, Cursor, HeldBuffers, cursors_of
+from pdcluster_connector.worker.lane_strips import LaneStrips
 from pdcluster_protocol.errors import TransferError
 
 _FULL_POLL_EVERY_S: Final = 0.02
@@ -29,7 +29,7 @@ _FULL_POLL_EVERY_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class _Portion:
-    """What one submit has of one part."""
+    """The portion of one part that one submit has."""
 
     cursor: Cursor
     num_bytes: int
@@ -67,7 +67,7 @@ class WriteQueue:
     _held: dict[Push, list[Cursor]] = field(default_factory=dict)
     _in_flight: deque[_InFlight] = field(default_factory=deque)
     _num_writes_in_flight: int = 0
-    _rooms: Rooms = field(default_factory=Rooms)
+    _buffers: HeldBuffers = field(default_factory=HeldBuffers)
     _pace: WritePace = field(default_factory=WritePace)
     _layer_pace: WritePace = field(default_factory=WritePace)
     """Of the device: an accelerator computes long after the forward thread has told us of all layers."""
@@ -76,11 +76,11 @@ class WriteQueue:
     _strips: LaneStrips = field(init=False)
 
     def __post_init__(self) -> None:
-        self._strips = LaneStrips(self.device, self._rooms, self.gatherer)
+        self._strips = LaneStrips(self.device, self._buffers, self.gatherer)
 
     @property
     def is_busy(self) -> bool:
-        """Whether polling soon is worthwhile: something that may write is in flight, or waits for an event or room."""
+        """Whether polling soon is worthwhile: something that may write is in flight, or waits for an event or space."""
         is_writing = bool(self._in_flight) and self._in_flight[0].may_write
         return is_writing or bool(self._batches or self._cursors)
 
@@ -96,24 +96,24 @@ class WriteQueue:
     def add(self, batch: Batch) -> None:
         """Queue one layer."""
         for part in batch.parts:
-            self._rooms.add(part)
+            self._buffers.add(part)
         self._batches.append(batch)
 
     def has_work_of(self, push: Push) -> bool:
         """Whether a byte of the request's blocks is queued, held for its grant, or in flight; staged copies are not."""
-        queued = (part for batch in self._batches for part in batch.parts if part.room is None)
+        queued = (part for batch in self._batches for part in batch.parts if part.buffer is None)
         in_flight = (portion.cursor for flight in self._in_flight for portion in flight.portions)
         submitted = (cursor.part for cursor in (*self._cursors, *in_flight) if cursor.reads_blocks)
         held = (cursor.part for cursor in self._held.get(push, ()) if push.is_waiting and cursor.reads_blocks)
         return any(part.push is push for part in chain(queued, submitted, held))
 
     def staged_since(self, since: float) -> list[Push]:
-        """Pushes that hold staging room since ``since`` (monotonic seconds) or longer."""
-        return self._rooms.held_since(since)
+        """Pushes that hold staging memory since ``since`` (monotonic seconds) or longer."""
+        return self._buffers.held_since(since)
 
     def close(self) -> None:
         """The session is closed: nothing of ours is read any more, and nothing will be written."""
-        self._rooms.release_all()
+        self._buffers.release_all()
 
     def granted(self, push: Push) -> None:
         """Ranges that were held for the grant of ``push`` may leave."""
@@ -175,7 +175,7 @@ class WriteQueue:
     def _drop(self, cursor: Cursor) -> None:
         """No further write of this part is submitted."""
         cursor.is_dropped = True
-        self._rooms.release_if_over(cursor)
+        self._buffers.release_if_over(cursor)
 
     def _hand_over(self, portions: list[_Portion], ranges: list[WriteRange], now: float) -> str:
         """Submit them together; the reason when the transport refuses."""
@@ -236,7 +236,7 @@ class WriteQueue:
     def _written(self, portion: _Portion, now: float) -> SendingCommands:
         push = portion.push
         portion.cursor.unended -= 1
-        self._rooms.release_if_over(portion.cursor)
+        self._buffers.release_if_over(portion.cursor)
         if push.key in self.lost:
             # Looked at after the status: what was acknowledged before the overwrite was read before it.
             return (

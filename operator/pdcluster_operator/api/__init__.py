@@ -1,1 +1,1 @@
-"""What a user writes and reads: data only, no I/O."""
+"""The objects that a user writes and reads: data only, no I/O."""

@@ -1,4 +1,4 @@
-"""What all models of the API share: how they are spelled, that they never change, and the rules that a server checks.
+"""The base of all models of the API: their spelling, that they never change, and the rules that a server checks.
 
 A ``Rule`` is data. It is written in CEL because the API server is who refuses a bad object, before anybody acts on it;
 nothing here evaluates it. Source of truth: Kubernetes 1.35, "CustomResourceDefinition validation rules".
@@ -94,7 +94,7 @@ class ApiModel(BaseModel):
 
     @classmethod
     def from_wire(cls, document: Mapping[str, Any]) -> Self:
-        """What a file says, in camelCase only.
+        """A model from a file, in camelCase only.
 
         Raises:
             ValidationError: A field is unknown, missing or out of bounds; all of them are named. No rule is asked.
@@ -103,9 +103,10 @@ class ApiModel(BaseModel):
 
     @classmethod
     def from_server(cls, document: Mapping[str, Any]) -> tuple[Self, tuple[str, ...]]:
-        """What the API server stores, in camelCase only, and the fields of it that this version does not know: those
-        are left out, as Kubernetes' own clients do. A newer CRD with a default for a new field writes it into every
-        object, and an operator that refused it would look after none of them.
+        """A model from the API server, in camelCase only, and the fields that this version does not know.
+
+        Those are left out, as Kubernetes' own clients do. A newer CRD with a default for a new field writes it into
+        every object, and an operator that refused it would look after none of them.
 
         Raises:
             ValidationError: A field that is known is missing or out of bounds. No rule is asked.

@@ -40,7 +40,7 @@ def _name_in(model: str) -> str:
 
 
 class Model(ApiModel):
-    """Which model, and under what name clients ask for it."""
+    """The model, and the name by which clients ask for it."""
 
     name: str | None = Field(default=None, min_length=1, max_length=256)
     """Name on the model hub. Default: none; exactly one of name, path and volume is given."""
@@ -93,12 +93,12 @@ class Model(ApiModel):
 
     @property
     def public_name(self) -> str:
-        """What clients ask for."""
+        """The name by which clients ask for the model."""
         return self.served_name or self.name or ""
 
 
 class TransferProtocol(Enum):
-    """What carries the KV (Mooncake's own words)."""
+    """The protocol that carries the KV (Mooncake's own words)."""
 
     TCP = "tcp"
     RDMA = "rdma"
@@ -215,7 +215,7 @@ class Rollout(ApiModel):
 
 
 class ScalingMode(Enum):
-    """Whose numbers of replicas count."""
+    """The numbers of replicas that count: the roles' own, or those of their PDRoleScalers."""
 
     FIXED = "Fixed"
     EXTERNAL = "External"
@@ -240,7 +240,7 @@ class Ratio(ApiModel):
 
 
 class Scaling(ApiModel):
-    """Who decides how many replicas there are."""
+    """The number of replicas: fixed, or an autoscaler's."""
 
     mode: ScalingMode = ScalingMode.FIXED
     """Fixed: roles.*.replicas. External: the PDRoleScalers, which HPA and KEDA can move. Default Fixed."""
@@ -302,10 +302,10 @@ _LAST_PORT: Final = f"self.transfer.port + {_DECODE_RANKS} - 1"
 
 
 class PDClusterSpec(ApiModel):
-    """What a user wants."""
+    """The desired state."""
 
     model: Model
-    """Which model, and under what name."""
+    """The model, and its name for clients."""
     image: str = Field(min_length=1, max_length=512)
     """Image of the engines: vLLM for the device, and the connector. No default: it goes with the device."""
     roles: Roles
@@ -317,7 +317,7 @@ class PDClusterSpec(ApiModel):
     rollout: Rollout = Rollout()
     """How engines are replaced."""
     scaling: Scaling = Scaling()
-    """Who decides how many replicas there are."""
+    """The number of replicas: fixed, or an autoscaler's."""
     drain: DrainSpec = DrainSpec()
     """How an engine is stopped."""
     auth: Auth = Auth()
@@ -369,7 +369,7 @@ class PDClusterSpec(ApiModel):
 
     @property
     def transfer_protocol(self) -> TransferProtocol:
-        """What was asked for, else what fits the device."""
+        """The protocol that was asked for, else the one that fits the device."""
         if self.transfer.protocol is not None:
             return self.transfer.protocol
         is_ascend = self.roles.prefill.device.kind is DeviceKind.ASCEND
@@ -384,9 +384,9 @@ class PDCluster(ApiModel):
     metadata: dict[str, Any]
     """Name and namespace. The name is a DNS label of at most 63 characters, for Services are named after it."""
     spec: PDClusterSpec
-    """What a user wants."""
+    """The desired state."""
     status: PDClusterStatus | None = None
-    """What the operator found. Only the operator writes it."""
+    """The observed state. Only the operator writes it."""
 
     rules = (
         Rule(

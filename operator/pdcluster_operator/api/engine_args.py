@@ -83,12 +83,11 @@ MUST_AGREE: Final = (
     "video-pruning-method",
     "video-pruning-rate",
 )
-"""What decides what a KV block's bytes mean, as the handshake's fingerprint does, and which tokens a prompt is; here
-it is found out before any engine starts. An option that a role omits counts as different from every value: vLLM then
-chooses, and no rule can know what. Two names of one thing (``spec-model`` is a key of ``speculative-config``) are both
-asked for.
-By ``max-model-len`` and the generation configuration vLLM chooses LongRoPE's factors and Llama 4's attention
-temperature, and with them what a key is.
+"""Options that decide what a KV block's bytes mean and which tokens a prompt is. The handshake's fingerprint compares
+them too; here a difference is found before any engine starts. An option that a role omits counts as different from
+every value: vLLM then chooses, and no rule can know what. Two names of one thing (``spec-model`` is a key of
+``speculative-config``) are both asked for. By ``max-model-len`` and the generation configuration vLLM chooses
+LongRoPE's factors and Llama 4's attention temperature, and with them what a key is.
 
 These, ``MAY_DIFFER`` and the model's revision make a revision of the pool (``core/revision.py``)."""
 
@@ -143,7 +142,7 @@ SET_ELSEWHERE: Final[dict[str, str]] = {
 ON_ONE_NODE: Final = "distributed-executor-backend"
 """Over several nodes the operator sets it; on one it is the user's choice, but for Ray, which the connector refuses."""
 OF_REPLICAS: Final = "data-parallel-backend"
-"""Who starts the engines of one pod that are data parallel: vLLM itself (``mp``) or Ray."""
+"""The starter of the engines of one pod that are data parallel: vLLM itself (``mp``) or Ray."""
 
 SPECULATION: Final = "speculative-config"
 _ALONE: Final = ("ngram", "mtp", "eagle", "draft_model")

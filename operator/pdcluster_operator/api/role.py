@@ -52,7 +52,7 @@ class Parallelism(ApiModel):
 
 
 class RoleDevice(ApiModel):
-    """What each rank computes on."""
+    """The device on which each rank computes."""
 
     kind: DeviceKind
     """ascend, cuda or cpu. No default: none is right for most. Cannot change, for KV of one kind means nothing on
@@ -96,10 +96,10 @@ class Resources(ApiModel):
     """A container's resources beside its devices, as in a pod."""
 
     requests: dict[str, Quantity] = Field(default={}, max_length=32)
-    """What the scheduler keeps free, by resource; at most 32. Default: of cpu and memory, where they have no limit
-    either, a little for each rank or router, so that no pod is BestEffort; of others nothing."""
+    """The amounts that the scheduler keeps free, by resource; at most 32. Default: of cpu and memory, where they have
+    no limit either, a little for each rank or router, so that no pod is BestEffort; of others nothing."""
     limits: dict[str, Quantity] = Field(default={}, max_length=32)
-    """What is never exceeded, by resource; at most 32. Default: nothing, so that no engine is killed for a guess."""
+    """The limits, by resource; at most 32. Default: none, so that no engine is killed for a guess."""
 
 
 class EnvVar(ApiModel):
@@ -163,7 +163,7 @@ class RoleSpec(ApiModel):
     nodes_per_instance: int = Field(default=1, ge=1, le=64)
     """Nodes that one instance is spread over, in [1, 64]. Default 1. More needs LeaderWorkerSet in the cluster."""
     device: RoleDevice
-    """What each rank computes on."""
+    """The device on which each rank computes."""
     resources: Resources = Resources()
     """Resources of the engine's container beside its devices. Where neither a request nor a limit is given, 2 cpu and
     8Gi memory are requested for each rank of a pod, on cpu 250m and 1Gi."""

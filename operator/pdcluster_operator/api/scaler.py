@@ -25,7 +25,7 @@ class PDRoleScalerSpec(ApiModel):
     """How many replicas somebody wants for a role."""
 
     cluster_ref: ClusterRef
-    """Whose role. Cannot change: the numbers are of one pool."""
+    """The PDCluster of the role. Cannot change: the numbers are of one pool."""
     role: Role
     """prefill or decode. Cannot change: an autoscaler's history is of one role."""
     replicas: int = Field(ge=0, le=MAX_REPLICAS)
@@ -51,7 +51,7 @@ class PDRoleScalerSpec(ApiModel):
 
 
 class PDRoleScalerStatus(ApiModel):
-    """What autoscalers read. Only the operator writes it."""
+    """The numbers that autoscalers read. Only the operator writes them."""
 
     replicas: int = Field(default=0, ge=0)
     """Instances of the role that there are."""
@@ -69,4 +69,4 @@ class PDRoleScaler(ApiModel):
     spec: PDRoleScalerSpec
     """How many replicas somebody wants."""
     status: PDRoleScalerStatus | None = None
-    """What autoscalers read."""
+    """The numbers that autoscalers read."""

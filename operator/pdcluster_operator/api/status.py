@@ -1,4 +1,4 @@
-"""What the operator found: conditions, counts and addresses. Only the operator writes these.
+"""The observed state: conditions, counts and addresses. Only the operator writes it.
 
 Nothing here is a memory: a new look at the cluster comes to the same status, except for the times in conditions.
 """
@@ -79,12 +79,12 @@ class RouterStatus(ApiModel):
 
 
 class PDClusterStatus(ApiModel):
-    """What the operator found."""
+    """The observed state."""
 
     observed_generation: int = Field(default=0, ge=0)
     """metadata.generation that this status was found for."""
     conditions: Annotated[tuple[WireCondition, ...], Field(max_length=32), map_by("type")] = ()
-    """What is true and what is not, each with its reason."""
+    """Statements that are true or not, each with its reason."""
     roles: RolesStatus = RolesStatus()
     """Counts of both roles."""
     router: RouterStatus = RouterStatus()
@@ -94,7 +94,7 @@ class PDClusterStatus(ApiModel):
     url: str | None = Field(default=None, max_length=2048)
     """Where clients find the OpenAI API, within the cluster."""
     target: str | None = Field(default=None, max_length=63)
-    """What the spec asks for: revision, prefill template and decode template, with dashes between."""
+    """The target of the spec: revision, prefill template and decode template, with dashes between."""
     verified_target: str | None = Field(default=None, max_length=63)
     """Target through which a real request was last answered with KV that was pushed."""
 

@@ -1,4 +1,4 @@
-"""Which error a status code of the API server is."""
+"""Maps a status code of the API server to an error."""
 
 from __future__ import annotations
 

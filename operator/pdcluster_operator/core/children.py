@@ -1,4 +1,4 @@
-"""Which children a pool has, in the order in which they are made: each after those that it cannot do without."""
+"""The children of a pool, in the order in which they are made: each after those that it cannot do without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rollout planner is told: the workloads of both roles as they are, and how many are wanted.
+"""The rollout planner's input: the workloads of both roles as they are, and how many are wanted.
 
 Only numbers. What a number means is said here once; who read it from the cluster, and when, is the shell's business.
 

@@ -1,4 +1,4 @@
-"""What Prometheus is told of each PDCluster: its conditions, and how long it has not been ready though it should be.
+"""The gauges of each PDCluster: its conditions, and how long it has not been ready though it should be.
 
 From statuses alone, so it is gone with the object. Labels are bounded: a namespace and a name for each object, eight
 conditions, and of the three truths the one that holds.

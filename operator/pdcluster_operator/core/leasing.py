@@ -1,4 +1,4 @@
-"""Who may act: the rules of one Lease among several candidates. Decides; reads no clock and writes nothing.
+"""The rules of one Lease among several candidates: which of them may act. Reads no clock and writes nothing.
 
     standby --the holder gave it up, or its record stood still for its whole duration on our clock--> write our name
     leader  --every retry period--------------------------------------------------------------------> renew
@@ -40,7 +40,7 @@ class LeaseTimes:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """What a Lease says. ``renewed``: text that every renewal changes; it is not read as a time.
+    """The content of a Lease. ``renewed``: text that every renewal changes; it is not read as a time.
 
     ``holder``: empty when the last one gave it up.
     """
@@ -92,7 +92,7 @@ class Candidate:
         return replace(self, leads_until=NEVER)
 
     def parting(self, renewed: str) -> LeaseRecord | None:
-        """What tells the others that they need not wait; None when the Lease is not ours."""
+        """The record by which the others need not wait; None when the Lease is not ours."""
         if self.seen is None or self.seen.holder != self.identity:
             return None
         return replace(self.seen, holder="", renewed=renewed)

@@ -1,4 +1,4 @@
-"""What the indexes show of one PDCluster's children, and what the plan wants done about it. Data only.
+"""The indexes' picture of one PDCluster's children, and the plan's wishes about it. Data only.
 
 An *instance* is counted once, also where it is a group of pods: by the pod that answers HTTP (label ``LEADER``).
 Pictures may be old. So everything that is changed or removed carries what it was decided on: the uid, and the
@@ -80,7 +80,7 @@ class SeenScaler:
 
 @dataclass(frozen=True, slots=True)
 class SeenProblem:
-    """What the cluster says of pods that do not get ready, or are not made. ``role``: None for routers.
+    """The cluster's facts about pods that do not get ready, or are not made. ``role``: None for routers.
 
     ``is_loop``: a container dies of the same cause again and again.
     """
@@ -94,7 +94,7 @@ class SeenProblem:
 
 @dataclass(frozen=True, slots=True)
 class VerificationResult:
-    """What became of the last request that was sent through a target. ``error``: why it failed, for people."""
+    """The fate of the last request that was sent through a target. ``error``: why it failed, for people."""
 
     outcome: Verification
     error: str = ""
@@ -115,13 +115,13 @@ class Observed:
     verifications: Mapping[str, VerificationResult] = field(default_factory=dict)
     """By target."""
     problems: tuple[SeenProblem, ...] = ()
-    """What to tell first at the front."""
+    """The one to tell first is at the front."""
     status: Status | None = None
-    """What the PDCluster's status said last."""
+    """The PDCluster's status as it was."""
     unknown_fields: tuple[str, ...] = ()
     """Fields of the PDCluster that only another version of its CRD knows."""
     missing_keys: str = ""
-    """What the Secret of ``router.apiKeysSecretRef`` lacks, for people."""
+    """The problem of the Secret of ``router.apiKeysSecretRef``, for people."""
 
 
 class Way(Enum):
@@ -174,7 +174,7 @@ class Prune:
 
 @dataclass(frozen=True, slots=True)
 class ScalerStatus:
-    """What a PDRoleScaler's status should say."""
+    """The status that a PDRoleScaler should have."""
 
     name: str
     replicas: int
@@ -197,7 +197,7 @@ class TargetIds:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do, in this order: children, moves, prunes, scalers' statuses, status.
+    """The plan's actions, in this order: children, moves, prunes, scalers' statuses, status.
 
     ``asked``: what the user has a say in. The API server is asked for each whether it would take it, before anything is
     done, so that a spec which it refuses changes nothing of what runs; for a stop only of the routers. ``facts``: what

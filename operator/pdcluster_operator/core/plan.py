@@ -55,7 +55,7 @@ _NOT_ASKED: Final = VerificationResult(Verification.NOT_ASKED)
 
 
 def plan_pool(pool: Pool, observed: Observed, *, secret_text: str, now: int) -> Plan:
-    """What to do now, for a PDCluster that is not being deleted.
+    """The plan for a PDCluster that is not being deleted.
 
     ``secret_text``: fresh random text, taken only if the pool has no secret yet. ``now``: whole Unix seconds.
     """

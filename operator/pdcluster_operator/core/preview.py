@@ -1,4 +1,4 @@
-"""What would happen if a spec were applied: its children, and the steps of the rollout (``pdcluster plan``).
+"""Shows the effect of a spec before it is applied: its children, and the steps of the rollout (``pdcluster plan``).
 
 Nothing of a cluster is asked: before is a spec that has been carried out in full, or nothing at all. The steps are the
 planner's own, if every pod gets ready and every request is answered. Where a revision is left in one step, its last

@@ -91,10 +91,10 @@ def trouble_of(pod: str, status: StatusPart) -> str:
 
 
 def deaths_of(status: StatusPart, *, is_going: bool) -> tuple[Death, ...]:
-    """What this picture of a pod shows. ``is_going``: what ends now was told to."""
+    """The problem that this picture of a pod shows. ``is_going``: containers that end now were told to."""
     ready = condition_of(status, "Ready")
-    unready_s = unix_s(ready.get("lastTransitionTime")) if ready.get("status") == "False" else 0
-    times = _Times(unix_s(status.get("startTime")), unready_s)
+    unready_s = unix_s_of(ready.get("lastTransitionTime")) if ready.get("status") == "False" else 0
+    times = _Times(unix_s_of(status.get("startTime")), unready_s)
     found = (_death_of(container, is_init, times, is_going) for container, is_init in _containers(status))
     return tuple(death for death in found if death)
 
@@ -117,7 +117,7 @@ def condition_of(status: StatusPart, kind: str) -> StatusPart:
     return next((one for one in status.get("conditions") or () if one.get("type") == kind), {})
 
 
-def unix_s(text: str | None) -> int:
+def unix_s_of(text: str | None) -> int:
     return int(datetime.fromisoformat(text).timestamp()) if text else 0
 
 
@@ -142,7 +142,7 @@ def _waiting_told(waiting: StatusPart, *, has_died: bool) -> str:
 def _death_of(container: StatusPart, is_init: bool, times: _Times, is_going: bool) -> Death | None:
     state, restarts = container.get("state") or {}, int(container.get("restartCount") or 0)
     running = state.get("running")
-    if running and times.unready_s > unix_s(running.get("startedAt")) + LONG_LIFE_S:
+    if running and times.unready_s > unix_s_of(running.get("startedAt")) + LONG_LIFE_S:
         return Death(container["name"], "", "", restarts, 0)
     ended = state.get("terminated")
     if ended and is_init and ended.get("exitCode") == 0:
@@ -160,8 +160,8 @@ def _ended_last(container: StatusPart) -> StatusPart | None:
 
 
 def _as_death(name: str, ended: StatusPart, count: int, times: _Times) -> Death:
-    ended_s = unix_s(ended.get("finishedAt"))
-    began_s = unix_s(ended.get("startedAt")) or ended_s  # containerd says 1970 of what never began (its issue 9080).
+    ended_s = unix_s_of(ended.get("finishedAt"))
+    began_s = unix_s_of(ended.get("startedAt")) or ended_s  # containerd says 1970 of what never began (its issue 9080).
     served_long = times.unready_s > began_s + 1 and ended_s > began_s + LONG_LIFE_S
     is_row = not served_long and _are_near(count, times.started_s, began_s, ended_s)
     cause = f"{ended.get('reason') or 'Error'} (exit code {ended.get('exitCode', 'unknown')})"

@@ -1,4 +1,4 @@
-"""Which object is looked at next, and when. Keeps keys and times only; reads no clock and runs nothing.
+"""Decides which object is looked at next, and when. Keeps keys and times only; reads no clock and runs nothing.
 
     absent --add--> due at a time --start--> running --finish--> absent, or due when its plan wakes up
                        ^                        |  ^

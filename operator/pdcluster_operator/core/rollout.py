@@ -62,7 +62,7 @@ class _Group:
 
 
 def next_step(fleet: Fleet) -> Step | None:
-    """What to change now, or nothing: all is as wanted, or something must happen first (pods, verification, a user)."""
+    """The next change, or none: all is as wanted, or something must happen first (pods, verification, a user)."""
     if not fleet.prefill.wanted:
         return _step_between(fleet, _all_to_zero(fleet))
     # Scaling is no rollout: where nothing old is left, a pause or a missed deadline stops nothing.
@@ -272,7 +272,7 @@ def _caught_up(fleet: Fleet) -> Fleet:
 
 
 def _step_between(before: Fleet, after: Fleet) -> Step | None:
-    """What differs; less comes first, so that places get free early."""
+    """The changes of numbers; less comes first, so that places get free early."""
     changes = [
         Change(role, was.name, was.replicas, now.replicas)
         for role in ROLES

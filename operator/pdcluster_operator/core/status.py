@@ -1,4 +1,4 @@
-"""What a PDCluster's status says, from what was found and what it said before. Run twice, the second changes nothing.
+"""A PDCluster's status, from the findings and the status before. Run twice, the second changes nothing.
 
 Ready = Accepted, every wanted instance of both roles is the target's and ready, routers are ready, and a real request
 was answered through the target with KV that was pushed. Progressing and its deadline are a Deployment's (Kubernetes
@@ -17,7 +17,7 @@ from pdcluster_protocol.labels import Role
 
 
 class Verification(Enum):
-    """What is known of a request that was sent through the target since the operator started."""
+    """The state of a request through the target, as known since the operator started."""
 
     NOT_ASKED = auto()
     PASSED = auto()
@@ -26,7 +26,7 @@ class Verification(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Problems:
-    """What the cluster says of pods that do not get ready, such as ``ImagePullBackOff``; each may be empty.
+    """The cluster's facts about pods that do not get ready, such as ``ImagePullBackOff``; each may be empty.
 
     ``crash_loop``: of the container that dies of the same cause again and again, whosever it is.
     """
@@ -42,7 +42,7 @@ class Problems:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the shell found. ``refusal``: why the spec cannot be carried out, for people; empty when it can.
+    """The shell's findings. ``refusal``: why the spec cannot be carried out, for people; empty when it can.
 
     ``target``: names revision and templates; ``verification`` and ``verification_error`` are about this target.
     ``missing_keys``: what the Secret with the clients' API keys lacks; may be empty.
@@ -351,7 +351,7 @@ def _num_old(counts: Counts) -> int:
 
 
 def _shortages(facts: Facts) -> list[str]:
-    """What there is less of than promised; of routers, only if there is none."""
+    """The things of which there are fewer than promised; routers only if there is none."""
     few = [role for role in Role if facts.of(role).ready < facts.of(role).least]
     told = [
         _because(

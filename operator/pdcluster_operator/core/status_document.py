@@ -30,7 +30,7 @@ from pdcluster_operator.kinds import EVENT, Object
 from pdcluster_protocol.labels import MANAGER
 
 MAX_MESSAGE: Final = 1024
-"""What the newer API of Events allows; the whole is in the condition."""
+"""The limit of the newer API of Events; the whole message is in the condition."""
 _MAX_NAME: Final = 253
 _TYPES: Final = frozenset(one.value for one in Type)
 _REASONS: Final = frozenset(one.value for one in Reason)
@@ -62,8 +62,10 @@ def bare_document(status: Status) -> dict[str, Any]:
 
 
 def read_status(document: Object | None) -> Status | None:
-    """What was written last, without what only another version of us knows; None when nothing was, or nothing of it
-    can be read. A proof that a newer operator wrote stays one when the older comes back."""
+    """The status that was written last, without fields that only another version of us knows.
+
+    None when there is none, or nothing of it can be read. A proof that a newer operator wrote stays one when the older
+    comes back."""
     if not document:
         return None
     try:

@@ -47,7 +47,7 @@ def event_of(taken: TakenBack) -> KubernetesEvent:
 
 
 class TakenBackLog:
-    """What was taken back of one PDCluster, and when. One task owns it."""
+    """The fields of one PDCluster that were taken back, and when. One task owns it."""
 
     def __init__(self) -> None:
         self._taken_s: dict[tuple[str, tuple[str, ...]], int] = {}
@@ -67,7 +67,7 @@ class TakenBackLog:
         return True
 
     def pop_contested(self) -> TakenBack | None:
-        """What was taken back since the last call, and a moment before that too; None: nothing."""
+        """The fields taken back since the last call, and a moment before that too; None: there are none."""
         found, self._contested = self._contested, None
         return found
 

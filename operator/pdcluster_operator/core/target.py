@@ -1,4 +1,4 @@
-"""What the spec asks for, beside what there is: the two workloads that are the target, and each role's numbers.
+"""The spec's target beside the workloads that there are: the two workloads wanted, and each role's numbers.
 
 The numbers are the spec's, or those of the scalers within the ratio.
 """
@@ -55,7 +55,7 @@ class Target:
 
 
 def target_of(pool: Pool, observed: Observed) -> Target:
-    """What the spec asks for.
+    """The target of the spec.
 
     Raises:
         ConfigError: It cannot be carried out; the message names the fields and the cure.

@@ -20,7 +20,7 @@ PATIENCE: Final = 4
 
 
 class TrialVerdict(Enum):
-    """What one request showed."""
+    """The result of one request."""
 
     PASSED = auto()
     FAILED = auto()

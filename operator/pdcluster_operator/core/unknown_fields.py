@@ -15,7 +15,7 @@ OLD_WATCH_S: Final = 300
 
 
 class UnknownFields:
-    """What is known of one PDCluster. One task owns it."""
+    """The unknown fields of one PDCluster. One task owns it."""
 
     def __init__(self) -> None:
         self._seen_s: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What the operator keeps of each object that it watches: a few facts instead of the whole, and whether they are news.
+"""The operator's views of the objects that it watches: a few facts instead of the whole, and whether they are news.
 
 Objects come as the API server sends them; nothing here knows where from. Source of truth for pods: Kubernetes' page
 "Pod Lifecycle".
@@ -18,7 +18,7 @@ from pdcluster_operator.core.problems import (
     counted,
     deaths_of,
     trouble_of,
-    unix_s,
+    unix_s_of,
     worst_of,
 )
 from pdcluster_operator.kinds import PDCLUSTER, POD, WORKLOADS, Object, Ref, ref_of
@@ -117,7 +117,7 @@ class PodView(View):
 
 
 def tuple_of(found: Mapping[str, str]) -> tuple[str, str, str]:
-    """What tells workloads apart; empty where there is no such label."""
+    """The labels that tell workloads apart; empty where there is no such label."""
     return found.get(labels.ROLE, ""), found.get(labels.REVISION, ""), found.get(labels.TEMPLATE, "")
 
 
@@ -140,7 +140,7 @@ def _child_view(head: _Head, body: Object) -> ChildView:
         *head,
         owner_uid=_controller_of(metadata),
         digest=digest_of(body),
-        created_s=unix_s(metadata.get("creationTimestamp")),
+        created_s=unix_s_of(metadata.get("creationTimestamp")),
         replicas=int(spec.get("replicas", 1)) if "replicas" in spec or head[0].kind in WORKLOADS else 0,
         there=int(status.get("replicas") or 0),
         ready=int(status.get("readyReplicas") or 0),

@@ -1,1 +1,1 @@
-"""What the router decides: no I/O, no clock, no logging."""
+"""The router's decisions: no I/O, no clock, no logging."""

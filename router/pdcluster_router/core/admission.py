@@ -1,4 +1,4 @@
-"""Who may enter now, who waits, and who is turned away: back-pressure by the backlog of the engines that prefill.
+"""Lets requests enter, wait, or be turned away: back-pressure by the backlog of the engines that prefill.
 
 Decode reserves KV blocks as soon as it has a request. A request that would only wait for prefill must not hold
 them, so it waits here, where waiting costs a few kilobytes, and enters when prefill has room. What decode prefills
@@ -67,7 +67,7 @@ class Admission(Generic[Waiter]):
         self._limit_tokens = max(1, num_usable) * self._engine_tokens
 
     def share_of(self, num_tokens: int) -> int:
-        """What a request with so many tokens to prefill counts for: at least 1, at most a quarter of a limit."""
+        """The share of a request with so many tokens to prefill: at least 1, at most a quarter of a limit."""
         return max(1, min(num_tokens, self._most_tokens))
 
     def enter(self, share: int) -> bool:
@@ -102,7 +102,7 @@ class Admission(Generic[Waiter]):
         self._queue.pop(waiter, None)
 
     def admit(self, *, now: float) -> list[Waiter]:
-        """Who enters now, in the order of arrival but for those that may be passed. Each holds its share."""
+        """Requests that enter now, in the order of arrival but for those that may be passed. Each holds its share."""
         entered: list[Waiter] = []
         for waiter, place in islice(self._queue.items(), MAX_LOOKED_AT):
             if self._has_room(place.num_tokens):
@@ -115,7 +115,7 @@ class Admission(Generic[Waiter]):
         return entered
 
     def expire(self, *, now: float) -> list[Waiter]:
-        """Who has waited long enough; they wait no longer. Costs a look at everybody who waits."""
+        """The requests that have waited too long; they wait no longer. Costs a look at each that waits."""
         late = [waiter for waiter, place in self._queue.items() if now >= place.deadline]
         for waiter in late:
             del self._queue[waiter]

@@ -22,8 +22,10 @@ MAX_KEYS: Final = 1000
 CURE: Final = "printf %s KEY | sha256sum"
 _LINE: Final = re.compile(r"([0-9a-fA-F]{64})(?:\s+(\S+))?")
 _NO_NAME: Final = "-"
-"""What sha256sum prints for its standard input: all keys so called would have one share of what clients may take."""
+"""The name that sha256sum prints for its standard input: all keys so called would share one part of the room."""
 _BEARER: Final = b"bearer "
+KEY_HEADERS: Final = frozenset((b"authorization", b"x-api-key"))
+"""Where a request may show its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,18 @@ def parse_keys(text: str) -> ApiKeys:
 
 
 def key_in(headers: list[tuple[bytes, bytes]]) -> bytes | None:
-    """The key that a request shows: ``Authorization: Bearer KEY``, once. None: it shows none, or several."""
-    shown = [value for name, value in headers if name == b"authorization"]
-    if len(shown) != 1 or shown[0][: len(_BEARER)].lower() != _BEARER:
-        return None
-    return shown[0][len(_BEARER) :].strip() or None
+    """The key that a request shows: ``Authorization: Bearer KEY``, or ``x-api-key: KEY`` as Anthropic's clients do.
+
+    None: it shows none, or several. The same key in both ways is one; each way counts once.
+    """
+    shown = [(name, value) for name, value in headers if name in KEY_HEADERS]
+    keys = {_key_of(name, value) for name, value in shown}
+    is_each_once = len({name for name, _ in shown}) == len(shown)
+    return (keys.pop() or None) if len(keys) == 1 and is_each_once else None
+
+
+def _key_of(name: bytes, value: bytes) -> bytes:
+    """Empty: there is none in it."""
+    if name != b"authorization":
+        return value.strip()
+    return value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else b""

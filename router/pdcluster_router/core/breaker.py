@@ -8,7 +8,7 @@
                                 |                                                           |
                                 +-- it fails -----------------------------------------------+
 
-A request that is tried and has no outcome (its client leaves) decides nothing: after ``TRIAL_S`` the next one is tried.
+A request that has no outcome (its client leaves) decides nothing: after ``TRYING_S`` the next one is tried.
 Each ejection begins a new era. Outcomes of requests of an earlier era do not count. So requests that were under way
 when an engine was ejected neither eject it again nor bring it back.
 
@@ -29,7 +29,7 @@ NUM_OUTCOMES: Final = 20
 FIRST_EJECTION_S: Final = 1.0
 LAST_EJECTION_S: Final = 30.0
 """An engine that was ejected again and again is asked twice a minute: a restart takes about as long."""
-TRIAL_S: Final = 5.0
+TRYING_S: Final = 5.0
 """Another request is tried when the one before has said nothing for so long."""
 
 _ALL_OUTCOMES: Final = (1 << NUM_OUTCOMES) - 1
@@ -53,7 +53,7 @@ CLOSED: Final = Circuit.CLOSED
 
 
 class Blame(Enum):
-    """What a failed request says of the engine that had it."""
+    """Whether a failed request is the fault of the engine that had it."""
 
     ENGINE = "engine"
     """The engine was not there, broke off, or was too slow."""
@@ -95,7 +95,7 @@ class Breaker:
         """A request is placed here."""
         if self.circuit is not Circuit.HALF_OPEN:
             return False
-        self.circuit, self.until = Circuit.TRYING, now + TRIAL_S
+        self.circuit, self.until = Circuit.TRYING, now + TRYING_S
         return True
 
     def began(self, era: Era) -> bool:

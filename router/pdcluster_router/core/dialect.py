@@ -31,7 +31,7 @@ class LayerwiseCall(msgspec.Struct, frozen=True, kw_only=True):
 
     transfer_id: TransferId
     posted: bytes
-    """What prefill gets. The same call again is the same bytes."""
+    """The bytes for prefill. The same call again is the same bytes."""
     num_prompt_tokens: int
     remote_cached_tokens: int
     attempt: Attempt = FIRST_ATTEMPT
@@ -41,7 +41,7 @@ class LayerwiseCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Posted: TypeAlias = Reservation | LayerwiseCall
-"""What decode has posted to the metaserver."""
+"""A call of decode to the metaserver."""
 
 
 class BadCall(ProtocolError):
@@ -58,11 +58,13 @@ class Dialect(Protocol):
     """One way to speak to engines."""
 
     given_up: Mapping[bytes, str]
-    """What in an answer says that decode did not finish it, and what the client is told then."""
+    """Bytes of an answer that say that decode did not finish it, and the client's message for each."""
     prefill_goes_on_s: float
     """Seconds that an order may still run when its request has ended or goes on elsewhere; 0: it is aborted."""
     no_proof: str
     """Why a push cannot be verified; empty where it can."""
+    no_messages: str
+    """Why Anthropic's Messages API cannot be served; empty where it can."""
 
     def client_line(self, request_id: bytes) -> bytes:
         """The header line that names the client's request to engines; empty: they do not learn it."""
@@ -85,7 +87,7 @@ class Dialect(Protocol):
         ...
 
     def call_in(self, seal: bytes, body: Bytes, known: Container[TransferId]) -> Posted | None:
-        """What decode has posted; None: it waits for nothing, and is told that all is well. ``known``: the transfers
+        """Decode's call; None: it waits for nothing, and is told that all is well. ``known``: the transfers
         that run.
 
         Raises:
@@ -108,7 +110,7 @@ class PdclusterDialect:
 
     given_up = GAVE_UP
     prefill_goes_on_s = 0.0
-    no_proof = ""
+    no_proof = no_messages = ""
     must_hold_call = True
 
     def __init__(self, secret: Secret) -> None:

@@ -1,4 +1,4 @@
-"""What a list and a watch of EndpointSlices have said so far, and which engines they name.
+"""The EndpointSlices that a list and a watch have shown so far, and the engines that they name.
 
     list --> all slices, at a resource version --watch from there--> ADDED, MODIFIED, DELETED: one slice each
                                                                      BOOKMARK: only a newer version
@@ -87,7 +87,7 @@ class EndpointSlice(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclass(frozen=True, slots=True)
 class Discovered:
-    """What all slices say together."""
+    """The members that all slices name together."""
 
     members: tuple[Member, ...] = ()
     problems: frozenset[str] = field(default_factory=frozenset)

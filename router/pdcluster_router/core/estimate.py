@@ -16,7 +16,9 @@ MAX_MEDIA: Final = 256
 
 _DATA_URL: Final = b";base64,"
 _AUDIO: Final = b'"input_audio"'
-_AUDIO_DATA: Final = b'"data"'
+_SOURCE: Final = b'"media_type"'
+"""An image of Anthropic's API: ``{"type": "base64", "media_type": "image/png", "data": "..."}``."""
+_DATA: Final = b'"data"'
 _MAX_GAP_BYTES: Final = 256
 
 
@@ -28,10 +30,10 @@ def tokens_of_text(num_bytes: int) -> int:
 def estimate_prompt_tokens(body: bytes | bytearray) -> int:
     """At least 1. Costs one search through the body, and one more for each kind of media in it."""
     num_media, num_media_bytes = 0, 0
-    for marker in (_DATA_URL, _AUDIO):
+    for marker in (_DATA_URL, _AUDIO, _SOURCE):
         position = body.find(marker)
         while position >= 0 and num_media < MAX_MEDIA:
-            start = position + len(marker) if marker is _DATA_URL else _audio_start(body, position + len(marker))
+            start = position + len(marker) if marker is _DATA_URL else _data_start(body, position + len(marker))
             end = max(start, body.find(b'"', start))
             num_media += 1
             num_media_bytes += end - start
@@ -39,10 +41,10 @@ def estimate_prompt_tokens(body: bytes | bytearray) -> int:
     return (len(body) - num_media_bytes) // BYTES_PER_TOKEN + num_media * MEDIA_TOKENS or 1
 
 
-def _audio_start(body: bytes | bytearray, start: int) -> int:
-    """Where the base64 of the sound begins; ``start`` where it is not found soon."""
-    found = body.find(_AUDIO_DATA, start, start + _MAX_GAP_BYTES)
+def _data_start(body: bytes | bytearray, start: int) -> int:
+    """Where the base64 begins; ``start`` where it is not found soon."""
+    found = body.find(_DATA, start, start + _MAX_GAP_BYTES)
     if found < 0:
         return start
-    quote = body.find(b'"', found + len(_AUDIO_DATA), found + len(_AUDIO_DATA) + _MAX_GAP_BYTES)
+    quote = body.find(b'"', found + len(_DATA), found + len(_DATA) + _MAX_GAP_BYTES)
     return start if quote < 0 else quote + 1

@@ -1,4 +1,4 @@
-"""What an engine has to do, in tokens, and how long answers are: what placement compares.
+"""The load of an engine in tokens, and the length of answers: placement compares these.
 
 A request counts with its prompt and with as many answer tokens as answers have here, or as its own limit if that is
 less: a limit is a bound and no forecast. A failed request goes on counting for some seconds, so that an engine that
@@ -22,7 +22,7 @@ FIRST_PART: Final = 0.1
 """Of the others' load at its first moment: the least weight of Envoy's slow start."""
 
 FIRST_ANSWER_TOKENS: Final = 256
-"""What an answer counts for before any has ended."""
+"""An answer's tokens before any has ended."""
 LEAST_ANSWER_TOKENS: Final = 16
 MOST_ANSWER_TOKENS: Final = 8192
 
@@ -58,7 +58,7 @@ class Load:
         self._slow_until = now + SLOW_START_S
 
     def tokens(self, *, now: float) -> float:
-        """What counts when engines are compared: what runs there, and what has failed there lately; more at first."""
+        """The load that placement compares: what runs there, and what has failed there lately; more at first."""
         if not (self._failed_tokens or self._slow_until):
             return self.outstanding_tokens
         return (self.outstanding_tokens + self._failed_left(now)) / self._part(now)

@@ -1,4 +1,4 @@
-"""Which engines a router knows, and which of them may get work: from what discovery says to what must be done.
+"""The engines that a router knows, and which of them may get work: from discovery's words to changes of the roster.
 
     listed --> SERVING <--ready / not ready--> NOT_READY
                   |                               |
@@ -22,7 +22,7 @@ from pdcluster_protocol.labels import Role
 
 
 class EngineState(Enum):
-    """What an engine may get. The values are what the pool's page and the metrics show."""
+    """The work that an engine may get. The pool's page and the metrics show the values."""
 
     SERVING = "serving"
     """New work."""
@@ -42,7 +42,7 @@ class EngineState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineKey:
-    """What makes an engine the same engine. Another pod at the same address is another engine."""
+    """The identity of an engine. Another pod at the same address is another engine."""
 
     role: Role
     revision: str
@@ -111,7 +111,7 @@ RosterChange: TypeAlias = Add | NewState | Remove
 
 
 def plan(known: Mapping[EngineKey, KnownEngine], listed: Iterable[Member]) -> list[RosterChange]:
-    """What makes ``known`` follow ``listed``, the whole picture. Nothing when it does already.
+    """The changes by which ``known`` follows ``listed``, the whole picture. None when it does already.
 
     Call it when the picture changes and when an engine becomes idle. Of members with one key the last one counts.
     """

@@ -5,6 +5,7 @@ Every error that the router itself answers is declared here, so that status, typ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -27,11 +28,11 @@ class ApiError:
     message: str
     retry_after_s: int | None = None
     challenge: str = ""
-    """What a 401 must say in WWW-Authenticate."""
+    """The value of WWW-Authenticate in a 401."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """What goes with it, besides the type and length of its body."""
+        """Its headers, besides the type and length of its body."""
         retry = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         return {**retry, "www-authenticate": self.challenge} if self.challenge else retry
 
@@ -55,6 +56,18 @@ def bad_request(message: str, code: BadRequest = "invalid_request") -> ApiError:
 
 def not_found(path: str) -> ApiError:
     return ApiError(404, _INVALID, "not_found", f"there is no {path} here: see /docs for what this router serves")
+
+
+def messages_not_served(reason: str) -> ApiError:
+    return ApiError(404, _INVALID, "messages_not_served", f"{reason}: use /v1/chat/completions")
+
+
+def responses_not_served() -> ApiError:
+    message = (
+        "this router does not serve /v1/responses: vLLM calls an answer that it gave up complete there: "
+        "use /v1/chat/completions or /v1/messages"
+    )
+    return ApiError(404, _INVALID, "responses_not_served", message)
 
 
 def method_not_allowed(method: str, path: str) -> ApiError:
@@ -96,7 +109,7 @@ def client_too_slow(timeout_s: float) -> ApiError:
 
 
 def no_key() -> ApiError:
-    message = "this router asks for an API key: send the header 'Authorization: Bearer KEY' once"
+    message = "this router asks for an API key: send one key, as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'"
     return ApiError(401, _INVALID, "invalid_api_key", message, challenge="Bearer")
 
 
@@ -182,7 +195,7 @@ def internal() -> ApiError:
     return ApiError(500, _SERVER, "internal_error", "the router failed on this request: see its log")
 
 
-def parse_error(body: bytes) -> int | None:
+def parse_error(body: bytes | bytearray) -> int | None:
     """The status that an engine's error object names, 500 where it names none; None when it is not one."""
     try:
         answer = orjson.loads(body)
@@ -195,8 +208,8 @@ def parse_error(body: bytes) -> int | None:
     return status if isinstance(status, int) and 400 <= status <= 599 else 500
 
 
-def message_of(body: bytes) -> str:
-    """What an engine's error object says."""
+def message_of(body: bytes | bytearray) -> str:
+    """The message of an engine's error object."""
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -205,13 +218,13 @@ def message_of(body: bytes) -> str:
     return str(error.get("message") if isinstance(error, dict) else error)[:_MAX_QUOTED_BYTES]
 
 
-def from_engine(status: int, body: bytes) -> bytes:
-    """An engine's error body in OpenAI's shape: as it is where it has it, else wrapped."""
+def from_engine(status: int, body: bytes | bytearray, shaped: Callable[[ApiError], bytes] = ApiError.body) -> bytes:
+    """An engine's error body: as it is where it is an error object, else quoted in one that ``shaped`` writes."""
     if parse_error(body) is not None:
-        return body
+        return bytes(body)
     text = body[:_MAX_QUOTED_BYTES].decode("utf-8", "replace").strip() or "no message"
     kind = _INVALID if status < 500 else _SERVER
-    return ApiError(status, kind, "engine_error", f"the decode engine answered {status}: {text}").body()
+    return shaped(ApiError(status, kind, "engine_error", f"the decode engine answered {status}: {text}"))
 
 
 _MAX_QUOTED_BYTES: Final = 2000

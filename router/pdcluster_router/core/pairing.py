@@ -168,7 +168,7 @@ WORK: Final = {
     Phase.PREFILLING: Role.PREFILL,
     Phase.LOCAL_PREFILL: Role.DECODE,
 }
-"""Which engine has to prefill a request, now or soon; in other phases none: its KV is there or not needed."""
+"""The engine that has to prefill a request, now or soon; in other phases none: its KV is there or not needed."""
 _ANSWERS_BEFORE_PREFILL: Final = (Phase.AWAITING_RESERVATION, Phase.AWAITING_ANSWER, Phase.LOCAL_PREFILL)
 _NO_PREFILL_RUNS: Final = (*_ANSWERS_BEFORE_PREFILL, Phase.DECODING)
 _BOTH_RUN: Final = (Phase.PREFILLING, Phase.ANSWERING)
@@ -219,7 +219,7 @@ TRANSITIONS: Final[Table] = {
         )
     },
 }
-"""What happens when nothing is left to try, or nothing has to be tried again."""
+"""The event's result when nothing is left to try, or nothing has to be tried again."""
 
 PREFILL_RETRIES: Final[Table] = dict.fromkeys(
     _FAILED_ATTEMPTS, (Phase.PREFILLING, (Command.ABORT_PREFILL, Command.START_PREFILL))
@@ -319,7 +319,7 @@ class Pairing:
         return self._enter(step, now=now)
 
     def late_event(self, *, now: float) -> Event | None:
-        """What has come too late: an attempt, the first byte, the next one, the request. For the caller to handle."""
+        """The event for what is too late: an attempt, a byte, or the request. The caller handles it."""
         if self.phase in TERMINAL or now < self.deadline:
             return None
         if now >= self._request_deadline or self.phase not in _PREFILL_RUNS | _ANSWER_FLOWS:

@@ -1,4 +1,4 @@
-"""Which engines may take the next request, best first, and what a policy is that chooses one of them.
+"""The engines that may take the next request, best first, and the interface of a policy that chooses one of them.
 
 Engines of one revision only are ever paired: decode is chosen among revisions that have both roles, prefill among
 the engines of decode's revision. Who may is worked out when the pool changes, never for a request.
@@ -21,7 +21,7 @@ from pdcluster_router.core.rewrite import ClientBody
 
 
 class Placeable(Protocol):
-    """What a policy may look at of an engine."""
+    """An engine, as far as a policy may look at it."""
 
     @property
     def url(self) -> str:
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class RequestFacts(msgspec.Struct, frozen=True):
-    """What a policy may look at of the request that it places."""
+    """The facts of a request that a policy may look at when it places it."""
 
     path: bytes
     headers: bytes
@@ -47,11 +47,11 @@ class RequestFacts(msgspec.Struct, frozen=True):
     client: str
     """Name of the API key that it showed; empty where none is asked for."""
     notes: list[int | None] = []
-    """What a policy has worked out of this request, for its next leg: the policy's own, and empty at first."""
+    """The policy's own notes on this request, for its next leg. Empty at first."""
 
 
 class Chooser(Protocol[E_co]):
-    """Which of certain engines gets a request."""
+    """Chooses one of certain engines for a request."""
 
     def __call__(self, request: RequestFacts, /, *, now: float, chance: Callable[[], float]) -> E_co:
         """One of them. ``chance``: in [0, 1), a new one with each call."""
@@ -59,15 +59,15 @@ class Chooser(Protocol[E_co]):
 
 
 class Policy(Protocol):
-    """How one of several engines is chosen. A function: a protocol, for it takes engines of any type."""
+    """Chooses one of several engines. A function: a protocol, for it takes engines of any type."""
 
     def __call__(self, engines: Sequence[E], /) -> Chooser[E]:
-        """What chooses among ``engines``, of which there is at least one. Asked when they change, not for a request."""
+        """The chooser among ``engines``, of which there is at least one. Asked when they change, not for a request."""
         ...
 
 
 class Standing(Protocol):
-    """What counts of an engine."""
+    """The facts of an engine that count."""
 
     @property
     def role(self) -> Role: ...
@@ -148,7 +148,7 @@ def left_of(tiers: Iterable[Sequence[T]], excluded: Collection[T]) -> Sequence[T
 
 def proven(engines: Sequence[S]) -> Sequence[S]:
     """Those whose last request did not fail, or at least those that are not ejected, or tried out: a request that has
-    failed once shall not be another one's trial.
+    failed once shall not decide whether another engine gets requests again.
     """
     closed = [engine for engine in engines if engine.breaker.circuit is Circuit.CLOSED]
     return [engine for engine in closed if not engine.breaker.has_just_failed] or closed or engines

@@ -86,7 +86,7 @@ def origin_form(target: bytes) -> bytes:
 
 
 def hop_options(headers: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
-    """What ``Connection`` names beside the life of the connection itself: headers for one hop."""
+    """The names in ``Connection`` beside the life of the connection itself: headers for one hop."""
     values = (value for name, value in headers if name == b"connection")
     return {option.strip().lower() for value in values for option in value.split(b",")} - _KEPT_OPTIONS
 

@@ -1,6 +1,7 @@
 """The client's body, and the two bodies made of it: decode's and prefill's.
 
-The only file that names keys of an OpenAI request (vLLM 0.32 ``entrypoints/openai/*/protocol.py``).
+The only file that names keys of an OpenAI request (vLLM 0.32 ``entrypoints/openai/*/protocol.py``); ``messages.py`` has
+what is different in Anthropic's.
 
     client    {"prompt": "...", "n": 1, ...}
     decode    {"prompt": "...", "n": 1, ... ,"kv_transfer_params":{...}}
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import re
 from operator import attrgetter
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 import orjson
@@ -30,7 +31,7 @@ Parts: TypeAlias = tuple[bytes | memoryview, bytes]
 """A body for an engine: the client's bytes up to its last brace, and the rest. Not joined: it may be large."""
 
 _BOM: Final = b"\xef\xbb\xbf"
-_ABSENT: Final = msgspec.Raw(b"")
+ABSENT: Final = msgspec.Raw(b"")
 _MAX_DIGITS: Final = 18
 MAX_KEYS: Final = 500_000
 """Colons in a body: no prompt of 8 MiB has so many. A key that the scan knows, said over and over, costs it 65 ns each
@@ -42,35 +43,38 @@ class BadBody(ProtocolError):
 
 
 class Said(msgspec.Struct):
-    """What the client wrote for each key that matters here. All others are skipped: nothing is built of them."""
+    """The client's value of each key that matters here. All others are skipped: nothing is built of them."""
 
-    prompt: msgspec.Raw = _ABSENT
-    prompt_embeds: msgspec.Raw = _ABSENT
-    n: msgspec.Raw = _ABSENT
-    best_of: msgspec.Raw = _ABSENT
-    use_beam_search: msgspec.Raw = _ABSENT
-    echo: msgspec.Raw = _ABSENT
-    prompt_logprobs: msgspec.Raw = _ABSENT
-    logprobs: msgspec.Raw = _ABSENT
-    top_logprobs: msgspec.Raw = _ABSENT
-    logprob_token_ids: msgspec.Raw = _ABSENT
-    stream: msgspec.Raw = _ABSENT
-    stream_options: msgspec.Raw = _ABSENT
-    max_tokens: msgspec.Raw = _ABSENT
-    max_completion_tokens: msgspec.Raw = _ABSENT
-    kv_transfer_params: msgspec.Raw = _ABSENT
-    ec_transfer_params: msgspec.Raw = _ABSENT
-    vllm_xargs: msgspec.Raw = _ABSENT
-    messages: msgspec.Raw = _ABSENT
-    session_id: msgspec.Raw = _ABSENT
-    prompt_cache_key: msgspec.Raw = _ABSENT
+    prompt: msgspec.Raw = ABSENT
+    prompt_embeds: msgspec.Raw = ABSENT
+    n: msgspec.Raw = ABSENT
+    best_of: msgspec.Raw = ABSENT
+    use_beam_search: msgspec.Raw = ABSENT
+    echo: msgspec.Raw = ABSENT
+    prompt_logprobs: msgspec.Raw = ABSENT
+    logprobs: msgspec.Raw = ABSENT
+    top_logprobs: msgspec.Raw = ABSENT
+    logprob_token_ids: msgspec.Raw = ABSENT
+    stream: msgspec.Raw = ABSENT
+    stream_options: msgspec.Raw = ABSENT
+    max_tokens: msgspec.Raw = ABSENT
+    max_completion_tokens: msgspec.Raw = ABSENT
+    kv_transfer_params: msgspec.Raw = ABSENT
+    ec_transfer_params: msgspec.Raw = ABSENT
+    vllm_xargs: msgspec.Raw = ABSENT
+    messages: msgspec.Raw = ABSENT
+    session_id: msgspec.Raw = ABSENT
+    prompt_cache_key: msgspec.Raw = ABSENT
+
+
+S = TypeVar("S", bound=Said)
 
 
 class _Extra(msgspec.Struct):
-    """What ``vllm_xargs`` must not hold: vLLM puts it where the engine looks for transfer parameters."""
+    """The keys that ``vllm_xargs`` must not hold: vLLM puts it where the engine looks for transfer parameters."""
 
-    kv_transfer_params: msgspec.Raw = _ABSENT
-    ec_transfer_params: msgspec.Raw = _ABSENT
+    kv_transfer_params: msgspec.Raw = ABSENT
+    ec_transfer_params: msgspec.Raw = ABSENT
 
 
 PREFILLED_APART: Final[dict[str, tuple[bytes, ...]]] = {
@@ -81,7 +85,7 @@ PREFILLED_APART: Final[dict[str, tuple[bytes, ...]]] = {
     "prompt_logprobs": (),
     "prompt_embeds": (),
 }
-"""What each key that makes several sequences, or asks for facts of the prompt, may say in a request whose prompt a
+"""The values of each key that makes several sequences, or asks for facts of the prompt, in a request whose prompt a
 prefill engine computes; or null, or nothing. vLLM takes much else for the same number (``2.0``, ``"2"``, ``true``),
 so whatever is not listed counts as the worst: decode computes the prompt itself, and the answer is right."""
 
@@ -98,7 +102,7 @@ _NEUTRAL: Final[dict[str, bytes]] = {
     "max_completion_tokens": b'"max_completion_tokens":1',
     "ec_transfer_params": b'"ec_transfer_params":null',
 }
-"""What prefill is told in place of what the client said of these, if it did: no client sees the one token."""
+"""The values for prefill in place of the client's, if it gave any: no client sees the one token."""
 
 
 class ClientBody(msgspec.Struct, frozen=True):
@@ -132,7 +136,7 @@ class ClientBody(msgspec.Struct, frozen=True):
     @property
     def max_answer_tokens(self) -> int | None:
         """How many tokens the client allows an answer; None where it does not say."""
-        return _count(self._said.max_completion_tokens) or _count(self._said.max_tokens) or None
+        return count_in(self._said.max_completion_tokens) or count_in(self._said.max_tokens) or None
 
     @property
     def messages(self) -> msgspec.Raw:
@@ -157,26 +161,30 @@ class ClientBody(msgspec.Struct, frozen=True):
     def for_decode(self, params: DecodeParams | bytes | None) -> Parts:
         """Decode's body: all that the client sent, byte for byte. None: no transfer, decode prefills by itself."""
         ours = []
-        if self._said.ec_transfer_params is not _ABSENT:
+        if self._said.ec_transfer_params is not ABSENT:
             ours.append(b'"ec_transfer_params":null')
         if params is not None:
             ours.append(_written(params))
-        elif self._said.kv_transfer_params is not _ABSENT:
+        elif self._said.kv_transfer_params is not ABSENT:
             ours.append(b'"kv_transfer_params":null')
         return self._followed_by(ours)
 
     def for_prefill(self, reservation: Reservation | bytes) -> Parts:
         """Prefill's body: the same prompt, one token, not streamed, and where the KV goes."""
+        return self._followed_by([*self._one_token(), _written(reservation)])
+
+    def forgotten(self) -> ClientBody:
+        """The part that is still needed when no engine is sent the body any more: how its answer comes."""
+        said = Said(stream=self._said.stream.copy())  # A copy, for it shows a part of the whole.
+        return ClientBody(b"", 0, 0, said, self.estimated_prompt_tokens)
+
+    def _one_token(self) -> list[bytes]:
+        """Keys that make prefill's answer one token, with nothing that only the client's answer needs."""
         said = _neutral_in(self._said)
         ours: list[bytes] = []
         if said != _NOTHING_TO_NEUTRALIZE:
-            ours = [text for value, text in zip(said, _NEUTRAL.values(), strict=True) if value is not _ABSENT]
-        return self._followed_by([*ours, _ONE_TOKEN, _written(reservation)])
-
-    def forgotten(self) -> ClientBody:
-        """What is still needed when no engine is sent the body any more: how its answer comes."""
-        said = Said(stream=self._said.stream.copy())  # A copy, for it shows a part of the whole.
-        return ClientBody(b"", 0, 0, said, self.estimated_prompt_tokens)
+            ours = [text for value, text in zip(said, _NEUTRAL.values(), strict=True) if value is not ABSENT]
+        return [*ours, _ONE_TOKEN]
 
     def _followed_by(self, ours: list[bytes]) -> Parts:
         """The client's keys and then ours: ours win."""
@@ -193,19 +201,25 @@ def parse_body(raw: Bytes) -> ClientBody:
     Raises:
         BadBody: It is not a JSON object, has too many keys, or says what only the router may say.
     """
-    if len(raw) > MAX_KEYS and (num_colons := raw.count(b":")) > MAX_KEYS:
-        raise BadBody(f"the request body has {num_colons} colons, and {MAX_KEYS} are the most: send less at once")
-    begin = len(_BOM) if raw.startswith(_BOM) else 0
-    said = _scan(memoryview(raw)[begin:] if begin else raw)
-    if said.vllm_xargs is not _ABSENT:
-        _require_no_params(said.vllm_xargs)
-    num_tokens = estimate_prompt_tokens(raw) if said.prompt is _ABSENT else tokens_of_text(len(raw))
+    begin, said = scanned(raw, _SAID)
+    num_tokens = estimate_prompt_tokens(raw) if said.prompt is ABSENT else tokens_of_text(len(raw))
     return ClientBody(raw, begin, raw.rindex(b"}"), said, num_tokens)
 
 
-def _scan(body: Bytes | memoryview) -> Said:
+def scanned(raw: Bytes, decoder: msgspec.json.Decoder[S]) -> tuple[int, S]:
+    """Where the object begins, and what it says. Raises: BadBody: as ``parse_body``."""
+    if len(raw) > MAX_KEYS and (num_colons := raw.count(b":")) > MAX_KEYS:
+        raise BadBody(f"the request body has {num_colons} colons, and {MAX_KEYS} are the most: send less at once")
+    begin = len(_BOM) if raw.startswith(_BOM) else 0
+    said = _scan(memoryview(raw)[begin:] if begin else raw, decoder)
+    if said.vllm_xargs is not ABSENT:
+        _require_no_params(said.vllm_xargs)
+    return begin, said
+
+
+def _scan(body: Bytes | memoryview, decoder: msgspec.json.Decoder[S]) -> S:
     try:
-        return _SAID.decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise BadBody(f"the request body is not a JSON object: {error}") from error
     except msgspec.DecodeError as error:
@@ -221,12 +235,12 @@ def _require_no_params(vllm_xargs: msgspec.Raw) -> None:
     except msgspec.ValidationError:
         return  # It is no object: the engine says so.
     for key in _Extra.__struct_fields__:
-        if getattr(extra, key) is not _ABSENT:
+        if getattr(extra, key) is not ABSENT:
             raise BadBody(f"vllm_xargs has {key}: only this router writes it, leave it out")
 
 
 def _is_neutral(value: msgspec.Raw, neutral: tuple[bytes, ...]) -> bool:
-    if value is _ABSENT:
+    if value is ABSENT:
         return True
     text = bytes(value)
     return text == b"null" or text in neutral
@@ -234,7 +248,7 @@ def _is_neutral(value: msgspec.Raw, neutral: tuple[bytes, ...]) -> bool:
 
 def _is_one_prompt(prompt: msgspec.Raw) -> bool:
     """One text, one list of token ids, or a list with one of them in it. A prompt of no kind is decode's to refuse."""
-    if prompt is _ABSENT or _ONE_PROMPT.match(prompt):
+    if prompt is ABSENT or _ONE_PROMPT.match(prompt):
         return True
     try:
         _ONE.decode(prompt)
@@ -245,15 +259,15 @@ def _is_one_prompt(prompt: msgspec.Raw) -> bool:
 
 def _text(value: msgspec.Raw) -> bytes:
     """A JSON string that says something; empty for all else."""
-    if value is _ABSENT:
+    if value is ABSENT:
         return b""
     text = bytes(value)
     return text if text[:1] == b'"' and text != b'""' else b""
 
 
-def _count(value: msgspec.Raw) -> int:
+def count_in(value: msgspec.Raw) -> int:
     """A limit; 0 where the client gave none, or none that is a number of tokens."""
-    if value is _ABSENT:
+    if value is ABSENT:
         return 0
     text = bytes(value)
     return int(text) if text.isdigit() and len(text) <= _MAX_DIGITS else 0
@@ -268,8 +282,8 @@ def _written(params: DecodeParams | Reservation | bytes) -> bytes:
 
 _apart_in: Final = attrgetter(*PREFILLED_APART)
 _neutral_in: Final = attrgetter(*_NEUTRAL)
-_SAYS_NOTHING: Final = (_ABSENT,) * len(PREFILLED_APART)
-_NOTHING_TO_NEUTRALIZE: Final = (_ABSENT,) * len(_NEUTRAL)
+_SAYS_NOTHING: Final = (ABSENT,) * len(PREFILLED_APART)
+_NOTHING_TO_NEUTRALIZE: Final = (ABSENT,) * len(_NEUTRAL)
 _SAID: Final = msgspec.json.Decoder(Said)
 _EXTRA: Final = msgspec.json.Decoder(_Extra)
 _ONE: Final = msgspec.json.Decoder(tuple[msgspec.Raw])

@@ -29,7 +29,7 @@ MAX_FREE_BYTES: Final = 16 << 10
 
 
 class RoomLimit(IntEnum):
-    """Who asks: how many eighths of the room may be in use afterwards. A number: an Enum's ``value`` is two calls."""
+    """Eighths of the room that may be in use afterwards, by who asks. A number: an Enum's ``value`` is two calls."""
 
     CLIENTS_LARGE = 6
     CLIENTS = 7
@@ -69,7 +69,7 @@ class Room:
 
 
 class Heads:
-    """What a connection's heads take of the room: half ones, and those of pages. A hot request counts its own.
+    """The part of the room that a connection's heads take: half ones, and those of pages. A hot request counts its own.
 
     Owned by its connection. ``close`` gives all of it back.
     """

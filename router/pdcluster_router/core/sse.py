@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import ClassVar, Final
 
 from pdcluster_router.core.openai_errors import ApiError, message_of, parse_error
 
@@ -24,7 +24,7 @@ _LATE_ERROR: Final = b'\ndata: {"error"'
 would be escaped, so no text that a model makes looks like this."""
 
 _GIVEN_UP: Final = b'"finish_reason":"abort"'
-"""What vLLM 0.32 says (``v1/engine`` ``FinishReason.ABORT``) of a request that it ends without its client's wish, as at
+"""vLLM 0.32's word (``v1/engine`` ``FinishReason.ABORT``) on a request that it ends without its client's wish, as at
 its own end: status 200, and as much of the answer as there was. No text looks like this either."""
 GAVE_UP: Final[Mapping[bytes, str]] = MappingProxyType({_GIVEN_UP: "it gave the request up"})
 """By what an answer says: what the client is told of an engine that did not finish it."""
@@ -40,7 +40,7 @@ class StreamError:
     body: bytes
 
 
-def first_event_end(stream: bytes) -> int:
+def first_event_end(stream: bytes | bytearray) -> int:
     """How many bytes the first event has, its blank line included; -1 while it is not whole.
 
     Lines end with LF, CRLF or CR. Comments before it belong to it: they are no events.
@@ -54,7 +54,7 @@ def first_event_end(stream: bytes) -> int:
     return -1
 
 
-def _is_comment(block: bytes) -> bool:
+def _is_comment(block: bytes | bytearray) -> bool:
     return all(line.startswith(b":") for line in block.splitlines() if line)
 
 
@@ -62,18 +62,22 @@ def error_of(event: bytes) -> StreamError | None:
     """The error in this event, if it is one."""
     if b'"error"' not in event:
         return None
-    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
-    payload = b"\n".join(lines)
+    payload = _payload_of(event)
     status = parse_error(payload)
     return None if status is None else StreamError(status, payload)
 
 
-def given_up_in(answer: bytes, marks: Mapping[bytes, str] = GAVE_UP) -> str:
+def _payload_of(event: bytes) -> bytes:
+    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
+    return b"\n".join(lines)
+
+
+def given_up_in(answer: bytes | bytearray, marks: Mapping[bytes, str] = GAVE_UP) -> str:
     """Why the engine did not finish this answer, if these bytes say so; else empty."""
     return _first_mark(answer, marks)[1]
 
 
-def _first_mark(answer: bytes, marks: Mapping[bytes, str]) -> tuple[int, str]:
+def _first_mark(answer: bytes | bytearray, marks: Mapping[bytes, str]) -> tuple[int, str]:
     """Where the first of ``marks`` begins, and what it says; -1 and nothing where there is none."""
     return min(((at, why) for mark, why in marks.items() if (at := answer.find(mark)) >= 0), default=(-1, ""))
 
@@ -83,9 +87,14 @@ class ErrorWatch:
 
     __slots__ = ("_event", "_given_up", "_marks", "_num_kept", "_tail", "is_torn")
 
+    late_error: ClassVar[bytes] = _LATE_ERROR
+    """A line end, and how an error event begins."""
+    event_begin: ClassVar[bytes] = b"\ndata:"
+    """A line end, and how any event begins."""
+
     def __init__(self, marks: Mapping[bytes, str] = GAVE_UP) -> None:
         self._marks = marks
-        self._num_kept = max(map(len, marks))
+        self._num_kept = max(map(len, (self.late_error, *marks)))
         self._given_up = ""
         self.is_torn = False
         """Whether the beginning of the error event had been passed on when it was known as one."""
@@ -98,29 +107,33 @@ class ErrorWatch:
         return self._event is not None
 
     def feed(self, chunk: bytes) -> bytes:
-        """What of the stream may be passed on: all of it, up to an error event."""
+        """The bytes of the stream that may be passed on: all of it, up to an error event."""
         if self._event is not None:
             self._event += chunk
             return b""
         seen = self._tail + chunk
-        found = seen.find(_LATE_ERROR)
+        found = seen.find(self.late_error)
         if found < 0:
             begin, self._given_up = _first_mark(seen, self._marks)
             if begin < 0:
                 self._tail = seen[-self._num_kept :]
                 return chunk
-            found = seen.rfind(b"\ndata:", 0, begin)
+            found = seen.rfind(self.event_begin, 0, begin)
         self._event = seen[found + 1 :]
         self.is_torn = found + 1 < len(self._tail)
         return chunk[: max(0, found + 1 - len(self._tail))]
 
     def message(self) -> str | None:
-        """What the error event says, once it is whole."""
+        """The message of the error event, once it is whole."""
         if self._given_up:
             return self._given_up
         if self._event is None or first_event_end(self._event) < 0:
             return None
-        return message_of(self._event[5 : first_event_end(self._event)])
+        return message_of(_payload_of(self._event[: first_event_end(self._event)]))
+
+    def problem_at_end(self) -> str:
+        """Why a stream that ends now is not whole; empty: it is."""
+        return "an error that it did not finish" if self.has_error else ""
 
 
 def error_event(error: ApiError) -> bytes:

@@ -33,7 +33,7 @@ _LETTERS: Final = "abcdefghijklmnop"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What decode's reservation asked for. ``block_tokens``: of the KV group with the largest blocks."""
+    """The tokens that decode's reservation asked for. ``block_tokens``: of the KV group with the largest blocks."""
 
     num_prompt_tokens: int
     num_tokens: int
@@ -48,7 +48,7 @@ class Trial:
     status: int
     """Of decode's answer, or of ours when there was none."""
     error: str
-    """What that answer says; empty when it is no error and whole."""
+    """The error in that answer; empty when it is no error and whole."""
     asked: Asked | None
     """None: no reservation has come."""
     prefill_problem: str

@@ -1,1 +1,1 @@
-"""Which engines there are, how they are, and who may be asked."""
+"""The engines of a pool: how they are, and which of them may be asked."""

@@ -53,7 +53,7 @@ _CURES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Which slices, how long one watch lasts, and how long after that its end is waited for (seconds)."""
+    """The slices to watch, how long one watch lasts, and how long after that its end is waited for (seconds)."""
 
     namespace: str
     cluster: str
@@ -176,7 +176,7 @@ class EngineDiscovery:
 
 
 def discovery_of(settings: Settings, tell: Tell, count_failure: Callable[[], None]) -> EngineDiscovery | None:
-    """What the settings ask for; None: engines are named at start."""
+    """The discovery that the settings ask for; None: engines are named at start."""
     if settings.discovery is not Discovery.KUBERNETES:
         return None
     assert settings.namespace is not None

@@ -48,13 +48,13 @@ class Engine:
         """
         parts = urlsplit(member.url)
         self.name = name
-        """What logs and errors call it: an address stays inside."""
+        """Its name in logs and errors: an address stays inside."""
         self.role = member.role
         self.revision = member.revision
         self.url = member.url
         self.pod = member.pod
         self.state = EngineState.SERVING
-        """What it may get. Its roster's to change."""
+        """The work that it may get. Its roster's to change."""
         self.is_healthy = False
         self.num_running = 0
         """Requests that are there now."""

@@ -20,8 +20,8 @@ from pdcluster_router.settings import Settings
 logger = logging.getLogger(__name__)
 
 
-def problem_of(roster: Roster) -> str:
-    """Which engines are missing; empty when there is one healthy engine of each role, of one revision."""
+def missing_engines(roster: Roster) -> str:
+    """The engines that are missing; empty when there is one healthy engine of each role, of one revision."""
     well = [engine for engine in roster.all_engines() if engine.state is EngineState.SERVING and engine.is_healthy]
     missing = [role.value for role in Role if not any(engine.role is role for engine in well)]
     if missing:

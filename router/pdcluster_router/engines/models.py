@@ -24,7 +24,7 @@ _MAX_KEPT: Final = 16
 
 
 class Models:
-    """What decode engines serve. Event loop only."""
+    """The models that decode engines serve. Event loop only."""
 
     def __init__(self, roster: Roster, now: Callable[[], float]) -> None:
         """``now``: monotonic seconds."""

@@ -51,7 +51,7 @@ _MIN_TICK_S: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Which engines may serve a request, and how often it is tried. The same for all clients."""
+    """The engines that may serve a request, and how often it is tried. The same for all clients."""
 
     place_decode: Callable[[RequestFacts, Sequence[Engine]], Engine | None]
     """The decode engine to ask next, of those that have not failed the request; None when no engine is left."""
@@ -63,7 +63,7 @@ class Terms:
 
     @property
     def on_prefill_failure(self) -> Action:
-        """What decode is told to do when no prefill attempt is left."""
+        """Decode's action when no prefill attempt is left."""
         return Action.RECOMPUTE if self.retries.recomputes else Action.FAIL
 
 
@@ -82,9 +82,9 @@ class Roster:
         alone from now on. ``now``: monotonic seconds."""
         self.engines: dict[Role, list[Engine]] = {role: [] for role in Role}
         self.members: tuple[Member, ...] = ()
-        """What was said last."""
+        """The newest list of discovery."""
         self.policy = policy
-        """Which engine gets a request, of those that may."""
+        """Chooses among the engines that may get a request."""
         self._limits = limits
         self._on_change = on_change
         self._on_ejected = on_ejected
@@ -108,7 +108,7 @@ class Roster:
         self._settle()
 
     def refresh(self) -> None:
-        """Who may get work is worked out again. Call it when an engine's health has changed."""
+        """The engines that may get work are worked out again. Call it when an engine's health has changed."""
         engines = self.all_engines()
         self._decode_tiers = decode_tiers(engines)
         revisions = {engine.revision for engine in engines}

@@ -1,1 +1,1 @@
-"""What a client meets: sockets, HTTP, the two applications, keys, and the hot paths."""
+"""The side of the router that clients meet: sockets, HTTP, the two applications, keys, and the hot paths."""

@@ -1,6 +1,6 @@
-"""Who may use the client port, and which key the engines are shown.
+"""Checks clients' keys on the client port, and chooses the key that engines are shown.
 
-    client keys?  no:  the client's Authorization goes to the engines as it is: whether they want one is theirs to say
+    client keys?  no:  the client's Authorization and x-api-key go to the engines as they are: theirs to judge
                   yes: it ends here; engines are shown the router's own VLLM_API_KEY, or none
 
 The file of keys is looked at every few seconds, for Kubernetes replaces a mounted Secret without a word, and on SIGHUP.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_router.core.api_keys import ApiKeys, key_in, parse_keys
+from pdcluster_router.core.api_keys import KEY_HEADERS, ApiKeys, key_in, parse_keys
 from pdcluster_router.core.openai_errors import ApiError, no_key, wrong_key
 from pdcluster_router.core.request_head import Headers
 from pdcluster_router.settings import Settings
@@ -41,7 +41,7 @@ class Access:
         """A whole header line for requests that the router makes of its own; empty when engines want no key."""
 
     def refusal_of(self, headers: Headers) -> ApiError | None:
-        """What a client with these headers is told instead of an answer; None: it may go on."""
+        """The error for a client with these headers; None: it may go on."""
         admitted = self.admit(headers)
         return None if isinstance(admitted, str) else admitted
 
@@ -56,10 +56,10 @@ class Access:
         return wrong_key() if name is None else name
 
     def line_for_engines(self, headers: Headers) -> bytes:
-        """The Authorization line that goes to the engines with a request of this client; may be empty."""
+        """The lines with a key that go to the engines with a request of this client; may be empty."""
         if self.keys is not None:
             return self.engine_line
-        return b"".join([b"authorization: %b\r\n" % value for name, value in headers if name == b"authorization"])
+        return b"".join([b"%b: %b\r\n" % header for header in headers if header[0] in KEY_HEADERS])
 
     def reload(self) -> None:
         """The keys are those of the file as it is now, or stay as they are."""
@@ -107,7 +107,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _state_of(path: Path) -> tuple[int, int, int] | None:
-    """What changes when the file is written or replaced, also behind a link. None: it cannot be looked at."""
+    """Numbers that change when the file is written or replaced, also behind a link. None: it cannot be looked at."""
     try:
         found = path.stat()
     except OSError:

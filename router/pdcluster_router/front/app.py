@@ -1,4 +1,4 @@
-"""Everything that is not hot: one FastAPI application behind each port, errors in OpenAI's shape.
+"""Everything that is not hot: one FastAPI application behind each port, errors in the shape of the path's API.
 
     client port     /v1/...  /health  /docs  /openapi.json                        keys, where there are any, for /v1/...
     internal port   /v1/metaserver  /metrics  /pdcluster/...  /  /health  /docs   engines, operator, monitoring
@@ -24,6 +24,7 @@ from pdcluster_protocol.errors import Unavailable
 from pdcluster_protocol.metaserver import METASERVER_PATH
 from pdcluster_protocol.secret import Secret
 from pdcluster_protocol.verify import VERIFY_PATH
+from pdcluster_router.core.client_apis import REQUEST_PATHS, api_of
 from pdcluster_router.core.openai_errors import (
     ApiError,
     RefusedRequest,
@@ -33,13 +34,14 @@ from pdcluster_router.core.openai_errors import (
     no_engine,
     not_found,
     not_ready,
+    responses_not_served,
 )
 from pdcluster_router.engines.engine import Fetched
-from pdcluster_router.engines.health import Probes, problem_of
+from pdcluster_router.engines.health import Probes, missing_engines
 from pdcluster_router.front.docs_page import DOCS_PATH, add_docs
 from pdcluster_router.front.engines_page import POOL_PATH, describe_pool
 from pdcluster_router.front.pass_on import QUESTIONS, VERSION, pass_on
-from pdcluster_router.front.router import OPENAI_PATHS, Router
+from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE
 from pdcluster_router.front.verify_page import RESPONSES, SCHEMA, carry_out
 from pdcluster_router.services import Services
@@ -53,6 +55,7 @@ START_S: Final = 5.0
 _JSON = "application/json"
 _NO_PAGES: Final[dict[str, Any]] = {"docs_url": None, "redoc_url": None}
 """FastAPI's own load scripts from elsewhere."""
+_RESPONSES = ("/v1/responses", "/v1/responses/{rest:path}")
 _NOT_POST = ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
@@ -87,8 +90,10 @@ def _client_app(settings: Settings, secret: Secret) -> FastAPI:
     for question in QUESTIONS:
         app.post(question, tags=["vLLM"])(ask_an_engine)
     app.get(VERSION, tags=["vLLM"])(ask_an_engine)
-    for path in sorted(OPENAI_PATHS):
-        app.api_route(path.decode(), methods=_NOT_POST, include_in_schema=False)(refuse_method)
+    for path in _RESPONSES:
+        app.api_route(path, methods=[*_NOT_POST, "POST"], include_in_schema=False)(refuse_responses)
+    for path in sorted(map(bytes.decode, REQUEST_PATHS)):
+        app.api_route(path, methods=_NOT_POST, include_in_schema=False)(refuse_method)
     return app
 
 
@@ -113,24 +118,24 @@ def _add_health(app: FastAPI) -> None:
 
 
 _FOR_CLIENTS = (
-    "One OpenAI endpoint in front of prefill and decode engines: "
-    "`POST /v1/chat/completions` and `POST /v1/completions` as with vLLM."
+    "One endpoint in front of prefill and decode engines: `POST /v1/chat/completions`, `POST /v1/completions` "
+    "and Anthropic's `POST /v1/messages` as with vLLM."
 )
 _FOR_THE_CLUSTER = "For engines, the operator and monitoring. Clients have a port of their own."
 _WITHOUT_KEY = frozenset({"/health", DOCS_PATH, "/openapi.json"})
-"""What a probe or a browser asks for: it says nothing of the pool but whether it is well."""
+"""Paths for probes and browsers: they say nothing of the pool but whether it is well."""
 
 
 async def _require_key(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
     if request.scope["path"] not in _WITHOUT_KEY:
         refusal = _router(request).access.refusal_of(request.headers.raw)
         if refusal is not None:
-            return _error(refusal)
+            return _error(request, refusal)
     return await call_next(request)
 
 
 async def read_overview(request: Request) -> dict[str, object]:
-    """What this is, and which engines it knows."""
+    """This router's name and version, and the engines that it knows."""
     router = _router(request)
     engines = [
         {"name": engine.name, "role": engine.role.value, "url": engine.url, "healthy": engine.is_healthy}
@@ -143,9 +148,9 @@ async def read_health(request: Request) -> Response:
     """200 when a prefill and a decode engine of one revision are well; otherwise 503 and who is missing."""
     router = _router(request)
     if router.is_draining:
-        return _error(draining())
-    if problem := problem_of(router.services.roster):
-        return _error(not_ready(problem))
+        return _error(request, draining())
+    if problem := missing_engines(router.services.roster):
+        return _error(request, not_ready(problem))
     return Response(b'{"status":"ok"}', media_type=_JSON)
 
 
@@ -164,7 +169,7 @@ async def verify_pair(request: Request) -> Response:
     try:
         return Response(await carry_out(_router(request), request), media_type=_JSON)
     except RefusedRequest as refused:
-        return _error(refused.error)
+        return _error(request, refused.error)
 
 
 async def read_models(request: Request) -> Response:
@@ -173,7 +178,7 @@ async def read_models(request: Request) -> Response:
     try:
         answer = await _router(request).models.read(line)
     except Unavailable as error:
-        return _error(no_engine("decode", str(error)))
+        return _error(request, no_engine("decode", str(error)))
     return _fetched(answer)
 
 
@@ -182,12 +187,17 @@ async def ask_an_engine(request: Request) -> Response:
     try:
         return _fetched(await pass_on(_router(request), request))
     except RefusedRequest as refused:
-        return _error(refused.error)
+        return _error(request, refused.error)
+
+
+async def refuse_responses(request: Request) -> Response:
+    """OpenAI's Responses API: decision 0026 says why."""
+    return _error(request, responses_not_served())
 
 
 async def refuse_method(request: Request) -> Response:
     """The hot paths take POST only."""
-    return _error(method_not_allowed(request.method, request.url.path), {"allow": "POST"})
+    return _error(request, method_not_allowed(request.method, request.url.path), {"allow": "POST"})
 
 
 def _lifespan(
@@ -237,14 +247,14 @@ async def _first_look(services: Services, probes: Probes) -> None:
 async def _http_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
     if exc.status_code == 404:
-        return _error(not_found(request.url.path))
+        return _error(request, not_found(request.url.path))
     if exc.status_code == 405:
-        return _error(method_not_allowed(request.method, request.url.path), exc.headers)
-    return _error(bad_request(str(exc.detail)), exc.headers)
+        return _error(request, method_not_allowed(request.method, request.url.path), exc.headers)
+    return _error(request, bad_request(str(exc.detail)), exc.headers)
 
 
 async def _has_left(_request: Request, _exc: Exception) -> Response:
-    """Who left before the body was whole hears no answer; without this it is a page of log each time."""
+    """A client that left before the body was whole hears no answer; without this it is a page of log each time."""
     return Response(status_code=400)
 
 
@@ -257,5 +267,6 @@ def _fetched(answer: Fetched) -> Response:
     return Response(answer.body, answer.head.status, media_type=answer.head.content_type.decode("latin-1"))
 
 
-def _error(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(error.body(), error.status, headers={**(headers or {}), **error.headers}, media_type=_JSON)
+def _error(request: Request, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+    body = api_of(request.url.path.encode()).error_body(error)
+    return Response(body, error.status, headers={**(headers or {}), **error.headers}, media_type=_JSON)

@@ -14,7 +14,7 @@ POOL_PATH: Final = "/pdcluster/pool"
 
 
 def describe_pool(services: Services) -> dict[str, object]:
-    """What the page shows. Costs a look at every engine."""
+    """The page's content. Costs a look at every engine."""
     engines = services.all_engines()
     revisions = sorted({engine.revision for engine in engines})
     return {

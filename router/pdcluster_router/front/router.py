@@ -15,10 +15,20 @@ from typing import Final
 
 from pdcluster_protocol.metaserver import METASERVER_PATH
 from pdcluster_protocol.secret import Secret
-from pdcluster_router.core.openai_errors import ApiError, RefusedRequest, bad_request, draining, internal, stopped
+from pdcluster_router.core.api_keys import KEY_HEADERS
+from pdcluster_router.core.client_apis import MESSAGES, REQUEST_PATHS, ClientApi, api_of
+from pdcluster_router.core.openai_errors import (
+    ApiError,
+    RefusedRequest,
+    bad_request,
+    draining,
+    internal,
+    messages_not_served,
+    stopped,
+)
 from pdcluster_router.core.pairing import Timeouts
 from pdcluster_router.core.request_head import ID_HEADER
-from pdcluster_router.core.rewrite import BadBody, parse_body
+from pdcluster_router.core.rewrite import BadBody
 from pdcluster_router.core.room import Room
 from pdcluster_router.engines.models import Models
 from pdcluster_router.front.access import Access
@@ -37,14 +47,13 @@ from pdcluster_router.telemetry.metrics import Outcome
 
 logger = logging.getLogger(__name__)
 
-OPENAI_PATHS: Final = frozenset((b"/v1/chat/completions", b"/v1/completions"))
 METASERVER: Final = METASERVER_PATH.encode()
 INTERNAL_PATHS: Final = frozenset((METASERVER,))
 
 _TIMEOUT_HEADER: Final = b"x-request-timeout"
 _NOT_FORWARDED: Final = frozenset(
     (
-        b"authorization",  # ``Access`` says what engines are shown.
+        *KEY_HEADERS,  # ``Access`` says what engines are shown.
         b"accept-encoding",  # The first event of a stream must be readable; vLLM compresses nothing anyway.
         b"connection",
         b"content-length",
@@ -93,7 +102,7 @@ class Router:
 
     def _take(self, cycle: HotCycle) -> None:
         try:
-            if cycle.path in OPENAI_PATHS:
+            if cycle.path in REQUEST_PATHS:
                 self._take_request(cycle)
             else:
                 take_reservation(self.services, cycle)
@@ -105,7 +114,7 @@ class Router:
         return port == self.settings.internal_port
 
     def admit(self, cycle: HotCycle) -> ApiError | None:
-        """What a hot request is told as soon as its head is there; None: its body is read."""
+        """The error for a hot request as soon as its head is there; None: its body is read."""
         if cycle.is_for_engines or self.access.keys is None:
             return None
         admitted = self.access.admit(cycle.headers)
@@ -164,16 +173,17 @@ class Router:
             cycle.keep_alive = False
             self.services.failures.tell(Failure(FailureKind.DRAINING))
             raise RefusedRequest(draining())
+        api = self._api_of(cycle.path)
         received_at = self.services.now()
         headers, fields, client = cycle.head.headers, cycle.head.fields, cycle.client
         if cycle.keys is not self.access.keys:  # They have changed since its head was read.
             client = self._admitted_again(headers)
         lines = [b"%b: %b\r\n" % header for header in headers if header[0] not in _NOT_FORWARDED]
         lines.append(self.services.dialect.client_line(cycle.request_id))
-        if self.access.keys is not None or b"authorization" in fields:
+        if self.access.keys is not None or not KEY_HEADERS.isdisjoint(fields):
             lines.append(self.access.line_for_engines(headers))
         try:
-            body = parse_body(cycle.take_body())
+            body = api.parse(cycle.take_body())
         except BadBody as error:
             raise RefusedRequest(bad_request(str(error))) from error
         return ClientRequest(
@@ -187,6 +197,13 @@ class Router:
             client=client,
             received_at=received_at,
         )
+
+    def _api_of(self, path: bytes) -> ClientApi:
+        """Raises: RefusedRequest: These engines cannot serve it."""
+        api = api_of(path)
+        if api is MESSAGES and (reason := self.services.dialect.no_messages):
+            raise RefusedRequest(messages_not_served(reason))
+        return api
 
     def _admitted_again(self, headers: list[tuple[bytes, bytes]]) -> str:
         admitted = self.access.admit(headers)

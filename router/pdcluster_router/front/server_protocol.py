@@ -20,6 +20,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
+from pdcluster_router.core.client_apis import REQUEST_PATHS
 from pdcluster_router.core.openai_errors import (
     ApiError,
     RefusedRequest,
@@ -32,7 +33,7 @@ from pdcluster_router.core.openai_errors import (
 )
 from pdcluster_router.core.request_head import RequestHead, path_of, read_head
 from pdcluster_router.core.room import Heads, RoomLimit
-from pdcluster_router.front.router import INTERNAL_PATHS, OPENAI_PATHS, Router
+from pdcluster_router.front.router import INTERNAL_PATHS, Router
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
 from pdcluster_router.http.reading import ReadingProtocol
 from pdcluster_router.telemetry.failures import Failure, FailureKind
@@ -82,7 +83,7 @@ class RouterProtocol(ReadingProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the parent
         super().connection_made(transport)
         self._is_internal = self._router.is_internal(transport.get_extra_info("sockname")[1])
-        self._hot_paths = INTERNAL_PATHS if self._is_internal else OPENAI_PATHS
+        self._hot_paths = INTERNAL_PATHS if self._is_internal else REQUEST_PATHS
         self._max_body_bytes = self._router.max_body_bytes(is_internal=self._is_internal)
         self._is_guest = not self._is_internal and not self._router.clients.opened(self)
         self._heads = Heads(self._router.room, RoomLimit.ENGINES if self._is_internal else RoomLimit.CLIENTS)

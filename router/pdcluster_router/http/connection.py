@@ -62,7 +62,7 @@ class ResponseLost:
 
 
 class ResponseSink(Protocol):
-    """Who made a call. Exactly one of ``on_end`` and ``on_lost`` comes, last; nothing comes after ``Call.close``."""
+    """The caller. Exactly one of ``on_end`` and ``on_lost`` comes, last; nothing comes after ``Call.close``."""
 
     def on_head(self, head: ResponseHead) -> None: ...
 
@@ -292,7 +292,7 @@ def _is_unread(transport: asyncio.Transport, num_sent_bytes: int) -> bool:
 
 
 class _Incoming:
-    """What has come of one response. Owned by its connection."""
+    """The part of one response that has come. Owned by its connection."""
 
     __slots__ = (
         "can_keep",
@@ -315,7 +315,7 @@ class _Incoming:
         self.num_header_bytes = 0
         """Of trailers too; 0 before the first of these."""
         self.num_silent_bytes = 0
-        """That came without a head, a byte of the body or the end."""
+        """Bytes that came without a head, a byte of the body or the end."""
         self.has_whole_head = False
         self.headers: list[tuple[bytes, bytes]] = []
         self.head: ResponseHead | None = None

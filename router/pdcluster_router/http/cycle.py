@@ -18,6 +18,7 @@ from typing import Final, Protocol
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from pdcluster_router.core.api_keys import ApiKeys
+from pdcluster_router.core.client_apis import api_of
 from pdcluster_router.core.openai_errors import ApiError, body_too_large, no_room
 from pdcluster_router.core.request_head import RequestHead
 from pdcluster_router.core.room import SMALL_BYTES, Room, RoomLimit
@@ -30,7 +31,7 @@ _CLIENTS_LARGE: Final = RoomLimit.CLIENTS_LARGE
 
 
 class CycleOwner(Protocol):
-    """Who works on the answer."""
+    """The object that works on the answer."""
 
     def client_gone(self) -> None:
         """The client reads the answer no more. Comes at most once, and not after the answer is over."""
@@ -44,7 +45,7 @@ class CycleOwner(Protocol):
 
 
 class ClientConnection(Protocol):
-    """What a cycle needs of the connection it came on."""
+    """A cycle's needs of the connection it came on."""
 
     def write(self, data: bytes) -> None: ...
 
@@ -117,7 +118,7 @@ class HotCycle:
         self.head = head
         self.is_for_engines = is_for_engines
         self.request_id = head.request_id
-        """What the answer names; empty for an answer without."""
+        """The id that the answer names; empty for an answer without."""
         self.keep_alive = True
         self.takes_chunks = True
         self.disconnected = False
@@ -133,7 +134,7 @@ class HotCycle:
         self.holder = ""
         """The API key whose part of the room this takes; empty: no key's."""
         self.num_body_bytes = 0
-        """That have come, kept or not."""
+        """Bytes that have come, kept or not."""
         self._connection = connection
         self._room = room
         self._on_whole = on_whole
@@ -238,7 +239,7 @@ class HotCycle:
     def answer_error(self, error: ApiError, headers: bytes = b"") -> None:
         date = b"date: %b\r\n" % formatdate(usegmt=True).encode()
         lines = "".join(f"{name}: {value}\r\n" for name, value in error.headers.items()).encode()
-        self.answer(error.status, error.body(), JSON + date + lines + headers)
+        self.answer(error.status, api_of(self.path).error_body(error), JSON + date + lines + headers)
 
     # What the connection says.
 
@@ -267,7 +268,7 @@ class HotCycle:
 
 
 def _is_handed_over(_: HotCycle) -> None:
-    """What a second hand-over does."""
+    """A second hand-over does nothing."""
 
 
 def _status_line(status: int) -> bytes:

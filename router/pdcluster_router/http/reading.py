@@ -51,11 +51,12 @@ larger pieces would spare is less than what four or sixteen times as many reques
 """
 
 LINE_OBJECTS_BYTES: Final = 176
-"""What Python adds to each header line: a name, a value, a pair and its place in two tables."""
+"""Python's cost of each header line: a name, a value, a pair and its place in two tables."""
 
 MAX_HEADER_LINES: Final = 256
-"""Of a request. The collector looks at each line's objects: 16,000 of three bytes fit into the bytes of a head, and
-some clients that send such stopped the loop for 117 ms. Apache takes 100, and no client that we know sends more."""
+"""Of a request. 16,000 lines of three bytes fit into the bytes of a head. Clients that sent such stopped the loop for
+117 ms; the likely cause is the garbage collector, which looks at each line's objects. Apache takes 100 lines, and no
+client that we know sends more."""
 
 _NO_HEADERS: Final[Headers] = []
 """Nothing is ever added to it: each message begins with a list of its own."""
@@ -75,7 +76,7 @@ class _Flow(FlowControl):
 
 
 class _ToWhoIsThere:
-    """What a page writes to. The parent tells only the newest page of a connection that its client has left, and a
+    """The transport of a page. The parent tells only the newest page of a connection that its client has left, and a
     write of another one to a closed connection is an error of uvloop's: a page of log for each client that does so."""
 
     __slots__ = ("_transport", "close", "is_closing")
@@ -106,10 +107,11 @@ class ReadingProtocol(HttpToolsProtocol):
         self.is_in_head = True
         self.is_in_message = False
         self.is_deaf = False
-        """What comes is dropped: the connection ends."""
+        """Bytes that come are dropped: the connection ends."""
         self.num_silent_bytes = 0
-        """That have come since there was a whole head, a byte of a body or a whole message. Outside of a message blank
-        lines, which begin none (RFC 9112, 2.2): a client that waits for its answer may have sent some behind its body.
+        """Bytes that have come since there was a whole head, a byte of a body or a whole message. Outside of a message
+        blank lines, which begin none (RFC 9112, 2.2): a client that waits for its answer may have sent some behind its
+        body.
         """
         self._max_header_bytes = max_header_bytes
         self._is_upgrade = False
@@ -219,7 +221,7 @@ class ReadingProtocol(HttpToolsProtocol):
         self.refuse_the_rest(error)
 
     def stop_reading(self) -> None:
-        """What is still missing of the request is not waited for."""
+        """The rest of the request is not waited for."""
         self.is_in_message = False
 
     def _feed_after(self, upgrade: httptools.HttpParserUpgrade, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Which engines are told that they failed a request: at once, or when another engine has shown that it can be served.
+"""Tells engines that they failed a request: at once, or when another engine has shown that it can be served.
 
 One record for each role that serves a request. What an outcome means for an engine is ``core/breaker.py``'s.
 """
@@ -41,7 +41,7 @@ class Suspects:
 
 
 def blame_for(lost: ResponseLost) -> Blame:
-    """Whose fault it is that a call brought no whole answer.
+    """The blame for a call that brought no whole answer.
 
     An engine that cannot be reached is to blame at once. One that hangs up may have been killed by the request itself,
     and a client could send it to every engine: there another engine shows who was to blame.

@@ -59,7 +59,7 @@ class Exchange:
         )
         self._record = Record(services, request, self._pairing.transfer_id)
         self._cycle = cycle
-        self._relay = Relay(self, cycle, services.dialect.given_up)
+        self._relay = Relay(self, cycle, request.api, services.dialect.given_up)
         self._decode = DecodeLeg(request, services.answers.expected(request.body.max_answer_tokens))
         self._calls = ReservationCalls(self._reservation_lost)
         self._attempts = PrefillAttempts(services, request, self._prefill_ended)
@@ -83,12 +83,12 @@ class Exchange:
 
     @property
     def reservation(self) -> Posted | None:
-        """What decode asked for; None while it has not."""
+        """Decode's reservation; None while it has made none."""
         return self._calls.reservation
 
     @property
     def outcome(self) -> PrefillOutcome | None:
-        """What decode was told of its prefill; None while that is not known."""
+        """The outcome that decode was told; None while that is not known."""
         return self._calls.outcome
 
     @property
@@ -276,7 +276,7 @@ class Exchange:
     def _start_decode(self) -> None:
         """Another decode engine gets the whole request, as if it were new: nothing of the first try is kept."""
         self._relay.close()
-        self._relay = Relay(self, self._cycle, self._services.dialect.given_up)
+        self._relay = Relay(self, self._cycle, self._request.api, self._services.dialect.given_up)
         self._calls.close()
         self._calls = ReservationCalls(self._reservation_lost)
         self._prefill_failure = ""

@@ -17,10 +17,10 @@ from typing import Final, TypeAlias
 from pdcluster_protocol.ids import Attempt
 from pdcluster_protocol.params import DecodeParams, refusal_in
 from pdcluster_router.core.breaker import Blame, Era
+from pdcluster_router.core.client_apis import api_of
 from pdcluster_router.core.dialect import Posted
 from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.rewrite import Parts
-from pdcluster_router.core.sse import given_up_in
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost, ResponseSink
 from pdcluster_router.requests.blame import Suspects, blame_for
@@ -205,7 +205,7 @@ class PrefillAttempts:
 
     @property
     def engine_name(self) -> str:
-        """Who has, or had, the newest attempt; empty before the first."""
+        """The engine that has, or had, the newest attempt; empty before the first."""
         return self._engine.name if self._engine is not None else ""
 
     def start(self, reservation: Posted, attempt: Attempt, deadline: float, revision: str) -> bool:
@@ -350,7 +350,7 @@ class PrefillLeg:
 
     def _failure_in(self, reply: bytes) -> str | None:
         """Why there is no KV although the status says that all is well; None: it is well."""
-        if why := given_up_in(reply):
+        if why := api_of(self._path).prefill_problem(reply):
             return f"{self._engine.name}: {why}"
         refusal = refusal_in(reply)
         return f"{self._engine.name} refused: {refusal}" if refusal else None

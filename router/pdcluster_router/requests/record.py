@@ -1,4 +1,4 @@
-"""What is told of one request. Decides nothing.
+"""The record of one request, for failures, metrics and trace. Decides nothing.
 
 Record   its trace line, its spans, its outcome, and each failure on the way: written down by its exchange
 Verdict  how it ends, should it end now

@@ -5,7 +5,8 @@
        +--error before it--> one HTTP error  +--lost--> an SSE error event, then a cut
 
 vLLM sends ``200`` and headers before it knows that the request works, so status and headers are held back
-until the first event of a stream, or the first byte of a plain answer, is there. Errors are collected whole.
+until the first event of a stream that can tell, or the first byte of a plain answer, is there. Errors are collected
+whole, and so are plain answers of an API that shows only at their end whether they are whole.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol
 
+from pdcluster_router.core.client_apis import ClientApi
+from pdcluster_router.core.messages import MAX_ANSWER_BYTES
 from pdcluster_router.core.openai_errors import ApiError, from_engine
+from pdcluster_router.core.rewrite import Bytes
 from pdcluster_router.core.sse import (
     MAX_FIRST_EVENT_BYTES,
     ErrorWatch,
-    error_event,
     error_of,
-    first_event_end,
     given_up_in,
 )
 from pdcluster_router.core.vllm_ascend import RECOMPUTED
@@ -50,7 +52,7 @@ _OURS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class DecodeRefusal:
-    """Decode's error answer, in OpenAI's shape, ready to be passed on. ``headers``: whole lines."""
+    """Decode's error answer, in the shape of the client's API, ready to be passed on. ``headers``: whole lines."""
 
     status: int
     body: bytes
@@ -96,9 +98,10 @@ _RELAYING: Final = _State.RELAYING
 
 
 class Relay:
-    """What one decode engine answers to one client. Event loop only; owned by its exchange."""
+    """The answer of one decode engine to one client. Event loop only; owned by its exchange."""
 
     __slots__ = (
+        "_api",
         "_call",
         "_cycle",
         "_head",
@@ -112,15 +115,16 @@ class Relay:
         "num_bytes",
     )
 
-    def __init__(self, owner: RelayOwner, cycle: HotCycle, given_up: Mapping[bytes, str]) -> None:
-        """``given_up``: what says that decode did not finish its answer, and the words for it."""
+    def __init__(self, owner: RelayOwner, cycle: HotCycle, api: ClientApi, given_up: Mapping[bytes, str]) -> None:
+        """``given_up``: what says that decode did not finish its answer, where ``api`` has no words for it."""
         self._owner = owner
-        self._marks = given_up
+        self._api = api
+        self._marks = given_up if api.marks is None else api.marks
         self._cycle = cycle
         self._call: Call | None = None
         self._head: ResponseHead | None = None
         self._is_event_stream = False
-        self._held = b""
+        self._held: Bytes = b""
         self.num_bytes = 0
         """Body bytes that decode has sent."""
         self.is_paused = False
@@ -129,7 +133,7 @@ class Relay:
         self._watch: ErrorWatch | None = None
 
     def begin(self, call: Call) -> None:
-        """What comes from ``call`` goes to the client."""
+        """Bytes that come from ``call`` go to the client."""
         self._call = call
 
     def fail(self, error: ApiError) -> None:
@@ -142,7 +146,7 @@ class Relay:
         if not has_started:
             self._cycle.answer_error(error)
         else:
-            self._cycle.cut(error_event(error) if is_stream else b"")
+            self._cycle.cut(self._api.error_event(error) if is_stream else b"")
 
     def refuse(self, refusal: DecodeRefusal) -> None:
         """The client gets decode's own error."""
@@ -187,27 +191,39 @@ class Relay:
             return
         if not num_before:
             self._owner.first_byte()
-        self._held = self._held + body if self._held else body
+        self._hold(body)
         self._look_at_the_beginning()
 
     def on_end(self) -> None:
         head = self._known_head()
-        if self._watch is not None and self._watch.has_error:
-            self._break_off("an error that it did not finish")
-        elif self._state is _RELAYING:
+        if self._state is _RELAYING:
             self._finish(head)
         elif head.status >= 400:
-            self._refuse(head.status, from_engine(head.status, self._held), head)
+            self._refuse(head.status, self._error_in(head), head)
         elif self._held:
-            self._release(head)
-            if self._watch is not None and self._watch.has_error:
-                self._break_off("an error that it did not finish")
-            self._finish(head)
+            self._end_held(head)
         else:
             self._owner.decode_lost(ResponseLost(f"it answered {head.status} with an empty body"))
 
     def on_lost(self, lost: ResponseLost) -> None:
         self._owner.decode_lost(lost)
+
+    def _hold(self, body: bytes) -> None:
+        if not self._held:
+            self._held = body
+        elif isinstance(self._held, bytearray):
+            self._held += body
+        else:
+            self._held = bytearray(self._held)
+            self._held += body
+
+    def _end_held(self, head: ResponseHead) -> None:
+        """Nothing has gone to the client, and the whole answer is here."""
+        if problem := self._problem_of_held():
+            self._break_off(problem)
+        else:
+            self._release(head)
+            self._finish(head)
 
     def _write_watched(self, watch: ErrorWatch, body: bytes) -> None:
         """Pass on what is no error: its engine would end the stream after one as if all was well."""
@@ -231,7 +247,17 @@ class Relay:
         may_be_the_clients_word = message == self._marks.get(RECOMPUTED)
         self._owner.decode_lost(ResponseLost(f"it broke off its answer: {message}", is_ours=may_be_the_clients_word))
 
+    def _problem_of_held(self) -> str:
+        """Why what is held is no whole answer; empty: it is, as far as its API can say."""
+        if not self._is_event_stream:
+            return self._api.unfinished(self._held) if self._api.unfinished is not None else ""
+        watch = self._api.watch(self._marks)
+        watch.feed(bytes(self._held))
+        return watch.problem_at_end()
+
     def _finish(self, head: ResponseHead) -> None:
+        if self._watch is not None and (problem := self._watch.problem_at_end()):
+            self._break_off(problem)
         if self._state is _State.OVER:
             return  # It has broken off already.
         self._state = _State.OVER
@@ -242,7 +268,10 @@ class Relay:
         head = self._known_head()
         if head.status >= 400:
             if len(self._held) > MAX_ERROR_BYTES:
-                self._abandon(head.status, from_engine(head.status, self._held), head)
+                self._abandon(head.status, self._error_in(head), head)
+        elif self._api.unfinished is not None and not self._is_event_stream:
+            if len(self._held) > MAX_ANSWER_BYTES:
+                self._break_off(f"it is longer than {MAX_ANSWER_BYTES} bytes")
         elif why := given_up_in(self._held, self._marks):
             self._break_off(why)
         elif not self._is_event_stream:
@@ -251,14 +280,17 @@ class Relay:
             self._look_at_the_first_event(head)
 
     def _look_at_the_first_event(self, head: ResponseHead) -> None:
-        end = first_event_end(self._held)
+        begin, end = self._api.first_event(self._held)
         if end < 0 and len(self._held) <= MAX_FIRST_EVENT_BYTES:
             return
-        error = error_of(self._held[:end]) if end >= 0 else None
+        error = error_of(bytes(self._held[begin:end])) if end >= 0 else None
         if error is None:
             self._release(head)
         else:
             self._abandon(error.status, error.body, head)
+
+    def _error_in(self, head: ResponseHead) -> bytes:
+        return from_engine(head.status, self._held, self._api.error_body)
 
     def _abandon(self, status: int, body: bytes, head: ResponseHead) -> None:
         """Answer the error now; what else decode may send is not read."""
@@ -273,13 +305,13 @@ class Relay:
     def _release(self, head: ResponseHead) -> None:
         """Status, headers and what was held go to the client."""
         self._owner.begins()
-        held, self._held = self._held, b""
+        held, self._held = bytes(self._held), b""
         self._state = _RELAYING
         headers = b"".join([_LINE % header for header in head.headers if header[0] not in _OURS])
         if self._is_event_stream:
             headers += b"x-accel-buffering: no\r\n"  # Else an nginx in front holds tokens back.
-        if len(held) != head.content_length:  # Else it is whole, and looked at already.
-            self._watch = ErrorWatch(self._marks)
+        if self._is_event_stream or (self._api.unfinished is None and len(held) != head.content_length):
+            self._watch = self._api.watch(self._marks)  # Else it is whole, and looked at already.
             held = self._watch.feed(held)
         self._cycle.start(head.status, headers, head.content_length, held)
         self._look_for_late_error()

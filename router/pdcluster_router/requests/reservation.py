@@ -118,7 +118,7 @@ class ReservationCalls:
 
 
 def _blocks_of(reservation: Posted) -> Posted:
-    """What stays the same when decode posts again: all but what it lost and the time that is left."""
+    """The part that stays the same when decode posts again: all but the lost attempt and the time that is left."""
     return msgspec.structs.replace(reservation, lost_attempt=Attempt(0), lost_reason="", deadline_ms=0)
 
 

@@ -180,7 +180,7 @@ class Verifier:
 
 
 class _Answer:
-    """What an exchange writes, kept: a client connection without a client."""
+    """The answer of an exchange, kept: a client connection without a client."""
 
     def __init__(self) -> None:
         self.is_whole = asyncio.Event()

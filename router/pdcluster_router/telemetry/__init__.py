@@ -1,1 +1,1 @@
-"""What is told of requests: failures, metrics, trace."""
+"""Records of requests: failures, metrics, trace."""

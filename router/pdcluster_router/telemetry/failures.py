@@ -23,7 +23,7 @@ MAX_LINES_PER_S: Final = 20
 
 
 class FailureKind(Enum):
-    """What failed. The values are the metric's label and the line's ``kind``."""
+    """Kinds of failures. The values are the metric's label and the line's ``kind``."""
 
     PREFILL_FAILED = "prefill_failed"
     """One attempt: the prefill engine refused, answered an error, or was lost."""

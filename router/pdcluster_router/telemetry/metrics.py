@@ -67,7 +67,7 @@ class Span(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
-    """What the metrics say of one engine. ``is_up``: None when it is not probed any more."""
+    """The metrics of one engine. ``is_up``: None when it is not probed any more."""
 
     role: str
     url: str

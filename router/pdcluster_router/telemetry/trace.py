@@ -112,4 +112,4 @@ class TraceFile:
 
 _CLOSE_S: Final = 2.0
 _END: Final = b""
-"""What ``close`` puts behind the last line."""
+"""``close`` puts this behind the last line."""

@@ -6,7 +6,7 @@ from math import inf, nan
 
 import pytest
 
-from pdcluster_connector.core.gathering import MOST_ROOM_BYTES
+from pdcluster_connector.core.gathering import MOST_BUFFER_BYTES
 from pdcluster_connector.settings import CUT_S, parse_settings, require_ipv4
 from pdcluster_protocol.errors import ConfigError
 
@@ -15,7 +15,10 @@ from pdcluster_protocol.errors import ConfigError
     ("extra", "words"),
     [
         ({"staging_bytes": 0}, ["staging_bytes is 0", "positive"]),
-        ({"strip_staging_bytes": MOST_ROOM_BYTES - 1}, ["strip_staging_bytes is 1048575", "use 1048576 bytes or more"]),
+        (
+            {"strip_staging_bytes": MOST_BUFFER_BYTES - 1},
+            ["strip_staging_bytes is 1048575", "use 1048576 bytes or more"],
+        ),
         ({"strip_staging_bytes": -1}, ["strip_staging_bytes is -1", "0: gather no strips"]),
         (
             {"reshard_timeout_s": 14, "handshake_timeout_s": 1},
@@ -59,7 +62,7 @@ def test_what_cannot_work_is_refused(extra: dict[str, object], words: list[str])
         {"reshard_timeout_s": 96, "hold_s": 30},
     ],
 )
-def test_who_waits_for_staging_room_waits_longer_than_it_takes_to_win_it_back(extra: dict[str, object]) -> None:
+def test_who_waits_for_staging_memory_waits_longer_than_it_takes_to_win_it_back(extra: dict[str, object]) -> None:
     settings = parse_settings(extra)
     assert settings.staged_s + settings.hold_s + CUT_S <= settings.reshard_wait_s < settings.reshard_timeout_s
     assert settings.handshake_timeout_s + CUT_S <= settings.reshard_wait_s
@@ -74,7 +77,7 @@ def test_what_is_no_ipv6_address_is_taken(host: str) -> None:
     ("extra", "is_gathered"),
     [
         ({}, True),
-        ({"strip_staging_bytes": MOST_ROOM_BYTES}, True),
+        ({"strip_staging_bytes": MOST_BUFFER_BYTES}, True),
         ({"strip_staging_bytes": 0}, False),
         ({"transfer_protocol": "rdma"}, False),
         ({"transfer_protocol": "ascend"}, False),

@@ -1,1 +1,1 @@
-"""What each child of a PDCluster looks like. Pure: from the spec to documents that the API server takes."""
+"""The documents of each child of a PDCluster. Pure: from the spec to documents that the API server takes."""

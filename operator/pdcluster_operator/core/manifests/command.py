@@ -19,6 +19,7 @@ from pdcluster_operator.api.role import DeviceKind, RoleSpec
 from pdcluster_operator.core.manifests.pool import ENGINE, PORT, Document, Pool, field_env, secret_ref
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.launch import MOONCAKE_PORTS, ConnectorSettings, kv_transfer_config
+from pdcluster_protocol.params import ContentCheck
 from pdcluster_protocol.secret import SECRET_VARIABLE
 
 CACHE_FOLDER: Final = "/cache"
@@ -30,7 +31,7 @@ _ALL_ADDRESSES: Final = "0.0.0.0"  # noqa: S104  # a pod's own network; who may 
 
 
 class PodPlace(Enum):
-    """Which pod of an instance."""
+    """The place of a pod in its instance."""
 
     ALONE = auto()
     LEADER = auto()
@@ -83,10 +84,15 @@ def transfer_config(pool: Pool, role: Role, place: PodPlace) -> Document:
         settings["transfer_devices"] = tuple(transfer.devices)
     if role is Role.DECODE:
         settings["side_channel_port"] = transfer.port
-        if transfer.content_check is not None:
-            settings["content_check"] = transfer.content_check.value
+    if transfer.content_check is not None and (role is Role.DECODE or _compiles_sums(pool, transfer.content_check)):
+        settings["content_check"] = transfer.content_check.value
     engine_id = "$(POD_NAME)" if place is PodPlace.ALONE else "$(LWS_LEADER_ADDRESS)"
     return kv_transfer_config(role, engine_id, settings, transfer.on_failure.value)
+
+
+def _compiles_sums(pool: Pool, check: ContentCheck) -> bool:
+    """Whether a prefill engine uses the setting too: on a CPU it compiles what finds all sums, at its start."""
+    return check is ContentCheck.FULL and pool.role(Role.PREFILL).device.kind is DeviceKind.CPU
 
 
 def engine_env(pool: Pool, role: Role) -> list[Document]:

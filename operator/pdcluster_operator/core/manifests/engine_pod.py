@@ -50,7 +50,7 @@ _ON_DEVICES: Final = (2000, 8)
 """Millicores and GiB that are kept free for each rank where the user gives nothing: a rank's process turns one core
 around and the API server, the tokenizer and the senders share others; driver, PyTorch and buffers take 5 to 8 GiB."""
 _ON_CORES: Final = (250, 1)
-"""The same on CPUs, where the ranks are the work: little, so that a trial fits any node. Give what it really takes."""
+"""The same on CPUs, where the ranks are the work: little, so that a test fits any node. Give what it really takes."""
 _DEVICES: Final = {DeviceKind.CUDA: "nvidia.com/gpu", DeviceKind.ASCEND: "huawei.com/Ascend910"}
 
 
@@ -72,7 +72,7 @@ def engine_template(pool: Pool, role: Role, revision: str, place: PodPlace = Pod
 
 
 def _engines_key(template: Document) -> list[Document]:
-    """What the engine's container is told to ask for."""
+    """The resources that the engine's container asks for."""
     engines = (one for one in _items(template.get("spec"), "containers") if one.get("name") == ENGINE)
     return [entry for engine in engines for entry in _items(engine, "env") if entry.get("name") == ENGINE_KEY_VARIABLE]
 
@@ -143,7 +143,7 @@ def _ports(pool: Pool, role: Role, place: PodPlace) -> list[Document]:
 
 
 def _resources(spec: RoleSpec) -> Document:
-    """What the user gives, and the devices: as a limit, which is a request too (Kubernetes, extended resources)."""
+    """The user's limits, and the devices: as a limit, which is a request too (Kubernetes, extended resources)."""
     given = resources_of(spec.resources, _requests(spec))
     if not spec.devices_per_pod:
         return given

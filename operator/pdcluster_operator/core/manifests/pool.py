@@ -1,4 +1,4 @@
-"""What all children of one PDCluster share: whose they are, by which labels they are found, what no container may do.
+"""The common parts of all children of one PDCluster: owner, labels by which they are found, limits of containers.
 
 Selectors never name more than what is on a pod for its whole life: cluster, role, revision, template, component.
 """

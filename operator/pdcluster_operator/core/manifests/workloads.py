@@ -1,4 +1,4 @@
-"""What runs the engines of one (role, revision, template): a Deployment, or a LeaderWorkerSet over several nodes.
+"""The workload of one (role, revision, template): a Deployment, or a LeaderWorkerSet over several nodes.
 
 A workload's template never changes, for its hash is part of the workload's name: Kubernetes never rolls it, the planner
 moves replicas from one workload to the next. The operator resets a field that someone else sets or removes, and says so

@@ -1,4 +1,4 @@
-"""Which requests belong together: a number for a conversation, the same on each of its turns and in every process.
+"""Requests that belong together: a number for a conversation, the same on each of its turns and in every process.
 
     what the client names   a header or field with a session: the number is of its value alone
     prompt_cache_key        its value, and the conversation's opening
@@ -32,7 +32,7 @@ SESSION_HEADERS: Final = frozenset(
         b"x-opencode-session",
     )
 )
-"""What vLLM, Claude Code, Codex, pi and OpenCode call a session, and an agent or thread within one."""
+"""Names that vLLM, Claude Code, Codex, pi and OpenCode give a session, and an agent or thread within one."""
 LEAST_BYTES: Final = 1 << 10
 """A shorter prompt is not worth to come back for: some 256 tokens, a few blocks."""
 OPENING_BYTES: Final = 4 << 10
@@ -44,7 +44,7 @@ _SEARCHED_BYTES: Final = 128 << 10
 """For the user's first message: a system prompt of 32,000 tokens. Costs half of what the scan of such a body does."""
 
 _MOST_NAME_BYTES: Final = 512
-"""What is longer names no session."""
+"""Longer values name no session."""
 _BACKSLASH: Final = ord("\\")
 _EACH_HAS: Final = b"session"
 """The names of an agent and a thread come beside that of a session."""

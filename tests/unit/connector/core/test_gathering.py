@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pdcluster_connector.core.gathering import (
-    MOST_ROOM_BYTES,
+    MOST_BUFFER_BYTES,
     MOST_STRIP_BYTES,
     is_small_strip,
     may_have_strips,
@@ -63,7 +63,7 @@ def test_a_rank_has_strips_where_a_larger_tp_can_cut_its_pages() -> None:
     assert not may_have_strips(RankLayout(0, 1, ()))
 
 
-def test_neighbours_on_decode_are_one_write_from_the_room() -> None:
+def test_neighbours_on_decode_are_one_write_from_the_buffer() -> None:
     shape = shape_between(rank_of(0, 4), rank_of(1, 8))
     ranges = plan_ranges(shape, GroupSlice(0, 4 * TOKENS, (7, 3, 9, 5), (22, 20, 30, 21)))
     (gather,) = plan_gathers(shape, ranges)
@@ -88,11 +88,11 @@ def test_nothing_to_push_is_nothing_to_gather() -> None:
     assert plan_gathers(shape, plan_ranges(shape, GroupSlice(0, 0, (), ()))) == ()
 
 
-def test_a_room_is_bounded() -> None:
+def test_a_buffer_is_bounded() -> None:
     shape = shape_between(rank_of(0, 4), rank_of(0, 8))
     blocks = tuple(range(1, 301))
     gathers = plan_gathers(shape, plan_ranges(shape, GroupSlice(0, 300 * TOKENS, blocks, blocks)))
-    assert [gather.num_bytes for gather in gathers] == [MOST_ROOM_BYTES, MOST_ROOM_BYTES, 44 * MOST_STRIP_BYTES]
+    assert [gather.num_bytes for gather in gathers] == [MOST_BUFFER_BYTES, MOST_BUFFER_BYTES, 44 * MOST_STRIP_BYTES]
     assert np.concatenate([gather.sources for gather in gathers]).tolist() == [
         2 * MOST_STRIP_BYTES * at for at in blocks
     ]

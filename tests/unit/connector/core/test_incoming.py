@@ -92,7 +92,7 @@ def test_a_draft_models_layers_are_owed_and_compared_where_prefill_has_them(*, h
     made, said = Reception(welcome, fingerprint, TIMES, SECRET), hello()
     if has_draft:
         said = msgspec.structs.replace(hello(fingerprint=fingerprint), layout=with_draft(layout()))
-    list(made.expect(dataclasses.replace(EXPECTED, wants_digest=True), now=0.0))
+    list(made.expect(dataclasses.replace(EXPECTED, wants_sums=True), now=0.0))
     list(made.hear(PEER, said, now=0.0))
     list(made.invited((PEER,), SESSION, now=0.0))
     assert hear(made, open_()) == GRANT

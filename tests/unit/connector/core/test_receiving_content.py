@@ -7,11 +7,11 @@ from fractions import Fraction
 
 import msgspec
 import numpy as np
+import pytest
 
 from pdcluster_connector.core.content import Found, plan_content
 from pdcluster_connector.core.receiving import (
     AttemptLost,
-    DigestReceived,
     Mismatched,
     Receive,
     ReceivePhase,
@@ -19,6 +19,7 @@ from pdcluster_connector.core.receiving import (
     ReceivingCommands,
     Reply,
     Report,
+    SumUpReceive,
 )
 from pdcluster_connector.core.writers import Debt, PeerId, Sender, SessionId
 from pdcluster_protocol.ids import Attempt, BootId, TransferId
@@ -98,17 +99,17 @@ def said(rank: int, content: ContentSums | None, num_pushes: int = 1) -> Done:
 
 def comparing() -> Receive:
     """Both ranks are done, and what is here is summed up."""
-    receive = Receive(T, TIMES, deadline=1000.0, wants_digest=True)
+    receive = Receive(T, TIMES, deadline=1000.0, wants_sums=True)
     receive.open(A, FIRST, sender(0), now=0.0)
     receive.open(B, FIRST, sender(1), now=0.0)
     assert receive.done(A, said(0, HALF), now=1.0) == ()
-    assert receive.done(B, said(1, MOST), now=1.0) == (DigestReceived(FIRST, has_draft=False),)
+    assert receive.done(B, said(1, MOST), now=1.0) == (SumUpReceive(FIRST, has_draft=False),)
     return receive
 
 
 def pushing_again() -> Receive:
     receive = comparing()
-    mismatched, *asked = receive.digested(FIRST, BAD, now=2.0)
+    mismatched, *asked = receive.summed_up(FIRST, BAD, now=2.0)
     assert isinstance(mismatched, Mismatched)
     assert asked == [Reply(A, AGAIN), Reply(B, AGAIN)]
     return receive
@@ -117,51 +118,67 @@ def pushing_again() -> Receive:
 def test_it_is_received_when_what_is_here_is_the_sum_of_what_was_pushed_and_nobody_keeps_its_source() -> None:
     receive = comparing()
     assert receive.phase is ReceivePhase.WAITING
-    assert receive.digested(FIRST, RIGHT, now=2.0) == (Report(is_received=True), *SETTLED)
+    assert receive.summed_up(FIRST, RIGHT, now=2.0) == (Report(is_received=True), *SETTLED)
 
 
 def test_what_differs_is_named_and_pushed_again() -> None:
     receive = comparing()
-    mismatched = receive.digested(FIRST, BAD, now=2.0)[0]
+    mismatched = receive.summed_up(FIRST, BAD, now=2.0)[0]
     assert mismatched == Mismatched(
         FIRST, "the content is not what was pushed: layer layers.1, KV heads 0, tokens 0 to 255 of 1 ranges"
     )
     assert receive.awaited() == {A, B}, "both may write again"
 
 
+@pytest.mark.parametrize(("rows", "ranges"), [({0: 4, 1: 2}, {1: 4, 0: 1}), ({0: 4, 1: 1}, {1: 4, 0: 2})])
+def test_either_kind_of_sums_is_enough_to_differ(rows: dict[int, int], ranges: dict[int, int]) -> None:
+    """In the other one several faults may outweigh each other, by chance."""
+    mismatched, *asked = comparing().summed_up(FIRST, found(rows, ranges), now=2.0)
+    assert isinstance(mismatched, Mismatched)
+    assert [type(reply.message) for reply in asked if isinstance(reply, Reply)] == [Again, Again]
+
+
 def test_a_second_push_that_brings_what_was_pushed_is_received() -> None:
     receive = pushing_again()
     assert receive.done(A, said(0, HALF), now=3.0) == (), "said before it was asked again, and late"
     assert receive.done(A, msgspec.structs.replace(said(0, HALF, 2), num_bytes=1), now=3.0) == ()
-    assert receive.done(B, said(1, MOST, 2), now=3.0) == (DigestReceived(FIRST, has_draft=False),)
-    assert receive.digested(FIRST, RIGHT, now=4.0) == (Report(is_received=True), *SETTLED)
+    assert receive.done(B, said(1, MOST, 2), now=3.0) == (SumUpReceive(FIRST, has_draft=False),)
+    assert receive.summed_up(FIRST, RIGHT, now=4.0) == (Report(is_received=True), *SETTLED)
+
+
+def test_what_a_rank_said_before_it_was_asked_again_does_not_count_for_its_second_push() -> None:
+    receive = pushing_again()
+    assert receive.done(A, said(0, HALF), now=3.0) == ()
+    assert receive.done(B, said(1, MOST, 2), now=3.0) == (), "the other rank still writes"
+    assert A in receive.awaited()
 
 
 def test_what_differs_twice_loses_the_attempt_and_is_never_received() -> None:
     receive = pushing_again()
     receive.done(A, said(0, HALF, 2), now=3.0)
     receive.done(B, said(1, MOST, 2), now=3.0)
-    mismatched, *rest = receive.digested(FIRST, BAD, now=4.0)
+    mismatched, *rest = receive.summed_up(FIRST, BAD, now=4.0)
     assert isinstance(mismatched, Mismatched)
     assert [command for command in rest if isinstance(command, Reply)] == list(SETTLED)
     assert lost_of(tuple(rest)).reason.endswith(", pushed twice")
-    assert receive.digested(FIRST, RIGHT, now=5.0) == (), "an attempt lost by its content stays lost"
+    assert receive.summed_up(FIRST, RIGHT, now=5.0) == (), "an attempt lost by its content stays lost"
     assert receive.phase is ReceivePhase.WAITING, "another attempt may bring it"
 
 
 def test_a_request_that_shall_prove_something_is_lost_by_the_first_difference() -> None:
-    receive = Receive(T, TIMES, deadline=1000.0, wants_digest=True, may_push_again=False)
+    receive = Receive(T, TIMES, deadline=1000.0, wants_sums=True, may_push_again=False)
     receive.open(A, FIRST, sender(0), now=0.0)
     receive.open(B, FIRST, sender(1), now=0.0)
     receive.done(A, said(0, HALF), now=1.0)
     receive.done(B, said(1, MOST), now=1.0)
-    commands = receive.digested(FIRST, BAD, now=2.0)
+    commands = receive.summed_up(FIRST, BAD, now=2.0)
     assert lost_of(commands).reason.endswith("of 1 ranges")
     assert not [c for c in commands if isinstance(c, Reply) and isinstance(c.message, Again)]
 
 
 def test_a_second_push_has_a_lease_and_a_fence_as_the_first() -> None:
     receive = pushing_again()
+    assert receive.expire(now=1.9 + TIMES.lease_s) == (), "it begins anew"
     assert "said nothing for" in lost_of(receive.expire(now=2.0 + TIMES.lease_s)).reason
     assert receive.open(C, SECOND, sender(0, "q"), now=30.0) == (), "no grant while a writer may still write"
     receive = pushing_again()
@@ -171,7 +188,7 @@ def test_a_second_push_has_a_lease_and_a_fence_as_the_first() -> None:
 
 
 def test_a_rank_that_says_no_sums_loses_the_attempt_with_the_cure() -> None:
-    receive = Receive(T, TIMES, deadline=1000.0, wants_digest=True)
+    receive = Receive(T, TIMES, deadline=1000.0, wants_sums=True)
     receive.open(A, FIRST, sender(0), now=0.0)
     receive.open(B, FIRST, sender(1), now=0.0)
     receive.done(A, said(0, HALF), now=1.0)
@@ -181,21 +198,21 @@ def test_a_rank_that_says_no_sums_loses_the_attempt_with_the_cure() -> None:
 
 
 def test_sums_that_are_counted_otherwise_lose_the_attempt() -> None:
-    receive = Receive(T, TIMES, deadline=1000.0, wants_digest=True)
+    receive = Receive(T, TIMES, deadline=1000.0, wants_sums=True)
     receive.open(A, FIRST, sender(0), now=0.0)
     receive.open(B, FIRST, sender(1), now=0.0)
     receive.done(A, said(0, ContentSums(b"12345678", b"")), now=1.0)
     receive.done(B, said(1, MOST), now=1.0)
-    assert "prefill has 1 sums of content, decode has 4" in lost_of(receive.digested(FIRST, RIGHT, now=2.0)).reason
+    assert "prefill has 1 sums of content, decode has 4" in lost_of(receive.summed_up(FIRST, RIGHT, now=2.0)).reason
 
 
 def test_sums_of_an_attempt_that_is_over_decide_nothing_and_its_ranks_let_go() -> None:
     receive = comparing()
     assert receive.open(C, SECOND, sender(0, "q"), now=2.0)[:2] == SETTLED
-    assert receive.digested(FIRST, RIGHT, now=3.0) == ()
+    assert receive.summed_up(FIRST, RIGHT, now=3.0) == ()
     receive.open(D, SECOND, sender(1, "q"), now=3.0)
     receive.fail("why", now=4.0)
-    assert receive.digested(SECOND, RIGHT, now=5.0) == ()
+    assert receive.summed_up(SECOND, RIGHT, now=5.0) == ()
     late = said(0, HALF)
     assert receive.done(A, late, now=6.0) == (Reply(A, Settled(T, FIRST)),), "it would wait to be told"
 
@@ -203,4 +220,4 @@ def test_sums_of_an_attempt_that_is_over_decide_nothing_and_its_ranks_let_go() -
 def test_a_request_that_ends_while_it_is_compared_is_reported_at_once() -> None:
     receive = comparing()
     assert receive.fail("why", now=2.0) == (*SETTLED, FAILED)
-    assert receive.digested(FIRST, RIGHT, now=3.0) == ()
+    assert receive.summed_up(FIRST, RIGHT, now=3.0) == ()

@@ -6,13 +6,13 @@ import pytest
 
 from pdcluster_connector.core.sending import (
     CutLane,
-    DigestPush,
     Push,
     PushKey,
     PushPhase,
     Release,
     Send,
     SendingCommands,
+    SumUpPush,
 )
 from pdcluster_protocol.ids import Attempt, BootId, TransferId
 from pdcluster_protocol.side_channel import ContentSums, Done, Failed, Fenced, Open, Progress
@@ -223,7 +223,7 @@ SUMS = ContentSums(b"12345678", b"87654321")
 
 def compared_push() -> Push:
     push = new_push()
-    push.wants_digest = True
+    push.wants_sums = True
     push.plan(10, 2, is_last=True)
     push.grant(LEASE_S, now=0.0)
     push.submitted()
@@ -237,17 +237,17 @@ def done(num_bytes: int, num_pushes: int = 1) -> Send:
 def comparing_push() -> Push:
     push = compared_push()
     push.written(10)
-    assert push.digested(SUMS) == (done(10),)
+    assert push.summed_up(SUMS) == (done(10),)
     return push
 
 
 def test_a_push_whose_content_is_compared_keeps_its_blocks_until_decode_has_compared() -> None:
     push = compared_push()
-    assert push.written(10) == (DigestPush(),)
+    assert push.written(10) == (SumUpPush(),)
     assert push.may_write, "it still holds its grant, and renews it"
     assert push.expire(now=LEASE_S / 2) == (Send(Progress(*KEY, 10)),)
     assert push.grant(LEASE_S, now=1.0) == (), "the sums are asked for once"
-    assert push.digested(SUMS) == (done(10),)
+    assert push.summed_up(SUMS) == (done(10),)
     assert (push.phase, push.is_ended) == (PushPhase.COMPARING, False)
     assert push.expire(now=LEASE_S) == (), "no lease runs while decode compares"
     assert push.settled() == (Release(),)
@@ -258,7 +258,19 @@ def test_a_push_whose_content_is_compared_keeps_its_blocks_until_decode_has_comp
 def test_sums_of_nothing_are_sums() -> None:
     push, nothing = compared_push(), ContentSums(b"", b"")
     push.written(10)
-    assert push.digested(nothing) == (Send(Done(*KEY, 10, 2, nothing)),)
+    assert push.summed_up(nothing) == (Send(Done(*KEY, 10, 2, nothing)),)
+
+
+def test_the_source_is_needed_until_it_was_summed_up_or_the_push_has_stopped() -> None:
+    push = compared_push()
+    assert push.awaits_sums
+    push.written(10)
+    assert push.awaits_sums, "all is written, and nothing is summed up yet"
+    push.summed_up(ContentSums(b"", b""))
+    assert not push.awaits_sums
+    stopped = compared_push()
+    stopped.give_up("why", now=1.0)
+    assert not stopped.awaits_sums
 
 
 def test_what_decode_wants_again_is_written_under_the_same_grant_and_said_with_the_same_sums() -> None:
@@ -313,9 +325,9 @@ def test_an_attempt_that_is_lost_while_it_is_compared_lets_its_source_go() -> No
     assert push.phase is PushPhase.STOPPED
 
 
-def test_a_push_that_stops_while_it_is_digested_says_nothing_of_its_content() -> None:
+def test_a_push_that_stops_while_it_is_summed_up_says_nothing_of_its_content() -> None:
     push = compared_push()
     push.written(10)
     assert push.revoke(now=1.0) == (CLEAN, Release())
-    assert push.digested(SUMS) == ()
+    assert push.summed_up(SUMS) == ()
     assert push.phase is PushPhase.STOPPED

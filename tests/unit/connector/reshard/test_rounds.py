@@ -23,9 +23,9 @@ def item(stop: int, *, start: int = 0, decode_tp: int = 1, blocks: list[int] | N
     return ReshardItem(RequestId("r"), decode_tp, start, stop, table, table if blocks is None else blocks, 128, 128)
 
 
-def rounds(rank: int, tp_size: int, items: list[ReshardItem], room_bytes: int = PLENTY) -> tuple[Round, ...]:
+def rounds(rank: int, tp_size: int, items: list[ReshardItem], staging_bytes: int = PLENTY) -> tuple[Round, ...]:
     """8 KV heads of 2 bytes."""
-    return plan_rounds(GroupRank(rank, tp_size), [shape_of(Pages(128), tp_size, 8, 2)], items, room_bytes)
+    return plan_rounds(GroupRank(rank, tp_size), [shape_of(Pages(128), tp_size, 8, 2)], items, staging_bytes)
 
 
 def test_from_tp_2_to_1_each_rank_supplies_the_other_with_half_the_heads() -> None:
@@ -128,17 +128,17 @@ def test_equal_tp_beside_unequal_tp_stages_only_the_unequal() -> None:
     assert [part.item for part in turn.regions[0].parts] == [1]
 
 
-def test_a_small_room_cuts_the_layer_into_rounds_that_each_fit() -> None:
+def test_a_small_buffer_cuts_the_layer_into_rounds_that_each_fit() -> None:
     piece_bytes = 128 * 8 * 2
-    cut = rounds(0, 2, [item(2048)], room_bytes=2 * piece_bytes)
+    cut = rounds(0, 2, [item(2048)], staging_bytes=2 * piece_bytes)
     assert [turn.staged_bytes for turn in cut] == [2 * piece_bytes] * 4
     staged = [part.tokens.tolist() for turn in cut for part in turn.regions[0].parts]
     assert staged == [[0, 128], [512, 640], [1024, 1152], [1536, 1664]]
 
 
-def test_a_room_smaller_than_a_piece_is_refused_with_both_values() -> None:
-    with pytest.raises(ValueError, match=r"one piece of 2048 bytes does not fit a staging room of 2047"):
-        rounds(0, 2, [item(100)], room_bytes=2047)
+def test_a_buffer_smaller_than_a_piece_is_refused_with_both_values() -> None:
+    with pytest.raises(ValueError, match=r"one piece of 2048 bytes does not fit staging memory of 2047 bytes"):
+        rounds(0, 2, [item(100)], staging_bytes=2047)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_pieces_that_are_adjacent_on_decode_leave_in_one_range(
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 700), st.integers(0, 99)), max_size=80))
-def test_rooms_never_overlap_and_all_come_back(moves: list[tuple[bool, int, int]]) -> None:
+def test_buffers_never_overlap_and_all_come_back(moves: list[tuple[bool, int, int]]) -> None:
     pool = SpanPool(2100)
     taken: dict[int, int] = {}
     for is_take, num_bytes, choice in moves:
@@ -197,7 +197,7 @@ def test_rooms_never_overlap_and_all_come_back(moves: list[tuple[bool, int, int]
     assert pool.take(2048) == 0
 
 
-def test_a_room_that_was_not_taken_cannot_come_back() -> None:
+def test_a_buffer_that_was_not_taken_cannot_come_back() -> None:
     pool = SpanPool(1024)
     with pytest.raises(KeyError):
         pool.give_back(0)

@@ -190,7 +190,7 @@ def test_the_next_attempt_of_a_transfer_that_runs_here_is_another_push() -> None
     made.add(RequestId("again"), to_wire(second), TOKENS, now=0.0)
     both = [Scheduled(R, 40), Scheduled(RequestId("again"), 40)]
     parts = made.step(both, (), lambda _: TABLE, now=1.0).slices
-    assert [(part.attempt, part.token) for part in parts] == [(1, reservation().token), (2, token)]
+    assert [(part.attempt, part.attempt_token) for part in parts] == [(1, reservation().token), (2, token)]
     assert [part.target.deadline_ms for part in parts] == [59_000, 8_000]
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from fakes.network import FakeNetwork, FakeTransport
 from patience import PATIENCE_S
 from pdcluster_connector.transport.base import RegisteredMemory, Transport
-from pdcluster_connector.transport.fake import FakeNetwork, FakeTransport
 from pdcluster_connector.transport.sessions import Opening, Sessions, close_or_end_engine
 
 

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
+from fakes.network import FakeNetwork, FakeTransport
 from fakes.transports import Wrapped
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
-from pdcluster_connector.transport.fake import FakeNetwork, FakeTransport
 from pdcluster_connector.transport.shared import SharedSessions, SharedTransport, Use
 from pdcluster_protocol.errors import ConfigError, TransferError
 

@@ -10,10 +10,17 @@ import pytest
 import torch
 
 from fakes.async_device import async_device
-from pdcluster_connector.worker.content_loop import PlainPass, plain_pass
+from pdcluster_connector.worker import content_loop
+from pdcluster_connector.worker.content_loop import PlainPass, compiled_loop, loop_for
 from pdcluster_connector.worker.content_pass import Pages, PartSums, factors_of
+from pdcluster_protocol.params import ContentCheck
 
 PAGES, HEADS, TOKENS, WORDS = 4, 2, 3, 2
+
+
+def plain_pass(sums: PartSums) -> PlainPass | None:
+    """With the compiled loop at hand."""
+    return content_loop.plain_pass(sums, compiled_loop())
 
 
 class Foreign(torch.Tensor):
@@ -102,12 +109,26 @@ def test_memory_of_another_device_stays_with_pytorch() -> None:
     assert plain_pass(replace(sums, content=sums.content.to("meta"))) is None
 
 
+def test_a_rank_has_a_loop_only_where_all_sums_of_plain_memory_are_to_be_found() -> None:
+    plain, foreign = torch.zeros(1), torch.zeros(1).as_subclass(Foreign)
+    assert loop_for([plain], ContentCheck.FULL) is compiled_loop()
+    assert loop_for([plain], ContentCheck.SAMPLED) is None
+    assert loop_for([plain], ContentCheck.OFF) is None
+    assert loop_for([foreign, plain.to("meta")], ContentCheck.FULL) is None
+
+
 @pytest.mark.parametrize(
-    "hindrance", ["sys.modules['numba'] = None", "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'"]
+    "hindrance",
+    [
+        "sys.modules['numba'] = None",
+        "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'",
+        "sys.modules['numba'] = types.ModuleType('numba')  # of a version that has other names",
+        "import numba; numba.njit = lambda *_, **__: 1 / 0  # its compiler fails",
+    ],
 )
 def test_without_numba_pytorch_finds_the_sums(hindrance: str) -> None:
     code = (
-        f"import sys; {hindrance}\n"
+        f"import sys, types; {hindrance}\n"
         "from unit.connector.worker.test_content_loop import plain_pass, sums_of\n"
         "assert plain_pass(sums_of([0])) is None"
     )
@@ -116,5 +137,5 @@ def test_without_numba_pytorch_finds_the_sums(hindrance: str) -> None:
 
 def test_what_an_engine_imports_does_not_import_numba() -> None:
     """Only plain CPU memory needs it: an accelerator's engine does not wait for it."""
-    code = "import sys, pdcluster_connector.worker.content; assert 'numba' not in sys.modules"
+    code = "import sys, pdcluster_connector.worker.content_sums; assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(filter(None, sys.path))})

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+from fakes.network import FakeNetwork
 from pdcluster_connector.core.writers import PeerId, SessionId
 from pdcluster_connector.transport.base import Transport
-from pdcluster_connector.transport.fake import FakeNetwork
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.transport.shared import SharedSessions, Use
 from pdcluster_connector.worker.inbound import MAX_GUESTS, MAX_OPENINGS, OPEN_S, InboundSessions, Opened

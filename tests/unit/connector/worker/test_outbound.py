@@ -1,4 +1,4 @@
-"""A lane's way before it is open and when it is cut: what waits for it keeps no staging room that others want."""
+"""A lane's way before it is open and when it is cut: what waits for it keeps no staging memory that others want."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from fakes.network import FakeNetwork
 from patience import PATIENCE_S
 from pdcluster_connector.core.link import Link
 from pdcluster_connector.core.sending import Push, PushKey, PushPhase
 from pdcluster_connector.device import CpuDevice
 from pdcluster_connector.reshard.feeds import ReshardItem
 from pdcluster_connector.reshard.rounds import StagedPart
-from pdcluster_connector.reshard.staging import StagingRoom
+from pdcluster_connector.reshard.staging import StagingBuffer
 from pdcluster_connector.trace import Trace
-from pdcluster_connector.transport.fake import FakeNetwork
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.worker.orders import Staged, StagedWrite, StepBegun, StepEnded
 from pdcluster_connector.worker.outbound import Outbound
@@ -47,15 +47,15 @@ class Bench:
         """A part of the push ``name`` lies in staging memory."""
         item = ReshardItem(RequestId(name), 1, 0, 16, (1,), (2,), 16, 16)
         part = StagedPart(0, 0, np.zeros(1, np.int64), 0, 64)
-        room = StagingRoom(lambda: self.released.append(name))
-        self.out.follow(Staged(1, 0, (StagedWrite(key_of(name), item, part, 0, room),), at), at)
+        buffer = StagingBuffer(lambda: self.released.append(name))
+        self.out.follow(Staged(1, 0, (StagedWrite(key_of(name), item, part, 0, buffer),), at), at)
 
 
 def key_of(name: str) -> PushKey:
     return PushKey(TransferId(name), Attempt(1))
 
 
-def test_parts_that_wait_too_long_for_the_handshake_cost_their_push_when_others_want_their_room() -> None:
+def test_parts_that_wait_too_long_for_the_handshake_cost_their_push_when_others_want_their_space() -> None:
     """One decode engine that never answers must not fail the pushes to all others."""
     bench = Bench()
     old, young = bench.add("old"), bench.add("young")
@@ -103,7 +103,7 @@ def test_a_session_that_has_opened_when_its_lane_ends_is_closed_unused() -> None
         session.submit_writes("", [(0, 0, 1)])
 
 
-def test_a_way_that_is_cut_gives_back_the_rooms_of_the_parts_that_it_had_still_to_write() -> None:
+def test_a_way_that_is_cut_gives_back_the_buffers_of_the_parts_that_it_had_still_to_write() -> None:
     bench, has_opened = Bench(), threading.Event()
     bench.add("r")
     bench.out.open(route(2, 1), "", Sessions(FakeNetwork().join), has_opened.set)

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from fakes.device import ManualDevice
+from fakes.network import FakeNetwork
 from fakes.transports import FirstNeverEnds, Wrapped
 from pdcluster_connector.core.pace import SHORTEST_LOOK_S
 from pdcluster_connector.core.ranges import CopyShape, Grid, GroupSlice, plan_ranges
 from pdcluster_connector.core.sending import CutLane, Push, PushKey, PushPhase, Send
 from pdcluster_connector.core.tp_mapping import WHOLE
 from pdcluster_connector.device import CpuDevice
-from pdcluster_connector.reshard.staging import StagingRoom
+from pdcluster_connector.reshard.staging import StagingBuffer
 from pdcluster_connector.settings import MAX_WRITES_IN_FLIGHT
 from pdcluster_connector.transport.base import WriteId, WriteStatus
-from pdcluster_connector.transport.fake import FakeNetwork
-from pdcluster_connector.worker.parts import Batch, LayerRecord, Part
+from pdcluster_connector.worker.batches import Batch, LayerRecord, Part
 from pdcluster_connector.worker.writes import WriteQueue
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.side_channel import Done, Failed, ToDecode
@@ -56,8 +56,8 @@ class Bench:
         shape = CopyShape(0, grid, grid, 1, 1, 1, BLOCK, WHOLE)
         ranges = plan_ranges(shape, GroupSlice(0, num_blocks, blocks, blocks))
         record = LayerRecord(1, 0, 0.0, ranges.total_bytes, unacked_bytes=ranges.total_bytes)
-        room = StagingRoom(self._count_release) if self.is_staged else None
-        part = Part(push, ranges, self.source.ctypes.data, self.target.ctypes.data, record, room)
+        buffer = StagingBuffer(self._count_release) if self.is_staged else None
+        part = Part(push, ranges, self.source.ctypes.data, self.target.ctypes.data, record, buffer)
         push.plan(ranges.total_bytes, 1, is_last=True)
         self.queue.add(Batch(None, (part,)))
         return push
@@ -114,7 +114,7 @@ class LosesWrites(Wrapped):
         return WriteStatus.LOST
 
 
-def test_a_lost_write_is_never_done_asks_for_a_cut_and_keeps_its_room_until_the_session_is_closed() -> None:
+def test_a_lost_write_is_never_done_asks_for_a_cut_and_keeps_its_buffer_until_the_session_is_closed() -> None:
     bench = Bench(num_blocks=1, is_staged=True)
     bench.queue.transport = LosesWrites(bench.sender)
     bench.grant()
@@ -252,7 +252,7 @@ def test_what_a_stopped_push_still_had_queued_never_leaves(is_granted: bool) -> 
     assert not bench.queue.has_work_of(bench.push)
 
 
-def test_staging_room_comes_back_once_with_the_last_acknowledgement() -> None:
+def test_staging_memory_comes_back_once_with_the_last_acknowledgement() -> None:
     bench = Bench(is_staged=True)
     bench.network.hold()
     bench.grant()
@@ -267,7 +267,7 @@ def test_staging_room_comes_back_once_with_the_last_acknowledgement() -> None:
     assert bench.num_released == 1
 
 
-def test_staging_room_of_a_push_that_stops_comes_back_when_its_last_write_in_flight_has_ended() -> None:
+def test_staging_memory_of_a_push_that_stops_comes_back_when_its_last_write_in_flight_has_ended() -> None:
     bench = Bench(num_blocks=MAX_WRITES_IN_FLIGHT + 5, is_staged=True)
     bench.network.hold()
     bench.grant()
@@ -283,7 +283,7 @@ def test_staging_room_of_a_push_that_stops_comes_back_when_its_last_write_in_fli
 
 
 @pytest.mark.parametrize("ends", ["revoke", "unneeded", "give up"])
-def test_staging_room_held_for_a_grant_that_does_not_come_is_given_back(ends: str) -> None:
+def test_staging_memory_held_for_a_grant_that_does_not_come_is_given_back(ends: str) -> None:
     bench = Bench(is_staged=True)
     bench.advance()
     match ends:
@@ -300,7 +300,7 @@ def test_staging_room_held_for_a_grant_that_does_not_come_is_given_back(ends: st
     assert bench.num_released == 1
 
 
-def test_staging_room_of_a_failed_write_comes_back_only_when_the_session_is_closed() -> None:
+def test_staging_memory_of_a_failed_write_comes_back_only_when_the_session_is_closed() -> None:
     """An error does not mean that the transport has stopped reading."""
     bench = Bench(is_staged=True)
     bench.network.fail_next(lands_late=True)
@@ -314,7 +314,7 @@ def test_staging_room_of_a_failed_write_comes_back_only_when_the_session_is_clos
 
 
 @pytest.mark.parametrize("is_granted", [False, True])
-def test_staging_room_of_what_was_never_submitted_comes_back_with_the_session(*, is_granted: bool) -> None:
+def test_staging_memory_of_what_was_never_submitted_comes_back_with_the_session(*, is_granted: bool) -> None:
     bench = Bench(is_staged=True)
     if is_granted:
         bench.network.hold()
@@ -333,7 +333,7 @@ def test_a_staged_copy_does_not_keep_the_blocks_of_its_request_busy() -> None:
     assert not bench.queue.has_work_of(bench.push)
 
 
-def test_pushes_that_keep_staging_room_for_long_are_known_until_it_comes_back() -> None:
+def test_pushes_that_keep_staging_memory_for_long_are_known_until_it_comes_back() -> None:
     bench = Bench(is_staged=True)
     bench.advance()
     assert bench.queue.staged_since(-0.1) == []
@@ -344,15 +344,15 @@ def test_pushes_that_keep_staging_room_for_long_are_known_until_it_comes_back() 
     assert bench.queue.staged_since(9.0) == []
 
 
-def test_a_room_with_two_holders_comes_back_once_both_have_let_go() -> None:
+def test_a_buffer_with_two_holders_comes_back_once_both_have_let_go() -> None:
     released: list[str] = []
-    room = StagingRoom(lambda: released.append("back"), 2)
-    room.release()
+    buffer = StagingBuffer(lambda: released.append("back"), 2)
+    buffer.release()
     assert released == []
-    room.release()
+    buffer.release()
     assert released == ["back"]
     with pytest.raises(AssertionError, match="more often"):
-        room.release()
+        buffer.release()
 
 
 @pytest.mark.parametrize(("num_writes", "write_s"), [(40, 0.004), (3, 0.005)])

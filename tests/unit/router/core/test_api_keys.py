@@ -64,3 +64,20 @@ def test_keys_are_not_shown() -> None:
 )
 def test_a_request_shows_one_key_or_none(values: list[bytes], key: bytes | None) -> None:
     assert key_in([(b"host", b"x"), *((b"authorization", value) for value in values)]) == key
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ([(b"x-api-key", b"abc")], b"abc"),
+        ([(b"x-api-key", b" abc ")], b"abc"),
+        ([(b"x-api-key", b"Bearer abc")], b"Bearer abc"),
+        ([(b"x-api-key", b"abc"), (b"authorization", b"Bearer abc")], b"abc"),
+        ([(b"x-api-key", b"abc"), (b"authorization", b"Bearer xyz")], None),
+        ([(b"x-api-key", b"abc"), (b"authorization", b"Basic abc")], None),
+        ([(b"x-api-key", b"abc"), (b"x-api-key", b"abc")], None),
+        ([(b"x-api-key", b"")], None),
+    ],
+)
+def test_a_key_may_be_shown_as_anthropics_clients_do(headers: list[tuple[bytes, bytes]], key: bytes | None) -> None:
+    assert key_in([(b"host", b"x"), *headers]) == key

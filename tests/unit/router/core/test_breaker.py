@@ -6,7 +6,7 @@ from pdcluster_router.core.breaker import (
     LAST_EJECTION_S,
     NUM_IN_A_ROW,
     NUM_OUTCOMES,
-    TRIAL_S,
+    TRYING_S,
     Breaker,
     Circuit,
 )
@@ -87,8 +87,8 @@ def test_one_request_decides_and_the_next_one_is_placed_elsewhere() -> None:
 
 def test_a_trial_that_says_nothing_is_followed_by_another_one() -> None:
     breaker = tried(ejected())
-    assert not breaker.wake(now=1.0 + TRIAL_S - 0.1)
-    assert breaker.wake(now=1.0 + TRIAL_S)
+    assert not breaker.wake(now=1.0 + TRYING_S - 0.1)
+    assert breaker.wake(now=1.0 + TRYING_S)
     assert breaker.circuit is Circuit.HALF_OPEN
 
 

@@ -211,6 +211,12 @@ class TestAscend:
         """Its template would change with it, and its engines would be replaced for nothing."""
         told = transfer(pod({**ASCEND, "spec.transfer": {"contentCheck": "full"}}, Role.PREFILL))
         assert "content_check" not in told["kv_connector_extra_config"]
+        told = transfer(pod({**CPU, "spec.transfer": {"contentCheck": "off"}}, Role.PREFILL))
+        assert "content_check" not in told["kv_connector_extra_config"]
+
+    def test_prefill_on_a_cpu_compiles_what_finds_all_sums(self) -> None:
+        told = transfer(pod({**CPU, "spec.transfer": {"contentCheck": "full"}}, Role.PREFILL))
+        assert parse_settings(told["kv_connector_extra_config"]).content_check is ContentCheck.FULL
 
     @pytest.mark.parametrize("role", Role)
     def test_engines_use_the_rdma_devices_that_are_named(self, role: Role) -> None:

@@ -1,6 +1,6 @@
 """A transport inside one process: a write is a memory copy, and tests decide when and whether it happens.
 
-An ordinary backend that passes the same contract tests as Mooncake's. Addresses are real ones of this process.
+It passes the same contract tests as Mooncake's. Addresses are real ones of this process.
 Half of the ranges of a submit that fails land all the same.
 
     network = FakeNetwork()
@@ -33,7 +33,7 @@ class _Copy:
 
 
 class FakeNetwork:
-    """What joins fake transports, and the script of what goes wrong. Any thread."""
+    """Joins fake transports, and holds the script of what goes wrong. Any thread."""
 
     def __init__(self, writes_per_submit: int = 1) -> None:
         self.writes_per_submit = writes_per_submit

@@ -1,8 +1,8 @@
-"""Small strips of a lane on their way to staging memory, a room at a time, just before they would leave.
+"""Small strips of a lane on their way to staging memory, a buffer at a time, just before they would leave.
 
-queued --room--> being copied --copied--> submitted from the room --acknowledged--> room released
+queued --buffer--> being copied --copied--> submitted from the buffer --acknowledged--> buffer released
    |
-   +--no room, and none of ours will come back--> submitted straight from the blocks
+   +--no buffer, and none of ours will come back--> submitted straight from the blocks
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Final
 
 from pdcluster_connector.device import Device
 from pdcluster_connector.reshard import StripGatherer
-from pdcluster_connector.worker.parts import Cursor, Rooms
+from pdcluster_connector.worker.batches import Cursor, HeldBuffers
 
 _COPIES_AHEAD: Final = 4
-"""How many rooms are being filled at once: a device copies beside the lane, which looks once in a millisecond."""
+"""How many buffers are being filled at once: a device copies beside the lane, which looks once in a millisecond."""
 
 
 @dataclass(slots=True)
@@ -25,13 +25,13 @@ class LaneStrips:
     """Not thread-safe: one lane thread owns it. ``gatherer``: None where parts come without gathers."""
 
     device: Device
-    rooms: Rooms
+    buffers: HeldBuffers
     gatherer: StripGatherer | None
 
     def is_ready(self, cursor: Cursor) -> bool:
-        """Whether its ranges may be submitted. If not, its copy is under way, or a room of ours is about to come back.
+        """Whether its ranges may be submitted. If not, it is being copied, or a buffer of ours is about to come back.
 
-        A lane never waits for the rooms of another one, whose decode rank may be silent.
+        A lane never waits for the buffers of another one, whose decode rank may be silent.
         """
         if cursor.gather is not None and not cursor.is_copying:
             self._begin_copy(cursor)
@@ -40,18 +40,18 @@ class LaneStrips:
         return cursor.gather is None
 
     def look_ahead(self, cursors: Iterable[Cursor]) -> None:
-        """Begin the next copies too, in order: a room behind a part that waits for room would never come back."""
+        """Begin the next copies too, in order: a buffer behind a part that waits for space would never come back."""
         for cursor in islice(cursors, _COPIES_AHEAD):
             if cursor.may_leave and not self.is_ready(cursor) and not cursor.is_copying:
                 return
 
     def _begin_copy(self, cursor: Cursor) -> None:
-        """It is being copied, or leaves in strips, or is left as it is until a room of ours comes back."""
+        """It is being copied, or leaves in strips, or is left as it is until a buffer of ours comes back."""
         assert cursor.gather is not None, "nothing to gather"
         assert self.gatherer is not None, "strips to gather in a lane that cannot"
         strips = self.gatherer.begin(cursor.part.record.layer, cursor.gather)
         if strips is not None:
             cursor.stage(strips)
-            self.rooms.add(cursor.part)
-        elif not self.rooms.hold_strips:
+            self.buffers.add(cursor.part)
+        elif not self.buffers.hold_strips:
             cursor.leave_as_strips()

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from patience import PATIENCE_S
-from pdcluster_connector.transport.taken import require_taken, taken_problem
+from pdcluster_connector.transport.protocol_check import require_taken, taken_problem
 
 HEAD = b"\x09\0\0\0\0\0\0\0\x01"
 

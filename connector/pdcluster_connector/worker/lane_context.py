@@ -1,4 +1,4 @@
-"""What every lane of a prefill rank shares: who the rank is, and what its lanes work with. Nothing here decides."""
+"""The context that all lanes of a prefill rank share: who the rank is, and its lanes' tools. Nothing here decides."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from pdcluster_connector.reshard import StagingMemory, StripStaging
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.transport.sessions import Sessions
-from pdcluster_connector.worker.content import KvReader
+from pdcluster_connector.worker.content_sums import KvReader
 from pdcluster_protocol.ids import BootId
 from pdcluster_protocol.secret import Secret
 from pdcluster_protocol.side_channel import Hello
 
 
 @dataclass(frozen=True, slots=True)
-class LaneParts:
+class LaneContext:
     """Nothing in it changes."""
 
     hello: Hello
-    """What each lane says. The boot id in it is the engine's life; empty until the first step has named that."""
+    """The hello of each lane. Its boot id is the engine's life; empty until the first step has named that."""
     sessions: Sessions
     device: Device
     settings: Settings
     secret: Secret
     trace: Trace
     staging: StagingMemory | None = None
-    """What the rank's resharder fills; None without one."""
+    """The staging memory that the rank's resharder fills; None without one."""
     reader: KvReader | None = None
     """Of the rank's own KV; None where no content can be compared."""
     strips: StripStaging | None = None
-    """In which the lanes gather small strips; None where they do not."""
+    """The staging memory in which the lanes gather small strips; None where they do not."""
 
-    def of_life(self, life: BootId) -> LaneParts:
+    def of_life(self, life: BootId) -> LaneContext:
         """The same, for lanes of that life of our engine."""
         return replace(self, hello=msgspec.structs.replace(self.hello, boot_id=life))

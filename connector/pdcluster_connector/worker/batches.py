@@ -1,4 +1,4 @@
-"""What a lane writes: parts of pushes, where each stands, and the rooms of those that lie in staging memory."""
+"""The writes of a lane: parts of pushes, where each stands, and the buffers of those that lie in staging memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pdcluster_connector.core.gathering import StripRun
 from pdcluster_connector.core.ranges import ByteRanges
 from pdcluster_connector.core.sending import Push
 from pdcluster_connector.device import DeviceEvent
-from pdcluster_connector.reshard import GatheredStrips, StagingRoom
+from pdcluster_connector.reshard import GatheredStrips, StagingBuffer
 from pdcluster_connector.transport.base import WriteRange
 from pdcluster_protocol.trace import LayerTrace
 
@@ -38,10 +38,10 @@ class Part:
     source_base: int
     target_base: int
     record: LayerRecord
-    room: StagingRoom | None = None
+    buffer: StagingBuffer | None = None
     """Of a part that lies in staging memory; released once, when nothing reads it any more."""
     gathers: tuple[StripRun, ...] = ()
-    """How the strips of ``ranges`` are to be gathered, room by room; empty where they leave as they are."""
+    """How the strips of ``ranges`` are to be gathered, buffer by buffer; empty where they leave as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +81,21 @@ class Cursor:
     @property
     def reads_blocks(self) -> bool:
         """Whether it is read, or copied, straight from the request's blocks."""
-        return self.part.room is None or self.gather is not None
+        return self.part.buffer is None or self.gather is not None
 
     @property
     def is_copying(self) -> bool:
-        """Whether its room is being filled, as far as was looked."""
-        return self.gather is not None and self.part.room is not None
+        """Whether its buffer is being filled, as far as was looked."""
+        return self.gather is not None and self.part.buffer is not None
 
     @property
     def _has_rows(self) -> bool:
         return self.gather is not None or self.next_row < len(self.rows)
 
     def stage(self, strips: GatheredStrips) -> None:
-        """Its bytes are on their way to a room."""
+        """Its bytes are on their way to a buffer."""
         assert self.gather is not None, "nothing to gather"
-        self.part = replace(self.part, ranges=self.gather.writes, source_base=strips.address, room=strips.room)
+        self.part = replace(self.part, ranges=self.gather.writes, source_base=strips.address, buffer=strips.buffer)
         self.rows, self.copied = _absolute_rows(self.part), strips.copied
 
     def leave_as_strips(self) -> None:
@@ -113,21 +113,21 @@ class Cursor:
 
 
 @dataclass(slots=True)
-class Rooms:
-    """Staging rooms that a lane holds; each is released once, whatever becomes of its part."""
+class HeldBuffers:
+    """Staging buffers that a lane holds; each is released once, whatever becomes of its part."""
 
-    _held: dict[StagingRoom, Part] = field(default_factory=dict)
+    _held: dict[StagingBuffer, Part] = field(default_factory=dict)
 
     def add(self, part: Part) -> None:
-        """``part`` may have a room."""
-        if part.room is not None:
-            self._held[part.room] = part
+        """``part`` may have a buffer."""
+        if part.buffer is not None:
+            self._held[part.buffer] = part
 
     def release_if_over(self, cursor: Cursor) -> None:
-        """The room of a part that nothing reads any more comes back."""
-        room = cursor.part.room
-        if room is not None and cursor.is_over and self._held.pop(room, None) is not None:
-            room.release()
+        """The buffer of a part that nothing reads any more comes back."""
+        buffer = cursor.part.buffer
+        if buffer is not None and cursor.is_over and self._held.pop(buffer, None) is not None:
+            buffer.release()
 
     def release_all(self) -> None:
         """Nothing is read any more."""
@@ -146,7 +146,7 @@ class Rooms:
 
 
 def cursors_of(part: Part) -> list[Cursor]:
-    """One, or one for each room in which the part's strips are to be gathered."""
+    """One, or one for each buffer in which the part's strips are to be gathered."""
     if not part.gathers:
         return [Cursor(part, _absolute_rows(part))]
     return [Cursor(part, [], gather) for gather in part.gathers]

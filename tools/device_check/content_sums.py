@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from tools.device_check.where import asked_device, median_s
 
-from pdcluster_connector.worker.content import digest_of
+from pdcluster_connector.worker.content_sums import sum_of_cells
 
 CELLS: Final = (512, 8, 256)
 """Tokens, heads, bytes: a chunk of 1 MiB."""
@@ -21,13 +21,13 @@ def main() -> int:
     positions = torch.arange(CELLS[0])
     there = content.to(where), positions.to(where)
     for key in (0, 1 << 62, 77):
-        ours, theirs = digest_of(content, positions, key), digest_of(*there, key)
+        ours, theirs = sum_of_cells(content, positions, key), sum_of_cells(*there, key)
         if ours != theirs:
-            print(f"the device's digest is {theirs:016x}, the host's {ours:016x}")
+            print(f"the device's sum is {theirs:016x}, the host's {ours:016x}")
             return 1
-    digest_s, read_s = median_s(where, REPEATS, lambda: digest_of(*there, 1), lambda: there[0].sum().item())
+    sum_s, read_s = median_s(where, REPEATS, lambda: sum_of_cells(*there, 1), lambda: there[0].sum().item())
     mib = content.numel() >> 20
-    print(f"equal; {mib} MiB in {digest_s * 1e6:.0f} us, {digest_s / read_s:.1f} times a plain sum of it")
+    print(f"equal; {mib} MiB in {sum_s * 1e6:.0f} us, {sum_s / read_s:.1f} times a plain sum of it")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Small strips of a lane over the fake transport: gathered room by room, and no room comes back before it may."""
+"""Small strips of a lane over the fake transport: gathered buffer by buffer, and no buffer comes back before it may."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fakes.device import ManualDevice, ManualEvent
+from fakes.network import FakeNetwork
 from fakes.transports import FirstNeverEnds
 from pdcluster_connector.core.gathering import plan_gathers
 from pdcluster_connector.core.pace import SHORTEST_LOOK_S
@@ -15,8 +16,7 @@ from pdcluster_connector.core.sending import CutLane, Push, PushKey, Send
 from pdcluster_connector.core.tp_mapping import WHOLE
 from pdcluster_connector.device import CpuDevice, Device, NoStream, Stream
 from pdcluster_connector.reshard import StagingMemory, StripGatherer, StripStaging
-from pdcluster_connector.transport.fake import FakeNetwork
-from pdcluster_connector.worker.parts import Batch, LayerRecord, Part
+from pdcluster_connector.worker.batches import Batch, LayerRecord, Part
 from pdcluster_connector.worker.writes import WriteQueue
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.side_channel import Done, Failed, ToDecode
@@ -51,16 +51,16 @@ class CopiesLate(ManualDevice):
 class Bench:
     """One rank's staging memory, and lanes of it."""
 
-    def __init__(self, num_rooms: float, device: Device | None = None) -> None:
+    def __init__(self, num_buffers: float, device: Device | None = None) -> None:
         self.device = device or CpuDevice()
         self.network = FakeNetwork(1)
         self.source = np.random.default_rng(3).integers(1, 256, NUM_BLOCKS * BLOCK, np.uint8)
-        memory = StagingMemory(int(num_rooms * ROOM), torch.device("cpu"))
+        memory = StagingMemory(int(num_buffers * BUFFER), torch.device("cpu"))
         self.staging = StripStaging(memory, {0: torch.from_numpy(self.source)}, self.device)
         self.lanes = [Lane(self), Lane(self)]
 
 
-ROOM = 16 * STRIP
+BUFFER = 16 * STRIP
 """What one gather takes here."""
 
 
@@ -87,7 +87,7 @@ class Lane:
         theirs = list(range(first, first + count))
         ours = [block ^ 1 for block in theirs]
         ranges = plan_ranges(SHAPE, GroupSlice(0, count, ours, theirs))
-        gathers = plan_gathers(SHAPE, ranges, ROOM)
+        gathers = plan_gathers(SHAPE, ranges, BUFFER)
         assert gathers, "nothing to gather"
         self.planned.append(ranges)
         record = LayerRecord(1, 0, 0.0, ranges.total_bytes, unacked_bytes=ranges.total_bytes)
@@ -116,13 +116,13 @@ class Lane:
         return self.queue._num_writes_in_flight
 
 
-def test_strips_leave_gathered_and_every_room_comes_back() -> None:
-    bench = Bench(num_rooms=8)
+def test_strips_leave_gathered_and_every_buffer_comes_back() -> None:
+    bench = Bench(num_buffers=8)
     (lane, _) = bench.lanes
     bench.network.hold()
     lane.push(10, 40)
     lane.advance()
-    assert lane.num_in_flight == 3, "a write for each room of neighbours"
+    assert lane.num_in_flight == 3, "a write for each buffer of neighbours"
     assert not bench.staging.is_idle
     bench.network.release()
     lane.advance(2)
@@ -130,22 +130,22 @@ def test_strips_leave_gathered_and_every_room_comes_back() -> None:
     assert bench.staging.is_idle
 
 
-def test_a_lane_waits_for_a_room_of_its_own_and_no_room_is_used_before_it_was_read() -> None:
-    bench = Bench(num_rooms=2)
+def test_a_lane_waits_for_a_buffer_of_its_own_and_no_buffer_is_used_before_it_was_read() -> None:
+    bench = Bench(num_buffers=2)
     (lane, _) = bench.lanes
     bench.network.hold()
     lane.push(10, 160)
     for _ in range(5):
         lane.advance()
-        assert lane.num_in_flight == 2, "all rooms are still read"
+        assert lane.num_in_flight == 2, "all buffers are still read"
     bench.network.release()
     lane.advance(12)
     lane.require_landed()
     assert bench.staging.is_idle
 
 
-def test_a_lane_never_waits_for_the_rooms_of_another() -> None:
-    bench = Bench(num_rooms=2)
+def test_a_lane_never_waits_for_the_buffers_of_another() -> None:
+    bench = Bench(num_buffers=2)
     silent, lane = bench.lanes
     silent.queue.transport = FirstNeverEnds(silent.sender)
     silent.push(10, 32)
@@ -159,9 +159,9 @@ def test_a_lane_never_waits_for_the_rooms_of_another() -> None:
     lane.require_landed()
 
 
-def test_a_part_that_waits_for_room_gets_it_before_those_behind_it() -> None:
-    """Else a small part could keep the room that the one before it wants, and both would wait for ever."""
-    bench = Bench(num_rooms=1.25)
+def test_a_part_that_waits_for_space_gets_it_before_those_behind_it() -> None:
+    """Else a small part could keep the space that the one before it wants, and both would wait for ever."""
+    bench = Bench(num_buffers=1.25)
     (lane, _) = bench.lanes
     bench.network.hold()
     for first, count in ((10, 8), (30, 16), (60, 8)):
@@ -188,7 +188,7 @@ def test_blocks_are_read_until_they_were_copied_and_not_beyond() -> None:
     device.events[3].complete()
     lane.advance()
     assert lane.num_in_flight == 4
-    assert not lane.queue.has_work_of(push), "writes read the room, not the blocks"
+    assert not lane.queue.has_work_of(push), "writes read the buffer, not the blocks"
 
 
 def test_nothing_leaves_before_it_was_copied_and_the_next_copies_run_meanwhile() -> None:
@@ -216,7 +216,7 @@ def test_nothing_leaves_before_it_was_copied_and_the_next_copies_run_meanwhile()
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_a_room_whose_copy_is_under_way_is_not_used_again_although_nobody_wants_it(*, is_cut: bool) -> None:
+def test_a_buffer_whose_copy_is_under_way_is_not_used_again_although_nobody_wants_it(*, is_cut: bool) -> None:
     device = CopiesLate()
     bench = Bench(4, device)
     stopped, lane = bench.lanes
@@ -230,7 +230,7 @@ def test_a_room_whose_copy_is_under_way_is_not_used_again_although_nobody_wants_
         stopped.advance()
     lane.push(80, 64)
     lane.advance()
-    assert len(device.events) == 4, "a room is filled twice at once"
+    assert len(device.events) == 4, "a buffer is filled twice at once"
     assert not bench.staging.is_idle
     for event in device.events:
         event.complete()
@@ -239,22 +239,22 @@ def test_a_room_whose_copy_is_under_way_is_not_used_again_although_nobody_wants_
     assert bench.staging.is_idle
 
 
-def test_a_failed_write_keeps_its_room_until_the_session_is_closed_and_the_others_come_back() -> None:
-    bench = Bench(num_rooms=8)
+def test_a_failed_write_keeps_its_buffer_until_the_session_is_closed_and_the_others_come_back() -> None:
+    bench = Bench(num_buffers=8)
     (lane, _) = bench.lanes
     bench.network.fail_next()
     lane.push(10, 64)
     lane.advance(4)
     assert [type(message) for message in lane.said] == [Failed]
     assert lane.num_cuts == 1
-    assert bench.staging.memory.take_now(7 * ROOM) is not None
-    assert bench.staging.memory.take_now(2 * ROOM) is None
+    assert bench.staging.memory.take_now(7 * BUFFER) is not None
+    assert bench.staging.memory.take_now(2 * BUFFER) is None
     lane.queue.close()
-    assert bench.staging.memory.take_now(ROOM) is not None
+    assert bench.staging.memory.take_now(BUFFER) is not None
 
 
-def test_a_layer_that_is_held_for_its_grant_takes_no_room() -> None:
-    bench = Bench(num_rooms=8)
+def test_a_layer_that_is_held_for_its_grant_takes_no_space() -> None:
+    bench = Bench(num_buffers=8)
     (lane, _) = bench.lanes
     push = Push(PushKey(TransferId("held"), Attempt(1)), hold_s=30.0, deadline=60.0)
     ranges = plan_ranges(SHAPE, GroupSlice(0, 16, list(range(16, 0, -1)), list(range(1, 17))))
@@ -272,7 +272,7 @@ def test_a_layer_that_is_held_for_its_grant_takes_no_room() -> None:
     lane.require_landed()
 
 
-def test_a_broken_device_gives_no_room_back() -> None:
+def test_a_broken_device_gives_no_space_back() -> None:
     class Broken(CopiesLate):
         is_broken = False
 

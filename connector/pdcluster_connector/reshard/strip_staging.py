@@ -1,10 +1,10 @@
 """Staging memory of a prefill rank for small strips: lanes copy strips into it, and write from there.
 
-    lane thread --begin(region, gather)--> room, copy on the lane's own stream --event--> writes --release--> room
+    lane thread --begin(region, gather)--> buffer, copy on the lane's own stream --event--> writes --release--> buffer
 
-A lane copies only behind the layer's device event, and writes only behind the copy's. A room comes back when nothing
+A lane copies only behind the layer's device event, and writes only behind the copy's. A buffer comes back when nothing
 reads it any more *and* its copy is over: the copy of a push that has stopped may still be under way, and would spoil
-what comes after it in the room.
+what comes after it in the buffer.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import torch
 
 from pdcluster_connector.core.gathering import StripRun
 from pdcluster_connector.device import Device, DeviceEvent, Stream
-from pdcluster_connector.reshard.staging import StagingMemory, StagingRoom, Ticket
+from pdcluster_connector.reshard.staging import StagingBuffer, StagingMemory, Ticket
 
 _WORDS: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 @dataclass(frozen=True, slots=True)
 class GatheredStrips:
-    """They lie from ``address`` on once ``copied`` is complete. ``room``: to be released once."""
+    """They lie from ``address`` on once ``copied`` is complete. ``buffer``: to be released once."""
 
     address: int
     copied: DeviceEvent
-    room: StagingRoom
+    buffer: StagingBuffer
 
 
 @dataclass(slots=True)
@@ -43,23 +43,23 @@ class StripStaging:
     data: Mapping[int, torch.Tensor]
     device: Device
     _under_way: list[tuple[Ticket, DeviceEvent]] = field(default_factory=list)
-    """Rooms that nothing reads any more, but whose copies were not over when that was so."""
+    """Buffers that nothing reads any more, but whose copies were not over when that was so."""
     _lock: Lock = field(default_factory=Lock)
     """Guards ``_under_way``."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether every room has come back. A thread that has entered the device."""
+        """Whether every buffer has come back. A thread that has entered the device."""
         self._sweep()
         return self.memory.is_idle
 
     def take(self, num_bytes: int) -> Ticket | None:
-        """A room for now; None when there is none. A thread that has entered the device; never waits."""
+        """A buffer for now; None when there is none. A thread that has entered the device; never waits."""
         self._sweep()
         return self.memory.take_now(num_bytes)
 
     def give_back(self, ticket: Ticket, copied: DeviceEvent) -> None:
-        """Nothing reads the room any more, which ``copied`` fills. A thread that has entered the device."""
+        """Nothing reads the buffer any more, which ``copied`` fills. A thread that has entered the device."""
         with self._lock:
             self._under_way.append((ticket, copied))
         self._sweep()
@@ -88,7 +88,7 @@ class StripGatherer:
         """Of each gather of a step, which serves every layer."""
 
     def begin(self, region: int, gather: StripRun) -> GatheredStrips | None:
-        """The strips of ``gather`` in ``region`` (index) are being copied; None where there is no room.
+        """The strips of ``gather`` in ``region`` (index) are being copied; None where there is no space.
 
         The region's layer must be final.
         """
@@ -98,16 +98,16 @@ class StripGatherer:
         ticket = self._staging.take(gather.num_bytes)
         if ticket is None:
             return None
-        # An error from here on is the device's, which may still write: then the room never comes back.
+        # An error from here on is the device's, which may still write: then the buffer never comes back.
         copied = self._copy(self._stream, region, gather, rows, ticket)
         release = partial(self._staging.give_back, ticket, copied)
-        return GatheredStrips(self._staging.memory.address + ticket.offset, copied, StagingRoom(release))
+        return GatheredStrips(self._staging.memory.address + ticket.offset, copied, StagingBuffer(release))
 
     def _copy(self, stream: Stream, region: int, gather: StripRun, rows: torch.Tensor, ticket: Ticket) -> DeviceEvent:
-        room = self._staging.memory.tensor[ticket.offset : ticket.offset + gather.num_bytes]
+        buffer = self._staging.memory.tensor[ticket.offset : ticket.offset + gather.num_bytes]
         with stream:
             strips = strips_of(self._staging.data[region], gather)
-            torch.index_select(strips, 0, rows, out=room.view(strips.dtype).view(-1, strips.shape[1]))
+            torch.index_select(strips, 0, rows, out=buffer.view(strips.dtype).view(-1, strips.shape[1]))
             return stream.record_event()
 
     def _rows_of(self, gather: StripRun) -> torch.Tensor:

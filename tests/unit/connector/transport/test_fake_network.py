@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from fakes.network import FakeNetwork, FakeTransport
 from pdcluster_connector.transport.base import WriteId, WriteStatus
-from pdcluster_connector.transport.fake import FakeNetwork, FakeTransport
 
 
 @dataclass(frozen=True, slots=True)

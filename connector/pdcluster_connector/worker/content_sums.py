@@ -31,7 +31,7 @@ from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.core.state_runs import unit_bytes, units_of
 from pdcluster_connector.device import Device, Stream
 from pdcluster_connector.steps import ContentOrder
-from pdcluster_connector.worker.content_loop import LOOP_BYTES, plain_pass
+from pdcluster_connector.worker.content_loop import LOOP_BYTES, Loop, plain_pass
 from pdcluster_connector.worker.content_pass import (
     CHUNK_BYTES,
     GOLDEN,
@@ -49,25 +49,29 @@ from pdcluster_protocol.side_channel import ContentSums, RankLayout
 
 @dataclass(frozen=True, slots=True)
 class KvReader:
-    """A rank's KV by logical place. ``views``: of each region ``[pages, KV heads, tokens, bytes]``, uint8, borrowed."""
+    """A rank's KV by logical place. ``views``: of each region ``[pages, KV heads, tokens, bytes]``, uint8, borrowed.
+
+    ``loop``: what finds sums in plain memory; None: PyTorch's operators do.
+    """
 
     layout: RankLayout
     views: Sequence[torch.Tensor]
+    loop: Loop | None = None
 
     @property
     def where(self) -> torch.device:
         """Of the rank."""
         return self.views[0].device
 
-    def received(self, order: ContentOrder, key: str, *, has_draft: bool = False) -> SumsUnderWay:
-        """What this decode rank has of the transfer ``key``; ``has_draft``: a draft model's KV came too."""
-        plan = plan_content(order.check, self.layout, order.spans, key)
-        return SumsUnderWay(self, plan, parts_received(self.layout, has_draft=has_draft), order, key)
+    def received(self, order: ContentOrder, seed: str, *, has_draft: bool = False) -> SumsUnderWay:
+        """This decode rank's sums of the transfer ``seed``; ``has_draft``: a draft model's KV came too."""
+        plan = plan_content(order.check, self.layout, order.spans, seed)
+        return SumsUnderWay(self, plan, parts_received(self.layout, has_draft=has_draft), order, seed)
 
-    def pushed(self, decode: RankLayout, order: ContentOrder, key: str) -> SumsUnderWay:
-        """What this prefill rank has of the transfer ``key`` for a decode rank."""
-        plan = plan_content(order.check, decode, order.spans, key)
-        return SumsUnderWay(self, plan, parts_pushed(self.layout, decode), order, key)
+    def pushed(self, decode: RankLayout, order: ContentOrder, seed: str) -> SumsUnderWay:
+        """This prefill rank's sums of the transfer ``seed`` for a decode rank."""
+        plan = plan_content(order.check, decode, order.spans, seed)
+        return SumsUnderWay(self, plan, parts_pushed(self.layout, decode), order, seed)
 
     def view_of(self, part: ContentPart) -> torch.Tensor:
         """``[pages, rows, slots, bytes]``; of a state's run ``[blocks, units, rows, bytes]``."""
@@ -84,11 +88,11 @@ class SumsUnderWay:
     """The sums of one request on one rank: whole after the last ``advance``. Reads memory only then."""
 
     def __init__(
-        self, reader: KvReader, plan: ContentPlan, parts: Sequence[ContentPart], order: ContentOrder, key: str
+        self, reader: KvReader, plan: ContentPlan, parts: Sequence[ContentPart], order: ContentOrder, seed: str
     ) -> None:
         self._reader = reader
         self._order = order
-        self._key = _number_of(key)
+        self._seed = _number_of(seed)
         self.plan = plan
         self._result: ContentSums | None = None
         self._chunks = self._read([part for part in parts if part.target in plan.picks])
@@ -119,13 +123,13 @@ class SumsUnderWay:
             if shape not in known:  # Layers of one shape have their cells in the very same places.
                 spans, table = self._order.spans[region.group], self._order.tables[region.group]
                 cells = cells_of(part, region, spans, table, ranges)
-                known[shape] = _pages_of(cells, region.page_tokens, self.plan, self._key, self._reader.where)
+                known[shape] = _pages_of(cells, region.page_tokens, self.plan, self._seed, self._reader.where)
             for _ in self._read_part(part, known[shape]):
                 yield True
 
     def _read_part(self, part: ContentPart, pages: Pages) -> Iterator[None]:
         sums = self._sums_of(part, pages)
-        plain = plain_pass(sums)
+        plain = plain_pass(sums, self._reader.loop)
         add, size = (sums.add_by_operators, CHUNK_BYTES) if plain is None else (plain.add, LOOP_BYTES)
         at_once = sums.pages_of(size)
         for first in range(0, len(pages.numbers), at_once):
@@ -140,20 +144,20 @@ class SumsUnderWay:
         return PartSums(content, pages, units, heads, self._rows[rows], self._ranges)
 
 
-def _pages_of(cells: Cells, page_tokens: int, plan: ContentPlan, key: int, where: torch.device) -> Pages:
+def _pages_of(cells: Cells, page_tokens: int, plan: ContentPlan, seed: int, where: torch.device) -> Pages:
     is_first = np.ones(len(cells.pages), bool)  # The cells of a page follow each other.
     is_first[1:] = (cells.pages[1:] != cells.pages[:-1]) | (cells.slots[1:] <= cells.slots[:-1])
     numbers, turns = cells.pages[is_first], np.cumsum(is_first) - 1
     tokens = 1 if not len(cells.slots) else max(page_tokens, int(cells.slots.max()) + 1)
     weights, slots = np.zeros((len(numbers), tokens), np.int64), np.zeros((len(numbers), tokens), np.int64)
-    weights[turns, cells.slots] = odd_numbers(cells.positions, key)
+    weights[turns, cells.slots] = odd_numbers(cells.positions, seed)
     slots[turns, cells.slots] = plan.slots_of(cells.positions)
     return Pages(*(torch.from_numpy(found).to(where) for found in (numbers, weights, slots)))
 
 
-def digest_of(content: torch.Tensor, positions: torch.Tensor, key: int) -> int:
+def sum_of_cells(content: torch.Tensor, positions: torch.Tensor, seed: int) -> int:
     """One sum over cells ``[positions, heads, bytes]``, uint8, any device: for checks of a device's arithmetic."""
-    weights = torch.from_numpy(odd_numbers(positions.cpu().numpy(), key)).to(content.device)
+    weights = torch.from_numpy(odd_numbers(positions.cpu().numpy(), seed)).to(content.device)
     return int((values_of(content[:, :, None].clone())[..., 0] * weights[:, None]).sum().item()) & _MASK
 
 
@@ -161,7 +165,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(slots=True)
-class Digests(Generic[K]):
+class SumQueue(Generic[K]):
     """Sums under way. Not thread-safe: the thread that computes them owns it, and has a stream of its own for them.
 
     On an NPU any thread's stream is the forward pass's unless it opens another: each chunk would wait for all the steps
@@ -201,36 +205,36 @@ class Digests(Generic[K]):
         return self._sums.pop(key)
 
 
-class PushDigests:
+class PushSums:
     """Of one lane: what its pushes have in the source. Lane thread only."""
 
     def __init__(self, reader: KvReader | None, device: Device) -> None:
         """``reader``: of the rank's own KV; None where no content can be compared."""
         self._reader = reader
         self._asked: deque[LivePush] = deque()
-        self._digests: Digests[PushKey] = Digests(device)
+        self._queue: SumQueue[PushKey] = SumQueue(device)
         self.decode_layout: RankLayout | None = None
         """Of the rank that the lane serves, once it has said it."""
 
     @property
     def is_busy(self) -> bool:
-        return len(self._asked) + len(self._digests) > 0
+        return len(self._asked) + len(self._queue) > 0
 
     def ask(self, live: LivePush) -> None:
-        """Every byte of this push is acknowledged: it waits for its digest."""
+        """Every byte of this push is acknowledged: it waits for its sums."""
         self._asked.append(live)
 
     def advance(self, book: PushBook, now: float) -> None:
         """Read one chunk for one push: others need not wait for all of it."""
         while self._asked:
             self._start(self._asked.popleft(), book, now)
-        if (key := self._digests.next_key) is None:
+        if (key := self._queue.next_key) is None:
             return
         live = book.get(key)
         if live is None or not live.push.may_write:
-            self._digests.drop(key)  # Its blocks may be another request's by now.
-        elif (sums := self._digests.advance()) is not None:
-            book.apply(live, live.push.digested(sums.result()))
+            self._queue.drop(key)  # Its blocks may be another request's by now.
+        elif (sums := self._queue.advance()) is not None:
+            book.apply(live, live.push.summed_up(sums.result()))
 
     def _start(self, live: LivePush, book: PushBook, now: float) -> None:
         if self._reader is None or self.decode_layout is None or live.content is None:
@@ -238,10 +242,10 @@ class PushDigests:
             book.apply(live, live.push.give_up(reason, now=now))
             return
         sums = self._reader.pushed(self.decode_layout, live.content, live.push.key.transfer_id)
-        self._digests.start(live.push.key, sums, self._reader.where)
+        self._queue.start(live.push.key, sums, self._reader.where)
 
 
-class ReceiveDigests:
+class ReceiveSums:
     """Of one decode rank: what has arrived. Receiver thread only."""
 
     def __init__(self, reader: KvReader | None, device: Device) -> None:
@@ -249,11 +253,17 @@ class ReceiveDigests:
         self._reader = reader
         self._wanted: dict[TransferId, ContentOrder] = {}
         """Of requests whose content is compared and whose wait has not ended."""
-        self._digests: Digests[tuple[TransferId, Attempt]] = Digests(device)
+        self._queue: SumQueue[tuple[TransferId, Attempt]] = SumQueue(device)
 
     @property
     def is_busy(self) -> bool:
-        return len(self._digests) > 0
+        return len(self._queue) > 0
+
+    @property
+    def next_transfer(self) -> TransferId | None:
+        """The one that ``advance`` reads for."""
+        key = self._queue.next_key
+        return None if key is None else key[0]
 
     def expect(self, transfer: TransferId, order: ContentOrder | None) -> None:
         """This transfer was announced."""
@@ -272,17 +282,20 @@ class ReceiveDigests:
         if self._reader is None:
             return False
         sums = self._reader.received(self._wanted[transfer], transfer, has_draft=has_draft)
-        self._digests.start((transfer, attempt), sums, self._reader.where)
+        self._queue.start((transfer, attempt), sums, self._reader.where)
         return True
 
     def advance(self) -> tuple[TransferId, Attempt, Found] | None:
-        """Read one chunk for one attempt: others need not wait for all of it. What was found once it is whole."""
-        if (key := self._digests.next_key) is None:
+        """Read one chunk for one attempt: others need not wait for all of it. What was found once it is whole.
+
+        Raises whatever the device's library does; what is found of this attempt after that is not the whole.
+        """
+        if (key := self._queue.next_key) is None:
             return None
         if key[0] not in self._wanted:
-            self._digests.drop(key)  # Its wait has ended: its blocks may be another request's by now.
+            self._queue.drop(key)  # Its wait has ended: its blocks may be another request's by now.
             return None
-        sums = self._digests.advance()
+        sums = self._queue.advance()
         return None if sums is None else (*key, Found(sums.plan, sums.result()))
 
 

@@ -23,7 +23,7 @@ from pdcluster_connector.core.ranges import (
     require_held,
 )
 from pdcluster_connector.steps import ContentOrder
-from pdcluster_connector.worker.parts import LayerRecord, Part
+from pdcluster_connector.worker.batches import LayerRecord, Part
 from pdcluster_connector.worker.pushes import LivePush
 from pdcluster_connector.worker.route import Route
 from pdcluster_protocol.errors import ProtocolError
@@ -34,7 +34,7 @@ MAX_WRITES: Final = 1 << 15
 
 
 def plan_again(route: Route, live: LivePush, again: Again, *, now: float) -> tuple[Part, ...]:
-    """What of this push lies where ``again`` says; empty where other ranks push it.
+    """The ranges of this push where ``again`` says; empty where other ranks push it.
 
     Raises:
         ProtocolError: It takes too many writes, or prefill does not have it any more.

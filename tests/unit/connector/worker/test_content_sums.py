@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from pdcluster_connector.steps import ContentOrder
-from pdcluster_connector.worker.content import KvReader
 from pdcluster_connector.worker.content_pass import CHUNK_BYTES
+from pdcluster_connector.worker.content_sums import KvReader
 from pdcluster_protocol.side_channel import ContentSums, RankLayout, RegionLayout
 
 CELL_BYTES, PAGE_TOKENS = 4096, 16

@@ -49,7 +49,7 @@ def require_taken(protocol: str, host: str, port: int) -> None:
 
 
 def taken_problem(protocol: str, answer: bytes) -> str:
-    """What is wrong with the protocol that this answer names; empty when nothing is, or when it names none."""
+    """The fault of the protocol that this answer names; empty when there is none, or when it names no protocol."""
     try:
         said = json.loads(answer[_HEAD.size :])
     except ValueError:

@@ -27,9 +27,9 @@ from pdcluster_router.core.policies.least_tokens import least_loaded
 MOST_LOAD: Final = 1.25
 """Times the mean. Less sends conversations away for noise, more lets queues grow: "Consistent hashing with bounded
 loads" (Mirrokni, Thorup, Zadimoghaddam), and what HAProxy and Envoy make of it."""
-PART_OF_PROMPT: Final = 0.25
-"""The load that an engine may have more, as a part of the prompt: it may know it. Without it few conversations stay in
-a quiet pool; all of it makes prompts wait that no engine knows. Measured: ``docs/decisions/0025-affinity.md``."""
+PART_OF_PROMPT: Final = 0.5
+"""The load that an engine may have more, as a part of the prompt: it may know it. Without it conversations leave their
+engines in a quiet pool; all of it makes prompts wait that no engine knows. ``docs/decisions/0025-affinity.md``."""
 NUM_HOMES: Final = 4
 """Engines that are tried in turn. When four are full nothing is left to be near to: the load decides."""
 NUM_BUCKETS: Final = 1 << 14

@@ -231,7 +231,7 @@ def test_an_open_without_the_routers_token_is_denied() -> None:
     with make_pair(settings=QUICK) as pair:
         pair.expect("a", 1)
         part = pair.slice_of("a", [1], [5])
-        pair.forward(msgspec.structs.replace(part, token="1.00"))
+        pair.forward(msgspec.structs.replace(part, attempt_token="1.00"))
         assert pair.step_until(lambda: bool(pair.losses))
         assert "not valid here" in pair.losses[0].reason
         assert not pair.target.layers.any()

@@ -190,6 +190,11 @@ class Settings(BaseModel):
     """Seconds between two probes of an engine's ``/health``. 1: a started engine is seen soon; a probe costs 0.1 ms."""
     probe_timeout_s: float = Field(default=2.0, gt=0, le=60)
     """Seconds for one probe. 2: an engine in a long step still answers, its HTTP server runs beside the engine core."""
+    engine_gone_s: float = Field(default=30.0, gt=0, le=3600)
+    """Seconds that an engine refuses connections, or answers 503 to ``/health``, before its requests that have no byte
+    since then are lost: tried elsewhere, or told an error. 30: what Kubernetes gives a process to end. Engines that
+    answer on for longer while they shut down need more. One whose ``/health`` only gives no answer has
+    ``idle_timeout_s``: it may be stopped or busy."""
     drain_timeout_s: float = Field(default=30.0, ge=0, le=3600)
     """Seconds that running requests get after SIGTERM. 30: what Kubernetes waits by default."""
     trace_file: Path | None = None

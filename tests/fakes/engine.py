@@ -126,11 +126,14 @@ class FakeEngine:
         self.token_s = 0.0
         """Seconds between two tokens of a stream."""
         self.raw = b""
+        self.health_status: int | None = 200
+        """Of its ``/health``. None: no answer, as from a process that is stopped."""
         self.gives_receipts = True
         self.compares_content = True
         self._gates: dict[Gate, asyncio.Event] = {}
         self._connections: set[asyncio.Task[None]] = set()
         self.open_connections: set[asyncio.StreamWriter] = set()
+        self._idle_connections: set[asyncio.StreamWriter] = set()
         self._background: list[asyncio.Task[Message | None]] = []
         self._server: asyncio.Server | None = None
         self.url = ""
@@ -149,6 +152,13 @@ class FakeEngine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def refuse_connections(self) -> None:
+        """As vLLM after SIGTERM: nothing listens, idle connections are closed, those with a request stay open."""
+        assert self._server is not None
+        self._server.close()
+        for writer in self._idle_connections:
+            writer.close()
 
     def hang_up_on_all(self) -> None:
         """Every connection is closed, as by a server whose idle time is over. At once: the loop does not run."""
@@ -193,7 +203,13 @@ class FakeEngine:
             writer.transport.abort()
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        message = await read_body(reader, await read_head(reader))
+        self._idle_connections.add(writer)
+        try:
+            message = await read_body(reader, await read_head(reader))
+        finally:
+            self._idle_connections.discard(writer)
+        if message.path == "/health" and self.health_status != 200:
+            return await self._say_unwell(reader, writer)
         if simple := simple_answer(message):
             writer.write(simple)
             return True
@@ -212,6 +228,13 @@ class FakeEngine:
             hang_up.cancel()
             await asyncio.gather(work, hang_up, return_exceptions=True)
             seen.ended.set()
+
+    async def _say_unwell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        if self.health_status is None:
+            await reader.read(1)  # Until the router hangs up.
+            return False
+        writer.write(answer(self.health_status, "text/plain", b""))
+        return True
 
     async def _work(self, seen: Seen, writer: asyncio.StreamWriter) -> bool:
         """Whether the connection can be kept."""

@@ -127,7 +127,9 @@ class Timeouts:
     first_byte_s: float = 600.0
     """From the client's request until its answer begins. An answer that is not streamed begins when it is whole."""
     idle_s: float = 120.0
-    """Between two bytes of the answer."""
+    """Between two bytes of the answer, or at an engine whose probes get no answer."""
+    gone_s: float = 30.0
+    """At an engine whose probes say that it is gone."""
 
     @property
     def enter_s(self) -> float:

@@ -14,6 +14,7 @@ from pdcluster_protocol.errors import Unavailable
 from pdcluster_router.core.breaker import CLOSED, Breaker, Era
 from pdcluster_router.core.load import Load
 from pdcluster_router.core.membership import EngineState, Member
+from pdcluster_router.core.outage import Outage, Sign, sign_of_failure, sign_of_status
 from pdcluster_router.core.rewrite import Parts
 from pdcluster_router.core.scrub import scrub
 from pdcluster_router.http.connection import Call, Request, ResponseHead, ResponseLost, ResponseSink
@@ -60,6 +61,7 @@ class Engine:
         """Requests that are there now."""
         self.load = Load()
         self.breaker = Breaker()
+        self.outage = Outage()
         self._on_idle = on_idle
         self._on_breaker = on_breaker
         self._now = now
@@ -71,11 +73,14 @@ class Engine:
     def is_busy(self) -> bool:
         return self.num_running > 0
 
-    def found(self, *, is_healthy: bool) -> None:
-        """A probe has shown how it is."""
-        if is_healthy and not self.is_healthy:
-            self.load.start_slowly(now=self._now())
-        self.is_healthy = is_healthy
+    def found(self, sign: Sign, *, most_s: float) -> bool:
+        """A probe has shown how it is: whether that is news. ``most_s``: seconds between two probes at most."""
+        now = self._now()
+        self.outage.saw(sign, now=now, most_s=most_s)
+        was_healthy, self.is_healthy = self.is_healthy, sign is Sign.WELL
+        if self.is_healthy and not was_healthy:
+            self.load.start_slowly(now=now)
+        return self.is_healthy != was_healthy
 
     def change(self, state: EngineState) -> None:
         """It gets what ``state`` says. Where that is nothing new, a connection that is idle is closed."""
@@ -131,27 +136,35 @@ class Engine:
         head = self._post_head(path, headers, sum(map(len, body)))
         return self.pool.send((head, *body), sink, fresh=fresh)
 
-    async def fetch(
-        self, path: str, *, timeout_s: float, headers: bytes = b"", body: bytes | None = None, is_probe: bool = False
-    ) -> Fetched:
-        """The whole answer to one GET, or one POST of ``body``. ``headers``: whole lines. ``is_probe``: also when all
-        connections are in use, so at most one at a time.
+    async def probe(self, *, timeout_s: float) -> Sign:
+        """Its ``/health`` is asked, for ``timeout_s`` seconds, and beyond the limit of connections."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._fetch_once(self._get("/health"), is_probe=True)
+        except TimeoutError:
+            return Sign.SILENT
+        except _LostError as error:
+            return sign_of_failure(error.lost.error_number, is_ours=error.lost.is_ours)
+        return sign_of_status(answer.head.status)
+
+    async def fetch(self, path: str, *, timeout_s: float, headers: bytes = b"", body: bytes | None = None) -> Fetched:
+        """The whole answer to one GET, or one POST of ``body``. ``headers``: whole lines.
 
         Raises:
             Unavailable: No complete answer within ``timeout_s`` seconds.
         """
-        request: Request = (b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path.encode(), self._host, headers),)
+        request = self._get(path, headers)
         if body is not None:
             request = (self._post_head(path.encode(), headers, len(body)), body)
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._fetch_once(request, is_probe=is_probe)
+                return await self._fetch_once(request)
         except TimeoutError as error:
             raise Unavailable(f"{self.name} sent no answer within {timeout_s:g} s") from error
         except _LostError as error:
             raise Unavailable(scrub(f"{self.name}: {error}")) from error
 
-    async def _fetch_once(self, request: Request, *, is_probe: bool, fresh: bool = False) -> Fetched:
+    async def _fetch_once(self, request: Request, *, is_probe: bool = False, fresh: bool = False) -> Fetched:
         """On a new connection, where an idle one was found closed."""
         collector = _Collector()
         call = self.pool.send(request, collector, fresh=fresh, is_exempt=is_probe)
@@ -163,6 +176,9 @@ class Engine:
         finally:
             call.close()
         return await self._fetch_once(request, is_probe=is_probe, fresh=True)
+
+    def _get(self, path: str, headers: bytes = b"") -> Request:
+        return (b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path.encode(), self._host, headers),)
 
     def _post_head(self, path: bytes, headers: bytes, length: int) -> bytes:
         return b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b\r\n" % (path, self._host, length, headers)

@@ -1,7 +1,7 @@
 """Whether the engines are well: asked in the background, so that ``/health`` itself never waits.
 
-Each engine that may get work, now or later, has one task. A probe that finds no answer in time makes its engine
-unhealthy until one does.
+Each engine that may get work, now or later, has one task, and so has one that goes but has a request yet. A probe that
+finds no answer in time makes its engine unhealthy until one does.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from pdcluster_protocol.errors import Unavailable
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.placement import serving_revisions
@@ -42,7 +41,7 @@ class Probes:
 
     def follow(self) -> None:
         """Engines that came are probed from now on, those that go no longer. Call it when the pool has changed."""
-        wanted = {engine for engine in self._roster.all_engines() if engine.state.is_probed}
+        wanted = {engine for engine in self._roster.all_engines() if engine.state.is_probed or engine.is_busy}
         for engine in self._probing.keys() - wanted:
             self._probing.pop(engine).cancel()
             self._firsts.pop(engine).set()
@@ -63,20 +62,12 @@ class Probes:
     async def _watch(self, engine: Engine) -> None:
         """For ever: one engine is probed. One task owns this."""
         first = self._firsts[engine]
+        timeout_s, interval_s = self._settings.probe_timeout_s, self._settings.probe_interval_s
         while True:
-            is_healthy = await _probe(engine, self._settings.probe_timeout_s)
-            if is_healthy != engine.is_healthy:
-                engine.found(is_healthy=is_healthy)
-                state = "healthy" if is_healthy else "unhealthy"
+            sign = await engine.probe(timeout_s=timeout_s)
+            if engine.found(sign, most_s=timeout_s + interval_s):
+                state = "healthy" if engine.is_healthy else "unhealthy"
                 logger.info("engine %s role=%s engine=%s", state, engine.role.value, engine.name)
                 self._roster.refresh()
             first.set()
-            await asyncio.sleep(self._settings.probe_interval_s)
-
-
-async def _probe(engine: Engine, timeout_s: float) -> bool:
-    try:
-        answer = await engine.fetch("/health", timeout_s=timeout_s, is_probe=True)
-    except Unavailable:
-        return False
-    return answer.head.status == 200
+            await asyncio.sleep(interval_s)

@@ -227,6 +227,7 @@ def _timeouts_in(settings: Settings, first_byte_s: float) -> Timeouts:
         transfer_s=settings.first_byte_timeout_s,
         first_byte_s=first_byte_s,
         idle_s=settings.idle_timeout_s,
+        gone_s=settings.engine_gone_s,
     )
 
 

@@ -59,6 +59,8 @@ class ResponseLost:
     """An idle connection was found closed: the engine had hung up before the request could reach it."""
     is_ours: bool = False
     """A limit of this router, or what a client may have caused: it says nothing of the engine."""
+    error_number: int = 0
+    """The operating system's, of a connection that could not be made; 0 where it named none."""
 
 
 class ResponseSink(Protocol):

@@ -119,7 +119,9 @@ class ConnectionPool:
             call.fail(ResponseLost(f"no connection within {self._limits.connect_timeout_s:g} s", is_unsent=True))
         except OSError as error:
             is_ours = error.errno in _OUR_LIMITS
-            call.fail(ResponseLost(f"cannot connect: {error.strerror or error}", is_unsent=True, is_ours=is_ours))
+            reason = f"cannot connect: {error.strerror or error}"
+            lost = ResponseLost(reason, is_unsent=True, is_ours=is_ours, error_number=error.errno or 0)
+            call.fail(lost)
         except UnicodeError as error:  # Of a name that DNS cannot have.
             call.fail(ResponseLost(f"cannot connect: {error}", is_unsent=True))
         else:

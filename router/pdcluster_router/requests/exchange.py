@@ -36,7 +36,7 @@ from pdcluster_router.requests.legs import DecodeLeg, PrefillAttempts
 from pdcluster_router.requests.record import DOING, NOT_DECODES_FAULT, UNDECIDED, Record, Verdict, is_overloaded
 from pdcluster_router.requests.relay import DecodeRefusal, Relay
 from pdcluster_router.requests.request import LARGE_BODY_BYTES, BacklogShare, ClientRequest
-from pdcluster_router.requests.reservation import ReservationCalls, refusal_of
+from pdcluster_router.requests.reservation import ReservationCalls, has_pushed_kv, refusal_of
 from pdcluster_router.services import Services
 from pdcluster_router.telemetry import metrics
 from pdcluster_router.telemetry.failures import FailureKind
@@ -47,23 +47,23 @@ class Exchange:
 
     def __init__(self, services: Services, cycle: HotCycle, request: ClientRequest) -> None:
         """The request has been admitted: it holds its share of the backlog of the engines that will prefill it."""
+        now = services.now()
         self._services = services
         self._request = request
         self._pairing = Pairing(
             services.new_transfer_id(),
             request.timeouts,
             request.terms.retries,
-            now=services.now(),
+            now=now,
             began_at=request.received_at,
             with_transfer=request.has_transfer,
         )
         self._record = Record(services, request, self._pairing.transfer_id)
         self._cycle = cycle
-        self._relay = Relay(self, cycle, request.api, services.dialect.given_up)
+        self._relay = self._new_relay(now)
         self._decode = DecodeLeg(request, services.answers.expected(request.body.max_answer_tokens))
         self._calls = ReservationCalls(self._reservation_lost)
         self._attempts = PrefillAttempts(services, request, self._prefill_ended)
-        self._num_heard_bytes = 0
         self._share = BacklogShare(services, request.prefill_role, request.body.estimated_prompt_tokens)
         self._verdict = UNDECIDED
         self._prefill_reason = "no prefill engine is there to ask"
@@ -151,7 +151,7 @@ class Exchange:
 
     def begins(self) -> None:
         self._decode.began()
-        if self._has_pushed_kv():
+        if has_pushed_kv(self._calls, self._pairing.phase):
             self._attempts.succeeded()
         self._handle(Event.FIRST_BYTE)
 
@@ -201,14 +201,6 @@ class Exchange:
         else:
             self._attempt_failed(Event.PREFILL_FAILED, FailureKind.PREFILL_FAILED, failure, blame)
 
-    def _has_pushed_kv(self) -> bool:
-        """Whether an answer that begins now has its KV from the newest attempt."""
-        if self._calls.reservation is None:
-            return False
-        phase, outcome = self._pairing.phase, self._calls.outcome
-        is_told = outcome is not None and outcome.is_ok
-        return phase is Phase.PREFILLING or (phase is Phase.AWAITING_ANSWER and is_told)
-
     def _handle(self, event: Event) -> None:
         pairing = self._pairing
         for command in pairing.handle(event, now=self._services.now()):
@@ -224,18 +216,17 @@ class Exchange:
     # Time.
 
     def _set_timer(self) -> None:
-        # Capped at one prefill timeout, so that a prefill that starts meanwhile is not missed; and at a quarter of the
-        # idle timeout, so that no byte of an answer has to look at the clock.
+        # Capped at one prefill timeout, so that a prefill that starts meanwhile is not missed; at a quarter of the idle
+        # timeout, so that no byte of an answer has to look at the clock; and at the time of an engine that is gone.
         timeouts = self._request.timeouts
         left_s = self._pairing.deadline - self._services.now()
-        delay_s = min(left_s, timeouts.prefill_s, timeouts.idle_s / 4)
+        delay_s = min(left_s, timeouts.prefill_s, timeouts.idle_s / 4, timeouts.gone_s)
         self._timer = self._services.call_later(delay_s, self._check_deadline)
 
     def _check_deadline(self) -> None:
         """The timer has fired: a deadline has passed, or has moved on since it was set."""
         now = self._services.now()
-        if self._num_heard_bytes != self._relay.num_bytes:
-            self._num_heard_bytes = self._relay.num_bytes
+        if self._relay.has_moved(now=now):
             self._pairing.heard(now=now)
         event = self._pairing.late_event(now=now)
         if event is Event.PREFILL_TIMED_OUT:
@@ -245,17 +236,25 @@ class Exchange:
             self._stalled()
         elif event is not None:
             self._time_is_over(now - self._request.received_at)
+        else:
+            self._look_at_engines()
         if not self._pairing.is_over:
             self._timer.cancel()  # A try with another decode engine has set one.
             self._set_timer()
+
+    def _look_at_engines(self) -> None:
+        """Their probes tell of engines that are gone and do not hang up."""
+        if why := self._decode.why_gone(self._relay.quiet_since):
+            self._relay.lose(why)
+        if not self._pairing.is_over:
+            self._attempts.look()
 
     def _stalled(self) -> None:
         """No byte of the answer has moved for too long: decode sends none, or the client takes none."""
         is_client = self._relay.is_paused
         error = stalled(self._decode.name, self._request.timeouts.idle_s, is_client=is_client)
-        self._record.failed(
-            FailureKind.CLIENT_STALLED if is_client else FailureKind.DECODE_STALLED, error.message, self._decode.name
-        )
+        kind = FailureKind.CLIENT_STALLED if is_client else FailureKind.DECODE_STALLED
+        self._record.failed(kind, error.message, self._decode.name)
         self._decode.failed(Blame.NOBODY if is_client else Blame.ENGINE)
         self._verdict = Verdict(failed(error.message), error, metrics.Outcome.TIMEOUT)
         self._handle(Event.STALLED)
@@ -276,7 +275,7 @@ class Exchange:
     def _start_decode(self) -> None:
         """Another decode engine gets the whole request, as if it were new: nothing of the first try is kept."""
         self._relay.close()
-        self._relay = Relay(self, self._cycle, self._request.api, self._services.dialect.given_up)
+        self._relay = self._new_relay(self._services.now())
         self._calls.close()
         self._calls = ReservationCalls(self._reservation_lost)
         self._prefill_failure = ""
@@ -284,6 +283,9 @@ class Exchange:
         self._timer.cancel()
         self._set_timer()
         self._send_to_decode()
+
+    def _new_relay(self, now: float) -> Relay:
+        return Relay(self, self._cycle, self._request.api, self._services.dialect.given_up, now=now)
 
     def _send_to_decode(self) -> None:
         if not self._decode.place():
@@ -380,9 +382,7 @@ class Exchange:
         self._cycle.forget()
         if self._request.body.num_bytes <= LARGE_BODY_BYTES:
             return
-        request = self._request = self._request.without_body()
-        self._decode.request = request
-        self._attempts.request = request
+        self._request = self._decode.request = self._attempts.request = self._request.without_body()
 
 
 _DECODING: Final = Phase.DECODING

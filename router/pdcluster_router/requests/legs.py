@@ -20,6 +20,7 @@ from pdcluster_router.core.breaker import Blame, Era
 from pdcluster_router.core.client_apis import api_of
 from pdcluster_router.core.dialect import Posted
 from pdcluster_router.core.membership import EngineState
+from pdcluster_router.core.pairing import Timeouts
 from pdcluster_router.core.rewrite import Parts
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost, ResponseSink
@@ -133,6 +134,10 @@ class DecodeLeg:
         if self.engine is not None:
             self._suspects = self._suspects or Suspects()
             self._suspects.failed(self.engine, self._era, self._num_tokens, blame)
+
+    def why_gone(self, quiet_since: float) -> str:
+        """Why no answer will come, which has had no byte since then (monotonic seconds); empty: nothing says so."""
+        return _why_gone(self.engine, quiet_since, self.request.timeouts) if self.engine is not None else ""
 
     def may_send_again(self, lost: ResponseLost) -> bool:
         """Whether the request surely never reached an engine. If so it is ready to be placed again."""
@@ -251,6 +256,11 @@ class PrefillAttempts:
             self._suspects = self._suspects or Suspects()
             self._suspects.failed(self._engine, self._era, self._num_tokens, blame)
 
+    def look(self) -> None:
+        """The running attempt has failed when its engine is gone."""
+        if self._leg is not None:
+            self._leg.look(self.request.timeouts)
+
     def close(self) -> None:
         """No attempt runs, and none follows."""
         self.abort()
@@ -268,6 +278,7 @@ class PrefillLeg:
     """One order to one prefill engine. Owned by its exchange; ``close`` gives back the call and the engine."""
 
     __slots__ = (
+        "_began_at",
         "_body",
         "_call",
         "_engine",
@@ -296,11 +307,17 @@ class PrefillLeg:
         self._call: Call | None = None
         self.era = engine.take(num_tokens)
         """When it was placed, for the engine's breaker."""
+        self._began_at = engine.load.placed_at
 
     def send(self, path: bytes, headers: bytes, body: Parts) -> None:
         """The order is on its way."""
         self._path, self._headers, self._body = path, headers, body
         self._post()
+
+    def look(self, timeouts: Timeouts) -> None:
+        """The order is lost when its engine is gone."""
+        if why := _why_gone(self._engine, self._began_at, timeouts):
+            self.on_lost(ResponseLost(why))
 
     def leave(self, services: Services) -> None:
         """Nothing more is said. Prefill aborts the request if it still runs, or ends it where the dialect says so."""
@@ -368,6 +385,10 @@ class PrefillLeg:
         """The order is on its way; the second time on a new connection."""
         self._reply = b""
         self._call = self._engine.post(self._path, self._headers, self._body, self, fresh=self._is_resent)
+
+
+def _why_gone(engine: Engine, quiet_since: float, timeouts: Timeouts) -> str:
+    return engine.outage.why_lost(quiet_since, gone_s=timeouts.gone_s, silent_s=timeouts.idle_s)
 
 
 def _end_unheard(failure: str | None, blame: Blame) -> None:

@@ -108,15 +108,21 @@ class Relay:
         "_held",
         "_is_event_stream",
         "_marks",
+        "_num_seen_bytes",
         "_owner",
         "_state",
         "_watch",
         "is_paused",
         "num_bytes",
+        "quiet_since",
     )
 
-    def __init__(self, owner: RelayOwner, cycle: HotCycle, api: ClientApi, given_up: Mapping[bytes, str]) -> None:
-        """``given_up``: what says that decode did not finish its answer, where ``api`` has no words for it."""
+    def __init__(
+        self, owner: RelayOwner, cycle: HotCycle, api: ClientApi, given_up: Mapping[bytes, str], *, now: float
+    ) -> None:
+        """``given_up``: what says that decode did not finish its answer, where ``api`` has no words for it. ``now``:
+        monotonic seconds.
+        """
         self._owner = owner
         self._api = api
         self._marks = given_up if api.marks is None else api.marks
@@ -129,6 +135,9 @@ class Relay:
         """Body bytes that decode has sent."""
         self.is_paused = False
         """Whether the client is slower than decode: no byte comes because none is read."""
+        self._num_seen_bytes = 0
+        self.quiet_since = now
+        """Monotonic seconds at which it was last seen that bytes came, or that the client was too slow for more."""
         self._state = _State.HOLDING
         self._watch: ErrorWatch | None = None
 
@@ -153,6 +162,19 @@ class Relay:
         self._state = _State.OVER
         if not self._cycle.response_complete:
             self._cycle.answer(refusal.status, refusal.body, refusal.headers)
+
+    def has_moved(self, *, now: float) -> bool:
+        """Whether bytes have come since this was last asked."""
+        has_moved = self.num_bytes != self._num_seen_bytes
+        self._num_seen_bytes = self.num_bytes
+        if has_moved or self.is_paused:
+            self.quiet_since = now
+        return has_moved
+
+    def lose(self, reason: str) -> None:
+        """Decode will not answer to the end. Nothing when it has."""
+        if self._state is not _State.OVER:
+            self._lose(ResponseLost(reason))
 
     def stop(self) -> None:
         """There is no client any more."""
@@ -239,13 +261,16 @@ class Relay:
             self._break_off(message)
 
     def _break_off(self, message: str) -> None:
+        may_be_the_clients_word = message == self._marks.get(RECOMPUTED)
+        self._lose(ResponseLost(f"it broke off its answer: {message}", is_ours=may_be_the_clients_word))
+
+    def _lose(self, lost: ResponseLost) -> None:
         if self._is_event_stream and self._watch is not None and self._watch.is_torn:
             self._cycle.write(b"\n\n")  # What follows is an event of its own.
         self._watch = None
         if self._call is not None:
             self._call.close()
-        may_be_the_clients_word = message == self._marks.get(RECOMPUTED)
-        self._owner.decode_lost(ResponseLost(f"it broke off its answer: {message}", is_ours=may_be_the_clients_word))
+        self._owner.decode_lost(lost)
 
     def _problem_of_held(self) -> str:
         """Why what is held is no whole answer; empty: it is, as far as its API can say."""

@@ -158,6 +158,14 @@ def refusal_of(reservation: Posted, calls: ReservationCalls, pairing: Pairing, a
     return None
 
 
+def has_pushed_kv(calls: ReservationCalls, phase: Phase) -> bool:
+    """Whether an answer that begins in ``phase`` has its KV from the newest attempt."""
+    if calls.reservation is None:
+        return False
+    is_told = calls.outcome is not None and calls.outcome.is_ok
+    return phase is Phase.PREFILLING or (phase is Phase.AWAITING_ANSWER and is_told)
+
+
 def _known_failure(calls: ReservationCalls) -> PrefillOutcome | None:
     outcome = calls.outcome
     return outcome if outcome is not None and not outcome.is_ok else None

@@ -116,8 +116,10 @@ def gated(gate: Gate) -> Callable[[Memory], Memory]:
     return lambda memory: GatedMemory(memory.layout, memory.spans, memory.fingerprint, memory.views, gate)
 
 
-def preempt(pair: Pair) -> None:
-    """vLLM takes the request's blocks, and another request's KV is in them at once."""
+def preempt_behind(gate: Gate, pair: Pair) -> None:
+    """While sums wait for the gate vLLM takes the request's blocks, and another request's KV is in them at once."""
+    pair.compare("a", OURS, THEIRS, deadline_ms=120_000)
+    assert gate.is_reached.wait(PATIENCE_S)
     pair.prefill.worker.protect_preempted([RequestId("a")])
     pair.source.layers[:] = SPOILT
 
@@ -144,9 +146,7 @@ def test_what_is_overwritten_before_it_was_summed_up_is_lost_and_never_pushed_ag
     """Its sums would be those of another request's KV, and so would be what a second push brings."""
     gate = Gate()
     with make_pair(settings=HASTY, changes={Role.PREFILL: gated(gate)}) as pair:
-        pair.compare("a", OURS, THEIRS, deadline_ms=120_000)
-        assert gate.is_reached.wait(PATIENCE_S)
-        preempt(pair)
+        preempt_behind(gate, pair)
         gate.is_open.set()
         pair.require_lost("a")
         assert "preempted" in pair.losses[0].reason
@@ -160,9 +160,7 @@ def test_a_preemption_waits_for_sums_and_after_it_nothing_is_pushed_again(*, is_
         if is_astray:
             astray_once(pair)
         before = pair.source.layers[:, OURS].copy()
-        pair.compare("a", OURS, THEIRS, deadline_ms=120_000)
-        assert gate.is_reached.wait(PATIENCE_S)
-        preempt(pair)
+        preempt_behind(gate, pair)
         if is_astray:
             pair.require_lost("a")
         else:
@@ -175,9 +173,7 @@ def test_a_request_that_is_preempted_while_decode_compares_is_not_pushed_again()
     gate = Gate()
     with make_pair(settings=SETTINGS_THAT_WAIT, changes={Role.DECODE: gated(gate)}) as pair:
         astray_once(pair)
-        pair.compare("a", OURS, THEIRS, deadline_ms=120_000)
-        assert gate.is_reached.wait(PATIENCE_S)
-        preempt(pair)
+        preempt_behind(gate, pair)
         gate.is_open.set()
         pair.require_lost("a")
         assert "let go of what decode wants a second time" in pair.losses[0].reason

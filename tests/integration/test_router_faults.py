@@ -343,3 +343,14 @@ async def test_a_decode_that_hangs_up_on_the_metaserver_stops_its_prefill(rig: R
     await order.ended.wait()
     assert order.is_disconnected
     assert (await client.receive()).status == 500
+
+
+@pytest.mark.parametrize("half", [b"da", b'data: {"id":', b"data: {}\n", b": pi"])
+async def test_behind_a_part_of_an_event_an_error_is_an_event_of_its_own(half: bytes) -> None:
+    async with running_rig(idle_timeout_s=0.4) as rig:
+        whole = b'data: {"choices":[{"text":"a"}]}\n\n'
+        rig.decode.fault, rig.decode.raw = Fault.RAW, STREAM_HEAD + chunk(whole) + chunk(half)
+        answer = await post(rig, STREAM)
+        *_, last, nothing = b"".join(answer.chunks).split(b"\n\n")
+        assert nothing == b""
+        assert json.loads(last.strip().removeprefix(b"data: "))["error"]["code"] == "stalled"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from fakes.router import CHAT, COMPLETIONS, PROMPT, STREAM, Rig, raw, running_ri
 from patience import PATIENCE_S
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.membership import Member
+from pdcluster_router.core.outage import Sign
 from pdcluster_router.engines.engine import Engine
 
 pytestmark = pytest.mark.anyio
@@ -160,3 +162,40 @@ async def test_a_prompt_at_a_prefill_engine_that_is_gone_goes_to_another() -> No
         assert (await answer_to(client)).status == 200
         assert len(other.seen) == 1
         assert await rig.failures() == {"prefill_failed": 1}
+
+
+def dead_for_long(engine: Engine, now: float) -> None:
+    """Its probes have said so for 1000 s, up to now; none comes during the test."""
+    for at in (now - 1000.0, now):
+        engine.outage.saw(Sign.DEAD, now=at, most_s=math.inf)
+
+
+@pytest.mark.parametrize("role", list(Role))
+async def test_a_request_at_an_engine_that_fails_its_probes_and_serves_has_its_own_time(role: Role) -> None:
+    gate = Gate.RESERVE if role is Role.DECODE else Gate.PREFILL
+    async with running_rig(idle_timeout_s=0.4, engine_gone_s=900.0) as rig:
+        engine = rig.decode if role is Role.DECODE else rig.prefill
+        engine.close_gate(gate)
+        dead_for_long(known(rig, role), rig.router.services.now())
+        client = await ask(rig)
+        await engine.next_request()
+        await asyncio.sleep(0.3)  # It is looked at every tenth of a second.
+        engine.open_gate(gate)
+        assert (await answer_to(client)).status == 200
+        assert await rig.failures() == {}
+
+
+async def test_so_has_its_second_try_with_another_engine() -> None:
+    async with running_rig(num_decode=2, idle_timeout_s=0.4, engine_gone_s=900.0) as rig:
+        _, second = rig.router.services.engines[Role.DECODE]
+        rig.decodes[0].fault = Fault.DIE
+        rig.decodes[1].close_gate(Gate.RESERVE)
+        second.load.outstanding_tokens = 1 << 20  # So it is asked last.
+        dead_for_long(second, rig.router.services.now())
+        client = await ask(rig)
+        await rig.decodes[1].next_request()
+        await asyncio.sleep(0.3)
+        rig.decodes[1].open_gate(Gate.RESERVE)
+        second.load.outstanding_tokens -= 1 << 20
+        assert (await answer_to(client)).status == 200
+        assert await rig.failures() == {"decode_lost": 1}

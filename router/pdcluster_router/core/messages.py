@@ -99,7 +99,7 @@ def unfinished(answer: Bytes) -> str:
     """Why an answer that is not streamed is not whole; empty: it is. Prefill's one token too."""
     try:
         _ANSWER.decode(answer)
-    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return NO_REASON
     return ""
 
@@ -129,7 +129,7 @@ def _names_a_tool(tool_choice: msgspec.Raw) -> bool:
         return False
     try:
         return _TOOL_CHOICE.decode(tool_choice).type == "tool"
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeDecodeError):
         return False  # It is null, or nothing that vLLM takes.
 
 

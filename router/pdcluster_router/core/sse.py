@@ -85,7 +85,7 @@ def _first_mark(answer: bytes | bytearray, marks: Mapping[bytes, str]) -> tuple[
 class ErrorWatch:
     """Looks for the event that breaks off a stream that has begun. One per stream; costs two searches per chunk."""
 
-    __slots__ = ("_event", "_given_up", "_marks", "_num_kept", "_tail", "is_torn")
+    __slots__ = ("_event", "_given_up", "_is_error_torn", "_marks", "_num_kept", "_tail")
 
     late_error: ClassVar[bytes] = _LATE_ERROR
     """A line end, and how an error event begins."""
@@ -96,7 +96,7 @@ class ErrorWatch:
         self._marks = marks
         self._num_kept = max(map(len, (self.late_error, *marks)))
         self._given_up = ""
-        self.is_torn = False
+        self._is_error_torn = False
         """Whether the beginning of the error event had been passed on when it was known as one."""
         self._tail = b"\n"
         self._event: bytes | None = None
@@ -105,6 +105,11 @@ class ErrorWatch:
     def has_error(self) -> bool:
         """Whether an error event has begun, whole or not."""
         return self._event is not None
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether an event has been passed on in part: what follows it would be taken for its rest."""
+        return not self._tail.endswith(_BLANK_LINES) if self._event is None else self._is_error_torn
 
     def feed(self, chunk: bytes) -> bytes:
         """The bytes of the stream that may be passed on: all of it, up to an error event."""
@@ -120,7 +125,7 @@ class ErrorWatch:
                 return chunk
             found = seen.rfind(self.event_begin, 0, begin)
         self._event = seen[found + 1 :]
-        self.is_torn = found + 1 < len(self._tail)
+        self._is_error_torn = found + 1 < len(self._tail)
         return chunk[: max(0, found + 1 - len(self._tail))]
 
     def message(self) -> str | None:

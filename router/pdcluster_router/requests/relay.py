@@ -155,7 +155,7 @@ class Relay:
         if not has_started:
             self._cycle.answer_error(error)
         else:
-            self._cycle.cut(self._api.error_event(error) if is_stream else b"")
+            self._cycle.cut(self._last_event(error) if is_stream else b"")
 
     def refuse(self, refusal: DecodeRefusal) -> None:
         """The client gets decode's own error."""
@@ -230,6 +230,10 @@ class Relay:
     def on_lost(self, lost: ResponseLost) -> None:
         self._owner.decode_lost(lost)
 
+    def _last_event(self, error: ApiError) -> bytes:
+        is_torn = self._watch is not None and self._watch.is_torn
+        return (b"\n\n" if is_torn else b"") + self._api.error_event(error)
+
     def _hold(self, body: bytes) -> None:
         if not self._held:
             self._held = body
@@ -265,9 +269,6 @@ class Relay:
         self._lose(ResponseLost(f"it broke off its answer: {message}", is_ours=may_be_the_clients_word))
 
     def _lose(self, lost: ResponseLost) -> None:
-        if self._is_event_stream and self._watch is not None and self._watch.is_torn:
-            self._cycle.write(b"\n\n")  # What follows is an event of its own.
-        self._watch = None
         if self._call is not None:
             self._call.close()
         self._owner.decode_lost(lost)

@@ -105,6 +105,11 @@ def test_what_is_no_json_object_is_a_bad_body(raw: bytes) -> None:
         parse_messages(raw)
 
 
+@pytest.mark.parametrize("raw", [b'{"tool_choice":{"type":"\xff"}}', b'{"tool_choice":{"type":["\xff"]}}'])
+def test_a_tool_choice_that_is_no_utf_8_is_the_engines_to_refuse(raw: bytes) -> None:
+    assert bytes(parse_messages(raw).for_decode(None)[0]) + b"}" == raw
+
+
 # Whole answers.
 
 
@@ -117,6 +122,7 @@ def test_an_answer_that_says_why_it_ended_is_whole() -> None:
     "answer",
     [
         WORDS.whole_given_up(),
+        b'{"stop_reason":"\xff"}',
         MessagesWords({"tools": [{}]}, ["a"], "", None).whole_given_up(),  # Its tool's input has a stop_reason.
         b'{"stop_reason":null}',
         b'{"stop_reason":7}',

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -26,12 +28,16 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def probing(serve: Serve) -> AsyncIterator[tuple[Roster, Probes]]:
+async def probing(
+    serve: Serve, now: Callable[[], float] = time.monotonic, interval_s: float = 1.0
+) -> AsyncIterator[tuple[Roster, Probes]]:
     """One prefill engine, which ``serve`` plays, is probed."""
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    settings = build_settings(prefill_urls=[url], decode_urls=[url], probe_timeout_s=EDGE_S)
-    roster = Roster(PoolLimits(4, EDGE_S, EDGE_S), least_tokens, lambda: None, lambda _: None, time.monotonic)
+    settings = build_settings(
+        prefill_urls=[url], decode_urls=[url], probe_timeout_s=EDGE_S, probe_interval_s=interval_s
+    )
+    roster = Roster(PoolLimits(4, EDGE_S, EDGE_S), least_tokens, lambda: None, lambda _: None, now)
     roster.update([Member(url, Role.PREFILL)])
     async with asyncio.TaskGroup() as tasks, asyncio.timeout(PATIENCE_S):
         probes = Probes(tasks, roster, settings)
@@ -75,3 +81,23 @@ async def test_an_engine_is_healthy_when_its_health_page_answers_200_and_nothing
     async with probing(answer) as (roster, probes):
         await probes.has_asked_all()
         assert [engine.is_healthy for engine in roster.all_engines()] == [is_healthy]
+
+
+async def test_an_engine_that_is_dead_at_two_probes_was_so_for_the_time_of_a_probe_and_the_pause_after_it() -> None:
+    interval_s, num_asked = 0.01, 0
+    third = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_asked
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                num_asked += 1
+                if num_asked == 3:
+                    third.set()
+                writer.write(json_answer(503, b""))
+        writer.close()
+
+    async with probing(answer, lambda: num_asked * (EDGE_S + interval_s), interval_s) as (roster, _):
+        await third.wait()
+        (engine,) = roster.engines[Role.PREFILL]
+        assert engine.outage.why_lost(0.0, gone_s=EDGE_S + interval_s / 2, silent_s=math.inf)

@@ -51,6 +51,11 @@ async def asked_of(engines: list[FakeEngine]) -> tuple[FakeEngine, FakeEngine]:
     return gone, other
 
 
+def is_blamed(rig: Rig, gone: FakeEngine) -> bool:
+    (engine,) = (one for one in rig.router.services.all_engines() if one.url == gone.url)
+    return engine.breaker.has_just_failed
+
+
 def known(rig: Rig, role: Role = Role.DECODE) -> Engine:
     (engine,) = rig.router.services.engines[role]
     return engine
@@ -73,6 +78,7 @@ async def test_a_plain_answer_of_a_decode_engine_that_is_gone_is_made_by_another
         assert (await answer_to(client)).status == 200
         assert len(other.seen) == 1
         assert await rig.failures() == {"decode_lost": 1}
+        assert is_blamed(rig, gone)
         await gone.seen[0].ended.wait()
         assert gone.seen[0].is_disconnected
 
@@ -162,6 +168,7 @@ async def test_a_prompt_at_a_prefill_engine_that_is_gone_goes_to_another() -> No
         assert (await answer_to(client)).status == 200
         assert len(other.seen) == 1
         assert await rig.failures() == {"prefill_failed": 1}
+        assert is_blamed(rig, gone)
 
 
 def dead_for_long(engine: Engine, now: float) -> None:

@@ -79,7 +79,12 @@ def given_up_in(answer: bytes | bytearray, marks: Mapping[bytes, str] = GAVE_UP)
 
 def _first_mark(answer: bytes | bytearray, marks: Mapping[bytes, str]) -> tuple[int, str]:
     """Where the first of ``marks`` begins, and what it says; -1 and nothing where there is none."""
-    return min(((at, why) for mark, why in marks.items() if (at := answer.find(mark)) >= 0), default=(-1, ""))
+    first, said = -1, ""
+    for mark, why in marks.items():  # Not ``min`` of a generator: each chunk of a stream comes here.
+        at = answer.find(mark)
+        if at >= 0 and not 0 <= first < at:
+            first, said = at, why
+    return first, said
 
 
 class ErrorWatch:

@@ -190,6 +190,7 @@ class Router:
             path=cycle.path,
             headers=b"".join(lines),
             request_id=cycle.request_id.decode("ascii"),
+            api=api,
             body=body,
             timeouts=self._timeouts(fields.get(_TIMEOUT_HEADER), is_stream=body.is_stream),
             terms=self.services.terms,

@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 from pdcluster_protocol.ids import Attempt
 from pdcluster_protocol.params import DecodeParams, refusal_in
 from pdcluster_router.core.breaker import Blame, Era
-from pdcluster_router.core.client_apis import api_of
+from pdcluster_router.core.client_apis import ClientApi
 from pdcluster_router.core.dialect import Posted
 from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.pairing import Timeouts
@@ -225,7 +225,7 @@ class PrefillAttempts:
         self._engine = engine
         params = self._services.prefill_params(reservation, attempt, deadline)
         self._num_tokens = reservation.num_prompt_tokens - reservation.remote_cached_tokens
-        self._leg = PrefillLeg(self._on_end, engine, self._num_tokens)
+        self._leg = PrefillLeg(self._on_end, engine, self._num_tokens, self.request.api)
         self._era = self._leg.era
         self._num_asked += 1
         headers = self.request.headers + self._services.dialect.transfer_line(reservation.transfer_id)
@@ -289,13 +289,15 @@ class PrefillLeg:
         "_num_tokens",
         "_on_end",
         "_path",
+        "_problem_in",
         "_reply",
         "_timer",
         "era",
     )
 
-    def __init__(self, on_end: PrefillEnd, engine: Engine, num_tokens: int) -> None:
-        """``num_tokens``: prompt tokens that this engine will have to compute."""
+    def __init__(self, on_end: PrefillEnd, engine: Engine, num_tokens: int, api: ClientApi) -> None:
+        """``num_tokens``: prompt tokens that this engine will have to compute. ``api``: that of the order."""
+        self._problem_in = api.prefill_problem
         self._on_end = on_end
         self._engine = engine
         self._num_tokens = num_tokens
@@ -367,7 +369,7 @@ class PrefillLeg:
 
     def _failure_in(self, reply: bytes) -> str | None:
         """Why there is no KV although the status says that all is well; None: it is well."""
-        if why := api_of(self._path).prefill_problem(reply):
+        if why := self._problem_in(reply):
             return f"{self._engine.name}: {why}"
         refusal = refusal_in(reply)
         return f"{self._engine.name} refused: {refusal}" if refusal else None

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.client_apis import ClientApi, api_of
+from pdcluster_router.core.client_apis import ClientApi
 from pdcluster_router.core.pairing import Timeouts
 from pdcluster_router.core.placement import RequestFacts
 from pdcluster_router.engines.roster import Terms
@@ -21,17 +21,14 @@ class ClientRequest(RequestFacts, frozen=True, kw_only=True):
     """A client's request."""
 
     request_id: str
+    api: ClientApi
+    """The one that its client speaks: its path's."""
     timeouts: Timeouts
     terms: Terms
     has_transfer: bool
     """Whether a prefill engine shall do the prompt; False: decode does it by itself."""
     received_at: float
     """Monotonic seconds. The request's times count from here, also while it waits to enter."""
-
-    @property
-    def api(self) -> ClientApi:
-        """The client's API."""
-        return api_of(self.path)
 
     @property
     def prefill_role(self) -> Role:

@@ -20,6 +20,7 @@ import orjson
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import Reservation, receipt_in
 from pdcluster_protocol.verify import VerifiedEngine, VerifyAnswer, VerifyOrder
+from pdcluster_router.core.client_apis import OPENAI
 from pdcluster_router.core.dialect import Posted
 from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.openai_errors import (
@@ -167,6 +168,7 @@ class Verifier:
             headers=b"content-type: application/json\r\nx-request-id: %b\r\n%b"
             % (request_id.encode(), self._engine_line),
             request_id=request_id,
+            api=OPENAI,
             body=parse_body(_body_of(num_words)),
             timeouts=Timeouts(left_s, left_s, left_s),
             terms=_terms_of(pair),

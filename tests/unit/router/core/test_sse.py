@@ -104,3 +104,8 @@ def test_half_an_error_event_is_an_error_without_a_message_yet() -> None:
     assert watch.feed(b'data: {"error": {"mess') == b""
     assert watch.has_error
     assert watch.message() is None
+
+
+@pytest.mark.parametrize(("answer", "why"), [(b"..b..a", "B"), (b"..a..b", "A"), (b"a", "A"), (b"...", "")])
+def test_of_two_marks_the_first_one_says_why(answer: bytes, why: str) -> None:
+    assert given_up_in(answer, {b"a": "A", b"b": "B"}) == why

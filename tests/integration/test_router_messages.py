@@ -310,3 +310,10 @@ async def test_engines_that_give_requests_back_unseen_serve_no_messages() -> Non
         got = await ask(rig)
         assert (got.status, error_of(got.body)) == (404, ("not_found_error", "messages_not_served"))
         assert not rig.decode.seen
+
+
+@pytest.mark.parametrize("lines", [{"x-session-id": "s" * 100_000}, {f"x-{index}": "a" for index in range(300)}])
+async def test_a_head_that_is_too_large_is_refused_in_anthropics_shape(rig: Rig, lines: dict[str, str]) -> None:
+    got = await ask(rig, path=f"{MESSAGES}?beta=true", headers=lines)
+    assert got.status == 431
+    assert error_of(got.body)[0] == "invalid_request_error"

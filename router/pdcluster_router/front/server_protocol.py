@@ -262,7 +262,8 @@ class RouterProtocol(ReadingProtocol):
         elif incoming is None and self.cycle is None and not self.is_in_head:
             self.transport.close()  # A page that has not waited for its body, which is what cannot be read.
         else:
-            cycle = incoming or HotCycle(self, b"", NO_HEAD, lambda _: None, self._router.room)
+            path = self.url.partition(b"?")[0] if self.is_in_head and self.url else b""
+            cycle = incoming or HotCycle(self, path, NO_HEAD, lambda _: None, self._router.room)
             is_next = incoming is None and (self.drop_unread_page() or not self._has_open_answer())
             self._refuse_in_order(cycle, error, is_next=is_next or cycle is self._active)
 

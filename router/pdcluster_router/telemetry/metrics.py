@@ -153,6 +153,11 @@ class Metrics:
         """As ``watch_in_flight``. Engines that are gone are gone from the metrics too."""
         self._registry.register(_Engines(samples))
 
+    def watch_keep_alives(self, count: Callable[[], int]) -> None:
+        """As ``watch_in_flight``."""
+        text = "Comments that kept silent streams open"
+        self._registry.register(_Total("keep_alives", text, count))
+
     def watch_discovery(self, is_current: Callable[[], bool]) -> None:
         """As ``watch_in_flight``. Not there where engines are named at start."""
         up = self._gauge("discovery_up", "Whether changes of the engines reach us from the API server")

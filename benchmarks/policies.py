@@ -23,11 +23,11 @@ from benchmarks.pool_model import Pool, Served, oracle_hits
 from benchmarks.traces import TRACES, Asked
 
 from pdcluster_protocol.launch import RouterPolicy
-from pdcluster_router.core.placement import Chooser, E, Policy, RequestFacts
+from pdcluster_router.core.placement import Chooser, E, Policy, RequestFacts, Tally
 from pdcluster_router.services import POLICIES
 
 
-def by_chance(engines: Sequence[E], /) -> Chooser[E]:
+def by_chance(engines: Sequence[E], _: Tally | None = None, /) -> Chooser[E]:
     """Any of them: what a balancer does that knows nothing."""
 
     def choose(_: RequestFacts, /, *, now: float, chance: Callable[[], float]) -> E:

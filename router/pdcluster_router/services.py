@@ -84,6 +84,7 @@ class Services:
         """Called when the set of engines changes."""
         self.roster = Roster(limits, POLICIES[settings.policy], self._pool_changed, self.metrics.ejected, self.now)
         self.engines = self.roster.engines
+        self.metrics.watch_homes(self.roster.tallies)
         self.terms = Terms(
             self.roster.place_decode, self.roster.place_prefill, self.dialect.retries(_retries_in(settings))
         )

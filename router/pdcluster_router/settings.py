@@ -130,6 +130,11 @@ class Settings(BaseModel):
     """Seconds between two bytes of an answer; a client that takes none is cut off after it as well. It is looked at
     four times in it. 120: decode may preempt a request and compute its prompt again, which is seconds; engines and
     clients that are silent for minutes have stopped."""
+    keep_alive_s: float = Field(default=15.0, ge=0, le=3600)
+    """Seconds after which a stream that brings nothing gets a comment, which clients ignore, so that nothing between
+    them and here cuts it off while it waits for room, for prefill, or between two tokens. From the first one on an
+    error comes in the stream, not as a status. 0: none. 15: what the standard of event streams advises; proxies cut
+    after 30 s at the earliest, and what fails at once still has its status."""
     prefill_timeout_s: float = Field(default=300.0, gt=0, le=86400)
     """Seconds for the answer of one prefill attempt, within the time until the first byte. Half of that, so that
     another attempt or decode itself still has time."""

@@ -13,7 +13,7 @@ from fakes.engine import Fault, Gate
 from fakes.http import RawClient
 from fakes.reservations import PROMPT_TOKENS, SECRET, reservation_of
 from fakes.router import CHAT, COMPLETIONS, Rig, post, running_rig, running_server, send
-from pdcluster_router.core.placement import Chooser, E, RequestFacts
+from pdcluster_router.core.placement import Chooser, E, RequestFacts, Tally
 
 pytestmark = pytest.mark.anyio
 
@@ -154,7 +154,7 @@ async def test_requests_spread_over_engines_of_a_role() -> None:
         assert [len(engine.seen) for engine in (*rig.decodes, *rig.prefills)] == [3, 3, 3, 3]
 
 
-def by_session(engines: Sequence[E], /) -> Chooser[E]:
+def by_session(engines: Sequence[E], _: Tally | None = None, /) -> Chooser[E]:
     """The engine whose number the request's header names."""
 
     def choose(request: RequestFacts, /, *, now: float, chance: Callable[[], float]) -> E:
@@ -218,3 +218,20 @@ async def test_two_routers_bring_a_conversation_back_to_the_same_engines() -> No
                 assert [answer.status for answer in answers] == [200, 200]
         for engines in (rig.decodes, rig.prefills):
             assert sorted(len(engine.seen) for engine in engines) == [0, 0, 0, 8]
+        for role in ("prefill", "decode"):
+            assert await homes_of(rig, role) == {"first": 4, "next": 0, "full": 0, "none": 0}
+
+
+async def homes_of(rig: Rig, role: str) -> dict[str, int]:
+    homes = ("first", "next", "full", "none")
+    name = 'pdcluster_router_affinity_total{{home="{}",role="{}"}}'
+    return {home: int(await rig.metric(name.format(home, role))) for home in homes}
+
+
+async def test_it_is_counted_where_requests_without_a_conversation_go_and_tries_again_are_not() -> None:
+    async with running_rig(num_decode=2, num_prefill=2, policy="affinity") as rig:
+        for engine in rig.prefills:
+            engine.faults_to_come = [Fault.ERROR_500]
+        assert (await post(rig)).status == 502
+        assert await homes_of(rig, "prefill") == {"first": 0, "next": 0, "full": 0, "none": 1}
+        assert await homes_of(rig, "decode") == {"first": 0, "next": 0, "full": 0, "none": 1}

@@ -32,7 +32,7 @@ from pdcluster_cli.tiny_model import CORPUS, cache_root, ensure_tiny_model
 from pdcluster_cli.waiting import EngineDied, free_port
 from pdcluster_cli.zygote import Zygote, ZygoteError
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE
+from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, router_flag
 from pdcluster_protocol.secret import load_secret
 from pdcluster_protocol.trace import PushTrace, RequestTrace
 
@@ -65,7 +65,9 @@ class Run:
 
     @property
     def router(self) -> RouterPlan:
-        return RouterPlan(self.options.port, self.folder / "router.log", self.folder / "router.trace")
+        policy = self.options.policy
+        args = () if policy is None else (router_flag("--policy", policy.value),)
+        return RouterPlan(self.options.port, self.folder / "router.log", self.folder / "router.trace", args)
 
 
 def main(words: Sequence[str]) -> int:

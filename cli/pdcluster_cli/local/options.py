@@ -23,7 +23,7 @@ from pdcluster_cli.parallelism import (
     take_parallelism,
 )
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_protocol.launch import HTTP_PORT
+from pdcluster_protocol.launch import HTTP_PORT, RouterPolicy
 
 ROLES: Final = ("prefill", "decode")
 DEFAULT_START_TIMEOUT_S: Final = 600.0
@@ -52,6 +52,8 @@ class Options:
     """vLLM's other words."""
     decode_args: tuple[str, ...]
     device: LocalDevice | None
+    policy: RouterPolicy | None
+    """None: the router's own default."""
     start_timeout_s: float
     is_once: bool
     question: str | None
@@ -84,6 +86,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     devices = ["auto", *(device.value for device in LocalDevice)]
     parser.add_argument("--device", choices=devices, default="auto", help="where engines compute (default: auto)")
+    policies = [policy.value for policy in RouterPolicy]
+    policy_help = f"how the router chooses an engine (default: {RouterPolicy.LEAST_TOKENS.value})"
+    parser.add_argument("--policy", choices=policies, help=policy_help)
     parser.add_argument(
         "--start-timeout",
         type=numbers.seconds(1, MAX_START_TIMEOUT_S),
@@ -133,6 +138,7 @@ def parse_options(words: Sequence[str]) -> Options:
         prefill_args=prefill_args,
         decode_args=decode_args,
         device=None if arguments.device == "auto" else LocalDevice(arguments.device),
+        policy=None if arguments.policy is None else RouterPolicy(arguments.policy),
         start_timeout_s=arguments.start_timeout,
         is_once=arguments.once is not None,
         question=arguments.once or None,

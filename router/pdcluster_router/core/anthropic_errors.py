@@ -12,6 +12,7 @@ from typing import Final
 
 import orjson
 
+from pdcluster_router.core import sse
 from pdcluster_router.core.openai_errors import ApiError
 
 _TYPES: Final = {
@@ -39,3 +40,8 @@ def error_body(error: ApiError) -> bytes:
 def error_event(error: ApiError) -> bytes:
     """One event that tells ``error`` in a stream that has begun."""
     return b"event: error\ndata: %b\n\n" % error_body(error)
+
+
+def refusal_event(body: bytes) -> bytes:
+    """One event that tells an engine's error body as it is."""
+    return b"event: error\n" + sse.refusal_event(body)

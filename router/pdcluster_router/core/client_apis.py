@@ -13,7 +13,7 @@ from typing import Final
 from pdcluster_router.core import anthropic_errors, messages
 from pdcluster_router.core.openai_errors import ApiError
 from pdcluster_router.core.rewrite import Bytes, ClientBody, parse_body
-from pdcluster_router.core.sse import ErrorWatch, error_event, first_event_end, given_up_in
+from pdcluster_router.core.sse import ErrorWatch, error_event, first_event_end, given_up_in, refusal_event
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class ClientApi:
     """Raises ``BadBody``."""
     error_body: Callable[[ApiError], bytes]
     error_event: Callable[[ApiError], bytes]
+    refusal_event: Callable[[bytes], bytes]
+    """An engine's error body in a stream that has begun."""
     first_event: Callable[[Bytes], tuple[int, int]]
     """Where the event of a stream begins and ends before which nothing goes to the client, for it may be an error. The
     end is -1 while it is not whole."""
@@ -40,6 +42,7 @@ OPENAI: Final = ClientApi(
     parse=parse_body,
     error_body=ApiError.body,
     error_event=error_event,
+    refusal_event=refusal_event,
     first_event=lambda stream: (0, first_event_end(stream)),
     watch=ErrorWatch,
     marks=None,
@@ -50,6 +53,7 @@ MESSAGES: Final = ClientApi(
     parse=messages.parse_messages,
     error_body=anthropic_errors.error_body,
     error_event=anthropic_errors.error_event,
+    refusal_event=anthropic_errors.refusal_event,
     first_event=messages.first_event,
     watch=messages.MessagesWatch,
     marks=messages.GAVE_UP,

@@ -9,7 +9,8 @@ Decides from states alone. The policies are in ``core/policies``.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Protocol, TypeVar
+from enum import Enum
+from typing import Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -50,6 +51,29 @@ class RequestFacts(msgspec.Struct, frozen=True):
     """The policy's own notes on this request, for its next leg. Empty at first."""
 
 
+class Home(Enum):
+    """Where a policy that knows homes has sent a request."""
+
+    __hash__ = object.__hash__  # Enum's own is written in Python, and each request is counted.
+
+    FIRST = "first"
+    """The engine that its conversation is at home on."""
+    NEXT = "next"
+    """Another home: those before it were full."""
+    FULL = "full"
+    """Where there was the least to do: all its homes were full."""
+    NONE = "none"
+    """Likewise: it belongs to no conversation."""
+
+
+Tally: TypeAlias = dict[Home, int]
+"""How often. The policy counts in it, its owner reads it."""
+
+
+def new_tally() -> Tally:
+    return dict.fromkeys(Home, 0)
+
+
 class Chooser(Protocol[E_co]):
     """Chooses one of certain engines for a request."""
 
@@ -61,8 +85,11 @@ class Chooser(Protocol[E_co]):
 class Policy(Protocol):
     """Chooses one of several engines. A function: a protocol, for it takes engines of any type."""
 
-    def __call__(self, engines: Sequence[E], /) -> Chooser[E]:
-        """The chooser among ``engines``, of which there is at least one. Asked when they change, not for a request."""
+    def __call__(self, engines: Sequence[E], tally: Tally | None = None, /) -> Chooser[E]:
+        """The chooser among ``engines``, of which there is at least one. Asked when they change, not for a request.
+
+        ``tally``: counts its choices, if the policy knows homes. None: they are not counted.
+        """
         ...
 
 

@@ -19,6 +19,11 @@ from pdcluster_router.core.openai_errors import ApiError, message_of, parse_erro
 MAX_FIRST_EVENT_BYTES: Final = 256 * 1024
 """A first event longer than this is no error message; it is relayed without a look."""
 
+UNBUFFERED: Final = b"x-accel-buffering: no\r\n"
+"""A header line of each stream: else an nginx in front holds tokens back."""
+STREAM_LINES: Final = b"content-type: text/event-stream; charset=utf-8\r\n" + UNBUFFERED
+"""The header lines of a stream whose engine has said none yet."""
+
 _LATE_ERROR: Final = b'\ndata: {"error"'
 """How vLLM 0.32 (``entrypoints/openai/*/serving.py``) begins an error event. Inside of an answer's JSON the quotes
 would be escaped, so no text that a model makes looks like this."""
@@ -116,6 +121,11 @@ class ErrorWatch:
         """Whether an event has been passed on in part: what follows it would be taken for its rest."""
         return not self._tail.endswith(_BLANK_LINES) if self._event is None else self._is_error_torn
 
+    @property
+    def is_between_events(self) -> bool:
+        """Whether what was passed on ends with a whole event: whatever comes next is a block of its own."""
+        return self._event is None and self._tail.endswith(_BLANK_LINES)
+
     def feed(self, chunk: bytes) -> bytes:
         """The bytes of the stream that may be passed on: all of it, up to an error event."""
         if self._event is not None:
@@ -149,3 +159,8 @@ class ErrorWatch:
 def error_event(error: ApiError) -> bytes:
     """One event that tells ``error`` in a stream that has begun."""
     return b"data: " + error.body() + b"\n\n"
+
+
+def refusal_event(body: bytes) -> bytes:
+    """One event that tells an engine's error body as it is, be it of several lines."""
+    return b"".join([b"data: %b\n" % line for line in body.splitlines()]) + b"\n"

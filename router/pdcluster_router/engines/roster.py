@@ -33,8 +33,10 @@ from pdcluster_router.core.placement import (
     Chooser,
     Policy,
     RequestFacts,
+    Tally,
     decode_tiers,
     left_of,
+    new_tally,
     prefill_tiers,
     proven,
 )
@@ -85,6 +87,8 @@ class Roster:
         """The newest list of discovery."""
         self.policy = policy
         """Chooses among the engines that may get a request."""
+        self.tallies: dict[Role, Tally] = {role: new_tally() for role in Role}
+        """Where it has sent requests at their first try on each leg."""
         self._limits = limits
         self._on_change = on_change
         self._on_ejected = on_ejected
@@ -179,7 +183,9 @@ class Roster:
     def _chooser(self, key: str | None, engines: list[Engine]) -> tuple[list[Engine], Chooser[Engine]]:
         """The one that there is, where its engines are the same: what it has worked out still holds."""
         known = self._choosers.get(key)
-        return known if known and known[0] == engines else (engines, self.policy(engines))
+        if known and known[0] == engines:
+            return known
+        return engines, self.policy(engines, self.tallies[Role.DECODE if key is None else Role.PREFILL])
 
     def _set_timer(self) -> None:
         """One for all breakers: when the next engine may be asked again."""

@@ -34,6 +34,7 @@ from pdcluster_router.engines.models import Models
 from pdcluster_router.front.access import Access
 from pdcluster_router.front.clients import Clients, default_max_connections
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
+from pdcluster_router.http.keep_alives import KeepAlives
 from pdcluster_router.http.turns import FREE_BYTES, Rows
 from pdcluster_router.requests.exchange import Exchange
 from pdcluster_router.requests.gate import Gate
@@ -85,6 +86,8 @@ class Router:
         self.room = Room(settings.max_buffered_bytes)
         """For requests whose answer has not begun."""
         self.clients = Clients(settings.max_connections or default_max_connections())
+        self.keep_alives = KeepAlives(settings.keep_alive_s, self.services.now, self.services.call_later)
+        self.services.metrics.watch_keep_alives(lambda: self.keep_alives.num_comments)
         self.is_draining = False
         self._rows = Rows(self._take, asyncio.get_running_loop().call_soon)
         self._stream_timeouts = _timeouts_in(settings, settings.first_byte_timeout_s)
@@ -146,6 +149,7 @@ class Router:
     async def close(self) -> None:
         """Nothing is left: no request, no connection to an engine, no task."""
         await self.wait_until_idle(0)
+        self.keep_alives.close()
         await self.services.close()
 
     def _take_request(self, cycle: HotCycle) -> None:
@@ -155,6 +159,8 @@ class Router:
             self.services.metrics.ended(Outcome.REJECTED)
             cycle.answer_error(refused.error)
             return
+        if request.body.is_stream:
+            self.keep_alives.watch(cycle)
         self.gate.enter(cycle, request)
 
     def _start(self, cycle: HotCycle, request: ClientRequest) -> None:
@@ -165,7 +171,7 @@ class Router:
 
     def _answer_bug(self, cycle: HotCycle) -> None:
         logger.exception("request failed path=%s", cycle.path.decode("latin-1"))
-        if not cycle.has_started and not cycle.response_complete:
+        if not cycle.response_complete and (cycle.has_stream_begun or not cycle.has_started):
             cycle.answer_error(internal())
 
     def _parse(self, cycle: HotCycle) -> ClientRequest:

@@ -5,8 +5,9 @@ Takes the place of uvicorn's ``RequestResponseCycle`` in ``HttpToolsProtocol`` (
 ``message_event``.
 
     READING --whole body--> WAITING --start()--> ANSWERING --end()--> over, connection kept
-                              |                      +------cut()---> over, connection closed without a clean end
-                              +--answer()--> over     (in each state: client gone --> over)
+                              |  |                   +------cut()---> over, connection closed without a clean end
+                              |  +--answer()--> over    (in each state: client gone --> over)
+                              +--comment()--> a stream of comments: start() goes on with it, an error is an event
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from pdcluster_router.core.api_keys import ApiKeys
 from pdcluster_router.core.client_apis import api_of
+from pdcluster_router.core.keep_alive import COMMENT
 from pdcluster_router.core.openai_errors import ApiError, body_too_large, no_room
 from pdcluster_router.core.request_head import RequestHead
 from pdcluster_router.core.room import SMALL_BYTES, Room, RoomLimit
+from pdcluster_router.core.sse import STREAM_LINES
 
 JSON: Final = b"content-type: application/json\r\n"
 _ENGINES: Final = RoomLimit.ENGINES
@@ -44,8 +47,32 @@ class CycleOwner(Protocol):
     def resume(self) -> None: ...
 
 
+class StreamSource(Protocol):
+    """The answer that a stream is made of: what must be known of it to put a comment between its events."""
+
+    @property
+    def num_streamed_bytes(self) -> int:
+        """Bytes of it that have gone to the client."""
+        ...
+
+    @property
+    def may_comment(self) -> bool:
+        """Whether a comment tears no event, and the answer is, or may become, a stream of events."""
+        ...
+
+    @property
+    def stream_lines(self) -> bytes:
+        """The header lines that it begins with; empty: its engine has said none yet."""
+        ...
+
+
 class ClientConnection(Protocol):
     """A cycle's needs of the connection it came on."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client takes less than is written."""
+        ...
 
     def write(self, data: bytes) -> None: ...
 
@@ -86,6 +113,7 @@ class HotCycle:
         "client",
         "disconnected",
         "has_started",
+        "has_stream_begun",
         "head",
         "holder",
         "is_for_engines",
@@ -93,11 +121,13 @@ class HotCycle:
         "keep_alive",
         "keys",
         "num_body_bytes",
+        "on_over",
         "owner",
         "path",
         "refusal",
         "request_id",
         "response_complete",
+        "source",
         "takes_chunks",
     )
 
@@ -124,6 +154,13 @@ class HotCycle:
         self.disconnected = False
         self.response_complete = False
         self.has_started = False
+        """Whether its client has a status, be it that of a stream of comments."""
+        self.has_stream_begun = False
+        """Whether a comment has begun a stream."""
+        self.source: StreamSource | None = None
+        """None: no engine was asked yet."""
+        self.on_over: Callable[[HotCycle], None] | None = None
+        """Told once, when the answer is over or the client gone."""
         self.is_whole = False
         self.owner: CycleOwner | None = None
         self.refusal: ApiError | None = None
@@ -199,7 +236,14 @@ class HotCycle:
     # Answering.
 
     def start(self, status: int, headers: bytes, content_length: int | None, first: bytes) -> None:
-        """Status line, headers and the first bytes are on their way. ``headers``: whole lines, without framing."""
+        """Status line, headers and the first bytes are on their way. ``headers``: whole lines, without framing.
+
+        A stream that has begun keeps its head: only the bytes are.
+        """
+        if self.has_stream_begun:
+            if first:
+                self.write(first)
+            return
         self.has_started = True
         self._is_chunked = content_length is None and self.takes_chunks
         if content_length is not None:
@@ -216,6 +260,24 @@ class HotCycle:
     def write(self, body: bytes) -> None:
         """More of the answer. Not empty."""
         self._connection.write(b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body)
+
+    @property
+    def num_streamed_bytes(self) -> int:
+        return self.source.num_streamed_bytes if self.source is not None else 0
+
+    @property
+    def may_comment(self) -> bool:
+        """Whether a comment may be written now: the client reads, and it would tear nothing."""
+        return not self._connection.is_full and (self.source is None or self.source.may_comment)
+
+    def comment(self) -> None:
+        """The client learns that its stream is still worked on, by a line that it ignores. Only if ``may_comment``."""
+        if self.has_started:
+            self.write(COMMENT)
+            return
+        lines = self.source.stream_lines if self.source is not None else b""
+        self.start(200, lines or _date_line() + STREAM_LINES, None, COMMENT)
+        self.has_stream_begun = True
 
     def end(self) -> None:
         """The answer is whole, and says so."""
@@ -236,10 +298,20 @@ class HotCycle:
         self.start(status, headers, len(body), body)
         self._finish()
 
+    def refuse(self, status: int, body: bytes, headers: bytes) -> None:
+        """An engine's error is the answer."""
+        if self.has_stream_begun:
+            self.cut(api_of(self.path).refusal_event(body))
+        else:
+            self.answer(status, body, headers)
+
     def answer_error(self, error: ApiError, headers: bytes = b"") -> None:
-        date = b"date: %b\r\n" % formatdate(usegmt=True).encode()
+        """The router's error is the answer; in a stream that has begun its last event, without a clean end."""
+        if self.has_stream_begun:
+            self.cut(api_of(self.path).error_event(error))
+            return
         lines = "".join(f"{name}: {value}\r\n" for name, value in error.headers.items()).encode()
-        self.answer(error.status, api_of(self.path).error_body(error), JSON + date + lines + headers)
+        self.answer(error.status, api_of(self.path).error_body(error), JSON + _date_line() + lines + headers)
 
     # What the connection says.
 
@@ -249,7 +321,7 @@ class HotCycle:
         if self.response_complete:
             return
         self.disconnected = True
-        self.response_complete = True
+        self._is_over()
         owner, self.owner = self.owner, None
         if owner is not None:
             owner.client_gone()
@@ -257,8 +329,15 @@ class HotCycle:
     def _framed(self, body: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked and body else body
 
-    def _finish(self, *, with_reset: bool = False) -> None:
+    def _is_over(self) -> None:
         self.response_complete = True
+        self.source = None  # It knows us.
+        if self.on_over is not None:
+            self.on_over(self)
+            self.on_over = None
+
+    def _finish(self, *, with_reset: bool = False) -> None:
+        self._is_over()
         self.owner = None
         if self._num_kept_bytes:
             self.forget()
@@ -269,6 +348,10 @@ class HotCycle:
 
 def _is_handed_over(_: HotCycle) -> None:
     """A second hand-over does nothing."""
+
+
+def _date_line() -> bytes:
+    return b"date: %b\r\n" % formatdate(usegmt=True).encode()
 
 
 def _status_line(status: int) -> bytes:

@@ -143,6 +143,11 @@ class ReadingProtocol(HttpToolsProtocol):
         """No request can be read on this connection any more."""
         raise NotImplementedError
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the client takes less than is written."""
+        return self.flow.write_paused
+
     def now(self) -> float:
         """Monotonic seconds. Not the loop's: its clock stands still within a turn."""
         return time.monotonic()

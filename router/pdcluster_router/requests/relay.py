@@ -22,6 +22,7 @@ from pdcluster_router.core.openai_errors import ApiError, from_engine
 from pdcluster_router.core.rewrite import Bytes
 from pdcluster_router.core.sse import (
     MAX_FIRST_EVENT_BYTES,
+    UNBUFFERED,
     ErrorWatch,
     error_of,
     given_up_in,
@@ -140,6 +141,7 @@ class Relay:
         """Monotonic seconds at which it was last seen that bytes came, or that the client was too slow for more."""
         self._state = _State.HOLDING
         self._watch: ErrorWatch | None = None
+        cycle.source = self
 
     def begin(self, call: Call) -> None:
         """Bytes that come from ``call`` go to the client."""
@@ -150,9 +152,9 @@ class Relay:
         if self._state is _State.OVER or self._cycle.response_complete:
             return
         is_stream = self._state is _RELAYING and self._is_event_stream
-        has_started = self._cycle.has_started
+        has_begun = self._state is _RELAYING
         self._state = _State.OVER
-        if not has_started:
+        if not has_begun:
             self._cycle.answer_error(error)
         else:
             self._cycle.cut(self._last_event(error) if is_stream else b"")
@@ -161,7 +163,7 @@ class Relay:
         """The client gets decode's own error."""
         self._state = _State.OVER
         if not self._cycle.response_complete:
-            self._cycle.answer(refusal.status, refusal.body, refusal.headers)
+            self._cycle.refuse(refusal.status, refusal.body, refusal.headers)
 
     def has_moved(self, *, now: float) -> bool:
         """Whether bytes have come since this was last asked."""
@@ -195,6 +197,23 @@ class Relay:
         self.is_paused = False
         if self._call is not None:
             self._call.resume()
+
+    # What the client's stream asks (StreamSource).
+
+    @property
+    def num_streamed_bytes(self) -> int:
+        return self.num_bytes if self._state is _RELAYING else 0
+
+    @property
+    def may_comment(self) -> bool:
+        if self._state is _RELAYING:
+            return self._is_event_stream and self._watch is not None and self._watch.is_between_events
+        return self._head is None or self._is_good_stream(self._head)
+
+    @property
+    def stream_lines(self) -> bytes:
+        """Decode's own: as a rule it has said them before it waits for prefill."""
+        return b"" if self._head is None else self._lines_of(self._head)
 
     # What the call says (ResponseSink).
 
@@ -295,6 +314,8 @@ class Relay:
         if head.status >= 400:
             if len(self._held) > MAX_ERROR_BYTES:
                 self._abandon(head.status, self._error_in(head), head)
+        elif self._cycle.has_stream_begun and not self._is_event_stream:
+            self._break_off("it did not stream, as it was asked to")
         elif self._api.unfinished is not None and not self._is_event_stream:
             if len(self._held) > MAX_ANSWER_BYTES:
                 self._break_off(f"it is longer than {MAX_ANSWER_BYTES} bytes")
@@ -333,14 +354,18 @@ class Relay:
         self._owner.begins()
         held, self._held = bytes(self._held), b""
         self._state = _RELAYING
-        headers = b"".join([_LINE % header for header in head.headers if header[0] not in _OURS])
-        if self._is_event_stream:
-            headers += b"x-accel-buffering: no\r\n"  # Else an nginx in front holds tokens back.
         if self._is_event_stream or (self._api.unfinished is None and len(held) != head.content_length):
             self._watch = self._api.watch(self._marks)  # Else it is whole, and looked at already.
             held = self._watch.feed(held)
-        self._cycle.start(head.status, headers, head.content_length, held)
+        self._cycle.start(head.status, self._lines_of(head), head.content_length, held)
         self._look_for_late_error()
+
+    def _lines_of(self, head: ResponseHead) -> bytes:
+        lines = b"".join([_LINE % header for header in head.headers if header[0] not in _OURS])
+        return lines + UNBUFFERED if self._is_event_stream else lines
+
+    def _is_good_stream(self, head: ResponseHead) -> bool:
+        return self._is_event_stream and head.status == _OK
 
     def _known_head(self) -> ResponseHead:
         assert self._head is not None
@@ -349,3 +374,4 @@ class Relay:
 
 _KEPT_ON_ERRORS: Final = frozenset((b"retry-after", b"www-authenticate"))
 _LINE: Final = b"%b: %b\r\n"
+_OK: Final = 200

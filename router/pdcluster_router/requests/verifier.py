@@ -184,6 +184,8 @@ class Verifier:
 class _Answer:
     """The answer of an exchange, kept: a client connection without a client."""
 
+    is_full: Final = False
+
     def __init__(self) -> None:
         self.is_whole = asyncio.Event()
         self._raw = bytearray()

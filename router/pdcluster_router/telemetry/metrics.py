@@ -22,6 +22,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from pdcluster_protocol.labels import Role
+from pdcluster_router.core.placement import Home
 from pdcluster_router.telemetry.failures import FailureKind
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -153,6 +154,15 @@ class Metrics:
         """As ``watch_in_flight``. Engines that are gone are gone from the metrics too."""
         self._registry.register(_Engines(samples))
 
+    def watch_keep_alives(self, count: Callable[[], int]) -> None:
+        """As ``watch_in_flight``."""
+        text = "Comments that kept silent streams open"
+        self._registry.register(_Total("keep_alives", text, count))
+
+    def watch_homes(self, tallies: Mapping[Role, Mapping[Home, int]]) -> None:
+        """As ``watch_in_flight``."""
+        self._registry.register(_Tallies(tallies))
+
     def watch_discovery(self, is_current: Callable[[], bool]) -> None:
         """As ``watch_in_flight``. Not there where engines are named at start."""
         up = self._gauge("discovery_up", "Whether changes of the engines reach us from the API server")
@@ -178,6 +188,23 @@ class _Counts(Collector):
         family = CounterMetricFamily(self._name, self._text, labels=(self._label,))
         for member, number in self._numbers.items():
             family.add_metric((member.value,), number, created=self._created_at)
+        yield family
+
+
+class _Tallies(Collector):
+    """Where the policy has sent requests, by role and ``Home``."""
+
+    def __init__(self, tallies: Mapping[Role, Mapping[Home, int]]) -> None:
+        """They go on growing."""
+        self._tallies = tallies
+        self._created_at = time.time()
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Requests by where the policy affinity has sent them at first: their conversation's home, or past it"
+        family = CounterMetricFamily(_PREFIX + "affinity", text, labels=("role", "home"))
+        for role, tally in self._tallies.items():
+            for home, number in tally.items():
+                family.add_metric((role.value, home.value), number, created=self._created_at)
         yield family
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from pdcluster_router.core.placement import Chooser, E, RequestFacts
+from pdcluster_router.core.placement import Chooser, E, RequestFacts, Tally
 
 FEW: Final = 4
 """So many engines are all compared: no dearer than chance, and never wrong."""
 
 
-def least_tokens(engines: Sequence[E], /) -> Chooser[E]:
+def least_tokens(engines: Sequence[E], _: Tally | None = None, /) -> Chooser[E]:
     """The one with less to do of two that chance picks; of a few engines the one with the least.
 
     As good as the least of all but for a little, at the same cost for 8 engines and for 256. Two routers that see

@@ -1,11 +1,18 @@
-"""The folders of earlier starts."""
+"""What a start of the pool is made of: the router's command line, and the folders of earlier starts."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from pdcluster_cli.local.command import KEPT_RUNS, _make_run_folder
+from pdcluster_cli.engines import LocalDevice
+from pdcluster_cli.local.command import KEPT_RUNS, Run, _make_run_folder
+from pdcluster_cli.local.options import parse_options
+from pdcluster_cli.local.plan import Machine, plan_engines
+from pdcluster_cli.local.pool import router_spec
+from pdcluster_cli.model_source import ModelSource
+from pdcluster_protocol.launch import RouterPolicy
+from pdcluster_router.__main__ import parse_settings
 
 
 def test_the_newest_starts_that_ended_are_kept_and_each_that_runs(tmp_path: Path) -> None:
@@ -16,3 +23,15 @@ def test_the_newest_starts_that_ended_are_kept_and_each_that_runs(tmp_path: Path
         folder.mkdir()
     made = _make_run_folder(tmp_path)
     assert set(tmp_path.iterdir()) == {made, running, *ended[-KEPT_RUNS + 1 :]}
+
+
+def test_the_router_chooses_as_the_user_says_and_as_it_does_by_itself_where_they_say_nothing(tmp_path: Path) -> None:
+    chosen = {words: _router_policy(tmp_path, *words) for words in [(), ("--policy", "affinity")]}
+    assert chosen == {(): RouterPolicy.LEAST_TOKENS, ("--policy", "affinity"): RouterPolicy.AFFINITY}
+
+
+def _router_policy(folder: Path, *words: str) -> RouterPolicy:
+    """Of the router that ``pdcluster local`` starts when it is given ``words``."""
+    run = Run(parse_options(words), Machine(LocalDevice.CPU, 8, 0), ModelSource("m"), folder)
+    plans = plan_engines(run.options, run.machine, model="m", folder=folder, ports=[8100, 8200])
+    return parse_settings(router_spec(plans, run.router).argv).policy

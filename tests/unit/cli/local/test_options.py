@@ -8,6 +8,7 @@ from pdcluster_cli.engines import LocalDevice
 from pdcluster_cli.local.options import DEFAULT_START_TIMEOUT_S, Options, parse_options
 from pdcluster_cli.parallelism import ONE_RANK, ParallelSizes
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.launch import RouterPolicy
 
 
 def parse(*words: str) -> Options:
@@ -25,6 +26,7 @@ def test_without_options_it_is_one_engine_of_each_role_and_the_tiny_model() -> N
         prefill_args=(),
         decode_args=(),
         device=None,
+        policy=None,
         start_timeout_s=DEFAULT_START_TIMEOUT_S,
         is_once=False,
         question=None,
@@ -34,6 +36,7 @@ def test_without_options_it_is_one_engine_of_each_role_and_the_tiny_model() -> N
 def test_every_option_arrives() -> None:
     words = ["--model", "/m", "--prefill", "2", "--decode", "3", "--port", "9", "--device", "npu"]
     words += ["--prefill-tp", "4", "--prefill-pp", "2", "--decode-tp", "3", "--decode-dp", "5", "--start-timeout", "90"]
+    words += ["--policy", "affinity"]
     options = parse(*words, "--prefill-args", "--a 'b c'", "--decode-args", "--x", "--once", "Why?")
     assert options == Options(
         model="/m",
@@ -45,6 +48,7 @@ def test_every_option_arrives() -> None:
         prefill_args=("--a", "b c"),
         decode_args=("--x",),
         device=LocalDevice.NPU,
+        policy=RouterPolicy.AFFINITY,
         start_timeout_s=90.0,
         is_once=True,
         question="Why?",

@@ -34,6 +34,8 @@ class Client:
     def write(self, data: bytes) -> None:
         raise AssertionError(data)
 
+    is_full = False
+
     def answered(self) -> None:
         raise AssertionError
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from pdcluster_router.core.load import SLOW_START_S, Load
-from pdcluster_router.core.placement import Chooser, RequestFacts
+from pdcluster_router.core.placement import Chooser, Home, RequestFacts, new_tally
 from pdcluster_router.core.policies.affinity import NUM_BUCKETS, NUM_HOMES, PART_OF_PROMPT, affinity
 from pdcluster_router.core.rewrite import parse_body
 
@@ -129,3 +129,15 @@ def test_another_process_chooses_the_same_engines(seed: str) -> None:
     choose = affinity(engines_of(7))
     asked = [RequestFacts(b"", b"x-session-id: %d\r\n" % session, BODY, "") for session in range(40)]
     assert said.decode().split() == [choose(one, now=0.0, chance=lambda: 0.5).url for one in asked]
+
+
+def test_each_choice_is_counted_by_what_became_of_the_conversations_home() -> None:
+    engines, tally = engines_of(8), new_tally()
+    choose = affinity(engines, tally)
+    homes: list[Engine] = []
+    for _ in range(NUM_HOMES + 1):
+        homes.append(chosen(choose, 7))
+        homes[-1].load.outstanding_tokens = 1_000_000
+    chosen(choose, None)
+    assert len(set(homes[:NUM_HOMES])) == NUM_HOMES
+    assert tally == {Home.FIRST: 1, Home.NEXT: NUM_HOMES - 1, Home.FULL: 1, Home.NONE: 1}

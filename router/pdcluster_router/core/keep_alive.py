@@ -1,0 +1,45 @@
+"""When a stream that brings nothing gets a comment, so that nothing on the way to the client takes it for dead.
+
+A stream is looked at twice in ``keep_alive_s``. The second look in a row that finds no byte says a comment is due; a
+look that finds some counts as the first, since they may have come right after the look before it:
+
+    look     .    1    2    3    4    5    6    7
+    bytes    |                  |  |
+    comment            :         (none)    :         2: nothing since the beginning;  6: nothing since 4
+
+So a client waits for ``keep_alive_s`` at most, and its first comment comes after exactly that: until then an error has
+a status of its own. Knows no clock and no stream; what a comment may not interrupt is decided in ``sse.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+COMMENT: Final = b": keep-alive\n\n"
+"""No event: the line is ignored by its colon, the blank line ends a block without data (WHATWG HTML, 9.2.6)."""
+LOOKS: Final = 2
+"""In ``keep_alive_s``."""
+
+
+class Silence:
+    """How long one stream has been silent, in looks. Owned by the one that looks at it."""
+
+    __slots__ = ("_num_bytes", "_num_looks")
+
+    def __init__(self) -> None:
+        """It begins now."""
+        self._num_bytes = 0
+        self._num_looks = 0
+
+    def is_comment_due(self, num_bytes: int, *, may_comment: bool) -> bool:
+        """One more look: whether a comment is to be written now. Where it may not be, the next look asks again.
+
+        ``num_bytes``: that have gone to the client, without comments.
+        """
+        has_moved = num_bytes != self._num_bytes
+        self._num_bytes = num_bytes
+        self._num_looks = 1 if has_moved else min(LOOKS, self._num_looks + 1)
+        if self._num_looks < LOOKS or not may_comment:
+            return False
+        self._num_looks = 0
+        return True

@@ -1,0 +1,84 @@
+"""Writes comments into streams that bring nothing: ``core/keep_alive.py`` says when.
+
+    Router --watch()--> KeepAlives --one timer for all streams--> HotCycle.comment()
+                            ^-------------- forget() ------------- HotCycle, at its end
+
+Watches a stream from its request's arrival to its last byte, wherever it waits: in the queue, for decode, for prefill,
+between two tokens. A stream costs a place in a dictionary, and a look every half of ``keep_alive_s``. The looks of
+many streams come at different times, as their requests did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from pdcluster_router.core.keep_alive import LOOKS, Silence
+from pdcluster_router.http.cycle import HotCycle
+
+MIN_TICK_S: Final = 0.05
+"""The timer rests this long between two rounds, so that a crowd of streams does not wake the loop for each."""
+
+
+class KeepAlives:
+    """Of one router. Event loop only; ``close`` ends its timer."""
+
+    def __init__(
+        self,
+        keep_alive_s: float,
+        now: Callable[[], float],
+        call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle],
+    ) -> None:
+        """``keep_alive_s``: 0 for none at all. ``now``: monotonic seconds."""
+        self.num_comments = 0
+        """So many were written."""
+        self._look_s = keep_alive_s / LOOKS
+        self._now = now
+        self._call_later = call_later
+        self._streams: OrderedDict[HotCycle, _Watched] = OrderedDict()
+        """In the order of their next looks."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, cycle: HotCycle) -> None:
+        """The client of ``cycle`` has asked for a stream just now."""
+        if not self._look_s:
+            return
+        cycle.on_over = self._forget
+        self._streams[cycle] = _Watched(self._now() + self._look_s)
+        if self._timer is None:
+            self._timer = self._call_later(self._look_s, self._look)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _forget(self, cycle: HotCycle) -> None:
+        self._streams.pop(cycle, None)
+
+    def _look(self) -> None:
+        """The timer stays while there are streams, and rests where there are none."""
+        self._timer = None
+        now = self._now()
+        while (first := next(iter(self._streams.items()), None)) and first[1].look_at <= now:
+            cycle, watched = first
+            watched.look_at = now + self._look_s
+            self._streams.move_to_end(cycle)
+            if watched.is_comment_due(cycle.num_streamed_bytes, may_comment=cycle.may_comment):
+                self.num_comments += 1
+                cycle.comment()
+        if first is not None:
+            self._timer = self._call_later(max(MIN_TICK_S, first[1].look_at - now), self._look)
+
+
+class _Watched(Silence):
+    """One stream's."""
+
+    __slots__ = ("look_at",)
+
+    def __init__(self, look_at: float) -> None:
+        """``look_at``: when it is looked at next, in monotonic seconds."""
+        super().__init__()
+        self.look_at = look_at

@@ -8,7 +8,7 @@ PORT ?= 8000
 ARGS ?=
 N ?= 500
 SEED ?= 1
-# Four groups of files on two cores: some wait while others compute. Files in order, for the long ones come first.
+# Four groups of files on two cores: some wait while others compute. Which file comes next: tests/scheduling.py.
 WORKERS ?= 4
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

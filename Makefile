@@ -8,7 +8,7 @@ PORT ?= 8000
 ARGS ?=
 N ?= 500
 SEED ?= 1
-# Four groups of files on two cores: some wait while others compute. Files in order, for the long ones come first.
+# Four groups of files on two cores: some wait while others compute. Which file comes next: tests/scheduling.py.
 WORKERS ?= 4
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
@@ -26,6 +26,7 @@ check: install  ## the fast part: format, lint, types, layers, unit and property
 
 # Three at a time on two cores, since tests of the parts wait for processes. Only check-connector imports vLLM, 14 s of CPU: pytest's own workers would do so each.
 .PHONY: check-style check-laws check-connector check-parts
+BRIEF_TESTS = PDCLUSTER_FEW_EXAMPLES=1 $(BIN)/python -m pytest -q -m "not slow and not long"
 WITH_VLLM = tests/unit/connector tests/unit/benchmarks
 
 check-style:
@@ -35,13 +36,13 @@ check-style:
 	$(BIN)/lint-imports
 
 check-laws:
-	$(BIN)/python -m pytest -q tests/property
+	$(BRIEF_TESTS) tests/property
 
 check-connector:
-	$(BIN)/python -m pytest -q $(WITH_VLLM)
+	$(BRIEF_TESTS) $(WITH_VLLM)
 
 check-parts:
-	$(BIN)/python -m pytest -q tests/unit $(addprefix --ignore=,$(WITH_VLLM))
+	$(BRIEF_TESTS) tests/unit $(addprefix --ignore=,$(WITH_VLLM))
 
 # The linters beside the tests: their one core would leave the other idle for a minute, and they end long before.
 test: kube  ## check, and tests of all parts, also with real engines: before every merge

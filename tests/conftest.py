@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from control_plane.binaries import find_binaries
 from control_plane.plane import ControlPlane
 from drawn import drawn
+from scheduling import KindScheduling
 
 settings.register_profile(
     "patient", max_examples=drawn(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -25,6 +27,12 @@ settings.load_profile("patient")
 os.environ["KUBECACHEDIR"] = "/dev/null"
 """Helm and kubectl keep what they learn of a server: not of ours, in somebody's home. Before Helm's library is loaded:
 it reads the environment once."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> KindScheduling | None:
+    """Of ``make test``, which gives whole files to its workers."""
+    return KindScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,8 @@ from pdcluster_protocol.params import ContentCheck
 from pdcluster_protocol.side_channel import RankLayout, RegionLayout
 
 torch.set_num_threads(1)
+
+pytestmark = pytest.mark.long  # Numba compiles: seconds.
 
 DTYPES = [torch.uint8, torch.bfloat16, torch.float16, torch.float32, torch.float64]
 AXES = [(0, 1, 2, 3), (0, 2, 1, 3), (1, 0, 2, 3), (2, 0, 1, 3)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ turns = st.lists(st.tuples(st.integers(0, 1), st.integers(0, len(STREAMS) - 1), 
 """Which rank's which stream may do how many operations more."""
 
 
+@pytest.mark.long
 @settings(max_examples=drawn(27), deadline=None)
 @given(turns=turns, decode_tp=st.sampled_from([1, 4]), staging_bytes=st.sampled_from([TIGHT, WIDE]))
 def test_decode_has_every_byte_whichever_stream_goes_on_first(

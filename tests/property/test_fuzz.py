@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import pytest
 
+from drawn import drawn
 from fuzz import bodies, frames
 from pdcluster_protocol.secret import Secret
 from pdcluster_router.core import rewrite
 
+NUM_INPUTS = drawn(15_000)
+SEEDS = [1, pytest.param(2, marks=pytest.mark.long)]
 
-@pytest.mark.parametrize("seed", [1, 2])
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_frames_without_a_seal_change_nothing_and_without_a_token_grant_nothing(seed: int) -> None:
-    frames.run(5_000, seed)
+    frames.run(NUM_INPUTS, seed)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_no_body_without_the_routers_token_and_the_clusters_seal_is_let_in(seed: int) -> None:
-    bodies.run(5_000, seed)
+    bodies.run(NUM_INPUTS, seed)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_no_body_of_a_client_steers_a_transfer(seed: int) -> None:
-    bodies.run_clients(5_000, seed)
+    bodies.run_clients(NUM_INPUTS, seed)
 
 
 def test_the_fuzzer_finds_a_number_that_is_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,6 +195,7 @@ class GrowsWithoutEnd(Breaker):
         self.until = now + self._ejection_s
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [NeverComesBack, HearsTheOldEra, LetsEverybodyTry, GrowsWithoutEnd])
 def test_a_bug_that_is_put_in_on_purpose_is_found(kind: type[Breaker]) -> None:
     check_it_is_found(History, kind, num_histories=6_000, num_steps=30)

@@ -315,6 +315,7 @@ class CountsNothing(Pairing):
         return super()._attempt_failed(key, now=now)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind",
     [StartsBeforeItStops, ForgetsTheCall, RetriesAfterTheFirstByte, FreesBeforeItStops, AnswersTwice, CountsNothing],

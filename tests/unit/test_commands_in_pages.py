@@ -150,6 +150,7 @@ def test_a_block_is_read_as_a_reader_does() -> None:
     assert commands_in(page) == ["make run", "make test"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [[], *([subcommand] for subcommand in SUBCOMMANDS)])
 def test_help_works_everywhere(words: list[str]) -> None:
     command = [sys.executable, "-m", "pdcluster_cli", *words, "--help"]

@@ -75,6 +75,7 @@ def test_the_doctor_names_what_needs_the_user(capsys: pytest.CaptureFixture[str]
     assert f"port {port}" in problems[0]
 
 
+@pytest.mark.long
 def test_routers_and_operators_start_without_what_only_engines_have() -> None:
     """Their image has neither numpy nor torch."""
     program = """

@@ -15,6 +15,8 @@ from pdcluster_connector.worker.content_loop import PlainPass, compiled_loop, lo
 from pdcluster_connector.worker.content_pass import Pages, PartSums, factors_of
 from pdcluster_protocol.params import ContentCheck
 
+pytestmark = pytest.mark.long  # Numba compiles, and new processes import PyTorch: half a minute.
+
 PAGES, HEADS, TOKENS, WORDS = 4, 2, 3, 2
 
 

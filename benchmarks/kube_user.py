@@ -1,6 +1,6 @@
 """An administrator of an API server for benchmarks: plain writes, and watches that others can wait for.
 
-Sessions are the operator's own (``pdcluster_operator.access``), so that a client costs the same on both sides.
+Sessions are the operator's own (``pdcluster_kube.session``), so that a client costs the same on both sides.
 """
 
 from __future__ import annotations

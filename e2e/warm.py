@@ -20,12 +20,12 @@ from typing import Final
 
 from e2e.layers import Say
 from e2e.readable import let_others_read
-from pdcluster_cli.engines import ENGINE_MODULE, PRELOAD_CPU
+from pdcluster_cli.engines import ENGINE_MODULE, PRELOAD
 from pdcluster_cli.tiny_model import ensure_folder
 
-_LAST: Final = PRELOAD_CPU[-1]
+_LAST: Final = PRELOAD[-1]
 """Imported after all others: when it has bytecode, so have they."""
-_MODULES: Final = (ENGINE_MODULE, *PRELOAD_CPU, "pdcluster_connector.vllm.connector", "mooncake.engine")
+_MODULES: Final = (ENGINE_MODULE, *PRELOAD, "pdcluster_connector.vllm.connector", "mooncake.engine")
 _REGISTRY: Final = "vllm.model_executor.models.registry"
 _ARCHITECTURE: Final = "LlamaForCausalLM"
 """Of the tiny model."""

@@ -53,17 +53,12 @@ PRELOAD: Final[tuple[str, ...]] = (
     "vllm.v1.engine.async_llm",
     "vllm.v1.engine.core",
     "vllm.v1.core.sched.scheduler",
-)
-"""Modules that an engine imports on every device. The one that runs is missing: it must run as ``__main__``."""
-
-PRELOAD_CPU: Final[tuple[str, ...]] = (
-    *PRELOAD,
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.worker.cpu_worker",
     "vllm.v1.attention.backends.cpu_attn",
     "vllm.model_executor.models.llama",
 )
-"""CUDA and NPU workers are left out: they would touch the device before the fork."""
+"""Modules that an engine imports on the CPU. The one that runs is missing: it must run as ``__main__``."""
 
 _CPU_OVERRIDES: Final = {"vllm.envs.VLLM_WORKER_MULTIPROC_METHOD": "fork"}
 """vLLM's CPU platform sets the environment variable to ``spawn``, which imports everything again: 10 s an engine. The
@@ -109,8 +104,12 @@ class EnginePlan:
 
 
 def preload_modules(device: LocalDevice) -> tuple[str, ...]:
-    """The modules that the zygote imports once for all engines."""
-    return PRELOAD_CPU if device is LocalDevice.CPU else PRELOAD
+    """The modules that the zygote imports once for all engines.
+
+    None where there is an accelerator: vLLM's import asks its driver for the devices, which leaves threads behind (two
+    on an H200 with vLLM 0.26), and no fork is safe after that.
+    """
+    return PRELOAD if device is LocalDevice.CPU else ()
 
 
 OFFLINE: Final = {"HF_HUB_OFFLINE": "1"}

@@ -129,6 +129,9 @@ class Zygote:
     Must be made in a thread that lives as long as the engines shall (see ``linux.py``).
     """
 
+    imports_once = True
+    """Whether it imports anything for its engines."""
+
     def __init__(
         self, modules: Sequence[str], *, env: Mapping[str, str | None], log_path: Path, scratch: Sequence[str] = ()
     ) -> None:
@@ -137,6 +140,7 @@ class Zygote:
         ``scratch``: environment variables that name a folder of this zygote's own, for what killed processes leave.
         """
         self.log_path = log_path
+        self.imports_once = bool(modules)
         self._scratch = tempfile.mkdtemp(prefix="pdcluster-")
         self._orders = threading.Lock()
         self._ready: Ready | None = None

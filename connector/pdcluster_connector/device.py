@@ -113,7 +113,8 @@ class TorchRuntime:
         return torch.accelerator.current_stream().device
 
     def enter_device(self, device: torch.device) -> None:
-        torch.accelerator.set_device_index(device)
+        # PyTorch 2.11 takes no device without an index: the first of its kind, as for a new thread.
+        torch.accelerator.set_device_index(device.index or 0)
 
     def current_stream(self) -> Stream:
         return torch.accelerator.current_stream()

@@ -15,7 +15,6 @@ from integration.harness import eventually
 from integration.ports import fresh_port
 from integration.processes import PYTHON_PATH, TESTS, descendants, env_with_tests, is_port_free, is_running
 from patience import PATIENCE_S
-from pdcluster_cli.engines import LocalDevice, preload_modules, zygote_env
 from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote, ZygoteError
 
 
@@ -64,17 +63,6 @@ def test_an_engine_runs_as_main_with_its_own_arguments_and_environment(zygote_he
         0,
         "[one] __main__ ['" + str(tmp_path / "one_module.py") + "', '--flag', 'value'] None red\n",
     )
-
-
-@pytest.mark.slow  # another vLLM or NumPy may break it, no change of ours
-def test_what_engines_on_accelerators_import_leaves_no_thread_behind(tmp_path: Path) -> None:
-    """NumPy's OpenBLAS makes a thread for each further core while it is imported, and no fork is safe after that."""
-    log = tmp_path / "zygote.log"
-    env = zygote_env(LocalDevice.CUDA) | {"OMP_NUM_THREADS": None}
-    with Zygote(preload_modules(LocalDevice.CUDA), env=env, log_path=log) as zygote:
-        ready = zygote.wait_ready(PATIENCE_S)
-    assert ready is not None, log.read_text()
-    assert ready.num_threads == 1
 
 
 def test_overrides_are_set_before_the_module_runs(zygote_here: Zygote, tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ def start_members(
         TimeoutError: The import takes too long.
     """
     deadline = time.monotonic() + timeout_s
-    _import_once(zygote, say, timeout_s)
+    if zygote.imports_once:
+        _import_once(zygote, say, timeout_s)
     engines = [PoolProcess(plan.name, plan.port, zygote.start_engine(engine_spec(plan))) for plan in plans]
     say(f"starting {', '.join(engine.name for engine in engines)} and the router")
     front = PoolProcess("router", router.port, zygote.start_engine(router_spec(plans, router)))

@@ -228,8 +228,7 @@ class RouterProtocol(ReadingProtocol):
         self._is_held = False
         super().on_response_complete()
         if self.cycle is not None and self.cycle.response_complete:
-            # As before the first one: an idle connection keeps no head.
-            self.cycle = self.scope = None  # type: ignore[assignment]
+            self.cycle = self.scope = None  # type: ignore[assignment]  # idle, it keeps no head, as before the first
         if self.pipeline and len(self.pipeline) >= MAX_PIPELINED:
             self._hold()
         elif self.is_in_message and self._read_timer is None and not self.transport.is_closing():

@@ -115,7 +115,7 @@ def test_what_only_the_cpu_needs_stays_away_from_accelerators(device: LocalDevic
     spec = engine_spec(plan(device=device, num_threads=3))
     assert not spec.overrides
     assert not [name for name in spec.env if name.startswith(("OMP_", "VLLM_CPU_OMP", "VLLM_ENABLE_V1"))]
-    assert not [module for module in preload_modules(device) if "cpu" in module]
+    assert preload_modules(device) == (), "vLLM's import asks the driver for devices, which leaves threads behind"
 
 
 def test_every_engine_is_silent_towards_vllms_makers_and_asks_a_hub_only_for_a_users_model() -> None:
@@ -138,7 +138,7 @@ def test_the_plans_environment_wins_and_none_unsets() -> None:
 def test_the_module_that_runs_is_not_imported_before() -> None:
     assert engine_spec(plan()).module == ENGINE_MODULE
     assert all(ENGINE_MODULE not in preload_modules(device) for device in LocalDevice)
-    assert set(PRELOAD) < set(preload_modules(LocalDevice.CPU))
+    assert preload_modules(LocalDevice.CPU) == PRELOAD
 
 
 def test_a_spec_fits_into_one_message_to_the_zygote() -> None:

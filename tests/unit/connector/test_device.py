@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from fakes.async_device import async_device
-from pdcluster_connector.device import CpuDevice, select_device
+from pdcluster_connector.device import CpuDevice, TorchRuntime, select_device
 from pdcluster_protocol.errors import ConfigError
 
 
@@ -27,3 +28,12 @@ def test_a_thread_is_for_the_device_of_the_thread_that_made_the_rank() -> None:
         runtime.devices.clear()
         device.enter_thread()
         assert runtime.devices == [runtime.current_device()]
+
+
+@pytest.mark.parametrize(("name", "index"), [("cuda", 0), ("cuda:0", 0), ("cuda:3", 3)])
+def test_a_device_without_an_index_is_the_first(name: str, index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.11 refuses it: seen on an H200."""
+    entered: list[object] = []
+    monkeypatch.setattr(torch.accelerator, "set_device_index", entered.append)
+    TorchRuntime().enter_device(torch.device(name))
+    assert entered == [index]

@@ -37,6 +37,12 @@ def test_an_import_that_goes_on_says_for_how_many_seconds_it_has() -> None:
     assert int(seconds) >= 1
 
 
+def test_where_every_engine_imports_for_itself_nothing_is_said_of_one_import(tmp_path: Path) -> None:
+    log = tmp_path / "import.log"
+    with Zygote([], env={}, log_path=log) as without, Zygote(["json"], env={}, log_path=log) as with_one:
+        assert (without.imports_once, with_one.imports_once) == (False, True)
+
+
 class LastingZygote(Zygote):
     """Has imported. Its engines never end: this very process stands for each of them."""
 

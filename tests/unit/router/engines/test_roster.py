@@ -13,7 +13,7 @@ from pdcluster_router.core.breaker import FIRST_EJECTION_S, LAST_EJECTION_S, NUM
 from pdcluster_router.core.load import FIRST_PART, SLOW_START_S
 from pdcluster_router.core.membership import Member
 from pdcluster_router.core.outage import Sign
-from pdcluster_router.core.placement import Chooser, E, RequestFacts
+from pdcluster_router.core.placement import Chooser, E, RequestFacts, Tally
 from pdcluster_router.core.policies.least_tokens import least_tokens
 from pdcluster_router.core.rewrite import parse_body
 from pdcluster_router.engines.engine import Engine
@@ -104,9 +104,9 @@ async def test_an_engine_that_is_back_starts_slowly_after_its_probes_and_after_i
 async def test_a_policy_is_asked_when_its_engines_change_and_only_then() -> None:
     asked: list[int] = []
 
-    def policy(engines: Sequence[E], /) -> Chooser[E]:
+    def policy(engines: Sequence[E], tally: Tally | None = None, /) -> Chooser[E]:
         asked.append(len(engines))
-        return least_tokens(engines)
+        return least_tokens(engines, tally)
 
     roster = Roster(PoolLimits(4, 1.0, 1.0), policy, lambda: None, lambda _: None, Clock())
     prefill = Member("http://127.0.0.1:1", Role.PREFILL)

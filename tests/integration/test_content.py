@@ -12,6 +12,7 @@ import pytest
 
 from fakes.transports import Permuting, wrap_transports
 from integration.ranks import BLOCK_SIZE, HEAD_BYTES, Pair, Shape, content_of, expect, make_pair
+from patience import until
 from pdcluster_connector.engine_facts import Memory
 from pdcluster_connector.failures import take_counts
 from pdcluster_connector.settings import Settings
@@ -140,7 +141,8 @@ def test_a_decode_rank_whose_device_fails_while_it_reads_says_so_and_accuses_nob
         pair.require_lost("a")
         assert not pair.losses, "it is no attempt's fault"
         assert "content_differs" not in take_counts()
-        (told,) = [record.getMessage() for record in caplog.records if "receive_failed" in record.getMessage()]
+        assert until(lambda: any("receive_failed" in said for said in caplog.messages)), "its thread says so afterwards"
+        (told,) = [said for said in caplog.messages if "receive_failed" in said]
         assert "decode rank cannot read its own KV" in told
         pair.step(finished=["a"])
         assert pair.step_until(lambda: "a" in pair.released), "its source is kept for ever"

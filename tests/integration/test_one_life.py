@@ -21,7 +21,7 @@ from integration.ranks import (
     make_pair,
     push_slice,
 )
-from patience import PATIENCE_S
+from patience import PATIENCE_S, until
 from pdcluster_connector.assembly import DecodeRank, make_decode_rank
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import DecodeStep, PushSlice
@@ -93,5 +93,5 @@ def test_data_parallel_ranks_of_one_engine_do_not_share_an_attempt(caplog: pytes
         other.step(finished=["a"])
         assert other.step_until(lambda: other.released == {"a"}, timeout_s=PATIENCE_S)
         assert not pair.target.layers[:, 6].any()
+        assert until(lambda: "another prefill engine holds the grant of this attempt" in caplog.text)
         logging.getLogger("vllm.pdcluster").removeHandler(caplog.handler)
-        assert "another prefill engine holds the grant of this attempt" in caplog.text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import http.client
 import socket
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from pdcluster_cli.engines import LOOPBACK
@@ -34,6 +35,21 @@ def free_port() -> int:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@contextmanager
+def held_ports(count: int) -> Iterator[list[int]]:
+    """Loopback ports that the kernel gives to no other process until the end of the ``with``.
+
+    An engine imports for a minute before it binds its port, and a free one may be another's by then. Each is bound by a
+    socket that does not listen. A server with SO_REUSEADDR, as vLLM's and our router do, binds and listens beside it.
+    """
+    with ExitStack() as stack:
+        holders = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for holder in holders:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind((LOOPBACK, 0))
+        yield [holder.getsockname()[1] for holder in holders]
 
 
 def is_healthy(port: int, *, timeout_s: float = 1.0) -> bool:

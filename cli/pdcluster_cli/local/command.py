@@ -29,7 +29,7 @@ from pdcluster_cli.local.pool import PoolProcess, RouterPlan, find_dead, start_m
 from pdcluster_cli.local.report import build_report, format_report, pushes_in, read_traces, requests_in
 from pdcluster_cli.model_source import ModelSource, find_model
 from pdcluster_cli.tiny_model import CORPUS, cache_root, ensure_tiny_model
-from pdcluster_cli.waiting import EngineDied, free_port
+from pdcluster_cli.waiting import EngineDied, held_ports
 from pdcluster_cli.zygote import Zygote, ZygoteError
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, router_flag
@@ -121,14 +121,18 @@ def _find_model(options: Options) -> ModelSource:
 
 
 def _serve(run: Run) -> int:
-    engine_ports = [free_port() for _ in range(run.options.num_engines)]
+    with held_ports(run.options.num_engines + 1) as (internal_port, *engine_ports):
+        return _serve_on(run, internal_port, engine_ports)
+
+
+def _serve_on(run: Run, internal_port: int, engine_ports: Sequence[int]) -> int:
     plans = plan_engines(run.options, run.machine, model=run.model.argument, folder=run.folder, ports=engine_ports)
     _say(f"logs are in {run.folder}")
     modules = preload_modules(run.machine.device)
     secrets = secret_env(os.environ)
     env = {**_env(run), **secrets}
     with _zygote(Zygote(modules, env=env, log_path=run.folder / "import.log", scratch=SCRATCH)) as zygote:
-        router = dataclasses.replace(run.router, internal_port=free_port())
+        router = dataclasses.replace(run.router, internal_port=internal_port)
         members = start_members(zygote, plans, router, _say, timeout_s=run.options.start_timeout_s)
         traces = [run.router.trace_file, *(plan.trace_file for plan in plans if plan.trace_file)]
         prove = partial(prove_transfer, router.internal_port, load_secret(secrets, host=LOOPBACK))

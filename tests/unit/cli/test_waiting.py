@@ -1,0 +1,27 @@
+"""Ports that wait for their servers."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import pytest
+
+from pdcluster_cli.engines import LOOPBACK
+from pdcluster_cli.waiting import held_ports
+
+
+def test_a_held_port_is_for_the_server_that_reuses_addresses_and_for_nobody_else() -> None:
+    with held_ports(2) as (port, other):
+        assert port != other
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use") as refused:
+            stranger.bind((LOOPBACK, port))
+        assert refused.value.errno == errno.EADDRINUSE
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind((LOOPBACK, port))
+            server.listen()
+            with socket.create_connection((LOOPBACK, port)), server.accept()[0]:
+                pass
+    with socket.create_server((LOOPBACK, other)):
+        pass

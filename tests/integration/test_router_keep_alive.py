@@ -81,6 +81,16 @@ def code_in(path: str, stream: bytes) -> str:
 # Where a stream waits.
 
 
+async def admitted_late(rig: Rig) -> tuple[asyncio.Task[Message], asyncio.Task[Message]]:
+    """A stream that waits for room behind a first one, whose prefill waits too; the second has got a comment."""
+    rig.prefill.close_gate(Gate.PREFILL)
+    first = await ask(rig, COMPLETIONS, PROMPT)
+    await rig.prefill.next_request()
+    asked = await ask(rig, COMPLETIONS)
+    await commented(rig)
+    return first, asked
+
+
 @EACH_PATH
 @pytest.mark.parametrize("gate", [Gate.RESERVE, Gate.PREFILL])
 async def test_a_stream_that_waits_for_its_engines_begins_with_comments(path: str, gate: Gate) -> None:
@@ -101,11 +111,7 @@ async def test_a_stream_that_waits_for_its_engines_begins_with_comments(path: st
 
 async def test_a_stream_that_waits_to_be_admitted_begins_with_comments() -> None:
     async with quick_rig(max_prefill_backlog_tokens=1) as rig:
-        rig.prefill.close_gate(Gate.PREFILL)
-        first = await ask(rig, COMPLETIONS, PROMPT)
-        await rig.prefill.next_request()
-        asked = await ask(rig, COMPLETIONS)
-        await commented(rig)
+        first, asked = await admitted_late(rig)
         assert len(rig.decode.seen) == 1
         rig.prefill.open_gate(Gate.PREFILL)
         got = await told(asked)
@@ -308,11 +314,7 @@ async def test_comments_do_not_hide_that_decode_has_stalled() -> None:
 
 async def test_an_engine_that_does_not_stream_is_lost_once_the_stream_has_begun() -> None:
     async with quick_rig(max_prefill_backlog_tokens=1) as rig:
-        rig.prefill.close_gate(Gate.PREFILL)
-        first = await ask(rig, COMPLETIONS, PROMPT)
-        await rig.prefill.next_request()
-        asked = await ask(rig, COMPLETIONS)
-        await commented(rig)
+        first, asked = await admitted_late(rig)
         rig.decode.fault, rig.decode.raw = Fault.RAW, answer(200, "application/json", b'{"choices":[]}')
         rig.prefill.open_gate(Gate.PREFILL)
         got = await told(asked)

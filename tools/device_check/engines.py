@@ -38,7 +38,7 @@ from pdcluster_cli.engines import (
 from pdcluster_cli.last_words import last_lines
 from pdcluster_cli.local.pool import PoolProcess, RouterPlan, start_members, wait_ready
 from pdcluster_cli.tiny_model import TINY, ModelShape, ensure_tiny_model
-from pdcluster_cli.waiting import EngineDied, NotReady, free_port
+from pdcluster_cli.waiting import EngineDied, NotReady, held_ports
 from pdcluster_cli.zygote import Zygote
 
 SHAPES: Final = {
@@ -137,21 +137,31 @@ def _started(
 ) -> Iterator[tuple[int, int]]:
     """Ports of a single engine and of a router before a pair."""
     roles = (PoolRole.PREFILL, PoolRole.DECODE, PoolRole.SINGLE)
-    plans = [_plan(role, setup, dtype, device, model, logs) for role in roles]
-    router = RouterPlan(free_port(), logs / "router.log", logs / "router.trace", internal_port=free_port())
+    with held_ports(2 + len(roles)) as (front, internal, *ports):
+        plans = [_plan(*one, setup, dtype, device, model, logs) for one in zip(roles, ports, strict=True)]
+        router = RouterPlan(front, logs / "router.log", logs / "router.trace", internal_port=internal)
+        with _running(zygote, plans, router):
+            yield plans[-1].port, front
+
+
+@contextmanager
+def _running(zygote: Zygote, plans: Sequence[EnginePlan], router: RouterPlan) -> Iterator[None]:
+    """The last of ``plans`` is the single engine's."""
     alone, members = plans[-1], list[PoolProcess]()
     try:
         members.append(PoolProcess(alone.name, alone.port, zygote.start_engine(engine_spec(alone))))
-        members += start_members(zygote, plans[:2], router, _say, timeout_s=START_S)
+        members += start_members(zygote, plans[:-1], router, _say, timeout_s=START_S)
         wait_ready(members[:1], members, _say, deadline=time.monotonic() + START_S)
-        yield alone.port, router.port
+        yield
     finally:
         for member in members:
             member.handle.stop(5.0)
 
 
-def _plan(role: PoolRole, setup: Setup, dtype: str, device: LocalDevice, model: Path, logs: Path) -> EnginePlan:
-    plan = EnginePlan(role.value, role, model, free_port(), logs / f"{role.value}.log", device)
+def _plan(
+    role: PoolRole, port: int, setup: Setup, dtype: str, device: LocalDevice, model: Path, logs: Path
+) -> EnginePlan:
+    plan = EnginePlan(role.value, role, model, port, logs / f"{role.value}.log", device)
     there = () if device is LocalDevice.CPU else ON_DEVICE
     args = (*SHARED, *there, "--dtype", dtype, *setup.args)
     trace, settings = logs / f"{role.value}.trace", {"content_check": "full"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Final
 
 import pytest
 import torch
@@ -122,25 +123,40 @@ def test_a_rank_has_a_loop_only_where_all_sums_of_plain_memory_are_to_be_found()
     assert loop_for([foreign, plain.to("meta")], ContentCheck.FULL) is None
 
 
-@pytest.mark.parametrize(
-    "hindrance",
-    [
-        "sys.modules['numba'] = None",
-        "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'",
-        "sys.modules['numba'] = types.ModuleType('numba')  # of a version that has other names",
-        "import numba; numba.njit = lambda *_, **__: 1 / 0  # its compiler fails",
-    ],
+HINDRANCES: Final = (
+    "sys.modules['numba'] = None",
+    "os.environ['NUMBA_DISABLE_JIT'] = '1'",
+    "sys.modules['numba'] = types.ModuleType('numba')  # of a version that has other names",
+    "import numba; numba.njit = lambda *_, **__: 1 / 0  # its compiler fails",
 )
-def test_without_numba_pytorch_finds_the_sums(hindrance: str) -> None:
-    code = (
-        f"import sys, types; {hindrance}\n"
-        "from unit.connector.worker.test_content_loop import plain_pass, sums_of\n"
-        "assert plain_pass(sums_of([0])) is None"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(filter(None, sys.path))})
+WITHOUT_NUMBA: Final = """
+import os, sys, types
+import torch  # takes seconds: once for all
+def try_with(hindrance):
+    exec(hindrance)
+    from unit.connector.worker.test_content_loop import plain_pass, sums_of
+    assert plain_pass(sums_of([0])) is None, hindrance
+for hindrance in sys.argv[1:]:
+    if not (child := os.fork()):
+        try_with(hindrance)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert status == 0, hindrance
+"""
+
+
+def test_without_numba_pytorch_finds_the_sums() -> None:
+    """Each hindrance in a process of its own."""
+    run_alone(WITHOUT_NUMBA, *HINDRANCES)
 
 
 def test_what_an_engine_imports_does_not_import_numba() -> None:
     """Only plain CPU memory needs it: an accelerator's engine does not wait for it."""
     code = "import sys, pdcluster_connector.worker.content_sums; assert 'numba' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(filter(None, sys.path))})
+    run_alone(code)
+
+
+def run_alone(code: str, *arguments: str) -> None:
+    """In a Python that has imported nothing yet."""
+    env = {"PYTHONPATH": ":".join(filter(None, sys.path))}
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True, env=env)

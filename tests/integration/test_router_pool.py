@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import select
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -25,8 +26,9 @@ from pdcluster_router.core.policies.least_tokens import least_tokens
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.models import Models
 from pdcluster_router.engines.roster import Roster
+from pdcluster_router.http import connections
 from pdcluster_router.http.connection import Call, Request, ResponseHead, ResponseLost, ResponseSink
-from pdcluster_router.http.connections import ConnectionPool, PoolLimits
+from pdcluster_router.http.connections import ConnectionPool, IdleConnections, PoolLimits
 
 pytestmark = pytest.mark.anyio
 
@@ -63,7 +65,8 @@ async def silent_engine() -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("host", ["decode..svc", "d" * 64])
 async def test_a_host_that_has_no_name_is_told_at_once(host: str) -> None:
-    pool = ConnectionPool(host, 80, PoolLimits(max_connections=1, connect_timeout_s=PATIENCE_S, idle_s=1))
+    limits = PoolLimits(max_connections=1, connect_timeout_s=PATIENCE_S, idle_s=1)
+    pool = ConnectionPool(host, 80, limits, IdleConnections())
     hearer = Hearer()
     pool.send((b"GET / HTTP/1.1\r\n\r\n",), hearer)
     lost = await asyncio.wait_for(hearer.lost, 20)
@@ -74,7 +77,8 @@ async def test_a_host_that_has_no_name_is_told_at_once(host: str) -> None:
 
 async def test_a_host_that_takes_no_connection_is_given_up_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
-        pool, hearer = ConnectionPool("127.0.0.1", full.getsockname()[1], PoolLimits(1, 0.1, 1)), Hearer()
+        port, hearer = full.getsockname()[1], Hearer()
+        pool = ConnectionPool("127.0.0.1", port, PoolLimits(1, 0.1, 1), IdleConnections())
         pool.send((b"GET / HTTP/1.1\r\n\r\n",), hearer)
         lost = await asyncio.wait_for(hearer.lost, 20)
         assert (lost.is_unsent, lost.reason) == (True, "no connection within 0.1 s")
@@ -86,7 +90,9 @@ async def test_a_question_that_is_not_answered_in_time_keeps_no_connection() -> 
         member = Member(url, Role.PREFILL)
         limits = PoolLimits(1, EDGE_S, EDGE_S)
         idle, breaker = (lambda: None), (lambda _: None)
-        engine = Engine("prefill-0", member, limits, on_idle=idle, on_breaker=breaker, now=time.monotonic)
+        engine = Engine(
+            "prefill-0", member, limits, IdleConnections(), on_idle=idle, on_breaker=breaker, now=time.monotonic
+        )
         with pytest.raises(Unavailable, match="no answer within"):
             await engine.fetch("/health", timeout_s=0.05)
         await until(lambda: engine.pool.num_busy == 0)
@@ -239,7 +245,9 @@ class StalePool(ConnectionPool):
     """Three connections, also new ones, are found closed by an engine that cannot have read what was sent."""
 
     def __init__(self) -> None:
-        super().__init__("127.0.0.1", 1, PoolLimits(max_connections=1, connect_timeout_s=1, idle_s=1))
+        super().__init__(
+            "127.0.0.1", 1, PoolLimits(max_connections=1, connect_timeout_s=1, idle_s=1), IdleConnections()
+        )
         self.are_fresh: list[bool] = []
 
     def send(self, request: Request, sink: ResponseSink, *, fresh: bool = False, is_exempt: bool = False) -> Call:
@@ -260,7 +268,8 @@ async def test_an_order_that_found_two_connections_closed_is_not_sent_a_third_ti
     engine.pool = pool
 
 
-async def test_a_request_waits_a_moment_for_a_descriptor(rig: Rig) -> None:
+async def test_a_request_waits_a_moment_for_a_descriptor(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_DESCRIPTOR_WAIT_S", PATIENCE_S)  # On a busy machine the moment is longer.
     client = await rig.client()
     await hang_up_on_engines(rig)
     with no_descriptor_left():
@@ -268,6 +277,29 @@ async def test_a_request_waits_a_moment_for_a_descriptor(rig: Rig) -> None:
         await asyncio.sleep(0.1)
         assert not asked.done()
     assert (await asked).status == 200
+
+
+async def test_without_a_descriptor_an_idle_connection_to_another_engine_gives_its_own() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            writer.write(get_answer((await read_head(reader)).path))
+            await reader.read()
+        writer.close()
+
+    idle, limits, hearer = IdleConnections(), PoolLimits(1, PATIENCE_S, PATIENCE_S), Hearer()
+    engine = await asyncio.start_server(answer, "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as other:  # Nobody accepts: that would need a descriptor too.
+        ports = engine.sockets[0].getsockname()[1], other.getsockname()[1]
+        quiet, busy = (ConnectionPool("127.0.0.1", port, limits, idle) for port in ports)
+        quiet.send((b"GET /health HTTP/1.1\r\n\r\n",), Hearer())
+        await until(lambda: quiet.num_busy == 0)
+        with no_descriptor_left():
+            busy.send((b"GET /health HTTP/1.1\r\n\r\n",), hearer)
+            await until(lambda: hearer.lost.done() or bool(select.select([other], [], [], 0)[0]))
+        assert not hearer.lost.done(), hearer.lost.result()
+        await quiet.close()
+        await busy.close()
+    engine.close()
 
 
 async def test_a_connection_that_speaks_unasked_is_not_used_again(rig: Rig) -> None:

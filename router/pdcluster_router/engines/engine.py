@@ -18,7 +18,7 @@ from pdcluster_router.core.outage import Outage, Sign, sign_of_failure, sign_of_
 from pdcluster_router.core.rewrite import Parts
 from pdcluster_router.core.scrub import scrub
 from pdcluster_router.http.connection import Call, Request, ResponseHead, ResponseLost, ResponseSink
-from pdcluster_router.http.connections import ConnectionPool, PoolLimits
+from pdcluster_router.http.connections import ConnectionPool, IdleConnections, PoolLimits
 
 MAX_FETCHED_BYTES = 16 << 20
 
@@ -39,13 +39,14 @@ class Engine:
         name: str,
         member: Member,
         limits: PoolLimits,
+        idle_connections: IdleConnections,
         *,
         on_idle: Callable[[], None],
         on_breaker: Callable[[Engine], None],
         now: Callable[[], float],
     ) -> None:
-        """``on_idle``: its last request has ended, while it gets nothing new. ``on_breaker``: it is ejected, tried, or
-        back. ``now``: monotonic seconds.
+        """``idle_connections``: those of all engines. ``on_idle``: its last request has ended, while it gets nothing
+        new. ``on_breaker``: it is ejected, tried, or back. ``now``: monotonic seconds.
         """
         parts = urlsplit(member.url)
         self.name = name
@@ -66,7 +67,7 @@ class Engine:
         self._on_breaker = on_breaker
         self._now = now
         self._host = parts.netloc.encode()
-        self.pool = ConnectionPool(parts.hostname or "", parts.port or 80, limits)
+        self.pool = ConnectionPool(parts.hostname or "", parts.port or 80, limits, idle_connections)
         self.change(member.state)
 
     @property

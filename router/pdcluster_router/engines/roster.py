@@ -41,7 +41,7 @@ from pdcluster_router.core.placement import (
     proven,
 )
 from pdcluster_router.engines.engine import Engine
-from pdcluster_router.http.connections import PoolLimits
+from pdcluster_router.http.connections import IdleConnections, PoolLimits
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +90,7 @@ class Roster:
         self.tallies: dict[Role, Tally] = {role: new_tally() for role in Role}
         """Where it has sent requests at their first try on each leg."""
         self._limits = limits
+        self._idle_connections = IdleConnections()
         self._on_change = on_change
         self._on_ejected = on_ejected
         self._now = now
@@ -230,6 +231,7 @@ class Roster:
             name,
             member,
             self._limits,
+            self._idle_connections,
             on_idle=self._became_idle,
             on_breaker=self._breaker_changed,
             now=self._now,

@@ -30,13 +30,37 @@ class PoolLimits:
     idle_s: float
 
 
+class IdleConnections:
+    """The idle connections of all pools: descriptors that can be had back. One event loop owns it."""
+
+    def __init__(self) -> None:
+        self._all: dict[Connection, None] = {}
+        """In the order in which they became idle."""
+
+    def add(self, connection: Connection) -> None:
+        self._all[connection] = None
+
+    def discard(self, connection: Connection) -> None:
+        """It takes a call, or it is closed. No error if it is not there."""
+        self._all.pop(connection, None)
+
+    def close_oldest(self) -> None:
+        """That which has waited longest is closed. Its descriptor is free after the loop's next turn."""
+        if self._all:
+            connection = next(iter(self._all))
+            self.discard(connection)
+            connection.abort()
+
+
 class ConnectionPool:
     """Connections to one address. One event loop owns it; ``close`` ends everything that it started."""
 
-    def __init__(self, host: str, port: int, limits: PoolLimits) -> None:
+    def __init__(self, host: str, port: int, limits: PoolLimits, all_idle: IdleConnections) -> None:
+        """``all_idle``: those of all pools of this process, which live on its descriptors together."""
         self._host = host
         self._port = port
         self._limits = limits
+        self._all_idle = all_idle
         self._loop = asyncio.get_running_loop()
         self._idle: dict[Connection, None] = {}
         self._all: set[Connection] = set()
@@ -91,15 +115,18 @@ class ConnectionPool:
             return
         connection.idle_since = self._loop.time()
         self._idle[connection] = None
+        self._all_idle.add(connection)
 
     def _closed(self, connection: Connection) -> None:
         self._idle.pop(connection, None)
+        self._all_idle.discard(connection)
         self._all.discard(connection)
 
     def _take_idle(self) -> Connection | None:
         oldest = self._loop.time() - self._limits.idle_s
         while self._idle:
             connection, _ = self._idle.popitem()
+            self._all_idle.discard(connection)
             if connection.is_usable and connection.idle_since >= oldest:
                 return connection
             connection.abort()
@@ -128,7 +155,8 @@ class ConnectionPool:
             connection.send(request, call)
 
     async def _open_with_patience(self) -> Connection:
-        """Waits a moment for a descriptor. Raises OSError when there is none until then."""
+        """Where there is no descriptor, idle connections give theirs, one for each try, or one comes back within a
+        moment. Raises OSError when there is none until then."""
         deadline = self._loop.time() + min(_DESCRIPTOR_WAIT_S, self._limits.connect_timeout_s / 2)
         while True:
             try:
@@ -136,6 +164,7 @@ class ConnectionPool:
             except OSError as error:
                 if error.errno not in _NO_DESCRIPTOR or self._loop.time() > deadline:
                     raise
+            self._all_idle.close_oldest()
             await asyncio.sleep(_DESCRIPTOR_PAUSE_S)
 
     async def _open(self) -> Connection:

@@ -3,7 +3,8 @@
     .venv/bin/python -m benchmarks.policies [--seed 1] [--engines 4 16] [--trace agents ...]
 
 The policies, loads, breakers and bodies are the router's own; the engines are a model in ``benchmarks/pool_model.py``,
-the traces ``benchmarks/traces.py`` makes. Each policy meets the same requests at the same virtual times.
+the traces ``benchmarks/traces.py`` makes. Each policy meets the same requests at the same virtual times. What peers
+would choose is in ``benchmarks/peer_policies.py``; the breakers that keep them from broken engines are ours.
 
 *hit*: tokens of prompts that were in the engine's prefix cache, in per cent. The oracle is one prefill engine with the
 memory of all: no placement finds more there. *max/mean*: work of the busiest engine. *wait*: from a request to the end
@@ -16,10 +17,12 @@ import argparse
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Final
 
-from benchmarks.pool_model import Pool, Served, oracle_hits
+from benchmarks.peer_policies import PEERS
+from benchmarks.pool_model import OurRouter, Pool, Router, Served, oracle_hits
 from benchmarks.traces import TRACES, Asked
 
 from pdcluster_protocol.launch import RouterPolicy
@@ -36,7 +39,11 @@ def by_chance(engines: Sequence[E], _: Tally | None = None, /) -> Chooser[E]:
     return choose
 
 
-_COMPARED: Final[dict[str, Policy]] = {"chance": by_chance, **{name.value: POLICIES[name] for name in RouterPolicy}}
+_OURS: Final[dict[str, Policy]] = {"chance": by_chance, **{name.value: POLICIES[name] for name in RouterPolicy}}
+_COMPARED: Final[dict[str, Callable[[], Router]]] = {
+    **{name: partial(OurRouter, policy) for name, policy in _OURS.items()},
+    **PEERS,
+}
 _BASE: Final = RouterPolicy.LEAST_TOKENS.value
 
 
@@ -54,8 +61,8 @@ class Row:
     """Requests that were tried at a broken engine."""
 
 
-def measure(trace: Sequence[Asked], policy: Policy, num_engines: int, seed: int, *, is_one_broken: bool) -> Row:
-    pool = Pool(policy, num_engines, random.Random(seed).random, is_one_broken=is_one_broken)
+def measure(trace: Sequence[Asked], router: Router, num_engines: int, seed: int, *, is_one_broken: bool) -> Row:
+    pool = Pool(router, num_engines, random.Random(seed).random, is_one_broken=is_one_broken)
     served = pool.serve(trace)
     waits = sorted(one.wait_s for one in served)
     return Row(
@@ -79,14 +86,14 @@ def show(name: str, num_engines: int, seed: int) -> None:
     print(f"\n{name}: {len(trace)} requests, {num_engines} engines of each role; an oracle hits", end=" ")
     print(f"{100 * oracle_hits(trace, num_engines) / sum(one.num_tokens for one in trace):.1f} %")
     rows = {
-        policy_name: measure(trace, policy, num_engines, seed, is_one_broken=is_one_broken)
-        for policy_name, policy in _COMPARED.items()
+        policy_name: measure(trace, router(), num_engines, seed, is_one_broken=is_one_broken)
+        for policy_name, router in _COMPARED.items()
     }
-    print("policy        prefill hit  decode hit  max/mean p  max/mean d  mean wait  p99 wait  failed")
+    print(f"{'policy':<27} prefill hit  decode hit  max/mean p  max/mean d  mean wait  p99 wait  failed")
     base = rows[_BASE]
     for policy_name, row in rows.items():
         print(
-            f"{policy_name:<13} {100 * row.prefill_hit:>9.1f} % {100 * row.decode_hit:>9.1f} %"
+            f"{policy_name:<27} {100 * row.prefill_hit:>9.1f} % {100 * row.decode_hit:>9.1f} %"
             f" {row.prefill_balance:>11.2f} {row.decode_balance:>11.2f}"
             f" {row.mean_wait_s / base.mean_wait_s:>10.2f} {row.p99_wait_s / base.p99_wait_s:>9.2f} {row.failed:>7}"
         )

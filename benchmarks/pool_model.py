@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final
+from typing import Final, Protocol
 
 from benchmarks.traces import BLOCK_TOKENS, Asked, Block
 
@@ -68,6 +68,8 @@ class ModelEngine:
     load: Load = field(default_factory=Load)
     breaker: Breaker = field(default_factory=Breaker)
     cache: PrefixCache = field(default_factory=lambda: PrefixCache(CACHE_BLOCKS))
+    num_running: int = 0
+    """Requests that it has: for prefill until it is done, for decode until the answer's end."""
     free_at: float = 0.0
     work_tokens: int = 0
     revision: str = ""
@@ -85,13 +87,37 @@ class Served:
     wait_s: float
 
 
+class Router(Protocol):
+    """Chooses one of the engines that may get a request."""
+
+    def __call__(
+        self, role: Role, asked: Asked, engines: Sequence[ModelEngine], *, now: float, chance: Callable[[], float]
+    ) -> ModelEngine: ...
+
+
+class OurRouter:
+    """A policy of the product, asked anew where the engines have changed."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._choosers: dict[Role, tuple[Sequence[ModelEngine], Chooser[ModelEngine]]] = {}
+
+    def __call__(
+        self, role: Role, asked: Asked, engines: Sequence[ModelEngine], *, now: float, chance: Callable[[], float]
+    ) -> ModelEngine:
+        known = self._choosers.get(role)
+        if known is None or known[0] != engines:
+            known = self._choosers[role] = (engines, self._policy(engines))
+        return known[1](asked.request, now=now, chance=chance)
+
+
 class Pool:
     """One router and its engines."""
 
     def __init__(
-        self, policy: Policy, num_engines: int, chance: Callable[[], float], *, is_one_broken: bool = False
+        self, router: Router, num_engines: int, chance: Callable[[], float], *, is_one_broken: bool = False
     ) -> None:
-        self._policy = policy
+        self._router = router
         self._chance = chance
         self.engines = {
             role: [
@@ -100,7 +126,6 @@ class Pool:
             ]
             for number, role in enumerate(Role)
         }
-        self._choosers: dict[Role, tuple[list[ModelEngine], Chooser[ModelEngine]]] = {}
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = count()
         self.num_failed = 0
@@ -151,6 +176,7 @@ class Pool:
             engine.breaker.take(now=now)
             if not engine.is_broken or len(tried) == _MOST_TRIES:
                 engine.breaker.began(engine.breaker.era)
+                engine.num_running += 1
                 return engine, FAILURE_S * len(tried)
             engine.load.outstanding_tokens -= num_tokens
             engine.load.add_failed(num_tokens, now=now)
@@ -162,16 +188,15 @@ class Pool:
         for engine in self.engines[role]:
             engine.breaker.wake(now=now)
         engines = usable([engine for engine in self.engines[role] if engine not in tried])
-        known = self._choosers.get(role)
-        if known is None or known[0] != engines:
-            known = self._choosers[role] = (engines, self._policy(engines))
-        return known[1](asked.request, now=now, chance=self._chance)
+        return self._router(role, asked, engines, now=now, chance=self._chance)
 
     def _ended(self, prefill: ModelEngine, num_tokens: int) -> None:
+        prefill.num_running -= 1
         prefill.load.outstanding_tokens -= num_tokens
         prefill.breaker.succeeded(prefill.breaker.era)
 
     def _answered(self, decode: ModelEngine, asked: Asked, num_tokens: int) -> None:
+        decode.num_running -= 1
         decode.load.outstanding_tokens -= num_tokens
         decode.breaker.succeeded(decode.breaker.era)
         decode.cache.keep(asked.with_answer)

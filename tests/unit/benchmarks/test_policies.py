@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from benchmarks.peer_policies import PEERS, named_session
 from benchmarks.policies import by_chance, measure
-from benchmarks.pool_model import Pool, PrefixCache, oracle_hits
-from benchmarks.traces import BLOCK_TOKENS, CHATS, Asked, made
+from benchmarks.pool_model import ModelEngine, OurRouter, Pool, PrefixCache, oracle_hits
+from benchmarks.traces import AGENTS, BLOCK_TOKENS, CHATS, Asked, made
 
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.policies.affinity import affinity
@@ -48,19 +49,74 @@ def test_a_cache_finds_a_beginning_and_forgets_the_end_first() -> None:
 
 
 def test_every_request_is_served_and_no_load_is_left(trace: list[Asked]) -> None:
-    pool = Pool(by_chance, 3, random.Random(1).random)
+    pool = Pool(OurRouter(by_chance), 3, random.Random(1).random)
     assert len(pool.serve(trace)) == len(trace)
     assert [engine.load.outstanding_tokens for role in Role for engine in pool.engines[role]] == [0] * 6
 
 
 def test_affinity_finds_more_than_chance_and_no_more_than_the_oracle(trace: list[Asked]) -> None:
-    rows = [measure(trace, policy, 4, 1, is_one_broken=False) for policy in (by_chance, affinity)]
+    rows = [measure(trace, OurRouter(policy), 4, 1, is_one_broken=False) for policy in (by_chance, affinity)]
     oracle = oracle_hits(trace, 4) / sum(one.num_tokens for one in trace)
     assert rows[0].prefill_hit + 0.1 < rows[1].prefill_hit <= oracle
 
 
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peers_choices_serve_every_request_and_leave_no_load(trace: list[Asked], name: str) -> None:
+    pool = Pool(PEERS[name](), 3, random.Random(1).random)
+    assert len(pool.serve(trace)) == len(trace)
+    engines = [engine for role in Role for engine in pool.engines[role]]
+    assert {(engine.load.outstanding_tokens, engine.num_running) for engine in engines} == {(0, 0)}
+
+
+def first_choices(name: str, trace: list[Asked], busy: int = 0) -> list[str]:
+    """Of two requests of one conversation and one of another, with the same system prompt; ``busy`` of the first's."""
+    router, pool = PEERS[name](), Pool(OurRouter(by_chance), 4, random.Random(1).random)
+    engines = pool.engines[Role.PREFILL]
+    first = next(one for one in trace if len(one.blocks) < 12)
+    turns = [one for one in trace if one.session == first.session][:2]
+    other = next(one for one in trace if one.session != first.session and one.blocks[0] == first.blocks[0])
+    chosen = []
+    for asked in (*turns, other):
+        engine = router(Role.PREFILL, asked, engines, now=asked.at, chance=lambda: 0.99)
+        engine.cache.keep(asked.blocks)
+        engine.num_running = busy
+        chosen.append(engine.url)
+    return chosen
+
+
+@pytest.mark.parametrize("name", [name for name in PEERS if name != "vllm-router consistent-hash"])
+def test_peers_that_know_prompts_bring_a_conversation_back(trace: list[Asked], name: str) -> None:
+    first, second, _ = first_choices(name, trace)
+    assert first == second
+
+
+def test_a_tree_gives_up_its_engine_where_it_has_far_more_requests_than_another(trace: list[Asked]) -> None:
+    name = "sglang cache-aware"
+    assert len(set(first_choices(name, trace, busy=64))) == 1
+    assert len(set(first_choices(name, trace, busy=65))) > 1
+
+
+def test_a_named_session_is_read_from_its_header() -> None:
+    (one, *_) = made(random.Random(1), [(AGENTS, 1)])
+    assert named_session(one) == b"session-0.0"
+    assert named_session(made(random.Random(1), [(CHATS, 1)])[0]) == b""
+
+
+def test_a_ring_moves_only_the_sessions_of_the_engine_that_left() -> None:
+    agents = made(random.Random(1), [(AGENTS, 40)])
+    engines = Pool(OurRouter(by_chance), 4, random.Random(1).random).engines[Role.DECODE]
+    router = PEERS["vllm-router consistent-hash"]()
+
+    def homes(there: list[ModelEngine]) -> dict[str, str]:
+        return {one.session: router(Role.DECODE, one, there, now=0, chance=random.random).url for one in agents}
+
+    before, after = homes(engines), homes(engines[1:])
+    assert all(after[session] == url for session, url in before.items() if url != engines[0].url)
+    assert set(before.values()) == {engine.url for engine in engines}
+
+
 def test_an_engine_that_is_broken_is_tried_and_serves_nothing(trace: list[Asked]) -> None:
-    pool = Pool(by_chance, 3, random.Random(1).random, is_one_broken=True)
+    pool = Pool(OurRouter(by_chance), 3, random.Random(1).random, is_one_broken=True)
     assert len(pool.serve(trace)) == len(trace)
     assert pool.num_failed > 0
     assert [pool.engines[role][0].work_tokens for role in Role] == [0, 0]

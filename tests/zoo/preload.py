@@ -5,8 +5,9 @@ What vLLM assumes, and what is changed here, for speed only:
   directory): here the classes are imported once and registered as they are;
 - each worker looks through every name of every module for kernels that the CPU replaces (0.3 s): here it is done once,
   for the forks hold the same modules;
-- each engine configures logging twice, which touches every logger (0.1 s): here it finds it done;
-- at TP > 1 the masking of words is compiled at each worker's first request, for 2..5 s: here it runs as it is written;
+- each process of an engine configures logging, which touches every logger (0.1 s): here it finds it done;
+- at TP > 1 the masking of words is compiled at each worker's first request, for 2..5 s, and so is the counting of ranks
+  at the first log probability, for 1..2 s: here they run as they are written;
 - every worker has a core to itself, so it spins: for a second after each message, and at every all-reduce. Fourteen
   workers on two cores then do nothing else. Here they wait: all-reduce goes through gloo, as between machines.
 """
@@ -35,13 +36,17 @@ ARCHITECTURES: Final = {
 """Class to module; the tiny models of ``models.py``."""
 MODULES: Final = (
     "model_hosting_container_standards.sagemaker",
+    "transformers.integrations.mistral.tokenizer",
     "uvicorn.protocols.http.auto",
     "uvicorn.protocols.websockets.auto",
+    "vllm.distributed.elastic_ep.elastic_execute",
     "vllm.entrypoints.anthropic.api_router",
     "vllm.entrypoints.generate.generative_scoring.api_router",
     "vllm.entrypoints.generate.structured_decisions.api_router",
     "vllm.entrypoints.scale_out.derender.api_router",
     "vllm.entrypoints.scale_out.render.api_router",
+    "vllm.entrypoints.scale_out.token_in_token_out.api_router",
+    "vllm.entrypoints.serve.instrumentator.metrics",
     "vllm.entrypoints.serve.profile.api_router",
     "vllm.entrypoints.serve.tokenize.api_router",
     "vllm.model_executor.layers.quantization.online.base",
@@ -51,6 +56,11 @@ MODULES: Final = (
     "pdcluster_router.front.server",
 )
 """What engines and routers import at their start beside what the zygote of ``pdcluster local`` has: half a second."""
+_COMPILED: Final = {
+    "vllm.model_executor.layers.vocab_parallel_embedding": "get_masked_input_and_mask",
+    "vllm.v1.sample.sampler": "batched_count_greater_than",
+}
+"""Small functions that vLLM compiles at their first call, and where they are called from."""
 _BUSY_LOOP_S: Final = 0.001
 """Instead of one second: shorter than a time slice."""
 _RECHECK_MS: Final = 5
@@ -81,10 +91,11 @@ def wait_instead_of_spinning() -> None:
     communicator.CpuCommunicator._all_group_ranks_share_shm_group_name = only_pipelines_share_memory
 
 
-def leave_masking_as_it_is() -> None:
-    embedding: Any = importlib.import_module("vllm.model_executor.layers.vocab_parallel_embedding")
-    compiled = embedding.get_masked_input_and_mask
-    embedding.get_masked_input_and_mask = getattr(compiled, "_torchdynamo_orig_callable", compiled)
+def leave_as_written() -> None:
+    for name, function in _COMPILED.items():
+        module: Any = importlib.import_module(name)
+        compiled = getattr(module, function)
+        setattr(module, function, getattr(compiled, "_torchdynamo_orig_callable", compiled))
 
 
 def replace_kernels_once() -> None:
@@ -96,12 +107,15 @@ def replace_kernels_once() -> None:
 def configure_logging_once() -> None:
     logger: Any = importlib.import_module("vllm.logger")
     logger.configure_logging(importlib.import_module("vllm.config.logging").LoggingConfig())
+    for name in ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor"):
+        module: Any = importlib.import_module(name)
+        module.configure_logging = getattr(logger, "configure_logging_if_needed", logger.configure_logging)
 
 
 register_models()
 for _module in MODULES:
     import_if_there(_module)
-leave_masking_as_it_is()
+leave_as_written()
 wait_instead_of_spinning()
 if VERSION >= (0, 31):
     replace_kernels_once()

@@ -117,6 +117,24 @@ PANELS: Final = (
         ),
     ),
     Panel(
+        "Where conversations went",
+        "With the policy affinity: first is the engine that has their KV, next another one since that was full, full "
+        "whichever had the least to do; none are requests of no conversation.",
+        "reqps",
+        (
+            Line(
+                "sum by (role, home) (rate(pdcluster_router_affinity_total{POOL}[$__rate_interval]))",
+                "{{role}} {{home}}",
+            ),
+        ),
+    ),
+    Panel(
+        "Comments to streams that wait",
+        "Each is keep_alive_s without an event: many mean a queue before prefill, or engines that stand still.",
+        "ops",
+        (Line("sum(rate(pdcluster_router_keep_alives_total{POOL}[$__rate_interval]))", "comments"),),
+    ),
+    Panel(
         "KV pushed",
         "Bytes that decode has acknowledged, for each prefill engine.",
         "Bps",

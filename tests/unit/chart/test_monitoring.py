@@ -26,6 +26,7 @@ from pdcluster_operator.kinds import PDCLUSTER
 from pdcluster_operator.metrics import Metrics as OperatorMetrics
 from pdcluster_operator.work_queue import RunOutcome as LookOutcome
 from pdcluster_protocol import labels
+from pdcluster_router.core.placement import Home, new_tally
 from pdcluster_router.telemetry.failures import FailureKind as RouterKind
 from pdcluster_router.telemetry.metrics import EngineSample, Metrics, Outcome, Span
 
@@ -38,20 +39,31 @@ LABELS: dict[tuple[str, str], type[Enum]] = {
     ("pdcluster:failures_total", "kind"): TransferKind,
     ("pdcluster_router_requests_total", "outcome"): Outcome,
     ("pdcluster_router_phase_seconds_bucket", "phase"): Span,
+    ("pdcluster_router_affinity_total", "role"): labels.Role,
+    ("pdcluster_router_affinity_total", "home"): Home,
     ("pdcluster_operator_reconcile_seconds_count", "outcome"): LookOutcome,
     ("pdcluster_operator_condition", "condition"): Type,
     ("pdcluster_operator_condition", "status"): ConditionStatus,
 }
 """Labels whose values are decided in the code."""
 LEADING = "pdcluster_operator_leading"
+WATCHED: dict[str, tuple[Any, ...]] = {
+    "watch_discovery": (lambda: True,),
+    "watch_engines": (lambda: [EngineSample("prefill", "http://p:8000", "r1", "serving", True, False)],),
+    "watch_homes": ({role: new_tally() for role in labels.Role},),
+    "watch_in_flight": (lambda: 0,),
+    "watch_keep_alives": (lambda: 0,),
+    "watch_queue": (lambda: 0, lambda: 0, lambda: 0),
+}
+"""What a router's metrics are given to read when they are asked for."""
 KUBERNETES_LABELS = {"namespace", "pod", "pdcluster_dev_cluster"}
 
 
 def router_series() -> dict[str, set[str]]:
     """Name of each series of a router to its labels."""
     metrics = Metrics()
-    metrics.watch_discovery(lambda: True)
-    metrics.watch_engines(lambda: [EngineSample("prefill", "http://p:8000", "r1", "serving", True, False)])
+    for name, watched in WATCHED.items():
+        getattr(metrics, name)(*watched)
     return series_in(metrics.render())
 
 
@@ -85,6 +97,7 @@ def engine_series() -> dict[str, set[str]]:
 
 
 def test_every_part_counts_something() -> None:
+    assert set(WATCHED) == {name for name in vars(Metrics) if name.startswith("watch_")}
     assert min(len(router_series()), len(engine_series()), len(operator_series())) >= 4
     assert "pdcluster_operator_queue_overdue_seconds" in operator_series()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pdcluster_router.core.client_apis import OPENAI
 from pdcluster_router.core.room import Room
 from pdcluster_router.core.sse import GAVE_UP
@@ -50,3 +52,28 @@ def test_a_client_that_takes_nothing_is_no_silence_of_the_engine() -> None:
     assert (one.has_moved(now=8.0), one.quiet_since) == (False, 8.0)
     one.resume()
     assert (one.has_moved(now=9.0), one.quiet_since) == (False, 8.0)
+
+
+def test_what_is_held_has_not_gone_to_the_client() -> None:
+    one = relay()
+    one.on_head(ResponseHead(200, [], None, b"text/event-stream"))
+    for part in (b"data", b": 1", b"\n"):
+        one.on_body(part)
+        assert (one.num_streamed_bytes, one.may_comment) == (0, True)
+    one.on_body(b"\n")
+    assert (one.num_streamed_bytes, one.may_comment) == (9, True)
+    one.on_body(b"data")
+    assert (one.num_streamed_bytes, one.may_comment) == (13, False)
+
+
+@pytest.mark.parametrize(
+    ("status", "content_type", "may_comment"),
+    [(200, b"text/event-stream", True), (200, b"application/json", False), (503, b"text/event-stream", False)],
+)
+def test_none_is_written_into_what_its_head_says_is_no_good_stream(
+    status: int, content_type: bytes, *, may_comment: bool
+) -> None:
+    one = relay()
+    assert one.may_comment
+    one.on_head(ResponseHead(status, [], None, content_type))
+    assert one.may_comment is may_comment

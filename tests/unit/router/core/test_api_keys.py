@@ -77,6 +77,14 @@ def test_a_request_shows_one_key_or_none(values: list[bytes], key: bytes | None)
         ([(b"x-api-key", b"abc"), (b"authorization", b"Basic abc")], None),
         ([(b"x-api-key", b"abc"), (b"x-api-key", b"abc")], None),
         ([(b"x-api-key", b"")], None),
+        ([(b"x-api-key", b""), (b"authorization", b"Bearer abc")], b"abc"),
+        ([(b"x-api-key", b"abc"), (b"authorization", b"")], b"abc"),
+        ([(b"x-api-key", b"abc"), (b"authorization", b"Bearer ")], b"abc"),
+        ([(b"x-api-key", b"abc"), (b"authorization", b"bearer")], b"abc"),
+        ([(b"x-api-key", b""), (b"authorization", b"Bearer")], None),
+        ([(b"x-api-key", b""), (b"authorization", b"Basic abc")], None),
+        ([(b"x-api-key", b""), (b"x-api-key", b"abc")], None),
+        ([(b"x-api-key", b"bearer")], b"bearer"),
     ],
 )
 def test_a_key_may_be_shown_as_anthropics_clients_do(headers: list[tuple[bytes, bytes]], key: bytes | None) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_router.core.client_apis import OPENAI
+from pdcluster_router.core.client_apis import MESSAGES, OPENAI, ClientApi
+from pdcluster_router.core.messages import MAX_ANSWER_BYTES
 from pdcluster_router.core.room import Room
-from pdcluster_router.core.sse import GAVE_UP
-from pdcluster_router.http.connection import ResponseHead, ResponseLost
+from pdcluster_router.core.sse import GAVE_UP, MAX_FIRST_EVENT_BYTES
+from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
-from pdcluster_router.requests.relay import DecodeRefusal, Relay
+from pdcluster_router.requests.relay import MAX_ERROR_BYTES, DecodeRefusal, Relay
 
 
 class Nobody:
@@ -32,9 +33,42 @@ class Nobody:
     def decode_lost(self, lost: ResponseLost) -> None: ...
 
 
-def relay() -> Relay:
-    nobody = Nobody()
-    return Relay(nobody, HotCycle(nobody, b"/", NO_HEAD, lambda _: None, Room(1)), OPENAI, GAVE_UP, now=7.0)
+class Heard(Nobody):
+    """What the exchange is told, in order, and what the client gets."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.said = b""
+
+    def write(self, data: bytes) -> None:
+        self.said += data
+
+    def begins(self) -> None:
+        self.told.append("begins")
+
+    def refused(self, refusal: DecodeRefusal) -> None:
+        self.told.append(f"refused {refusal.status}")
+
+    def decode_lost(self, lost: ResponseLost) -> None:
+        self.told.append(lost.reason)
+
+
+def relay(owner: Nobody | None = None, api: ClientApi = OPENAI) -> Relay:
+    nobody = owner or Nobody()
+    return Relay(nobody, HotCycle(nobody, b"/", NO_HEAD, lambda _: None, Room(1)), api, GAVE_UP, now=7.0)
+
+
+def answered(api: ClientApi, head: ResponseHead, *parts: bytes) -> tuple[Heard, Call]:
+    """What became of an answer with these parts, and the call that brought it."""
+    heard = Heard()
+    one = relay(heard, api)
+    call = Call(one)
+    one.begin(call)
+    one.on_head(head)
+    for part in parts:
+        if not call.is_closed:
+            one.on_body(part)
+    return heard, call
 
 
 def test_it_is_quiet_since_it_began_and_since_bytes_were_last_seen() -> None:
@@ -77,3 +111,31 @@ def test_none_is_written_into_what_its_head_says_is_no_good_stream(
     assert one.may_comment
     one.on_head(ResponseHead(status, [], None, content_type))
     assert one.may_comment is may_comment
+    one.on_body(b"data: 1\n\n")
+    assert one.may_comment is may_comment
+
+
+def test_an_error_without_end_is_told_as_far_as_it_came_and_not_read_on() -> None:
+    half = b"x" * (MAX_ERROR_BYTES // 2)
+    heard, call = answered(OPENAI, ResponseHead(400, [], None, b"text/plain"), half, half)
+    assert (heard.told, call.is_closed) == ([], False)
+    heard, call = answered(OPENAI, ResponseHead(400, [], None, b"text/plain"), half, half, b"x")
+    assert (heard.told, call.is_closed) == (["refused 400"], True)
+
+
+def test_an_answer_that_is_kept_to_its_end_is_lost_when_it_has_none() -> None:
+    json = ResponseHead(200, [], None, b"application/json")
+    heard, call = answered(MESSAGES, json, b"x" * (MAX_ANSWER_BYTES + 1))
+    assert (heard.told, call.is_closed) == (
+        [f"it broke off its answer: it is longer than {MAX_ANSWER_BYTES} bytes"],
+        True,
+    )
+
+
+def test_a_first_event_that_is_no_error_message_any_more_is_relayed() -> None:
+    stream = ResponseHead(200, [], None, b"text/event-stream")
+    heard, _ = answered(OPENAI, stream, b"data: ", b"x" * (MAX_FIRST_EVENT_BYTES - 6))
+    assert (heard.told, heard.said) == ([], b"")
+    heard, _ = answered(OPENAI, stream, b"data: ", b"x" * (MAX_FIRST_EVENT_BYTES - 6), b"x")
+    assert heard.told == ["begins"]
+    assert b"data: xxx" in heard.said

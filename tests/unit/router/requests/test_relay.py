@@ -139,3 +139,17 @@ def test_a_first_event_that_is_no_error_message_any_more_is_relayed() -> None:
     heard, _ = answered(OPENAI, stream, b"data: ", b"x" * (MAX_FIRST_EVENT_BYTES - 6), b"x")
     assert heard.told == ["begins"]
     assert b"data: xxx" in heard.said
+
+
+@pytest.mark.parametrize("content_length", [None, 29, 30])
+def test_a_plain_answer_that_its_engine_gives_up_behind_its_first_part_is_lost(content_length: int | None) -> None:
+    json = ResponseHead(200, [], content_length, b"application/json")
+    heard, call = answered(OPENAI, json, b'{"a":', b'"finish_reason":"abort"}')
+    assert (heard.told, call.is_closed) == (["begins", "it broke off its answer: it gave the request up"], True)
+    assert b"abort" not in heard.said
+
+
+def test_an_error_that_comes_with_the_first_event_is_told_at_once() -> None:
+    stream = ResponseHead(200, [], None, b"text/event-stream")
+    heard, call = answered(OPENAI, stream, b'data: 1\n\ndata: {"error": {"message": "core died"}}\n\n')
+    assert (heard.told, call.is_closed) == (["begins", "it broke off its answer: core died"], True)

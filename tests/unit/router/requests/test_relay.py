@@ -6,6 +6,7 @@ import pytest
 
 from pdcluster_router.core.client_apis import MESSAGES, OPENAI, ClientApi
 from pdcluster_router.core.messages import MAX_ANSWER_BYTES
+from pdcluster_router.core.openai_errors import stopped
 from pdcluster_router.core.room import Room
 from pdcluster_router.core.sse import GAVE_UP, MAX_FIRST_EVENT_BYTES
 from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost
@@ -42,6 +43,9 @@ class Heard(Nobody):
 
     def write(self, data: bytes) -> None:
         self.said += data
+
+    def close(self, *, with_reset: bool = False) -> None:
+        self.told.append("closed with a reset" if with_reset else "closed")
 
     def begins(self) -> None:
         self.told.append("begins")
@@ -153,3 +157,22 @@ def test_an_error_that_comes_with_the_first_event_is_told_at_once() -> None:
     stream = ResponseHead(200, [], None, b"text/event-stream")
     heard, call = answered(OPENAI, stream, b'data: 1\n\ndata: {"error": {"message": "core died"}}\n\n')
     assert (heard.told, call.is_closed) == (["begins", "it broke off its answer: core died"], True)
+
+
+@pytest.mark.parametrize("takes_chunks", [True, False])
+def test_a_stream_of_comments_begins_with_its_engines_headers_and_ends_in_an_error_without_a_clean_end(
+    *, takes_chunks: bool
+) -> None:
+    heard = Heard()
+    cycle = HotCycle(heard, b"/v1/completions", NO_HEAD, lambda _: None, Room(1))
+    cycle.takes_chunks = takes_chunks
+    one = Relay(heard, cycle, OPENAI, GAVE_UP, now=7.0)
+    one.on_head(ResponseHead(200, [(b"x-engine", b"a"), (b"content-length", b"9")], 9, b"text/event-stream"))
+    cycle.comment()
+    assert b"x-engine: a\r\n" in heard.said
+    assert b"content-length" not in heard.said
+    assert (b"chunked" in heard.said) is takes_chunks
+    one.fail(stopped())
+    assert heard.said.count(b'data: {"error":') == 1
+    assert not heard.said.endswith(b"0\r\n\r\n")
+    assert heard.told == ["closed" if takes_chunks else "closed with a reset"]

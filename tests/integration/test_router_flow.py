@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from fakes.answers import END
 from fakes.engine import Fault, Gate
 from fakes.http import RawClient
 from fakes.reservations import PROMPT_TOKENS, SECRET, reservation_of
-from fakes.router import CHAT, COMPLETIONS, Rig, post, running_rig, running_server, send
+from fakes.router import CHAT, COMPLETIONS, Rig, post, running_rig, running_server, send, until
+from pdcluster_router.core.keep_alive import COMMENT
 from pdcluster_router.core.placement import Chooser, E, RequestFacts, Tally
 
 pytestmark = pytest.mark.anyio
@@ -74,6 +76,38 @@ async def test_nothing_is_sent_to_the_client_before_decodes_first_event(rig: Rig
             await client.reader.read(1)
     rig.prefill.open_gate(Gate.PREFILL)
     assert (await client.receive()).status == 200
+
+
+MEASURED = b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n"
+
+
+async def begun_measured(rig: Rig) -> RawClient:
+    """The client of a stream whose engine has said how long it will be, and its first event."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(MEASURED)
+    rig.decode.fault, rig.decode.raw = Fault.RAW, head + MEASURED[:9]
+    client = await send(rig, STREAM)
+    await rig.decode.next_request()
+    return client
+
+
+async def test_comments_in_a_stream_do_not_count_in_the_length_that_its_engine_says() -> None:
+    async with running_rig(keep_alive_s=0.1) as rig:
+        client = await begun_measured(rig)
+        await until(lambda: rig.router.keep_alives.num_comments >= 2)
+        rig.decode.say(MEASURED[9:])
+        answer = await client.receive()
+        assert answer.body.replace(COMMENT, b"") == MEASURED
+        assert answer.is_whole
+
+
+async def test_an_error_in_a_stream_does_not_fill_the_length_that_its_engine_says(rig: Rig) -> None:
+    client = await begun_measured(rig)
+    begun = await client.reader.readuntil(MEASURED[:9])
+    assert b"content-length" not in begun  # Else the error would make up for what is missing.
+    rig.decode.hang_up_on_all()
+    rest = await client.reader.read()
+    assert b'"code":"decode_lost"' in rest
+    assert not rest.endswith(END)
 
 
 async def test_both_engines_get_the_clients_headers_and_one_request_id(rig: Rig) -> None:

@@ -79,16 +79,22 @@ def parse_keys(text: str) -> ApiKeys:
 def key_in(headers: list[tuple[bytes, bytes]]) -> bytes | None:
     """The key that a request shows: ``Authorization: Bearer KEY``, or ``x-api-key: KEY`` as Anthropic's clients do.
 
-    None: it shows none, or several. The same key in both ways is one; each way counts once.
+    None: it shows none, or several. The same key in both ways is one; each way counts once. A way without a key in it
+    shows none: Anthropic's SDKs send one for a variable that is set to nothing.
     """
     shown = [(name, value) for name, value in headers if name in KEY_HEADERS]
-    keys = {_key_of(name, value) for name, value in shown}
+    keys = {_key_of(name, value) for name, value in shown if not _is_bare(name, value)}
     is_each_once = len({name for name, _ in shown}) == len(shown)
     return (keys.pop() or None) if len(keys) == 1 and is_each_once else None
 
 
+def _is_bare(name: bytes, value: bytes) -> bool:
+    said = value.strip().lower()
+    return not said or (name == b"authorization" and said == _BEARER.strip())
+
+
 def _key_of(name: bytes, value: bytes) -> bytes:
-    """Empty: there is none in it."""
+    """Empty: it is of another scheme."""
     if name != b"authorization":
         return value.strip()
     return value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else b""

@@ -20,6 +20,9 @@ from pdcluster_router.http.cycle import HotCycle
 
 MIN_TICK_S: Final = 0.05
 """The timer rests this long between two rounds, so that a crowd of streams does not wake the loop for each."""
+MOST_LOOKS: Final = 256
+"""In one turn of the loop. When the router has stood still, the looks of all streams are due at once, and 10,000 first
+comments would take 100 ms."""
 
 
 class KeepAlives:
@@ -34,7 +37,7 @@ class KeepAlives:
         """``keep_alive_s``: 0 for none at all. ``now``: monotonic seconds."""
         self.num_comments = 0
         """So many were written."""
-        self._look_s = keep_alive_s / LOOKS
+        self._look_s = max(MIN_TICK_S, keep_alive_s / LOOKS) if keep_alive_s else 0.0
         self._now = now
         self._call_later = call_later
         self._streams: OrderedDict[HotCycle, _Watched] = OrderedDict()
@@ -62,7 +65,9 @@ class KeepAlives:
         """The timer stays while there are streams, and rests where there are none."""
         self._timer = None
         now = self._now()
-        while (first := next(iter(self._streams.items()), None)) and first[1].look_at <= now:
+        num_left = MOST_LOOKS
+        while (first := next(iter(self._streams.items()), None)) and first[1].look_at <= now and num_left:
+            num_left -= 1
             cycle, watched = first
             watched.look_at = now + self._look_s
             self._streams.move_to_end(cycle)
@@ -70,7 +75,8 @@ class KeepAlives:
                 self.num_comments += 1
                 cycle.comment()
         if first is not None:
-            self._timer = self._call_later(max(MIN_TICK_S, first[1].look_at - now), self._look)
+            rest_s = MIN_TICK_S if num_left else 0.0
+            self._timer = self._call_later(max(rest_s, first[1].look_at - now), self._look)
 
 
 class _Watched(Silence):

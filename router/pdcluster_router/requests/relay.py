@@ -357,7 +357,9 @@ class Relay:
         if self._is_event_stream or (self._api.unfinished is None and len(held) != head.content_length):
             self._watch = self._api.watch(self._marks)  # Else it is whole, and looked at already.
             held = self._watch.feed(held)
-        self._cycle.start(head.status, self._lines_of(head), head.content_length, held)
+        # An event stream without its length: comments, and the event that tells an error, are not in it.
+        length = None if self._is_event_stream else head.content_length
+        self._cycle.start(head.status, self._lines_of(head), length, held)
         self._look_for_late_error()
 
     def _lines_of(self, head: ResponseHead) -> bytes:

@@ -60,7 +60,7 @@ _VALUE: Final = re.compile(
 
 def number_of(request: RequestFacts) -> int | None:
     """The conversation's, in 32 bits. None: it names none, and is too short to have one."""
-    named = _named_by_header(request.headers) or request.body.session_id
+    named = request.body.session_id or _named_by_header(request.headers)  # vLLM too asks the body first.
     if named:
         return crc32(named)
     opening = _opening_of(request.body)

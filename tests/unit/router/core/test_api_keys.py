@@ -44,6 +44,13 @@ def test_a_file_without_keys_or_with_too_many_is_refused(num_keys: int) -> None:
         parse_keys("# none\n" + "".join(f"{digest(str(number))}\n" for number in range(num_keys)))
 
 
+@pytest.mark.parametrize("num_keys", [1, MAX_KEYS])
+def test_one_key_is_enough_and_as_many_as_are_allowed_are_known(num_keys: int) -> None:
+    keys = parse_keys("".join(f"{digest(str(number))}\n" for number in range(num_keys)))
+    assert len(keys.names) == num_keys
+    assert keys.are_several is (num_keys > 1)
+
+
 def test_keys_are_not_shown() -> None:
     assert repr(parse_keys(digest("a"))) == "ApiKeys()"
 
@@ -77,6 +84,14 @@ def test_a_request_shows_one_key_or_none(values: list[bytes], key: bytes | None)
         ([(b"x-api-key", b"abc"), (b"authorization", b"Basic abc")], None),
         ([(b"x-api-key", b"abc"), (b"x-api-key", b"abc")], None),
         ([(b"x-api-key", b"")], None),
+        ([(b"x-api-key", b""), (b"authorization", b"Bearer abc")], b"abc"),
+        ([(b"x-api-key", b"abc"), (b"authorization", b"")], b"abc"),
+        ([(b"x-api-key", b"abc"), (b"authorization", b"Bearer ")], b"abc"),
+        ([(b"x-api-key", b"abc"), (b"authorization", b"bearer")], b"abc"),
+        ([(b"x-api-key", b""), (b"authorization", b"Bearer")], None),
+        ([(b"x-api-key", b""), (b"authorization", b"Basic abc")], None),
+        ([(b"x-api-key", b""), (b"x-api-key", b"abc")], None),
+        ([(b"x-api-key", b"bearer")], b"bearer"),
     ],
 )
 def test_a_key_may_be_shown_as_anthropics_clients_do(headers: list[tuple[bytes, bytes]], key: bytes | None) -> None:

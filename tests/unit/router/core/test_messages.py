@@ -128,6 +128,7 @@ def test_an_answer_that_says_why_it_ended_is_whole() -> None:
         b'{"stop_reason":7}',
         b'{"stop_reason":"end_turn","stop_reason":null}',
         b'{"content":[{"input":{"stop_reason":"end_turn"}}]}',
+        b'{"content":' + b"[" * 100_000,
         WORDS.whole()[:-1],
         WORDS.whole() + b"}",
         b"[]",
@@ -194,6 +195,12 @@ def test_a_stream_is_looked_at_as_far_as_the_event_after_its_beginning(cut: int)
     first, second = map(len, WORDS.events()[:2])
     begin, end = first_event(WHOLE[:cut])
     assert (begin, end) == (first if cut >= first else 0, first + second if cut >= first + second else -1)
+
+
+def test_an_error_that_is_cut_off_behind_a_stop_reason_is_no_end() -> None:
+    watch, _ = fed(WHOLE + WORDS.error_events("core died")[0][:30], 50)
+    assert watch.message() is None
+    assert watch.problem_at_end() == "an error that it did not finish"
 
 
 def test_an_error_may_be_the_very_first_event() -> None:

@@ -9,7 +9,7 @@ from typing import cast
 from pdcluster_router.core.keep_alive import COMMENT
 from pdcluster_router.core.room import Room
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
-from pdcluster_router.http.keep_alives import KeepAlives
+from pdcluster_router.http.keep_alives import MIN_TICK_S, MOST_LOOKS, KeepAlives
 
 EVERY_S = 10.0
 
@@ -35,12 +35,15 @@ class Clock:
     def __init__(self) -> None:
         self.time = 100.0
         self.timer: tuple[float, Callable[[], None]] | None = None
+        self.num_calls = 0
+        """So often the timer was set."""
 
     def now(self) -> float:
         return self.time
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         assert self.timer is None
+        self.num_calls += 1
         self.timer = (self.time + delay_s, callback)
         return cast("asyncio.TimerHandle", self)
 
@@ -49,10 +52,19 @@ class Clock:
 
     def advance(self, seconds: float) -> None:
         end = self.time + seconds
-        while self.timer is not None and self.timer[0] <= end:
-            (self.time, callback), self.timer = self.timer, None
-            callback()
+        while self.is_due(end):
+            self.fire()
         self.time = end
+
+    def is_due(self, end: float) -> bool:
+        return self.timer is not None and self.timer[0] <= end
+
+    def fire(self) -> None:
+        """The timer fires, late where its time has passed."""
+        assert self.timer is not None
+        (due_at, callback), self.timer = self.timer, None
+        self.time = max(self.time, due_at)
+        callback()
 
 
 def stream_on(client: Client) -> HotCycle:
@@ -95,6 +107,51 @@ def test_a_stream_that_is_over_gets_none_and_the_timer_rests_without_streams() -
     clock.advance(2 * EVERY_S)
     assert alive.num_comments == 0
     assert clock.timer is None
+
+
+def test_nothing_is_written_and_no_timer_is_left_once_it_is_closed() -> None:
+    clock, client = Clock(), Client()
+    alive = KeepAlives(EVERY_S, clock.now, clock.call_later)
+    alive.watch(stream_on(client))
+    alive.close()
+    assert clock.timer is None
+    clock.advance(2 * EVERY_S)
+    assert client.said == b""
+
+
+def test_streams_that_are_due_soon_after_each_other_share_a_round() -> None:
+    clock, clients = Clock(), [Client() for _ in range(20)]
+    alive = KeepAlives(EVERY_S, clock.now, clock.call_later)
+    for client in clients:
+        alive.watch(stream_on(client))
+        clock.advance(MIN_TICK_S / 40)
+    clock.advance(EVERY_S + 2 * MIN_TICK_S)
+    assert [client.said.count(COMMENT) for client in clients] == [1] * 20
+    assert clock.num_calls <= 7  # The first one, and after each of two rounds of looks three at most.
+
+
+def test_after_the_router_stood_still_its_streams_are_looked_at_over_several_turns_of_the_loop() -> None:
+    clock, clients = Clock(), [Client() for _ in range(3 * MOST_LOOKS)]
+    alive = KeepAlives(EVERY_S, clock.now, clock.call_later)
+    for client in clients:
+        alive.watch(stream_on(client))
+    num_at_once = []
+    for _ in range(2):
+        clock.time += EVERY_S
+        while clock.is_due(clock.time):
+            num_before = alive.num_comments
+            clock.fire()
+            num_at_once.append(alive.num_comments - num_before)
+    assert [client.said.count(COMMENT) for client in clients] == [1] * len(clients)
+    assert max(num_at_once) <= MOST_LOOKS
+
+
+def test_no_setting_is_so_short_that_looks_never_end() -> None:
+    clock, client = Clock(), Client()
+    alive = KeepAlives(1e-300, clock.now, clock.call_later)
+    alive.watch(stream_on(client))
+    clock.advance(20 * MIN_TICK_S)
+    assert 0 < alive.num_comments <= 20
 
 
 def test_0_watches_nothing() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from pdcluster_router.core.client_apis import OPENAI
+import pytest
+
+from pdcluster_router.core.client_apis import MESSAGES, OPENAI, ClientApi
+from pdcluster_router.core.messages import MAX_ANSWER_BYTES
+from pdcluster_router.core.openai_errors import stopped
 from pdcluster_router.core.room import Room
-from pdcluster_router.core.sse import GAVE_UP
-from pdcluster_router.http.connection import ResponseHead, ResponseLost
+from pdcluster_router.core.sse import GAVE_UP, MAX_FIRST_EVENT_BYTES
+from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
-from pdcluster_router.requests.relay import DecodeRefusal, Relay
+from pdcluster_router.requests.relay import MAX_ERROR_BYTES, DecodeRefusal, Relay
 
 
 class Nobody:
@@ -30,9 +34,45 @@ class Nobody:
     def decode_lost(self, lost: ResponseLost) -> None: ...
 
 
-def relay() -> Relay:
-    nobody = Nobody()
-    return Relay(nobody, HotCycle(nobody, b"/", NO_HEAD, lambda _: None, Room(1)), OPENAI, GAVE_UP, now=7.0)
+class Heard(Nobody):
+    """What the exchange is told, in order, and what the client gets."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.said = b""
+
+    def write(self, data: bytes) -> None:
+        self.said += data
+
+    def close(self, *, with_reset: bool = False) -> None:
+        self.told.append("closed with a reset" if with_reset else "closed")
+
+    def begins(self) -> None:
+        self.told.append("begins")
+
+    def refused(self, refusal: DecodeRefusal) -> None:
+        self.told.append(f"refused {refusal.status}")
+
+    def decode_lost(self, lost: ResponseLost) -> None:
+        self.told.append(lost.reason)
+
+
+def relay(owner: Nobody | None = None, api: ClientApi = OPENAI) -> Relay:
+    nobody = owner or Nobody()
+    return Relay(nobody, HotCycle(nobody, b"/", NO_HEAD, lambda _: None, Room(1)), api, GAVE_UP, now=7.0)
+
+
+def answered(api: ClientApi, head: ResponseHead, *parts: bytes) -> tuple[Heard, Call]:
+    """What became of an answer with these parts, and the call that brought it."""
+    heard = Heard()
+    one = relay(heard, api)
+    call = Call(one)
+    one.begin(call)
+    one.on_head(head)
+    for part in parts:
+        if not call.is_closed:
+            one.on_body(part)
+    return heard, call
 
 
 def test_it_is_quiet_since_it_began_and_since_bytes_were_last_seen() -> None:
@@ -50,3 +90,89 @@ def test_a_client_that_takes_nothing_is_no_silence_of_the_engine() -> None:
     assert (one.has_moved(now=8.0), one.quiet_since) == (False, 8.0)
     one.resume()
     assert (one.has_moved(now=9.0), one.quiet_since) == (False, 8.0)
+
+
+def test_what_is_held_has_not_gone_to_the_client() -> None:
+    one = relay()
+    one.on_head(ResponseHead(200, [], None, b"text/event-stream"))
+    for part in (b"data", b": 1", b"\n"):
+        one.on_body(part)
+        assert (one.num_streamed_bytes, one.may_comment) == (0, True)
+    one.on_body(b"\n")
+    assert (one.num_streamed_bytes, one.may_comment) == (9, True)
+    one.on_body(b"data")
+    assert (one.num_streamed_bytes, one.may_comment) == (13, False)
+
+
+@pytest.mark.parametrize(
+    ("status", "content_type", "may_comment"),
+    [(200, b"text/event-stream", True), (200, b"application/json", False), (503, b"text/event-stream", False)],
+)
+def test_none_is_written_into_what_its_head_says_is_no_good_stream(
+    status: int, content_type: bytes, *, may_comment: bool
+) -> None:
+    one = relay()
+    assert one.may_comment
+    one.on_head(ResponseHead(status, [], None, content_type))
+    assert one.may_comment is may_comment
+    one.on_body(b"data: 1\n\n")
+    assert one.may_comment is may_comment
+
+
+def test_an_error_without_end_is_told_as_far_as_it_came_and_not_read_on() -> None:
+    half = b"x" * (MAX_ERROR_BYTES // 2)
+    heard, call = answered(OPENAI, ResponseHead(400, [], None, b"text/plain"), half, half)
+    assert (heard.told, call.is_closed) == ([], False)
+    heard, call = answered(OPENAI, ResponseHead(400, [], None, b"text/plain"), half, half, b"x")
+    assert (heard.told, call.is_closed) == (["refused 400"], True)
+
+
+def test_an_answer_that_is_kept_to_its_end_is_lost_when_it_has_none() -> None:
+    json = ResponseHead(200, [], None, b"application/json")
+    heard, call = answered(MESSAGES, json, b"x" * (MAX_ANSWER_BYTES + 1))
+    assert (heard.told, call.is_closed) == (
+        [f"it broke off its answer: it is longer than {MAX_ANSWER_BYTES} bytes"],
+        True,
+    )
+
+
+def test_a_first_event_that_is_no_error_message_any_more_is_relayed() -> None:
+    stream = ResponseHead(200, [], None, b"text/event-stream")
+    heard, _ = answered(OPENAI, stream, b"data: ", b"x" * (MAX_FIRST_EVENT_BYTES - 6))
+    assert (heard.told, heard.said) == ([], b"")
+    heard, _ = answered(OPENAI, stream, b"data: ", b"x" * (MAX_FIRST_EVENT_BYTES - 6), b"x")
+    assert heard.told == ["begins"]
+    assert b"data: xxx" in heard.said
+
+
+@pytest.mark.parametrize("content_length", [None, 29, 30])
+def test_a_plain_answer_that_its_engine_gives_up_behind_its_first_part_is_lost(content_length: int | None) -> None:
+    json = ResponseHead(200, [], content_length, b"application/json")
+    heard, call = answered(OPENAI, json, b'{"a":', b'"finish_reason":"abort"}')
+    assert (heard.told, call.is_closed) == (["begins", "it broke off its answer: it gave the request up"], True)
+    assert b"abort" not in heard.said
+
+
+def test_an_error_that_comes_with_the_first_event_is_told_at_once() -> None:
+    stream = ResponseHead(200, [], None, b"text/event-stream")
+    heard, call = answered(OPENAI, stream, b'data: 1\n\ndata: {"error": {"message": "core died"}}\n\n')
+    assert (heard.told, call.is_closed) == (["begins", "it broke off its answer: core died"], True)
+
+
+@pytest.mark.parametrize("takes_chunks", [True, False])
+def test_a_stream_of_comments_begins_with_its_engines_headers_and_ends_in_an_error_without_a_clean_end(
+    *, takes_chunks: bool
+) -> None:
+    heard = Heard()
+    cycle = HotCycle(heard, b"/v1/completions", NO_HEAD, lambda _: None, Room(1))
+    cycle.takes_chunks = takes_chunks
+    one = Relay(heard, cycle, OPENAI, GAVE_UP, now=7.0)
+    one.on_head(ResponseHead(200, [(b"x-engine", b"a"), (b"content-length", b"9")], 9, b"text/event-stream"))
+    cycle.comment()
+    assert b"x-engine: a\r\n" in heard.said
+    assert b"content-length" not in heard.said
+    assert (b"chunked" in heard.said) is takes_chunks
+    one.fail(stopped())
+    assert heard.said.count(b'data: {"error":') == 1
+    assert not heard.said.endswith(b"0\r\n\r\n")
+    assert heard.told == ["closed" if takes_chunks else "closed with a reset"]

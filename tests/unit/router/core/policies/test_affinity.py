@@ -84,6 +84,19 @@ def test_an_engine_is_full_above_the_mean_and_a_quarter_and_a_part_of_this_promp
         assert (chosen(choose, 3) is home) is is_home
 
 
+def test_an_engine_with_just_so_much_to_do_is_not_full() -> None:
+    body = parse_body(b'{"prompt":"' + b"x" * 408 + b'"}')
+    num_thirds, rest = divmod(body.estimated_prompt_tokens, 3)
+    assert rest == 0
+    for number in range(20):
+        choose = affinity(engines_of(2))
+        asked = RequestFacts(b"", b"", body, "", [number])
+        home = choose(asked, now=0.0, chance=lambda: 0.5)
+        for more, is_home in ((0, True), (1, False)):
+            home.load.outstanding_tokens = 4 * num_thirds + more  # 1.25 times half of it, and half of this prompt.
+            assert (choose(asked, now=0.0, chance=lambda: 0.5) is home) is is_home
+
+
 def test_when_all_homes_are_full_the_load_decides() -> None:
     engines = engines_of(64)
     choose = affinity(engines)

@@ -53,6 +53,7 @@ def test_vllms_own_field_names_a_session_too() -> None:
     assert number({"messages": HELLO, "session_id": "two"}) != of_one
     assert number({"messages": HELLO, "session_id": ""}) == number({"messages": HELLO})
     assert number({"messages": HELLO, "session_id": 7}) == number({"messages": HELLO})
+    assert number({"messages": HELLO, "session_id": "one"}, "x-session-id: of a gateway") == of_one
 
 
 @pytest.mark.parametrize("form", [list, content_first, in_parts, with_name])
@@ -68,6 +69,12 @@ def test_a_conversation_keeps_its_number_while_it_grows(form: Any, separators: t
 def test_conversations_with_one_system_prompt_are_told_apart(form: Any) -> None:
     other = [HELLO[0], {"role": "user", "content": "What is KW?"}]
     assert number({"messages": form(other + REST)}) != number({"messages": form(HELLO + REST)})
+
+
+def test_the_end_of_a_long_system_prompt_does_not_tell_conversations_apart() -> None:
+    """As a date in it: at most 1 KiB before the user's first message is looked at."""
+    asked = [[{"role": "system", "content": "You help. " * 200 + day}, HELLO[1]] for day in ("Monday", "Tuesday")]
+    assert number({"messages": asked[0]}) == number({"messages": asked[1]}) is not None
 
 
 def test_a_message_that_quotes_a_role_or_a_quote_is_a_message() -> None:

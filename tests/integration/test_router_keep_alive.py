@@ -149,7 +149,7 @@ async def test_no_comment_tears_an_event() -> None:
         await asyncio.sleep(6 * SOON_S)
         assert await num_comments(rig) == before
         rig.decode.say(chunk(b"}\n\n"))
-        await commented(rig, 1)
+        await commented(rig, before + 1)
         rig.decode.say(END)
         got = await told(asked)
         assert got.body.replace(COMMENT, b"") == b"data: 1\n\ndata: {}\n\n"

@@ -132,7 +132,7 @@ def num_changed(before: Mapping[str, str], after: Mapping[str, str]) -> int:
 @dataclass(frozen=True, slots=True)
 class Lag:
     """Of one pod's change, in seconds from before the write that made it: until a watch of pods showed it, and until a
-    watch of PDClusters showed a status that counts it."""
+    watch of PDClusters showed a status that counts it. On a busy machine the second may come first."""
 
     pod_s: float
     status_s: float

@@ -29,9 +29,10 @@ def test_every_phase_did_its_work(report: Report) -> None:
     assert all(counts[name].num_runs > 0 for name in ("create", "scale", "churn"))
 
 
-def test_every_change_of_a_pod_got_into_a_status_after_a_watch_showed_the_pod(report: Report) -> None:
+def test_every_change_of_a_pod_was_shown_and_got_into_a_status(report: Report) -> None:
     assert len(report.lags) >= QUICK.num_changes // 2
-    assert all(lag.status_s >= lag.pod_s > 0 for lag in report.lags)
+    # Two watches show them: on a busy machine either may be the late one.
+    assert all(lag.pod_s > 0 and lag.status_s > 0 for lag in report.lags)
 
 
 def test_memory_and_cpu_are_those_of_four_processes(report: Report) -> None:

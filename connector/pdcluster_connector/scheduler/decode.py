@@ -235,7 +235,7 @@ class DecodeScheduler:
             self._num_local_tokens += request.num_missing
             count(LOCAL_PREFILLS)
             count(LOCAL_PREFILL_TOKENS, request.num_missing)
-        if (params := request.params) is not None:
+        if (params := request.params) is not None and request.token_ids:  # Embeddings have none.
             said = LocalPrefill(
                 transfer_id=params.transfer_id,
                 attempt=params.attempt,

@@ -202,6 +202,14 @@ def test_no_answer_of_the_router_ends_a_local_request() -> None:
     assert scene.cut == []
 
 
+def test_a_prompt_without_token_ids_is_local_and_says_nothing() -> None:
+    """As one of embeddings, which the router sends without transfer parameters."""
+    scene = Scene(32)
+    scene.add(A, 0)
+    assert scene.schedule(A) == 0
+    assert scene.step() == []
+
+
 def test_a_local_request_that_ends_before_its_step_tells_nobody() -> None:
     scene = Scene(32)
     scene.add(A, 20)

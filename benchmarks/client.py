@@ -54,14 +54,22 @@ def completion_body(prompt: list[int], max_tokens: int = ANSWER_TOKENS, **more: 
     return {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **more}
 
 
-def stream(server: Server, body: Body) -> Streamed:
-    """Ask, and note when each token comes. Waits for the whole answer.
+def _never() -> bool:
+    return False
+
+
+def stream(server: Server, body: Body, is_enough: Callable[[], bool] = _never) -> Streamed:
+    """Ask, and note when each token comes. Waits for the whole answer, or leaves at a token when it ``is_enough``.
 
     Raises:
         BenchmarkError: The answer is an error, breaks off, or holds no token.
     """
     with _exchange(server, {**body, "stream": True}) as (begun_at, response):
-        times = [time.monotonic() for line in response if _has_token(line)]
+        times: list[float] = []
+        for _ in filter(_has_token, response):
+            times.append(time.monotonic())
+            if is_enough():
+                break
     if not times:
         raise BenchmarkError("the answer has no token")
     return Streamed(begun_at, tuple(times))

@@ -49,6 +49,8 @@ class Served:
     model: ModelShape
     room_tokens: int = 10_240
     """The longest prompt and room for its answer."""
+    more_args: tuple[str, ...] = ()
+    """vLLM's own, behind the others: they win."""
 
     @property
     def kv_token_bytes(self) -> int:
@@ -60,7 +62,8 @@ class Served:
     def args(self) -> tuple[str, ...]:
         """vLLM's own. It refuses a context that its KV cache, less one block, could not hold."""
         room_bytes, context = self.room_tokens * self.kv_token_bytes, min(MAX_TOKENS, self.room_tokens - _NULL_BLOCK)
-        return (*ENGINE_ARGS, "--kv-cache-memory-bytes", str(room_bytes), "--max-model-len", str(context))
+        room = ("--kv-cache-memory-bytes", str(room_bytes), "--max-model-len", str(context))
+        return (*ENGINE_ARGS, *room, *self.more_args)
 
 
 def wide_kv(num_layers: int, kv_heads: int) -> ModelShape:

@@ -60,6 +60,7 @@ class SchedulerDecode:
             page_tokens,
             facts.settings.transfer_protocol,
             facts.settings.content_check,
+            facts.settings.min_push_tokens,
         )
         self.requests = DecodeScheduler(engine, self._client, outcomes)
 

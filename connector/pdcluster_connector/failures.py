@@ -19,6 +19,8 @@ _LOG: Final = logging.getLogger("vllm.pdcluster.failure")
 PUSHED_BYTES: Final = "pushed_bytes"
 PUSHES_DONE: Final = "pushes_done"
 RECEIVES_DONE: Final = "receives_done"
+LOCAL_PREFILLS: Final = "local_prefills"
+LOCAL_PREFILL_TOKENS: Final = "local_prefill_tokens"
 
 _counts_lock = threading.Lock()
 _counts: Counter[str] = Counter()

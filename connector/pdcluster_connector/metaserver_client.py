@@ -19,7 +19,7 @@ import msgspec
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.metaserver import SEAL_HEADER, PrefillOutcome, decode_outcome, failed
-from pdcluster_protocol.params import Reservation, sealed
+from pdcluster_protocol.params import DecodeCall, Reservation, sealed
 from pdcluster_protocol.secret import Secret
 
 _MAX_REPLY_BYTES: Final = 64 << 10
@@ -43,9 +43,9 @@ class MetaserverClient:
         self._thread = threading.Thread(target=self._main, name="pdcluster-metaserver", daemon=True)
         self._thread.start()
 
-    def post(self, request_id: RequestId, url: str, reservation: Reservation, *, deadline: float) -> None:
-        """Send the reservation; the outcome is appended to ``outcomes`` by ``deadline`` (monotonic seconds)."""
-        self._loop.call_soon_threadsafe(self._start, request_id, url, reservation, deadline)
+    def post(self, request_id: RequestId, url: str, said: DecodeCall, *, deadline: float) -> None:
+        """Send what is said; the outcome is appended to ``outcomes`` by ``deadline`` (monotonic seconds)."""
+        self._loop.call_soon_threadsafe(self._start, request_id, url, said, deadline)
 
     def cancel(self, request_id: RequestId) -> None:
         """Cut the calls of this request that are still open; they then have no outcome."""
@@ -74,12 +74,12 @@ class MetaserverClient:
         if self._session is not None:
             await self._session.close()
 
-    def _start(self, request_id: RequestId, url: str, reservation: Reservation, deadline: float) -> None:
+    def _start(self, request_id: RequestId, url: str, said: DecodeCall, deadline: float) -> None:
         if len(self._calls) >= _MAX_WAITING and request_id not in self._calls:
             full = f"{_MAX_WAITING} requests of this decode engine wait for the router already: start more of them"
             self._outcomes.append((request_id, failed(full)))
             return
-        call = self._loop.create_task(self._call(request_id, url, reservation, deadline), name=f"reserve {request_id}")
+        call = self._loop.create_task(self._call(request_id, url, said, deadline), name=f"reserve {request_id}")
         self._calls.setdefault(request_id, set()).add(call)
         call.add_done_callback(lambda ended: self._drop(request_id, ended))
 
@@ -93,10 +93,10 @@ class MetaserverClient:
         if not calls:
             del self._calls[request_id]
 
-    async def _call(self, request_id: RequestId, url: str, reservation: Reservation, deadline: float) -> None:
+    async def _call(self, request_id: RequestId, url: str, said: DecodeCall, deadline: float) -> None:
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                outcome = await self._exchange(url, reservation)
+                outcome = await self._exchange(url, said)
         except aiohttp.ClientError as error:  # First: a connect that took too long is a TimeoutError as well.
             outcome = failed(f"metaserver unreachable: {type(error).__name__}")
         except TimeoutError:
@@ -109,8 +109,8 @@ class MetaserverClient:
             outcome = failed(f"metaserver call failed: {type(error).__name__}")
         self._outcomes.append((request_id, outcome))
 
-    async def _exchange(self, url: str, reservation: Reservation) -> PrefillOutcome:
-        body = msgspec.json.encode(sealed(reservation, self._secret))
+    async def _exchange(self, url: str, said: DecodeCall) -> PrefillOutcome:
+        body = msgspec.json.encode(sealed(said, self._secret) if isinstance(said, Reservation) else said)
         headers = {"Content-Type": "application/json", SEAL_HEADER: self._secret.seal_call(body)}
         async with self._own_session().post(url, data=body, headers=headers) as reply:
             content = await reply.content.read(_MAX_REPLY_BYTES)

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.launch import MAX_MIN_PUSH_TOKENS
 from pdcluster_protocol.params import ContentCheck
 
 _DEVICE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,63}")
@@ -97,6 +98,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     verification always uses ``full``. Prefill does what decode asks for, whatever its own setting is. On a CPU give it
     ``full`` too: an engine with ``full`` compiles at its start (2 s, 125 MiB a rank) what finds all sums in a third of
     the time."""
+    min_push_tokens: int = 0
+    """Decode: where fewer tokens of a prompt than this are missing, behind its own prefix cache, it computes them
+    itself and asks for no push; in [0, 8192]. One step takes no more of such tokens than this, over all requests, so
+    streams beside them wait for no more; the next ones of that step are pushed. A verification is always pushed.
+    Default 0: always push."""
     trace_file: str = ""
     """Append one JSON line for each ended push or receive. Default: none."""
 
@@ -172,6 +178,10 @@ def parse_settings(extra_config: Mapping[str, object]) -> Settings:
         raise ConfigError(
             f"writes_per_submit is {settings.writes_per_submit}: use a number in 0..{MAX_WRITES_IN_FLIGHT} (0: chosen "
             "by transfer_protocol)"
+        )
+    if not 0 <= settings.min_push_tokens <= MAX_MIN_PUSH_TOKENS:
+        raise ConfigError(
+            f"min_push_tokens is {settings.min_push_tokens}: use a number in 0..{MAX_MIN_PUSH_TOKENS} (0: always push)"
         )
     _check_devices(settings)
     return settings

@@ -27,6 +27,9 @@ SIDE_CHANNEL_PORT: Final = 12100
 MOONCAKE_PORTS: Final = (15000, 29999)
 """The range that Mooncake draws ports from, both included: the connector sets it so where the environment does not."""
 
+MAX_MIN_PUSH_TOKENS: Final = 8192
+"""Of a decode engine. vLLM computes no more in a step by default on a large GPU: more is a prefill engine's work."""
+
 ENGINE_KEY_VARIABLE: Final = "VLLM_API_KEY"
 """The environment variable by which vLLM wants a key of everybody who asks it, and the router sends it."""
 
@@ -40,6 +43,7 @@ class ConnectorSettings(TypedDict, total=False):
     transfer_devices: tuple[str, ...]
     quarantine_s: float
     content_check: str
+    min_push_tokens: int
     trace_file: str
 
 

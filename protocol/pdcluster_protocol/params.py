@@ -1,6 +1,7 @@
 """``kv_transfer_params`` on each leg of a request. The only place that spells vLLM's ``remote_*`` names.
 
     router --DecodeParams--> decode --Reservation--> metaserver --Reservation--> prefill
+                                  or --LocalPrefill--> metaserver, and no prefill
 
 Where vllm-ascend's layerwise connector (0.23, ``mooncake_layerwise_connector.py``) has a name for a thing, it is the
 name here. Whatever does not say our version is refused; what its own engines say is in ``vllm_ascend.py``.
@@ -13,7 +14,7 @@ from array import array
 from collections.abc import Sequence
 from enum import Enum
 from hashlib import blake2b
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -136,6 +137,23 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.remote_page_sizes or self.block_sizes
 
 
+class LocalPrefill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Decode to metaserver, in place of a reservation: decode computes what it lacks of this prompt itself."""
+
+    transfer_id: TransferId
+    attempt: AttemptNumber
+    deadline_ms: Milliseconds
+    token: str = ""
+    num_prompt_tokens: Count
+    num_local_tokens: Count
+    """Those that decode lacks. A reservation has no field of this name: by it the two are told apart."""
+    version: int = PARAMS_VERSION
+
+
+DecodeCall: TypeAlias = Reservation | LocalPrefill
+"""A call of decode to the metaserver."""
+
+
 class PushRefusal(msgspec.Struct, frozen=True):
     """Prefill to router, in its answer's ``kv_transfer_params``: the prompt was computed but not pushed, and why."""
 
@@ -219,7 +237,7 @@ def _said_by_decode(reservation: Reservation) -> bytes:
 
 _HALF_A_NAME: Final = "a name, or what is no text, has half a character: send whole text"
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_Params = TypeVar("_Params", DecodeParams, Reservation)
+_Params = TypeVar("_Params", DecodeParams, Reservation, LocalPrefill)
 
 
 def parse_decode_params(params: object) -> DecodeParams:
@@ -259,6 +277,17 @@ def parse_reservation(params: object) -> Reservation:
     return reservation
 
 
+def parse_call(params: object) -> DecodeCall:
+    """Decode's call to the metaserver, from a decoded JSON object.
+
+    Raises:
+        ProtocolError: A field is missing, unknown or of the wrong type, or the version is not ours.
+    """
+    if isinstance(params, dict) and "num_local_tokens" in params:
+        return _parse_local(params)
+    return parse_reservation(params)
+
+
 def digest_tokens(token_ids: Sequence[int]) -> str:
     """A short digest of a prompt; equal only for equal token ids. Costs about 30 us per 1,000 tokens."""
     return blake2b(array("q", token_ids).tobytes(), digest_size=12).hexdigest()
@@ -281,12 +310,22 @@ def receipt_in(reply: bytes) -> Receipt | None:
         return None
 
 
-def to_wire(params: DecodeParams | Reservation | PushRefusal | Receipt) -> dict[str, object]:
+def to_wire(params: DecodeParams | DecodeCall | PushRefusal | Receipt) -> dict[str, object]:
     """The JSON object that goes into ``kv_transfer_params``."""
     built: dict[str, object] = msgspec.to_builtins(params)
     if built.get("wants_receipt") is False:
         del built["wants_receipt"]
     return built
+
+
+def _parse_local(params: object) -> LocalPrefill:
+    said = _parse(params, LocalPrefill)
+    if said.num_local_tokens > said.num_prompt_tokens:
+        raise ProtocolError(
+            f"transfer {said.transfer_id}: decode computes {said.num_local_tokens} tokens of a prompt of "
+            f"{said.num_prompt_tokens}: run the same pdcluster everywhere"
+        )
+    return said
 
 
 def _require_pages(reservation: Reservation) -> None:

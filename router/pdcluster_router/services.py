@@ -15,7 +15,7 @@ from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.launch import RouterPolicy
 from pdcluster_protocol.metaserver import Action, PrefillOutcome
-from pdcluster_protocol.params import DecodeParams, Reservation
+from pdcluster_protocol.params import DecodeParams, LocalPrefill, Reservation
 from pdcluster_protocol.secret import Secret
 from pdcluster_router.core.admission import Admission
 from pdcluster_router.core.dialect import Dialect, PdclusterDialect, Posted
@@ -51,6 +51,10 @@ class Running(Protocol):
 
     def reserve(self, reservation: Posted, cycle: HotCycle) -> PrefillOutcome | None:
         """The outcome if it is known or the reservation is refused; None: ``cycle`` waits for it."""
+        ...
+
+    def prefills_locally(self, said: LocalPrefill) -> None:
+        """Decode computes what it lacks of the prompt: no prefill is wanted."""
         ...
 
     def stop(self, error: ApiError) -> None:

@@ -158,8 +158,9 @@ class Settings(BaseModel):
     queue_timeout_s: float = Field(default=30.0, gt=0, le=86400)
     """Seconds in that queue before 503. 30: a client that waited longer is better told to come back."""
     reservation_timeout_s: float | None = Field(default=None, gt=0, le=86400)
-    """Seconds for decode's reservation. None: no limit but the first byte's, for a prompt that decode has cached
-    whole is answered without any reservation, and a long answer that is not streamed shows nothing before its end."""
+    """Seconds for decode's reservation, or its word that it needs none. None: no limit but the first byte's, for decode
+    has neither while the request waits in its own queue, and an engine of an older release says nothing of a prompt
+    that it has cached whole."""
     connect_timeout_s: float = Field(default=3.0, gt=0, le=60)
     """Seconds to connect to an engine. 3: one lost SYN is sent again after 1 s; more is a dead host."""
     max_engine_connections: int = Field(default=16384, ge=1, le=65535)

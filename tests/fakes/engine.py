@@ -19,7 +19,7 @@ from typing import Any
 from fakes.answers import END, STREAM_HEAD, answer, chunk, json_answer, simple_answer
 from fakes.http import Message, RawClient, read_body, read_head
 from fakes.messages import MESSAGES, MessagesWords
-from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS, SECRET, reservation_call, reservation_of
+from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS, SECRET, local_prefill_of, reservation_call, reservation_of
 from fakes.words import OpenAIWords
 from integration.ports import fresh_port
 from patience import PATIENCE_S
@@ -51,7 +51,11 @@ class Fault(Enum):
     RAW = auto()
     """What the engine's ``raw`` says, byte for byte."""
     CACHED = auto()
-    """Decode has the whole prompt: no reservation."""
+    """Decode has the whole prompt: no reservation. As an engine that does not say so."""
+    LOCAL = auto()
+    """Decode computes what it lacks of the prompt itself, and says so."""
+    LOCAL_AND_DIE = auto()
+    """The same, and it closes the connection instead of its first token."""
     RECOMPUTE = auto()
     """Decode goes on by itself when prefill fails; without it the request fails."""
     HANG_UP_ON_METASERVER = auto()
@@ -69,6 +73,8 @@ class Gate(Enum):
     """Before prefill computes."""
     REPLY = auto()
     """After the push, before prefill's reply."""
+    ANSWER = auto()
+    """Before decode's answer, when it has all KV, or none will come."""
     SECOND_TOKEN = auto()
 
 
@@ -281,8 +287,9 @@ class FakeEngine:
         if seen.body.get("stream"):
             writer.write(STREAM_HEAD)
         problem = await self._fetch_kv(seen)
+        await self._pass(Gate.ANSWER)
         await asyncio.sleep(self.work_s)
-        if seen.fault is Fault.DIE_WITH_KV:
+        if seen.fault in (Fault.DIE_WITH_KV, Fault.LOCAL_AND_DIE):
             return False
         if problem is not None:
             self._write_problem(seen, problem, writer)
@@ -299,6 +306,9 @@ class FakeEngine:
         if params is None or seen.fault is Fault.CACHED:
             return None
         await self._pass(Gate.RESERVE)
+        if seen.fault in (Fault.LOCAL, Fault.LOCAL_AND_DIE):
+            await self._say(params["metaserver"], local_prefill_of(params))
+            return None
         if seen.fault is Fault.GO_ON_AFTER_PUSH:
             self._background.append(asyncio.create_task(self._reserve(seen, params)))
             await self._receive(seen)
@@ -321,11 +331,15 @@ class FakeEngine:
         seen.num_received = PROMPT_TOKENS - CACHED_TOKENS
 
     async def _reserve(self, seen: Seen, params: dict[str, Any], **changes: Any) -> Message | None:
-        url, _, path = params["metaserver"].removeprefix("http://").partition("/")
+        hangs_up = seen.fault is Fault.HANG_UP_ON_METASERVER
+        return await self._say(params["metaserver"], reservation_of(params, **changes), hangs_up=hangs_up)
+
+    async def _say(self, metaserver: str, said: dict[str, Any], *, hangs_up: bool = False) -> Message | None:
+        url, _, path = metaserver.removeprefix("http://").partition("/")
         client = await RawClient.connect(f"http://{url}")
         try:
-            await client.send(reservation_call(reservation_of(params, **changes), self.secret, f"/{path}"))
-            if seen.fault is Fault.HANG_UP_ON_METASERVER:
+            await client.send(reservation_call(said, self.secret, f"/{path}"))
+            if hangs_up:
                 await self.hang_up.wait()
                 return None
             return await client.receive()

@@ -8,7 +8,7 @@ from typing import Any
 from fakes.http import request_bytes
 from pdcluster_protocol.ids import BootId, EngineId
 from pdcluster_protocol.metaserver import METASERVER_PATH, SEAL_HEADER
-from pdcluster_protocol.params import Reservation, SideChannelAddress, sealed, to_wire
+from pdcluster_protocol.params import LocalPrefill, Reservation, SideChannelAddress, sealed, to_wire
 from pdcluster_protocol.secret import Secret, make_secret
 
 SECRET = make_secret("the secret of the tests")
@@ -37,6 +37,19 @@ def reservation_of(params: dict[str, Any], **changes: Any) -> dict[str, Any]:
         prompt_digest="d",
     )
     return {**to_wire(sealed(reservation, SECRET)), **changes}
+
+
+def local_prefill_of(params: dict[str, Any]) -> dict[str, Any]:
+    """What decode posts for these transfer parameters when it computes what it lacks itself."""
+    said = LocalPrefill(
+        transfer_id=params["transfer_id"],
+        attempt=params["attempt"],
+        deadline_ms=params["deadline_ms"],
+        token=params["token"],
+        num_prompt_tokens=PROMPT_TOKENS,
+        num_local_tokens=PROMPT_TOKENS - CACHED_TOKENS,
+    )
+    return to_wire(said)
 
 
 def reservation_call(reservation: object, secret: Secret = SECRET, path: str = METASERVER_PATH) -> bytes:

@@ -28,6 +28,7 @@ WHOLE: Final = (
     "test_exact.py::test_every_byte_of_every_layers_blocks_on_decode_equals_prefills",
     "test_exact.py::test_two_prefill_and_two_decode_engines_answer_like_one",
     "test_failures.py",
+    "test_local_prefill.py",
     "test_retry.py",
     "test_support_tp.py::test_tp_sizes_that_do_not_divide_each_other_answer_like_a_single_engine",
     "test_support_models.py",

@@ -23,7 +23,7 @@ from pdcluster_connector.steps import Cancel, Expect, PrefillEnded
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.metaserver import PrefillOutcome
-from pdcluster_protocol.params import ContentCheck, DecodeParams, Reservation, SideChannelAddress, to_wire
+from pdcluster_protocol.params import ContentCheck, DecodeCall, DecodeParams, Reservation, SideChannelAddress, to_wire
 from pdcluster_protocol.side_channel import (
     ContentSums,
     Done,
@@ -237,8 +237,9 @@ class Posts:
     def __init__(self) -> None:
         self.out: list[Output] = []
 
-    def post(self, request_id: RequestId, url: str, reservation: Reservation, *, deadline: float) -> None:
-        self.out.append(("post", request_id, msgspec.structs.replace(reservation, lost_reason="")))
+    def post(self, request_id: RequestId, url: str, said: DecodeCall, *, deadline: float) -> None:
+        assert isinstance(said, Reservation), "no prompt here is computed by decode alone"
+        self.out.append(("post", request_id, msgspec.structs.replace(said, lost_reason="")))
 
     def cancel(self, request_id: RequestId) -> None:
         self.out.append(("hangup", request_id))

@@ -95,6 +95,7 @@ ACCEPTED: Final = (
     Accepted(
         "two cards of rdma", {**CUDA, "spec.transfer": {"protocol": "rdma", "devices": ["mlx5_0", "mlx5_bond.1"]}}
     ),
+    Accepted("the most that decode may compute itself", {"spec.transfer.minPushTokens": 8192}),
     Accepted("a secret of one's own", {"spec.auth.secretRef": {"name": "mine"}}),
     Accepted("a name of 63 characters", {"metadata.name": "a" * 63}),
     Accepted(

@@ -41,6 +41,7 @@ from pdcluster_protocol.ids import BootId, EngineId, RequestId
 from pdcluster_protocol.metaserver import PrefillOutcome
 from pdcluster_protocol.params import (
     DecodeParams,
+    LocalPrefill,
     Reservation,
     SideChannelAddress,
     digest_tokens,
@@ -273,7 +274,9 @@ def is_number(annotation: Any) -> bool:
     return bare is int or any(map(is_number, get_args(annotation)))
 
 
-@pytest.mark.parametrize("kind", [ToDecode, ToPrefill, DecodeParams, Reservation, PrefillOutcome], ids=str)
+@pytest.mark.parametrize(
+    "kind", [ToDecode, ToPrefill, DecodeParams, Reservation, LocalPrefill, PrefillOutcome], ids=str
+)
 def test_every_number_of_a_message_says_its_bounds(kind: Any) -> None:
     bare = {
         f"{holder.__name__}.{field.name}"
@@ -281,7 +284,7 @@ def test_every_number_of_a_message_says_its_bounds(kind: Any) -> None:
         for field in msgspec.structs.fields(holder)
         if is_number(field.type) and bounds_of(field.type) is None
     }
-    assert bare <= {"DecodeParams.version", "Reservation.version"}
+    assert bare <= {"DecodeParams.version", "Reservation.version", "LocalPrefill.version"}
 
 
 def test_a_number_out_of_bounds_is_refused_by_name() -> None:

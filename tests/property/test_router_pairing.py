@@ -66,6 +66,7 @@ class History(RuleBasedStateMachine):
         self.is_prefill_running = False
         self.is_call_open = False
         self.has_reserved = False
+        self.is_local = False
         self.has_first_byte = False
         self.num_answers = 0
         self.has_engines_left = True
@@ -78,6 +79,13 @@ class History(RuleBasedStateMachine):
         if self.pairing.phase is Phase.AWAITING_RESERVATION:
             self.has_reserved = self.is_call_open = True
             self.say(Event.RESERVED)
+
+    @precondition(lambda self: self.has_transfer and not self.has_reserved and not self.has_first_byte)
+    @rule()
+    def decode_prefills_locally(self) -> None:
+        if self.pairing.phase is Phase.AWAITING_RESERVATION:
+            self.has_reserved = self.is_local = True
+            self.say(Event.PREFILLS_LOCALLY)
 
     @precondition(lambda self: self.is_prefill_running)
     @rule()
@@ -166,6 +174,7 @@ class History(RuleBasedStateMachine):
     def start_prefill(self) -> None:
         assert not self.is_prefill_running, "the writer before it must be stopped first"
         assert self.is_call_open, "nobody would learn how it ends"
+        assert not self.is_local, "decode computes the prompt itself"
         assert self.pairing.attempt > self.last_attempt, "attempts only grow"
         assert not self.has_first_byte, "decode has all it needs"
         assert self.now < self.pairing.transfer_deadline or self.pairing.attempt == 1
@@ -188,7 +197,7 @@ class History(RuleBasedStateMachine):
             return
         self.num_decodes += 1
         self.last_attempt = 0
-        self.has_reserved = False
+        self.has_reserved = self.is_local = False
         self.is_decode_running = True
         self.pairing.restart(TransferId(f"t-{self.num_decodes}"), now=self.now)
 

@@ -15,9 +15,10 @@ from vllm.config import CUDAGraphMode, VllmConfig
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.vllm.options import require_startable
 from pdcluster_connector.vllm.versions import release_of
-from pdcluster_operator.api.cluster import PDCluster, TransferProtocol
+from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.api.engine_args import MUST_AGREE, SET_ELSEWHERE
 from pdcluster_operator.api.role import DeviceKind, Parallelism, RoleSpec
+from pdcluster_operator.api.transfer import TransferProtocol
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 from unit.connector.vllm.configs import a_config

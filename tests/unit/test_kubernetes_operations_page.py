@@ -29,6 +29,7 @@ REPLACES: Final[dict[str, tuple[Mapping[str, object], str]]] = {
     "model.name": ({"spec.model.name": "other", "spec.model.servedName": "same"}, "both roles"),
     "image": ({"spec.image": "other:2"}, "both roles"),
     "transfer.deadlineSeconds": ({"spec.transfer": {"deadlineSeconds": 7}}, "both roles, routers"),
+    "transfer.minPushTokens": ({"spec.transfer": {"minPushTokens": 7}}, "decode"),
     "roles.*.engineArgs.block-size": (
         {f"{role}.engineArgs": {"block-size": "32"} for role in (P, D)},
         "both roles",

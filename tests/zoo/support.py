@@ -34,6 +34,7 @@ FINGERPRINT: Final = "tests/unit/protocol/test_fingerprint.py::"
 START: Final = "tests/unit/connector/vllm/test_options.py::"
 MESSAGES: Final = "tests/integration/test_anthropic_sdk.py::"
 EXACT: Final = "tests/integration/test_exact.py::"
+LOCAL: Final = "tests/integration/test_local_prefill.py::"
 
 
 class Where(Enum):
@@ -105,6 +106,10 @@ OPTIONS: Final = (
         (V2 + "test_answers_failures_retries_and_every_kind_of_kv_on_the_v2_runner",
          V2 + "test_bytes_and_preemption_on_the_v2_runner"),
         "its Triton kernels in Triton's interpreter; without CUDA graphs"),
+    Row("one of each kind of KV; speculation on decode alone", "few missing tokens are computed by decode itself, more "
+        "are pushed (`min_push_tokens`)", _ENGINES,
+        (LOCAL + "test_pushed_and_local_prompts_answer_like_a_single_engine",
+         LOCAL + "test_local_prompts_that_are_preempted_are_computed_again_and_answer_the_same"), "`make test-all`"),
     Row("Llama", "the content of each push is compared, and pushed again where it differs (`content_check`)", _ENGINES,
         ("tests/integration/test_broken.py::test_content_that_is_wrong_is_pushed_again_and_the_answer_is_exact",
          "tests/integration/test_broken.py::"

@@ -148,12 +148,21 @@ PANELS: Final = (
     ),
     Panel(
         "Transfers",
-        "Pushes to one decode rank, and requests that one decode rank has received whole.",
+        "Pushes to one decode rank, requests that one decode rank has received whole, and those that decode engines "
+        "computed themselves since they lacked less than minPushTokens.",
         "ops",
         (
             Line("sum(rate(pdcluster:pushes_done_total{POOL}[$__rate_interval]))", "pushes"),
             Line("sum(rate(pdcluster:receives_done_total{POOL}[$__rate_interval]))", "receives"),
+            Line("sum(rate(pdcluster:local_prefills_total{POOL}[$__rate_interval]))", "computed by decode"),
         ),
+    ),
+    Panel(
+        "Prompt tokens computed by decode",
+        "Tokens that a decode engine lacked and computed itself, fewer than minPushTokens in a prompt. Streams on it "
+        "wait for them.",
+        "short",
+        (_by("pod", "pdcluster:local_prefill_tokens_total"),),
     ),
     Panel(
         "Failures of transfers by kind",

@@ -13,15 +13,18 @@ from typing import Final, Protocol
 import msgspec
 
 from pdcluster_connector.core.clock import deadline_after, remaining_ms
+from pdcluster_connector.core.local_prefill import is_local
 from pdcluster_connector.core.watermark import KvGroup, num_kept_back, wanted_spans
-from pdcluster_connector.failures import TransferFailure, log_failure
+from pdcluster_connector.failures import LOCAL_PREFILL_TOKENS, LOCAL_PREFILLS, TransferFailure, count, log_failure
 from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillEnded
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.metaserver import PrefillOutcome
 from pdcluster_protocol.params import (
     ContentCheck,
+    DecodeCall,
     DecodeParams,
+    LocalPrefill,
     Receipt,
     Reservation,
     SideChannelAddress,
@@ -38,8 +41,8 @@ _NO_ATTEMPT: Final = Attempt(0)
 class Metaserver(Protocol):
     """The scheduler half's needs of the metaserver client. Both calls return at once."""
 
-    def post(self, request_id: RequestId, url: str, reservation: Reservation, *, deadline: float) -> None:
-        """Send the reservation; its outcome is appended to the deque given at construction.
+    def post(self, request_id: RequestId, url: str, said: DecodeCall, *, deadline: float) -> None:
+        """Send what is said; its outcome is appended to the deque given at construction.
 
         A request may have several calls open: one for each attempt that decode asked for.
         """
@@ -64,6 +67,8 @@ class DecodeEngine:
     transfer_protocol: str = ""
     content_check: ContentCheck = ContentCheck.OFF
     """Of requests that ask for no receipt; of those that do all is compared."""
+    min_push_tokens: int = 0
+    """Of requests that ask for no receipt; those that do are pushed whatever they lack."""
 
     @property
     def num_kept_back(self) -> int:
@@ -90,6 +95,13 @@ class _Request:
     """A worker did not get its part: whatever others got, vLLM computes the prompt or fails the request."""
     num_received_tokens: int = 0
     """Prompt tokens that all ranks have received whole."""
+    num_missing: int = 0
+    """Prompt tokens that decode lacked when vLLM asked last."""
+
+    @property
+    def must_be_pushed(self) -> bool:
+        """A proof; or a refusal, which vLLM only hears of while it waits for a push."""
+        return self.params is None or self.params.wants_receipt
 
 
 class DecodeScheduler:
@@ -106,7 +118,9 @@ class DecodeScheduler:
         self._expects: list[Expect] = []
         self._ended: list[PrefillEnded] = []
         self._cancels: list[Cancel] = []
-        self._posts: list[tuple[RequestId, str, Reservation, float]] = []
+        self._posts: list[tuple[RequestId, str, DecodeCall, float]] = []
+        self._num_local_tokens = 0
+        """Tokens that this engine computes in the step to come instead of a push."""
 
     def add(self, request_id: RequestId, params: object, token_ids: Sequence[int], *, now: float) -> None:
         """Take a request in. Bad parameters are kept as the reason with which it will fail."""
@@ -126,15 +140,15 @@ class DecodeScheduler:
         self._requests[request_id] = _Request(token_ids, deadline_after(parsed.deadline_ms, now=now), parsed)
 
     def external_tokens(self, request_id: RequestId, computed_tokens: int) -> int:
-        """How many prompt tokens behind ``computed_tokens`` a push shall bring; 0 when none is wanted.
-
-        Decode computes the last prompt token itself, so a prompt that lacks no other token needs no push.
-        """
+        """How many prompt tokens behind ``computed_tokens`` a push shall bring; 0 when none is wanted."""
         request = self._requests.get(request_id)
         if request is None or request.is_settled:
             return 0
-        missing = len(request.token_ids) - computed_tokens
-        return missing - self._engine.num_kept_back if missing > 1 else 0
+        request.num_missing = missing = len(request.token_ids) - computed_tokens
+        least = 0 if request.must_be_pushed else self._engine.min_push_tokens
+        if is_local(missing, min_push_tokens=least, num_in_step=self._num_local_tokens):
+            return 0
+        return missing - self._engine.num_kept_back
 
     def reserve(
         self, request_id: RequestId, block_ids: Sequence[Sequence[int]], external_tokens: int, *, now: float
@@ -145,8 +159,7 @@ class DecodeScheduler:
             return
         request.is_settled = True
         if not external_tokens:
-            # All but the last token is cached here: nothing to ask for, now or after a preemption.
-            request.is_over = True
+            self._prefill_locally(request_id, request, now)
             return
         if request.params is None:
             self._expect_failure(request_id, request, now)
@@ -162,9 +175,10 @@ class DecodeScheduler:
         while self._outcomes:
             self._decide(*self._outcomes.popleft())
         step = DecodeStep(tuple(self._expects), tuple(self._ended), tuple(self._cancels))
-        for request_id, url, reservation, deadline in self._posts:
-            self._metaserver.post(request_id, url, reservation, deadline=deadline)
+        for request_id, url, said, deadline in self._posts:
+            self._metaserver.post(request_id, url, said, deadline=deadline)
         self._expects, self._ended, self._cancels, self._posts = [], [], [], []
+        self._num_local_tokens = 0
         return step
 
     def finish(self, request_id: RequestId) -> dict[str, object] | None:
@@ -213,6 +227,24 @@ class DecodeScheduler:
             deadline_ms=remaining_ms(request.deadline, now=now),
         )
         self._posts.append((request_id, request.params.metaserver, again, request.deadline))
+
+    def _prefill_locally(self, request_id: RequestId, request: _Request, now: float) -> None:
+        """Nothing is asked for, now or after a preemption. The router is told, and what it answers changes nothing."""
+        request.is_over = True
+        if request.num_missing > 1:
+            self._num_local_tokens += request.num_missing
+            count(LOCAL_PREFILLS)
+            count(LOCAL_PREFILL_TOKENS, request.num_missing)
+        if (params := request.params) is not None and request.token_ids:  # Embeddings have none.
+            said = LocalPrefill(
+                transfer_id=params.transfer_id,
+                attempt=params.attempt,
+                deadline_ms=remaining_ms(request.deadline, now=now),
+                token=params.token,
+                num_prompt_tokens=len(request.token_ids),
+                num_local_tokens=max(1, request.num_missing),
+            )
+            self._posts.append((request_id, params.metaserver, said, request.deadline))
 
     def _abort(self, request_id: RequestId, request: _Request) -> None:
         self._metaserver.cancel(request_id)

@@ -13,13 +13,25 @@ import prometheus_client
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from pdcluster_connector.failures import PUSHED_BYTES, PUSHES_DONE, RECEIVES_DONE, TransferFailure
+from pdcluster_connector.failures import (
+    LOCAL_PREFILL_TOKENS,
+    LOCAL_PREFILLS,
+    PUSHED_BYTES,
+    PUSHES_DONE,
+    RECEIVES_DONE,
+    TransferFailure,
+)
 from pdcluster_connector.settings import parse_settings
 
 _COUNTERS: Final = {
     PUSHED_BYTES: ("pdcluster:pushed_bytes", "KV bytes that decode has acknowledged"),
     PUSHES_DONE: ("pdcluster:pushes_done", "Pushes to one decode rank that ended well"),
     RECEIVES_DONE: ("pdcluster:receives_done", "Requests whose KV one decode rank has received whole"),
+    LOCAL_PREFILLS: (
+        "pdcluster:local_prefills",
+        "Requests whose missing tokens decode has computed itself, for they were fewer than min_push_tokens",
+    ),
+    LOCAL_PREFILL_TOKENS: ("pdcluster:local_prefill_tokens", "Prompt tokens of those requests that decode computed"),
 }
 _PROTOCOL: Final = ("pdcluster:transfer_protocol_info", "1 for the protocol by which this engine moves KV")
 _FAILURES: Final = ("pdcluster:failures", "Failures by kind: see docs/operations.md for what to do about each")

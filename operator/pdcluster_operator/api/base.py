@@ -152,6 +152,7 @@ Quantity = Annotated[
 """An amount as Kubernetes writes it: ``8``, ``500m``, ``64Gi``."""
 
 _PERCENT: Final = r"^([0-9]|[1-9][0-9]|100)%$"
+DAY_S: Final = 86400
 MAX_REPLICAS: Final = 1000
 """Of one role: far above what one router pool serves, and low enough that a slip of the finger is refused."""
 

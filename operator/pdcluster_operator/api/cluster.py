@@ -15,14 +15,21 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from pdcluster_operator.api.base import MAX_NAME, MAX_REPLICAS, ApiModel, CountOrPercent, Fault, Name, OpenObject, Rule
+from pdcluster_operator.api.base import (
+    DAY_S,
+    MAX_NAME,
+    MAX_REPLICAS,
+    ApiModel,
+    CountOrPercent,
+    Fault,
+    Name,
+    OpenObject,
+    Rule,
+)
 from pdcluster_operator.api.role import DeviceKind, Resources, Roles, ranks_of
 from pdcluster_operator.api.status import PDClusterStatus
-from pdcluster_protocol.launch import HTTP_PORT, SIDE_CHANNEL_PORT, RouterPolicy
-from pdcluster_protocol.metaserver import Action
-from pdcluster_protocol.params import ContentCheck
-
-_DAY_S: Final = 86400
+from pdcluster_operator.api.transfer import Transfer, TransferProtocol
+from pdcluster_protocol.launch import HTTP_PORT, RouterPolicy
 
 
 class Volume(ApiModel):
@@ -97,47 +104,6 @@ class Model(ApiModel):
         return self.served_name or self.name or ""
 
 
-class TransferProtocol(Enum):
-    """The protocol that carries the KV (Mooncake's own words)."""
-
-    TCP = "tcp"
-    RDMA = "rdma"
-    ASCEND = "ascend"
-
-
-DeviceName = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9_.-]+$")]
-"""A network device's name."""
-
-
-class Transfer(ApiModel):
-    """How KV gets from prefill to decode. A change rolls both roles."""
-
-    protocol: TransferProtocol | None = None
-    """tcp, rdma or ascend. Default: ascend on ascend devices, else tcp, which works everywhere. With rdma
-    engines run as root with IPC_LOCK and nothing else, for it pins memory; ask for your cards' resource in
-    roles.*.resources.limits."""
-    devices: list[DeviceName] | None = Field(default=None, min_length=1, max_length=32)
-    """RDMA devices that engines may use, named as ibv_devices does, at most 32; only with protocol rdma. An engine
-    whose node lacks one does not start. Default: Mooncake takes those that are near the memory."""
-    port: int = Field(default=SIDE_CHANNEL_PORT, ge=1024, le=31000)
-    """First port of decode's side channels: rank r listens on port + r, in [1024, 31000]; none may be 8000, where
-    engines answer. Default 12100: below the ports that Mooncake draws from (from 15000) and those that Linux gives to
-    outgoing connections (from 32768), whatever the rank, and none of vLLM's own."""
-    deadline_seconds: int = Field(default=300, ge=1, le=_DAY_S)
-    """Seconds that one attempt at a prompt's prefill and hand-over may take, in [1, 86400]; then another prefill engine
-    is asked. Default 300: a long prompt on a busy engine."""
-    quarantine_seconds: int = Field(default=3, ge=1, le=600)
-    """Seconds that a revoked prefill rank has to say that it stopped, before decode closes its session and uses the
-    blocks again, in [1, 600]. Default 3: a live one answers in milliseconds."""
-    content_check: ContentCheck | None = None
-    """off, sampled or full: how much of the pushed KV decode compares with prefill's before the first token. What
-    differs is pushed once more, then another prefill engine is asked. Default: sampled, the connector's own, which is
-    nearly free; full finds each wrong byte, for some per cent of a prefill's time on a CPU."""
-    on_failure: Action = Action.RECOMPUTE
-    """recompute: decode computes the prompt itself when no prefill attempt is left; fail: the client gets an error at
-    once. Default recompute: a slow answer is better than none."""
-
-
 class ServiceType(Enum):
     """How the routers' Service is reached (Kubernetes' own words)."""
 
@@ -178,7 +144,7 @@ class RouterSpec(ApiModel):
     """The Service that clients reach."""
     policy: RouterPolicy = RouterPolicy.LEAST_TOKENS
     """least-tokens, or affinity: conversations go back to their engines. Default least-tokens, for any request."""
-    request_timeout_seconds: int | None = Field(default=None, ge=1, le=_DAY_S)
+    request_timeout_seconds: int | None = Field(default=None, ge=1, le=DAY_S)
     """Seconds that a request may take in all, in [1, 86400]; then it is cut. Default: no such limit, for a long answer
     that flows is no fault."""
     api_keys_secret_ref: KeysRef | None = None
@@ -196,7 +162,7 @@ class Rollout(ApiModel):
     while engines are replaced. Without spare devices give 0, and maxUnavailable 1."""
     max_unavailable: CountOrPercent = 0
     """Instances of a role that may be missing, or a part like 25% (rounded down). Default 0: see maxSurge."""
-    progress_deadline_seconds: int = Field(default=1800, ge=10, le=_DAY_S)
+    progress_deadline_seconds: int = Field(default=1800, ge=10, le=DAY_S)
     """Seconds without progress after which the rollout stops and says so, in [10, 86400]. Default 1800: large weights
     take minutes to load, and kernels to compile."""
     paused: bool = False
@@ -251,7 +217,7 @@ class Scaling(ApiModel):
 class DrainSpec(ApiModel):
     """How an engine is stopped."""
 
-    timeout_seconds: int = Field(default=600, ge=0, le=_DAY_S)
+    timeout_seconds: int = Field(default=600, ge=0, le=DAY_S)
     """Seconds that an engine which is to go may still work on what it has, in [0, 86400]. Default 600: longer
     than nearly all answers take; one that takes longer is cut."""
 

@@ -14,7 +14,7 @@ import orjson
 
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt, TransferId
-from pdcluster_protocol.params import DecodeParams, Reservation, for_attempt, parse_reservation
+from pdcluster_protocol.params import DecodeCall, DecodeParams, LocalPrefill, Reservation, for_attempt, parse_call
 from pdcluster_protocol.secret import Secret
 from pdcluster_router.core.breaker import Blame
 from pdcluster_router.core.pairing import FIRST_ATTEMPT, Event, Retries
@@ -41,7 +41,7 @@ class LayerwiseCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Posted: TypeAlias = Reservation | LayerwiseCall
-"""A call of decode to the metaserver."""
+"""A reservation of decode, as it is posted to the metaserver."""
 
 
 class BadCall(ProtocolError):
@@ -86,7 +86,7 @@ class Dialect(Protocol):
         """``kv_transfer_params`` for prefill; bytes are JSON already."""
         ...
 
-    def call_in(self, seal: bytes, body: Bytes, known: Container[TransferId]) -> Posted | None:
+    def call_in(self, seal: bytes, body: Bytes, known: Container[TransferId]) -> Posted | LocalPrefill | None:
         """Decode's call; None: it waits for nothing, and is told that all is well. ``known``: the transfers
         that run.
 
@@ -139,22 +139,21 @@ class PdclusterDialect:
         seal: bytes,
         body: Bytes,
         known: Container[TransferId],  # noqa: ARG002  # the seal keeps strangers out
-    ) -> Reservation:
+    ) -> DecodeCall:
         """The seal first: 8 MiB of numbers take half a second and 150 MB to parse, their seal 10 ms and nothing."""
         try:
             self._secret.check_call(seal, body)
         except ProtocolError as error:
             raise BadCall(FORBIDDEN, str(error)) from error
         try:
-            reservation = parse_reservation(orjson.loads(body))
+            call = parse_call(orjson.loads(body))
         except (orjson.JSONDecodeError, ProtocolError) as error:
             raise BadCall(BAD_REQUEST, str(error)) from error
-        transfer_id, attempt = reservation.transfer_id, reservation.attempt
         try:
-            self._secret.check(reservation.token, transfer_id, attempt, reservation.deadline_ms)
+            self._secret.check(call.token, call.transfer_id, call.attempt, call.deadline_ms)
         except ProtocolError as error:
-            raise BadCall(FORBIDDEN, str(error), transfer_id, attempt) from error
-        return reservation
+            raise BadCall(FORBIDDEN, str(error), call.transfer_id, call.attempt) from error
+        return call
 
     def spoils(self, event: Event, blame: Blame) -> bool:  # noqa: ARG002  # decode grants each attempt anew
         return False

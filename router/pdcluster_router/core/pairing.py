@@ -7,7 +7,7 @@ Rule 2: nothing here performs I/O or reads a clock. Callers pass ``now`` (second
                             +----- attempt failed, timed out or lost; another is left -----+
                             v                                                              |
     AWAITING_RESERVATION -RESERVED-> PREFILLING -PREFILL_DONE-> AWAITING_ANSWER -ATTEMPT_LOST
-             |                       |   |   |                       |
+             +-PREFILLS_LOCALLY------|---|---|----------------+      |
              |                       |   |   +-no attempt left-> LOCAL_PREFILL      FIRST_BYTE = the client gets
              |           FIRST_BYTE--+   |                           |              decode's first bytes: nothing
              |               v           | FIRST_BYTE                | FIRST_BYTE   is tried again after it
@@ -58,7 +58,7 @@ class Phase(_Named):
     AWAITING_ANSWER = auto()
     """No attempt runs. Until its answer begins decode may still say that the last one was lost."""
     LOCAL_PREFILL = auto()
-    """Decode prefills by itself: there is no transfer, or no attempt is left."""
+    """Decode prefills by itself: there is no transfer, no attempt is left, or it lacks too little to be pushed."""
     ANSWERING = auto()
     """Decode's answer has begun, so decode has all KV; prefill's own reply is still to come."""
     DECODING = auto()
@@ -71,6 +71,8 @@ class Phase(_Named):
 
 class Event(_Named):
     RESERVED = auto()
+    PREFILLS_LOCALLY = auto()
+    """Decode makes no reservation: it computes what it lacks of the prompt itself."""
     RESERVATION_LOST = auto()
     """Decode hung up on the metaserver before the outcome. It may come back and say that the attempt is lost."""
     PREFILL_DONE = auto()
@@ -121,7 +123,7 @@ class Timeouts:
     prefill_s: float
     """For each attempt."""
     reservation_s: float | None = None
-    """None: until the first byte. Decode needs no reservation for a prompt it has cached whole."""
+    """None: until the first byte. A decode engine may need no reservation, and its word on that may be late."""
     transfer_s: float = 600.0
     """From the client's request until decode has the KV, with all attempts. Engines are told what is left of it."""
     first_byte_s: float = 600.0
@@ -182,6 +184,7 @@ _KEEPS_ITS_DEADLINE: Final = frozenset((Phase.ANSWERING, Phase.TRAILING))
 
 TRANSITIONS: Final[Table] = {
     (Phase.AWAITING_RESERVATION, Event.RESERVED): (Phase.PREFILLING, (Command.START_PREFILL,)),
+    (Phase.AWAITING_RESERVATION, Event.PREFILLS_LOCALLY): (Phase.LOCAL_PREFILL, ()),
     (Phase.PREFILLING, Event.PREFILL_DONE): (Phase.AWAITING_ANSWER, (Command.REPLY_OK,)),
     (Phase.PREFILLING, Event.NO_PREFILL_LEFT): (Phase.LOCAL_PREFILL, (Command.REPLY_FAILED,)),
     **dict.fromkeys(_FAILED_ATTEMPTS, (Phase.LOCAL_PREFILL, _PREFILL_IS_OVER)),
@@ -298,6 +301,10 @@ class Pairing:
         return min(self._phase_deadline, self._byte_deadline)
 
     @property
+    def is_at_start(self) -> bool:
+        return self.phase is self._start  # Decode has said nothing of the transfer.
+
+    @property
     def may_lose_attempt(self) -> bool:
         """Whether decode may say ATTEMPT_LOST: it has reserved, and its answer has not begun."""
         return self.phase is Phase.PREFILLING or self.phase is Phase.AWAITING_ANSWER
@@ -342,7 +349,7 @@ class Pairing:
         Raises:
             ProtocolError: This transfer is under way: decode has seen its id.
         """
-        if self.phase is not self._start:
+        if not self.is_at_start:
             raise ProtocolError(f"transfer {self.transfer_id}: cannot restart while {self.phase.name}")
         self.transfer_id = transfer_id
         self.attempt = FIRST_ATTEMPT

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from pdcluster_protocol.metaserver import PrefillOutcome, failed, succeeded
-from pdcluster_protocol.params import DecodeParams
+from pdcluster_protocol.params import DecodeParams, LocalPrefill
 from pdcluster_router.core.breaker import Blame
 from pdcluster_router.core.dialect import Posted
 from pdcluster_router.core.openai_errors import (
@@ -62,7 +62,8 @@ class Exchange:
         self._cycle = cycle
         self._relay = self._new_relay(now)
         self._decode = DecodeLeg(request, services.answers.expected(request.body.max_answer_tokens))
-        self._calls = ReservationCalls(self._reservation_lost)
+        self.calls = ReservationCalls(self._reservation_lost)
+        """Decode's reservation and the outcome that it was told, as far as they are known."""
         self._attempts = PrefillAttempts(services, request, self._prefill_ended)
         self._share = BacklogShare(services, request.prefill_role, request.body.estimated_prompt_tokens)
         self._verdict = UNDECIDED
@@ -82,16 +83,6 @@ class Exchange:
         self._send_to_decode()
 
     @property
-    def reservation(self) -> Posted | None:
-        """Decode's reservation; None while it has made none."""
-        return self._calls.reservation
-
-    @property
-    def outcome(self) -> PrefillOutcome | None:
-        """The outcome that decode was told; None while that is not known."""
-        return self._calls.outcome
-
-    @property
     def is_done(self) -> bool:
         """The client has decode's whole answer, and prefill is over."""
         return self._pairing.phase is Phase.DONE
@@ -105,14 +96,14 @@ class Exchange:
 
     def reserve(self, reservation: Posted, cycle: HotCycle) -> PrefillOutcome | None:
         action = self._request.terms.on_prefill_failure
-        if refusal := refusal_of(reservation, self._calls, self._pairing, action):
+        if refusal := refusal_of(reservation, self.calls, self._pairing, action):
             self._record.failed(FailureKind.RESERVATION_REFUSED, refusal.reason)
             return refusal
-        is_first = self._calls.reservation is None
+        is_first = self.calls.reservation is None
         is_lost = reservation.lost_attempt == self._pairing.attempt
         if is_lost:
-            self._calls.reopen()
-        outcome = self._calls.join(reservation, cycle)
+            self.calls.reopen()
+        outcome = self.calls.join(reservation, cycle)
         if is_first:
             self._record.reserved(reservation)
             self._decode.recount(reservation.num_prompt_tokens)
@@ -122,12 +113,20 @@ class Exchange:
             self._attempt_failed(Event.ATTEMPT_LOST, FailureKind.ATTEMPT_LOST, reservation.lost_reason, Blame.PERHAPS)
         return outcome
 
+    def prefills_locally(self, said: LocalPrefill) -> None:
+        if self._pairing.phase is not Phase.AWAITING_RESERVATION:
+            return  # Its answer has begun, or it says so twice.
+        self._record.prefills_locally(said)
+        self._decode.recount(said.num_prompt_tokens)
+        self._share.recount(said.num_local_tokens)
+        self._handle(Event.PREFILLS_LOCALLY)
+
     def _reservation_lost(self) -> None:
         self._record.failed(FailureKind.RESERVATION_LOST, "decode hung up on the metaserver")
         if self._services.dialect.must_hold_call:
             self._handle(Event.RESERVATION_LOST)
         else:
-            self._calls.reopen()  # Decode goes on without its call: prefill will still tell the outcome.
+            self.calls.reopen()  # Decode goes on without its call: prefill will still tell the outcome.
 
     # What the client's connection says (CycleOwner).
 
@@ -151,7 +150,7 @@ class Exchange:
 
     def begins(self) -> None:
         self._decode.began()
-        if has_pushed_kv(self._calls, self._pairing.phase):
+        if has_pushed_kv(self.calls, self._pairing.phase):
             self._attempts.succeeded()
         self._handle(Event.FIRST_BYTE)
 
@@ -179,7 +178,7 @@ class Exchange:
         error = decode_lost(name, reason)
         if not lost.is_stale:
             self._decode.failed(blame_for(lost))
-        if self._calls.reservation is None and self._decode.may_send_again(lost):
+        if self._pairing.is_at_start and self._decode.may_send_again(lost):
             self._record.failed(FailureKind.DECODE_UNREACHED, reason, name)
             error = no_engine("decode", f"{name}: {reason}")
             self._verdict = Verdict(failed(error.message), error, metrics.Outcome.UNAVAILABLE)
@@ -276,8 +275,8 @@ class Exchange:
         """Another decode engine gets the whole request, as if it were new: nothing of the first try is kept."""
         self._relay.close()
         self._relay = self._new_relay(self._services.now())
-        self._calls.close()
-        self._calls = ReservationCalls(self._reservation_lost)
+        self.calls.close()
+        self.calls = ReservationCalls(self._reservation_lost)
         self._prefill_failure = ""
         self._renew_transfer()
         self._timer.cancel()
@@ -334,7 +333,7 @@ class Exchange:
             self._record.failed(FailureKind.PREFILL_EXHAUSTED, reason)
 
     def _start_prefill(self) -> None:
-        reservation = self._calls.reservation
+        reservation = self.calls.reservation
         assert reservation is not None
         attempt = self._pairing.attempt
         if self._attempts.start(reservation, attempt, self._pairing.transfer_deadline, self._decode.revision):
@@ -346,10 +345,10 @@ class Exchange:
         self._attempts.abort()
 
     def _reply_ok(self) -> None:
-        self._calls.reply(succeeded(self._pairing.attempt))
+        self.calls.reply(succeeded(self._pairing.attempt))
 
     def _reply_failed(self) -> None:
-        self._calls.reply(self._verdict.outcome)
+        self.calls.reply(self._verdict.outcome)
 
     # The end.
 
@@ -372,7 +371,7 @@ class Exchange:
         self._attempts.close()
         self._decode.close()
         self._record.write()
-        self._calls.close()
+        self.calls.close()
         self._relay.close()
         # They know us, and Python looks for circles: that took a tenth of the time of a request.
         del self._relay, self._attempts

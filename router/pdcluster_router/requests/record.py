@@ -11,6 +11,7 @@ from typing import Final
 
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.metaserver import PrefillOutcome, failed
+from pdcluster_protocol.params import LocalPrefill
 from pdcluster_protocol.trace import RequestTrace
 from pdcluster_router.core.dialect import Posted
 from pdcluster_router.core.openai_errors import NO_DECODE, ApiError, no_engine
@@ -49,6 +50,10 @@ class Record:
         self._line.prompt_tokens = reservation.num_prompt_tokens
         self._line.cached_tokens = reservation.remote_cached_tokens
         self._services.metrics.took(Span.RESERVATION, now - self._line.received_at)
+
+    def prefills_locally(self, said: LocalPrefill) -> None:
+        self._line.prompt_tokens = said.num_prompt_tokens
+        self._line.cached_tokens = said.num_prompt_tokens - said.num_local_tokens
 
     def prefill_sent(self, attempt: int) -> None:
         self._attempt = attempt

@@ -1,5 +1,8 @@
 """Where decode engines bring their reservations, and who waits there for the outcome of the prefill.
 
+Or they say that they compute what they lack of a prompt themselves: then nothing is waited for. Such a word that comes
+too late, when the answer has begun or ended, changes nothing.
+
 200 carries an outcome. All else carries a failed one: 400 what is no reservation, 403 a call that no holder of the
 cluster's secret has sealed, or a token that is not of this cluster or not for this attempt, 404 an unknown or ended
 transfer: the live table is what ends a token's life, so a replayed one is of no use.
@@ -22,6 +25,7 @@ import msgspec
 
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.metaserver import SEAL_HEADER, Action, PrefillOutcome, encode_outcome, failed, succeeded
+from pdcluster_protocol.params import LocalPrefill
 from pdcluster_router.core.dialect import FORBIDDEN, BadCall, Posted
 from pdcluster_router.core.openai_errors import prefill_failed
 from pdcluster_router.core.pairing import FIRST_ATTEMPT, Pairing, Phase
@@ -36,7 +40,7 @@ def take_reservation(services: Services, cycle: HotCycle) -> None:
     """The reservation is with its transfer; the call is answered, or waits there for the outcome."""
     seal, body = cycle.head.fields.get(_SEAL, b""), cycle.take_body()
     try:
-        reservation = services.dialect.call_in(seal, body, services.transfers)
+        call = services.dialect.call_in(seal, body, services.transfers)
     except BadCall as error:
         kind = FailureKind.BAD_TOKEN if error.status == FORBIDDEN else FailureKind.RESERVATION_REFUSED
         failure = Failure(kind, transfer_id=error.transfer_id, attempt=error.attempt, reason=str(error))
@@ -45,9 +49,16 @@ def take_reservation(services: Services, cycle: HotCycle) -> None:
         if transfer is not None and not services.dialect.must_hold_call:
             transfer.stop(prefill_failed(str(error)))  # Decode does not read the answer, and would wait.
         return
-    if reservation is None:
+    if call is None:
         cycle.answer(200, encode_outcome(succeeded(FIRST_ATTEMPT)))
         return
+    if isinstance(call, LocalPrefill):
+        _take_local_prefill(services, cycle, call)
+    else:
+        _take(services, cycle, call)
+
+
+def _take(services: Services, cycle: HotCycle, reservation: Posted) -> None:
     transfer = services.transfers.get(reservation.transfer_id)
     if transfer is None:
         reason = f"transfer {reservation.transfer_id} is not known here, or has ended"
@@ -58,6 +69,14 @@ def take_reservation(services: Services, cycle: HotCycle) -> None:
     outcome = transfer.reserve(reservation, cycle)
     if outcome is not None:
         cycle.answer(200, encode_outcome(outcome))
+
+
+def _take_local_prefill(services: Services, cycle: HotCycle, said: LocalPrefill) -> None:
+    """Nothing is waited for. An answer may end before this call is here, so an unknown transfer is no failure."""
+    cycle.answer(200, encode_outcome(succeeded(FIRST_ATTEMPT)))
+    transfer = services.transfers.get(said.transfer_id)
+    if transfer is not None:
+        transfer.prefills_locally(said)
 
 
 def _refuse(services: Services, cycle: HotCycle, status: int, failure: Failure) -> None:

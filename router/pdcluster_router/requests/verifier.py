@@ -229,7 +229,7 @@ def _terms_of(pair: EnginePair) -> Terms:
 
 
 def _trial_of(num_words: int, answer: _Answer, exchange: Exchange) -> Trial:
-    outcome = exchange.outcome
+    outcome = exchange.calls.outcome
     if outcome is None:
         prefill_problem = "the request ended before its prefill"
     else:
@@ -239,7 +239,7 @@ def _trial_of(num_words: int, answer: _Answer, exchange: Exchange) -> Trial:
         num_words=num_words,
         status=answer.status,
         error=error if exchange.is_done or error else "the answer was cut",
-        asked=_asked_by(exchange.reservation),
+        asked=_asked_by(exchange.calls.reservation),
         prefill_problem=prefill_problem,
         receipt=receipt_in(answer.body),
     )

@@ -40,6 +40,8 @@ from pdcluster_protocol.errors import ConfigError
             ["transfer_devices is ['mlx5_0'] with transfer_protocol tcp", "or use transfer_protocol rdma"],
         ),
         ({"writes_per_submit": 1025}, ["writes_per_submit is 1025", "use a number in 0..1024"]),
+        ({"min_push_tokens": 8193}, ["min_push_tokens is 8193", "use a number in 0..8192", "0: always push"]),
+        ({"min_push_tokens": -1}, ["min_push_tokens is -1"]),
         ({"writes_per_submit": -1}, ["writes_per_submit is -1", "use a number in 0..1024"]),
         ({"transfer_protocol": "rdma", "transfer_devices": ["mlx5_0,mlx5_1"]}, ["has 'mlx5_0,mlx5_1'", "use a list"]),
         ({"transfer_protocol": "rdma", "transfer_devices": [""]}, ["has ''", "use a list"]),

@@ -46,6 +46,7 @@ def test_the_connector_reads_each_setting_that_is_written() -> None:
         transfer_devices=("mlx5_0",),
         quarantine_s=2.5,
         content_check="full",
+        min_push_tokens=64,
         trace_file="/t",
     )
     assert every.keys() == ConnectorSettings.__annotations__.keys()

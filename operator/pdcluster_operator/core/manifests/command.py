@@ -84,6 +84,8 @@ def transfer_config(pool: Pool, role: Role, place: PodPlace) -> Document:
         settings["transfer_devices"] = tuple(transfer.devices)
     if role is Role.DECODE:
         settings["side_channel_port"] = transfer.port
+        if transfer.min_push_tokens is not None:
+            settings["min_push_tokens"] = transfer.min_push_tokens
     if transfer.content_check is not None and (role is Role.DECODE or _compiles_sums(pool, transfer.content_check)):
         settings["content_check"] = transfer.content_check.value
     engine_id = "$(POD_NAME)" if place is PodPlace.ALONE else "$(LWS_LEADER_ADDRESS)"

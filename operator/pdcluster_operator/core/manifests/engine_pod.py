@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from pdcluster_operator.api.cluster import TransferProtocol
 from pdcluster_operator.api.role import DeviceKind, RoleSpec
+from pdcluster_operator.api.transfer import TransferProtocol
 from pdcluster_operator.core import names
 from pdcluster_operator.core.manifests.command import (
     CACHE_FOLDER,

@@ -52,10 +52,14 @@ class WorkloadDesign:
         return role_labels(self.role, self.revision, self.template)
 
 
+_OF_DECODE_ALONE: Final = "minPushTokens"
+"""Of ``transfer``: it changes no KV and nothing of prefill, so decode engines with either value are of one revision."""
+
+
 def revision_for(pool: Pool) -> str:
     """The spec's revision. A protocol that is left out counts as the one that is taken."""
     spec = pool.spec
-    transfer = {**spec.transfer.to_wire(), "protocol": spec.transfer_protocol.value}
+    transfer = {**spec.transfer.to_wire(), "protocol": spec.transfer_protocol.value, _OF_DECODE_ALONE: None}
     args = {role: pool.role(role).engine_args for role in Role}
     env = {role: {one.name: one.to_wire() for one in pool.role(role).env} for role in Role}
     return revision_of(model=spec.model.to_wire(), image=spec.image, transfer=transfer, engine_args=args, env=env)

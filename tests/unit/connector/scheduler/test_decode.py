@@ -15,6 +15,7 @@ from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, Transfe
 from pdcluster_protocol.metaserver import PrefillOutcome, failed, succeeded
 from pdcluster_protocol.params import (
     ContentCheck,
+    DecodeCall,
     DecodeParams,
     Reservation,
     SideChannelAddress,
@@ -41,8 +42,9 @@ class FakeMetaserver:
     posts: list[tuple[RequestId, str, Reservation, float]] = field(default_factory=list)
     cut: list[RequestId] = field(default_factory=list)
 
-    def post(self, request_id: RequestId, url: str, reservation: Reservation, *, deadline: float) -> None:
-        self.posts.append((request_id, url, reservation, deadline))
+    def post(self, request_id: RequestId, url: str, said: DecodeCall, *, deadline: float) -> None:
+        if isinstance(said, Reservation):  # What else is said: test_local_prefill.py.
+            self.posts.append((request_id, url, said, deadline))
 
     def cancel(self, request_id: RequestId) -> None:
         self.cut.append(request_id)

@@ -7,10 +7,11 @@ from operator_cases.accepted import ACCEPTED, SCALER_ACCEPTED
 from operator_cases.objects import Accepted, By, Refused, pdcluster, scaler
 from operator_cases.refused import REFUSED, SCALER_REFUSED
 from pdcluster_operator.api.base import ApiModel
-from pdcluster_operator.api.cluster import Model, PDCluster, TransferProtocol
+from pdcluster_operator.api.cluster import Model, PDCluster
 from pdcluster_operator.api.role import RoleSpec
 from pdcluster_operator.api.scaler import PDRoleScaler
 from pdcluster_operator.api.status import ConditionStatus, PDClusterStatus, RoleStatus, WireCondition, summary_of
+from pdcluster_operator.api.transfer import TransferProtocol
 
 SCHEMA_REFUSED = [case for case in REFUSED if case.by is By.SCHEMA]
 RULE_REFUSED = [case for case in REFUSED if case.by is By.RULE]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from fakes.layerwise import posted
-from fakes.reservations import SECRET, reservation_of
+from fakes.reservations import SECRET, local_prefill_of, reservation_of
 from fakes.router import params_of
 from pdcluster_protocol.ids import Attempt, TransferId
-from pdcluster_protocol.params import DecodeParams, Reservation
+from pdcluster_protocol.params import DecodeParams, LocalPrefill, Reservation
 from pdcluster_router.core.breaker import Blame
 from pdcluster_router.core.dialect import BadCall, LayerwiseCall, PdclusterDialect
 from pdcluster_router.core.pairing import Event, Retries
@@ -103,7 +104,24 @@ def test_our_calls_show_a_seal_and_a_token(seal: bytes | None, change: dict[str,
         assert refused.value.status == status
     else:
         reservation = OURS.call_in(shown, body, set())
+        assert isinstance(reservation, Reservation)
         assert isinstance(OURS.prefill_params(reservation, Attempt(2), 7), Reservation)
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [({}, 0), ({"token": "1.x"}, 403), ({"num_local_tokens": 43}, 400), ({"num_local_tokens": 0}, 400)],
+)
+def test_our_decode_may_say_that_it_prefills_locally(change: dict[str, Any], status: int) -> None:
+    said = {**local_prefill_of(params_of("t")), **change}
+    body = json.dumps(said).encode()
+    seal = SECRET.seal_call(body).encode()
+    if status:
+        with pytest.raises(BadCall) as refused:
+            OURS.call_in(seal, body, set())
+        assert refused.value.status == status
+    else:
+        assert OURS.call_in(seal, body, set()) == msgspec.convert(said, LocalPrefill)
 
 
 @pytest.mark.parametrize(

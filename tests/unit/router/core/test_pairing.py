@@ -91,6 +91,13 @@ def test_decode_reserves_then_prefill_starts_with_a_deadline_within_the_requests
     assert late.deadline == 100.0
 
 
+def test_decode_that_prefills_locally_is_bound_by_no_reservation_time() -> None:
+    pairing = pairing_in(Phase.AWAITING_RESERVATION, replace(TIMEOUTS, reservation_s=2.0))
+    assert pairing.deadline == 2.0
+    assert pairing.handle(Event.PREFILLS_LOCALLY, now=1.0) == ()
+    assert (pairing.phase, pairing.deadline, WORK[pairing.phase]) == (Phase.LOCAL_PREFILL, 100.0, Role.DECODE)
+
+
 def test_a_client_that_leaves_during_prefill_stops_the_writer_before_the_blocks_are_freed() -> None:
     assert pairing_in(Phase.PREFILLING).handle(Event.CLIENT_GONE, now=1.0) == STOP_BOTH
 

@@ -207,12 +207,18 @@ class TestAscend:
             told = transfer(pod({**ASCEND, "spec.transfer": {"contentCheck": check.value}}, Role.DECODE))
             assert parse_settings(told["kv_connector_extra_config"]).content_check is check
 
+    def test_decode_computes_itself_what_the_spec_says(self) -> None:
+        told = transfer(pod({**ASCEND, "spec.transfer": {"minPushTokens": 48}}, Role.DECODE))
+        assert parse_settings(told["kv_connector_extra_config"]).min_push_tokens == 48
+
     def test_prefill_is_not_told_what_only_decode_decides(self) -> None:
         """Its template would change with it, and its engines would be replaced for nothing."""
         told = transfer(pod({**ASCEND, "spec.transfer": {"contentCheck": "full"}}, Role.PREFILL))
         assert "content_check" not in told["kv_connector_extra_config"]
         told = transfer(pod({**CPU, "spec.transfer": {"contentCheck": "off"}}, Role.PREFILL))
         assert "content_check" not in told["kv_connector_extra_config"]
+        told = transfer(pod({**CPU, "spec.transfer": {"minPushTokens": 48}}, Role.PREFILL))
+        assert "min_push_tokens" not in told["kv_connector_extra_config"]
 
     def test_prefill_on_a_cpu_compiles_what_finds_all_sums(self) -> None:
         told = transfer(pod({**CPU, "spec.transfer": {"contentCheck": "full"}}, Role.PREFILL))

@@ -11,8 +11,9 @@ consistent-hash  vllm-router 0.1.17, ``consistent_hash.rs``: a ring with 160 poi
                  header, else by the whole request.
 endpoint-picker  The Inference Extension's endpoint picker, which llm-d uses, ``prefix/plugin.go``: of the prefix 3, of
                  the queue 2, of memory in use 2; at most 256 blocks of 16 tokens of a prompt are compared.
-aibrix           ``pd/prefill_scorer.go``: what is missing in the prefix ten times, and requests; decode by requests,
-                 ``pd/decode_scorer.go`` (its share of throughput is left out).
+aibrix           ``pd_disaggregation.go``: the one with the fewest requests where another has over 16 more; else for
+                 prefill ten times what is missing in the prefix, and requests (``pd/prefill_scorer.go``), and for
+                 decode requests (``pd/decode_scorer.go``, whose share of throughput is left out).
 dynamo           ``selector/default.rs`` with events of the engines' caches: blocks to compute, those that wait
                  included, and blocks in use. Decode by blocks in use alone, as with prefill apart.
 ===============  ==============================================================================================
@@ -37,6 +38,7 @@ _BALANCE_TIMES: Final = 1.5
 _TREE_BLOCKS: Final = (1 << 26) // (4 * BLOCK_TOKENS)
 """Of one engine in a tree of 2^26 characters, four to a token."""
 _POINTS: Final = 160
+_AIBRIX_SPREAD: Final = 16
 _PICKER_BLOCKS: Final = 256 * 16 // BLOCK_TOKENS
 _PICKER_MEMORY: Final = 31_250 * 16 // BLOCK_TOKENS
 _ENGINE_TOKENS: Final = CACHE_BLOCKS * BLOCK_TOKENS
@@ -150,13 +152,18 @@ class Aibrix:
     def __call__(
         self, role: Role, asked: Asked, engines: Sequence[ModelEngine], *, now: float, chance: Callable[[], float]
     ) -> ModelEngine:
-        if role is Role.DECODE:
-            return min(engines, key=_running)
-        most = max(1, *map(_running, engines)) if len(engines) > 1 else 1
+        least = min(engines, key=_running)
+        most = max(map(_running, engines))
+        if role is Role.DECODE or most - least.num_running > _AIBRIX_SPREAD:
+            return self._noted(role, asked, least)
         shares = {engine.url: self._sent.share(engine, asked, len(asked.blocks)) for engine in engines}
-        chosen = min(engines, key=lambda engine: 10 * (1 - shares[engine.url]) + engine.num_running / most)
-        self._sent.add(chosen, asked, len(asked.blocks))
-        return chosen
+        best = min(engines, key=lambda engine: 10 * (1 - shares[engine.url]) + engine.num_running / max(1, most))
+        return self._noted(role, asked, best)
+
+    def _noted(self, role: Role, asked: Asked, engine: ModelEngine) -> ModelEngine:
+        if role is Role.PREFILL:
+            self._sent.add(engine, asked, len(asked.blocks))
+        return engine
 
 
 class Dynamo:

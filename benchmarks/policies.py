@@ -1,6 +1,6 @@
 """What each policy preserves of prefix caches, and how even it is, on generated traces: no engine, no clock.
 
-    .venv/bin/python -m benchmarks.policies [--seed 1] [--engines 4 16] [--trace agents ...]
+    .venv/bin/python -m benchmarks.policies [--seed 1] [--engines 4 16] [--trace agents ...] [--policy affinity ...]
 
 The policies, loads, breakers and bodies are the router's own; the engines are a model in ``benchmarks/pool_model.py``,
 the traces ``benchmarks/traces.py`` makes. Each policy meets the same requests at the same virtual times. What peers
@@ -80,14 +80,14 @@ def _hit(served: Sequence[Served], hits: Sequence[int]) -> float:
     return sum(hits) / sum(one.asked.num_tokens for one in served)
 
 
-def show(name: str, num_engines: int, seed: int) -> None:
+def show(name: str, num_engines: int, seed: int, policies: Sequence[str]) -> None:
     trace = TRACES[name](random.Random(seed), num_engines)
     is_one_broken = name == "black-hole"
     print(f"\n{name}: {len(trace)} requests, {num_engines} engines of each role; an oracle hits", end=" ")
     print(f"{100 * oracle_hits(trace, num_engines) / sum(one.num_tokens for one in trace):.1f} %")
     rows = {
-        policy_name: measure(trace, router(), num_engines, seed, is_one_broken=is_one_broken)
-        for policy_name, router in _COMPARED.items()
+        policy_name: measure(trace, _COMPARED[policy_name](), num_engines, seed, is_one_broken=is_one_broken)
+        for policy_name in dict.fromkeys((_BASE, *policies))
     }
     print(f"{'policy':<27} prefill hit  decode hit  max/mean p  max/mean d  mean wait  p99 wait  failed")
     base = rows[_BASE]
@@ -104,10 +104,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--engines", type=int, nargs="+", default=[4, 16], help="of each role")
     parser.add_argument("--trace", nargs="+", choices=list(TRACES), default=list(TRACES))
+    parser.add_argument("--policy", nargs="+", choices=list(_COMPARED), default=list(_COMPARED))
     args = parser.parse_args()
     for name in args.trace:
         for num_engines in args.engines:
-            show(name, num_engines, args.seed)
+            show(name, num_engines, args.seed, args.policy)
 
 
 if __name__ == "__main__":

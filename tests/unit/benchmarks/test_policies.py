@@ -90,10 +90,12 @@ def test_peers_that_know_prompts_bring_a_conversation_back(trace: list[Asked], n
     assert first == second
 
 
-def test_a_tree_gives_up_its_engine_where_it_has_far_more_requests_than_another(trace: list[Asked]) -> None:
-    name = "sglang cache-aware"
-    assert len(set(first_choices(name, trace, busy=64))) == 1
-    assert len(set(first_choices(name, trace, busy=65))) > 1
+@pytest.mark.parametrize(("name", "most"), [("sglang cache-aware", 64), ("aibrix", 16)])
+def test_an_engine_that_has_far_more_requests_than_another_is_given_up(
+    trace: list[Asked], name: str, most: int
+) -> None:
+    assert len(set(first_choices(name, trace, busy=most))) == 1
+    assert len(set(first_choices(name, trace, busy=most + 1))) > 1
 
 
 def test_a_named_session_is_read_from_its_header() -> None:

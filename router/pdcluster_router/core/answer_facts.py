@@ -9,10 +9,11 @@ a gap that has occurred. Knows no clock and no connection.
 
 from __future__ import annotations
 
-import json
+import re
 from bisect import bisect_left
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
 
 END_BYTES: Final = 1024
 """Looked at when an answer is over. vLLM's ``usage`` has up to 250, and what follows it some dozens."""
@@ -33,11 +34,9 @@ _BEFORE: Final = b"\n" * len(_EVENT)
 """Stands before the first piece."""
 _USAGE: Final = b'"usage"'
 """In text its quotes would be escaped, so no text that a model makes looks like this."""
-_MOST_TOKENS: Final = 1 << 53
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCounts:
+class TokenCounts(msgspec.Struct, frozen=True):
     """Decode's own; None: it does not say."""
 
     prompt_tokens: int | None = None
@@ -127,40 +126,45 @@ def token_counts_in(end: bytes) -> TokenCounts:
 
     Example: ``...,"usage":{"prompt_tokens":7,"completion_tokens":2}}`` -> 7, 2, None.
     """
-    at = end.rfind(_USAGE)
-    name, _, value = end[at + len(_USAGE) :].partition(b":")
-    if at < 0 or name.strip():
-        return TokenCounts()
+    found = _OBJECT.match(end, end.rfind(_USAGE) + 1)
+    if found is None:
+        return _NO_COUNTS
     try:
-        usage, _ = _DECODER.raw_decode(value.decode("utf-8", "replace").lstrip())
-    except (ValueError, RecursionError):
-        return TokenCounts()
-    return _counts_of(usage) if isinstance(usage, dict) else TokenCounts()
-
-
-def _counts_of(usage: dict[str, Any]) -> TokenCounts:
-    if "input_tokens" in usage:
+        usage = _DECODER.decode(found[1])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _NO_COUNTS
+    if usage.input_tokens is not None:
         return _anthropic_counts_of(usage)
-    details = usage.get("prompt_tokens_details")
-    return TokenCounts(
-        _count_in(usage.get("prompt_tokens")),
-        _count_in(usage.get("completion_tokens")),
-        _count_in(details.get("cached_tokens")) if isinstance(details, dict) else None,
-    )
+    details = usage.prompt_tokens_details
+    return TokenCounts(usage.prompt_tokens, usage.completion_tokens, details.cached_tokens if details else None)
 
 
-def _anthropic_counts_of(usage: dict[str, Any]) -> TokenCounts:
-    """In this API ``input_tokens`` are those that no cache had."""
-    cached = _count_in(usage.get("cache_read_input_tokens"))
-    parts = (_count_in(usage["input_tokens"]), cached or 0, _count_in(usage.get("cache_creation_input_tokens")) or 0)
-    prompt = None if parts[0] is None else sum(part for part in parts if part)
-    return TokenCounts(prompt, _count_in(usage.get("output_tokens")), cached)
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 
 
-def _count_in(value: object) -> int | None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        return None
-    return value if 0 <= value < _MOST_TOKENS else None
+class _Details(msgspec.Struct):
+    cached_tokens: _Count | None = None
 
 
-_DECODER: Final = json.JSONDecoder()
+class _Usage(msgspec.Struct):
+    """Of OpenAI's API, and of Anthropic's: there ``input_tokens`` are those that no cache had."""
+
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens: _Count | None = None
+    output_tokens: _Count | None = None
+    cache_read_input_tokens: _Count | None = None
+    cache_creation_input_tokens: _Count | None = None
+
+
+def _anthropic_counts_of(usage: _Usage) -> TokenCounts:
+    cached = usage.cache_read_input_tokens
+    num_prompt = (usage.input_tokens or 0) + (cached or 0) + (usage.cache_creation_input_tokens or 0)
+    return TokenCounts(num_prompt, usage.output_tokens, cached)
+
+
+_OBJECT: Final = re.compile(rb'usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+"""The rest of it behind its first quote. An object within it holds no other."""
+_DECODER: Final = msgspec.json.Decoder(_Usage)
+_NO_COUNTS: Final = TokenCounts()

@@ -29,11 +29,9 @@ STDOUT: Final = Path("-")
 class LineFile:
     """Appends lines. Event loop only; ``close`` ends its thread."""
 
-    def __init__(
-        self, path: Path, flag: str, count_lost: Callable[[int], None] = lambda _: None, *, pause_s: float = 0.0
-    ) -> None:
+    def __init__(self, path: Path, flag: str, count_lost: Callable[[int], None] = lambda _: None) -> None:
         """Opens the file. ``flag``: names it in messages. ``count_lost``: so many lines more are lost; called in either
-        thread. ``pause_s``: seconds between two writes.
+        thread.
 
         Raises:
             ConfigError: It cannot be written.
@@ -41,11 +39,12 @@ class LineFile:
         self._path = path
         self._flag = flag
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._num_put = 0
+        self._num_taken = 0
+        """Two numbers of lines, for each has one writer: ours, and the thread's."""
         self._count_lost = count_lost
-        self._pause_s = pause_s
         self._is_failing = False
         self._is_torn = False
-        self._is_closing = threading.Event()
         try:
             self._file = _open(path)
         except OSError as error:
@@ -53,16 +52,16 @@ class LineFile:
         self._thread = threading.Thread(target=self._write_all, name=f"pdcluster {flag}", daemon=True)
         self._thread.start()
 
-    def write(self, line: bytes) -> None:
-        """The line, with its end, is on its way to the file. Never waits."""
-        if self._lines.qsize() >= MAX_LINES:
-            self._count_lost(1)
+    def write(self, lines: bytes, num_lines: int = 1) -> None:
+        """The lines, with their ends, are on their way to the file. Never waits."""
+        if self._num_put - self._num_taken + num_lines > MAX_LINES:
+            self._count_lost(num_lines)
         else:
-            self._lines.put(line)
+            self._num_put += num_lines
+            self._lines.put(lines)
 
     def close(self) -> None:
         """Everything is written that can be. Waits up to 2 s for a disk that stands still."""
-        self._is_closing.set()
         self._lines.put(_END)
         self._thread.join(_CLOSE_S)
 
@@ -81,10 +80,8 @@ class LineFile:
                 return
 
     def _next_lines(self) -> list[bytes]:
-        """Waits for one, and takes with it what comes within the pause."""
+        """Waits for some, and takes with them what is there."""
         lines = [self._lines.get()]
-        if self._pause_s:
-            self._is_closing.wait(self._pause_s)
         while lines[-1] is not _END and not self._lines.empty():
             lines.append(self._lines.get())
         return lines
@@ -98,16 +95,18 @@ class LineFile:
 
     def _write_lines(self, lines: list[bytes]) -> None:
         # After a write that broke off in a line the next one begins a line of its own.
-        wanted = b"".join([b"\n" if self._is_torn else b"", *lines])
+        whole = b"".join(lines)
+        self._num_taken += whole.count(b"\n")
+        wanted = b"\n" + whole if self._is_torn else whole
         try:
             num_written = self._file.write(wanted) or 0  # None of a full pipe that does not wait.
         except OSError as error:
-            self._lost(len(lines), error.strerror or str(error))
+            self._lost(whole.count(b"\n"), error.strerror or str(error))
             return
         if num_written:
             self._is_torn = wanted[num_written - 1 : num_written] != b"\n"
         if num_written < len(wanted):
-            self._lost(min(len(lines), wanted.count(b"\n", num_written)), "it took a part only")
+            self._lost(wanted.count(b"\n", max(num_written, len(wanted) - len(whole))), "it took a part only")
         elif self._is_failing:
             self._is_failing = False
             logger.warning("lines are written again file=%s", self._flag)

@@ -85,7 +85,7 @@ async def test_ctrl_c_twice_does_not_wait_for_what_runs() -> None:
         assert b"Traceback" not in await router.stderr.read()
 
 
-@pytest.mark.parametrize("what", ["port", "internal", "keys", "trace", "url", "secret"])
+@pytest.mark.parametrize("what", ["port", "internal", "keys", "trace", "access", "url", "secret"])
 async def test_what_cannot_work_is_one_line_with_the_cure_and_status_2(what: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         flags = {
@@ -93,6 +93,7 @@ async def test_what_cannot_work_is_one_line_with_the_cure_and_status_2(what: str
             "internal": ["--port", "0", "--internal-port", str(taken.getsockname()[1])],
             "keys": ["--port", "0", "--api-key-file", "/nowhere/keys"],
             "trace": ["--port", "0", "--trace-file", "/nowhere/trace"],
+            "access": ["--port", "0", "--access-log", "/nowhere/access"],
             "url": ["--port", "0", "--host", "0.0.0.0"],
             "secret": ["--port", "0", "--host", "0.0.0.0", "--advertise-url", "http://10.0.0.1:8000"],
         }[what]
@@ -100,7 +101,13 @@ async def test_what_cannot_work_is_one_line_with_the_cure_and_status_2(what: str
         _, error = await asyncio.wait_for(router.communicate(), 60)
     assert router.returncode == 2
     (line,) = error.decode().splitlines()
-    cures = {"trace": "name a file", "url": "--advertise-url", "secret": "PDCLUSTER_SECRET", "keys": "name a file"}
+    cures = {
+        "trace": "name a file",
+        "access": "name a file",
+        "url": "--advertise-url",
+        "secret": "PDCLUSTER_SECRET",
+        "keys": "name a file",
+    }
     assert {"port": "another --port", "internal": "another --internal-port", **cures}[what] in line
 
 
@@ -113,3 +120,16 @@ async def test_in_json_every_line_of_the_log_is_an_object() -> None:
     [started] = [line for line in lines if line["event"] == "router started"]
     assert (started["prefill_engines"], started["decode_engines"], started["level"]) == (1, 1, "info")
     assert {line["logger"].partition(".")[0] for line in lines} >= {"pdcluster_router"}
+
+
+async def test_the_access_log_goes_to_stdout_where_that_is_asked_for() -> None:
+    async with process("--access-log", "-") as (router, url, _, _):
+        client = await RawClient.connect(url)
+        await client.get("/health")
+        await client.post(COMPLETIONS, STREAM, {"x-request-id": "R-1"})
+        router.send_signal(signal.SIGTERM)
+        assert router.stdout is not None
+        lines = (await asyncio.wait_for(router.stdout.read(), 60)).decode().splitlines()
+        assert await asyncio.wait_for(router.wait(), 20) == 0
+    [line] = [json.loads(line) for line in lines if line.startswith("{")]
+    assert (line["event"], line["request_id"], line["status"]) == ("access", "R-1", 200)

@@ -16,6 +16,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from drawn import drawn
+from pdcluster_router.core.client_apis import REQUEST_PATHS
 from pdcluster_router.core.room import Room
 from pdcluster_router.front.clients import Clients
 from pdcluster_router.front.server_protocol import ROUTER_STATE, RouterProtocol
@@ -80,6 +81,9 @@ class EchoRouter:
 
     def is_internal(self, port: int) -> bool:
         return False
+
+    def paths_and_cycles(self, *, is_internal: bool) -> tuple[frozenset[bytes], type[HotCycle]]:
+        return REQUEST_PATHS, HotCycle
 
     def admit(self, cycle: HotCycle) -> None:
         return None

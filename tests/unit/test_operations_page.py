@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +11,7 @@ import pytest
 from pdcluster_connector import failures as connector
 from pdcluster_connector.settings import Settings as ConnectorSettings
 from pdcluster_router.telemetry import failures as router
+from pdcluster_router.telemetry.access_log import AccessLine
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 WAITS: Final = sorted(name for name in ConnectorSettings.__struct_fields__ if name.endswith("_s"))
@@ -28,6 +30,12 @@ def test_every_kind_of_failure_has_a_row_that_says_what_to_do(
 @pytest.mark.parametrize("name", WAITS)
 def test_every_setting_that_limits_a_wait_is_in_a_table(name: str) -> None:
     assert any(line.startswith("|") and f"`{name}`" in line for line in PAGE.splitlines())
+
+
+def test_the_access_logs_fields_are_those_of_its_table() -> None:
+    section = PAGE.partition("## One line for each request\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == ["event", *AccessLine.__struct_fields__]
 
 
 def test_there_are_settings_to_look_for() -> None:

@@ -150,6 +150,9 @@ class RouterSpec(ApiModel):
     api_keys_secret_ref: KeysRef | None = None
     """Secret with the SHA-256 of each API key of clients, in the form of the router's --api-key-file. Default: none;
     then everyone who reaches the Service may use the model."""
+    access_log: bool = False
+    """Whether routers write one JSON line for each request that has ended to their containers' stdout. Default false: a
+    line has 700 bytes, which is 60 GB a day at 1,000 requests a second."""
     pod_overrides: OpenObject | None = None
     """Part of a pod template, merged over the operator's; the container is called router. Default: none."""
 

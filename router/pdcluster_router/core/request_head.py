@@ -66,6 +66,12 @@ def read_head(version: str, headers: Headers) -> RequestHead:
     return RequestHead(headers, fields, num_bytes, expected is not None, request_id)
 
 
+def request_id_in(headers: Headers) -> bytes:
+    """The client's id, one of visible characters; empty where it gave none that can be used."""
+    given = dict(headers).get(ID_HEADER)
+    return b"" if given is None else _id_in(given, headers)
+
+
 def path_of(target: bytes) -> bytes:
     """The path that a request target names, in origin form or absolute form, without escapes it does not need.
 

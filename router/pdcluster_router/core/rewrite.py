@@ -63,6 +63,7 @@ class Said(msgspec.Struct):
     ec_transfer_params: msgspec.Raw = ABSENT
     vllm_xargs: msgspec.Raw = ABSENT
     messages: msgspec.Raw = ABSENT
+    model: msgspec.Raw = ABSENT
     session_id: msgspec.Raw = ABSENT
     prompt_cache_key: msgspec.Raw = ABSENT
 
@@ -147,6 +148,11 @@ class ClientBody(msgspec.Struct, frozen=True):
     def prompt(self) -> msgspec.Raw:
         """As ``messages``."""
         return self._said.prompt
+
+    @property
+    def model(self) -> str:
+        """The name of it; empty where the client gave none."""
+        return _name_in(self._said.model)
 
     @property
     def session_id(self) -> bytes:
@@ -263,6 +269,14 @@ def _text(value: msgspec.Raw) -> bytes:
         return b""
     text = bytes(value)
     return text if text[:1] == b'"' and text != b'""' else b""
+
+
+def _name_in(value: msgspec.Raw) -> str:
+    text = _text(value)
+    try:
+        return msgspec.json.decode(text, type=str) if text else ""
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
 
 
 def count_in(value: msgspec.Raw) -> int:

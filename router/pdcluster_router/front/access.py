@@ -40,11 +40,6 @@ class Access:
         self.engine_line = f"authorization: Bearer {key}\r\n".encode() if key else b""
         """A whole header line for requests that the router makes of its own; empty when engines want no key."""
 
-    def refusal_of(self, headers: Headers) -> ApiError | None:
-        """The error for a client with these headers; None: it may go on."""
-        admitted = self.admit(headers)
-        return None if isinstance(admitted, str) else admitted
-
     def admit(self, headers: Headers) -> str | ApiError:
         """The name of the key that the client has shown, empty where none is asked for; or the error that it gets."""
         if self.keys is None:

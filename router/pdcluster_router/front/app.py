@@ -40,6 +40,7 @@ from pdcluster_router.engines.engine import Fetched
 from pdcluster_router.engines.health import Probes, missing_engines
 from pdcluster_router.front.docs_page import DOCS_PATH, add_docs
 from pdcluster_router.front.engines_page import POOL_PATH, describe_pool
+from pdcluster_router.front.pages import LoggedPages, page_of, tell_error
 from pdcluster_router.front.pass_on import QUESTIONS, VERSION, pass_on
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE
@@ -64,7 +65,7 @@ class TwoPorts:
 
     def __init__(self, client: FastAPI, internal: FastAPI, internal_port: int | None) -> None:
         """``client``'s lifespan is that of both."""
-        self._client = client
+        self._client = LoggedPages(client)
         self._internal = internal
         self._internal_port = internal_port
 
@@ -128,9 +129,10 @@ _WITHOUT_KEY = frozenset({"/health", DOCS_PATH, "/openapi.json"})
 
 async def _require_key(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
     if request.scope["path"] not in _WITHOUT_KEY:
-        refusal = _router(request).access.refusal_of(request.headers.raw)
-        if refusal is not None:
-            return _error(request, refusal)
+        admitted = _router(request).access.admit(request.headers.raw)
+        if not isinstance(admitted, str):
+            return _error(request, admitted)
+        page_of(request).client = admitted
     return await call_next(request)
 
 
@@ -268,5 +270,6 @@ def _fetched(answer: Fetched) -> Response:
 
 
 def _error(request: Request, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+    tell_error(request, error)
     body = api_of(request.url.path.encode()).error_body(error)
     return Response(body, error.status, headers={**(headers or {}), **error.headers}, media_type=_JSON)

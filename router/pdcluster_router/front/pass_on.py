@@ -22,6 +22,7 @@ from pdcluster_router.core.openai_errors import (
 )
 from pdcluster_router.core.room import RoomLimit
 from pdcluster_router.engines.engine import Engine, Fetched
+from pdcluster_router.front.pages import page_of
 from pdcluster_router.front.router import Router
 
 QUESTIONS: Final = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
@@ -57,14 +58,18 @@ async def pass_on(router: Router, request: Request) -> Fetched:
 
 async def _ask(router: Router, request: Request, body: bytes | None) -> Fetched:
     tried: list[Engine] = []
-    reason = NO_DECODE
+    reason, page = NO_DECODE, page_of(request)
     headers = router.access.line_for_engines(request.headers.raw)
     if body is not None:
         headers += b"content-type: %b\r\n" % request.headers.get("content-type", "application/json").encode("latin-1")
     while (engine := router.services.roster.other_decode(tried)) is not None:
         tried.append(engine)
+        page.asks(engine)
         try:
-            return await engine.fetch(request.url.path, timeout_s=TIMEOUT_S, headers=headers, body=body)
+            answer = await engine.fetch(request.url.path, timeout_s=TIMEOUT_S, headers=headers, body=body)
         except Unavailable as error:
             reason = str(error)
+        else:
+            page.is_engines_answer = True
+            return answer
     raise RefusedRequest(no_engine("decode", reason))

@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from pdcluster_protocol.metaserver import METASERVER_PATH
@@ -35,6 +36,7 @@ from pdcluster_router.front.access import Access
 from pdcluster_router.front.clients import Clients, default_max_connections
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
 from pdcluster_router.http.keep_alives import KeepAlives
+from pdcluster_router.http.logged_cycle import LoggedCycle
 from pdcluster_router.http.turns import FREE_BYTES, Rows
 from pdcluster_router.requests.exchange import Exchange
 from pdcluster_router.requests.gate import Gate
@@ -43,6 +45,7 @@ from pdcluster_router.requests.reservation import take_reservation
 from pdcluster_router.requests.verifier import Verifier
 from pdcluster_router.services import Services
 from pdcluster_router.settings import Settings
+from pdcluster_router.telemetry.access_log import AccessLog
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 from pdcluster_router.telemetry.metrics import Outcome
 
@@ -87,6 +90,8 @@ class Router:
         """For requests whose answer has not begun."""
         self.clients = Clients(settings.max_connections or default_max_connections())
         self.keep_alives = KeepAlives(settings.keep_alive_s, self.services.now, self.services.call_later)
+        self.access_log = _access_log_of(settings, self.services)
+        """None: there is none."""
         self.services.metrics.watch_keep_alives(lambda: self.keep_alives.num_comments)
         self.is_draining = False
         self._rows = Rows(self._take, asyncio.get_running_loop().call_soon)
@@ -115,6 +120,12 @@ class Router:
     def is_internal(self, port: int) -> bool:
         """Whether this port of ours is the one for engines, the operator and monitoring."""
         return port == self.settings.internal_port
+
+    def paths_and_cycles(self, *, is_internal: bool) -> tuple[frozenset[bytes], Callable[..., HotCycle]]:
+        """The hot paths of this port, and the kind of a request there: called with what ``HotCycle`` is."""
+        if is_internal:
+            return INTERNAL_PATHS, partial(HotCycle, is_for_engines=True)
+        return REQUEST_PATHS, HotCycle if self.access_log is None else partial(LoggedCycle, self.access_log)
 
     def admit(self, cycle: HotCycle) -> ApiError | None:
         """The error for a hot request as soon as its head is there; None: its body is read."""
@@ -151,6 +162,8 @@ class Router:
         await self.wait_until_idle(0)
         self.keep_alives.close()
         await self.services.close()
+        if self.access_log is not None:
+            self.access_log.close()
 
     def _take_request(self, cycle: HotCycle) -> None:
         try:
@@ -159,6 +172,8 @@ class Router:
             self.services.metrics.ended(Outcome.REJECTED)
             cycle.answer_error(refused.error)
             return
+        if self.access_log is not None and isinstance(cycle, LoggedCycle):
+            cycle.asks_for(request.client, request.body.model, is_stream=request.body.is_stream)
         if request.body.is_stream:
             self.keep_alives.watch(cycle)
         self.gate.enter(cycle, request)
@@ -224,6 +239,12 @@ class Router:
             return usual
         seconds = _seconds(wanted)
         return replace(usual, request_s=seconds if usual.request_s is None else min(usual.request_s, seconds))
+
+
+def _access_log_of(settings: Settings, services: Services) -> AccessLog | None:
+    if settings.access_log is None:
+        return None
+    return AccessLog(settings.access_log, services.metrics.access_log_lost.inc, asyncio.get_running_loop())
 
 
 def _timeouts_in(settings: Settings, first_byte_s: float) -> Timeouts:

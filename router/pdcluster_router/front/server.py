@@ -25,6 +25,8 @@ from pdcluster_router.front.clients import backlog
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE, RouterProtocol
 from pdcluster_router.settings import Settings
+from pdcluster_router.telemetry.access_log import FLAG
+from pdcluster_router.telemetry.line_file import LineFile
 from pdcluster_router.telemetry.trace import TraceFile
 
 _CLOSE_TIMEOUT_S = 2
@@ -123,6 +125,8 @@ def run(settings: Settings, secret: Secret) -> None:
     """
     if settings.trace_file is not None:
         TraceFile(settings.trace_file).close()
+    if settings.access_log is not None:
+        LineFile(settings.access_log, FLAG).close()
     if settings.api_key_file is not None:
         read_keys(settings.api_key_file)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until ``capture_signals``: the keys are read after this anyway.

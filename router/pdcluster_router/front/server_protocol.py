@@ -20,7 +20,6 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
-from pdcluster_router.core.client_apis import REQUEST_PATHS
 from pdcluster_router.core.openai_errors import (
     ApiError,
     RefusedRequest,
@@ -33,7 +32,7 @@ from pdcluster_router.core.openai_errors import (
 )
 from pdcluster_router.core.request_head import RequestHead, path_of, read_head
 from pdcluster_router.core.room import Heads, RoomLimit
-from pdcluster_router.front.router import INTERNAL_PATHS, Router
+from pdcluster_router.front.router import Router
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
 from pdcluster_router.http.reading import ReadingProtocol
 from pdcluster_router.telemetry.failures import Failure, FailureKind
@@ -83,7 +82,7 @@ class RouterProtocol(ReadingProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the parent
         super().connection_made(transport)
         self._is_internal = self._router.is_internal(transport.get_extra_info("sockname")[1])
-        self._hot_paths = INTERNAL_PATHS if self._is_internal else REQUEST_PATHS
+        self._hot_paths, self._new_cycle = self._router.paths_and_cycles(is_internal=self._is_internal)
         self._max_body_bytes = self._router.max_body_bytes(is_internal=self._is_internal)
         self._is_guest = not self._is_internal and not self._router.clients.opened(self)
         self._heads = Heads(self._router.room, RoomLimit.ENGINES if self._is_internal else RoomLimit.CLIENTS)
@@ -262,7 +261,7 @@ class RouterProtocol(ReadingProtocol):
             self.transport.close()  # A page that has not waited for its body, which is what cannot be read.
         else:
             path = self.url.partition(b"?")[0] if self.is_in_head and self.url else b""
-            cycle = incoming or HotCycle(self, path, NO_HEAD, lambda _: None, self._router.room)
+            cycle = incoming or self._new_cycle(self, path, NO_HEAD, lambda _: None, self._router.room)
             is_next = incoming is None and (self.drop_unread_page() or not self._has_open_answer())
             self._refuse_in_order(cycle, error, is_next=is_next or cycle is self._active)
 
@@ -276,7 +275,7 @@ class RouterProtocol(ReadingProtocol):
 
     def _begin_hot(self, path: bytes, head: RequestHead, version: str) -> None:
         router = self._router
-        cycle = HotCycle(self, path, head, router.dispatch, router.room, is_for_engines=self._is_internal)
+        cycle = self._new_cycle(self, path, head, router.dispatch, router.room)
         cycle.refusal = router.admit(cycle) or cycle.add_head(self.num_head_bytes())
         if not self._is_internal and not head.request_id:
             cycle.request_id = os.urandom(16).hex().encode()

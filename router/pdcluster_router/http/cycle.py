@@ -25,6 +25,7 @@ from pdcluster_router.core.openai_errors import ApiError, body_too_large, no_roo
 from pdcluster_router.core.request_head import RequestHead
 from pdcluster_router.core.room import SMALL_BYTES, Room, RoomLimit
 from pdcluster_router.core.sse import STREAM_LINES
+from pdcluster_router.telemetry.access_log import Teller
 
 JSON: Final = b"content-type: application/json\r\n"
 _ENGINES: Final = RoomLimit.ENGINES
@@ -129,7 +130,11 @@ class HotCycle:
         "response_complete",
         "source",
         "takes_chunks",
+        "teller",
     )
+
+    teller: Teller | None
+    """The part that knows of it what the access log says. Only a ``LoggedCycle`` reads it."""
 
     message_event: Final = _NobodyWaits()
 

@@ -58,7 +58,7 @@ class Exchange:
             began_at=request.received_at,
             with_transfer=request.has_transfer,
         )
-        self._record = Record(services, request, self._pairing.transfer_id)
+        self._record = cycle.teller = Record(services, request, self._pairing.transfer_id, now)
         self._cycle = cycle
         self._relay = self._new_relay(now)
         self._decode = DecodeLeg(request, services.answers.expected(request.body.max_answer_tokens))
@@ -78,8 +78,6 @@ class Exchange:
         self._cycle.owner = self
         self._services.running.add(self)
         self._services.transfers[self._pairing.transfer_id] = self
-        if not self._request.has_transfer:
-            self._services.metrics.num_local_prefills += 1
         self._send_to_decode()
 
     @property
@@ -291,6 +289,7 @@ class Exchange:
             self._record.failed(FailureKind.NO_DECODE, "every decode engine that may be asked was tried")
             self._handle(Event.GIVEN_UP)  # With the last verdict: the client learns of the last failure.
             return
+        self._record.decode_sent(self._decode.engine)
         line = self._services.dialect.transfer_line(self._pairing.transfer_id)
         self._relay.begin(self._decode.send(self._decode_params(), line, self._relay))
 
@@ -337,7 +336,7 @@ class Exchange:
         assert reservation is not None
         attempt = self._pairing.attempt
         if self._attempts.start(reservation, attempt, self._pairing.transfer_deadline, self._decode.revision):
-            self._record.prefill_sent(attempt)
+            self._record.prefill_sent(attempt, self._attempts.engine_name)
         else:
             self._no_kv(Event.NO_PREFILL_LEFT)  # Perhaps all have failed while another decode engine had the request.
 

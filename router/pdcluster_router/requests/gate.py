@@ -16,6 +16,7 @@ from pdcluster_router.core.openai_errors import ApiError, deadline_passed, drain
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services
+from pdcluster_router.telemetry.access_log import Told
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 from pdcluster_router.telemetry.metrics import Outcome
 
@@ -118,6 +119,7 @@ class Gate:
 
     def _ended(self, waiting: _Waiting, kind: FailureKind, outcome: Outcome) -> None:
         self._services.metrics.ended(outcome)
+        waiting.cycle.teller = Told(outcome=outcome, failures=(kind,), left_queue_at=self._services.now())
         admission = waiting.admission
         reason = f"{admission.num_queued} wait, the backlog is {admission.backlog_tokens} tokens"
         self._services.failures.tell(Failure(kind, waiting.request.request_id, reason=reason))

@@ -1,4 +1,4 @@
-"""The record of one request, for failures, metrics and trace. Decides nothing.
+"""The record of one request, for failures, metrics, trace and access log. Decides nothing.
 
 Record   its trace line, its spans, its outcome, and each failure on the way: written down by its exchange
 Verdict  how it ends, should it end now
@@ -16,9 +16,11 @@ from pdcluster_protocol.trace import RequestTrace
 from pdcluster_router.core.dialect import Posted
 from pdcluster_router.core.openai_errors import NO_DECODE, ApiError, no_engine
 from pdcluster_router.core.pairing import Phase
+from pdcluster_router.engines.engine import Engine
 from pdcluster_router.requests.relay import DecodeRefusal
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services
+from pdcluster_router.telemetry.access_log import MAX_FAILURES, Told
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 from pdcluster_router.telemetry.metrics import Outcome, Span
 
@@ -26,12 +28,34 @@ from pdcluster_router.telemetry.metrics import Outcome, Span
 class Record:
     """One request's record. ``write`` ends it."""
 
-    __slots__ = ("_attempt", "_line", "_request_id", "_services")
+    __slots__ = (
+        "_attempt",
+        "_decode",
+        "_failures",
+        "_is_local_prefill",
+        "_line",
+        "_num_decodes",
+        "_num_prefills",
+        "_outcome",
+        "_prefill",
+        "_request_id",
+        "_services",
+        "_started_at",
+    )
 
-    def __init__(self, services: Services, request: ClientRequest, transfer_id: TransferId) -> None:
+    def __init__(self, services: Services, request: ClientRequest, transfer_id: TransferId, started_at: float) -> None:
         self._services = services
         self._request_id = request.request_id
+        self._started_at = started_at
         self._attempt = 0
+        self._decode: Engine | None = None
+        self._prefill = ""
+        self._num_decodes = self._num_prefills = 0
+        self._failures: tuple[FailureKind, ...] = ()
+        self._outcome: Outcome | None = None
+        self._is_local_prefill = not request.has_transfer
+        if self._is_local_prefill:
+            services.metrics.num_local_prefills += 1
         self._line = RequestTrace(
             transfer_id=transfer_id,
             request_id=request.request_id,
@@ -45,6 +69,10 @@ class Record:
         self._attempt = 0
         self._services.metrics.decode_resent.inc()
 
+    def decode_sent(self, engine: Engine | None) -> None:
+        self._decode = engine
+        self._num_decodes += 1
+
     def reserved(self, reservation: Posted) -> None:
         self._line.reserved_at = now = self._services.now()
         self._line.prompt_tokens = reservation.num_prompt_tokens
@@ -54,9 +82,12 @@ class Record:
     def prefills_locally(self, said: LocalPrefill) -> None:
         self._line.prompt_tokens = said.num_prompt_tokens
         self._line.cached_tokens = said.num_prompt_tokens - said.num_local_tokens
+        self._is_local_prefill = True
 
-    def prefill_sent(self, attempt: int) -> None:
+    def prefill_sent(self, attempt: int, engine: str) -> None:
         self._attempt = attempt
+        self._prefill = engine
+        self._num_prefills += 1
         self._line.prefill_sent_at = self._services.now()
 
     def prefill_replied(self) -> None:
@@ -71,15 +102,33 @@ class Record:
         """The client has its answer, or has left. ``status``: what it got, None for no (whole) answer."""
         self._line.ended_at = now = self._services.now()
         self._line.status = status
+        self._outcome = outcome
         self._services.metrics.took(Span.TOTAL, now - self._line.received_at)
         self._services.metrics.ended(outcome)
 
     def failed(self, kind: FailureKind, reason: str, engine: str = "") -> None:
+        self._failures = (*self._failures, kind)[:MAX_FAILURES]
         transfer_id = self._line.transfer_id
         self._services.failures.tell(Failure(kind, self._request_id, transfer_id, self._attempt, engine, reason))
 
     def write(self) -> None:
         self._services.trace.write(self._line)
+
+    def told(self) -> Told:
+        """For the access log, once the client's answer is over."""
+        decode = self._decode
+        return Told(
+            outcome=self._outcome,
+            failures=self._failures,
+            left_queue_at=self._started_at,
+            trace=self._line,
+            decode_engine=decode.name if decode is not None else "",
+            prefill_engine=self._prefill,
+            revision=decode.revision if decode is not None else "",
+            is_local_prefill=self._is_local_prefill,
+            num_decodes=self._num_decodes,
+            num_prefills=self._num_prefills,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,7 @@ class Metrics:
             "Requests sent to decode again: the first try never reached an engine, or the engine failed",
         )
         self.trace_lost = self._counter("trace_lost_lines", "Lines of --trace-file that could not be written")
+        self.access_log_lost = self._counter("access_log_lost_lines", "Lines of --access-log that could not be written")
         self.discovery_failed = self._counter("discovery_failures", "Lists and watches of the API server that failed")
 
     def _counter(self, name: str, text: str) -> Counter:

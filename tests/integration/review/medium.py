@@ -194,7 +194,7 @@ async def fill_the_disk() -> None:
         for _ in range(5):
             assert (await client.post(COMPLETIONS, PROMPT)).status == 200
         await until(lambda: has_lost(scene, 5))
-        assert scene.log.read_text().count("trace lines are lost") == 1
+        assert scene.log.read_text().count("lines are lost file=--trace-file") == 1
         assert scene.decode.fault is Fault.NONE
         assert max(scene.decode.num_connections, scene.prefill.num_connections) <= 2  # A probe may have one.
 

@@ -126,6 +126,7 @@ def router_argv(pool: Pool) -> list[str]:
         router_flag("--drain-timeout", drain_s(pool)),
         *([router_flag("--request-timeout", router.request_timeout_seconds)] if router.request_timeout_seconds else []),
         *([router_flag("--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}")] if router.api_keys_secret_ref else []),
+        *([router_flag("--access-log", "-")] if router.access_log else []),
     ]
 
 

@@ -200,3 +200,23 @@ def test_a_body_of_nothing_but_keys_is_refused_before_it_is_scanned_and_a_long_t
     with pytest.raises(BadBody, match=f"{MAX_KEYS + 1} colons, and {MAX_KEYS} are the most"):
         parse_body(keys)
     assert parse_body(b'{"prompt":"%b"}' % (b"at 12:30 it was " * (MAX_KEYS - 1))).needs_local_prefill is False
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        (b'"m/x-7B"', "m/x-7B"),
+        (b'"\\ud83d\\ude00\\u0000"', "\U0001f600\x00"),
+        (b'"\xff"', ""),
+        (b'""', ""),
+        (b"null", ""),
+        (b'["m"]', ""),
+        (b"7", ""),
+    ],
+)
+def test_a_model_is_a_text_or_has_no_name(said: bytes, name: str) -> None:
+    assert parse_body(b'{"prompt":"a","model":%b}' % said).model == name
+
+
+def test_without_a_model_there_is_no_name() -> None:
+    assert parse_body(b"{}").model == ""

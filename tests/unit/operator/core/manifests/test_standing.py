@@ -139,6 +139,7 @@ class TestRouter:
                 "requestTimeoutSeconds": 900,
                 "apiKeysSecretRef": {"name": "clients"},
                 "policy": "affinity",
+                "accessLog": True,
             },
         }
         container = router_deployment(make_pool(changes))["spec"]["template"]["spec"]["containers"][0]
@@ -151,8 +152,13 @@ class TestRouter:
         assert (settings.request_timeout_s, str(settings.api_key_file)) == (900, "/etc/pdcluster/api-keys/keys")
         assert (settings.prefill_timeout_s, settings.on_prefill_failure.value) == (120, "fail")
         assert (settings.drain_timeout_s, settings.policy.value) == (90, "affinity")
+        assert str(settings.access_log) == "-"
         assert container["command"] == ["pdcluster", "router"]
         assert container["image"] == IMAGE
+
+    def test_a_router_has_no_access_log_unless_it_is_asked_for(self) -> None:
+        args = router_deployment(make_pool())["spec"]["template"]["spec"]["containers"][0]["args"]
+        assert not [word for word in args if word.startswith("--access-log")]
 
     def test_a_drain_longer_than_the_router_allows_is_cut_to_what_it_does(self) -> None:
         template = router_deployment(make_pool({"spec.drain.timeoutSeconds": 7200}))["spec"]["template"]["spec"]

@@ -1,0 +1,170 @@
+"""The facts of an answer, from the bytes that went to its client: how many, how evenly, and how many tokens.
+
+    pieces --add()--> AnswerFacts   bytes, when the first came, and the end, where decode says its ``usage``
+                      StreamFacts   also events, and the gaps between pieces
+
+Nothing is parsed before the end, and what is kept does not grow: some KiB of the end, and a count for each length of
+a gap that has occurred. Knows no clock and no connection.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+
+END_BYTES: Final = 1024
+"""Looked at when an answer is over. vLLM's ``usage`` has up to 250, and what follows it some dozens."""
+_MOST_KEPT_BYTES: Final = 4 * END_BYTES
+"""Beyond which what is kept is cut to ``END_BYTES``: not at each piece."""
+STEP: Final = 10 ** (1 / 16)
+"""From one bound of gaps to the next, 1.155: the middle of two is 7.5 % off at most."""
+LEAST_GAP_S: Final = 1e-5
+"""Shorter ones count as this long."""
+MOST_GAP_S: Final = 1e3
+"""Longer ones count as this long, but in ``max_gap_s``."""
+_BOUNDS: Final = tuple(LEAST_GAP_S * STEP**number for number in range(16 * 8 + 1))
+_EVENT: Final = b"\ndata: {"
+"""A line end, and how vLLM begins an event that says something; ``[DONE]`` is none. In JSON no text has a line end."""
+_LESS_THAN_AN_EVENT: Final = len(_EVENT) - 1
+"""So many bytes may be the beginning of an event that is not counted yet."""
+_BEFORE: Final = b"\n" * len(_EVENT)
+"""Stands before the first piece."""
+_USAGE: Final = b'"usage"'
+"""In text its quotes would be escaped, so no text that a model makes looks like this."""
+
+
+class TokenCounts(msgspec.Struct, frozen=True):
+    """Decode's own; None: it does not say."""
+
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class AnswerFacts:
+    """One answer. Owned by its cycle."""
+
+    __slots__ = ("_end", "first_at", "num_bytes")
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        """Of its body, without what the router adds."""
+        self.first_at: float | None = None
+        """When the first of them went, monotonic seconds."""
+        self._end = bytearray(_BEFORE)
+
+    def add(self, piece: bytes, now: float) -> None:
+        """``piece`` goes to the client now. Not empty."""
+        self.num_bytes += len(piece)
+        if self.first_at is None:
+            self.first_at = now
+        self._end += piece[-END_BYTES:]
+        if len(self._end) > _MOST_KEPT_BYTES:
+            del self._end[:-END_BYTES]
+
+    @property
+    def token_counts(self) -> TokenCounts:
+        return token_counts_in(bytes(self._end[-END_BYTES:]))
+
+
+class StreamFacts(AnswerFacts):
+    """One answer that is a stream of events. A piece costs half a microsecond."""
+
+    __slots__ = ("_gaps", "_last_at", "max_gap_s", "num_events")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_events = 0
+        """Without ``[DONE]``."""
+        self.max_gap_s = 0.0
+        """The longest time between two pieces; 0 where there are no two."""
+        self._last_at = 0.0
+        self._gaps: dict[int, int] = {}
+        """Bucket to how many gaps fell into it."""
+
+    def add(self, piece: bytes, now: float) -> None:
+        # One function, and no call in it that can be spared: it runs for each token.
+        self.num_bytes += len(piece)
+        end = self._end
+        num_known = len(end) - _LESS_THAN_AN_EVENT
+        end += piece
+        self.num_events += end.count(_EVENT, num_known)
+        if len(end) > _MOST_KEPT_BYTES:
+            del end[:-END_BYTES]
+        if self.first_at is None:
+            self.first_at = now
+        else:
+            gap_s = now - self._last_at
+            if gap_s > self.max_gap_s:
+                self.max_gap_s = gap_s
+            bucket = bisect_left(_BOUNDS, gap_s)
+            self._gaps[bucket] = self._gaps.get(bucket, 0) + 1
+        self._last_at = now
+
+    @property
+    def p50_gap_s(self) -> float | None:
+        """The lower median of the gaps, up to 7.5 % off; None: there are none."""
+        left = (sum(self._gaps.values()) + 1) // 2
+        for bucket in sorted(self._gaps):
+            left -= self._gaps[bucket]
+            if left <= 0:
+                return min(_middle_of(bucket), self.max_gap_s)
+        return None
+
+
+def _middle_of(bucket: int) -> float:
+    if bucket == 0:
+        return LEAST_GAP_S
+    return MOST_GAP_S if bucket >= len(_BOUNDS) else _BOUNDS[bucket] / STEP**0.5
+
+
+def token_counts_in(end: bytes) -> TokenCounts:
+    """The last ``usage`` in the end of an answer, of either API.
+
+    Example: ``...,"usage":{"prompt_tokens":7,"completion_tokens":2}}`` -> 7, 2, None.
+    """
+    found = _OBJECT.match(end, end.rfind(_USAGE) + 1)
+    if found is None:
+        return _NO_COUNTS
+    try:
+        usage = _DECODER.decode(found[1])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _NO_COUNTS
+    if usage.input_tokens is not None:
+        return _anthropic_counts_of(usage)
+    details = usage.prompt_tokens_details
+    return TokenCounts(usage.prompt_tokens, usage.completion_tokens, details.cached_tokens if details else None)
+
+
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: _Count | None = None
+
+
+class _Usage(msgspec.Struct):
+    """Of OpenAI's API, and of Anthropic's: there ``input_tokens`` are those that no cache had."""
+
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens: _Count | None = None
+    output_tokens: _Count | None = None
+    cache_read_input_tokens: _Count | None = None
+    cache_creation_input_tokens: _Count | None = None
+
+
+def _anthropic_counts_of(usage: _Usage) -> TokenCounts:
+    cached = usage.cache_read_input_tokens
+    num_prompt = (usage.input_tokens or 0) + (cached or 0) + (usage.cache_creation_input_tokens or 0)
+    return TokenCounts(num_prompt, usage.output_tokens, cached)
+
+
+_OBJECT: Final = re.compile(rb'usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+"""The rest of it behind its first quote. An object within it holds no other."""
+_DECODER: Final = msgspec.json.Decoder(_Usage)
+_NO_COUNTS: Final = TokenCounts()

@@ -1,0 +1,140 @@
+"""The client port's pages, all that is not hot: each answer names its request's id, and has its line in the access log.
+
+    LoggedPages --Page in the request's state--> handlers, which tell it of keys, engines and errors
+
+Probes of ``/health`` have no line.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pdcluster_router.core.answer_facts import AnswerFacts
+from pdcluster_router.core.openai_errors import ApiError, no_engine
+from pdcluster_router.core.request_head import ID_HEADER, request_id_in
+from pdcluster_router.engines.engine import Engine
+from pdcluster_router.front.router import Router
+from pdcluster_router.front.server_protocol import ROUTER_STATE
+from pdcluster_router.telemetry.access_log import AccessLine, word_of
+from pdcluster_router.telemetry.metrics import Outcome
+
+_PAGE_STATE: Final = "page"
+_UNLOGGED: Final = "/health"
+_UNREACHED: Final = no_engine("decode", "").code
+
+
+class Page:
+    """One request for a page. Its handlers fill it in."""
+
+    def __init__(self, scope: Scope, router: Router) -> None:
+        headers = scope["headers"]
+        self.request_id = request_id_in(headers) or os.urandom(16).hex().encode()
+        self.client = ""
+        """Name of the key that was shown."""
+        self.engine: Engine | None = None
+        """The last one that was asked."""
+        self.num_engines = 0
+        self.is_engines_answer = False
+        """Whether it answered."""
+        self.error: ApiError | None = None
+        """The router's own answer."""
+        self._now = router.services.now
+        self._answer = AnswerFacts()
+        self._is_over = self._has_left = False
+        self._num_bytes_in = 0
+        self._status: int | None = None
+        self._begun_at = self._now()
+        self._ended_at = self._begun_at
+        self._method, self._path = scope["method"], scope["path"]
+
+    def asks(self, engine: Engine) -> None:
+        """The question goes to this engine now."""
+        self.engine = engine
+        self.num_engines += 1
+
+    def read(self, message: Message) -> None:
+        self._num_bytes_in += len(message.get("body", b""))
+        self._has_left = self._has_left or (message["type"] == "http.disconnect" and not self._is_over)
+
+    def named(self, message: Message) -> Message:
+        """The message that goes to the client: the first one has the id."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            return {**message, "headers": [*message.get("headers", ()), (ID_HEADER, self.request_id)]}
+        body = message.get("body", b"")
+        if body:
+            self._answer.add(body, self._now())
+        self._is_over = not message.get("more_body", False)
+        return message
+
+    def ended(self) -> None:
+        self._ended_at = self._now()
+
+    def line(self) -> AccessLine:
+        """Once it has ended."""
+        line = AccessLine(method=self._method, path=word_of(self._path), client=self.client)
+        line.request_id = self.request_id.decode("ascii")
+        line.status, line.outcome = None if self._has_left else self._status, self._outcome().value
+        line.bytes_in, line.decode_attempts = self._num_bytes_in, self.num_engines
+        if self.engine is not None:
+            line.decode_engine, line.revision = self.engine.name, self.engine.revision
+        line.add_answer(self._answer, self._begun_at)
+        line.end(self._begun_at, None, self._ended_at)
+        return line
+
+    def _outcome(self) -> Outcome:
+        if self._has_left:
+            return Outcome.CLIENT_GONE
+        if self._status is None:
+            return Outcome.LOST  # The router has ended meanwhile.
+        if self._status < 400:
+            return Outcome.OK
+        if self.is_engines_answer:
+            return Outcome.ENGINE_ERROR
+        is_unreached = self.error is not None and self.error.code == _UNREACHED
+        return Outcome.UNAVAILABLE if is_unreached else Outcome.REJECTED
+
+
+class LoggedPages:
+    """The client port's application, with ids and lines around it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        router: Router = scope["state"][ROUTER_STATE]
+        page = scope["state"][_PAGE_STATE] = Page(scope, router)
+
+        async def read() -> Message:
+            message = await receive()
+            page.read(message)
+            return message
+
+        async def write(message: Message) -> None:
+            await send(page.named(message))
+
+        try:
+            await self._app(scope, read, write)
+        finally:
+            page.ended()
+            if router.access_log is not None and scope["path"] != _UNLOGGED:
+                router.access_log.ended(page.line)
+
+
+def page_of(request: HTTPConnection) -> Page:
+    """Of a request that came to the client port."""
+    page: Page = getattr(request.state, _PAGE_STATE)
+    return page
+
+
+def tell_error(request: HTTPConnection, error: ApiError) -> None:
+    """``error`` is the answer, on whatever port."""
+    if _PAGE_STATE in request.scope["state"]:
+        page_of(request).error = error

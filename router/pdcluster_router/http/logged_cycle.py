@@ -1,0 +1,94 @@
+"""A request of a client whose router has an access log: a ``HotCycle`` that notes what the line says.
+
+Its ``teller`` knows what the engines had to do with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from pdcluster_router.core.answer_facts import AnswerFacts, StreamFacts
+from pdcluster_router.core.client_apis import REQUEST_PATHS
+from pdcluster_router.core.keep_alive import COMMENT
+from pdcluster_router.core.request_head import RequestHead, path_of
+from pdcluster_router.core.room import Room
+from pdcluster_router.http.cycle import NO_HEAD, ClientConnection, HotCycle
+from pdcluster_router.telemetry.access_log import AccessLine, AccessLog, Teller, word_of
+from pdcluster_router.telemetry.metrics import Outcome
+
+_now: Final = time.monotonic
+_NAMES: Final = {path: path.decode() for path in REQUEST_PATHS}
+_BUG: Final = 500
+"""The router's own refusals have other statuses."""
+
+
+class LoggedCycle(HotCycle):
+    """One request. Event loop only."""
+
+    __slots__ = ("_answer", "_arrived_at", "_begun_at", "_ended_at", "_line", "_log")
+
+    def __init__(
+        self,
+        log: AccessLog,
+        connection: ClientConnection,
+        path: bytes,
+        head: RequestHead,
+        on_whole: Callable[[HotCycle], None],
+        room: Room,
+    ) -> None:
+        super().__init__(connection, path, head, on_whole, room)
+        self.teller: Teller | None = None
+        self._log = log
+        self._line = AccessLine(method="" if head is NO_HEAD else "POST", path=_NAMES.get(path) or _word_in(path))
+        self._answer: AnswerFacts | None = None
+        self._begun_at = self._ended_at = _now()
+        self._arrived_at: float | None = None
+
+    def asks_for(self, client: str, model: str, *, is_stream: bool) -> None:
+        """Its body was read. ``client``: the name of its key by now."""
+        self.client = client
+        self._line.model = word_of(model)
+        self._line.is_stream = is_stream
+
+    def hand_over(self) -> None:
+        if self._arrived_at is None:
+            self._arrived_at = _now()
+        super().hand_over()
+
+    def start(self, status: int, headers: bytes, content_length: int | None, first: bytes) -> None:
+        if not self.has_stream_begun:  # Else it is ``write`` that gets them.
+            self._line.status = status
+            self._answer = StreamFacts() if b"text/event-stream" in headers.lower() else AnswerFacts()
+            if first and first is not COMMENT:
+                self._answer.add(first, _now())
+        super().start(status, headers, content_length, first)
+
+    def write(self, body: bytes) -> None:
+        if body is not COMMENT and self._answer is not None:
+            self._answer.add(body, _now())
+        super().write(body)
+
+    def _is_over(self) -> None:
+        super()._is_over()
+        self._ended_at = _now()
+        self._log.ended(self._whole_line)
+
+    def _whole_line(self) -> AccessLine:
+        line, arrived_at = self._line, self._begun_at if self._arrived_at is None else self._arrived_at
+        line.request_id, line.client = self.request_id.decode("ascii"), self.client
+        line.bytes_in = self.num_body_bytes
+        if self.teller is not None:
+            line.add_told(self.teller.told(), arrived_at)
+        elif line.status != _BUG:
+            line.outcome = (Outcome.CLIENT_GONE if self.disconnected else Outcome.REJECTED).value
+        if self._answer is not None:
+            line.add_answer(self._answer, arrived_at)
+        line.end(self._begun_at, self._arrived_at, self._ended_at)
+        return line
+
+
+def _word_in(path: bytes) -> str:
+    """Without scheme, user and host, which a client may send as well; empty where its bytes named none."""
+    return word_of(path_of(path).decode("latin-1")) if path else ""

@@ -1,0 +1,76 @@
+"""A page's line, however its application ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from pdcluster_router.front.pages import LoggedPages
+from pdcluster_router.front.server_protocol import ROUTER_STATE
+from pdcluster_router.telemetry.access_log import AccessLine
+
+pytestmark = pytest.mark.anyio
+
+
+class Log:
+    """An access log that only keeps its lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[AccessLine] = []
+
+    def ended(self, line_of: Callable[[], AccessLine]) -> None:
+        self.lines.append(line_of())
+
+
+async def line_of(app: Callable[[Scope, Receive, Send], Any], *messages: Message) -> AccessLine:
+    """Of one request, whose client says ``messages``."""
+    log, said = Log(), list(messages)
+    router = SimpleNamespace(access_log=log, services=SimpleNamespace(now=lambda: 1.0))
+    scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": [], "state": {ROUTER_STATE: router}}
+
+    async def receive() -> Message:
+        return said.pop(0)
+
+    async def send(_: Message) -> None: ...
+
+    with suppress(asyncio.CancelledError, RuntimeError):
+        await LoggedPages(app)(scope, receive, send)
+    (line,) = log.lines
+    return line
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, RuntimeError])
+async def test_a_page_that_is_broken_off_has_a_line_without_a_status(error: type[BaseException]) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise error
+
+    line = await line_of(app)
+    assert (line.status, line.outcome) == (None, "lost")
+
+
+async def test_a_client_that_leaves_before_the_answer_is_gone() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await receive()
+        await send({"type": "http.response.start", "status": 400})
+        await send({"type": "http.response.body"})
+
+    line = await line_of(app, {"type": "http.request", "body": b"abc"}, {"type": "http.disconnect"})
+    assert (line.status, line.outcome, line.bytes_in) == (None, "client_gone", 3)
+
+
+async def test_a_client_that_leaves_after_the_answer_has_had_it() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b"ab", "more_body": True})
+        await send({"type": "http.response.body", "body": b"c"})
+        await receive()
+
+    line = await line_of(app, {"type": "http.disconnect"})
+    assert (line.status, line.outcome, line.bytes_out) == (200, "ok", 3)

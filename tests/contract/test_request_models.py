@@ -44,6 +44,8 @@ RUN: Final = {"cache_salt", "min_tokens", "model", "priority", "request_id", "se
 """Who asks for what, and when it runs. ``min_tokens``: prefill's is always ours."""
 PLACING: Final = {"messages", "session_id"}
 """Looked at all the same, but only to choose engines: a conversation goes back to those that know it."""
+LOGGED: Final = {"model"}
+"""Looked at only for the access log."""
 
 ODD: Final = ["2.0", '"2"', '"1"', "true", "false", '"true"', '"yes"', '"on"', '"t"', "1e0", "1.0", "0", "1", "-1"]
 ODDER: Final = ["null", "2", "20e-1", '"2.0"', "123456789012345678901234567890", "[]", "{}", '""', "[2]", "1.5"]
@@ -59,7 +61,7 @@ def test_each_key_of_vllms_requests_is_known_to_be_harmless_or_looked_at(model: 
 
 def test_no_key_is_called_harmless_that_is_looked_at_or_gone() -> None:
     harmless = SAMPLING | TEXT | ANSWER | RUN
-    assert harmless & set(Said.__struct_fields__) == PLACING
+    assert harmless & set(Said.__struct_fields__) == PLACING | LOGGED
     assert harmless <= {name for model in MODELS for name in model.model_fields}
 
 

@@ -106,6 +106,15 @@ async def test_a_prompt_of_which_decode_computes_the_rest_is_told_as_decode_has_
     assert some(line, "prompt_tokens", "cached_tokens") == (PROMPT_TOKENS, CACHED_TOKENS)
 
 
+async def test_a_prompt_that_another_decode_engine_has_pushed_is_no_local_one(log: Log) -> None:
+    async with logged_rig(log, num_decode=2) as rig:
+        rig.decodes[0].faults_to_come = [Fault.LOCAL_AND_DIE]
+        for _ in range(2):
+            assert (await ask(rig)).status == 200
+    (line,) = [line for line in log.lines if line["failures"]]
+    assert some(line, "is_local_prefill", "decode_attempts", "prefill_attempts") == (False, 2, 1)
+
+
 async def test_a_second_attempt_is_counted_and_the_engine_is_the_one_that_did_it(log: Log) -> None:
     async with logged_rig(log, num_prefill=2) as rig:
         rig.prefills[0].faults_to_come = [Fault.ERROR_500]

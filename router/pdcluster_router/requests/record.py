@@ -77,6 +77,7 @@ class Record:
         self._line.reserved_at = now = self._services.now()
         self._line.prompt_tokens = reservation.num_prompt_tokens
         self._line.cached_tokens = reservation.remote_cached_tokens
+        self._is_local_prefill = False  # An engine that had it before may have said so, and broken down.
         self._services.metrics.took(Span.RESERVATION, now - self._line.received_at)
 
     def prefills_locally(self, said: LocalPrefill) -> None:

@@ -89,7 +89,7 @@ class Record:
         self._attempt = attempt
         self._prefill = engine
         self._num_prefills += 1
-        self._line.prefill_sent_at = self._services.now()
+        self._line.prefill_sent_at, self._line.prefill_replied_at = self._services.now(), None
 
     def prefill_replied(self) -> None:
         self._line.prefill_replied_at = now = self._services.now()

@@ -159,6 +159,20 @@ async def test_pages_have_lines_but_probes_of_health(log: Log) -> None:
     assert some(log.lines[0], "bytes_in", "decode_attempts") == (len(json.dumps({"prompt": "a"})), 1)
 
 
+async def test_a_page_whose_body_cannot_be_read_has_one_line_with_what_its_client_was_sent(log: Log) -> None:
+    head = b"POST /tokenize HTTP/1.1\r\nhost: a\r\nx-request-id: Q-1\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with logged_rig(log) as rig:
+        whole, in_parts = await rig.client(), await rig.client()
+        await whole.send(head + b"no number\r\n")
+        await in_parts.send(head + b"1\r\n{\r\n")
+        await until(lambda: rig.connection_of(in_parts).cycle is not None)
+        await in_parts.send(b"no number\r\n")
+        for client in (whole, in_parts):
+            assert (await asyncio.wait_for(client.receive(), PATIENCE_S)).status == 400
+    told = [some(line, "request_id", "method", "path", "status", "outcome") for line in log.lines]
+    assert told == [("Q-1", "POST", "/tokenize", 400, "rejected")] * 2
+
+
 async def test_a_question_that_no_engine_answers_is_unavailable(log: Log) -> None:
     async with logged_rig(log) as rig:
         await rig.decode.stop()

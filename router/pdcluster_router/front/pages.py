@@ -19,6 +19,7 @@ from pdcluster_router.core.request_head import ID_HEADER, request_id_in
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE
+from pdcluster_router.http.reading import REFUSAL_STATE
 from pdcluster_router.telemetry.access_log import AccessLine, word_of
 from pdcluster_router.telemetry.metrics import Outcome
 
@@ -71,8 +72,11 @@ class Page:
         self._is_over = not message.get("more_body", False)
         return message
 
-    def ended(self) -> None:
+    def ended(self, refusal: ApiError | None = None) -> None:
+        """``refusal``: what its client was sent in its place, for its body could not be read."""
         self._ended_at = self._now()
+        if refusal is not None:
+            self.error, self._status, self._has_left = refusal, refusal.status, False
 
     def line(self) -> AccessLine:
         """Once it has ended."""
@@ -123,7 +127,7 @@ class LoggedPages:
         try:
             await self._app(scope, read, write)
         finally:
-            page.ended()
+            page.ended(scope["state"].get(REFUSAL_STATE))
             if router.access_log is not None and scope["path"] != _UNLOGGED:
                 router.access_log.ended(page.line)
 

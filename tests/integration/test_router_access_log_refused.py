@@ -81,6 +81,9 @@ async def test_a_wait_in_the_queue_that_was_too_long_is_told(log: Log) -> None:
         (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", 400, ""),
         (b"GET /v1/models HTTP/1.1\r\n\r\n", 400, "/v1/models"),
         (b"GET http://u:p@host/v1/x?key=1 HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400, "/v1/x"),
+        (b"GET ftp://u:p@host/v1/x HTTP/1.1\r\n\r\n", 400, ""),
+        (b"CONNECT u:p@host:443 HTTP/1.1\r\nhost: a\r\n\r\n", 405, ""),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "*"),
         (b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 5000 + b"\r\n\r\n", 431, COMPLETIONS),
     ],
 )

@@ -162,6 +162,13 @@ async def test_pages_have_lines_but_probes_of_health(log: Log) -> None:
     assert some(log.lines[0], "bytes_in", "decode_attempts") == (len(json.dumps({"prompt": "a"})), 1)
 
 
+async def test_an_engines_refusal_of_its_models_is_an_engines_error(log: Log) -> None:
+    async with logged_rig(log) as rig:
+        rig.decode.models_status = 500
+        assert (await (await rig.client()).get("/v1/models")).status == 500
+    assert some(log.line, "status", "outcome") == (500, "engine_error")
+
+
 async def test_a_page_whose_body_cannot_be_read_has_one_line_with_what_its_client_was_sent(log: Log) -> None:
     head = b"POST /tokenize HTTP/1.1\r\nhost: a\r\nx-request-id: Q-1\r\ntransfer-encoding: chunked\r\n\r\n"
     async with logged_rig(log) as rig:

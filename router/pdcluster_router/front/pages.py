@@ -26,6 +26,8 @@ from pdcluster_router.telemetry.metrics import Outcome
 _PAGE_STATE: Final = "page"
 _UNLOGGED: Final = "/health"
 _UNREACHED: Final = no_engine("decode", "").code
+_BUG: Final = 500
+"""Starlette's answer to an error that nobody has caught."""
 
 
 class Page:
@@ -82,7 +84,8 @@ class Page:
         """Once it has ended."""
         line = AccessLine(method=self._method, path=word_of(self._path), client=self.client)
         line.request_id = self.request_id.decode("ascii")
-        line.status, line.outcome = None if self._has_left else self._status, self._outcome().value
+        line.status, outcome = None if self._has_left else self._status, self._outcome()
+        line.outcome = outcome.value if outcome is not None else None
         line.bytes_in, line.decode_attempts = self._num_bytes_in, self.num_engines
         if self.engine is not None:
             line.decode_engine, line.revision = self.engine.name, self.engine.revision
@@ -90,7 +93,7 @@ class Page:
         line.end(self._begun_at, None, self._ended_at)
         return line
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> Outcome | None:
         if self._has_left:
             return Outcome.CLIENT_GONE
         if self._status is None:
@@ -99,6 +102,8 @@ class Page:
             return Outcome.OK
         if self.is_engines_answer:
             return Outcome.ENGINE_ERROR
+        if self._status == _BUG and self.error is None:
+            return None
         is_unreached = self.error is not None and self.error.code == _UNREACHED
         return Outcome.UNAVAILABLE if is_unreached else Outcome.REJECTED
 

@@ -134,6 +134,7 @@ class FakeEngine:
         self.raw = b""
         self.health_status: int | None = 200
         """Of its ``/health``. None: no answer, as from a process that is stopped."""
+        self.models_status = 200
         self.gives_receipts = True
         self.compares_content = True
         self._gates: dict[Gate, asyncio.Event] = {}
@@ -216,6 +217,9 @@ class FakeEngine:
             self._idle_connections.discard(writer)
         if message.path == "/health" and self.health_status != 200:
             return await self._say_unwell(reader, writer)
+        if message.path == "/v1/models" and self.models_status != 200:
+            writer.write(json_answer(self.models_status, b"{}"))
+            return True
         if simple := simple_answer(message):
             writer.write(simple)
             return True

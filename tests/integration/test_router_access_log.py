@@ -13,7 +13,7 @@ from fakes.access_log import Log, ask, logged_rig, some
 from fakes.engine import Fault, Gate
 from fakes.messages import MESSAGES
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS
-from fakes.router import CHAT, COMPLETIONS, PROMPT, STREAM, raw, send, until
+from fakes.router import CHAT, COMPLETIONS, PROMPT, STREAM, orders, raw, send, until
 from patience import PATIENCE_S
 from pdcluster_router.core.keep_alive import COMMENT
 from pdcluster_router.telemetry.access_log import AccessLine
@@ -104,6 +104,26 @@ async def test_a_prompt_of_which_decode_computes_the_rest_is_told_as_decode_has_
     line = log.line
     assert some(line, "is_local_prefill", "prefill_engine", "prefill_attempts", "prefill_s") == (True, "", 0, None)
     assert some(line, "prompt_tokens", "cached_tokens") == (PROMPT_TOKENS, CACHED_TOKENS)
+
+
+async def test_a_prompt_that_another_decode_engine_has_pushed_is_no_local_one(log: Log) -> None:
+    async with logged_rig(log, num_decode=2) as rig:
+        rig.decodes[0].faults_to_come = [Fault.LOCAL_AND_DIE]
+        for _ in range(2):
+            assert (await ask(rig)).status == 200
+    (line,) = [line for line in log.lines if line["failures"]]
+    assert some(line, "is_local_prefill", "decode_attempts", "prefill_attempts") == (False, 2, 1)
+
+
+async def test_an_order_without_an_answer_has_no_time_though_the_one_before_had(log: Log) -> None:
+    async with logged_rig(log, num_prefill=2) as rig:
+        for prefill, fault in zip(rig.prefills, (Fault.ERROR_500, Fault.HANG), strict=True):
+            prefill.faults_to_come = [fault]
+        client = await send(rig)
+        await until(lambda: len(orders(rig)) == 2)
+        client.leave()
+        await rig.settled()
+    assert some(log.line, "prefill_attempts", "prefill_s") == (2, None)
 
 
 async def test_a_second_attempt_is_counted_and_the_engine_is_the_one_that_did_it(log: Log) -> None:

@@ -81,6 +81,9 @@ async def test_a_wait_in_the_queue_that_was_too_long_is_told(log: Log) -> None:
         (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", 400, ""),
         (b"GET /v1/models HTTP/1.1\r\n\r\n", 400, "/v1/models"),
         (b"GET http://u:p@host/v1/x?key=1 HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400, "/v1/x"),
+        (b"GET ftp://u:p@host/v1/x HTTP/1.1\r\n\r\n", 400, ""),
+        (b"CONNECT u:p@host:443 HTTP/1.1\r\nhost: a\r\n\r\n", 405, ""),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "*"),
         (b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 5000 + b"\r\n\r\n", 431, COMPLETIONS),
     ],
 )
@@ -157,6 +160,27 @@ async def test_pages_have_lines_but_probes_of_health(log: Log) -> None:
     ]
     assert all(line["bytes_out"] for line in log.lines)
     assert some(log.lines[0], "bytes_in", "decode_attempts") == (len(json.dumps({"prompt": "a"})), 1)
+
+
+async def test_an_engines_refusal_of_its_models_is_an_engines_error(log: Log) -> None:
+    async with logged_rig(log) as rig:
+        rig.decode.models_status = 500
+        assert (await (await rig.client()).get("/v1/models")).status == 500
+    assert some(log.line, "status", "outcome") == (500, "engine_error")
+
+
+async def test_a_page_whose_body_cannot_be_read_has_one_line_with_what_its_client_was_sent(log: Log) -> None:
+    head = b"POST /tokenize HTTP/1.1\r\nhost: a\r\nx-request-id: Q-1\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with logged_rig(log) as rig:
+        whole, in_parts = await rig.client(), await rig.client()
+        await whole.send(head + b"no number\r\n")
+        await in_parts.send(head + b"1\r\n{\r\n")
+        await until(lambda: rig.connection_of(in_parts).cycle is not None)
+        await in_parts.send(b"no number\r\n")
+        for client in (whole, in_parts):
+            assert (await asyncio.wait_for(client.receive(), PATIENCE_S)).status == 400
+    told = [some(line, "request_id", "method", "path", "status", "outcome") for line in log.lines]
+    assert told == [("Q-1", "POST", "/tokenize", 400, "rejected")] * 2
 
 
 async def test_a_question_that_no_engine_answers_is_unavailable(log: Log) -> None:

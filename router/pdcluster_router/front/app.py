@@ -181,6 +181,7 @@ async def read_models(request: Request) -> Response:
         answer = await _router(request).models.read(line)
     except Unavailable as error:
         return _error(request, no_engine("decode", str(error)))
+    page_of(request).is_engines_answer = True
     return _fetched(answer)
 
 

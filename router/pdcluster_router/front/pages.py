@@ -19,12 +19,15 @@ from pdcluster_router.core.request_head import ID_HEADER, request_id_in
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE
+from pdcluster_router.http.reading import REFUSAL_STATE
 from pdcluster_router.telemetry.access_log import AccessLine, word_of
 from pdcluster_router.telemetry.metrics import Outcome
 
 _PAGE_STATE: Final = "page"
 _UNLOGGED: Final = "/health"
 _UNREACHED: Final = no_engine("decode", "").code
+_BUG: Final = 500
+"""Starlette's answer to an error that nobody has caught."""
 
 
 class Page:
@@ -71,14 +74,18 @@ class Page:
         self._is_over = not message.get("more_body", False)
         return message
 
-    def ended(self) -> None:
+    def ended(self, refusal: ApiError | None = None) -> None:
+        """``refusal``: what its client was sent in its place, for its body could not be read."""
         self._ended_at = self._now()
+        if refusal is not None:
+            self.error, self._status, self._has_left = refusal, refusal.status, False
 
     def line(self) -> AccessLine:
         """Once it has ended."""
         line = AccessLine(method=self._method, path=word_of(self._path), client=self.client)
         line.request_id = self.request_id.decode("ascii")
-        line.status, line.outcome = None if self._has_left else self._status, self._outcome().value
+        line.status, outcome = None if self._has_left else self._status, self._outcome()
+        line.outcome = outcome.value if outcome is not None else None
         line.bytes_in, line.decode_attempts = self._num_bytes_in, self.num_engines
         if self.engine is not None:
             line.decode_engine, line.revision = self.engine.name, self.engine.revision
@@ -86,7 +93,7 @@ class Page:
         line.end(self._begun_at, None, self._ended_at)
         return line
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> Outcome | None:
         if self._has_left:
             return Outcome.CLIENT_GONE
         if self._status is None:
@@ -95,6 +102,8 @@ class Page:
             return Outcome.OK
         if self.is_engines_answer:
             return Outcome.ENGINE_ERROR
+        if self._status == _BUG and self.error is None:
+            return None
         is_unreached = self.error is not None and self.error.code == _UNREACHED
         return Outcome.UNAVAILABLE if is_unreached else Outcome.REJECTED
 
@@ -123,7 +132,7 @@ class LoggedPages:
         try:
             await self._app(scope, read, write)
         finally:
-            page.ended()
+            page.ended(scope["state"].get(REFUSAL_STATE))
             if router.access_log is not None and scope["path"] != _UNLOGGED:
                 router.access_log.ended(page.line)
 

@@ -91,4 +91,5 @@ class LoggedCycle(HotCycle):
 
 def _word_in(path: bytes) -> str:
     """Without scheme, user and host, which a client may send as well; empty where its bytes named none."""
-    return word_of(path_of(path).decode("latin-1")) if path else ""
+    named = path_of(path) if path else b""
+    return word_of(named.decode("latin-1")) if named[:1] in (b"/", b"*") else ""  # Else it begins with scheme or user.

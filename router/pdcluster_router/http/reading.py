@@ -58,6 +58,9 @@ MAX_HEADER_LINES: Final = 256
 117 ms; the likely cause is the garbage collector, which looks at each line's objects. Apache takes 100 lines, and no
 client that we know sends more."""
 
+REFUSAL_STATE: Final = "refusal"
+"""Key, in the state of a page, of the error that its client is sent in its place."""
+
 _NO_HEADERS: Final[Headers] = []
 """Nothing is ever added to it: each message begins with a list of its own."""
 
@@ -298,8 +301,10 @@ class ReadingProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.cycle.transport = _ToWhoIsThere(self.transport)  # type: ignore[assignment]  # all that a cycle asks of one
 
-    def drop_unread_page(self) -> bool:
-        """Whether what runs is a page whose body was being read. What it answers is not written then."""
+    def drop_unread_page(self, error: ApiError) -> bool:
+        """Whether what runs is a page whose body was being read. It is told of ``error``, and what it answers is not
+        written then.
+        """
         page: RequestResponseCycle | None = self.cycle
         if not isinstance(page, RequestResponseCycle) or not page.more_body:
             return False
@@ -310,6 +315,7 @@ class ReadingProtocol(HttpToolsProtocol):
         page.waiting_for_100_continue = False  # It would be written behind the end of the connection.
         page.message_event.set()
         if not self.pipeline:
+            page.scope["state"][REFUSAL_STATE] = error
             return True
         self.pipeline.popleft()  # It is the newest, and waits.
         return False

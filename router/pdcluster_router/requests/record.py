@@ -77,6 +77,7 @@ class Record:
         self._line.reserved_at = now = self._services.now()
         self._line.prompt_tokens = reservation.num_prompt_tokens
         self._line.cached_tokens = reservation.remote_cached_tokens
+        self._is_local_prefill = False  # An engine that had it before may have said so, and broken down.
         self._services.metrics.took(Span.RESERVATION, now - self._line.received_at)
 
     def prefills_locally(self, said: LocalPrefill) -> None:
@@ -88,7 +89,7 @@ class Record:
         self._attempt = attempt
         self._prefill = engine
         self._num_prefills += 1
-        self._line.prefill_sent_at = self._services.now()
+        self._line.prefill_sent_at, self._line.prefill_replied_at = self._services.now(), None
 
     def prefill_replied(self) -> None:
         self._line.prefill_replied_at = now = self._services.now()

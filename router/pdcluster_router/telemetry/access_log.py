@@ -220,8 +220,9 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def word_of(text: str) -> str:
-    """A client's word, cut."""
-    return text[:MAX_WORD_CHARS]
+    """A client's word, cut. ``?`` stands for what some readers take for a line's end, or a terminal for a command."""
+    short = text[:MAX_WORD_CHARS]
+    return short if short.isprintable() else "".join(char if char.isprintable() else "?" for char in short)
 
 
 def _seconds(begin: float, end: float) -> float:

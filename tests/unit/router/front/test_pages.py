@@ -74,3 +74,13 @@ async def test_a_client_that_leaves_after_the_answer_has_had_it() -> None:
 
     line = await line_of(app, {"type": "http.disconnect"})
     assert (line.status, line.outcome, line.bytes_out) == (200, "ok", 3)
+
+
+async def test_a_bug_has_no_outcome_as_on_the_hot_paths() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        await send({"type": "http.response.body", "body": b"Internal Server Error"})
+        raise RuntimeError
+
+    line = await line_of(app)
+    assert (line.status, line.outcome) == (500, None)

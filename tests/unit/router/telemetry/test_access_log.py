@@ -11,7 +11,7 @@ import pytest
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.trace import RequestTrace
 from pdcluster_router.core.answer_facts import AnswerFacts, StreamFacts
-from pdcluster_router.telemetry.access_log import PAUSE_S, AccessLine, AccessLog, Told
+from pdcluster_router.telemetry.access_log import PAUSE_S, AccessLine, AccessLog, Told, word_of
 from pdcluster_router.telemetry.failures import FailureKind
 from pdcluster_router.telemetry.metrics import Outcome
 
@@ -129,3 +129,8 @@ def test_what_nobody_tells_stays_unknown() -> None:
     unknown = (line.reservation_s, line.prefill_s, line.first_byte_s, line.gap_p50_s, line.gap_max_s)
     assert unknown == (None,) * 5
     assert (line.prompt_tokens, line.output_tokens, line.events) == (None, None, 0)
+
+
+@pytest.mark.parametrize("odd", ["\n", "\u2028", "\x85", "\x9b", "\x7f", "\u202e", "\ud800"])
+def test_what_ends_a_line_or_commands_a_terminal_is_in_no_word(odd: str) -> None:
+    assert word_of(f"Größe 1{odd}x") == "Größe 1?x"

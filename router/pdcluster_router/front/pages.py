@@ -27,7 +27,7 @@ _PAGE_STATE: Final = "page"
 _UNLOGGED: Final = "/health"
 _UNREACHED: Final = no_engine("decode", "").code
 _BUG: Final = 500
-"""Starlette's answer to an error that nobody has caught."""
+"""Starlette answers it to an exception that no handler takes."""
 
 
 class Page:

@@ -217,10 +217,8 @@ class FakeEngine:
             self._idle_connections.discard(writer)
         if message.path == "/health" and self.health_status != 200:
             return await self._say_unwell(reader, writer)
-        if message.path == "/v1/models" and self.models_status != 200:
-            writer.write(json_answer(self.models_status, b"{}"))
-            return True
-        if simple := simple_answer(message):
+        is_refused = message.path == "/v1/models" and self.models_status != 200
+        if simple := json_answer(self.models_status, b"{}") if is_refused else simple_answer(message):
             writer.write(simple)
             return True
         fault = self.faults_to_come.pop(0) if self.faults_to_come else self.fault

@@ -260,10 +260,9 @@ class RouterProtocol(ReadingProtocol):
         elif incoming is None and self.cycle is None and not self.is_in_head:
             self.transport.close()  # A page that has not waited for its body, which is what cannot be read.
         else:
-            path = self.url.partition(b"?")[0] if self.is_in_head and self.url else b""
             is_for_page = incoming is None and self.drop_unread_page(error)
             new_cycle = HotCycle if is_for_page else self._new_cycle  # The page has a line of its own.
-            cycle = incoming or new_cycle(self, path, NO_HEAD, lambda _: None, self._router.room)
+            cycle = incoming or new_cycle(self, self.url.partition(b"?")[0], NO_HEAD, lambda _: None, self._router.room)
             is_next = is_for_page or (incoming is None and not self._has_open_answer())
             self._refuse_in_order(cycle, error, is_next=is_next or cycle is self._active)
 

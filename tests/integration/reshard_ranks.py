@@ -209,8 +209,15 @@ def _run_rank(rank: int, scenario: Scenario, store: str, pipe: Connection) -> No
 
 
 def _num_sockets() -> int:
-    links = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    return sum(str(link).startswith("socket:") for link in links)
+    return sum(_is_socket(link) for link in Path("/proc/self/fd").iterdir())
+
+
+def _is_socket(link: Path) -> bool:
+    """Of a descriptor that another thread may close at any moment."""
+    try:
+        return str(link.readlink()).startswith("socket:")
+    except FileNotFoundError:
+        return False
 
 
 class _Never:

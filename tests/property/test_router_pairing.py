@@ -330,4 +330,4 @@ class CountsNothing(Pairing):
     [StartsBeforeItStops, ForgetsTheCall, RetriesAfterTheFirstByte, FreesBeforeItStops, AnswersTwice, CountsNothing],
 )
 def test_a_bug_that_is_put_in_on_purpose_is_found(kind: type[Pairing]) -> None:
-    check_it_is_found(History, kind, num_histories=20_000, num_steps=15)
+    check_it_is_found(History, kind, num_histories=60_000, num_steps=15)

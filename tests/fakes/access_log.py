@@ -7,11 +7,14 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fakes.http import Message
 from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig
 from patience import PATIENCE_S
+
+TALK: Final[dict[str, Any]] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
+KEY: Final = "sk-0123456789abcdef"
 
 
 class Log:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
-from fakes.access_log import Log, ask, logged_rig, some
+from fakes.access_log import TALK, Log, ask, logged_rig, some
 from fakes.engine import Fault, Gate
 from fakes.messages import MESSAGES
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS
@@ -19,9 +19,6 @@ from pdcluster_router.core.keep_alive import COMMENT
 from pdcluster_router.telemetry.access_log import AccessLine
 
 pytestmark = pytest.mark.anyio
-
-TALK: Final[dict[str, Any]] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
-KEY: Final = "sk-0123456789abcdef"
 
 
 @pytest.fixture

@@ -6,12 +6,11 @@ import asyncio
 import json
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
 
 import msgspec
 import pytest
 
-from fakes.access_log import Log, ask, logged_rig, some
+from fakes.access_log import KEY, TALK, Log, ask, logged_rig, some
 from fakes.engine import Fault, Gate
 from fakes.http import RawClient, request_bytes
 from fakes.messages import MESSAGES
@@ -20,9 +19,6 @@ from patience import PATIENCE_S
 from pdcluster_router.telemetry.access_log import AccessLine
 
 pytestmark = pytest.mark.anyio
-
-TALK: Final[dict[str, Any]] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
-KEY: Final = "sk-0123456789abcdef"
 
 
 @pytest.fixture

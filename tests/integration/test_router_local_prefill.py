@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fakes.engine import Fault, Gate
+from fakes.http import RawClient
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS, local_prefill_of, reservation_call, reservation_of
 from fakes.router import BOTH, PROMPT, STREAM, Rig, params_of, post, raw, running_rig, send, until
 from pdcluster_protocol.labels import Role
@@ -56,12 +57,18 @@ async def test_its_share_moves_from_prefill_to_decode_before_its_answer_begins()
         assert [(await client.receive()).status for client in (first, second)] == [200, 200]
 
 
+async def sent_to_a_local_prefill(rig: Rig) -> RawClient:
+    """Decode has said that it computes ``LOCAL_TOKENS`` itself; its answer waits at the gate."""
+    rig.decode.fault = Fault.LOCAL
+    rig.decode.close_gate(Gate.ANSWER)
+    client = await send(rig, PROMPT)
+    await until(lambda: backlogs(rig) == (0, LOCAL_TOKENS))
+    return client
+
+
 async def test_its_tokens_are_those_that_decode_lacks() -> None:
     async with running_rig() as rig:
-        rig.decode.fault = Fault.LOCAL
-        rig.decode.close_gate(Gate.ANSWER)
-        client = await send(rig, PROMPT)
-        await until(lambda: backlogs(rig) == (0, LOCAL_TOKENS))
+        client = await sent_to_a_local_prefill(rig)
         rig.decode.open_gate(Gate.ANSWER)
         assert (await client.receive()).status == 200
 
@@ -84,10 +91,7 @@ async def test_what_comes_after_the_answers_begin_or_end_changes_nothing() -> No
 
 async def test_no_reservation_follows_and_the_same_word_again_changes_nothing() -> None:
     async with running_rig() as rig:
-        rig.decode.fault = Fault.LOCAL
-        rig.decode.close_gate(Gate.ANSWER)
-        client = await send(rig, PROMPT)
-        await until(lambda: backlogs(rig) == (0, LOCAL_TOKENS))
+        client = await sent_to_a_local_prefill(rig)
         assert (await rig.reserve(local_prefill_of(decode_params(rig)))).json()["status"] == "ok"
         refused = (await rig.reserve(reservation_of(decode_params(rig)))).json()
         assert refused["reason"] == "this request does not wait for a reservation any more"
@@ -126,10 +130,7 @@ async def test_a_transfer_of_which_decode_has_spoken_is_not_sent_again_as_if_it_
 
 async def test_a_client_that_leaves_meanwhile_stops_decode_and_gives_the_share_back() -> None:
     async with running_rig() as rig:
-        rig.decode.fault = Fault.LOCAL
-        rig.decode.close_gate(Gate.ANSWER)
-        client = await send(rig, PROMPT)
-        await until(lambda: backlogs(rig) == (0, LOCAL_TOKENS))
+        client = await sent_to_a_local_prefill(rig)
         client.leave()
         await until(lambda: backlogs(rig) == (0, 0))
         await rig.decode.seen[0].ended.wait()

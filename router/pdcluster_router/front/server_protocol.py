@@ -213,7 +213,7 @@ class RouterProtocol(ReadingProtocol):
             self.transport.write_eof()
         elif not self.is_in_message or with_reset:
             self.transport.close()
-        self.loop.call_later(self._router.settings.client_linger_s, self.transport.abort)
+        self.linger(self._router.settings.client_linger_s)
 
     # What the parent would do otherwise.
 

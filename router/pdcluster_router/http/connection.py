@@ -209,6 +209,7 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._on_closed(self)
         self._lose(f"the connection was closed ({exc or 'end of stream'})")
+        del self._parser  # It knows us: we would be a circle, and wait for the garbage collector.
 
     # What the parser says, in the course of data_received.
 

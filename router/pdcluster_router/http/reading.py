@@ -65,6 +65,10 @@ _NO_HEADERS: Final[Headers] = []
 """Nothing is ever added to it: each message begins with a list of its own."""
 
 
+def _nothing() -> None:
+    """A connection that is lost reads no more."""
+
+
 class _Flow(FlowControl):
     """As uvicorn's. When reading resumes, what has come already is read first."""
 
@@ -76,6 +80,10 @@ class _Flow(FlowControl):
         if self.read_paused:
             self.read_paused = False
             self._go_on()
+
+    def end(self) -> None:
+        """The connection is lost. Its protocol, which knows this one, is not known here any more."""
+        self._go_on = _nothing
 
 
 class _ToWhoIsThere:
@@ -120,6 +128,8 @@ class ReadingProtocol(HttpToolsProtocol):
         self._is_upgrade = False
         self._refusal: ApiError | None = None
         self._rest: memoryview | None = None
+        self._flow: _Flow  # The parent's ``flow``, by its own type.
+        self._linger_timer: asyncio.TimerHandle | None = None
 
     # For the subclass to fill in.
 
@@ -159,7 +169,7 @@ class ReadingProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the parent
         super().connection_made(transport)
-        self.flow = _Flow(transport, self._go_on)
+        self.flow = self._flow = _Flow(transport, self._go_on)
 
     def data_received(self, data: bytes) -> None:
         if self.is_deaf:
@@ -173,8 +183,18 @@ class ReadingProtocol(HttpToolsProtocol):
             self._read_slice()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """No timer and no circle of objects outlives a connection: thousands that come and go in a second would make
+        the garbage collector's passes long, and no request goes on meanwhile."""
         self._rest = None
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # The parent does so only where the client left in an orderly way.
+        self._flow.end()
+
+    def linger(self, seconds: float) -> None:
+        """The connection ends by itself, or is cut off ``seconds`` after this was first called."""
+        self._linger_timer = self._linger_timer or self.loop.call_later(seconds, self.transport.abort)
 
     def _read_slice(self) -> None:
         num_left, ends_at = SLICE_BYTES, self.now() + SLICE_S

@@ -76,6 +76,29 @@ def test_a_crash_gives_its_status_and_its_traceback_in_the_log(zygote_here: Zygo
     assert log.endswith("[one] RuntimeError: out of\n[one] memory\n")
 
 
+@pytest.mark.parametrize(("code", "status"), [("None", 0), ("0", 0), ("7", 7), ("True", 1), ("'no memory'", 1)])
+def test_an_engine_ends_with_its_status_after_its_threads_and_exit_functions(
+    zygote_here: Zygote, tmp_path: Path, code: str, status: int
+) -> None:
+    module = (
+        "import atexit, sys, threading, time\natexit.register(print, 'exit function', end='')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()\n"
+        f"sys.exit({code})"
+    )
+    exit_code, log = _run(zygote_here, tmp_path, module)
+    assert exit_code == status
+    assert log.replace("[one] no memory\n", "") == "[one] thread\n[one] exit function"
+
+
+def test_what_an_engine_has_of_its_zygote_is_not_taken_apart_at_its_end(zygote_here: Zygote, tmp_path: Path) -> None:
+    """Each page of it would be copied first. An engine's own exit function comes before."""
+    module = (
+        "import json, os\nclass Told:\n    def __del__(self, write=os.write): write(1, b'taken apart')\n"
+        "json.kept = Told()\nprint('end')\n"
+    )
+    assert _run(zygote_here, tmp_path, module) == (0, "[one] end\n")
+
+
 def test_an_engine_is_its_own_process_group_and_single_threaded(zygote_here: Zygote, tmp_path: Path) -> None:
     code = "import os, threading\nprint(os.getpgid(0) == os.getpid(), len(os.listdir('/proc/self/task')))"
     assert _run(zygote_here, tmp_path, code) == (0, "[one] True 1\n")

@@ -8,8 +8,8 @@ PORT ?= 8000
 ARGS ?=
 N ?= 500
 SEED ?= 1
-# Four groups of files on two cores: some wait while others compute. Which file comes next: tests/scheduling.py.
-WORKERS ?= 4
+# Five groups of files on two cores: some wait while others compute. Which file comes next: tests/scheduling.py.
+WORKERS ?= 5
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 help:     ## what can be made

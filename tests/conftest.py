@@ -35,10 +35,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> KindScheduli
     return KindScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+gc.disable()
+"""Until all modules are imported: its passes are a fifth of that."""
+
+
 def pytest_collection_finish() -> None:
     """The modules live as long as the run: the collector need not walk over them again and again (an eighth of the CPU
     time of the unit tests). What tests leave behind is collected, less often."""
     gc.freeze()
+    gc.enable()
     gc.set_threshold(20_000, 20, 20)
 
 

@@ -99,6 +99,14 @@ def test_what_an_engine_has_of_its_zygote_is_not_taken_apart_at_its_end(zygote_h
     assert _run(zygote_here, tmp_path, module) == (0, "[one] end\n")
 
 
+def test_the_garbage_collector_is_off_while_the_zygote_imports_and_on_in_an_engine(tmp_path: Path) -> None:
+    """Its passes over what is imported only cost time; what an engine leaves behind it must collect."""
+    (tmp_path / "slow_module.py").write_text("import gc\nwas_on = gc.isenabled()")
+    with Zygote(["slow_module"], env={"PYTHONPATH": str(tmp_path)}, log_path=tmp_path / "zygote.log") as zygote:
+        code = "import gc, slow_module\nprint(slow_module.was_on, gc.isenabled(), gc.get_freeze_count() > 0)"
+        assert _run(zygote, tmp_path, code) == (0, "[one] False True True\n")
+
+
 def test_an_engine_is_its_own_process_group_and_single_threaded(zygote_here: Zygote, tmp_path: Path) -> None:
     code = "import os, threading\nprint(os.getpgid(0) == os.getpid(), len(os.listdir('/proc/self/task')))"
     assert _run(zygote_here, tmp_path, code) == (0, "[one] True 1\n")

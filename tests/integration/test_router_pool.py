@@ -156,6 +156,20 @@ async def test_an_engine_whose_connections_are_all_in_use_still_gets_its_probe()
         assert (await client.receive()).status == 200
 
 
+async def test_a_probe_takes_no_requests_connection() -> None:
+    async with running_rig(max_engine_connections=1, probe_interval_s=0.02) as rig:
+        pools = [engine.pool for engine in rig.router.services.all_engines()]
+        for engine in (rig.prefill, rig.decode):
+            engine.health_status = None
+        await asyncio.sleep(0.1)  # Probes that are answered are over by now, or the test proves nothing.
+        await until(lambda: all(pool.num_busy == 1 for pool in pools))
+        assert (await (await rig.client()).post(COMPLETIONS, PROMPT)).status == 200
+        for engine in (rig.prefill, rig.decode):
+            engine.health_status = 200
+            for writer in engine.open_connections:
+                writer.transport.abort()
+
+
 async def test_a_connection_that_was_idle_for_too_long_is_not_used_again() -> None:
     async with running_rig(engine_idle_s=0.05) as rig:
         client = await rig.client()

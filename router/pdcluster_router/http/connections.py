@@ -65,6 +65,8 @@ class ConnectionPool:
         self._idle: dict[Connection, None] = {}
         self._all: set[Connection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
+        self._exempt: list[Call] = []
+        """Calls that the limit does not count; some of them may be over."""
         self._keeps = True
 
     @property
@@ -75,14 +77,16 @@ class ConnectionPool:
     def send(self, request: Request, sink: ResponseSink, *, fresh: bool = False, is_exempt: bool = False) -> Call:
         """Start one call. Its sink hears the rest, never before this returns.
 
-        ``fresh``: on a new connection, because an idle one was found closed. ``is_exempt``: the limit does not
-        count, so that a busy engine still answers its probe.
+        ``fresh``: on a new connection, because an idle one was found closed. ``is_exempt``: the limit does not count
+        it, so that a busy engine still answers its probe, and a probe takes no request's connection.
         """
         call = Call(sink)
+        if is_exempt:
+            self._exempt = [*self._open_exempt(), call]
         idle = None if fresh else self._take_idle()
         if idle is not None:
             idle.send(request, call)
-        elif self.num_busy >= self._limits.max_connections and not is_exempt:
+        elif not is_exempt and self.num_busy - len(self._open_exempt()) >= self._limits.max_connections:
             lost = ResponseLost(
                 f"all {self._limits.max_connections} connections are in use", is_unsent=True, is_ours=True
             )
@@ -121,6 +125,9 @@ class ConnectionPool:
         self._idle.pop(connection, None)
         self._all_idle.discard(connection)
         self._all.discard(connection)
+
+    def _open_exempt(self) -> list[Call]:
+        return [call for call in self._exempt if not call.is_closed]
 
     def _take_idle(self) -> Connection | None:
         oldest = self._loop.time() - self._limits.idle_s

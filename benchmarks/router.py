@@ -73,12 +73,16 @@ class FakeEngines:
     def serve(self, peer: Peer, body: bytes) -> None:
         params = json.loads(body).get("kv_transfer_params") if body else None
         if params is None or params["do_remote_decode"]:
-            peer.transport.write(ANSWER)
+            self.answer(peer)
         elif self._idle:
             self._reserve(self._idle.pop(), peer, params)
         else:
             task = asyncio.ensure_future(self._connect(peer, params))
             task.add_done_callback(lambda done: done.result())
+
+    def answer(self, peer: Peer) -> None:
+        """The request of this connection is answered."""
+        peer.transport.write(ANSWER)
 
     async def _connect(self, peer: Peer, params: dict[str, object]) -> None:
         host, _, port = str(params["metaserver"]).split("/")[2].partition(":")
@@ -91,12 +95,12 @@ class FakeEngines:
     def _reserve(self, caller: Peer, peer: Peer, params: dict[str, object]) -> None:
         self._waiting[caller] = peer
         body = json.dumps(to_wire(_reservation(params))).encode()
-        caller.transport.write(_request(METASERVER_PATH, body, f"{SEAL_HEADER}: {SECRET.seal_call(body)}\r\n"))
+        caller.transport.write(request_bytes(METASERVER_PATH, body, f"{SEAL_HEADER}: {SECRET.seal_call(body)}\r\n"))
 
     def _outcome(self, caller: Peer, body: bytes) -> None:
         assert b'"ok"' in body, body
         self._idle.append(caller)
-        self._waiting.pop(caller).transport.write(ANSWER)
+        self.answer(self._waiting.pop(caller))
 
 
 def _reservation(params: dict[str, object]) -> Reservation:
@@ -121,7 +125,7 @@ def _reservation(params: dict[str, object]) -> Reservation:
     )
 
 
-def _request(path: str, body: bytes, lines: str = "") -> bytes:
+def request_bytes(path: str, body: bytes, lines: str = "") -> bytes:
     """A POST. ``lines``: more headers, each with its end."""
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
     return f"{head}{lines}\r\n".encode() + body
@@ -139,7 +143,7 @@ async def load(url: str, body: bytes, num_connections: int, seconds: float) -> R
     """Every connection sends its next request when it has its answer."""
     host, _, port = url.removeprefix("http://").partition(":")
     loop = asyncio.get_running_loop()
-    request = _request(PATH, body)
+    request = request_bytes(PATH, body)
     sent_at: dict[Peer, float] = {}
     times: list[float] = []
     end = time.perf_counter() + seconds

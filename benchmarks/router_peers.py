@@ -1,0 +1,282 @@
+"""What routers cost beside each other, in turns, in one run: CPU of a request and of an event, memory, added time.
+
+    .venv/bin/python -m benchmarks.router_peers [--rounds 3] [--seconds 4] [--engines 2] [--quick] [--write]
+
+Fake engines are one process, the load is this one, and each router is a process whose CPU time the kernel counts. So
+neither engines nor load limit a figure: *requests/s of a core* is requests over the router's own CPU seconds. What the
+load asks for at a fixed rate shows the time that a router adds. All share the machine's cores: times need a quiet one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import httptools
+import uvloop
+from benchmarks.client import BenchmarkError
+from benchmarks.figures import format_table, ratios, write_page
+from benchmarks.router import ANSWER_BODY, LOCAL, PATH, Peer, cpu_seconds, load, request_bytes
+from benchmarks.router_contenders import CONTENDERS, OURS, SETUP, Contender, Flow, Running, running
+
+LARGE_TOKENS: Final = 100_000
+CHARS_PER_TOKEN: Final = 4
+NUM_STREAMS: Final = 200
+STREAM_INTERVAL_MS: Final = 20
+NUM_HELD: Final = 1000
+RATE_PER_S: Final = 100
+"""Of the measurement of time: far below what any of them can do."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """Of one contender, one value for each round."""
+
+    small_us: list[float] = field(default_factory=list)
+    """CPU of a request with a prompt of 1 KB, 64 connections."""
+    large_us: list[float] = field(default_factory=list)
+    """CPU of a request with 100,000 tokens of text, 8 connections."""
+    chunk_us: list[float] = field(default_factory=list)
+    """CPU of one event of a stream, 200 streams with one each 20 ms."""
+    held_mb: list[float] = field(default_factory=list)
+    """Resident memory with 1,000 open streams."""
+    added_p50_us: list[float] = field(default_factory=list)
+    added_p99_us: list[float] = field(default_factory=list)
+    """Of an answer at a fixed rate, less that of an engine that is asked itself, just before."""
+
+
+class StreamCount(asyncio.Protocol):
+    """A client of a stream that counts events, and asks again when it has the last one."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self.num_events = 0
+        self.has_begun = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP gives no other
+        self.transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.has_begun = True
+        self.num_events += data.count(b"data: ")
+        if data.endswith(b"0\r\n\r\n"):
+            self.transport.write(self._request)
+
+
+def widened(body: bytes, **fields: object) -> bytes:
+    """The request with other fields."""
+    return json.dumps({**json.loads(body), **fields}).encode()
+
+
+async def cpu_of(pid: int, measured: Callable[[], Awaitable[int]]) -> float:
+    """CPU microseconds of the process for each thing that ``measured`` says it has done."""
+    before = cpu_seconds(pid)
+    num = await measured()
+    if not num:
+        raise BenchmarkError("nothing came while it was measured")
+    return (cpu_seconds(pid) - before) * 1e6 / num
+
+
+async def requests_of(url: str, body: bytes, num_connections: int, seconds: float) -> int:
+    return (await load(url, body, num_connections, seconds)).num_requests
+
+
+@contextmanager
+def closing(clients: Sequence[StreamCount]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for client in clients:
+            client.transport.abort()
+
+
+async def open_streams(url: str, body: bytes, num: int) -> list[StreamCount]:
+    """All of them have begun."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    loop = asyncio.get_running_loop()
+    request = request_bytes(PATH, widened(body, stream=True))
+    clients = [(await loop.create_connection(lambda: StreamCount(request), host, int(port)))[1] for _ in range(num)]
+    async with asyncio.timeout(60):
+        while not all(client.has_begun for client in clients):
+            await asyncio.sleep(0.01)
+    return clients
+
+
+async def events_of(clients: Sequence[StreamCount], seconds: float) -> int:
+    before = sum(client.num_events for client in clients)
+    await asyncio.sleep(seconds)
+    return sum(client.num_events for client in clients) - before
+
+
+async def times_at_a_rate(url: str, body: bytes, seconds: float) -> tuple[float, float]:
+    """p50 and p99 in us of answers that are asked for at ``RATE_PER_S``, each by a connection that is open."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    loop = asyncio.get_running_loop()
+    idle: list[Peer] = []
+    sent_at: dict[Peer, float] = {}
+    times: list[float] = []
+
+    def answered(peer: Peer, answer: bytes) -> None:
+        assert answer == ANSWER_BODY, answer
+        times.append(time.perf_counter() - sent_at.pop(peer))
+        idle.append(peer)
+
+    for _ in range(16):
+        made = await loop.create_connection(lambda: Peer(httptools.HttpResponseParser, answered), host, int(port))
+        idle.append(made[1])
+    request = request_bytes(PATH, body)
+    for _ in range(int(seconds * RATE_PER_S)):
+        if idle:
+            peer = idle.pop(0)
+            sent_at[peer] = time.perf_counter()
+            peer.transport.write(request)
+        await asyncio.sleep(1 / RATE_PER_S)
+    for peer in [*idle, *sent_at]:
+        peer.transport.close()
+    cuts = statistics.quantiles(times, n=100)
+    return cuts[49] * 1e6, cuts[98] * 1e6
+
+
+def resident_mb(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+async def measure(router: Running, engine: str, seconds: float, figures: Figures) -> None:
+    """One round of one contender."""
+    body, url, pid = router.contender.body, router.url, router.pid
+    large = widened(body, prompt="word " * (LARGE_TOKENS * CHARS_PER_TOKEN // 5))
+    await load(url, body, 64, 0.5)
+    figures.small_us.append(await cpu_of(pid, lambda: requests_of(url, body, 64, seconds)))
+    figures.large_us.append(await cpu_of(pid, lambda: requests_of(url, large, 8, seconds)))
+    straight = await times_at_a_rate(engine, LOCAL, seconds)
+    through = await times_at_a_rate(url, body, seconds)
+    figures.added_p50_us.append(through[0] - straight[0])
+    figures.added_p99_us.append(through[1] - straight[1])
+    streams = await open_streams(url, body, NUM_STREAMS)
+    with closing(streams):
+        await asyncio.sleep(0.5)
+        figures.chunk_us.append(await cpu_of(pid, lambda: events_of(streams, seconds)))
+    held = await open_streams(url, body, NUM_HELD)
+    with closing(held):
+        await asyncio.sleep(1)
+        figures.held_mb.append(resident_mb(pid))
+
+
+def fake_engines(flow: Flow, num: int) -> tuple[subprocess.Popen[str], list[str]]:
+    """Their process and URLs, prefill's first where the flow has two roles."""
+    num_prefill = num // 2 if flow is Flow.PREFILL_DECODE else 0
+    child = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.router_engines", str(num_prefill), str(num), str(STREAM_INTERVAL_MS)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # sglang-router tries HTTP/2 first.
+        text=True,
+    )
+    assert child.stdout is not None
+    return child, [child.stdout.readline().strip() for _ in range(num)]
+
+
+async def compare(
+    contenders: Sequence[Contender], num_engines: int, rounds: int, seconds: float
+) -> dict[Contender, Figures]:
+    """Each contender in each round; who is first changes from round to round."""
+    found = {contender: Figures() for contender in contenders}
+    for number in range(rounds):
+        for contender in contenders if number % 2 == 0 else contenders[::-1]:
+            child, urls = fake_engines(contender.flow, num_engines)
+            with ExitStack() as stack:
+                stack.callback(child.wait)
+                stack.callback(child.kill)
+                router = stack.enter_context(running(contender, urls, (free_port(), free_port())))
+                try:
+                    await measure(router, urls[-1], seconds, found[contender])
+                except (BenchmarkError, TimeoutError) as error:
+                    raise BenchmarkError(f"{contender.name}, {contender.flow.value}: {error or 'no answer'}") from error
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+COLUMNS: Final = (
+    "flow",
+    "router",
+    "requests/s of a core",
+    "CPU us, 100,000 tokens",
+    "CPU us of an event",
+    "MB, 1,000 streams",
+    "added p50 us",
+    "added p99 us",
+    "requests/s beside ours",
+)
+
+
+def rows_of(found: Mapping[Contender, Figures]) -> list[tuple[str, ...]]:
+    """A row for each contender: medians over the rounds, and the ratio of the same rounds."""
+    rows = []
+    for contender, figures in found.items():
+        ours = next((f for c, f in found.items() if c.name == OURS and c.flow is contender.flow), figures)
+        ratio = ratios(ours.small_us, figures.small_us)
+        rows.append(
+            (
+                contender.flow.value,
+                contender.name,
+                f"{1e6 / statistics.median(figures.small_us):,.0f}",
+                *(f"{statistics.median(values):,.0f}" for values in (figures.large_us,)),
+                f"{statistics.median(figures.chunk_us):.1f}",
+                *(
+                    f"{statistics.median(values):,.0f}"
+                    for values in (figures.held_mb, figures.added_p50_us, figures.added_p99_us)
+                ),
+                f"{ratio.median:.2f} ({ratio.low:.2f}..{ratio.high:.2f})",
+            )
+        )
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.0, help="for each of five measurements of a router")
+    parser.add_argument("--engines", type=int, default=2, help="half of them are prefill's; at least 2")
+    parser.add_argument("--routers", nargs="+", default=sorted({c.name for c in CONTENDERS}), help="by name")
+    parser.add_argument("--quick", action="store_true", help="one round of a second each")
+    parser.add_argument("--write", action="store_true", help="write docs/router-peers.md")
+    given = parser.parse_args()
+    rounds, seconds = (1, 1.0) if given.quick else (given.rounds, given.seconds)
+    wanted = [contender for contender in CONTENDERS if contender.name in given.routers]
+    here = [contender for contender in wanted if contender.is_here]
+    if missing := sorted({c.name for c in wanted if not c.is_here}):
+        print(f"not here: {', '.join(missing)} (nginx: your distribution's; the others: {SETUP})")
+    try:
+        found = uvloop.run(compare(here, given.engines, rounds, seconds))
+    except BenchmarkError as error:
+        print(error, file=sys.stderr)
+        return 1
+    table = format_table(COLUMNS, rows_of(found))
+    print(table)
+    if given.write:
+        words = f"{rounds} rounds of {seconds:g} s for each measurement, {given.engines} engines, medians."
+        write_page("router_peers", "Routers beside each other", f"{words}\n\n{table}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

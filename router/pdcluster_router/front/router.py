@@ -36,6 +36,7 @@ from pdcluster_router.front.access import Access
 from pdcluster_router.front.clients import Clients, default_max_connections
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
 from pdcluster_router.http.keep_alives import KeepAlives
+from pdcluster_router.http.leavers import Leavers
 from pdcluster_router.http.logged_cycle import LoggedCycle
 from pdcluster_router.http.turns import FREE_BYTES, Rows
 from pdcluster_router.requests.exchange import Exchange
@@ -89,6 +90,7 @@ class Router:
         self.room = Room(settings.max_buffered_bytes)
         """For requests whose answer has not begun."""
         self.clients = Clients(settings.max_connections or default_max_connections())
+        self.leavers = Leavers(asyncio.get_running_loop())
         self.keep_alives = KeepAlives(settings.keep_alive_s, self.services.now, self.services.call_later)
         self.access_log = _access_log_of(settings, self.services)
         """None: there is none."""
@@ -161,6 +163,7 @@ class Router:
         """Nothing is left: no request, no connection to an engine, no task."""
         await self.wait_until_idle(0)
         self.keep_alives.close()
+        self.leavers.close()
         await self.services.close()
         if self.access_log is not None:
             self.access_log.close()

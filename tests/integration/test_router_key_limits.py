@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from fakes.messages import MESSAGES
 from fakes.router import CHAT, COMPLETIONS, PROMPT, Rig, running_rig, until
 from integration.test_router_access import KEY, OTHER, bearer, line
 from patience import PATIENCE_S
-from pdcluster_router.core.key_limits import KeyUse
+from pdcluster_router.core.key_limits import KeyUse, LimitedBy
 
 pytestmark = pytest.mark.anyio
 
@@ -212,6 +213,34 @@ async def test_the_slot_of_a_request_that_is_turned_away_at_the_queue_comes_back
         rig.decode.open_gate(Gate.RESERVE)
         rig.prefill.open_gate(Gate.RESERVE)
         assert (await answer_to(clients[0])).status == 200
+
+
+async def test_slots_come_back_whatever_clients_and_engines_do_in_whatever_order(tmp_path: Path) -> None:
+    """A walk with a fixed seed over begins, ends, broken engines and clients that leave."""
+    walk, most = Random(17), 3
+    async with running_rig(api_key_file=keys_in(tmp_path, f"max_concurrent={most}")) as rig:
+        use, clients, closed = use_in(rig), list[RawClient](), set[Gate]()
+        for _ in range(120):
+            match walk.randrange(5):
+                case 0 | 1:
+                    clients.append(await begin(rig, walk.choice(list(BODIES))))
+                case 2 if clients:
+                    clients.pop(walk.randrange(len(clients))).leave()
+                case 3:
+                    rig.decode.fault = walk.choice([Fault.NONE, Fault.ERROR_503, Fault.DIE, Fault.DIE_MID_STREAM])
+                case 4:
+                    gate = walk.choice([Gate.RESERVE, Gate.ANSWER])
+                    (rig.decode.open_gate if gate in closed else rig.decode.close_gate)(gate)
+                    closed ^= {gate}
+            for _ in range(walk.randrange(30)):
+                await asyncio.sleep(0)
+            assert 0 <= use.num_running <= most
+        rig.decode.fault = Fault.NONE
+        for gate in closed:
+            rig.decode.open_gate(gate)
+        await until(lambda: use.num_running == 0)
+        assert (await answer_to(await begin(rig))).status == 200
+        assert use.num_refused[LimitedBy.MAX_CONCURRENT] > 0, "the walk has met no limit"
 
 
 async def test_a_limited_request_has_its_line_in_the_access_log(tmp_path: Path) -> None:

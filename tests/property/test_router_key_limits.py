@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
@@ -107,6 +107,26 @@ def test_who_waits_as_long_as_told_is_let_in_and_a_refusal_takes_nothing(
     else:
         assert over.retry_after_s >= 1
         assert history.use.enter(num_tokens, now=history.now + over.retry_after_s) is None
+
+
+def num_that_enter(history: History) -> int:
+    """Requests without a token that are let in one after the other; each limit but that of tokens is drawn on."""
+    history.use.limit(replace(history.limits, max_concurrent=None))
+    return sum(history.use.enter(0, now=history.now) is None for _ in range(13))
+
+
+@settings(max_examples=drawn(1500), deadline=None)
+@given(LIMITS, STEPS)
+def test_a_key_whose_requests_were_refused_has_as_much_left_as_if_they_had_not_come(
+    limits: KeyLimits, steps: list[tuple[str, float]]
+) -> None:
+    history, without = History(limits), History(limits)
+    for kind, amount in steps:
+        num_before = len(history.entered)
+        history.step(kind, amount)
+        if kind != "enter" or len(history.entered) > num_before:
+            without.step(kind, amount)
+    assert num_that_enter(history) == num_that_enter(without)
 
 
 NAMES = st.sampled_from(["a", "b", "c"])

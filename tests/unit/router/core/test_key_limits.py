@@ -61,6 +61,15 @@ def test_the_limit_that_takes_the_longest_is_told() -> None:
     assert over.by is LimitedBy.MAX_CONCURRENT
 
 
+def test_a_refusal_by_one_limit_takes_nothing_of_another() -> None:
+    use = use_of(requests_per_minute=2, prompt_tokens_per_minute=60)
+    assert use.enter(60, now=0.0) is None
+    told = use.enter(1, now=0.0)
+    assert told is not None
+    assert told.by is LimitedBy.PROMPT_TOKENS_PER_MINUTE
+    assert use.enter(0, now=0.0) is None
+
+
 def test_what_was_refused_is_counted_by_its_limit() -> None:
     use = use_of(max_concurrent=1, prompt_tokens_per_minute=10)
     use.enter(1, now=0.0)

@@ -31,7 +31,7 @@ class TransferFailure(Enum):
     """Kinds of failures. On prefill: the first four; on decode: the others."""
 
     PUSH_FAILED = "push_failed"
-    """A push ended before its last byte was acknowledged."""
+    """A push ended before its last byte was acknowledged, or its content could not be summed up."""
     SESSION_CLOSED = "session_closed"
     """A lane has closed its own transport session: a write ended badly, or not at all."""
     RESERVATION_REFUSED = "reservation_refused"

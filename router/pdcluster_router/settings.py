@@ -111,7 +111,8 @@ class Settings(BaseModel):
     """Where decode engines reach the internal port of this very process. None: ``http://host:internal_port``, for one
     machine."""
     api_key_file: Path | None = None
-    """File with the SHA-256 of each key that clients may show. None: clients need none, and a gateway must ask."""
+    """File with the SHA-256 of each key that clients may show, and its limits. None: clients need none, and a gateway
+    must ask."""
     api_key_interval_s: float = Field(default=3.0, gt=0, le=3600)
     """Seconds between two looks at that file. 3: a key is good or gone within seconds; a look costs microseconds."""
     engine_api_key: str | None = Field(default=None, repr=False, pattern=r"^[!-~]+$")

@@ -132,6 +132,7 @@ class Rig(Peers):
         assert all(engine.load.outstanding_tokens == 0 for engine in services.all_engines())
         assert services.num_queued == 0
         assert [admission.backlog_tokens for admission in services.admissions.values()] == [0, 0]
+        assert all(use.num_running == 0 for _, use in self.router.access.uses.all())
 
 
 async def until(is_true: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:

@@ -9,14 +9,16 @@ from typing import Final, TypeAlias
 
 import msgspec
 import pytest
+import torch
 
 from fakes.transports import Permuting, wrap_transports
 from integration.ranks import BLOCK_SIZE, HEAD_BYTES, Pair, Shape, content_of, expect, make_pair
 from patience import until
+from pdcluster_connector.device import CpuDevice, Stream
 from pdcluster_connector.engine_facts import Memory
 from pdcluster_connector.failures import take_counts
 from pdcluster_connector.settings import Settings
-from pdcluster_connector.steps import DecodeStep
+from pdcluster_connector.steps import DecodeStep, PushSlice
 from pdcluster_connector.worker.content_loop import compiled_loop
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import ContentCheck
@@ -146,6 +148,53 @@ def test_a_decode_rank_whose_device_fails_while_it_reads_says_so_and_accuses_nob
         assert "decode rank cannot read its own KV" in told
         pair.step(finished=["a"])
         assert pair.step_until(lambda: "a" in pair.released), "its source is kept for ever"
+
+
+def forward_unreadable(pair: Pair, name: str, *others: PushSlice) -> None:
+    """One forward pass with a request that prefill's device fails to sum up: a page of its content is not there."""
+    expected = expect(name, 4, 120_000, content_of(THEIRS))
+    pair.decode.worker.begin_step(DecodeStep(expects=(expected,)))
+    order = content_of([3, 4, 5, 1 << 20], THEIRS)
+    pair.forward(msgspec.structs.replace(pair.slice_of(name, OURS, THEIRS), content=order), *others)
+
+
+def test_a_prefill_rank_whose_device_fails_at_one_requests_sums_loses_that_one_and_goes_on_with_the_lane() -> None:
+    """Another request is under way through the same lane meanwhile, and ends as if nothing had been."""
+    with make_pair() as pair:
+        take_counts()
+        content = content_of([11, 12], [13, 14])
+        pair.decode.worker.begin_step(DecodeStep(expects=(expect("other", 2, 120_000, content_of([13, 14])),)))
+        forward_unreadable(pair, "broken", pair.slice_of("other", [11], [13], is_last=False))
+        pair.require_lost("broken")
+        (lost,) = pair.losses
+        assert "prefill rank cannot read its own KV, so that its content cannot be compared: " in lost.reason
+        pair.forward(msgspec.structs.replace(pair.slice_of("other", [12], [14]), content=content))
+        pair.require_received("other")
+        pair.step(finished=["broken", "other"])
+        assert pair.step_until(lambda: {"broken", "other"} <= pair.released), "a source is kept for ever"
+        counts = take_counts()
+        assert counts["push_failed"] == 1
+        assert "lane_failed" not in counts
+        assert "content_differs" not in counts, "sums of a part were taken for sums of all"
+
+
+class DeviceWithoutStreams(CpuDevice):
+    """Opens no stream, as a device that has no memory left."""
+
+    def open_stream(self, device: torch.device) -> Stream:
+        raise RuntimeError(f"{device}: out of memory")
+
+
+def test_a_prefill_rank_that_cannot_begin_its_sums_loses_what_is_compared_and_nothing_else() -> None:
+    with make_pair(devices={Role.PREFILL: DeviceWithoutStreams()}) as pair:
+        take_counts()
+        pair.compare("compared", OURS, THEIRS)
+        pair.require_lost("compared")
+        assert pair.losses[0].reason.endswith("cpu: out of memory")
+        pair.expect("counted", 4)
+        pair.forward(pair.slice_of("counted", OURS, THEIRS))
+        pair.require_received("counted")
+        assert "lane_failed" not in take_counts()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 
 import pytest
 
@@ -11,7 +12,7 @@ from fakes.engine import Gate
 from fakes.http import RawClient, request_bytes
 from fakes.router import COMPLETIONS, Rig, running_rig, until
 from patience import PATIENCE_S
-from pdcluster_router.front.server_protocol import RouterProtocol
+from pdcluster_router.front.server_protocol import MAX_BYTES_AHEAD, MAX_PIPELINED, RouterProtocol
 
 pytestmark = pytest.mark.anyio
 
@@ -110,6 +111,54 @@ async def test_a_client_that_takes_none_of_its_answers_is_cut_off(request_line: 
         client, connection = await deaf_client(rig)
         client.writer.write(request_line * 2000)
         await until(lambda: connection not in rig.server.server_state.connections)
+
+
+LEAVES: dict[str, Callable[[RawClient], None]] = {
+    "in order": lambda client: client.writer.close(),
+    "by a reset": lambda client: client.leave(),
+}
+AHEAD: dict[str, bytes] = {
+    "a page": HEALTH,
+    "as many requests as may wait": GOOD * MAX_PIPELINED,
+    "more of a body than may be read": request_bytes(COMPLETIONS, b" " * (MAX_BYTES_AHEAD + 1)),
+}
+"""Each makes the router read no more of its connection before the request that runs is answered."""
+
+
+@pytest.mark.parametrize("ahead", AHEAD)
+@pytest.mark.parametrize("way", LEAVES)
+async def test_a_client_that_leaves_while_no_more_is_read_from_it_is_noticed_at_once(
+    rig: Rig, ahead: str, way: str
+) -> None:
+    """The engines would work on for no client, up to the answer's end or the deadline."""
+    rig.decode.close_gate(Gate.RESERVE)
+    client = await rig.client()
+    await client.send(GOOD)
+    seen = await rig.decode.next_request()
+    connection = connection_of(rig, client)
+    await client.send(AHEAD[ahead])
+    await until(lambda: connection.flow.read_paused)
+    LEAVES[way](client)
+    await asyncio.wait_for(seen.ended.wait(), PATIENCE_S)
+    await until(lambda: connection not in rig.server.server_state.connections)
+    assert len(rig.decode.seen) == 1
+
+
+@pytest.mark.parametrize("ahead", AHEAD)
+async def test_connections_that_go_on_after_a_pause_are_not_watched_any_more(rig: Rig, ahead: str) -> None:
+    rig.decode.close_gate(Gate.RESERVE)
+    client = await rig.client()
+    await client.send(GOOD)
+    await rig.decode.next_request()
+    connection = connection_of(rig, client)
+    await client.send(AHEAD[ahead])
+    await until(lambda: connection.flow.read_paused)
+    assert rig.router.leavers.num_watched == 1
+    rig.decode.open_gate(Gate.RESERVE)
+    await until(lambda: not connection.flow.read_paused)
+    assert rig.router.leavers.num_watched == 0
+    client.leave()
+    await until(lambda: connection not in rig.server.server_state.connections)
 
 
 async def test_a_client_that_leaves_while_pages_wait_in_a_row_is_no_error(

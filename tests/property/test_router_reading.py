@@ -47,7 +47,9 @@ class Transport(asyncio.Transport):
     """Keeps what is written."""
 
     def __init__(self) -> None:
-        super().__init__({"sockname": ("127.0.0.1", 8000)})
+        address = ("127.0.0.1", 8000)
+        ends = {"getsockname": lambda: address, "getpeername": lambda: address, "fileno": lambda: 7}
+        super().__init__({"sockname": address, "socket": SimpleNamespace(**ends)})
         self.written = b""
         self.is_reading_paused = False
         self.is_closed = False
@@ -71,6 +73,20 @@ class Transport(asyncio.Transport):
         self.is_reading_paused = False
 
 
+class Stayers:
+    """Takes the place of ``Leavers`` where no client leaves."""
+
+    def __init__(self) -> None:
+        self.watched: set[int] = set()
+
+    def watch(self, descriptor: int, _: object) -> None:
+        assert descriptor not in self.watched, "watched twice"
+        self.watched.add(descriptor)
+
+    def forget(self, descriptor: int) -> None:
+        self.watched.discard(descriptor)
+
+
 class EchoRouter:
     """Answers with what it was asked."""
 
@@ -78,6 +94,7 @@ class EchoRouter:
         self.settings = build_settings(prefill_urls=["http://p:1"], decode_urls=["http://d:1"])
         self.room = Room(self.settings.max_buffered_bytes)
         self.clients = Clients(10)
+        self.leavers = Stayers()
 
     def is_internal(self, port: int) -> bool:
         return False
@@ -146,6 +163,7 @@ def answers_to(pieces: list[bytes]) -> tuple[bytes, EchoRouter]:
         loop.run()
     assert not transport.is_closed
     assert not transport.is_reading_paused
+    assert not router.leavers.watched, "a connection that is read is watched"
     return transport.written, router
 
 

@@ -235,7 +235,7 @@ class PushSums:
         self._asked.append(live)
 
     def advance(self, book: PushBook, now: float) -> None:
-        """Read one chunk for one push: others need not wait for all of it."""
+        """Read one chunk for one push: others need not wait for all of it. A failing device costs that push alone."""
         while self._asked:
             self._start(self._asked.popleft(), book, now)
         if (key := self._queue.next_key) is None:
@@ -243,16 +243,33 @@ class PushSums:
         live = book.get(key)
         if live is None or not live.push.may_write:
             self._queue.drop(key)  # Its blocks may be another request's by now.
-        elif (sums := self._queue.advance()) is not None:
-            book.apply(live, live.push.summed_up(sums.result()))
+        else:
+            self._read(live, book, now)
 
     def _start(self, live: LivePush, book: PushBook, now: float) -> None:
         if self._reader is None or self.decode_layout is None or live.content is None:
-            reason = "this prefill rank cannot read its own KV, so that its content cannot be compared"
-            book.apply(live, live.push.give_up(reason, now=now))
+            self._cannot_read(live, "it has no tensors of it", book, now)
             return
-        sums = self._reader.pushed(self.decode_layout, live.content, live.push.key.transfer_id)
-        self._queue.start(live.push.key, sums, self._reader.where)
+        try:
+            sums = self._reader.pushed(self.decode_layout, live.content, live.push.key.transfer_id)
+            self._queue.start(live.push.key, sums, self._reader.where)
+        except Exception as error:  # noqa: BLE001  # whatever the device's library raises
+            self._cannot_read(live, str(error), book, now)
+
+    def _read(self, live: LivePush, book: PushBook, now: float) -> None:
+        try:
+            sums = self._queue.advance()
+        except Exception as error:  # noqa: BLE001  # whatever the device's library raises
+            self._cannot_read(live, str(error), book, now)
+        else:
+            if sums is not None:
+                book.apply(live, live.push.summed_up(sums.result()))
+
+    def _cannot_read(self, live: LivePush, why: str, book: PushBook, now: float) -> None:
+        """Without sums nothing is proven, so the push is given up. What was found of it is no sum of the whole."""
+        self._queue.drop(live.push.key)
+        reason = f"this prefill rank cannot read its own KV, so that its content cannot be compared: {why}"
+        book.apply(live, live.push.give_up(reason, now=now))
 
 
 class ReceiveSums:

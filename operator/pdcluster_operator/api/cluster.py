@@ -148,8 +148,8 @@ class RouterSpec(ApiModel):
     """Seconds that a request may take in all, in [1, 86400]; then it is cut. Default: no such limit, for a long answer
     that flows is no fault."""
     api_keys_secret_ref: KeysRef | None = None
-    """Secret with the SHA-256 of each API key of clients, in the form of the router's --api-key-file. Default: none;
-    then everyone who reaches the Service may use the model."""
+    """Secret with the SHA-256 of each API key of clients and its limits, in the form of the router's --api-key-file.
+    Default: none; then everyone who reaches the Service may use the model."""
     access_log: bool = False
     """Whether routers write one JSON line for each request that has ended to their containers' stdout. Default false: a
     line has 700 bytes, which is 60 GB a day at 1,000 requests a second."""

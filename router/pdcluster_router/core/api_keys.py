@@ -1,7 +1,8 @@
-"""Clients' keys: which there are, and whose a request shows. Pure: the file is read in ``access.py``.
+"""Clients' keys: which there are, whose a request shows, and what each may ask for. Pure: ``access.py`` reads the file.
 
     # comment
     9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c1b0f00a08  team-a     what sha256sum prints, and a name
+    60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752  team-b max_concurrent=8 requests_per_minute=600
 
 A key itself is in no file, log or error: a line holds its SHA-256, and what a line says is never quoted.
 """
@@ -9,18 +10,22 @@ A key itself is in no file, log or error: a line holds its SHA-256, and what a l
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Final
 
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_router.core.key_limits import MAX_LIMIT, NO_LIMITS, KeyLimits, LimitedBy
 
 MAX_KEYS: Final = 1000
 """Each costs every request 0.1 us: all are compared, so that time tells nothing."""
 
 CURE: Final = "printf %s KEY | sha256sum"
-_LINE: Final = re.compile(r"([0-9a-fA-F]{64})(?:\s+(\S+))?")
+_LINE: Final = re.compile(r"([0-9a-fA-F]{64})(?:\s+(\S+)(?:\s+(\S.*))?)?")
+_LIMIT: Final = re.compile(rf"({'|'.join(by.value for by in LimitedBy)})=([0-9]{{1,10}})")
+_LIMITS: Final = ", ".join(f"{by.value}=N" for by in LimitedBy)
 _NO_NAME: Final = "-"
 """The name that sha256sum prints for its standard input: all keys so called would share one part of the room."""
 _BEARER: Final = b"bearer "
@@ -33,6 +38,8 @@ class ApiKeys:
     """Keys that clients may show: the digest of each, and its name for logs."""
 
     _digests: tuple[tuple[bytes, str], ...] = field(repr=False)
+    limits: Mapping[str, KeyLimits] = field(repr=False)
+    """By name, of those that have any."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -56,9 +63,10 @@ def parse_keys(text: str) -> ApiKeys:
     """The keys that a file names.
 
     Raises:
-        ConfigError: A line is no digest, is there twice, or there is none at all.
+        ConfigError: A line is no digest, is there twice, or has limits that cannot be used. Or there is none at all.
     """
     found: dict[bytes, str] = {}
+    limits: dict[str, KeyLimits] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         said = line.partition("#")[0].strip()
         if not said:
@@ -70,10 +78,24 @@ def parse_keys(text: str) -> ApiKeys:
         if digest in found:
             raise ConfigError(f"line {number} has the key of {found[digest]} again: remove one of the two")
         is_named = match[2] not in (None, _NO_NAME)
-        found[digest] = match[2] if is_named else f"line-{number}"
+        name = found[digest] = match[2] if is_named else f"line-{number}"
+        said_limits = _limits_in(match[2] or "", match[3] or "", number)
+        if limits.setdefault(name, said_limits) != said_limits:
+            raise ConfigError(f"line {number} gives {name} other limits than a line before it: write the same in both")
     if not 0 < len(found) <= MAX_KEYS:
         raise ConfigError(f"it has {len(found)} keys: write 1 to {MAX_KEYS} lines, each as `{CURE}` prints it")
-    return ApiKeys(tuple(found.items()))
+    return ApiKeys(tuple(found.items()), {name: each for name, each in limits.items() if each != NO_LIMITS})
+
+
+def _limits_in(name: str, text: str, number: int) -> KeyLimits:
+    if name.partition("=")[0] in {by.value for by in LimitedBy}:
+        raise ConfigError(f"line {number} has a limit in the place of its name: write a name, or -, before it")
+    matches = [_LIMIT.fullmatch(word) for word in text.split()]
+    given = {match[1]: int(match[2]) for match in matches if match is not None}
+    if len(given) < len(matches) or not all(0 < limit <= MAX_LIMIT for limit in given.values()):
+        cure = f"write each of {_LIMITS} once at most, N from 1 to {MAX_LIMIT}"
+        raise ConfigError(f"line {number} has something else than limits behind its name: {cure}")
+    return KeyLimits(**given)
 
 
 def key_in(headers: list[tuple[bytes, bytes]]) -> bytes | None:

@@ -169,6 +169,42 @@ def queue_full(retry_after_s: int) -> ApiError:
     return ApiError(429, "rate_limit_error", "queue_full", message, retry_after_s)
 
 
+def too_many_running(key: str, max_concurrent: int, retry_after_s: int | None) -> ApiError:
+    message = (
+        f"the API key {key} may have {max_concurrent} requests at once (max_concurrent), and has as many: "
+        "wait until one has ended, or ask who runs this router for more"
+    )
+    return ApiError(429, "rate_limit_error", "too_many_running", message, retry_after_s)
+
+
+def too_many_requests(key: str, requests_per_minute: int, retry_after_s: int | None) -> ApiError:
+    message = (
+        f"the API key {key} may send {requests_per_minute} requests a minute (requests_per_minute), and has none left: "
+        f"try again in {retry_after_s} s, or ask who runs this router for more"
+    )
+    return ApiError(429, "rate_limit_error", "too_many_requests", message, retry_after_s)
+
+
+def too_many_tokens(
+    key: str, prompt_tokens_per_minute: int, num_tokens: int, num_left: int, retry_after_s: int | None
+) -> ApiError:
+    message = (
+        f"this prompt counts as {num_tokens} tokens, and of {prompt_tokens_per_minute} a minute "
+        f"(prompt_tokens_per_minute) the API key {key} has {num_left} left: "
+        f"try again in {retry_after_s} s, or ask who runs this router for more"
+    )
+    return ApiError(429, "rate_limit_error", "too_many_tokens", message, retry_after_s)
+
+
+def prompt_over_limit(key: str, prompt_tokens_per_minute: int, num_tokens: int) -> ApiError:
+    """Waiting does not help, so it is no 429: clients' libraries would try again."""
+    message = (
+        f"this prompt counts as {num_tokens} tokens, and the API key {key} may send {prompt_tokens_per_minute} "
+        "a minute (prompt_tokens_per_minute): shorten it, or ask who runs this router for more"
+    )
+    return ApiError(413, _INVALID, "prompt_over_limit", message)
+
+
 def queue_timeout(retry_after_s: int) -> ApiError:
     message = "no prefill engine had room for this request in time: try again later"
     return ApiError(503, _SERVER, "queue_timeout", message, retry_after_s)

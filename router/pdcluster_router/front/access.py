@@ -1,4 +1,4 @@
-"""Checks clients' keys on the client port, and chooses the key that engines are shown.
+"""Checks clients' keys on the client port and what each may still ask for, and chooses the key that engines are shown.
 
     client keys?  no:  the client's Authorization and x-api-key go to the engines as they are: theirs to judge
                   yes: it ends here; engines are shown the router's own VLLM_API_KEY, or none
@@ -17,7 +17,16 @@ from typing import Final
 
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.core.api_keys import KEY_HEADERS, ApiKeys, key_in, parse_keys
-from pdcluster_router.core.openai_errors import ApiError, no_key, wrong_key
+from pdcluster_router.core.key_limits import KeyUse, KeyUses, LimitedBy, OverLimit
+from pdcluster_router.core.openai_errors import (
+    ApiError,
+    no_key,
+    prompt_over_limit,
+    too_many_requests,
+    too_many_running,
+    too_many_tokens,
+    wrong_key,
+)
 from pdcluster_router.core.request_head import Headers
 from pdcluster_router.settings import Settings
 
@@ -36,6 +45,8 @@ class Access:
         self._looked_at = _state_of(self._path) if self._path else None
         self.keys = read_keys(self._path) if self._path else None
         """Those of now, another object when they have changed; None: clients need none."""
+        self.uses = KeyUses(self.keys.limits if self.keys else {})
+        """Of the keys that have limits."""
         key = settings.engine_api_key
         self.engine_line = f"authorization: Bearer {key}\r\n".encode() if key else b""
         """A whole header line for requests that the router makes of its own; empty when engines want no key."""
@@ -49,6 +60,16 @@ class Access:
             return no_key()
         name = self.keys.name_of(key)
         return wrong_key() if name is None else name
+
+    def enter(self, client: str, num_tokens: int, now: float) -> KeyUse | ApiError | None:
+        """A request of the key ``client`` is within its limits, and over at the use's ``leave``; or the error that it
+        gets. None: it has no limits.
+        """
+        use = self.uses.of(client)
+        if use is None:
+            return None
+        refusal = use.enter(num_tokens, now=now)
+        return use if refusal is None else _error_of(client, refusal)
 
     def line_for_engines(self, headers: Headers) -> bytes:
         """The lines with a key that go to the engines with a request of this client; may be empty."""
@@ -66,6 +87,7 @@ class Access:
         except ConfigError as error:
             logger.warning("api keys not changed reason=%s", error)
         else:
+            self.uses.follow(self.keys.limits)
             logger.info("api keys changed names=%s", ",".join(self.keys.names))
 
     async def watch(self) -> None:
@@ -74,6 +96,17 @@ class Access:
             await asyncio.sleep(self._interval_s)
             if _state_of(self._path) != self._looked_at:
                 self.reload()
+
+
+def _error_of(client: str, refusal: OverLimit) -> ApiError:
+    limit, retry_after_s = refusal.limit, refusal.retry_after_s
+    if refusal.by is LimitedBy.MAX_CONCURRENT:
+        return too_many_running(client, limit, retry_after_s)
+    if refusal.by is LimitedBy.REQUESTS_PER_MINUTE:
+        return too_many_requests(client, limit, retry_after_s)
+    if retry_after_s is None:
+        return prompt_over_limit(client, limit, refusal.wanted)
+    return too_many_tokens(client, limit, refusal.wanted, refusal.left, retry_after_s)
 
 
 def read_keys(path: Path) -> ApiKeys:

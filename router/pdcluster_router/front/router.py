@@ -36,6 +36,7 @@ from pdcluster_router.front.access import Access
 from pdcluster_router.front.clients import Clients, default_max_connections
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
 from pdcluster_router.http.keep_alives import KeepAlives
+from pdcluster_router.http.leavers import Leavers
 from pdcluster_router.http.logged_cycle import LoggedCycle
 from pdcluster_router.http.turns import FREE_BYTES, Rows
 from pdcluster_router.requests.exchange import Exchange
@@ -45,7 +46,7 @@ from pdcluster_router.requests.reservation import take_reservation
 from pdcluster_router.requests.verifier import Verifier
 from pdcluster_router.services import Services
 from pdcluster_router.settings import Settings
-from pdcluster_router.telemetry.access_log import AccessLog
+from pdcluster_router.telemetry.access_log import AccessLog, Told
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 from pdcluster_router.telemetry.metrics import Outcome
 
@@ -89,9 +90,11 @@ class Router:
         self.room = Room(settings.max_buffered_bytes)
         """For requests whose answer has not begun."""
         self.clients = Clients(settings.max_connections or default_max_connections())
+        self.leavers = Leavers(asyncio.get_running_loop())
         self.keep_alives = KeepAlives(settings.keep_alive_s, self.services.now, self.services.call_later)
         self.access_log = _access_log_of(settings, self.services)
         """None: there is none."""
+        self.services.metrics.watch_keys(self.access.uses)
         self.services.metrics.watch_keep_alives(lambda: self.keep_alives.num_comments)
         self.is_draining = False
         self._rows = Rows(self._take, asyncio.get_running_loop().call_soon)
@@ -161,6 +164,7 @@ class Router:
         """Nothing is left: no request, no connection to an engine, no task."""
         await self.wait_until_idle(0)
         self.keep_alives.close()
+        self.leavers.close()
         await self.services.close()
         if self.access_log is not None:
             self.access_log.close()
@@ -174,9 +178,20 @@ class Router:
             return
         if self.access_log is not None and isinstance(cycle, LoggedCycle):
             cycle.asks_for(request.client, request.body.model, is_stream=request.body.is_stream)
+        admitted = self.access.enter(request.client, request.body.estimated_prompt_tokens, request.received_at)
+        if isinstance(admitted, ApiError):
+            self._limit(cycle, request, admitted)
+            return
+        cycle.slot = admitted
         if request.body.is_stream:
             self.keep_alives.watch(cycle)
         self.gate.enter(cycle, request)
+
+    def _limit(self, cycle: HotCycle, request: ClientRequest, error: ApiError) -> None:
+        """Its key has asked for too much: no engine hears of it."""
+        self.services.metrics.ended(Outcome.LIMITED)
+        cycle.teller = Told(outcome=Outcome.LIMITED, failures=(), left_queue_at=request.received_at)
+        cycle.answer_error(error)
 
     def _start(self, cycle: HotCycle, request: ClientRequest) -> None:
         try:

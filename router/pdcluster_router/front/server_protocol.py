@@ -64,7 +64,8 @@ class RouterProtocol(ReadingProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._router: Router = app_state[ROUTER_STATE]
-        super().__init__(config, server_state, app_state, self._router.settings.max_header_bytes, _loop)
+        leavers, max_header_bytes = self._router.leavers, self._router.settings.max_header_bytes
+        super().__init__(config, server_state, app_state, leavers, max_header_bytes, _loop)
         self._hot_paths: frozenset[bytes] = frozenset()  # Those of the port that was connected to.
         self._active: HotCycle | None = None  # Whose turn it is to answer, if it is a hot one.
         self._incoming: HotCycle | None = None  # Whose body is being read, if it is a hot one.
@@ -354,8 +355,7 @@ class RouterProtocol(ReadingProtocol):
         raise RefusedRequest(error)
 
     def _no_room(self) -> ApiError:
-        error = no_room(self._router.room.max_bytes)
-        self._tell(FailureKind.NO_ROOM, error)
+        self._tell(FailureKind.NO_ROOM, error := no_room(self._router.room.max_bytes))
         return error
 
     def _tell(self, kind: FailureKind, error: ApiError) -> None:

@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from pdcluster_router.core.api_keys import ApiKeys
 from pdcluster_router.core.client_apis import api_of
 from pdcluster_router.core.keep_alive import COMMENT
+from pdcluster_router.core.key_limits import KeyUse
 from pdcluster_router.core.openai_errors import ApiError, body_too_large, no_room
 from pdcluster_router.core.request_head import RequestHead
 from pdcluster_router.core.room import SMALL_BYTES, Room, RoomLimit
@@ -128,6 +129,7 @@ class HotCycle:
         "refusal",
         "request_id",
         "response_complete",
+        "slot",
         "source",
         "takes_chunks",
         "teller",
@@ -166,6 +168,8 @@ class HotCycle:
         """None: no engine was asked yet."""
         self.on_over: Callable[[HotCycle], None] | None = None
         """Told once, when the answer is over or the client gone."""
+        self.slot: KeyUse | None = None
+        """Its key's, which it leaves when it is over; None: its key has no limits."""
         self.is_whole = False
         self.owner: CycleOwner | None = None
         self.refusal: ApiError | None = None
@@ -337,6 +341,9 @@ class HotCycle:
     def _is_over(self) -> None:
         self.response_complete = True
         self.source = None  # It knows us.
+        if self.slot is not None:
+            slot, self.slot = self.slot, None
+            slot.leave()
         if self.on_over is not None:
             self.on_over(self)
             self.on_over = None

@@ -34,6 +34,7 @@ from pdcluster_router.core.openai_errors import (
     too_many_headers,
 )
 from pdcluster_router.core.request_head import Headers, RequestHead, origin_form
+from pdcluster_router.http.leavers import Leavers
 
 SLICE_BYTES: Final = 64 << 10
 """Read at a time from one connection, if that does not take long. Others come in between."""
@@ -70,20 +71,42 @@ def _nothing() -> None:
 
 
 class _Flow(FlowControl):
-    """As uvicorn's. When reading resumes, what has come already is read first."""
+    """As uvicorn's. A client that leaves while reading is paused is noticed. When reading resumes, what has come
+    already is read first.
+    """
 
-    def __init__(self, transport: asyncio.Transport, go_on: Callable[[], None]) -> None:
+    def __init__(self, transport: asyncio.Transport, go_on: Callable[[], None], leavers: Leavers) -> None:
         super().__init__(transport)
         self._go_on = go_on
+        self._leavers = leavers
+        self._descriptor = -1
+
+    def pause_reading(self) -> None:
+        if self.read_paused:
+            return
+        super().pause_reading()
+        if not self._transport.is_closing():
+            self._descriptor = self._transport.get_extra_info("socket").fileno()
+            self._leavers.watch(self._descriptor, self._client_left)
 
     def resume_reading(self) -> None:
         if self.read_paused:
             self.read_paused = False
+            self._leavers.forget(self._descriptor)
             self._go_on()
 
     def end(self) -> None:
         """The connection is lost. Its protocol, which knows this one, is not known here any more."""
         self._go_on = _nothing
+        if self.read_paused:
+            self._leavers.forget(self._descriptor)
+
+    def _client_left(self, *, is_broken: bool) -> None:
+        """As the loop does where it reads the end: what is written still goes to a client that takes it."""
+        if is_broken:
+            self._transport.abort()
+        else:
+            self._transport.close()
 
 
 class _ToWhoIsThere:
@@ -110,6 +133,7 @@ class ReadingProtocol(HttpToolsProtocol):
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
+        leavers: Leavers,
         max_header_bytes: int,
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
@@ -124,6 +148,7 @@ class ReadingProtocol(HttpToolsProtocol):
         blank lines, which begin none (RFC 9112, 2.2): a client that waits for its answer may have sent some behind its
         body.
         """
+        self._leavers = leavers
         self._max_header_bytes = max_header_bytes
         self._is_upgrade = False
         self._refusal: ApiError | None = None
@@ -169,7 +194,7 @@ class ReadingProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the parent
         super().connection_made(transport)
-        self.flow = self._flow = _Flow(transport, self._go_on)
+        self.flow = self._flow = _Flow(transport, self._go_on, self._leavers)
 
     def data_received(self, data: bytes) -> None:
         if self.is_deaf:

@@ -22,6 +22,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from pdcluster_protocol.labels import Role
+from pdcluster_router.core.key_limits import KeyUses
 from pdcluster_router.core.placement import Home
 from pdcluster_router.telemetry.failures import FailureKind
 
@@ -42,6 +43,8 @@ class Outcome(Enum):
     """The router refused it: malformed, too large, or while it was draining."""
     ENGINE_ERROR = "engine_error"
     """Decode answered an error."""
+    LIMITED = "limited"
+    """Turned away: its API key was over one of its limits."""
     OVERLOADED = "overloaded"
     """Turned away: the queue for prefill was full, or the wait in it too long."""
     PREFILL_FAILED = "prefill_failed"
@@ -160,6 +163,10 @@ class Metrics:
         text = "Comments that kept silent streams open"
         self._registry.register(_Total("keep_alives", text, count))
 
+    def watch_keys(self, uses: KeyUses) -> None:
+        """As ``watch_in_flight``. Keys without limits are not there; names are those of the file of keys."""
+        self._registry.register(_Keys(uses))
+
     def watch_homes(self, tallies: Mapping[Role, Mapping[Home, int]]) -> None:
         """As ``watch_in_flight``."""
         self._registry.register(_Tallies(tallies))
@@ -207,6 +214,26 @@ class _Tallies(Collector):
             for home, number in tally.items():
                 family.add_metric((role.value, home.value), number, created=self._created_at)
         yield family
+
+
+class _Keys(Collector):
+    """The API keys that have limits, by their names."""
+
+    def __init__(self, uses: KeyUses) -> None:
+        self._uses = uses
+        self._created_at = time.time()
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Requests turned away because their API key was over a limit, by the key's name and the limit"
+        refused = CounterMetricFamily(_PREFIX + "key_limited", text, labels=("client", "limit"))
+        text = "Requests of an API key with limits that have not ended, by the key's name"
+        running = GaugeMetricFamily(_PREFIX + "key_running", text, labels=("client",))
+        for name, use in self._uses.all():
+            running.add_metric((name,), use.num_running)
+            for by, number in use.num_refused.items():
+                refused.add_metric((name, by.value), number, created=self._created_at)
+        yield refused
+        yield running
 
 
 class _Total(Collector):

@@ -8,6 +8,7 @@ import pytest
 
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.core.api_keys import MAX_KEYS, key_in, parse_keys
+from pdcluster_router.core.key_limits import KeyLimits
 
 
 def digest(key: str) -> str:
@@ -36,6 +37,47 @@ def test_a_key_in_plain_text_is_refused_with_the_cure_and_not_quoted(line: str) 
 def test_a_key_that_is_there_twice_is_refused_with_both_places() -> None:
     with pytest.raises(ConfigError, match="line 2 has the key of team-a again"):
         parse_keys(f"{digest('a')} team-a\n{digest('a')} team-b\n")
+
+
+def test_limits_stand_behind_the_name_and_keys_of_one_name_share_them() -> None:
+    lines = [
+        f"{digest('old')}  team-a  max_concurrent=8 requests_per_minute=600  # until May",
+        f"{digest('new')} team-a\trequests_per_minute=600 max_concurrent=8",
+        f"{digest('b')} team-b prompt_tokens_per_minute=1000000000",
+        f"{digest('c')} - max_concurrent=1",
+        f"{digest('d')} d",
+    ]
+    keys = parse_keys("\n".join(lines))
+    assert keys.limits == {
+        "team-a": KeyLimits(max_concurrent=8, requests_per_minute=600),
+        "team-b": KeyLimits(prompt_tokens_per_minute=1_000_000_000),
+        "line-4": KeyLimits(max_concurrent=1),
+    }
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["b", "max_concurrent", "max_concurrent=", "max_concurrent=0", "max_concurrent=-1", "max_concurrent=1.5",
+     "max_concurrent=1000000001", "max_concurrent=1 max_concurrent=1", "max_concurrent=1,requests_per_minute=1",
+     "max_concurrency=1", "Max_concurrent=1", "max_concurrent = 1", "max_concurrent=1 sk-plain-text"],
+)  # fmt: skip
+def test_what_is_no_limit_is_refused_with_the_cure_and_not_quoted(words: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"line 1 has something else than limits.*max_concurrent=N, requests"
+    ) as caught:
+        parse_keys(f"{digest('a')} a {words}\n")
+    assert "plain" not in str(caught.value)
+
+
+def test_a_limit_in_the_place_of_a_name_is_not_taken_for_one() -> None:
+    with pytest.raises(ConfigError, match="line 1 has a limit in the place of its name: write a name, or -"):
+        parse_keys(f"{digest('a')} max_concurrent=8\n")
+
+
+@pytest.mark.parametrize("words", ["", "max_concurrent=9"])
+def test_keys_of_one_name_with_other_limits_are_refused(words: str) -> None:
+    with pytest.raises(ConfigError, match="line 2 gives team-a other limits than a line before it"):
+        parse_keys(f"{digest('a')} team-a max_concurrent=8\n{digest('b')} team-a {words}\n")
 
 
 @pytest.mark.parametrize("num_keys", [0, MAX_KEYS + 1])

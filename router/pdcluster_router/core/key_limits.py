@@ -1,0 +1,172 @@
+"""How much each API key may ask of a router: requests at once, requests a minute, prompt tokens a minute.
+
+    enter --within all of its limits--> one request more is running --leave--> it is not
+      +-----over one of them----------> OverLimit: which, both numbers, and when asking again helps. Nothing is taken
+
+A rate is a bucket. Full it holds what may be asked for in a minute, and from empty it fills in a minute: in any stretch
+of t seconds no more goes through than ``limit * (1 + t / 60)``. What is larger than the bucket would never go through,
+and is told so. A bucket is one number, the time when it is full.
+
+Keys of one name have one ``KeyUse``. Each router counts for itself. Knows no request and no clock: ``now`` is monotonic
+seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from math import ceil, inf
+from typing import Final
+
+MAX_LIMIT: Final = 1_000_000_000
+WINDOW_S: Final = 60.0
+_RUNNING_RETRY_S: Final = 2
+"""When one of its requests will have ended is not known."""
+_ROUNDING_S: Final = 1e-6
+"""Sums of seconds are not exact: who has waited as long as told is let in."""
+
+
+class LimitedBy(Enum):
+    """The things that a key may have a limit of. The values are the words of the file, and the metric's label."""
+
+    __hash__ = object.__hash__
+
+    MAX_CONCURRENT = "max_concurrent"
+    REQUESTS_PER_MINUTE = "requests_per_minute"
+    PROMPT_TOKENS_PER_MINUTE = "prompt_tokens_per_minute"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """Of one key, each in [1, ``MAX_LIMIT``]; None: no such limit."""
+
+    max_concurrent: int | None = None
+    requests_per_minute: int | None = None
+    prompt_tokens_per_minute: int | None = None
+
+
+NO_LIMITS: Final = KeyLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class OverLimit:
+    """A request that is one too many for its key."""
+
+    by: LimitedBy
+    limit: int
+    wanted: int
+    """Requests or tokens that this one counts as."""
+    left: int
+    """The rest of ``limit`` that the key has."""
+    retry_after_s: int | None
+    """Whole seconds, at least 1, after which asking again may help; None: it never will."""
+
+
+class Bucket:
+    """One rate. ``per_minute``: None for none."""
+
+    __slots__ = ("_full_at", "per_minute")
+
+    def __init__(self) -> None:
+        self.per_minute: int | None = None
+        self._full_at = -inf
+
+    def wait_s(self, amount: int, now: float) -> float:
+        """Seconds until ``amount`` may be taken, if no one else takes any; endless if it is more than a minute's."""
+        if self.per_minute is None:
+            return 0.0
+        if amount > self.per_minute:
+            return inf
+        wait_s = self._missing_s(now) + amount * WINDOW_S / self.per_minute - WINDOW_S
+        return wait_s if wait_s > _ROUNDING_S else 0.0
+
+    def take(self, amount: int, now: float) -> None:
+        """``amount`` goes through. Only if ``wait_s`` of it is 0."""
+        if self.per_minute is not None:
+            self._full_at = now + self._missing_s(now) + amount * WINDOW_S / self.per_minute
+
+    def left(self, now: float) -> int:
+        """As much may be taken at once. Only where there is a rate."""
+        assert self.per_minute is not None, "no rate"
+        return max(0, int((WINDOW_S - self._missing_s(now) + _ROUNDING_S) * self.per_minute / WINDOW_S))
+
+    def _missing_s(self, now: float) -> float:
+        return max(0.0, self._full_at - now)
+
+
+class KeyUse:
+    """All that the key of one name has asked for. One owner."""
+
+    __slots__ = ("_max_concurrent", "_requests", "_tokens", "num_refused", "num_running")
+
+    def __init__(self) -> None:
+        self.num_running = 0
+        """Requests that have entered and not left."""
+        self.num_refused = dict.fromkeys(LimitedBy, 0)
+        """So many, by the limit that each was over."""
+        self._max_concurrent: int | None = None
+        self._requests = Bucket()
+        self._tokens = Bucket()
+
+    def limit(self, limits: KeyLimits) -> None:
+        """These hold from now on. What runs counts on, and of a rate the same share is left as before."""
+        self._max_concurrent = limits.max_concurrent
+        self._requests.per_minute = limits.requests_per_minute
+        self._tokens.per_minute = limits.prompt_tokens_per_minute
+
+    def enter(self, num_tokens: int, *, now: float) -> OverLimit | None:
+        """One request of ``num_tokens`` runs until ``leave``; or why it must not, and nothing has changed."""
+        wait_s, tokens_wait_s = self._requests.wait_s(1, now), self._tokens.wait_s(num_tokens, now)
+        is_full = self._max_concurrent is not None and self.num_running >= self._max_concurrent
+        if wait_s or tokens_wait_s or is_full:
+            refusal = self._refusal(wait_s, tokens_wait_s, num_tokens, now)
+            self.num_refused[refusal.by] += 1
+            return refusal
+        self._requests.take(1, now)
+        self._tokens.take(num_tokens, now)
+        self.num_running += 1
+        return None
+
+    def leave(self) -> None:
+        """A request that entered is over. Once for each."""
+        self.num_running -= 1
+        assert self.num_running >= 0, "a request has left twice"
+
+    def _refusal(self, wait_s: float, tokens_wait_s: float, num_tokens: int, now: float) -> OverLimit:
+        """By the limit that takes the longest: the others will not stand in the way by then, if no one else asks."""
+        if tokens_wait_s and tokens_wait_s >= wait_s:
+            limit, left = self._tokens.per_minute, self._tokens.left(now)
+            retry_s = None if tokens_wait_s == inf else ceil(tokens_wait_s)
+            return OverLimit(LimitedBy.PROMPT_TOKENS_PER_MINUTE, limit or 0, num_tokens, left, retry_s)
+        if wait_s:
+            limit, left = self._requests.per_minute, self._requests.left(now)
+            return OverLimit(LimitedBy.REQUESTS_PER_MINUTE, limit or 0, 1, left, ceil(wait_s))
+        return OverLimit(LimitedBy.MAX_CONCURRENT, self._max_concurrent or 0, 1, 0, _RUNNING_RETRY_S)
+
+
+class KeyUses:
+    """Of all keys that have limits. One owner."""
+
+    def __init__(self, limits: Mapping[str, KeyLimits]) -> None:
+        """``limits``: by the key's name."""
+        self._uses: dict[str, KeyUse] = {}
+        self.follow(limits)
+
+    def of(self, name: str) -> KeyUse | None:
+        """None: it has no limits."""
+        return self._uses.get(name)
+
+    def all(self) -> Iterable[tuple[str, KeyUse]]:
+        return self._uses.items()
+
+    def follow(self, limits: Mapping[str, KeyLimits]) -> None:
+        """These are the limits now. A key that has none any more is known while a request of it runs."""
+        before, self._uses = self._uses, {}
+        for name, use in before.items():
+            if name in limits or use.num_running:
+                self._uses[name] = use
+                use.limit(limits.get(name, NO_LIMITS))
+        for name in limits.keys() - before.keys():
+            use = self._uses[name] = KeyUse()
+            use.limit(limits[name])

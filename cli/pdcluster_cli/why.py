@@ -9,35 +9,41 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from typing import Final
+
+import msgspec
 
 from pdcluster_cli.commands import SUBCOMMANDS
+from pdcluster_cli.request_files import read_access_log
 from pdcluster_cli.request_text import OK, describe, duration
-from pdcluster_protocol.kept import KeptAnswer
-from pdcluster_protocol.launch import HTTP_PORT
-
-DEFAULT_URL: Final = f"http://127.0.0.1:{HTTP_PORT + 1}"
-"""The internal port of ``pdcluster local``."""
+from pdcluster_cli.routers import Unanswered, add_router_flags, ask_routers
+from pdcluster_protocol.kept import KeptAnswer, path_for
 
 
 def main(words: Sequence[str]) -> int:
     """Status 0 when the request, or the newest of several, went well or still runs; 1 when it failed; 2 when it was
     not found."""
-    from pdcluster_cli.request_files import read_access_log
-    from pdcluster_cli.routers import Unanswered, ask_cluster, ask_urls
-
     given = make_parser().parse_args(words)
     try:
-        if given.access_log:
-            answers = {given.access_log: read_access_log(given.access_log, given.request_id)}
-        elif given.cluster:
-            answers = ask_cluster(given.cluster, given, given.request_id)
-        else:
-            answers = ask_urls(given.url or [DEFAULT_URL], given.request_id)
+        answers = _answers(given)
     except Unanswered as error:
         print(f"pdcluster why: {error}", file=sys.stderr)
         return 2
     return _tell(given.request_id, answers)
+
+
+def _answers(given: argparse.Namespace) -> dict[str, KeptAnswer | str]:
+    """By source: what it says, or why it says nothing."""
+    if given.access_log:
+        return {given.access_log: read_access_log(given.access_log, given.request_id)}
+    answers = ask_routers(given, path_for(given.request_id))
+    return {router: _read(body) if isinstance(body, bytes) else body for router, body in answers.items()}
+
+
+def _read(body: bytes) -> KeptAnswer | str:
+    try:
+        return msgspec.json.decode(body, type=KeptAnswer)
+    except msgspec.DecodeError as error:
+        return f"its answer cannot be read ({error}): is it a router of this version?"
 
 
 def _tell(name: str, answers: dict[str, KeptAnswer | str]) -> int:
@@ -71,18 +77,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "request_id", help="x-request-id of the answer, the id in vLLM's answer, or a transfer id from a log"
     )
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--url",
-        action="append",
-        metavar="URL",
-        help=f"of a router's internal port; repeat it for more (default: {DEFAULT_URL})",
-    )
-    where.add_argument(
-        "--cluster", metavar="NAME", help="of a PDCluster: all its routers are asked, through Kubernetes"
-    )
-    where.add_argument("--access-log", metavar="FILE", help="a router's access log, in place of asking; - reads stdin")
-    parser.add_argument("-n", "--namespace", help="of the PDCluster (default: the context's)")
-    parser.add_argument("--kubeconfig", metavar="PATH", help="to find the API server with (default: as kubectl)")
-    parser.add_argument("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")
+    which = add_router_flags(parser)
+    which.add_argument("--access-log", metavar="FILE", help="a router's access log, in place of asking; - reads stdin")
     return parser

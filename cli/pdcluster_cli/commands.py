@@ -33,6 +33,8 @@ SUBCOMMANDS: Final = {
         "operator",
     ),
     "explain": Subcommand("pdcluster_cli.explain", "why a PDCluster is not ready, and what to do", "operator"),
+    "why": Subcommand("pdcluster_cli.why", "what happened to one request, by its id, and what to do"),
+    "top": Subcommand("pdcluster_cli.top", "engines, queues and failures of a pool, refreshed every few seconds"),
     "plan": Subcommand("pdcluster_cli.plan", "what applying a PDCluster would make, and in which steps", "operator"),
     "drain": Subcommand(
         "pdcluster_cli.drain",

@@ -148,7 +148,7 @@ def find_cluster(name: str, where: Where) -> YamlDocument | None:
 async def _get(name: str, where: Where) -> YamlDocument:
     if "/" in name:
         raise Unreadable(f"{name!r} is no name: give it without a kind, and its namespace with -n")
-    access, namespace = await _find_access(where)
+    access, namespace = await find_access(where)
     path = Ref(PDCLUSTER, where.namespace or namespace, name).path()
     answer = await KubeReader(access, timeout_s=_CALL_S, user_agent="pdcluster").read(path)
     try:
@@ -160,8 +160,12 @@ async def _get(name: str, where: Where) -> YamlDocument:
     return found
 
 
-async def _find_access(where: Where) -> tuple[ApiAccess, str]:
-    """The API server, and the namespace to look in where none is given. As kubectl: a pod's own comes last."""
+async def find_access(where: Where) -> tuple[ApiAccess, str]:
+    """The API server, and the namespace to look in where none is given. As kubectl: a pod's own comes last.
+
+    Raises:
+        ConfigError, Unavailable: There is no way to one.
+    """
     pod = read_pod(os.environ)
     if pod.access and not (where.kubeconfig or where.context or has_kubeconfig()):
         return pod.access, pod.namespace or "default"

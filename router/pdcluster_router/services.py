@@ -34,6 +34,7 @@ from pdcluster_router.http.connections import PoolLimits
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.settings import EngineDialect, Settings
 from pdcluster_router.telemetry.failures import Failures
+from pdcluster_router.telemetry.kept import Kept, KeptRow
 from pdcluster_router.telemetry.metrics import EngineSample, Metrics
 from pdcluster_router.telemetry.trace import TraceFile
 
@@ -43,11 +44,29 @@ POLICIES: Final[dict[RouterPolicy, Policy]] = {
 }
 
 
+class Recorded(Protocol):
+    """The record of a request."""
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Its request id and its transfer id."""
+        ...
+
+    def row(self) -> KeptRow:
+        """For ``pdcluster why``."""
+        ...
+
+
 class Running(Protocol):
     """A request that has not ended, as the metaserver's calls and the router's end find it.
 
     Its one implementer, ``Exchange``, lies in a room further out, which this one may not import.
     """
+
+    @property
+    def record(self) -> Recorded:
+        """Its record so far."""
+        ...
 
     def reserve(self, reservation: Posted, cycle: HotCycle) -> PrefillOutcome | None:
         """The outcome if it is known or the reservation is refused; None: ``cycle`` waits for it."""
@@ -73,6 +92,7 @@ class Services:
         self.metrics = Metrics()
         self.failures = Failures(self.metrics.failed, self.now)
         self.trace = TraceFile(settings.trace_file, self.metrics.trace_lost.inc)
+        self.kept = Kept(settings.kept_requests_bytes)
         self.transfers: dict[TransferId, Running] = {}
         """Requests by transfer id: what the metaserver can find."""
         self.running: set[Running] = set()
@@ -142,7 +162,10 @@ class Services:
 
     now: Final = staticmethod(time.monotonic)
     """Monotonic seconds. Not the loop's own time: uvloop's has steps of a millisecond. The function itself: a request
-    asks up to 18 times."""
+    asks up to 20 times."""
+
+    unix_now: Final = staticmethod(time.time)
+    """Seconds since 1970."""
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """``callback`` in so many seconds, or a little before: it must look at the clock. At once if there are none."""

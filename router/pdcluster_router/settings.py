@@ -209,6 +209,10 @@ class Settings(BaseModel):
     access_log: Path | None = None
     """File that gets one JSON line for each request of a client that has ended, or ``-`` for stdout. Its fields are in
     docs/operations.md. None: no access log, for a line has 700 bytes: 60 GB a day at 1,000 requests a second."""
+    kept_requests_bytes: int = Field(default=8 << 20, ge=0, le=64 << 20)
+    """Bytes of memory in which the router remembers its last requests, for ``pdcluster why``: half of it those that
+    failed, so that good ones do not push them out. 0: it remembers none. 8 MiB: some 8,000 good requests and 6,000
+    failed ones, and a sixteenth of what a small pod has. All of it is searched at once when somebody asks."""
     log_format: LogFormat = LogFormat.TEXT
     """Form of the log's lines. json: one object a line, each value a field of its own. text: for people."""
 

@@ -19,7 +19,14 @@ PATHS: Final = ("/v1/completions",) * 6 + ("/v1/chat/completions",) * 3 + (
     "/v1/models", "/health", "/docs", "/v1/nothing", "http://a/v1/completions", "/v1/%63ompletions", "*", "", "//",
     "/%ff", "/v1/completions?a=b#c", "/v1/metaserver", "/pdcluster/verify",
 )  # fmt: skip
-INTERNAL_PATHS: Final = ("/v1/metaserver",) * 6 + ("/metrics", "/", "/health", "/pdcluster/pool", "/pdcluster/verify")
+INTERNAL_PATHS: Final = ("/v1/metaserver",) * 6 + (
+    "/metrics",
+    "/",
+    "/health",
+    "/pdcluster/pool",
+    "/pdcluster/requests?id=R",
+    "/pdcluster/verify",
+)
 METHODS: Final = ("POST",) * 12 + ("GET", "HEAD", "PUT", "OPTIONS", "CONNECT", "PRI", "post", "M-SEARCH")
 LINES: Final = (
     b"connection: close", b"connection: keep-alive, x-hop", b"connection: upgrade\r\nupgrade: h2c", b"x-hop: 1",

@@ -123,6 +123,15 @@ async def test_an_order_without_an_answer_has_no_time_though_the_one_before_had(
     assert some(log.line, "prefill_attempts", "prefill_s") == (2, None)
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize"])
+async def test_the_trace_of_the_client_is_told(log: Log, path: str) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    async with logged_rig(log) as rig:
+        await ask(rig, PROMPT, path, traceparent=f"00-{trace_id}-b7ad6b7169203331-01")
+        await ask(rig, PROMPT, path, traceparent=f"00-{trace_id}-b7ad6b7169203331")
+    assert [line["trace_id"] for line in log.lines] == [trace_id, ""]
+
+
 async def test_a_second_attempt_is_counted_and_the_engine_is_the_one_that_did_it(log: Log) -> None:
     async with logged_rig(log, num_prefill=2) as rig:
         rig.prefills[0].faults_to_come = [Fault.ERROR_500]

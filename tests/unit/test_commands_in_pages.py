@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from chart_cases.pages import OPERATIONS, QUICK_START
-from pdcluster_cli import doctor, drain, explain, plan, ready
+from pdcluster_cli import doctor, drain, explain, plan, ready, top, why
 from pdcluster_cli.commands import SUBCOMMANDS
 from pdcluster_cli.local.options import parse_options
 from pdcluster_router.__main__ import parse_settings
@@ -34,6 +34,8 @@ PARSERS: Final = {
     "ready": ready.make_parser,
     "explain": explain.make_parser,
     "plan": plan.make_parser,
+    "top": top.make_parser,
+    "why": why.make_parser,
 }
 
 

@@ -62,6 +62,11 @@ class Admission(Generic[Waiter]):
     def num_queued(self) -> int:
         return len(self._queue)
 
+    @property
+    def waiters(self) -> list[Waiter]:
+        """All that wait, in the order of arrival."""
+        return list(self._queue)
+
     def set_engines(self, num_usable: int) -> None:
         """The limit follows the pool. No usable engine counts as one: the next connection decides, not the probe."""
         self._limit_tokens = max(1, num_usable) * self._engine_tokens

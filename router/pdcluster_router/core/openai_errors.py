@@ -13,6 +13,8 @@ import orjson
 
 BadRequest = Literal["invalid_request", "invalid_http", "invalid_timeout", "invalid_order"]
 """Codes of a 400."""
+ENGINE_ERROR: Final = "engine_error"
+"""Code of an engine's error that has no shape of its own."""
 _INVALID: Final = "invalid_request_error"
 _SERVER: Final = "server_error"
 _RETRY_AFTER_S: Final = 2
@@ -260,7 +262,7 @@ def from_engine(status: int, body: bytes | bytearray, shaped: Callable[[ApiError
         return bytes(body)
     text = body[:_MAX_QUOTED_BYTES].decode("utf-8", "replace").strip() or "no message"
     kind = _INVALID if status < 500 else _SERVER
-    return shaped(ApiError(status, kind, "engine_error", f"the decode engine answered {status}: {text}"))
+    return shaped(ApiError(status, kind, ENGINE_ERROR, f"the decode engine answered {status}: {text}"))
 
 
 _MAX_QUOTED_BYTES: Final = 2000

@@ -155,6 +155,11 @@ class ClientBody(msgspec.Struct, frozen=True):
         return _name_in(self._said.model)
 
     @property
+    def model_text(self) -> bytes:
+        """The same, the JSON text."""
+        return _text(self._said.model)
+
+    @property
     def session_id(self) -> bytes:
         """vLLM's own field, the JSON text; empty where it names none."""
         return _text(self._said.session_id)

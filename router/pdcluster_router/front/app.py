@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from pdcluster_protocol.errors import Unavailable
+from pdcluster_protocol.kept import REQUESTS_PATH
 from pdcluster_protocol.metaserver import METASERVER_PATH
 from pdcluster_protocol.secret import Secret
 from pdcluster_protocol.verify import VERIFY_PATH
@@ -42,6 +43,7 @@ from pdcluster_router.front.docs_page import DOCS_PATH, add_docs
 from pdcluster_router.front.engines_page import POOL_PATH, describe_pool
 from pdcluster_router.front.pages import LoggedPages, page_of, tell_error
 from pdcluster_router.front.pass_on import QUESTIONS, VERSION, pass_on
+from pdcluster_router.front.requests_page import QUERY, answer_about
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE
 from pdcluster_router.front.verify_page import RESPONSES, SCHEMA, carry_out
@@ -108,6 +110,7 @@ def _internal_app() -> FastAPI:
     app.head("/", include_in_schema=False)(read_overview)
     app.get("/metrics", tags=["router"])(read_metrics)
     app.get(POOL_PATH, tags=["router"])(read_pool)
+    app.get(REQUESTS_PATH, tags=["router"], openapi_extra=QUERY)(read_requests)
     app.post(VERIFY_PATH, tags=["router"], openapi_extra=SCHEMA, responses=RESPONSES)(verify_pair)
     app.api_route(METASERVER_PATH, methods=_NOT_POST, include_in_schema=False)(refuse_method)
     return app
@@ -164,6 +167,11 @@ async def read_metrics(request: Request) -> Response:
 async def read_pool(request: Request) -> dict[str, object]:
     """Every engine with its revision and state, which revisions get work, and whether changes reach this router."""
     return describe_pool(_router(request).services)
+
+
+async def read_requests(request: Request) -> Response:
+    """A request as this router remembers it: when it was where, how it ended, and why."""
+    return Response(answer_about(_router(request), request.query_params.get("id", "")), media_type=_JSON)
 
 
 async def verify_pair(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""``GET /pdcluster/pool``: every engine as this router sees it, for people and for tests."""
+"""``GET /pdcluster/pool``: every engine as this router sees it, its requests and its failures, for people and tests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pdcluster_router.core.membership import EngineState
 from pdcluster_router.core.placement import serving_revisions
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.services import Services
+from pdcluster_router.telemetry.failures import RECENT_S
 
 POOL_PATH: Final = "/pdcluster/pool"
 
@@ -20,8 +21,23 @@ def describe_pool(services: Services) -> dict[str, object]:
     return {
         "discovery": _discovery(services),
         "policy": services.settings.policy.value,
+        "requests": _requests(services),
+        "failures": {
+            "seconds": RECENT_S,
+            "kinds": {kind.value: num for kind, num in services.failures.recent().items()},
+        },
         "revisions": [_revision(revision, engines) for revision in revisions],
         "engines": [_engine(engine, services.now()) for engine in engines],
+    }
+
+
+def _requests(services: Services) -> dict[str, object]:
+    """Those of this router. ``queued`` and ``backlog_tokens``: by the role that is to prefill them."""
+    admissions = services.admissions.items()
+    return {
+        "running": len(services.running),
+        "queued": {role.value: admission.num_queued for role, admission in admissions},
+        "backlog_tokens": {role.value: admission.backlog_tokens for role, admission in admissions},
     }
 
 

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pdcluster_router.core.answer_facts import AnswerFacts
 from pdcluster_router.core.openai_errors import ApiError, no_engine
 from pdcluster_router.core.request_head import ID_HEADER, request_id_in
+from pdcluster_router.core.trace_context import trace_id_in
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE
@@ -36,6 +37,7 @@ class Page:
     def __init__(self, scope: Scope, router: Router) -> None:
         headers = scope["headers"]
         self.request_id = request_id_in(headers) or os.urandom(16).hex().encode()
+        self.trace_id = trace_id_in(headers, dict(headers))
         self.client = ""
         """Name of the key that was shown."""
         self.engine: Engine | None = None
@@ -83,7 +85,7 @@ class Page:
     def line(self) -> AccessLine:
         """Once it has ended."""
         line = AccessLine(method=self._method, path=word_of(self._path), client=self.client)
-        line.request_id = self.request_id.decode("ascii")
+        line.request_id, line.trace_id = self.request_id.decode("ascii"), self.trace_id
         line.status, outcome = None if self._has_left else self._status, self._outcome()
         line.outcome = outcome.value if outcome is not None else None
         line.bytes_in, line.decode_attempts = self._num_bytes_in, self.num_engines

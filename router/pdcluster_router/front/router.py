@@ -31,6 +31,7 @@ from pdcluster_router.core.pairing import Timeouts
 from pdcluster_router.core.request_head import ID_HEADER
 from pdcluster_router.core.rewrite import BadBody
 from pdcluster_router.core.room import Room
+from pdcluster_router.core.trace_context import trace_id_in
 from pdcluster_router.engines.models import Models
 from pdcluster_router.front.access import Access
 from pdcluster_router.front.clients import Clients, default_max_connections
@@ -43,6 +44,7 @@ from pdcluster_router.requests.exchange import Exchange
 from pdcluster_router.requests.gate import Gate
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.requests.reservation import take_reservation
+from pdcluster_router.requests.unserved import keep_limited, keep_refused
 from pdcluster_router.requests.verifier import Verifier
 from pdcluster_router.services import Services
 from pdcluster_router.settings import Settings
@@ -97,6 +99,7 @@ class Router:
         self.services.metrics.watch_keys(self.access.uses)
         self.services.metrics.watch_keep_alives(lambda: self.keep_alives.num_comments)
         self.is_draining = False
+        self._on_refused = partial(keep_refused, self.services)
         self._rows = Rows(self._take, asyncio.get_running_loop().call_soon)
         self._stream_timeouts = _timeouts_in(settings, settings.first_byte_timeout_s)
         self._plain_timeouts = _timeouts_in(settings, settings.whole_answer_timeout_s)
@@ -132,7 +135,10 @@ class Router:
 
     def admit(self, cycle: HotCycle) -> ApiError | None:
         """The error for a hot request as soon as its head is there; None: its body is read."""
-        if cycle.is_for_engines or self.access.keys is None:
+        if cycle.is_for_engines:
+            return None
+        cycle.on_refused = self._on_refused
+        if self.access.keys is None:
             return None
         admitted = self.access.admit(cycle.headers)
         if isinstance(admitted, str):
@@ -191,6 +197,7 @@ class Router:
         """Its key has asked for too much: no engine hears of it."""
         self.services.metrics.ended(Outcome.LIMITED)
         cycle.teller = Told(outcome=Outcome.LIMITED, failures=(), left_queue_at=request.received_at)
+        keep_limited(self.services, request, error)
         cycle.answer_error(error)
 
     def _start(self, cycle: HotCycle, request: ClientRequest) -> None:
@@ -226,6 +233,7 @@ class Router:
             path=cycle.path,
             headers=b"".join(lines),
             request_id=cycle.request_id.decode("ascii"),
+            trace_id=trace_id_in(headers, fields),
             api=api,
             body=body,
             timeouts=self._timeouts(fields.get(_TIMEOUT_HEADER), is_stream=body.is_stream),

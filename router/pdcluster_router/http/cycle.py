@@ -124,6 +124,7 @@ class HotCycle:
         "keys",
         "num_body_bytes",
         "on_over",
+        "on_refused",
         "owner",
         "path",
         "refusal",
@@ -134,9 +135,6 @@ class HotCycle:
         "takes_chunks",
         "teller",
     )
-
-    teller: Teller | None
-    """The part that knows of it what the access log says. Only a ``LoggedCycle`` reads it."""
 
     message_event: Final = _NobodyWaits()
 
@@ -170,6 +168,10 @@ class HotCycle:
         """Told once, when the answer is over or the client gone."""
         self.slot: KeyUse | None = None
         """Its key's, which it leaves when it is over; None: its key has no limits."""
+        self.on_refused: Callable[[HotCycle, ApiError], None] | None = None
+        """Told once of the router's error that is the answer, before it is."""
+        self.teller: Teller | None = None
+        """The part that knows of it what the access log says; None: no engine was asked, and it has not queued."""
         self.is_whole = False
         self.owner: CycleOwner | None = None
         self.refusal: ApiError | None = None
@@ -316,6 +318,9 @@ class HotCycle:
 
     def answer_error(self, error: ApiError, headers: bytes = b"") -> None:
         """The router's error is the answer; in a stream that has begun its last event, without a clean end."""
+        on_refused, self.on_refused = self.on_refused, None
+        if on_refused is not None:
+            on_refused(self, error)
         if self.has_stream_begun:
             self.cut(api_of(self.path).error_event(error))
             return

@@ -14,8 +14,9 @@ from pdcluster_router.core.client_apis import REQUEST_PATHS
 from pdcluster_router.core.keep_alive import COMMENT
 from pdcluster_router.core.request_head import RequestHead, path_of
 from pdcluster_router.core.room import Room
+from pdcluster_router.core.trace_context import trace_id_in
 from pdcluster_router.http.cycle import NO_HEAD, ClientConnection, HotCycle
-from pdcluster_router.telemetry.access_log import AccessLine, AccessLog, Teller, word_of
+from pdcluster_router.telemetry.access_log import AccessLine, AccessLog, word_of
 from pdcluster_router.telemetry.metrics import Outcome
 
 _now: Final = time.monotonic
@@ -39,9 +40,9 @@ class LoggedCycle(HotCycle):
         room: Room,
     ) -> None:
         super().__init__(connection, path, head, on_whole, room)
-        self.teller: Teller | None = None
         self._log = log
         self._line = AccessLine(method="" if head is NO_HEAD else "POST", path=_NAMES.get(path) or _word_in(path))
+        self._line.trace_id = trace_id_in(head.headers, head.fields)
         self._answer: AnswerFacts | None = None
         self._begun_at = self._ended_at = _now()
         self._arrived_at: float | None = None

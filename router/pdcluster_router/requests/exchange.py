@@ -58,7 +58,7 @@ class Exchange:
             began_at=request.received_at,
             with_transfer=request.has_transfer,
         )
-        self._record = cycle.teller = Record(services, request, self._pairing.transfer_id, now)
+        self.record = cycle.teller = Record(services, request, self._pairing.transfer_id, now)
         self._cycle = cycle
         self._relay = self._new_relay(now)
         self._decode = DecodeLeg(request, services.answers.expected(request.body.max_answer_tokens))
@@ -88,14 +88,14 @@ class Exchange:
     # What the router and the metaserver say (Running).
 
     def stop(self, error: ApiError) -> None:
-        self._record.failed(FailureKind.STOPPED, DOING[self._pairing.phase])
+        self.record.failed(FailureKind.STOPPED, DOING[self._pairing.phase])
         self._verdict = Verdict(failed(error.message), error, metrics.Outcome.LOST)
         self._handle(Event.GIVEN_UP)
 
     def reserve(self, reservation: Posted, cycle: HotCycle) -> PrefillOutcome | None:
         action = self._request.terms.on_prefill_failure
         if refusal := refusal_of(reservation, self.calls, self._pairing, action):
-            self._record.failed(FailureKind.RESERVATION_REFUSED, refusal.reason)
+            self.record.failed(FailureKind.RESERVATION_REFUSED, refusal.reason)
             return refusal
         is_first = self.calls.reservation is None
         is_lost = reservation.lost_attempt == self._pairing.attempt
@@ -103,7 +103,7 @@ class Exchange:
             self.calls.reopen()
         outcome = self.calls.join(reservation, cycle)
         if is_first:
-            self._record.reserved(reservation)
+            self.record.reserved(reservation)
             self._decode.recount(reservation.num_prompt_tokens)
             self._share.recount(reservation.num_prompt_tokens - reservation.remote_cached_tokens)
             self._handle(Event.RESERVED)
@@ -114,13 +114,13 @@ class Exchange:
     def prefills_locally(self, said: LocalPrefill) -> None:
         if self._pairing.phase is not Phase.AWAITING_RESERVATION:
             return  # Its answer has begun, or it says so twice.
-        self._record.prefills_locally(said)
+        self.record.prefills_locally(said)
         self._decode.recount(said.num_prompt_tokens)
         self._share.recount(said.num_local_tokens)
         self._handle(Event.PREFILLS_LOCALLY)
 
     def _reservation_lost(self) -> None:
-        self._record.failed(FailureKind.RESERVATION_LOST, "decode hung up on the metaserver")
+        self.record.failed(FailureKind.RESERVATION_LOST, "decode hung up on the metaserver")
         if self._services.dialect.must_hold_call:
             self._handle(Event.RESERVATION_LOST)
         else:
@@ -129,8 +129,8 @@ class Exchange:
     # What the client's connection says (CycleOwner).
 
     def client_gone(self) -> None:
-        self._record.failed(FailureKind.CLIENT_GONE, DOING[self._pairing.phase])
-        self._record.answered(None, metrics.Outcome.CLIENT_GONE)
+        self.record.failed(FailureKind.CLIENT_GONE, DOING[self._pairing.phase])
+        self.record.answered(None, metrics.Outcome.CLIENT_GONE)
         self._verdict = Verdict(failed("the client has left"), self._verdict.error, metrics.Outcome.CLIENT_GONE)
         self._relay.stop()
         self._handle(Event.CLIENT_GONE)
@@ -144,7 +144,7 @@ class Exchange:
     # What decode's answer says (RelayOwner).
 
     def first_byte(self) -> None:
-        self._record.first_byte()
+        self.record.first_byte()
 
     def begins(self) -> None:
         self._decode.began()
@@ -155,7 +155,7 @@ class Exchange:
     def answered(self, status: int) -> None:
         self._decode.succeeded()
         self._services.answers.saw(self._relay.num_bytes, is_stream=self._request.body.is_stream)
-        self._record.answered(status, metrics.Outcome.OK)
+        self.record.answered(status, metrics.Outcome.OK)
         self._handle(Event.DECODE_DONE)
 
     def refused(self, refusal: DecodeRefusal) -> None:
@@ -168,7 +168,7 @@ class Exchange:
             self._handle(Event.DECODE_REFUSED)
         else:
             self._decode.failed(Blame.NOBODY if is_overloaded(refusal) else Blame.PERHAPS)
-            self._record.failed(FailureKind.DECODE_ERROR, f"it answered {refusal.status}", self._decode.name)
+            self.record.failed(FailureKind.DECODE_ERROR, f"it answered {refusal.status}", self._decode.name)
             self._handle(Event.DECODE_FAILED)
 
     def decode_lost(self, lost: ResponseLost) -> None:
@@ -177,20 +177,20 @@ class Exchange:
         if not lost.is_stale:
             self._decode.failed(blame_for(lost))
         if self._pairing.is_at_start and self._decode.may_send_again(lost):
-            self._record.failed(FailureKind.DECODE_UNREACHED, reason, name)
+            self.record.failed(FailureKind.DECODE_UNREACHED, reason, name)
             error = no_engine("decode", f"{name}: {reason}")
             self._verdict = Verdict(failed(error.message), error, metrics.Outcome.UNAVAILABLE)
             self._renew_transfer()
             self._send_to_decode()
             return
-        self._record.failed(FailureKind.DECODE_LOST, reason, name)
+        self.record.failed(FailureKind.DECODE_LOST, reason, name)
         self._verdict = Verdict(failed(error.message), error, metrics.Outcome.LOST)
         self._handle(Event.DECODE_FAILED)
 
     # What prefill's answer says.
 
     def _prefill_ended(self, failure: str | None, blame: Blame) -> None:
-        self._record.prefill_replied()
+        self.record.prefill_replied(is_well=failure is None)
         self._attempts.abort()
         if failure is None:
             self._attempts.replied()
@@ -251,7 +251,7 @@ class Exchange:
         is_client = self._relay.is_paused
         error = stalled(self._decode.name, self._request.timeouts.idle_s, is_client=is_client)
         kind = FailureKind.CLIENT_STALLED if is_client else FailureKind.DECODE_STALLED
-        self._record.failed(kind, error.message, self._decode.name)
+        self.record.failed(kind, error.message, self._decode.name)
         self._decode.failed(Blame.NOBODY if is_client else Blame.ENGINE)
         self._verdict = Verdict(failed(error.message), error, metrics.Outcome.TIMEOUT)
         self._handle(Event.STALLED)
@@ -263,7 +263,7 @@ class Exchange:
             is_push = self._pairing.phase is Phase.AWAITING_ANSWER and not self._services.dialect.must_hold_call
             self._decode.failed(Blame.NOBODY if is_push else Blame.ENGINE)
         error = deadline_passed(seconds, doing)
-        self._record.failed(FailureKind.DEADLINE, doing)
+        self.record.failed(FailureKind.DEADLINE, doing)
         self._verdict = Verdict(failed(error.message), error, metrics.Outcome.TIMEOUT)
         self._handle(Event.REQUEST_TIMED_OUT)
 
@@ -286,10 +286,10 @@ class Exchange:
 
     def _send_to_decode(self) -> None:
         if not self._decode.place():
-            self._record.failed(FailureKind.NO_DECODE, "every decode engine that may be asked was tried")
+            self.record.failed(FailureKind.NO_DECODE, "every decode engine that may be asked was tried")
             self._handle(Event.GIVEN_UP)  # With the last verdict: the client learns of the last failure.
             return
-        self._record.decode_sent(self._decode.engine)
+        self.record.decode_sent(self._decode.engine)
         line = self._services.dialect.transfer_line(self._pairing.transfer_id)
         self._relay.begin(self._decode.send(self._decode_params(), line, self._relay))
 
@@ -302,7 +302,7 @@ class Exchange:
         """The request gets a new transfer id: whatever the first try may have left cannot be taken for it."""
         del self._services.transfers[self._pairing.transfer_id]
         self._pairing.restart(self._services.new_transfer_id(), now=self._services.now())
-        self._record.renewed(self._pairing.transfer_id)
+        self.record.renewed(self._pairing.transfer_id)
         self._services.transfers[self._pairing.transfer_id] = self
 
     def _leave_decode(self) -> None:
@@ -313,7 +313,7 @@ class Exchange:
     def _attempt_failed(self, event: Event, kind: FailureKind, reason: str, blame: Blame) -> None:
         """One attempt is over without KV: the next one, or the end of prefill."""
         self._prefill_reason = scrub(reason) or "no reason was given"
-        self._record.failed(kind, self._prefill_reason, self._attempts.engine_name)
+        self.record.failed(kind, self._prefill_reason, self._attempts.engine_name)
         self._attempts.failed(blame)
         is_spoiled = self._pairing.phase is Phase.PREFILLING and self._services.dialect.spoils(event, blame)
         if is_spoiled and self._attempts.has_another(self._decode.revision):
@@ -329,14 +329,14 @@ class Exchange:
         self._handle(event)
         if self._pairing.phase in (Phase.LOCAL_PREFILL, Phase.FAILED) and not self._prefill_failure:
             self._prefill_failure = reason
-            self._record.failed(FailureKind.PREFILL_EXHAUSTED, reason)
+            self.record.failed(FailureKind.PREFILL_EXHAUSTED, reason)
 
     def _start_prefill(self) -> None:
         reservation = self.calls.reservation
         assert reservation is not None
         attempt = self._pairing.attempt
         if self._attempts.start(reservation, attempt, self._pairing.transfer_deadline, self._decode.revision):
-            self._record.prefill_sent(attempt, self._attempts.engine_name)
+            self.record.prefill_sent(attempt, self._attempts.engine_name)
         else:
             self._no_kv(Event.NO_PREFILL_LEFT)  # Perhaps all have failed while another decode engine had the request.
 
@@ -358,7 +358,7 @@ class Exchange:
             self._relay.refuse(error)
         else:
             self._relay.fail(error)
-        self._record.answered(status, self._verdict.result)
+        self.record.answered(status, self._verdict.result, error)
 
     def _close(self) -> None:
         """The pairing is over: nothing of this request is left."""
@@ -369,7 +369,7 @@ class Exchange:
         self._timer.cancel()
         self._attempts.close()
         self._decode.close()
-        self._record.write()
+        self.record.write()
         self.calls.close()
         self._relay.close()
         # They know us, and Python looks for circles: that took a tenth of the time of a request.

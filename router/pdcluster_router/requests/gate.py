@@ -15,6 +15,7 @@ from pdcluster_router.core.admission import Admission
 from pdcluster_router.core.openai_errors import ApiError, deadline_passed, draining, queue_full, queue_timeout
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.requests.request import ClientRequest
+from pdcluster_router.requests.unserved import keep_turned_away
 from pdcluster_router.services import Services
 from pdcluster_router.telemetry.access_log import Told
 from pdcluster_router.telemetry.failures import Failure, FailureKind
@@ -62,7 +63,12 @@ class Gate:
         """The client has left the queue."""
         waiting.admission.leave(waiting)
         self._services.make_room()  # Who waits behind may be small enough for what there is.
-        self._ended(waiting, FailureKind.CLIENT_GONE, Outcome.CLIENT_GONE)
+        self._ended(waiting, FailureKind.CLIENT_GONE, Outcome.CLIENT_GONE, None)
+
+    def waiting_with(self, request_id: str) -> list[ClientRequest]:
+        """The requests of this id that wait. Costs a look at each that does."""
+        waiters = [waiting for admission in self._admissions.values() for waiting in admission.waiters]
+        return [waiting.request for waiting in waiters if waiting.request.request_id == request_id]
 
     def drain(self) -> None:
         """No request waits any more."""
@@ -114,15 +120,17 @@ class Gate:
     def _turn_away(
         self, waiting: _Waiting, kind: FailureKind, error: ApiError, outcome: Outcome = Outcome.OVERLOADED
     ) -> None:
-        self._ended(waiting, kind, outcome)
+        self._ended(waiting, kind, outcome, error)
         waiting.cycle.answer_error(error)
 
-    def _ended(self, waiting: _Waiting, kind: FailureKind, outcome: Outcome) -> None:
+    def _ended(self, waiting: _Waiting, kind: FailureKind, outcome: Outcome, error: ApiError | None) -> None:
         self._services.metrics.ended(outcome)
         waiting.cycle.teller = Told(outcome=outcome, failures=(kind,), left_queue_at=self._services.now())
         admission = waiting.admission
         reason = f"{admission.num_queued} wait, the backlog is {admission.backlog_tokens} tokens"
         self._services.failures.tell(Failure(kind, waiting.request.request_id, reason=reason))
+        if self._services.kept.is_on:
+            keep_turned_away(self._services, waiting.request, kind, outcome, reason, error)
 
 
 class _Waiting:

@@ -1,4 +1,4 @@
-"""The record of one request, for failures, metrics, trace and access log. Decides nothing.
+"""The record of one request, for failures, metrics, trace, access log and ``pdcluster why``. Decides nothing.
 
 Record   its trace line, its spans, its outcome, and each failure on the way: written down by its exchange
 Verdict  how it ends, should it end now
@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdcluster_protocol.ids import TransferId
+from pdcluster_protocol.kept import Milestone
 from pdcluster_protocol.metaserver import PrefillOutcome, failed
 from pdcluster_protocol.params import LocalPrefill
 from pdcluster_protocol.trace import RequestTrace
 from pdcluster_router.core.dialect import Posted
-from pdcluster_router.core.openai_errors import NO_DECODE, ApiError, no_engine
+from pdcluster_router.core.openai_errors import ENGINE_ERROR, NO_DECODE, ApiError, no_engine
 from pdcluster_router.core.pairing import Phase
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.requests.relay import DecodeRefusal
@@ -22,7 +23,16 @@ from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services
 from pdcluster_router.telemetry.access_log import MAX_FAILURES, Told
 from pdcluster_router.telemetry.failures import Failure, FailureKind
+from pdcluster_router.telemetry.kept import KeptRow, MomentPart, reason_of, some_of
 from pdcluster_router.telemetry.metrics import Outcome, Span
+
+_DECODE_SENT: Final = Milestone.DECODE_SENT.value
+_RESERVED: Final = Milestone.RESERVED.value
+_PREFILLS_LOCALLY: Final = Milestone.PREFILLS_LOCALLY.value
+_PREFILL_SENT: Final = Milestone.PREFILL_SENT.value
+_PREFILL_REPLIED: Final = Milestone.PREFILL_REPLIED.value
+_FIRST_BYTE: Final = Milestone.FIRST_BYTE.value
+"""By names of their own: each request asks for them, and an Enum's ``value`` is written in Python."""
 
 
 class Record:
@@ -31,21 +41,31 @@ class Record:
     __slots__ = (
         "_attempt",
         "_decode",
+        "_error",
         "_failures",
         "_is_local_prefill",
+        "_is_stream",
         "_line",
+        "_model_text",
+        "_moments",
         "_num_decodes",
         "_num_prefills",
         "_outcome",
+        "_path",
         "_prefill",
         "_request_id",
         "_services",
         "_started_at",
+        "_trace_id",
     )
 
     def __init__(self, services: Services, request: ClientRequest, transfer_id: TransferId, started_at: float) -> None:
         self._services = services
         self._request_id = request.request_id
+        self._trace_id = request.trace_id
+        self._path = request.path
+        self._model_text = request.body.model_text
+        self._is_stream = request.body.is_stream
         self._started_at = started_at
         self._attempt = 0
         self._decode: Engine | None = None
@@ -53,6 +73,8 @@ class Record:
         self._num_decodes = self._num_prefills = 0
         self._failures: tuple[FailureKind, ...] = ()
         self._outcome: Outcome | None = None
+        self._error = ""
+        self._moments: list[MomentPart] = []
         self._is_local_prefill = not request.has_transfer
         if self._is_local_prefill:
             services.metrics.num_local_prefills += 1
@@ -72,6 +94,7 @@ class Record:
     def decode_sent(self, engine: Engine | None) -> None:
         self._decode = engine
         self._num_decodes += 1
+        self._note(_DECODE_SENT, self._services.now(), self._decode_name)
 
     def reserved(self, reservation: Posted) -> None:
         self._line.reserved_at = now = self._services.now()
@@ -79,41 +102,84 @@ class Record:
         self._line.cached_tokens = reservation.remote_cached_tokens
         self._is_local_prefill = False  # An engine that had it before may have said so, and broken down.
         self._services.metrics.took(Span.RESERVATION, now - self._line.received_at)
+        self._note(_RESERVED, now, self._decode_name)
 
     def prefills_locally(self, said: LocalPrefill) -> None:
         self._line.prompt_tokens = said.num_prompt_tokens
         self._line.cached_tokens = said.num_prompt_tokens - said.num_local_tokens
         self._is_local_prefill = True
+        self._note(_PREFILLS_LOCALLY, self._services.now(), self._decode_name)
 
     def prefill_sent(self, attempt: int, engine: str) -> None:
         self._attempt = attempt
         self._prefill = engine
         self._num_prefills += 1
-        self._line.prefill_sent_at, self._line.prefill_replied_at = self._services.now(), None
+        self._line.prefill_sent_at = now = self._services.now()
+        self._line.prefill_replied_at = None
+        self._note(_PREFILL_SENT, now, engine, attempt)
 
-    def prefill_replied(self) -> None:
+    def prefill_replied(self, *, is_well: bool) -> None:
+        """``is_well``: it says that it has done its part."""
         self._line.prefill_replied_at = now = self._services.now()
         self._services.metrics.took(Span.PREFILL, now - (self._line.prefill_sent_at or now))
+        if is_well:
+            self._note(_PREFILL_REPLIED, now, self._prefill, self._attempt)
 
     def first_byte(self) -> None:
         self._line.first_byte_at = now = self._services.now()
         self._services.metrics.took(Span.FIRST_BYTE, now - self._line.received_at)
+        self._note(_FIRST_BYTE, now, self._decode_name)
 
-    def answered(self, status: int | None, outcome: Outcome) -> None:
+    def answered(self, status: int | None, outcome: Outcome, error: ApiError | DecodeRefusal | None = None) -> None:
         """The client has its answer, or has left. ``status``: what it got, None for no (whole) answer."""
         self._line.ended_at = now = self._services.now()
         self._line.status = status
         self._outcome = outcome
+        if error is not None:
+            self._error = error.code if isinstance(error, ApiError) else ENGINE_ERROR
         self._services.metrics.took(Span.TOTAL, now - self._line.received_at)
         self._services.metrics.ended(outcome)
 
     def failed(self, kind: FailureKind, reason: str, engine: str = "") -> None:
         self._failures = (*self._failures, kind)[:MAX_FAILURES]
         transfer_id = self._line.transfer_id
+        at_s = self._services.now() - self._line.received_at
+        self._moments += (at_s, kind.value, engine, self._attempt, reason_of(reason))
         self._services.failures.tell(Failure(kind, self._request_id, transfer_id, self._attempt, engine, reason))
 
     def write(self) -> None:
         self._services.trace.write(self._line)
+        if self._services.kept.is_on:
+            self._services.kept.keep(self.row(self._services.unix_now()), has_failed=bool(self._failures))
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return (self._request_id, self._line.transfer_id)
+
+    def row(self, ended_at_unix_s: float | None = None) -> KeptRow:
+        """For ``pdcluster why``. None: it has not ended."""
+        line, decode, outcome = self._line, self._decode, self._outcome
+        # By position: to name 18 arguments takes as long as all else here.
+        return KeptRow(
+            self._request_id,
+            line.transfer_id,
+            self._trace_id,
+            line.client,
+            self._model_text,
+            self._path,
+            self._is_stream,
+            ended_at_unix_s,
+            (line.ended_at or self._services.now()) - line.received_at,
+            self._started_at - line.received_at,
+            line.status,
+            outcome.value if outcome is not None else "",
+            self._error,
+            decode.revision if decode is not None else "",
+            self._is_local_prefill,
+            line.prompt_tokens,
+            line.cached_tokens,
+            some_of(self._moments),
+        )
 
     def told(self) -> Told:
         """For the access log, once the client's answer is over."""
@@ -130,6 +196,13 @@ class Record:
             num_decodes=self._num_decodes,
             num_prefills=self._num_prefills,
         )
+
+    @property
+    def _decode_name(self) -> str:
+        return self._decode.name if self._decode is not None else ""
+
+    def _note(self, what: str, now: float, engine: str, attempt: int = 0) -> None:
+        self._moments += (now - self._line.received_at, what, engine, attempt, "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ class ClientRequest(RequestFacts, frozen=True, kw_only=True):
     """A client's request."""
 
     request_id: str
+    trace_id: str = ""
+    """Of its ``traceparent``; empty where it has none that is valid."""
     api: ClientApi
     """The one that its client speaks: its path's."""
     timeouts: Timeouts

@@ -63,6 +63,8 @@ class AccessLine(msgspec.Struct, kw_only=True, tag_field="event", tag="access"):
     """The one that came back as ``x-request-id``; empty for bytes that are no HTTP."""
     transfer_id: str = ""
     """The newest one, by which trace lines and connectors' logs are joined; empty before there is one."""
+    trace_id: str = ""
+    """Of the client's ``traceparent``; empty where it gave none that is valid."""
     client: str = ""
     """Name of the API key that was shown; empty where none is asked for, or none was valid."""
     method: str = ""

@@ -14,12 +14,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from pdcluster_router.core.recent import RecentCounts
 from pdcluster_router.core.scrub import scrub
 
 logger = logging.getLogger(__name__)
 
 MAX_LINES_PER_S: Final = 20
 """Lines of one kind in one second; 20 show a pattern, and 1,000 would cost the event loop 20 ms."""
+
+RECENT_S: Final = 300.0
+"""Seconds of which failures are shown: what is wrong now, and was when somebody was called."""
 
 
 class FailureKind(Enum):
@@ -88,10 +92,12 @@ class Failures:
         self._now = now
         self._second = 0
         self._num_lines: dict[FailureKind, int] = {}
+        self._recent: RecentCounts[FailureKind] = RecentCounts(RECENT_S)
 
     def tell(self, failure: Failure) -> None:
         """Counted, and logged unless this kind had its lines in this second."""
         self._count(failure.kind)
+        self._recent.add(failure.kind, now=self._now())
         if self._may_log(failure.kind):
             logger.warning(
                 "failure kind=%s request_id=%s transfer_id=%s attempt=%d engine=%s reason=%s",
@@ -102,6 +108,10 @@ class Failures:
                 failure.engine or "-",
                 scrub(failure.reason) or "-",
             )
+
+    def recent(self) -> dict[FailureKind, int]:
+        """So many of each kind in the last ``RECENT_S``; only kinds that occurred."""
+        return dict(self._recent.counts(now=self._now()))
 
     def _may_log(self, kind: FailureKind) -> bool:
         second = int(self._now())

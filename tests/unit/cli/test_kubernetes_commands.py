@@ -304,3 +304,50 @@ def test_what_json_cannot_say_is_refused_in_one_line_but_in_other_objects(tmp_pa
 def test_a_file_that_is_not_there_is_named(typed: Typed) -> None:
     told = typed("plan", "-f", "/no/such/file", status=2).err
     assert told == "pdcluster plan: /no/such/file cannot be read: No such file or directory\n"
+
+
+# ``pdcluster why``.
+
+
+def router_pod(api: ApiServer, name: str, cluster: str = "tiny", component: str = "router") -> None:
+    labels = {"pdcluster.dev/cluster": cluster, "app.kubernetes.io/component": component}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}}
+    api.store.create(("pods", "default", name), pod)
+
+
+def proxied(pod: str, how: int | bytes) -> Fault:
+    """The API server's proxy to this pod answers so."""
+    path = f"/api/v1/namespaces/default/pods/{pod}:8001/proxy/pdcluster/requests"
+    return Fault(lambda one: one.path == path and one.query == {"id": "R/7"}, how, 99)
+
+
+def test_each_router_pod_of_a_pool_is_asked_through_the_api_server(api: ApiServer, typed: Typed) -> None:
+    for name, cluster, component in [("a", "tiny", "router"), ("b", "tiny", "router"), ("c", "other", "router")]:
+        router_pod(api, name, cluster, component)
+    router_pod(api, "d", component="decode")
+    had = {"requests": [{"request_id": "R/7", "ended_at_unix_s": 1, "outcome": "ok", "status": 200}]}
+    api.faults = [proxied("a", b"{}"), proxied("b", json.dumps(had).encode())]
+    told = typed("why", "R/7", "--cluster", "tiny")
+    assert told.out.startswith("R/7 went well, 1970-01-01 00:00:01 UTC (told by b)")
+    assert sorted(path for path in asked(api) if "/proxy/" in path) == [
+        f"/api/v1/namespaces/default/pods/{name}:8001/proxy/pdcluster/requests" for name in "ab"
+    ]
+
+
+def test_a_router_pod_that_cannot_be_asked_is_named_with_a_cure(api: ApiServer, typed: Typed) -> None:
+    router_pod(api, "a")
+    api.faults = [proxied("a", 403)]
+    told = typed("why", "R/7", "--cluster", "tiny", status=2)
+    assert told.out == ""
+    assert told.err.startswith("pdcluster why: a: the API server answered 403: a fault of the test (your account needs")
+    assert "port-forward" in told.err
+
+
+def test_a_pool_without_router_pods_is_told_in_one_line(api: ApiServer, typed: Typed) -> None:
+    told = typed("why", "R/7", "--cluster", "tiny", "-n", "team-b", status=2)
+    assert told.err == "pdcluster why: no router pods of PDCluster team-b/tiny: are its name and -n right?\n"
+
+
+def test_without_a_way_to_an_api_server_no_router_can_be_asked(home: Path, typed: Typed) -> None:
+    assert not (home / ".kube").exists()
+    assert typed("why", "R", "--cluster", "tiny", status=2).err.startswith("pdcluster why: ")

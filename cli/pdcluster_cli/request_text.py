@@ -1,0 +1,101 @@
+"""A request that a router remembers, as text for a person: where it was when, how it ended, why, and what to do.
+
+R-7 failed: 502 prefill_failed after 3.214 s, 2026-11-26 08:41:12 UTC (asked: router-1)
+POST /v1/completions, model m, stream, key team-a, transfer 5d41402abc4b2a76b9719d911017c592
+
+       at       took
+  0.000 s    0.000 s  waits to be admitted
+  0.000 s    0.002 s  sent to decode-0
+  0.002 s    3.210 s  attempt 1: sent to prefill-0
+  3.214 s             ended
+
+cause: ...
+cure:  ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Final
+
+from pdcluster_protocol.kept import KeptRequest, Milestone, Moment
+
+OK: Final = "ok"
+"""The outcome of a request that was served whole."""
+_HAPPENED: Final = {
+    Milestone.DECODE_SENT.value: "sent to {engine}",
+    Milestone.RESERVED.value: "{engine} has reserved blocks for its KV",
+    Milestone.PREFILLS_LOCALLY.value: "{engine} computes the rest of the prompt itself",
+    Milestone.PREFILL_SENT.value: "attempt {attempt}: sent to {engine}",
+    Milestone.PREFILL_REPLIED.value: "attempt {attempt}: {engine} has done its part",
+    Milestone.FIRST_BYTE.value: "first byte from {engine}",
+}
+
+
+def describe(request: KeptRequest, engines: Mapping[str, str], source: str) -> str:
+    """The whole text. ``engines``: pod or URL by name; ``source``: which router or file has told it."""
+    parts = [f"{_headline(request)} (told by {source})", _facts(request), "", *_timeline(request)]
+    known = {moment.engine for moment in request.moments} & engines.keys()
+    if known:
+        parts += ["", ", ".join(f"{name} is {engines[name]}" for name in sorted(known))]
+    if request.cause:
+        parts += ["", f"cause: {request.cause}", f"cure:  {request.cure}"]
+    return "\n".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """In the largest unit of which there are two."""
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _headline(request: KeptRequest) -> str:
+    took = "" if request.total_s is None else f" {request.total_s:.3f} s"
+    if request.ended_at_unix_s is None:
+        return f"{request.request_id} has not ended: it runs for{took}"
+    at = datetime.fromtimestamp(request.ended_at_unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    status = str(request.status) if request.status is not None else "no status"
+    result = "went well" if request.outcome == OK else f"failed: {status} {request.error or request.outcome}".rstrip()
+    return f"{request.request_id} {result}{' after' if took else ''}{took}, {at}"
+
+
+def _facts(request: KeptRequest) -> str:
+    tokens = "" if request.prompt_tokens is None else f"{request.prompt_tokens} prompt tokens"
+    if request.cached_tokens:
+        tokens += f", {request.cached_tokens} of them cached on decode"
+    named = {
+        "model": request.model,
+        "key": request.client,
+        "revision": request.revision,
+        "transfer": request.transfer_id,
+        "trace": request.trace_id,
+    }
+    stream = "stream" if request.is_stream else ""
+    told = [f"POST {request.path}", stream, tokens, *(f"{name} {value}" for name, value in named.items() if value)]
+    return ", ".join(filter(None, told))
+
+
+def _timeline(request: KeptRequest) -> list[str]:
+    """A row for each moment, with the time until the next one; nothing for a request that was refused as it came."""
+    if request.total_s is None:
+        return []
+    begin = [] if request.queue_s is None else [(0.0, "waits to be admitted")]
+    rows = [*begin, *((moment.at_s, _happened(moment)) for moment in request.moments)]
+    rows.append((request.total_s, "now" if request.ended_at_unix_s is None else "ended"))
+    rows.sort(key=lambda row: row[0])
+    tooks = [f"{after[0] - row[0]:8.3f} s" for row, after in pairwise(rows)]
+    lines = [f"{at:9.3f} s {took:>10}  {what}" for (at, what), took in zip(rows, [*tooks, ""], strict=True)]
+    return [f"{'at':>11} {'took':>10}", *lines]
+
+
+def _happened(moment: Moment) -> str:
+    form = _HAPPENED.get(moment.what)
+    if form is not None:
+        return form.format(engine=moment.engine, attempt=moment.attempt)
+    attempt = f"attempt {moment.attempt}: " if moment.attempt else ""
+    engine = f" {moment.engine}" if moment.engine else ""
+    return f"{attempt}{moment.what}{engine}{': ' if moment.reason else ''}{moment.reason}"

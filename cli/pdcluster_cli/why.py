@@ -1,0 +1,82 @@
+"""``pdcluster why``: what happened to one request, by its id: where it was when, how it ended, why, and what to do.
+
+Asks each router of a pool what it remembers; ``--access-log`` reads what is older.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from pdcluster_cli.commands import SUBCOMMANDS
+from pdcluster_cli.request_files import read_access_log
+from pdcluster_cli.request_text import OK, describe, duration
+from pdcluster_cli.routers import Unanswered, add_router_flags, ask_routers
+from pdcluster_protocol.kept import KeptAnswer, path_for
+
+
+def main(words: Sequence[str]) -> int:
+    """Status 0 when the request, or the newest of several, went well or still runs; 1 when it failed; 2 when it was
+    not found."""
+    given = make_parser().parse_args(words)
+    try:
+        answers = _answers(given)
+    except Unanswered as error:
+        print(f"pdcluster why: {error}", file=sys.stderr)
+        return 2
+    return _tell(given.request_id, answers)
+
+
+def _answers(given: argparse.Namespace) -> dict[str, KeptAnswer | str]:
+    """By source: what it says, or why it says nothing."""
+    if given.access_log:
+        return {given.access_log: read_access_log(given.access_log, given.request_id)}
+    answers = ask_routers(given, path_for(given.request_id))
+    return {router: _read(body) if isinstance(body, bytes) else body for router, body in answers.items()}
+
+
+def _read(body: bytes) -> KeptAnswer | str:
+    try:
+        return msgspec.json.decode(body, type=KeptAnswer)
+    except msgspec.DecodeError as error:
+        return f"its answer cannot be read ({error}): is it a router of this version?"
+
+
+def _tell(name: str, answers: dict[str, KeptAnswer | str]) -> int:
+    """``answers``: what each source says, or why it says nothing."""
+    said = {source: answer for source, answer in answers.items() if isinstance(answer, KeptAnswer)}
+    for source, problem in answers.items():
+        if isinstance(problem, str):
+            print(f"pdcluster why: {source}: {problem}", file=sys.stderr)
+    found = [(request, source) for source, answer in said.items() for request in answer.requests]
+    if not found:
+        _tell_none(name, said)
+        return 2
+    found.sort(key=lambda one: -(one[0].ended_at_unix_s or float("inf")))
+    pages = [describe(request, said[source].engines, source) for request, source in found]
+    print("\n\n".join(pages))
+    return 0 if found[0][0].outcome in (OK, "") and not found[0][0].error else 1
+
+
+def _tell_none(name: str, said: dict[str, KeptAnswer]) -> None:
+    for source, answer in said.items():
+        spans = {fate: time.time() - at for fate, at in answer.since_unix_s.items()}
+        since = ", ".join(f"{fate} ones of the last {duration(seconds)}" for fate, seconds in spans.items())
+        print(f"pdcluster why: {source} knows no request {name!r}; it has {since or 'none at all'}", file=sys.stderr)
+    if said:
+        cure = "look for it in an access log: --access-log FILE"
+        print(f"pdcluster why: {cure}, or - for what `kubectl logs` prints", file=sys.stderr)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pdcluster why", description=SUBCOMMANDS["why"].help)
+    parser.add_argument(
+        "request_id", help="x-request-id of the answer, the id in vLLM's answer, or a transfer id from a log"
+    )
+    which = add_router_flags(parser)
+    which.add_argument("--access-log", metavar="FILE", help="a router's access log, in place of asking; - reads stdin")
+    return parser

@@ -1,0 +1,109 @@
+"""A request as a router remembers it, and how it is asked: ``GET /pdcluster/requests?id=ID`` on the internal port.
+
+No prompt, answer, key, header or address is in it. The words in ``cause`` and ``cure`` are the router's own, made when
+it is asked. A reader ignores fields that it does not know.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+
+REQUESTS_PATH: Final = "/pdcluster/requests"
+
+
+def path_for(name: str) -> str:
+    """The path and query that ask for requests by this id."""
+    return f"{REQUESTS_PATH}?id={quote(name, safe='')}"
+
+
+class Milestone(Enum):
+    """The things that are done for a request when all is well. The values are ``what`` of a moment."""
+
+    __hash__ = object.__hash__
+
+    DECODE_SENT = "decode_sent"
+    RESERVED = "reserved"
+    """Decode has made its reservation."""
+    PREFILLS_LOCALLY = "prefills_locally"
+    """Decode says that it computes what it lacks of the prompt itself."""
+    PREFILL_SENT = "prefill_sent"
+    PREFILL_REPLIED = "prefill_replied"
+    """Prefill says that it has done its part."""
+    FIRST_BYTE = "first_byte"
+    """Decode's first body byte has come."""
+
+
+class Moment(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One thing that has happened to a request: what is done, or a kind of failure."""
+
+    at_s: float
+    """Since it arrived."""
+    what: str
+    engine: str = ""
+    attempt: int = 0
+    """Of prefill; 0: none, or before the first."""
+    reason: str = ""
+    """Of a failure."""
+
+
+class KeptRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """One request. Seconds count from its arrival."""
+
+    request_id: str
+    """The ``x-request-id`` of its answer."""
+    transfer_id: str = ""
+    """The newest one; both engines have it in their logs."""
+    trace_id: str = ""
+    """Of the client's ``traceparent``."""
+    client: str = ""
+    """Name of its API key."""
+    model: str = ""
+    """The client's word."""
+    path: str = ""
+    is_stream: bool | None = None
+    """None: its body was not read."""
+    ended_at_unix_s: float | None = None
+    """None: it has not ended."""
+    total_s: float | None = None
+    """Until the end of its answer, or until now."""
+    queue_s: float | None = None
+    """Until it was admitted, or turned away."""
+    status: int | None = None
+    """HTTP status that the client was sent; None: it has none, or only part of an answer."""
+    outcome: str = ""
+    """A label of ``pdcluster_router_requests_total``; empty: it has none yet."""
+    error: str = ""
+    """Code of the error that ended it."""
+    revision: str = ""
+    """Of its engines."""
+    is_local_prefill: bool | None = None
+    """True: decode computes the prompt itself; None: no engine was asked."""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    """Of the prompt, on decode."""
+    moments: tuple[Moment, ...] = ()
+    """In the order in which they came."""
+    cause: str = ""
+    """Why it failed, or what delayed it; empty: nothing did."""
+    cure: str = ""
+    """The thing to do about it."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The ids by which it is asked for."""
+        return (self.request_id, self.transfer_id)
+
+
+class KeptAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A router's answer about one id. Empty ``requests``: it remembers none of that name."""
+
+    requests: tuple[KeptRequest, ...] = ()
+    """The newest one first: clients may use an id twice."""
+    engines: dict[str, str] = {}
+    """Pod, or else the URL, of each engine that is named, as far as it is still known."""
+    since_unix_s: dict[str, float] = {}
+    """Ends of the oldest requests that are remembered: those that were ``served`` whole, ``refused``, or ``failed``."""

@@ -1,0 +1,35 @@
+"""The trace id of a request: W3C Trace Context, ``traceparent``.
+
+The header itself goes to engines as it came, for vLLM reads it. One that is not valid does too: no hop can use it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+TRACE_HEADER: Final = b"traceparent"
+_PARENT: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?", re.DOTALL)
+_FIRST_VERSION: Final = b"00"
+_NO_VERSION: Final = b"ff"
+_NO_TRACE: Final = b"0" * 32
+_NO_PARENT: Final = b"0" * 16
+
+
+def trace_id_in(headers: Sequence[tuple[bytes, bytes]], fields: Mapping[bytes, bytes]) -> str:
+    """The trace id that these headers name; empty where they name none, or not one that is valid.
+
+    ``fields``: the same by name.
+
+    Example: ``00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01`` -> ``0af7651916cd43dd8448eb211c80319c``.
+    """
+    given = fields.get(TRACE_HEADER)
+    if given is None or sum(name == TRACE_HEADER for name, _ in headers) > 1:
+        return ""
+    found = _PARENT.fullmatch(given)
+    if found is None or found[1] == _NO_VERSION or found[2] == _NO_TRACE or found[3] == _NO_PARENT:
+        return ""
+    if found[1] == _FIRST_VERSION and found[4] is not None:
+        return ""  # A later version may say more at its end; the first one does not.
+    return found[2].decode("ascii")

@@ -1,0 +1,64 @@
+"""``GET /pdcluster/requests?id=ID``: what this router remembers of a request, for ``pdcluster why`` and for ``curl``.
+
+Requests that run are asked how far they are; a request that has ended is looked for in memory.
+"""
+
+from __future__ import annotations
+
+from itertools import chain, islice
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pdcluster_protocol.kept import KeptAnswer, KeptRequest
+from pdcluster_router.core.why import explain
+from pdcluster_router.front.router import Router
+from pdcluster_router.requests.unserved import waiting
+from pdcluster_router.telemetry.kept import MAX_FOUND, request_of
+
+_RESPONSE_PREFIXES: Final = ("chatcmpl-", "cmpl-")
+QUERY: Final[dict[str, Any]] = {
+    "parameters": [
+        {
+            "name": "id",
+            "in": "query",
+            "required": True,
+            "schema": {"type": "string"},
+            "description": "`x-request-id` of the answer, or a transfer id; an answer's own `id` does as well",
+        }
+    ]
+}
+
+
+def answer_about(router: Router, name: str) -> bytes:
+    """The page's body, JSON."""
+    found = _found(router, name) or _found(router, _without_prefix(name))
+    told = tuple(_told(request) for request in found)
+    names = {moment.engine for request in told for moment in request.moments}
+    engines = {
+        engine.name: engine.pod or engine.url for engine in router.services.all_engines() if engine.name in names
+    }
+    return msgspec.json.encode(KeptAnswer(requests=told, engines=engines, since_unix_s=router.services.kept.since()))
+
+
+def _found(router: Router, name: str) -> list[KeptRequest]:
+    """Those that run first, then the newest."""
+    if not name:
+        return []
+    services = router.services
+    queued = (waiting(services, request) for request in router.gate.waiting_with(name))
+    running = (one.record.row() for one in services.running if name in one.record.names)
+    return [*map(request_of, islice(chain(queued, running), MAX_FOUND)), *services.kept.find(name)]
+
+
+def _without_prefix(name: str) -> str:
+    """vLLM's id of an answer is the request's with a prefix."""
+    prefix = next((one for one in _RESPONSE_PREFIXES if name.startswith(one)), "")
+    return name[len(prefix) :] if prefix else ""
+
+
+def _told(request: KeptRequest) -> KeptRequest:
+    """With cause and cure."""
+    words = explain(request)
+    return replace(request, cause=words.cause, cure=words.cure)

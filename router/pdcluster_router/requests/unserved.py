@@ -1,0 +1,87 @@
+"""The memory of requests that no engine was asked for: refused as they came, turned away, or still in the queue.
+
+Of those that engines have had it is ``record.py`` that tells.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from pdcluster_router.core.openai_errors import ApiError
+from pdcluster_router.core.trace_context import trace_id_in
+from pdcluster_router.http.cycle import HotCycle
+from pdcluster_router.requests.request import ClientRequest
+from pdcluster_router.services import Services
+from pdcluster_router.telemetry.failures import FailureKind
+from pdcluster_router.telemetry.kept import KeptRow, reason_of
+from pdcluster_router.telemetry.metrics import Outcome
+
+_BUG: Final = "internal_error"
+"""The code of an error that no record has told: its exchange was broken by it."""
+
+
+def keep_refused(services: Services, cycle: HotCycle, error: ApiError) -> None:
+    """``error`` is the answer to a request that was not parsed, or that a bug of ours has ended."""
+    if not services.kept.is_on or (cycle.teller is not None and error.code != _BUG):
+        return  # The queue or the exchange tells it.
+    services.kept.keep(
+        KeptRow(
+            request_id=cycle.request_id.decode("ascii"),
+            trace_id=trace_id_in(cycle.head.headers, cycle.head.fields),
+            client=cycle.client,
+            path=cycle.path,
+            ended_at_unix_s=services.unix_now(),
+            status=error.status,
+            outcome="" if error.code == _BUG else Outcome.REJECTED.value,
+            error=error.code,
+        )
+    )
+
+
+def keep_limited(services: Services, request: ClientRequest, error: ApiError) -> None:
+    """``error`` is the answer to a request whose key has asked for too much."""
+    if services.kept.is_on:
+        end = {"ended_at_unix_s": services.unix_now(), "outcome": Outcome.LIMITED.value}
+        services.kept.keep(replace(_facts_of(request, 0.0), status=error.status, error=error.code, **end))
+
+
+def keep_turned_away(
+    services: Services,
+    request: ClientRequest,
+    kind: FailureKind,
+    outcome: Outcome,
+    reason: str,
+    error: ApiError | None,
+) -> None:
+    """It has never left the queue. ``error``: None: its client has left."""
+    waited_s = services.now() - request.received_at
+    services.kept.keep(
+        replace(
+            _facts_of(request, waited_s),
+            ended_at_unix_s=services.unix_now(),
+            status=error.status if error is not None else None,
+            error=error.code if error is not None else "",
+            outcome=outcome.value,
+            moments=(waited_s, kind.value, "", 0, reason_of(reason)),
+        )
+    )
+
+
+def waiting(services: Services, request: ClientRequest) -> KeptRow:
+    """It is in the queue."""
+    return _facts_of(request, services.now() - request.received_at)
+
+
+def _facts_of(request: ClientRequest, waited_s: float) -> KeptRow:
+    return KeptRow(
+        request_id=request.request_id,
+        trace_id=request.trace_id,
+        client=request.client,
+        model_text=request.body.model_text,
+        path=request.path,
+        is_stream=request.body.is_stream,
+        queue_s=waited_s,
+        total_s=waited_s,
+    )

@@ -1,0 +1,183 @@
+"""The last requests of this router, kept in memory for ``pdcluster why``: docs/decisions/0030-why.md.
+
+    exchange, queue, refusals --KeptRow--> keep() --> a ring each for what was served, what was refused, what failed
+    GET /pdcluster/requests?id=ID --> find() --> KeptRequest
+
+Rings of their own, so that neither good requests nor clients' mistakes push out what broke. Bounded in bytes. All that
+can wait until somebody asks does: a request pays for one row of plain values, 4 us in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from itertools import islice
+from typing import Final, TypeAlias
+
+import msgspec
+
+from pdcluster_protocol.kept import KeptRequest, Moment
+from pdcluster_router.core.ring import Ring
+from pdcluster_router.core.scrub import scrub
+from pdcluster_router.core.why import OK
+from pdcluster_router.telemetry.access_log import word_of
+from pdcluster_router.telemetry.metrics import Outcome
+
+MAX_MOMENTS: Final = 64
+"""Of one request: the first and the last ones. Three prefill and two decode attempts make 20."""
+MAX_FOUND: Final = 20
+"""Of one id: a client may give the same one to all its requests."""
+MAX_REASON_CHARS: Final = 400
+"""Of a failure."""
+MAX_MODEL_BYTES: Final = 1024
+"""Of a model's name as the client wrote it; a longer one is told as ``?``."""
+
+MomentPart: TypeAlias = float | int | str
+
+
+class KeptRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request as it is kept: the fields of ``KeptRequest``, as cheap to make as can be."""
+
+    request_id: str
+    transfer_id: str = ""
+    trace_id: str = ""
+    client: str = ""
+    model_text: bytes = b""
+    """JSON, as the client wrote it."""
+    path: bytes = b""
+    is_stream: bool | None = None
+    ended_at_unix_s: float | None = None
+    total_s: float | None = None
+    queue_s: float | None = None
+    status: int | None = None
+    outcome: str = ""
+    error: str = ""
+    revision: str = ""
+    is_local_prefill: bool | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    moments: Sequence[MomentPart] = ()
+    """The fields of each ``Moment``, one after the other."""
+
+
+class Fate(Enum):
+    """The ring that remembers a request."""
+
+    __hash__ = object.__hash__
+
+    SERVED = "served"
+    """Whole, and nothing failed on the way."""
+    REFUSED = "refused"
+    """Its client was told that it cannot be: a mistake of its own, or too much at a time; or its client left."""
+    FAILED = "failed"
+    """All else, also what was made good."""
+
+
+_SERVED: Final = Fate.SERVED
+"""By a name of its own: nearly each request asks for it."""
+_REFUSED: Final = frozenset(
+    one.value for one in (Outcome.REJECTED, Outcome.LIMITED, Outcome.OVERLOADED, Outcome.CLIENT_GONE)
+)
+_EIGHTHS: Final = {Fate.SERVED: 3, Fate.REFUSED: 1, Fate.FAILED: 4}
+"""Of the bytes. An eighth for what any client can have in masses."""
+
+
+class Kept:
+    """Owned by ``Services``. Event loop only."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """``max_bytes``: of all together; 0: nothing is remembered."""
+        self.is_on = max_bytes > 0
+        self._rings = {fate: Ring(max_bytes * eighths // 8) for fate, eighths in _EIGHTHS.items()}
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(ring.num_bytes for ring in self._rings.values())
+
+    def keep(self, row: KeptRow, *, has_failed: bool = False) -> None:
+        """It has ended, and is remembered as long as there is room. ``has_failed``: something did on the way."""
+        self._rings[fate_of(row, has_failed=has_failed)].add(_encode(row))
+
+    def find(self, name: str) -> list[KeptRequest]:
+        """The requests with this request id or transfer id, newest first. Costs up to 5 ms."""
+        part = _encode(name)  # With its length before it: a short name is not in every entry.
+        found = [request for ring in self._rings.values() for request in islice(_named(ring, part, name), MAX_FOUND)]
+        return sorted(found, key=lambda request: -(request.ended_at_unix_s or 0.0))[:MAX_FOUND]
+
+    def since(self) -> dict[str, float]:
+        """The end of the oldest request of each fate that is remembered, Unix seconds."""
+        oldest = {fate.value: ring.oldest for fate, ring in self._rings.items()}
+        return {name: _decode(entry).ended_at_unix_s or 0.0 for name, entry in oldest.items() if entry is not None}
+
+
+def _named(ring: Ring, part: bytes, name: str) -> Iterator[KeptRequest]:
+    rows = map(_decode, ring.holding(part))
+    return (request_of(row) for row in rows if name in (row.request_id, row.transfer_id))
+
+
+def fate_of(row: KeptRow, *, has_failed: bool) -> Fate:
+    """The ring where it belongs. Decode's error below 500 is a client's mistake."""
+    if row.outcome == OK:
+        return Fate.FAILED if has_failed else _SERVED
+    is_mistake = row.outcome == Outcome.ENGINE_ERROR.value and (row.status or 500) < 500
+    return Fate.REFUSED if row.outcome in _REFUSED or is_mistake else Fate.FAILED
+
+
+def request_of(row: KeptRow) -> KeptRequest:
+    """As it is told."""
+    return KeptRequest(
+        request_id=row.request_id,
+        transfer_id=row.transfer_id,
+        trace_id=row.trace_id,
+        client=row.client,
+        model=_model_in(row.model_text),
+        path=row.path.decode("latin-1"),
+        is_stream=row.is_stream,
+        ended_at_unix_s=row.ended_at_unix_s,
+        total_s=_rounded(row.total_s),
+        queue_s=_rounded(row.queue_s),
+        status=row.status,
+        outcome=row.outcome,
+        error=row.error,
+        revision=row.revision,
+        is_local_prefill=row.is_local_prefill,
+        prompt_tokens=row.prompt_tokens,
+        cached_tokens=row.cached_tokens,
+        moments=_moments_in(row.moments),
+    )
+
+
+def some_of(moments: Sequence[MomentPart]) -> Sequence[MomentPart]:
+    """As many of them as are remembered: of a long row the first and the last ones."""
+    half = MAX_MOMENTS // 2 * _NUM_PARTS
+    return moments if len(moments) <= 2 * half else (*moments[:half], *moments[-half:])
+
+
+def reason_of(text: str) -> str:
+    """A failure's reason, as it is remembered: no address, no token, not long."""
+    return scrub(text)[:MAX_REASON_CHARS]
+
+
+def _moments_in(parts: Sequence[MomentPart]) -> tuple[Moment, ...]:
+    rows = [parts[begin : begin + _NUM_PARTS] for begin in range(0, len(parts), _NUM_PARTS)]
+    moments = [msgspec.convert(row, Moment) for row in rows]
+    return tuple(msgspec.structs.replace(moment, at_s=round(moment.at_s, 6)) for moment in moments)
+
+
+def _model_in(text: bytes) -> str:
+    if len(text) > MAX_MODEL_BYTES:
+        return "?"
+    try:
+        return word_of(msgspec.json.decode(text, type=str)) if text else ""
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+
+
+def _rounded(seconds: float | None) -> float | None:
+    """In whole microseconds: nothing that is measured here is exacter."""
+    return None if seconds is None else round(seconds, 6)
+
+
+_NUM_PARTS: Final = len(Moment.__struct_fields__)
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(KeptRow).decode

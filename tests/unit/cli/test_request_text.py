@@ -1,0 +1,85 @@
+"""What ``pdcluster why`` prints of a request."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdcluster_cli.request_text import _HAPPENED, describe, duration
+from pdcluster_protocol.kept import KeptRequest, Milestone, Moment
+
+FAILED = KeptRequest(
+    request_id="R-7",
+    transfer_id="5d41",
+    client="team-a",
+    model="m",
+    path="/v1/completions",
+    is_stream=True,
+    ended_at_unix_s=1000.0,
+    total_s=3.214,
+    queue_s=0.5,
+    status=502,
+    outcome="prefill_failed",
+    error="prefill_failed",
+    prompt_tokens=300,
+    cached_tokens=16,
+    moments=(
+        Moment(0.5, "decode_sent", "decode-0"),
+        Moment(0.504, "reserved", "decode-0"),
+        Moment(0.505, "prefill_sent", "prefill-1", 1),
+        Moment(3.213, "prefill_failed", "prefill-1", 1, "prefill-1 answered 500"),
+    ),
+    cause="it broke",
+    cure="Mend it.",
+)
+
+
+def test_a_failed_request_is_told_from_its_arrival_to_its_cure() -> None:
+    text = describe(FAILED, {"decode-0": "pod-d", "prefill-1": "http://p:1", "prefill-9": "x"}, "router-1")
+    assert text == (
+        "R-7 failed: 502 prefill_failed after 3.214 s, 1970-01-01 00:16:40 UTC (told by router-1)\n"
+        "POST /v1/completions, stream, 300 prompt tokens, 16 of them cached on decode, model m, key team-a, "
+        "transfer 5d41\n"
+        "\n"
+        "         at       took\n"
+        "    0.000 s    0.500 s  waits to be admitted\n"
+        "    0.500 s    0.004 s  sent to decode-0\n"
+        "    0.504 s    0.001 s  decode-0 has reserved blocks for its KV\n"
+        "    0.505 s    2.708 s  attempt 1: sent to prefill-1\n"
+        "    3.213 s    0.001 s  attempt 1: prefill_failed prefill-1: prefill-1 answered 500\n"
+        "    3.214 s             ended\n"
+        "\n"
+        "decode-0 is pod-d, prefill-1 is http://p:1\n"
+        "\n"
+        "cause: it broke\n"
+        "cure:  Mend it."
+    )
+
+
+def test_a_request_that_went_well_has_no_cause() -> None:
+    text = describe(KeptRequest(request_id="R", ended_at_unix_s=1000.0, total_s=1.0, outcome="ok", status=200), {}, "u")
+    assert text.startswith("R went well after 1.000 s, 1970-")
+    assert "cause" not in text
+
+
+def test_a_request_that_runs_ends_with_now() -> None:
+    text = describe(KeptRequest(request_id="R", total_s=2.5, queue_s=2.5, cause="it waits", cure="Wait."), {}, "u")
+    assert text.startswith("R has not ended: it runs for 2.500 s")
+    assert "  now\n\ncause: it waits" in text
+
+
+def test_a_request_that_was_refused_as_it_came_has_no_times() -> None:
+    refused = KeptRequest(request_id="R", ended_at_unix_s=1.0, status=401, error="invalid_api_key", outcome="rejected")
+    assert "took" not in describe(refused, {}, "u")
+    assert describe(refused, {}, "u").startswith("R failed: 401 invalid_api_key, 1970-")
+
+
+@pytest.mark.parametrize("progress", Milestone)
+def test_each_thing_that_can_happen_has_its_words(progress: Milestone) -> None:
+    assert progress.value in _HAPPENED
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(5, "5 s"), (119, "119 s"), (130, "2 minutes"), (7300, "2 hours"), (9e5, "10 days")]
+)
+def test_a_duration_is_told_in_the_largest_unit_of_which_there_are_two(seconds: float, told: str) -> None:
+    assert duration(seconds) == told

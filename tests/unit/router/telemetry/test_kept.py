@@ -1,0 +1,94 @@
+"""Which requests are remembered together, and what their entries take."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from pdcluster_protocol.kept import KeptRequest
+from pdcluster_router.core.ring import ENTRY_BYTES
+from pdcluster_router.telemetry.kept import (
+    MAX_FOUND,
+    MAX_MODEL_BYTES,
+    MAX_REASON_CHARS,
+    Fate,
+    Kept,
+    KeptRow,
+    fate_of,
+    reason_of,
+    request_of,
+)
+from pdcluster_router.telemetry.metrics import Outcome
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "has_failed", "fate"),
+    [
+        (Outcome.OK, 200, False, Fate.SERVED),
+        (Outcome.OK, 200, True, Fate.FAILED),
+        (Outcome.REJECTED, 400, False, Fate.REFUSED),
+        (Outcome.OVERLOADED, 429, True, Fate.REFUSED),
+        (Outcome.LIMITED, 429, False, Fate.REFUSED),
+        (Outcome.CLIENT_GONE, None, True, Fate.REFUSED),
+        (Outcome.ENGINE_ERROR, 404, False, Fate.REFUSED),
+        (Outcome.ENGINE_ERROR, 500, True, Fate.FAILED),
+        (Outcome.ENGINE_ERROR, None, True, Fate.FAILED),
+        (Outcome.PREFILL_FAILED, 502, True, Fate.FAILED),
+        (Outcome.UNAVAILABLE, 503, True, Fate.FAILED),
+        (Outcome.LOST, 200, True, Fate.FAILED),
+        (Outcome.TIMEOUT, 504, True, Fate.FAILED),
+    ],
+)
+def test_what_any_client_can_have_in_masses_pushes_out_nothing_that_broke(
+    outcome: Outcome, status: int | None, has_failed: bool, fate: Fate
+) -> None:
+    request = KeptRow(request_id="r", outcome=outcome.value, status=status)
+    assert fate_of(request, has_failed=has_failed) is fate
+
+
+def test_a_bug_of_ours_is_a_failure() -> None:
+    assert fate_of(KeptRow(request_id="r", status=500), has_failed=False) is Fate.FAILED
+
+
+def test_an_entry_takes_no_more_than_is_counted() -> None:
+    empty = sys.getsizeof(b"")
+    assert empty + 8 + 15 + 8 <= ENTRY_BYTES, "its object, its place, rounding to 16 bytes, the allocator's own"
+
+
+def test_a_reason_has_no_address_and_is_not_long() -> None:
+    assert reason_of("cannot connect to 10.1.2.3:8000\n") == "cannot connect to <address>"
+    assert len(reason_of("x" * 9999)) == MAX_REASON_CHARS
+
+
+def test_of_a_name_that_all_requests_have_the_newest_are_told() -> None:
+    kept = Kept(1 << 20)
+    for number in range(5 * MAX_FOUND):
+        kept.keep(KeptRow("a", ended_at_unix_s=float(number), outcome="ok" if number % 2 else "lost"))
+    ends = [request.ended_at_unix_s for request in kept.find("a")]
+    assert ends == [float(5 * MAX_FOUND - 1 - number) for number in range(MAX_FOUND)]
+
+
+def test_nothing_is_found_where_nothing_is_kept() -> None:
+    kept = Kept(0)
+    kept.keep(KeptRow(request_id="r"))
+    assert (kept.find("r"), kept.since(), kept.num_bytes, kept.is_on) == ([], {}, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        (b"", ""),
+        (b'"m\\u00e9"', "m\u00e9"),
+        (b'"a\\nb"', "a?b"),
+        (b'"' + b"x" * MAX_MODEL_BYTES + b'"', "?"),
+        (b'"\xff"', ""),
+    ],
+)
+def test_a_models_name_is_one_short_word(text: bytes, model: str) -> None:
+    assert request_of(KeptRow("r", model_text=text)).model == model
+
+
+def test_a_row_has_the_fields_that_are_told() -> None:
+    told = [name for name in KeptRequest.__struct_fields__ if name not in ("cause", "cure")]
+    assert [name.removesuffix("_text") for name in KeptRow.__struct_fields__] == told

@@ -74,3 +74,28 @@ async def test_a_connection_that_has_just_been_made_counts_once() -> None:
         await until(lambda: first.connection is not None)
         assert pool.num_busy == 1
         await pool.close()
+
+
+async def test_a_connection_that_a_probe_has_left_is_not_one_more_for_requests() -> None:
+    async with running_rig(max_engine_connections=1, probe_interval_s=0.02) as rig:
+        rig.prefill.close_gate(Gate.PREFILL)
+        client = await send(rig)
+        await rig.prefill.next_request()
+        pools = [engine.pool for engine in rig.router.services.all_engines()]
+        await until(lambda: rig.prefill.num_connections == rig.decode.num_connections == 2)
+        await until(lambda: all(pool.num_busy == 1 for pool in pools))
+        second = await send(rig)
+        async with asyncio.timeout(PATIENCE_S):
+            refused = await second.receive()
+        assert (refused.status, len(rig.decode.seen)) == (503, 1)
+        assert b"all 1 connections are in use" in refused.body
+        rig.prefill.open_gate(Gate.PREFILL)
+        assert (await client.receive()).status == 200
+
+
+async def test_connections_that_were_idle_for_too_long_keep_no_request_out() -> None:
+    async with running_rig(max_engine_connections=1, engine_idle_s=0.05) as rig:
+        client = await rig.client()
+        for _ in range(2):
+            assert (await client.post(COMPLETIONS, PROMPT)).status == 200
+            await asyncio.sleep(0.1)  # Else they are not old enough, and the test proves nothing.

@@ -83,14 +83,13 @@ class ConnectionPool:
         call = Call(sink)
         if is_exempt:
             self._exempt = [*self._busy_exempt(), call]
+        elif self._is_full():
+            reason = f"all {self._limits.max_connections} connections are in use"
+            self._loop.call_soon(call.fail, ResponseLost(reason, is_unsent=True, is_ours=True))
+            return call
         idle = None if fresh else self._take_idle()
         if idle is not None:
             idle.send(request, call)
-        elif not is_exempt and self.num_busy - len(self._busy_exempt()) >= self._limits.max_connections:
-            lost = ResponseLost(
-                f"all {self._limits.max_connections} connections are in use", is_unsent=True, is_ours=True
-            )
-            self._loop.call_soon(call.fail, lost)
         else:
             self._connect(request, call)
         return call
@@ -126,6 +125,11 @@ class ConnectionPool:
         self._all_idle.discard(connection)
         self._all.discard(connection)
 
+    def _is_full(self) -> bool:
+        """Whether requests hold all connections that they may. Those that probes have left idle are no more."""
+        most = self._limits.max_connections
+        return self.num_busy >= most and self.num_busy - len(self._busy_exempt()) >= most
+
     def _busy_exempt(self) -> list[Call]:
         """Also one that was given up and whose connection, made or half made, is not closed yet."""
         return [call for call in self._exempt if call.connection is not None or call in self._connecting]
@@ -137,6 +141,7 @@ class ConnectionPool:
             self._all_idle.discard(connection)
             if connection.is_usable and connection.idle_since >= oldest:
                 return connection
+            self._all.discard(connection)  # Closed a turn of the loop later, it is busy with nothing.
             connection.abort()
         return None
 

@@ -119,3 +119,12 @@ async def test_nothing_is_left_of_a_connection(
     await until(lambda: seen() is None)
     await rig.settled()
     assert left() == []
+
+
+async def test_nothing_is_left_of_a_connection_that_could_not_be_made(rig: Rig, no_collector: None) -> None:
+    """An engine that is down refuses one for each of its probes and for each request that is sent there."""
+    await rig.decode.stop()
+    for _ in range(3):
+        assert (await (await rig.client()).post(COMPLETIONS, PROMPT)).status == 503
+    await rig.settled()
+    assert left() == []

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from fakes.answers import END, STREAM_HEAD, chunk, get_answer, json_answer
-from fakes.engine import Gate
 from fakes.http import RawClient, read_body, read_head, request_bytes
 from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig, running_server, send, until
 from patience import EDGE_S, PATIENCE_S
@@ -142,32 +141,6 @@ async def test_a_router_without_a_descriptor_left_blames_no_engine(rig: Rig) -> 
     page = (await internal.get("/pdcluster/pool")).json()
     assert {engine["circuit"] for engine in page["engines"]} == {"closed"}
     assert (await client.post(COMPLETIONS, PROMPT)).status == 200
-
-
-async def test_an_engine_whose_connections_are_all_in_use_still_gets_its_probe() -> None:
-    async with running_rig(max_engine_connections=1, probe_interval_s=0.02) as rig:
-        rig.prefill.close_gate(Gate.PREFILL)
-        client = await send(rig)
-        await rig.prefill.next_request()
-        (engine,) = rig.router.services.engines[Role.PREFILL]
-        await until(lambda: rig.prefill.num_connections == 2 or not engine.is_healthy)
-        assert engine.is_healthy
-        rig.prefill.open_gate(Gate.PREFILL)
-        assert (await client.receive()).status == 200
-
-
-async def test_a_probe_takes_no_requests_connection() -> None:
-    async with running_rig(max_engine_connections=1, probe_interval_s=0.02) as rig:
-        pools = [engine.pool for engine in rig.router.services.all_engines()]
-        for engine in (rig.prefill, rig.decode):
-            engine.health_status = None
-        await asyncio.sleep(0.1)  # Probes that are answered are over by now, or the test proves nothing.
-        await until(lambda: all(pool.num_busy == 1 for pool in pools))
-        assert (await (await rig.client()).post(COMPLETIONS, PROMPT)).status == 200
-        for engine in (rig.prefill, rig.decode):
-            engine.health_status = 200
-            for writer in engine.open_connections:
-                writer.transport.abort()
 
 
 async def test_a_connection_that_was_idle_for_too_long_is_not_used_again() -> None:

@@ -153,11 +153,7 @@ def requests(draw: st.DrawFn) -> Sent:
 
 def answers_to(pieces: list[bytes]) -> tuple[bytes, EchoRouter]:
     router, loop, transport = EchoRouter(), Loop(), Transport()
-    config = Config(_no_app, http=RouterProtocol, ws="none", log_config=None)
-    config.load()
-    state: dict[str, Any] = {ROUTER_STATE: router}
-    connection = RouterProtocol(config, ServerState(), state, loop)  # type: ignore[arg-type]  # all that it needs of one
-    connection.connection_made(transport)
+    connection = connected(router, loop, transport)
     for piece in pieces:
         connection.data_received(piece)
         loop.run()
@@ -165,6 +161,15 @@ def answers_to(pieces: list[bytes]) -> tuple[bytes, EchoRouter]:
     assert not transport.is_reading_paused
     assert not router.leavers.watched, "a connection that is read is watched"
     return transport.written, router
+
+
+def connected(router: EchoRouter, loop: Loop, transport: Transport) -> RouterProtocol:
+    config = Config(_no_app, http=RouterProtocol, ws="none", log_config=None)
+    config.load()
+    state: dict[str, Any] = {ROUTER_STATE: router}
+    connection = RouterProtocol(config, ServerState(), state, loop)  # type: ignore[arg-type]  # all that it needs of one
+    connection.connection_made(transport)
+    return connection
 
 
 async def _no_app(scope: Any, receive: Any, send: Any) -> None:
@@ -210,3 +215,15 @@ def test_many_short_requests_of_one_read_stop_nobody_else_for_long() -> None:
     assert transport.written.count(b" 200 OK") <= 3 * PIECE_BYTES // len(NEXT)
     loop.run()
     assert transport.written.count(b" 200 OK") == num_requests
+
+
+def test_a_page_that_asks_for_its_body_after_its_client_has_left_ends_no_watch_of_another_client() -> None:
+    """The next connection may have the number of the one that is lost."""
+    router, loop = EchoRouter(), Loop()
+    lost = connected(router, loop, Transport())
+    lost.flow.pause_reading()
+    lost.connection_lost(None)
+    assert not router.leavers.watched
+    connected(router, loop, Transport()).flow.pause_reading()
+    lost.flow.resume_reading()
+    assert router.leavers.watched, "the other client's end would not be noticed"

@@ -25,6 +25,8 @@ MAX_KEYS: Final = 1000
 CURE: Final = "printf %s KEY | sha256sum"
 _LINE: Final = re.compile(r"([0-9a-fA-F]{64})(?:\s+(\S+)(?:\s+(\S.*))?)?")
 _LIMIT: Final = re.compile(rf"({'|'.join(by.value for by in LimitedBy)})=([0-9]{{1,10}})")
+_LIKE_A_LIMIT: Final = re.compile(rf"(?:{'|'.join(by.value for by in LimitedBy)})(?:=.*)?|[^=]+=[0-9]+")
+"""Also one that is spelled wrong: taken for a name, it would leave its key without a limit and without a word."""
 _LIMITS: Final = ", ".join(f"{by.value}=N" for by in LimitedBy)
 _NO_NAME: Final = "-"
 """The name that sha256sum prints for its standard input: all keys so called would share one part of the room."""
@@ -88,7 +90,7 @@ def parse_keys(text: str) -> ApiKeys:
 
 
 def _limits_in(name: str, text: str, number: int) -> KeyLimits:
-    if name.partition("=")[0] in {by.value for by in LimitedBy}:
+    if _LIKE_A_LIMIT.fullmatch(name):
         raise ConfigError(f"line {number} has a limit in the place of its name: write a name, or -, before it")
     matches = [_LIMIT.fullmatch(word) for word in text.split()]
     given = {match[1]: int(match[2]) for match in matches if match is not None}

@@ -134,7 +134,8 @@ class Connection(asyncio.Protocol):
         self._on_released = on_released
         self._on_closed = on_closed
         self._loop = loop
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser
+        """From when there is a connection until it is lost. It knows us: we are a circle meanwhile."""
         self._call: Call | None = None
         self._transport: asyncio.Transport | None = None
         self._num_sent_bytes = 0
@@ -183,6 +184,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP gives no other
         self._transport = transport
+        self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
         if self._call is None:
@@ -209,7 +211,7 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._on_closed(self)
         self._lose(f"the connection was closed ({exc or 'end of stream'})")
-        del self._parser  # It knows us: we would be a circle, and wait for the garbage collector.
+        del self._parser  # Else we would wait for the garbage collector.
 
     # What the parser says, in the course of data_received.
 

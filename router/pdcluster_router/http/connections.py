@@ -64,9 +64,9 @@ class ConnectionPool:
         self._loop = asyncio.get_running_loop()
         self._idle: dict[Connection, None] = {}
         self._all: set[Connection] = set()
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._connecting: dict[Call, asyncio.Task[None]] = {}
         self._exempt: list[Call] = []
-        """Calls that the limit does not count; some of them may be over."""
+        """Calls that the limit does not count; some of them may hold no connection any more."""
         self._keeps = True
 
     @property
@@ -82,15 +82,14 @@ class ConnectionPool:
         """
         call = Call(sink)
         if is_exempt:
-            self._exempt = [*self._open_exempt(), call]
+            self._exempt = [*self._busy_exempt(), call]
+        elif self._is_full():
+            reason = f"all {self._limits.max_connections} connections are in use"
+            self._loop.call_soon(call.fail, ResponseLost(reason, is_unsent=True, is_ours=True))
+            return call
         idle = None if fresh else self._take_idle()
         if idle is not None:
             idle.send(request, call)
-        elif not is_exempt and self.num_busy - len(self._open_exempt()) >= self._limits.max_connections:
-            lost = ResponseLost(
-                f"all {self._limits.max_connections} connections are in use", is_unsent=True, is_ours=True
-            )
-            self._loop.call_soon(call.fail, lost)
         else:
             self._connect(request, call)
         return call
@@ -104,7 +103,7 @@ class ConnectionPool:
 
     async def close(self) -> None:
         """No connection and no task is left."""
-        tasks = list(self._connecting)
+        tasks = list(self._connecting.values())
         for task in tasks:
             task.cancel()
         for connection in list(self._all):
@@ -126,8 +125,14 @@ class ConnectionPool:
         self._all_idle.discard(connection)
         self._all.discard(connection)
 
-    def _open_exempt(self) -> list[Call]:
-        return [call for call in self._exempt if not call.is_closed]
+    def _is_full(self) -> bool:
+        """Whether requests hold all connections that they may. Those that probes have left idle are no more."""
+        most = self._limits.max_connections
+        return self.num_busy >= most and self.num_busy - len(self._busy_exempt()) >= most
+
+    def _busy_exempt(self) -> list[Call]:
+        """Also one that was given up and whose connection, made or half made, is not closed yet."""
+        return [call for call in self._exempt if call.connection is not None or call in self._connecting]
 
     def _take_idle(self) -> Connection | None:
         oldest = self._loop.time() - self._limits.idle_s
@@ -136,13 +141,14 @@ class ConnectionPool:
             self._all_idle.discard(connection)
             if connection.is_usable and connection.idle_since >= oldest:
                 return connection
+            self._all.discard(connection)  # Closed a turn of the loop later, it is busy with nothing.
             connection.abort()
         return None
 
     def _connect(self, request: Request, call: Call) -> None:
         task = self._loop.create_task(self._connect_and_send(request, call))
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+        self._connecting[call] = task
+        task.add_done_callback(lambda _: self._connecting.pop(call, None))
         call.connecting(task.cancel)
 
     async def _connect_and_send(self, request: Request, call: Call) -> None:
@@ -159,6 +165,7 @@ class ConnectionPool:
         except UnicodeError as error:  # Of a name that DNS cannot have.
             call.fail(ResponseLost(f"cannot connect: {error}", is_unsent=True))
         else:
+            del self._connecting[call]  # It counts as a connection now.
             connection.send(request, call)
 
     async def _open_with_patience(self) -> Connection:

@@ -99,6 +99,7 @@ class _Flow(FlowControl):
         """The connection is lost. Its protocol, which knows this one, is not known here any more."""
         self._go_on = _nothing
         if self.read_paused:
+            self.read_paused = False  # A page may still ask for its body, when the number is another client's.
             self._leavers.forget(self._descriptor)
 
     def _client_left(self, *, is_broken: bool) -> None:

@@ -69,9 +69,18 @@ def test_what_is_no_limit_is_refused_with_the_cure_and_not_quoted(words: str) ->
     assert "plain" not in str(caught.value)
 
 
-def test_a_limit_in_the_place_of_a_name_is_not_taken_for_one() -> None:
+@pytest.mark.parametrize(
+    "words", ["max_concurrent=8", "max_concurrent", "max_concurency=8", "Max_concurrent=8", "rpm=8"]
+)
+def test_a_limit_in_the_place_of_a_name_is_not_taken_for_one(words: str) -> None:
+    """However it is spelled: the key would have no limit, and nobody would know."""
     with pytest.raises(ConfigError, match="line 1 has a limit in the place of its name: write a name, or -"):
-        parse_keys(f"{digest('a')} max_concurrent=8\n")
+        parse_keys(f"{digest('a')} {words}\n")
+
+
+@pytest.mark.parametrize("name", ["team=a", "c2stMQ==", "team-a=", "8"])
+def test_a_name_may_have_an_equals_sign(name: str) -> None:
+    assert parse_keys(f"{digest('a')} {name}\n").names == (name,)
 
 
 @pytest.mark.parametrize("words", ["", "max_concurrent=9"])

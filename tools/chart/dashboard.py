@@ -129,6 +129,24 @@ PANELS: Final = (
         ),
     ),
     Panel(
+        "Refused by a limit of a key",
+        "Requests of each API key that has limits, by the limit that they were over. The client was told when to come "
+        "back.",
+        "reqps",
+        (
+            Line(
+                "sum by (client, limit) (rate(pdcluster_router_key_limited_total{POOL}[$__rate_interval]))",
+                "{{client}} {{limit}}",
+            ),
+        ),
+    ),
+    Panel(
+        "Running for each key",
+        "Requests at once of each API key that has limits.",
+        "short",
+        (Line("sum by (client) (pdcluster_router_key_running{POOL})", "{{client}}"),),
+    ),
+    Panel(
         "Comments to streams that wait",
         "Each is keep_alive_s without an event: many mean a queue before prefill, or engines that stand still.",
         "ops",

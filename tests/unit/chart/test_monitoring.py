@@ -26,6 +26,7 @@ from pdcluster_operator.kinds import PDCLUSTER
 from pdcluster_operator.metrics import Metrics as OperatorMetrics
 from pdcluster_operator.work_queue import RunOutcome as LookOutcome
 from pdcluster_protocol import labels
+from pdcluster_router.core.key_limits import KeyLimits, KeyUses, LimitedBy
 from pdcluster_router.core.placement import Home, new_tally
 from pdcluster_router.telemetry.failures import FailureKind as RouterKind
 from pdcluster_router.telemetry.metrics import EngineSample, Metrics, Outcome, Span
@@ -40,6 +41,7 @@ LABELS: dict[tuple[str, str], type[Enum]] = {
     ("pdcluster_router_requests_total", "outcome"): Outcome,
     ("pdcluster_router_phase_seconds_bucket", "phase"): Span,
     ("pdcluster_router_affinity_total", "role"): labels.Role,
+    ("pdcluster_router_key_limited_total", "limit"): LimitedBy,
     ("pdcluster_router_affinity_total", "home"): Home,
     ("pdcluster_operator_reconcile_seconds_count", "outcome"): LookOutcome,
     ("pdcluster_operator_condition", "condition"): Type,
@@ -53,6 +55,7 @@ WATCHED: dict[str, tuple[Any, ...]] = {
     "watch_homes": ({role: new_tally() for role in labels.Role},),
     "watch_in_flight": (lambda: 0,),
     "watch_keep_alives": (lambda: 0,),
+    "watch_keys": (KeyUses({"team-a": KeyLimits(max_concurrent=1)}),),
     "watch_queue": (lambda: 0, lambda: 0, lambda: 0),
 }
 """What a router's metrics are given to read when they are asked for."""

@@ -65,8 +65,8 @@ def test_a_streamed_chat_says_the_same_and_ends_with_the_usage(servers: tuple[Po
     assert text == single.chat.completions.create(**wanted).choices[0].message.content
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 12
-    # vLLM joins tokens that come while its API server is busy, so their number says nothing.
-    assert sum(bool(chunk.choices and chunk.choices[0].delta.content) for chunk in chunks) > 1
+    # vLLM joins tokens that come while its API server is busy, all of them if need be: their number says nothing.
+    assert [bool(chunk.choices) for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
 
 
 def test_tools_reach_both_engines_alike(servers: tuple[Pool, Server]) -> None:

@@ -8,15 +8,17 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import anthropic
 import httpx
 import pytest
 
 from integration.harness import Harness, Pool, Server, blocks_in_use, eventually, metric
 from patience import PATIENCE_S
 from pdcluster_router.core.messages import NO_REASON
+
+if TYPE_CHECKING:
+    import anthropic
 
 pytestmark = pytest.mark.engines
 
@@ -111,6 +113,8 @@ def servers(harness: Harness) -> Iterator[tuple[Pool, Server]]:
 
 
 def client_of(url: str) -> anthropic.Anthropic:
+    import anthropic  # 2 s, which each worker of a run would take at the top of the file
+
     return anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
@@ -172,6 +176,8 @@ def test_the_sdk_reads_an_answer_a_stream_and_the_number_of_tokens(servers: tupl
 
 
 def test_errors_are_the_sdks_own_and_leave_nothing_behind(servers: tuple[Pool, Server]) -> None:
+    import anthropic
+
     pool = client_of(servers[0].url)
     wanted: dict[str, Any] = {"model": model_of(servers[0]), **SDK_WANTED, **BODIES["text"]}
     with pytest.raises(anthropic.NotFoundError):

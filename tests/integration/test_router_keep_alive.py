@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -363,6 +362,8 @@ async def test_openais_sdk_reads_past_comments_and_raises_what_is_told_behind_th
 
 
 async def test_anthropics_sdk_reads_past_comments_and_raises_what_is_told_behind_them() -> None:
+    import anthropic  # 2 s, which each worker of a run would take at the top of the file
+
     async with quick_rig() as rig, anthropic.AsyncAnthropic(base_url=rig.url, api_key="none", max_retries=0) as sdk:
         rig.prefill.close_gate(Gate.PREFILL)
         rig.decode.close_gate(Gate.SECOND_TOKEN)

@@ -105,38 +105,18 @@ def command(contender: Contender, engines: Sequence[str], ports: Sequence[int], 
     if contender.program:
         (folder / "nginx.conf").write_text(nginx_conf(engines, ports[0], folder))
         return [contender.program, "-c", str(folder / "nginx.conf"), "-g", "daemon off;"]
-    half = len(engines) // 2
-    prefill, decode = engines[:half], engines[half:]
-    if contender.module == "pdcluster_router":
-        roles = [
-            word for flag, urls in (("--prefill", prefill), ("--decode", decode)) for u in urls for word in (flag, u)
-        ]
-        return [
-            sys.executable,
-            "-m",
-            "pdcluster_router",
-            *roles,
-            "--port",
-            str(ports[0]),
-            "--internal-port",
-            str(ports[1]),
-        ]
-    module = f"{contender.module}.launch_router"
-    common = [
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(ports[0]),
-        "--prometheus-port",
-        str(ports[1]),
-        "--log-level",
-        "error",
-    ]
+    half, port = len(engines) // 2, str(ports[0])
+    given = (("--prefill", engines[:half]), ("--decode", engines[half:]))
+    roles = [word for flag, urls in given for url in urls for word in (flag, url)]
+    if contender.name == OURS:
+        return [sys.executable, "-m", contender.module, *roles, "--port", port, "--internal-port", str(ports[1])]
+    common = ["--host", "127.0.0.1", "--port", port, "--prometheus-port", str(ports[1]), "--log-level", "error"]
+    common += ["--policy", "round_robin"]
     if contender.flow is Flow.ONE_HOP:
-        return [sys.executable, "-m", module, *common, "--policy", "round_robin", "--worker-urls", *engines]
-    flag = "--vllm-pd-disaggregation" if contender.module == "vllm_router" else "--pd-disaggregation"
-    roles = [word for name, urls in (("--prefill", prefill), ("--decode", decode)) for u in urls for word in (name, u)]
-    return [sys.executable, "-m", module, *common, "--policy", "round_robin", flag, *roles]
+        words = ["--worker-urls", *engines]
+    else:
+        words = ["--vllm-pd-disaggregation" if contender.module == "vllm_router" else "--pd-disaggregation", *roles]
+    return [sys.executable, "-m", f"{contender.module}.launch_router", *common, *words]
 
 
 def nginx_conf(engines: Sequence[str], port: int, folder: Path) -> str:

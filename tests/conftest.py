@@ -17,6 +17,7 @@ from control_plane.binaries import find_binaries
 from control_plane.plane import ControlPlane
 from drawn import drawn
 from scheduling import KindScheduling
+from seed.start import Seed
 
 settings.register_profile(
     "patient", max_examples=drawn(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -33,6 +34,30 @@ it reads the environment once."""
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> KindScheduling | None:
     """Of ``make test``, which gives whole files to its workers."""
     return KindScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+_SEED = pytest.StashKey[Seed]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """The workers of ``make test`` are forks of one process, which has imported vLLM."""
+    if config.getvalue("dist") == "loadfile":
+        config.stash[_SEED] = seed = Seed()
+        for spec in specs:
+            spec.python = seed.worker_command
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A worker knows the seed of its run: its zygote is a fork of it too."""
+    if seed := node.config.stash.get(_SEED, None):
+        node.workerinput["seed"] = str(seed.path)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if seed := config.stash.get(_SEED, None):
+        seed.stop()
 
 
 gc.disable()

@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import IO, Final, Protocol, Self
 
 import msgspec
 
@@ -123,6 +123,23 @@ class EngineHandle:
             os.close(self._pidfd)
 
 
+class ZygoteProcess(Protocol):
+    """What the parent needs of the process: a part of ``subprocess.Popen``."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: It still runs after ``timeout`` seconds.
+        """
+        ...
+
+
 class Zygote:
     """The parent's end of one zygote process. One thread at a time starts engines.
 
@@ -147,16 +164,22 @@ class Zygote:
         self._engines: list[EngineHandle] = []
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, log_path.open("ab") as log:
-            arguments = [str(theirs.fileno()), str(os.getpid()), *modules]
-            self._process = subprocess.Popen(  # noqa: S603 - our own module, our own interpreter
-                [sys.executable, "-m", "pdcluster_cli.zygote_process", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=merge_env(os.environ, {**env, **dict.fromkeys(scratch, self._scratch)}),
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            own = {**env, **dict.fromkeys(scratch, self._scratch)}
+            self._process = self._start(theirs, modules, merge_env(os.environ, own), log)
+
+    def _start(
+        self, theirs: socket.socket, modules: Sequence[str], env: Mapping[str, str], log: IO[bytes]
+    ) -> ZygoteProcess:
+        """The process runs, with ``theirs`` as its end of the socket."""
+        return subprocess.Popen(  # noqa: S603 - our own module, our own interpreter
+            [sys.executable, "-m", "pdcluster_cli.zygote_process", str(theirs.fileno()), str(os.getpid()), *modules],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=env,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
 
     def wait_ready(self, timeout_s: float | None) -> Ready | None:
         """The import has ended; None when it goes on after ``timeout_s``.

@@ -73,9 +73,13 @@ def main(arguments: Sequence[str]) -> None:
     if arguments[2:]:
         atexit.register(ending.leave)
     linux.die_with_parent(int(arguments[1]))
-    parent = socket.socket(fileno=int(arguments[0]))
+    run(socket.socket(fileno=int(arguments[0])), arguments[2:], ending)
+
+
+def run(parent: socket.socket, modules: Sequence[str], ending: Ending) -> None:
+    """Imports, serves ``parent`` until it closes the socket, and is an engine in each fork."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    _import_once(parent, arguments[2:])
+    _import_once(parent, modules)
     order = _serve(parent)
     if order is not None:
         try:

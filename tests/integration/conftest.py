@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from fakes.router import Rig, running_rig
-from integration.harness import Harness, complete, harness_env, zygote_modules
+from integration.harness import V2_RUNNER_VARIABLE, Harness, complete, harness_env, zygote_modules
 from integration.prompts import LONG, PROMPT
 from patience import HANGS_S
 from pdcluster_cli.engines import SCRATCH
 from pdcluster_cli.tiny_model import ensure_tiny_model
 from pdcluster_cli.zygote import Zygote
+from seed.start import SeededZygote
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,9 +32,13 @@ def tiny_model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def harness(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+def harness(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Harness]:
     folder = tmp_path_factory.mktemp("engines")
-    with Zygote(zygote_modules(), env=harness_env(), log_path=folder / "zygote.log", scratch=SCRATCH) as zygote:
+    seed = getattr(request.config, "workerinput", {}).get("seed")
+    kind = functools.partial(SeededZygote, Path(seed)) if seed and V2_RUNNER_VARIABLE not in os.environ else Zygote
+    with kind(zygote_modules(), env=harness_env(), log_path=folder / "zygote.log", scratch=SCRATCH) as zygote:
         yield Harness(zygote, tiny_model, folder)
 
 

@@ -1,0 +1,87 @@
+"""The parent's side of a test run's seed: how pytest starts it, and how a worker starts its zygote from it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Final, Self
+
+from integration.processes import PYTHON_PATH
+from pdcluster_cli.engines import LocalDevice, preload_modules, zygote_env
+from pdcluster_cli.zygote import Zygote, ZygoteProcess, merge_env
+from seed import orders
+from seed.orders import ZYGOTE, Fork
+
+_WORKERS_TOO: Final = ("anthropic", "fastapi", "httpx", "kubernetes.aio", "openai", "uvloop")
+"""What many tests import and no engine needs."""
+
+
+class Seed:
+    """One for a run; started at once, it takes orders when it has imported."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="pdcluster-seed-")
+        self.path = Path(self._folder.name, "seed")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(self.path))
+            listener.listen()
+            modules = (*preload_modules(LocalDevice.CPU), *_WORKERS_TOO)
+            self._log = self.path.with_suffix(".log")
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "seed.process", str(listener.fileno()), str(os.getpid()), *modules],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log.open("wb"),
+                stderr=subprocess.STDOUT,
+                env=merge_env(os.environ, _env()),
+                pass_fds=[listener.fileno()],
+            )
+
+    @property
+    def worker_command(self) -> str:
+        """For execnet, which appends arguments of Python's own."""
+        return f"{sys.executable} {Path(orders.__file__)} {self.path}"
+
+    def stop(self) -> None:
+        """The seed has ended, and all that it has forked. Tells why, if it did so by itself."""
+        if self._process.poll() is not None:
+            sys.stderr.write(f"the seed of the tests ended early:\n{self._log.read_text()}")
+        self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+
+class SeededZygote(Zygote):
+    """A zygote that needs not import what the seed has imported already."""
+
+    def __init__(
+        self,
+        seed: Path,
+        modules: Sequence[str],
+        *,
+        env: Mapping[str, str | None],
+        log_path: Path,
+        scratch: Sequence[str],
+    ) -> None:
+        self._seed = seed
+        super().__init__(modules, env=env, log_path=log_path, scratch=scratch)
+
+    def _start(
+        self, theirs: socket.socket, modules: Sequence[str], env: Mapping[str, str], log: IO[bytes]
+    ) -> ZygoteProcess:
+        return Fork(self._seed, ZYGOTE, (theirs.fileno(), log.fileno()), env, modules)
+
+
+def _env() -> dict[str, str | None]:
+    """That of engines, but for warnings: workers have their own filters."""
+    return {**zygote_env(LocalDevice.CPU), "PYTHONWARNINGS": None, "PYTHONPATH": PYTHON_PATH}

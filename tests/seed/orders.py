@@ -12,6 +12,7 @@ to a fork of the seed, and ends as that does. So it imports little.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -72,7 +73,9 @@ class Fork:
         return bool(select.select([self._connection], [], [], timeout_s)[0])
 
     def _receive(self) -> Any:
-        message = self._connection.recv(MAX_MESSAGE_BYTES)
+        message = b""
+        with contextlib.suppress(ConnectionError):
+            message = self._connection.recv(MAX_MESSAGE_BYTES)
         if not message:
             raise SeedError("the seed of this test run has ended")
         return json.loads(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,25 +20,25 @@ from seed.orders import ZYGOTE, Fork
 
 _WORKERS_TOO: Final = ("anthropic", "fastapi", "httpx", "kubernetes.aio", "openai", "uvloop")
 """What many tests import and no engine needs."""
+SEED_MODULES: Final = (*preload_modules(LocalDevice.CPU), *_WORKERS_TOO)
 
 
 class Seed:
     """One for a run; started at once, it takes orders when it has imported."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[str] = SEED_MODULES, *, python_path: str = PYTHON_PATH) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="pdcluster-seed-")
         self.path = Path(self._folder.name, "seed")
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(str(self.path))
             listener.listen()
-            modules = (*preload_modules(LocalDevice.CPU), *_WORKERS_TOO)
             self._log = self.path.with_suffix(".log")
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "seed.process", str(listener.fileno()), str(os.getpid()), *modules],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log.open("wb"),
                 stderr=subprocess.STDOUT,
-                env=merge_env(os.environ, _env()),
+                env=merge_env(os.environ, _env(python_path)),
                 pass_fds=[listener.fileno()],
             )
 
@@ -48,10 +49,9 @@ class Seed:
 
     def stop(self) -> None:
         """The seed has ended, and all that it has forked. Tells why, if it did so by itself."""
-        if self._process.poll() is not None:
-            sys.stderr.write(f"the seed of the tests ended early:\n{self._log.read_text()}")
         self._process.kill()
-        self._process.wait()
+        if self._process.wait() != -signal.SIGKILL and self._log.exists():
+            sys.stderr.write(f"the seed of the tests ended early:\n{self._log.read_text()}")
         self._folder.cleanup()
 
     def __enter__(self) -> Self:
@@ -82,6 +82,6 @@ class SeededZygote(Zygote):
         return Fork(self._seed, ZYGOTE, (theirs.fileno(), log.fileno()), env, modules)
 
 
-def _env() -> dict[str, str | None]:
+def _env(python_path: str) -> dict[str, str | None]:
     """That of engines, but for warnings: workers have their own filters."""
-    return {**zygote_env(LocalDevice.CPU), "PYTHONWARNINGS": None, "PYTHONPATH": PYTHON_PATH}
+    return {**zygote_env(LocalDevice.CPU), "PYTHONWARNINGS": None, "PYTHONPATH": python_path}

@@ -66,6 +66,7 @@ def _import_once(modules: Sequence[str]) -> None:
             zygote_process.import_if_there(module)
     if (threads := linux.num_threads()) != 1:
         sys.exit(f"the seed of the tests cannot fork: importing left {threads} threads, not 1")
+    os.ftruncate(sys.stdout.fileno(), 0)  # warnings of libraries: told only where something went wrong
     gc.collect()
     gc.freeze()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -36,7 +35,7 @@ class Seed:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "seed.process", str(listener.fileno()), str(os.getpid()), *modules],
                 stdin=subprocess.DEVNULL,
-                stdout=self._log.open("wb"),
+                stdout=self._log.open("ab"),
                 stderr=subprocess.STDOUT,
                 env=merge_env(os.environ, _env(python_path)),
                 pass_fds=[listener.fileno()],
@@ -48,10 +47,11 @@ class Seed:
         return f"{sys.executable} {Path(orders.__file__)} {self.path}"
 
     def stop(self) -> None:
-        """The seed has ended, and all that it has forked. Tells why, if it did so by itself."""
+        """The seed has ended, and all that it has forked. What it had to say is told."""
         self._process.kill()
-        if self._process.wait() != -signal.SIGKILL and self._log.exists():
-            sys.stderr.write(f"the seed of the tests ended early:\n{self._log.read_text()}")
+        self._process.wait()
+        if self._log.exists():
+            sys.stderr.write(self._log.read_text())
         self._folder.cleanup()
 
     def __enter__(self) -> Self:

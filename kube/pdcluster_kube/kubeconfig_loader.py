@@ -60,8 +60,8 @@ async def load(path: str, context: str | None, *, timeout_s: float) -> Loaded:
 
 async def _load(path: str, context: str | None) -> Loaded:
     configuration = Configuration()
-    loader = _Loader(  # type: ignore[no-untyped-call]  # the client has no types
-        KubeConfigMerger(path).config,  # type: ignore[no-untyped-call]  # likewise
+    loader = _Loader(
+        KubeConfigMerger(path).config,
         active_context=context,
         config_base_path=None,
     )
@@ -79,7 +79,7 @@ async def _load(path: str, context: str | None) -> Loaded:
     )
 
 
-class _Loader(KubeConfigLoader):
+class _Loader(KubeConfigLoader):  # type: ignore[misc]  # the client has no types
     """The client's, but for credentials that others give."""
 
     _user: Any
@@ -87,7 +87,7 @@ class _Loader(KubeConfigLoader):
     async def load_and_set(self, client_configuration: Any) -> None:
         if self._user is not None and "auth-provider" in self._user:
             raise ValueError("its user logs in by an auth-provider: use an exec plugin, such as kubectl oidc-login")
-        await super().load_and_set(client_configuration)  # type: ignore[no-untyped-call]  # likewise
+        await super().load_and_set(client_configuration)
 
     async def load_from_exec_plugin(self) -> bool:
         """Sets what the client takes a token or a certificate from."""

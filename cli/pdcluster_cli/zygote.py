@@ -124,7 +124,7 @@ class EngineHandle:
 
 
 class ZygoteProcess(Protocol):
-    """What the parent needs of the process: a part of ``subprocess.Popen``."""
+    """The part of ``subprocess.Popen`` that the parent needs."""
 
     @property
     def pid(self) -> int: ...

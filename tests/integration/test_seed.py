@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -68,7 +69,7 @@ def test_a_worker_that_runs_is_not_ended_and_one_that_is_killed_is_told(seed: Se
 
 def test_a_worker_dies_with_the_process_that_xdist_started_for_it(seed: Seed) -> None:
     with subprocess.Popen(
-        [*seed.worker_command.split(), "-u", "-c", "appended by execnet"],
+        [*shlex.split(seed.worker_command), "-u", "-c", "appended by execnet"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -28,15 +29,15 @@ class Seed:
     def __init__(self, modules: Sequence[str] = SEED_MODULES, *, python_path: str = PYTHON_PATH) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="pdcluster-seed-")
         self.path = Path(self._folder.name, "seed")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        self._log = self.path.with_suffix(".log")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, self._log.open("ab") as log:
             listener.bind(str(self.path))
             listener.listen()
-            self._log = self.path.with_suffix(".log")
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "seed.process", str(listener.fileno()), str(os.getpid()), *modules],
                 stdin=subprocess.DEVNULL,
-                stdout=self._log.open("ab"),
-                stderr=subprocess.STDOUT,
+                stdout=log,
+                stderr=log,
                 env=merge_env(os.environ, _env(python_path)),
                 pass_fds=[listener.fileno()],
             )
@@ -44,7 +45,7 @@ class Seed:
     @property
     def worker_command(self) -> str:
         """For execnet, which appends arguments of Python's own."""
-        return f"{sys.executable} {Path(orders.__file__)} {self.path}"
+        return shlex.join([sys.executable, orders.__file__, str(self.path)])
 
     def stop(self) -> None:
         """The seed has ended, and all that it has forked. What it had to say is told."""

@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,7 @@ import httptools
 import uvloop
 from benchmarks.client import BenchmarkError
 from benchmarks.figures import format_table, ratios, write_page
+from benchmarks.places import free_port
 from benchmarks.router import ANSWER_BODY, LOCAL, PATH, Peer, cpu_seconds, load, request_bytes
 from benchmarks.router_contenders import CONTENDERS, OURS, SETUP, Contender, Flow, Running, running
 
@@ -206,13 +206,6 @@ async def compare(
                 except (BenchmarkError, TimeoutError) as error:
                     raise BenchmarkError(f"{contender.name}, {contender.flow.value}: {error or 'no answer'}") from error
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 COLUMNS: Final = (

@@ -13,7 +13,7 @@ class Subcommand:
     module: str
     help: str
     extra: str = ""
-    """The extra that brings the modules it imports. Empty: it needs the standard library only."""
+    """The extra that brings the modules it imports. Empty: it needs nothing that pdcluster alone does not bring."""
 
 
 SUBCOMMANDS: Final = {

@@ -3,14 +3,14 @@
     .venv/bin/python -m benchmarks.local_prefill --write    about 6 minutes; docs/local-prefill.md
     .venv/bin/python -m benchmarks.local_prefill --quick    two lengths, two rounds, no page
 
-One prefill engine and two decode engines, each behind a router of its own: one asks for a push whatever is missing
-(``min_push_tokens`` 0), one computes it all itself. Prefix caching is on, and both decode engines have the first part
-of each prompt in their cache. Streams run on a decode engine while it is asked. A step is the time between two tokens
-of a stream; the longest one is taken of those before the request's first token, mean over the streams. A busy prefill
-engine computes prompts of 2,048 tokens for others, one after the other. Milliseconds: median (least..most) over rounds
-in which both ways have their turn, the first one changing; ratios of the same round each. One compute thread for each
-engine. A push lasts for many steps and a computation for one. So beside a push the longest step is one of more, and has
-more of what else a busy machine does.
+One prefill engine serves two decode engines, each behind a router of its own. One of them has all missing tokens
+pushed (``min_push_tokens`` 0), the other one computes them itself. Prefix caching is on, and both decode engines have
+the first part of each prompt in their cache. *Streams* run on a decode engine while it is asked. A *step* is the time
+between two tokens of a stream. The *longest step* is the longest before the request's first token, mean over the
+streams. A *busy prefill* engine computes prompts of 2,048 tokens for others, one after the other. Figures are
+milliseconds: median (least..most) over rounds. In each round both ways have their turn, and ratios are of one round.
+Each engine has one compute thread. A push lasts for many steps of the streams, and decode's own computation for one.
+On a busy machine the longest of many steps is longer by chance alone, so the push looks worse than it is.
 """
 
 from __future__ import annotations

@@ -80,6 +80,14 @@ def open_places(link: str) -> Iterator[Places]:
         yield Places(_end(slow, End.A), _end(slow, End.B), slow)
 
 
+def free_port() -> int:
+    """A loopback port that no process listens on now, in the place that this is called in."""
+    with socket.socket() as probe:
+        probe.bind((_LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def share_places(links: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Links that can share their processes: those between namespaces differ in their rate only."""
     slow = tuple(link for link in links if link != "loopback")

@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,7 @@ import httptools
 import uvloop
 from benchmarks.client import BenchmarkError
 from benchmarks.figures import format_table, ratios, write_page
+from benchmarks.places import free_port
 from benchmarks.router import ANSWER_BODY, LOCAL, PATH, Peer, cpu_seconds, load, request_bytes
 from benchmarks.router_contenders import CONTENDERS, OURS, SETUP, Contender, Flow, Running, running
 
@@ -208,13 +208,6 @@ async def compare(
     return found
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 COLUMNS: Final = (
     "flow",
     "router",
@@ -231,9 +224,10 @@ COLUMNS: Final = (
 EXPLAINED: Final = """Fake engines answer at once.
 
 - *One hop*: the router relays a request to one engine. *P/D*: prefill and decode work on it, as each router does that.
-- *Requests/s of a core*: prompts of 1 KB, 64 connections, over its own CPU seconds; compared in the last column.
-- *100,000 tokens*: 400 KB of text, 8 connections. *An event*: of 200 streams with one each 20 ms.
-- *Added*: to what the engine itself takes, at 100 requests/s. Less than nothing is the machine's noise."""
+- *Requests/s of a core*: requests divided by the router's own CPU seconds; prompts of 1 KB, 64 connections.
+- *100,000 tokens*: 400 KB of text, 8 connections. *An event*: 200 streams have one every 20 ms.
+- *Added*: time beyond the engine's own, at 100 requests/s. Less than nothing is the machine's noise.
+- *Beside ours*: requests/s of a core divided by ours of the same round, median (least..most)."""
 
 
 def rows_of(found: Mapping[Contender, Figures]) -> list[tuple[str, ...]]:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from benchmarks.client import Server
-from benchmarks.places import Place
+from benchmarks.places import Place, free_port
 
 from pdcluster_cli.engines import (
     LOOPBACK,
@@ -27,7 +27,6 @@ from pdcluster_cli.engines import (
 )
 from pdcluster_cli.local.pool import PoolProcess, wait_ready
 from pdcluster_cli.tiny_model import ModelShape, ensure_tiny_model
-from pdcluster_cli.waiting import free_port
 from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
 
 _KV_ELEMENT_BYTES: Final = 2

@@ -13,7 +13,7 @@ class Subcommand:
     module: str
     help: str
     extra: str = ""
-    """The extra that brings the modules it imports. Empty: it needs the standard library only."""
+    """The extra that brings the modules it imports, or some of them only with some flags. Empty: it needs nothing that pdcluster alone does not bring."""
 
 
 SUBCOMMANDS: Final = {
@@ -33,8 +33,10 @@ SUBCOMMANDS: Final = {
         "operator",
     ),
     "explain": Subcommand("pdcluster_cli.explain", "why a PDCluster is not ready, and what to do", "operator"),
-    "why": Subcommand("pdcluster_cli.why", "what happened to one request, by its id, and what to do"),
-    "top": Subcommand("pdcluster_cli.top", "engines, queues and failures of a pool, refreshed every few seconds"),
+    "why": Subcommand("pdcluster_cli.why", "what happened to one request, by its id, and what to do", "operator"),
+    "top": Subcommand(
+        "pdcluster_cli.top", "engines, queues and failures of a pool, refreshed every few seconds", "operator"
+    ),
     "plan": Subcommand("pdcluster_cli.plan", "what applying a PDCluster would make, and in which steps", "operator"),
     "drain": Subcommand(
         "pdcluster_cli.drain",

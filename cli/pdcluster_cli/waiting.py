@@ -29,14 +29,6 @@ class NotReady(TimeoutError):
         )
 
 
-def free_port() -> int:
-    """A loopback port that no process listens on now."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
 def held_ports(count: int) -> Iterator[list[int]]:
     """Loopback ports that the kernel gives to no other process until the end of the ``with``.

@@ -37,7 +37,7 @@ from pdcluster_protocol.params import SideChannelAddress
 from pdcluster_protocol.side_channel import Hello, Welcome
 
 
-class SchedulerDecode:
+class DecodeHalf:
     """Decode's scheduler half and its metaserver client."""
 
     def __init__(

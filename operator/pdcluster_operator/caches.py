@@ -12,7 +12,7 @@ from typing import Final
 
 from pdcluster_operator.core.observing import Picture
 from pdcluster_operator.core.views import ChildView, ClusterView, PodView, View, tuple_of
-from pdcluster_operator.kinds import GROUP_SET, PDCLUSTER, Kind, Ref
+from pdcluster_operator.kinds import LEADER_WORKER_SET, PDCLUSTER, Kind, Ref
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -122,7 +122,7 @@ def _remember(shelf: _Shelf, gone: View) -> None:
     match gone:
         case PodView(has_heirs=True) if gone.deaths:
             shelf.ancestors[gone.ref] = gone
-        case ChildView() if gone.ref.kind == GROUP_SET:
+        case ChildView() if gone.ref.kind == LEADER_WORKER_SET:
             theirs = tuple_of(gone.labels)
             shelf.ancestors = {ref: pod for ref, pod in shelf.ancestors.items() if pod.workload != theirs}
 

@@ -63,7 +63,7 @@ class Ref:
 PDCLUSTER: Final = Kind(API_VERSION, "PDCluster", "pdclusters")
 SCALER: Final = Kind(API_VERSION, "PDRoleScaler", "pdrolescalers")
 DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments")
-GROUP_SET: Final = Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
+LEADER_WORKER_SET: Final = Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
 POD: Final = Kind("v1", "Pod", "pods")
 SERVICE: Final = Kind("v1", "Service", "services")
 SECRET: Final = Kind("v1", "Secret", "secrets")
@@ -75,7 +75,7 @@ NETWORK_POLICY: Final = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpo
 EVENT: Final = Kind("v1", "Event", "events")
 LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
-WORKLOADS: Final = (DEPLOYMENT, GROUP_SET)
+WORKLOADS: Final = (DEPLOYMENT, LEADER_WORKER_SET)
 """The kinds that run engines."""
 WATCHED_CHILDREN: Final = (
     DEPLOYMENT,
@@ -90,7 +90,8 @@ WATCHED_CHILDREN: Final = (
 """Children that every cluster can have, and whose changes are heard of. Not Secrets: to list them is to read all."""
 
 KINDS: Final = {
-    (kind.api_version, kind.name): kind for kind in (PDCLUSTER, GROUP_SET, POD, SECRET, EVENT, LEASE, *WATCHED_CHILDREN)
+    (kind.api_version, kind.name): kind
+    for kind in (PDCLUSTER, LEADER_WORKER_SET, POD, SECRET, EVENT, LEASE, *WATCHED_CHILDREN)
 }
 
 

@@ -66,7 +66,7 @@ class Metrics:
 
 
 class _Pools(Collector):
-    """Made anew for each page: what is not read any more is not told any more."""
+    """Made anew for each page, so that a PDCluster that is gone is on no later page."""
 
     def __init__(self, read: Callable[[], Iterable[PoolSample]]) -> None:
         self._read = read

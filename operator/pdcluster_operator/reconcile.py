@@ -50,15 +50,15 @@ class Reconciler:
         pool_secrets: PoolSecrets,
         settings: Settings,
         *,
-        has_groups: bool,
+        has_leader_worker_sets: bool,
     ) -> None:
-        """``has_groups``: the API server knows LeaderWorkerSets, and we watch them."""
+        """``has_leader_worker_sets``: the API server knows LeaderWorkerSets, and we watch them."""
         self._kube = kube
         self._caches = caches
         self._verifier = verifier
         self._secrets = pool_secrets
         self._settings = settings
-        self._has_groups = has_groups
+        self._has_leader_worker_sets = has_leader_worker_sets
         self._applier = Applier(kube, caches, self._tell_taken_back)
         self._taken_back: dict[Key, TakenBackLog] = {}
         self._unknown: dict[Key, UnknownFields] = {}
@@ -115,7 +115,7 @@ class Reconciler:
         return replace(
             observed_of(picture),
             has_secret=is_ours and await self._secrets.is_there(_secret_of(pool)[0], view.uid),
-            has_groups=self._has_groups,
+            has_leader_worker_sets=self._has_leader_worker_sets,
             verifications=self._verifier.results(key),
             status=read_status(view.document.get("status")),
             unknown_fields=unknown,

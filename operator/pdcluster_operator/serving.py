@@ -29,7 +29,7 @@ from pdcluster_operator.core.status_document import read_status
 from pdcluster_operator.core.views import ClusterView
 from pdcluster_operator.health_server import serve_probes
 from pdcluster_operator.http_kube import Fence, HttpKube
-from pdcluster_operator.kinds import GROUP_SET, PDCLUSTER, POD, SCALER, WATCHED_CHILDREN, Kind
+from pdcluster_operator.kinds import LEADER_WORKER_SET, PDCLUSTER, POD, SCALER, WATCHED_CHILDREN, Kind
 from pdcluster_operator.kopf_adapter import STOP_S, USER_AGENT, Handlers, running_watches
 from pdcluster_operator.leader import Leader
 from pdcluster_operator.metrics import Metrics
@@ -68,7 +68,7 @@ class Operator:
         self._metrics = Metrics()
         self._queue: WorkQueue[Key] | None = None
         """Of the term that runs; None: another replica leads."""
-        self._has_groups = False
+        self._has_leader_worker_sets = False
         self._is_known = False
         self.auditor: Auditor | None = None
         self._handlers = Handlers(self.caches, self._has_news, self._has_listed)
@@ -105,7 +105,7 @@ class Operator:
         while True:
             try:
                 if await self._reader.serves(PDCLUSTER) and await self._reader.serves(SCALER):
-                    self._has_groups = await self._reader.serves(GROUP_SET)
+                    self._has_leader_worker_sets = await self._reader.serves(LEADER_WORKER_SET)
                     self._is_known = True
                     return
                 logger.warning("no CRDs group=%s: install the chart with crds.enabled", PDCLUSTER.group)
@@ -154,7 +154,7 @@ class Operator:
             verifier,
             secrets,
             settings,
-            has_groups=self._has_groups,
+            has_leader_worker_sets=self._has_leader_worker_sets,
         )
         queue: WorkQueue[Key] = WorkQueue(
             reconciler.reconcile,
@@ -177,7 +177,7 @@ class Operator:
         while True:
             await asyncio.sleep(self._settings.resync_s)
             try:
-                is_new = not self._has_groups and await self._reader.serves(GROUP_SET)
+                is_new = not self._has_leader_worker_sets and await self._reader.serves(LEADER_WORKER_SET)
             except PDClusterError as error:
                 logger.warning("API server not asked reason=%s", error)
             else:
@@ -185,8 +185,8 @@ class Operator:
                     raise RuntimeError("LeaderWorkerSet is installed now: starting anew to watch it")
 
     def _kinds(self) -> tuple[Kind, ...]:
-        groups = (GROUP_SET,) if self._has_groups else ()
-        return (PDCLUSTER, POD, *WATCHED_CHILDREN, *groups)
+        optional = (LEADER_WORKER_SET,) if self._has_leader_worker_sets else ()
+        return (PDCLUSTER, POD, *WATCHED_CHILDREN, *optional)
 
     def _has_news(self, key: Key) -> None:
         if self._queue is not None:

@@ -44,7 +44,7 @@ class Flags:
     hidden: frozenset[str] = frozenset()
     """Fields without a flag."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Field to environment variable: what it holds counts where the flag is not given."""
+    """Field to environment variable. The variable counts where the flag is not given."""
 
     def of(self, name: str) -> str:
         """``idle_timeout_s`` -> ``--idle-timeout``: a flag leaves the unit of a time to its help."""

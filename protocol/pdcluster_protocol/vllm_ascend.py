@@ -98,7 +98,7 @@ def _odd_number_in(body: bytes | bytearray) -> str:
 
 
 def _check(said: LayerwiseReservation) -> None:
-    """Raises: ProtocolError: What is said does not fit together."""
+    """Raises: ProtocolError: Its fields do not fit together."""
     name = f"decode engine {said.remote_engine_id!r}"
     if said.do_remote_prefill or not said.do_remote_decode:
         raise ProtocolError(f"{name} does not ask a prefill engine for KV: do_remote_decode must be true")

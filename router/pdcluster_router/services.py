@@ -99,12 +99,12 @@ class Services:
         self.answers = AnswerLength()
         self.admissions: dict[Role, Admission[Any]] = {role: _admission_of(settings) for role in Role}
         """By the role that prefills. The gate owns the requests that wait."""
-        self.on_room: Callable[[], None] = _nobody_waits
+        self.on_room: Callable[[], None] = _do_nothing
         """Called when requests may leave the queue."""
         self._is_room_told = False
         self._metaserver_url = settings.metaserver_url
         self._loop = asyncio.get_running_loop()
-        self.on_pool_change: Callable[[], None] = _nobody_waits
+        self.on_pool_change: Callable[[], None] = _do_nothing
         """Called when the set of engines changes."""
         self.roster = Roster(limits, POLICIES[settings.policy], self._pool_changed, self.metrics.ejected, self.now)
         self.engines = self.roster.engines
@@ -221,5 +221,5 @@ def _sample_of(engine: Engine) -> EngineSample:
     return EngineSample(engine.role.value, engine.url, engine.revision, engine.state.value, is_up, is_ejected)
 
 
-def _nobody_waits() -> None:
+def _do_nothing() -> None:
     pass

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,7 +25,7 @@ from pdcluster_kube.session import open_session
 from pdcluster_operator.clock import micro_time
 from pdcluster_operator.errors import Conflict, Exists, NotFound, OwnConflict, Refused, Taken
 from pdcluster_operator.http_kube import HttpKube
-from pdcluster_operator.kinds import DEPLOYMENT, GROUP_SET, LEASE, SERVICE, SERVICE_ACCOUNT, Kind, Object, Ref, ref_of
+from pdcluster_operator.kinds import DEPLOYMENT, LEADER_WORKER_SET, LEASE, SERVICE, SERVICE_ACCOUNT, Kind, Ref, ref_of
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_router.core.endpoint_slices import SliceCache
 from pdcluster_router.engines.discovery import Source
@@ -93,7 +93,7 @@ class End:
         path = Source(self.api.namespace, "c", 2).watch_path(since.resource_version)
         return self.reader.stream(path, limit_s=LIMIT_S)
 
-    async def there(self, manifest: Object) -> Object:
+    async def there(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
         found = await self.kube.get(ref_of(manifest))
         assert found is not None
         return found
@@ -385,9 +385,9 @@ async def test_lists_show_metadata_of_what_a_selector_chooses(end: End, monkeypa
 
 async def test_it_says_which_kinds_there_are(end: End) -> None:
     assert await end.kube.serves(DEPLOYMENT)
-    assert not await end.kube.serves(GROUP_SET)
+    assert not await end.kube.serves(LEADER_WORKER_SET)
 
 
 async def test_a_kind_that_is_not_there_is_not_found(end: End) -> None:
     with pytest.raises(NotFound):
-        await end.kube.apply(end.manifest(GROUP_SET, spec={}))
+        await end.kube.apply(end.manifest(LEADER_WORKER_SET, spec={}))

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from fakes.api_store import ApiError, ApiStore, At, Change, Object, owner
 from integration.ports import fresh_port
-from pdcluster_operator.kinds import GROUP_SET, KINDS, Kind
+from pdcluster_operator.kinds import KINDS, LEADER_WORKER_SET, Kind
 
 SLICE: Final = Kind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
 _MORE: Final = (
@@ -124,7 +124,7 @@ class ApiServer:
         self.asked: list[Asked] = []
         self.faults: list[Fault] = []
         self.url = ""
-        self.served = {kind for kind in KINDS.values() if is_group_served or kind != GROUP_SET} | set(_MORE)
+        self.served = {kind for kind in KINDS.values() if is_group_served or kind != LEADER_WORKER_SET} | set(_MORE)
         self._watches: set[Watch] = set()
         self._oldest = 0
         self._can_speak = asyncio.Event()

@@ -74,7 +74,7 @@ class Stored:
 class FakeCluster:
     """Children of one PDCluster. ``writes``: what changed anything, in words."""
 
-    has_groups: bool = False
+    has_leader_worker_sets: bool = False
     routers_ready: int = 2
     now: int = 1000
     writes: list[str] = field(default_factory=list)
@@ -179,7 +179,7 @@ class FakeCluster:
             ),
             scalers=tuple(_seen_scaler(stored) for stored in self._of_kind("PDRoleScaler").values()),
             has_secret=bool(self.names("Secret")),
-            has_groups=self.has_groups,
+            has_leader_worker_sets=self.has_leader_worker_sets,
             routers_ready=self.routers_ready,
             verifications=dict(self.verifications),
             status=self.plan.status if self.plan else None,

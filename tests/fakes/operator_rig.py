@@ -162,7 +162,7 @@ class Rig:
             self.verifier,
             secrets,
             Settings(router_image=IMAGE, lease_namespace="system", identity="me"),
-            has_groups=False,
+            has_leader_worker_sets=False,
         )
 
     @property

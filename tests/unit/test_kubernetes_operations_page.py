@@ -29,6 +29,8 @@ REPLACES: Final[dict[str, tuple[Mapping[str, object], str]]] = {
     "model.name": ({"spec.model.name": "other", "spec.model.servedName": "same"}, "both roles"),
     "image": ({"spec.image": "other:2"}, "both roles"),
     "transfer.deadlineSeconds": ({"spec.transfer": {"deadlineSeconds": 7}}, "both roles, routers"),
+    "transfer.contentCheck": ({"spec.transfer": {"contentCheck": "full"}}, "both roles"),
+    "transfer.onFailure": ({"spec.transfer": {"onFailure": "fail"}}, "both roles, routers"),
     "transfer.minPushTokens": ({"spec.transfer": {"minPushTokens": 7}}, "decode"),
     "roles.*.engineArgs.block-size": (
         {f"{role}.engineArgs": {"block-size": "32"} for role in (P, D)},
@@ -52,6 +54,8 @@ REPLACES: Final[dict[str, tuple[Mapping[str, object], str]]] = {
     "router.resources": ({"spec.router": {"resources": {"limits": {"memory": "9Gi"}}}}, "routers"),
     "router.requestTimeoutSeconds": ({"spec.router": {"requestTimeoutSeconds": 900}}, "routers"),
     "router.apiKeysSecretRef": ({"spec.router": {"apiKeysSecretRef": {"name": "clients"}}}, "routers"),
+    "router.policy": ({"spec.router": {"policy": "affinity"}}, "routers"),
+    "router.accessLog": ({"spec.router": {"accessLog": True}}, "routers"),
 }
 """Field of the page's table to a change of it and what the page says."""
 

@@ -2,8 +2,8 @@
 
 Pages: sentences have a bound, in words; code and output fit a page's width. Pages and the product's docstrings: no
 "nobody", "whoever" or "stranger" where a noun stands ready. No docstring opens with a relative clause. No name of a
-class, or of any other type, stands twice in the product. Decisions and the reference are not measured: the first are
-dated, the second is made from docstrings.
+class, or of any other type, stands twice in the product, and no word in the glossary. Decisions and the reference are
+not measured: the first are dated, the second is made from docstrings.
 """
 
 from __future__ import annotations
@@ -72,6 +72,13 @@ def types_of(source: str) -> list[str]:
     return classes + [name for name in names if re.fullmatch(r"_?[A-Z]\w*[a-z]\w*", name)]
 
 
+def words_of(glossary: str) -> list[str]:
+    """The words that it explains: the first cell of each row, without what is in parentheses."""
+    cells = re.findall(r"^\| ([^|]+) \|", glossary, flags=re.MULTILINE)
+    words = (word.strip() for cell in cells for word in re.split("[,;]", re.sub(r"\([^)]*\)", "", cell)))
+    return [word for word in words if word != "Word"]
+
+
 def shown(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -124,6 +131,12 @@ def test_a_private_name_of_a_type_has_one_meaning_in_a_package() -> None:
         assert {name for name, times in count.items() if times > 1} == set(), package
 
 
+def test_the_glossary_explains_a_word_once() -> None:
+    count = Counter(words_of((ROOT / "docs" / "glossary.md").read_text()))
+    assert len(count) > 100
+    assert {word for word, times in count.items() if times > 1} == set()
+
+
 def test_the_measures_find_what_is_planted() -> None:
     long = " ".join(["word"] * (MAX_WORDS + 1))
     assert too_long(f"Short one. {long}. Short again.") == [f"{long}."]
@@ -143,6 +156,8 @@ def test_the_measures_find_what_is_planted() -> None:
     assert all(map(OPENING.match, ("What decode does.", "which of them", "\n    Who: a rank.", "By which it came.")))
     assert not any(map(OPENING.match, ("The rank that asks.", "Whatever", "A rank knows what.", "Whole.")))
     assert not BANNED.search("`NOBODY_ANSWERED` and a nobodyness")
+    table = "| Word | Meaning |\n|---|---|\n| piece, gap (of a stream) | x |\n| key; piece | y |\n"
+    assert words_of(table) == ["piece", "gap", "key", "piece"]
 
 
 def test_a_page_has_hyphens_in_its_name() -> None:

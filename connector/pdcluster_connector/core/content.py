@@ -143,7 +143,7 @@ class Found:
 class Mismatch:
     """Where the content on decode is not what was pushed: what crosses there may be wrong, and nothing else is.
 
-    Of a sample: all that was pushed. What is wrong in some of it is hardly right everywhere else.
+    Of a sample: all that was pushed. Where a part of it is wrong, the rest is hardly right.
     """
 
     regions: tuple[int, ...]

@@ -26,7 +26,7 @@ MOST_STRIP_BYTES: Final = 8 << 10
 """Of a larger strip the copy may cost more than the writes it saves. ``benchmarks.strips``, 1→2 over TCP, with half
 of the writes: at 8 KiB 0.5 of the time on loopback, even at 2 Gbit/s; at 32 KiB 1.5 (decisions 0020 and 0023)."""
 LEAST_GAIN: Final = 2
-"""How many times fewer the writes must be. What was measured with less is no gain, and in a scattered pool it is 1."""
+"""How many times fewer the writes must be. Less was measured to be no gain, and in a scattered pool it is 1."""
 MOST_BUFFER_BYTES: Final = 1 << 20
 """The most of one gather. Smaller buffers come back sooner; at 128 strips of 8 KiB a cut costs at most one write."""
 

@@ -139,7 +139,7 @@ def owed_by(prefill: RankLayout, decode: RankLayout) -> RankLayout:
     draft model's layers alone: one that speculates has a single stage (``vllm/facts.py``).
 
     Raises:
-        ProtocolError: What is a draft model's on decode is the model's own on prefill.
+        ProtocolError: A region is the draft model's on decode and the model's own on prefill.
     """
     if prefill.has_draft or not decode.has_draft:
         return decode

@@ -6,7 +6,7 @@ per step for each *shape of copy* and serve every layer of that shape: a layer o
     block b of a region:  base + b * block_stride   [ page 0 | page 1 | ... ]
     page, head-major:     [ row 0: token 0, 1, ... | row 1: ... ]     rows of a push: one run
 
-A *piece* is the most that lies in one run on both sides: a page's tokens of one row, or all rows of the push where
+A *piece* is the most that lies side by side on both engines: a page's tokens of one row, or all rows of the push where
 they lie side by side.
 """
 

@@ -2,8 +2,8 @@
 
 Rule 1: a request is received only when every expected prefill rank said done, for the current attempt, with
         the byte count that decode worked out from its own block table.
-        Where the content is compared: and what is here has the sums that those ranks together said. What has not is
-        pushed again, once, under the same grants; after that the attempt is lost.
+        Where the content is compared, its sums here must also be those that the ranks together said. Content that
+        differs is pushed again, once, under the same grants; after that the attempt is lost.
 Rule 2: no attempt gets a grant, and vLLM is not told of a failure, while a writer of an earlier grant could
         still write: each is done, fenced and clean, or its session was cut.
 

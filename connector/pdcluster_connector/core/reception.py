@@ -90,7 +90,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Differs:
-    """Tell the operator on call: what is here of this attempt is not what was pushed."""
+    """Tell the operator on call that the content of this attempt differs from the content that was pushed."""
 
     request_id: RequestId
     attempt: Attempt

@@ -184,7 +184,7 @@ class Resharder:
         self._context.staging.release(ticket)
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread and the group; what was ordered and not done is reported failed. Waits 1 s more at most.
+        """End the thread and the group. Orders that are not done are reported failed. Waits 1 s more at most.
 
         False when the thread still waits for another rank or the device: it may still read the KV cache then.
         """

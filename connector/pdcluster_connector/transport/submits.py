@@ -4,8 +4,8 @@ With Mooncake's RDMA and Ascend transports each call costs a batch, a turn of a 
 pool with a ``TransferSync`` of its own, however few bytes it has (read in v0.3.13). Each call also gives Python's lock
 away and has to get it back from a forward thread that launches kernels.
 
-Mooncake's Python can submit many writes, but only wait for them, on a core of its own. What it has no name for is in
-its C++: ``getTransferStatus(batch, n)`` looks at one write and never waits. It is called here as ``freeEngine`` is, by
+Mooncake's Python can submit many writes, but only wait for them, on a core of its own. Its C++ has
+the other way: ``getTransferStatus(batch, n)`` looks at one write and never waits. It is called as ``freeEngine`` is, by
 the symbol, which the wheels -non-cuda, -npu and CUDA 12 of 0.3.13.post1 and -cuda13 0.3.14 have. ``choose_submits``
 tries it first.
 

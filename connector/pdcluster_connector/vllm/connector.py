@@ -30,9 +30,9 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 
 from pdcluster_connector.assembly import (
+    DecodeHalf,
     DecodeRank,
     PrefillRank,
-    SchedulerDecode,
     make_decode_rank,
     make_prefill_rank,
     new_boot_id,
@@ -98,7 +98,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         self._facts = read_engine_facts(vllm_config, kv_cache_config)
         self._prefill_scheduler: PrefillScheduler | None = None
-        self._decode_scheduler: SchedulerDecode | None = None
+        self._decode_half: DecodeHalf | None = None
         self._prefill_rank: PrefillRank | None = None
         self._decode_rank: DecodeRank | None = None
         self._listening: Listening | None = None
@@ -142,7 +142,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return
         workers = [metadata[rank] for rank in sorted(metadata)]
         pages = tuple(map(max, zip(*(worker.page_tokens for worker in workers), strict=True)))
-        self._decode_scheduler = SchedulerDecode(self._facts, tuple(worker.address for worker in workers), pages)
+        self._decode_half = DecodeHalf(self._facts, tuple(worker.address for worker in workers), pages)
 
     def on_new_request(self, request: Request) -> None:
         params, now = request.kv_transfer_params, time.monotonic()
@@ -158,8 +158,8 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._prefill_scheduler and params.get("do_remote_decode"):
             self._prefill_scheduler.add(request_id, params, tokens, now=now)
             self._preemptions.add(request)
-        if self._decode_scheduler and params.get("do_remote_prefill"):
-            self._decode_scheduler.requests.add(request_id, params, tokens, now=now)
+        if self._decode_half and params.get("do_remote_prefill"):
+            self._decode_half.requests.add(request_id, params, tokens, now=now)
 
     def _refuse(self, request: Request, params: object, now: float) -> None:
         """Transfer parameters that are no object: the request ends with the reason, and vLLM, which would look a key up
@@ -168,21 +168,19 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         request_id, tokens = RequestId(request.request_id), request.prompt_token_ids or ()
         if self._prefill_scheduler:
             self._prefill_scheduler.add(request_id, params, tokens, now=now)
-        if self._decode_scheduler:
-            self._decode_scheduler.requests.add(request_id, params, tokens, now=now)
+        if self._decode_half:
+            self._decode_half.requests.add(request_id, params, tokens, now=now)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        if self._decode_scheduler is None:
+        if self._decode_half is None:
             return 0, False
-        num_tokens = self._decode_scheduler.requests.external_tokens(request.request_id, num_computed_tokens)
+        num_tokens = self._decode_half.requests.external_tokens(request.request_id, num_computed_tokens)
         return num_tokens, num_tokens > 0
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        if self._decode_scheduler is not None:
+        if self._decode_half is not None:
             tables = blocks.get_block_ids()
-            self._decode_scheduler.requests.reserve(
-                request.request_id, tables, num_external_tokens, now=time.monotonic()
-            )
+            self._decode_half.requests.reserve(request.request_id, tables, num_external_tokens, now=time.monotonic())
             if self._pushed_blocks and num_external_tokens:
                 first = request.num_prompt_tokens - num_external_tokens
                 self._pushed_blocks.reserve(request.request_id, tables[0], first)
@@ -190,7 +188,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
         if self._prefill_scheduler is None:
             pushed = self._pushed_blocks.take_new() if self._pushed_blocks else {}
-            step = self._decode_scheduler.requests.step() if self._decode_scheduler else DecodeStep()
+            step = self._decode_half.requests.step() if self._decode_half else DecodeStep()
             return StepMetadata(step, pushed)
         return StepMetadata(
             self._prefill_scheduler.step(
@@ -204,8 +202,8 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         if self._prefill_scheduler is not None:
             self._prefill_scheduler.freed(map(RequestId, connector_output.finished_sending or ()))
-        if self._decode_scheduler is not None:
-            requests = self._decode_scheduler.requests
+        if self._decode_half is not None:
+            requests = self._decode_half.requests
             requests.received(connector_output.finished_recving or (), self._take_failed(connector_output))
             if isinstance(lost := connector_output.kv_connector_worker_meta, LostAttempts):
                 for loss in lost.losses:
@@ -229,8 +227,8 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._prefill_scheduler is not None:
             self._preemptions.forget(request.request_id)
             return self._prefill_scheduler.finish(request.request_id)
-        if self._decode_scheduler is not None:
-            return False, self._decode_scheduler.requests.finish(request.request_id)
+        if self._decode_half is not None:
+            return False, self._decode_half.requests.finish(request.request_id)
         return False, None
 
     # Worker processes. All but ``register_kv_caches`` and ``shutdown`` are called by the forward thread.
@@ -333,7 +331,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return CountMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
-        for part in (self._decode_scheduler, self._prefill_rank, self._decode_rank):
+        for part in (self._decode_half, self._prefill_rank, self._decode_rank):
             if part is not None:
                 part.close()
 

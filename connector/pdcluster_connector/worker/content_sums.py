@@ -266,7 +266,7 @@ class PushSums:
                 book.apply(live, live.push.summed_up(sums.result()))
 
     def _cannot_read(self, live: LivePush, why: str, book: PushBook, now: float) -> None:
-        """Without sums nothing is proven, so the push is given up. What was found of it is no sum of the whole."""
+        """Without sums nothing is proven, so the push is given up. The sums found so far are of a part only."""
         self._queue.drop(live.push.key)
         reason = f"this prefill rank cannot read its own KV, so that its content cannot be compared: {why}"
         book.apply(live, live.push.give_up(reason, now=now))
@@ -313,7 +313,7 @@ class ReceiveSums:
         return True
 
     def advance(self) -> tuple[TransferId, Attempt, Found] | None:
-        """Read one chunk for one attempt: others need not wait for all of it. What was found once it is whole.
+        """Read one chunk for one attempt, so that others need not wait for all of it. The sums, once they are whole.
 
         Raises whatever the device's library does; what is found of this attempt after that is not the whole.
         """

@@ -136,7 +136,7 @@ class Lane:
         self.post(Close(math.inf))
 
     def close(self, timeout_s: float) -> None:
-        """End the lane and its thread; what has not ended within ``timeout_s`` is cut off. Waits 2 s more at most."""
+        """End the lane and its thread. Pushes that last beyond ``timeout_s`` are cut off. Waits 2 s more at most."""
         self.post(Close(time.monotonic() + timeout_s))
         self._thread.join(timeout_s + CUT_S)
         if self.is_over:

@@ -83,7 +83,7 @@ class Resharding:
         return reached
 
     def close(self, timeout_s: float) -> None:
-        """Reshard no more: what is not done is reported failed to the lanes. Waits 1 s more at most."""
+        """Reshard no more. Items that are not done are reported failed to the lanes. Waits 1 s more at most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ class Observed:
     scalers: tuple[SeenScaler, ...] = ()
     has_secret: bool = False
     """Whether the secret that the operator makes is there."""
-    has_groups: bool = False
+    has_leader_worker_sets: bool = False
     """Whether the API server knows LeaderWorkerSets (``leaderworkerset.x-k8s.io/v1``)."""
     routers_ready: int = 0
     verifications: Mapping[str, VerificationResult] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pdcluster_operator.core.manifests.pool import ROUTER
 from pdcluster_operator.core.observed import Observed, SeenProblem, SeenScaler, SeenService, SeenWorkload, Version
 from pdcluster_operator.core.views import ChildView, PodView, View, tuple_of
-from pdcluster_operator.kinds import DEPLOYMENT, GROUP_SET, SCALER, SERVICE, WORKLOADS, Kind
+from pdcluster_operator.kinds import DEPLOYMENT, LEADER_WORKER_SET, SCALER, SERVICE, WORKLOADS, Kind
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
 
@@ -128,13 +128,13 @@ def _problem(view: View, text: str, *, is_loop: bool = False) -> SeenProblem:
 def _child_problem(picture: Picture, child: ChildView) -> str:
     """A Deployment tells why it cannot make pods. A LeaderWorkerSet does not, and its StatefulSets' events are not ours
     to read."""
-    if child.problem or child.ref.kind != GROUP_SET:
+    if child.problem or child.ref.kind != LEADER_WORKER_SET:
         return child.problem
     ours = [pod for pod in picture.leaders if pod.workload == tuple_of(child.labels)]
     if len(ours) >= child.replicas:
         return ""
     name = child.ref.name
     return (
-        f"{GROUP_SET.name} {name} asks for {child.replicas} groups and {len(ours)} have a pod: where it stays so, "
-        f"`kubectl describe statefulset {name}` tells why"
+        f"{LEADER_WORKER_SET.name} {name} asks for {child.replicas} groups and {len(ours)} have a pod: where it stays "
+        f"so, `kubectl describe statefulset {name}` tells why"
     )

@@ -19,7 +19,7 @@ from pdcluster_operator.core.observed import Observed, Plan, SeenWorkload, Versi
 from pdcluster_operator.core.plan import plan_pool
 from pdcluster_operator.core.rollout import Step, preview_steps
 from pdcluster_operator.core.target import Target, target_of
-from pdcluster_operator.kinds import GROUP_SET
+from pdcluster_operator.kinds import LEADER_WORKER_SET
 from pdcluster_protocol.errors import ConfigError
 
 _IMAGE: Final = "the operator's"
@@ -56,9 +56,9 @@ def preview(before: PDCluster | None, after: PDCluster) -> tuple[str, ...]:
 def _observed_of(before: PDCluster | None) -> Observed:
     """A cluster in which ``before`` is what runs."""
     if before is None:
-        return Observed(has_groups=True)
+        return Observed(has_leader_worker_sets=True)
     try:
-        target = target_of(pool_of(before, _IMAGE), Observed(has_groups=True))
+        target = target_of(pool_of(before, _IMAGE), Observed(has_leader_worker_sets=True))
         router_deployment(pool_of(before, _IMAGE))
     except ConfigError as error:
         raise ConfigError(
@@ -70,7 +70,7 @@ def _observed_of(before: PDCluster | None) -> Observed:
         design, wanted = target.designs[role], target.fleets[role].wanted
         ids = (design.name, design.kind, role, design.revision, design.template, Version(""))
         seen.append(SeenWorkload(*ids, replicas=wanted, live=wanted, ready=wanted))
-    return Observed(tuple(seen), has_secret=True, has_groups=True)
+    return Observed(tuple(seen), has_secret=True, has_leader_worker_sets=True)
 
 
 def _summary(target: Target, observed: Observed) -> str:
@@ -112,7 +112,7 @@ def _removed(pool: Pool, target: Target, observed: Observed) -> Iterator[str]:
 
 
 def _taken_for_granted(target: Target) -> tuple[str, ...]:
-    if all(design.kind != GROUP_SET for design in target.designs.values()):
+    if all(design.kind != LEADER_WORKER_SET for design in target.designs.values()):
         return ()
     return ("LeaderWorkerSet (leaderworkerset.x-k8s.io/v1) is taken for installed: without it the spec is refused",)
 

@@ -17,7 +17,7 @@ from pdcluster_operator.core.manifests.pool import Pool
 from pdcluster_operator.core.manifests.workloads import WorkloadDesign, design_workload, revision_for
 from pdcluster_operator.core.observed import Observed, SeenWorkload, TargetIds
 from pdcluster_operator.core.scaling import Bounds, Pair, exact_ratio
-from pdcluster_operator.kinds import GROUP_SET
+from pdcluster_operator.kinds import LEADER_WORKER_SET
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
@@ -129,7 +129,7 @@ def _limits(pool: Pool, wanted: int) -> tuple[int, int]:
 
 
 def _require_groups(pool: Pool, design: WorkloadDesign, observed: Observed) -> None:
-    if design.kind == GROUP_SET and not observed.has_groups:
+    if design.kind == LEADER_WORKER_SET and not observed.has_leader_worker_sets:
         nodes = pool.role(design.role).nodes_per_instance
         raise ConfigError(
             f"{design.role.value} has nodesPerInstance {nodes}, and this cluster has no LeaderWorkerSet "

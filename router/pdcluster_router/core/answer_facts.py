@@ -1,7 +1,7 @@
 """The facts of an answer, from the bytes that went to its client: how many, how evenly, and how many tokens.
 
-    pieces --add()--> AnswerFacts   bytes, when the first came, and the end, where decode says its ``usage``
-                      StreamFacts   also events, and the gaps between pieces
+    chunks --add()--> AnswerFacts   bytes, when the first came, and the end, where decode says its ``usage``
+                      StreamFacts   also events, and the gaps between chunks
 
 Nothing is parsed before the end, and what is kept does not grow: some KiB of the end, and a count for each length of
 a gap that has occurred. Knows no clock and no connection.
@@ -18,7 +18,7 @@ import msgspec
 END_BYTES: Final = 1024
 """Looked at when an answer is over. vLLM's ``usage`` has up to 250, and what follows it some dozens."""
 _MOST_KEPT_BYTES: Final = 4 * END_BYTES
-"""Beyond which what is kept is cut to ``END_BYTES``: not at each piece."""
+"""Beyond which what is kept is cut to ``END_BYTES``: not at each chunk."""
 STEP: Final = 10 ** (1 / 16)
 """From one bound of gaps to the next, 1.155: the middle of two is 7.5 % off at most."""
 LEAST_GAP_S: Final = 1e-5
@@ -31,7 +31,7 @@ _EVENT: Final = b"\ndata: {"
 _LESS_THAN_AN_EVENT: Final = len(_EVENT) - 1
 """So many bytes may be the beginning of an event that is not counted yet."""
 _BEFORE: Final = b"\n" * len(_EVENT)
-"""Stands before the first piece."""
+"""Stands before the first chunk."""
 _USAGE: Final = b'"usage"'
 """In text its quotes would be escaped, so no text that a model makes looks like this."""
 
@@ -56,12 +56,12 @@ class AnswerFacts:
         """When the first of them went, monotonic seconds."""
         self._end = bytearray(_BEFORE)
 
-    def add(self, piece: bytes, now: float) -> None:
-        """``piece`` goes to the client now. Not empty."""
-        self.num_bytes += len(piece)
+    def add(self, chunk: bytes, now: float) -> None:
+        """``chunk`` goes to the client now. Not empty."""
+        self.num_bytes += len(chunk)
         if self.first_at is None:
             self.first_at = now
-        self._end += piece[-END_BYTES:]
+        self._end += chunk[-END_BYTES:]
         if len(self._end) > _MOST_KEPT_BYTES:
             del self._end[:-END_BYTES]
 
@@ -71,7 +71,7 @@ class AnswerFacts:
 
 
 class StreamFacts(AnswerFacts):
-    """One answer that is a stream of events. A piece costs half a microsecond."""
+    """One answer that is a stream of events. A chunk costs half a microsecond."""
 
     __slots__ = ("_gaps", "_last_at", "max_gap_s", "num_events")
 
@@ -80,17 +80,17 @@ class StreamFacts(AnswerFacts):
         self.num_events = 0
         """Without ``[DONE]``."""
         self.max_gap_s = 0.0
-        """The longest time between two pieces; 0 where there are no two."""
+        """The longest time between two chunks; 0 where there are no two."""
         self._last_at = 0.0
         self._gaps: dict[int, int] = {}
         """Bucket to how many gaps fell into it."""
 
-    def add(self, piece: bytes, now: float) -> None:
+    def add(self, chunk: bytes, now: float) -> None:
         # One function, and no call in it that can be spared: it runs for each token.
-        self.num_bytes += len(piece)
+        self.num_bytes += len(chunk)
         end = self._end
         num_known = len(end) - _LESS_THAN_AN_EVENT
-        end += piece
+        end += chunk
         self.num_events += end.count(_EVENT, num_known)
         if len(end) > _MOST_KEPT_BYTES:
             del end[:-END_BYTES]

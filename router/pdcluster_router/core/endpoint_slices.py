@@ -191,7 +191,7 @@ def _one_for_each_pod(sightings: Iterable[_Sighting]) -> list[Member]:
 
 
 def _number(resource_version: str) -> int:
-    """Versions of one kind of object are numbers that grow (KEP-5504); what is none is as old as can be."""
+    """Versions of one kind of object are numbers that grow (KEP-5504). Any other counts as the oldest."""
     return int(resource_version) if resource_version.isdecimal() else 0
 
 

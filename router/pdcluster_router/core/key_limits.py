@@ -4,8 +4,8 @@
       +-----over one of them----------> OverLimit: which, both numbers, and when asking again helps. Nothing is taken
 
 A rate is a bucket. Full it holds what may be asked for in a minute, and from empty it fills in a minute: in any stretch
-of t seconds no more goes through than ``limit * (1 + t / 60)``. What is larger than the bucket would never go through,
-and is told so. A bucket is one number, the time when it is full.
+of t seconds no more goes through than ``limit * (1 + t / 60)``. A request larger than the
+bucket would never go through, and its client is told so. A bucket is one number, the time when it is full.
 
 Keys of one name have one ``KeyUse``. Each router counts for itself. Knows no request and no clock: ``now`` is monotonic
 seconds.
@@ -24,7 +24,7 @@ WINDOW_S: Final = 60.0
 _RUNNING_RETRY_S: Final = 2
 """When one of its requests will have ended is not known."""
 _ROUNDING_S: Final = 1e-6
-"""Sums of seconds are not exact: who has waited as long as told is let in."""
+"""Sums of seconds are not exact: a client that waited as long as it was told is let in."""
 
 
 class LimitedBy(Enum):
@@ -110,7 +110,7 @@ class KeyUse:
         self._tokens = Bucket()
 
     def limit(self, limits: KeyLimits) -> None:
-        """These hold from now on. What runs counts on, and of a rate the same share is left as before."""
+        """These hold from now on. Running requests still count, and the same share of a rate is left as before."""
         self._max_concurrent = limits.max_concurrent
         self._requests.per_minute = limits.requests_per_minute
         self._tokens.per_minute = limits.prompt_tokens_per_minute

@@ -4,7 +4,7 @@ A request counts with its prompt and with as many answer tokens as answers have 
 less: a limit is a bound and no forecast. A failed request goes on counting for some seconds, so that an engine that
 fails at once is not always the one with the least to do.
 
-An engine that has just begun to serve, or that is back, starts slowly: what it has counts ten times at first, and less
+An engine that has just begun to serve, or that is back, starts slowly: its tokens count ten times at first, and less
 and less for ``SLOW_START_S``. So it takes a tenth of what the others have, and then more, while caches fill and kernels
 compile. It can always be chosen: with nothing to do it has the least, and an engine that is alone gets everything.
 """

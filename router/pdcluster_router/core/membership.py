@@ -6,8 +6,8 @@
                                 v
                  FINISHING --serves no more, or not listed any more--> LEAVING --not listed, and idle--> removed
 
-Only SERVING engines get new work. What an engine has it may finish, however long that takes: an engine that
-discovery lists no longer is removed when its last request has ended, never before.
+Only SERVING engines get new work. An engine may finish its requests, however long that takes: one that discovery lists
+no longer is removed when its last request has ended, never before.
 Decides from one whole picture at a time; knows no engine object, no API and no clock.
 """
 

@@ -1,7 +1,8 @@
 """The engines that may take the next request, best first, and the interface of a policy that chooses one of them.
 
 Engines of one revision only are ever paired: decode is chosen among revisions that have both roles, prefill among
-the engines of decode's revision. Who may is worked out when the pool changes, never for a request.
+the engines of decode's revision. The engines that may be chosen are worked out when the pool
+changes, never for a request.
 An engine that its breaker has ejected gets nothing while another one of its role and revision may.
 Decides from states alone. The policies are in ``core/policies``.
 """

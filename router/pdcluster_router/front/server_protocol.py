@@ -50,7 +50,7 @@ ROUTER_STATE: Final = "router"
 """Key of the router in the state that the application's lifespan yields."""
 _PROBE_PATH: Final = b"/health"
 _RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER of no seconds: what is written is sent, then a reset takes the place of an orderly end."""
+"""SO_LINGER of no seconds: written bytes are sent, then a reset takes the place of an orderly end."""
 
 
 class RouterProtocol(ReadingProtocol):

@@ -103,7 +103,7 @@ class _Flow(FlowControl):
             self._leavers.forget(self._descriptor)
 
     def _client_left(self, *, is_broken: bool) -> None:
-        """As the loop does where it reads the end: what is written still goes to a client that takes it."""
+        """As the loop does where it reads the end: a client that still takes bytes gets those that are written."""
         if is_broken:
             self._transport.abort()
         else:

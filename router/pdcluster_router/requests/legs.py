@@ -37,7 +37,7 @@ PrefillEnd: TypeAlias = Callable[[str | None, Blame], None]
 _NOTHING: Final = (b"", b"")
 _MAX_REASON_BYTES: Final = 300
 _MAX_REPLY_BYTES: Final = 1 << 20
-"""One token and what surrounds it; what goes beyond is not looked into."""
+"""One token and what surrounds it. A longer reply is not looked into."""
 
 
 class DecodeLeg:

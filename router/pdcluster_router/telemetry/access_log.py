@@ -114,7 +114,7 @@ class AccessLine(msgspec.Struct, kw_only=True, tag_field="event", tag="access"):
     first_byte_s: float | None = None
     """Until the first byte of the answer went to the client."""
     gap_p50_s: float | None = None
-    """Of a stream, the median time between two pieces, within 7.5 %."""
+    """Of a stream, the median time between two chunks, within 7.5 %."""
     gap_max_s: float | None = None
     """The longest such time."""
     total_s: float | None = None

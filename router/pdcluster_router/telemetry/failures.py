@@ -23,7 +23,7 @@ MAX_LINES_PER_S: Final = 20
 """Lines of one kind in one second; 20 show a pattern, and 1,000 would cost the event loop 20 ms."""
 
 RECENT_S: Final = 300.0
-"""Seconds of which failures are shown: what is wrong now, and was when somebody was called."""
+"""Failures of so many seconds are shown: long enough for a person to be called and look."""
 
 
 class FailureKind(Enum):

@@ -1,7 +1,7 @@
 """All metrics of the router, declared here: name, unit, labels and their bounds.
 
 Labels are bounded by enums in the code, never by what a client or an engine sends. Each router has its own
-registry, so several can live in one process. What each request tells is counted here and handed over when it is read:
+registry, so several can live in one process. Counts of each request are kept here and handed over when they are read:
 ``Counter.inc`` costs four times as much, ``Histogram.observe`` six times, four times a request.
 """
 

@@ -11,7 +11,7 @@ from operator_cases.objects import pdcluster
 from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.core.manifests.pool import pool_of
 from pdcluster_operator.core.manifests.router import router_access
-from pdcluster_operator.kinds import GROUP_SET, KINDS, PDCLUSTER, POD, SECRET, WATCHED_CHILDREN
+from pdcluster_operator.kinds import KINDS, LEADER_WORKER_SET, PDCLUSTER, POD, SECRET, WATCHED_CHILDREN
 
 READERS_ONLY = {"why", "askedBy", "ofLease"}
 
@@ -73,9 +73,9 @@ def test_the_operator_holds_what_it_gives_to_routers() -> None:
 
 def test_every_kind_that_the_operator_knows_has_its_rights_and_no_other_has_any() -> None:
     held = triples(rights()["watched"])
-    for kind in (PDCLUSTER, POD, GROUP_SET, *WATCHED_CHILDREN):
+    for kind in (PDCLUSTER, POD, LEADER_WORKER_SET, *WATCHED_CHILDREN):
         assert {(kind.group, kind.plural, verb) for verb in ("list", "watch")} <= held, kind
-    for kind in (GROUP_SET, *WATCHED_CHILDREN, SECRET):
+    for kind in (LEADER_WORKER_SET, *WATCHED_CHILDREN, SECRET):
         assert {(kind.group, kind.plural, verb) for verb in ("get", "create")} <= held, kind
     known = {(kind.group, kind.plural) for kind in KINDS.values()} | {("discovery.k8s.io", "endpointslices")}
     assert {(group, resource.partition("/")[0]) for group, resource, _ in held | triples(rights()["own"])} == known

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from integration.ports import fresh_port
 from pdcluster_cli.checks import (
     SYSTEM_LIBRARIES,
     Finding,
@@ -23,7 +24,6 @@ from pdcluster_cli.checks import (
     problems_of,
 )
 from pdcluster_cli.engines import LocalDevice
-from pdcluster_cli.waiting import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -92,7 +92,7 @@ def test_all_that_an_ascend_machine_lacks_is_said_at_once() -> None:
 
 
 def test_a_free_port_is_no_problem() -> None:
-    port = free_port()
+    port = fresh_port()
     assert check_port(port) == Finding(f"port {port} is free")
 
 

@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 import pytest
 
+from integration.ports import fresh_port
 from pdcluster_cli.__main__ import main
-from pdcluster_cli.waiting import free_port
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 
@@ -62,7 +62,7 @@ def test_what_a_pod_runs_every_few_seconds_imports_next_to_nothing(name: str) ->
 
 
 def test_the_doctor_finds_nothing_here(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--port", str(free_port())]) == 0
+    assert main(["doctor", "--port", str(fresh_port())]) == 0
     assert all(line.startswith("ok ") for line in capsys.readouterr().out.splitlines())
 
 
@@ -115,6 +115,8 @@ def typed(words: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[
         (["router", "--prefill", "http://p:1", "--decode", "http://d:1"], "router"),
         (["operator"], "operator"),
         (["explain", "tiny"], "operator"),
+        (["why", "req-1", "--cluster", "tiny"], "operator"),
+        (["top", "--cluster", "tiny"], "operator"),
         (["plan", "-f", "examples/cpu.yaml"], "operator"),
         (["local"], "router,connector"),
     ],

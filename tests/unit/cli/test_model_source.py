@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from integration.ports import fresh_port
 from pdcluster_cli.model_source import Hub, HubAnswer, ModelSource, ask_hub, find_model, has_copy
-from pdcluster_cli.waiting import free_port
 
 WANTED = "--model wants a folder with config.json, weights and a tokenizer, or a model's name on a hub"
 
@@ -168,5 +168,5 @@ def test_a_name_that_can_be_none_is_told_without_asking() -> None:
 
 def test_a_closed_door_is_noticed_long_before_an_engine_would() -> None:
     began = time.monotonic()
-    assert ask_hub(f"http://127.0.0.1:{free_port()}", "org/name").unreachable
+    assert ask_hub(f"http://127.0.0.1:{fresh_port()}", "org/name").unreachable
     assert time.monotonic() - began < 60  # vLLM asks again and again, in each engine.

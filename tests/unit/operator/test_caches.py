@@ -7,7 +7,7 @@ from typing import Any
 from operator_cases.objects import pdcluster
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.core.views import View, view_of
-from pdcluster_operator.kinds import GROUP_SET
+from pdcluster_operator.kinds import LEADER_WORKER_SET
 from pdcluster_protocol import labels
 
 KEY = Key("default", "pool")
@@ -115,9 +115,10 @@ def test_a_group_that_dies_in_each_of_its_lives_is_remembered_by_its_name_and_fo
     caches.drop(dead("d", owner="StatefulSet").ref, "d")
     own = {labels.CLUSTER: "pool", labels.ROLE: "decode", labels.REVISION: "r", labels.TEMPLATE: "t"}
     metadata = {"name": "set", "namespace": "default", "uid": "s", "resourceVersion": "1", "labels": own}
-    group_set = view_of({"apiVersion": GROUP_SET.api_version, "kind": GROUP_SET.name, "metadata": metadata})
-    caches.put(group_set)
-    caches.drop(group_set.ref, "s")
+    kind = LEADER_WORKER_SET
+    leader_worker_set = view_of({"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata})
+    caches.put(leader_worker_set)
+    caches.drop(leader_worker_set.ref, "s")
     caches.put(dead("e", owner="StatefulSet", deaths=0))
     assert loops(caches) == [False]
 

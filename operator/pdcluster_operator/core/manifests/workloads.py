@@ -25,7 +25,7 @@ from pdcluster_operator.core.manifests.pool import (
     role_labels,
 )
 from pdcluster_operator.core.revision import revision_of, template_of
-from pdcluster_operator.kinds import DEPLOYMENT, GROUP_SET, Kind
+from pdcluster_operator.kinds import DEPLOYMENT, LEADER_WORKER_SET, Kind
 from pdcluster_protocol import labels
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
@@ -82,14 +82,14 @@ def design_workload(pool: Pool, role: Role, revision: str) -> WorkloadDesign:
     places = (PodPlace.LEADER, PodPlace.WORKER) if is_group else (PodPlace.ALONE,)
     templates = tuple(engine_template(pool, role, revision, place) for place in places)
     template = template_of({"size": spec.nodes_per_instance, "templates": list(templates)})
-    kind = GROUP_SET if is_group else DEPLOYMENT
+    kind = LEADER_WORKER_SET if is_group else DEPLOYMENT
     name = names.workload_name(pool.name, role, revision, template)
     return WorkloadDesign(name, kind, role, revision, template, templates)
 
 
 def render_workload(pool: Pool, design: WorkloadDesign, replicas: int) -> Document:
     """The object, asking for ``replicas`` instances."""
-    is_group = design.kind == GROUP_SET
+    is_group = design.kind == LEADER_WORKER_SET
     spec = _group_spec(pool, design) if is_group else _deployment_spec(pool, design)
     metadata = metadata_of(pool, design.name, design.role.value, design.labels)
     return make_object(design.kind, metadata, spec={"replicas": replicas, **spec})

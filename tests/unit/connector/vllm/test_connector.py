@@ -37,7 +37,7 @@ def prefill_connector() -> PDClusterConnector:
     made = PDClusterConnector.__new__(PDClusterConnector)
     engine = PrefillEngine(1, (2,), (KvGroup(16),))
     made._prefill_scheduler = PrefillScheduler(engine, PushTiming.LAYERWISE, SECRET, BootId("life"))
-    made._decode_scheduler = None
+    made._decode_half = None
     made._facts = cast("Any", SimpleNamespace(keeps_last_token=False))
     made._block_tables, made._preemptions = BlockTables().follow, Preemptions()
     return made
@@ -128,7 +128,7 @@ def decode_connector_with_a_reservation() -> PDClusterConnector:
     """The scheduler half of a decode engine, whose request "r" waits for 40 tokens and owes a receipt."""
     made = PDClusterConnector.__new__(PDClusterConnector)
     requests = waiting_bench(wants_receipt=True).scheduler
-    made._prefill_scheduler, made._decode_scheduler = None, cast("Any", SimpleNamespace(requests=requests))
+    made._prefill_scheduler, made._decode_half = None, cast("Any", SimpleNamespace(requests=requests))
     made._pushed_blocks = None
     return made
 

@@ -30,7 +30,7 @@ def pod(name: str, *, leads: bool, is_ready: bool = True, template: str = "t", r
     return view
 
 
-def group_set(replicas: int) -> ChildView:
+def leader_worker_set(replicas: int) -> ChildView:
     api_version = "leaderworkerset.x-k8s.io/v1"
     spec = {"replicas": replicas}
     view = view_of(
@@ -47,7 +47,7 @@ def test_a_group_on_several_nodes_is_one_instance_and_its_leader_says_how_it_is(
         pod("b", leads=True, is_ready=False),
         pod("b-1", leads=False),
     )
-    picture = Picture((group_set(2),), pods)
+    picture = Picture((leader_worker_set(2),), pods)
     [workload] = observed_of(picture).workloads
     assert (workload.live, workload.ready) == (2, 1)
     assert ready_pods(picture, Role.DECODE, "r", "t") == ["a"], "only a leader can be asked"
@@ -88,13 +88,13 @@ def test_problems_say_whose_they_are_and_crash_loops_come_first() -> None:
 
 
 def test_a_group_set_whose_pods_nobody_makes_says_where_the_reason_is() -> None:
-    [problem] = observed_of(Picture((group_set(2),), (pod("a", leads=True),))).problems
+    [problem] = observed_of(Picture((leader_worker_set(2),), (pod("a", leads=True),))).problems
     assert (problem.role, problem.text) == (
         Role.DECODE,
         "LeaderWorkerSet set asks for 2 groups and 1 have a pod: where it stays so, "
         "`kubectl describe statefulset set` tells why",
     )
-    whole = Picture((group_set(1),), (pod("a", leads=True),))
+    whole = Picture((leader_worker_set(1),), (pod("a", leads=True),))
     assert observed_of(whole).problems == ()
 
 

@@ -23,7 +23,7 @@ BROKEN = {f"{P}.podOverrides": {"spec": {"containers": [{"image": "x"}]}}}
 
 def running(changes: dict[str, Any] | None = None) -> FakeCluster:
     """A cluster in which everything is as the spec says."""
-    world = FakeCluster(has_groups=True)
+    world = FakeCluster(has_leader_worker_sets=True)
     world.settle(make_cluster(changes))
     return world
 
@@ -319,7 +319,7 @@ class TestARefusal:
 
     def test_groups_without_lws_are_refused_with_the_cure(self) -> None:
         world = running({**NODES, **both("nodesPerInstance", 1)})
-        world.has_groups = False
+        world.has_leader_worker_sets = False
         plan = world.reconcile(make_cluster(NODES))
         assert has_no_orders(plan)
         assert "install LWS, or set nodesPerInstance to 1" in plan.facts.refusal

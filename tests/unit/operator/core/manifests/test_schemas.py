@@ -28,7 +28,7 @@ CUSTOM: Final = {"LeaderWorkerSet", "PDRoleScaler"}
 
 
 def children(changes: dict[str, Any]) -> list[Document]:
-    plan = FakeCluster().plan_for(make_cluster(changes), Observed(has_groups=True))
+    plan = FakeCluster().plan_for(make_cluster(changes), Observed(has_leader_worker_sets=True))
     assert plan.facts.refusal == ""
     return [child.document for child in plan.children]
 

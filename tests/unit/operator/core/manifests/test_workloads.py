@@ -14,7 +14,7 @@ from pdcluster_operator.core.manifests.workloads import (
     render_workload,
     revision_for,
 )
-from pdcluster_operator.kinds import GROUP_SET
+from pdcluster_operator.kinds import LEADER_WORKER_SET
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
@@ -96,7 +96,7 @@ class TestOverNodes:
         more = {**NODES, **both("nodesPerInstance", 4)}
         assert hashes(NODES)[0] == hashes(more)[0]
         assert hashes(NODES)[1] != hashes(more)[1]
-        assert design(NODES).kind == GROUP_SET
+        assert design(NODES).kind == LEADER_WORKER_SET
 
 
 BASE = {**both("engineArgs", {"block-size": "32"}), **both("device", {"kind": "ascend"})}

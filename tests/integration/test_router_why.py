@@ -150,9 +150,10 @@ async def test_a_request_without_a_good_key_is_remembered_and_the_key_is_not(tmp
     keys.write_text(f"{sha256(KEY.encode()).hexdigest()}  team-a\n")
     async with running_rig(api_key_file=keys) as rig:
         await ask(rig, x_request_id="good", authorization=f"Bearer {KEY}")
-        await ask(rig, x_request_id="bad", authorization="Bearer sk-guessed")
+        await ask(rig, x_request_id="bad", authorization="Bearer sk-guessed", traceparent=PARENT)
         good, bad = await about(rig, "good"), await about(rig, "bad")
         raw_answers = [(await (await rig.internal()).get(path_for(name))).body for name in ("good", "bad")]
+    assert bad.trace_id == TRACE_ID
     assert (good.client, bad.client, bad.error) == ("team-a", "", "invalid_api_key")
     assert not any(secret in body for body in raw_answers for secret in (KEY.encode(), b"sk-guessed"))
 
@@ -167,6 +168,45 @@ async def test_a_request_beyond_its_keys_limit_is_remembered(tmp_path: Path) -> 
     assert (request.status, request.outcome, request.error) == (429, "limited", "too_many_requests")
     assert (request.client, request.model) == ("team-a", "m")
     assert "requests_per_minute" in request.cause
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        (b"expect: what\r\n", "expectation_failed"),
+        (b"host: another\r\n", "invalid_http"),
+        (b"a: b\r\n" * 300, "too_many_headers"),
+        (b"a: " + b"x" * 99_999 + b"\r\n", "headers_too_large"),
+        (b"transfer-encoding: chunked\r\n", "body_too_large"),
+    ],
+)
+async def test_a_head_or_a_body_that_is_refused_at_once_is_remembered_with_its_trace(lines: bytes, code: str) -> None:
+    head = b"POST %b HTTP/1.1\r\nhost: h\r\nx-request-id: R\r\ntraceparent: %b\r\n%b\r\n"
+    async with running_rig(max_body_bytes=4096) as rig:
+        client = await rig.client()
+        body = b"1388\r\n" + b"x" * 5000 + b"\r\n" if code == "body_too_large" else b""
+        await client.send(head % (COMPLETIONS.encode(), PARENT.encode(), lines) + body)
+        answer = await client.receive()
+        request = await about(rig, "R")
+    assert answer.headers["x-request-id"] == "R"
+    assert (request.status, request.error, request.outcome) == (answer.status, code, "rejected")
+    assert (request.trace_id, request.path) == (TRACE_ID, COMPLETIONS)
+
+
+async def test_a_connection_too_many_is_remembered() -> None:
+    async with running_rig(max_connections=1) as rig:
+        await (await rig.client()).get("/health")
+        assert (await ask(rig, x_request_id="R")).status == 503
+        assert (await about(rig, "R")).error == "too_many_connections"
+
+
+async def test_a_name_of_another_field_finds_nothing_and_a_long_models_name_is_not_kept() -> None:
+    async with running_rig() as rig:
+        await ask(rig, {**PROMPT, "model": NEEDLE * 999}, x_request_id="R")
+        assert (await about(rig, "R")).model == "?"
+        assert rig.router.services.kept.num_bytes < 1000
+        for name in ("ok", "decode-0", "first_byte", COMPLETIONS):
+            assert (await asked(rig, name)).requests == ()
 
 
 class BrokenDialect(PdclusterDialect):

@@ -91,8 +91,8 @@ async def _get(url: str, path: str) -> tuple[int, bytes]:
     host, port = parts.hostname or "", parts.port or INTERNAL_PORT
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        head = f"GET {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nAccept: application/json\r\nConnection: close\r\n\r\n"
-        writer.write(head.encode("latin-1"))
+        lines = (f"GET {path} HTTP/1.1", f"Host: {parts.netloc.rpartition('@')[2]}", "Connection: close", "", "")
+        writer.write("\r\n".join(lines).encode("latin-1"))
         return _read(await _read_all(reader))
     finally:
         writer.close()

@@ -215,10 +215,14 @@ class Router:
         cycle.answer_error(error)
 
     def _start(self, cycle: HotCycle, request: ClientRequest) -> None:
+        exchange = None
         try:
-            Exchange(self.services, cycle, request).start()
+            exchange = Exchange(self.services, cycle, request)
+            exchange.start()
         except Exception:  # noqa: BLE001 - logged below. The top of a request that waited: no ``dispatch`` is above it.
             self._answer_bug(cycle)
+            if exchange is not None:
+                exchange.break_off()
 
     def _answer_bug(self, cycle: HotCycle) -> None:
         logger.exception("request failed path=%s", cycle.path.decode("latin-1"))

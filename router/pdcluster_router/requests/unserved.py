@@ -19,8 +19,8 @@ from pdcluster_router.telemetry.metrics import Outcome
 
 def keep_refused(services: Services, cycle: HotCycle, error: ApiError) -> None:
     """``error`` is the answer to a request that was not parsed, or that a bug of ours has ended."""
-    if not services.kept.is_on or (cycle.teller is not None and error.code != BUG.code):
-        return  # The queue or the exchange tells it. It has told nothing of a bug, which has broken it.
+    if not services.kept.is_on or cycle.teller is not None:
+        return  # The queue or the exchange tells it.
     services.kept.keep(
         KeptRow(
             request_id=cycle.request_id.decode("ascii"),

@@ -100,8 +100,8 @@ class Kept:
 
     def find(self, name: str) -> list[KeptRequest]:
         """The requests with this request id or transfer id, newest first. Costs some ms: a look at all."""
-        part = _encode(name)  # With its length before it: a short name is not in every entry.
-        found = [request for ring in self._rings.values() for request in islice(_named(ring, part, name), MAX_FOUND)]
+        part = _encode(name)  # With its length before it: it is no part of a longer one.
+        found = [request for ring in self._rings.values() for request in islice(_named(ring, part), MAX_FOUND)]
         return sorted(found, key=lambda request: -(request.ended_at_unix_s or 0.0))[:MAX_FOUND]
 
     def since(self) -> dict[str, float]:
@@ -110,9 +110,8 @@ class Kept:
         return {name: _decode(entry).ended_at_unix_s or 0.0 for name, entry in oldest.items() if entry is not None}
 
 
-def _named(ring: Ring, part: bytes, name: str) -> Iterator[KeptRequest]:
-    rows = (_decode(entry) for entry in ring.holding(part) if _is_named(entry, part))
-    return (request_of(row) for row in rows if name in (row.request_id, row.transfer_id))
+def _named(ring: Ring, part: bytes) -> Iterator[KeptRequest]:
+    return (request_of(_decode(entry)) for entry in ring.holding(part) if _is_named(entry, part))
 
 
 def _is_named(entry: bytes, part: bytes) -> bool:

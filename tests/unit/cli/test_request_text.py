@@ -128,3 +128,12 @@ def test_another_method_and_bytes_that_were_no_request_are_told() -> None:
 
 def test_a_clock_that_is_behind_the_routers_makes_no_negative_time() -> None:
     assert duration(-7200.0) == "0 s"
+
+
+def test_what_comes_after_the_answer_stands_after_its_end() -> None:
+    late = Moment(1.2, "prefill_replied", "prefill-0", 1)
+    request = KeptRequest(request_id="R", total_s=1.0, ended_at_unix_s=1.0, outcome="ok", moments=(late,))
+    assert describe(request, {}, "u").splitlines()[4:] == [
+        "    1.000 s    0.200 s  ended",
+        "    1.200 s             attempt 1: prefill-0 has done its part",
+    ]

@@ -112,3 +112,13 @@ def test_only_the_places_of_the_two_ids_are_looked_at(request_id: str, transfer_
         assert not name or _is_named(entry, _encode(name))
     for name in ("trace", "client", "ok", "what", "engine", "x" * 99, "none"):
         assert not _is_named(entry, _encode(name))
+
+
+def test_three_eighths_are_for_what_was_served_a_half_for_failures_and_an_eighth_for_refusals() -> None:
+    num_bytes = {}
+    for outcome in ("ok", "lost", "rejected"):
+        kept = Kept(80_000)
+        for _ in range(5000):
+            kept.keep(KeptRow("r", outcome=outcome))
+        num_bytes[outcome] = round(kept.num_bytes, -3)
+    assert num_bytes == {"ok": 30_000, "lost": 40_000, "rejected": 10_000}

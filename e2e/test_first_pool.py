@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -67,6 +69,20 @@ def test_openais_own_client_is_answered(shared: SharedPool) -> None:
     assert chat.usage.completion_tokens == 8
 
 
+def test_why_asks_all_routers_through_the_api_server(shared: SharedPool) -> None:
+    """By the id in vLLM's answer, and by its transfer id. Both roles are named by their pods."""
+    pool = shared.subject
+    answer = complete(pool.place().url, "What happened to this one?", 4).reply["id"]
+    told = why(pool, answer)
+    assert f"{answer.removeprefix('cmpl-')} went well after " in told
+    assert f"(told by {pool.name}-router-" in told
+    for role in (Role.DECODE, Role.PREFILL):
+        assert any(f"{role.value}-" in told and f" is {name_of(pod)}" in told for pod in pool.pods(role)), told
+    assert re.search(r"attempt 1: prefill-\d+ has done its part", told)
+    (transfer_id,) = re.findall(r"transfer (\w+)", told)
+    assert why(pool, transfer_id) == told
+
+
 def test_the_quick_starts_two_lines_ask_the_pool_from_outside(shared: SharedPool) -> None:
     """As they stand on the page, but for the names of this pool and its model, and for a port that is free."""
     pool = shared.subject
@@ -79,6 +95,16 @@ def test_the_quick_starts_two_lines_ask_the_pool_from_outside(shared: SharedPool
         done = subprocess.run([*map(fitted, curl), "--silent", "--fail"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done
     assert json.loads(done.stdout)["choices"][0]["message"]["content"]
+
+
+def why(pool: Subject, name: str) -> str:
+    """What a user reads who asks about a request that went well."""
+    words = ["why", name, "--cluster", pool.name, "-n", pool.namespace, "--kubeconfig", str(pool.cluster.kubeconfig)]
+    done = subprocess.run(
+        [sys.executable, "-m", "pdcluster_cli", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return done.stdout
 
 
 def fit(names: Mapping[str, str], word: str) -> str:

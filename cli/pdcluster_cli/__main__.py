@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -27,6 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Before the command itself takes care of signals there is nothing to stop.
         print("pdcluster: stopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # Our reader, like `head`, has enough. Python would try once more at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def _read_words(words: Sequence[str]) -> Sequence[str]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from pdcluster_router.core.scrub import printable
+
 
 class _Requests(msgspec.Struct):
     running: int
@@ -47,12 +49,12 @@ def describe_page(page: PoolPage, router: str) -> str:
     )
     failed = sorted(page.failures.kinds.items(), key=lambda item: (-item[1], item[0]))
     told = ", ".join(f"{kind} {num}" for kind, num in failed) or "none"
-    return "\n".join([
+    return "\n".join(map(printable, [
         f"{router}: {page.requests.running} requests run, {waits}",
         f"failures of the last {page.failures.seconds:.0f} s: {told}",
         "",
         *_table([_HEAD, *map(_cells, sorted(page.engines, key=_order))]),
-    ])  # fmt: skip
+    ]))  # fmt: skip
 
 
 def _order(engine: _EngineRow) -> tuple[str, int, str]:

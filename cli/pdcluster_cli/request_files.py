@@ -1,95 +1,96 @@
 """Requests out of an access log, which goes back as far as the file does, and says less of each attempt.
 
-Lines that are no such line are passed over: on stdout they stand among others.
+Lines that are no such line are passed over: on stdout they stand among others. A log may be large: a line is looked
+into only where it has the id, and of an id that many requests have the newest are told, as a router does.
 """
 
 from __future__ import annotations
 
+import gzip
 import sys
-from collections.abc import Iterable
-from datetime import datetime
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
-from pdcluster_protocol.kept import KeptAnswer, KeptRequest, Milestone, Moment
+from pdcluster_protocol.access import AccessLine
+from pdcluster_protocol.kept import MAX_FOUND, KeptAnswer, KeptRequest, Milestone, Moment, names_for
 
-_SIGN: Final = '"event":"access"'
+if TYPE_CHECKING:
+    from io import BufferedReader
 
-
-class _LogEntry(msgspec.Struct, tag_field="event", tag="access"):
-    """The fields of ``AccessLine`` that are told here."""
-
-    ts: datetime
-    request_id: str = ""
-    transfer_id: str = ""
-    trace_id: str = ""
-    client: str = ""
-    path: str = ""
-    model: str = ""
-    is_stream: bool | None = None
-    status: int | None = None
-    outcome: str | None = None
-    failures: tuple[str, ...] = ()
-    decode_engine: str = ""
-    prefill_engine: str = ""
-    revision: str = ""
-    is_local_prefill: bool | None = None
-    prefill_attempts: int = 0
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    queue_s: float | None = None
-    reservation_s: float | None = None
-    first_byte_s: float | None = None
-    total_s: float | None = None
+_SIGN: Final = b'{"event":"access"'
+_GZIP: Final = b"\x1f\x8b"
 
 
 def read_access_log(path: str, name: str) -> KeptAnswer | str:
-    """The requests of this name in the file, ``-`` for standard input; or why it cannot be read."""
+    """The newest requests of this name in the file, ``-`` for standard input; or why it cannot be read."""
     try:
-        if path == "-":
-            return KeptAnswer(requests=tuple(find(sys.stdin, name)))
-        with Path(path).open(encoding="utf-8", errors="replace") as lines:
+        with _opened(path) as lines:
             return KeptAnswer(requests=tuple(find(lines, name)))
-    except OSError as error:
-        return f"it cannot be read: {error.strerror}"
+    except (OSError, EOFError, zlib.error) as error:
+        return f"it cannot be read: {getattr(error, 'strerror', None) or error}"
 
 
-def find(lines: Iterable[str], name: str) -> list[KeptRequest]:
-    """The requests with this request id or transfer id."""
-    from pdcluster_router.core.why import explain
-
-    found = [_request_of(line) for text in lines if _SIGN in text and (line := _parse(text)) and _is(line, name)]
-    words = [explain(request) for request in found]
-    return [
-        msgspec.structs.replace(request, cause=told.cause, cure=told.cure)
-        for request, told in zip(found, words, strict=True)
-    ]
+def find(lines: Iterable[bytes], name: str) -> list[KeptRequest]:
+    """The newest requests with this request id or transfer id, the newest first."""
+    names = names_for(name)
+    parts = [msgspec.json.encode(one) for one in names]
+    newest = deque((line for text in lines if (line := _parse(text, parts)) and _is(line, names)), maxlen=MAX_FOUND)
+    return [_told(_request_of(line)) for line in reversed(newest)]
 
 
-def _parse(text: str) -> _LogEntry | None:
+@contextmanager
+def _opened(path: str) -> Iterator[Iterable[bytes]]:
+    """A file that ``logrotate`` has compressed is read as well."""
+    with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
+        is_packed = cast("BufferedReader", file).peek(len(_GZIP)).startswith(_GZIP)
+        if not is_packed:
+            yield file
+            return
+        with gzip.GzipFile(fileobj=file) as unpacked:
+            yield unpacked
+
+
+def _parse(text: bytes, parts: Sequence[bytes]) -> AccessLine | None:
     """A container's runtime may have put a time before it."""
+    begin = text.find(_SIGN)
+    if begin < 0 or not any(part in text for part in parts):
+        return None
     try:
-        return _DECODE(text[text.index("{") :])
-    except (msgspec.DecodeError, ValueError):
+        return _decode(text[begin:])
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
-def _is(line: _LogEntry, name: str) -> bool:
-    return name in (line.request_id, line.transfer_id)
+def _is(line: AccessLine, names: Sequence[str]) -> bool:
+    has_end = line.ts is not None and line.ts.tzinfo is not None
+    return has_end and not {line.request_id, line.transfer_id}.isdisjoint(names)
 
 
-def _request_of(line: _LogEntry) -> KeptRequest:
+def _told(request: KeptRequest) -> KeptRequest:
+    """With cause and cure."""
+    from pdcluster_router.core.why import explain
+
+    words = explain(request)
+    return msgspec.structs.replace(request, cause=words.cause, cure=words.cure)
+
+
+def _request_of(line: AccessLine) -> KeptRequest:
     return KeptRequest(
         request_id=line.request_id,
         transfer_id=line.transfer_id,
         trace_id=line.trace_id,
         client=line.client,
         model=line.model,
+        method=line.method,
         path=line.path,
         is_stream=line.is_stream,
-        ended_at_unix_s=line.ts.timestamp(),
+        ended_at_unix_s=line.ts.timestamp() if line.ts is not None else None,
         total_s=line.total_s,
         queue_s=line.queue_s,
         status=line.status,
@@ -102,21 +103,24 @@ def _request_of(line: _LogEntry) -> KeptRequest:
     )
 
 
-def _moments_of(line: _LogEntry) -> Iterable[Moment]:
-    """Those whose time the line has. When failures happened it does not say: they stand at the end."""
+def _moments_of(line: AccessLine) -> Iterable[Moment]:
+    """Those whose time the line has. When failures happened it does not say: they stand at the end.
+
+    The first byte may be the router's own: that of an error, or of a comment in a stream.
+    """
     if line.reservation_s is not None:
         yield Moment(line.reservation_s, Milestone.RESERVED.value, line.decode_engine)
     if line.first_byte_s is not None:
-        yield Moment(line.first_byte_s, Milestone.FIRST_BYTE.value, line.decode_engine)
+        yield Moment(line.first_byte_s, Milestone.FIRST_BYTE.value)
     for kind in line.failures:
         yield Moment(line.total_s or 0.0, kind, _engine_of(kind, line))
 
 
-def _engine_of(kind: str, line: _LogEntry) -> str:
+def _engine_of(kind: str, line: AccessLine) -> str:
     """The last one of the role that the kind is about; the line knows no other."""
     if kind.startswith("prefill_") and kind != "prefill_exhausted":
         return line.prefill_engine if line.prefill_attempts == 1 else ""
-    return line.decode_engine if kind.startswith("decode_") else ""
+    return line.decode_engine if kind.startswith("decode_") and line.decode_attempts == 1 else ""
 
 
-_DECODE: Final = msgspec.json.Decoder(_LogEntry).decode
+_decode: Final = msgspec.json.Decoder(AccessLine).decode

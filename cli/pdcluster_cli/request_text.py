@@ -21,6 +21,7 @@ from itertools import pairwise
 from typing import Final
 
 from pdcluster_protocol.kept import KeptRequest, Milestone, Moment
+from pdcluster_router.core.scrub import printable
 
 OK: Final = "ok"
 """The outcome of a request that was served whole."""
@@ -42,11 +43,12 @@ def describe(request: KeptRequest, engines: Mapping[str, str], source: str) -> s
         parts += ["", ", ".join(f"{name} is {engines[name]}" for name in sorted(known))]
     if request.cause:
         parts += ["", f"cause: {request.cause}", f"cure:  {request.cure}"]
-    return "\n".join(parts)
+    return "\n".join(map(printable, parts))
 
 
 def duration(seconds: float) -> str:
-    """In the largest unit of which there are two."""
+    """In the largest unit of which there are two. A clock that is behind the router's makes 0 s."""
+    seconds = max(seconds, 0.0)
     for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -55,12 +57,17 @@ def duration(seconds: float) -> str:
 
 def _headline(request: KeptRequest) -> str:
     took = "" if request.total_s is None else f" {request.total_s:.3f} s"
-    if request.ended_at_unix_s is None:
+    if request.ended_at_unix_s is None and not request.outcome:
         return f"{request.request_id} has not ended: it runs for{took}"
-    at = datetime.fromtimestamp(request.ended_at_unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     status = str(request.status) if request.status is not None else "no status"
     result = "went well" if request.outcome == OK else f"failed: {status} {request.error or request.outcome}".rstrip()
-    return f"{request.request_id} {result}{' after' if took else ''}{took}, {at}"
+    return f"{request.request_id} {result}{' after' if took else ''}{took}, {_end(request.ended_at_unix_s)}"
+
+
+def _end(at_unix_s: float | None) -> str:
+    if at_unix_s is None:
+        return "and prefill's own reply is still to come"
+    return datetime.fromtimestamp(at_unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _facts(request: KeptRequest) -> str:
@@ -75,24 +82,29 @@ def _facts(request: KeptRequest) -> str:
         "trace": request.trace_id,
     }
     stream = "stream" if request.is_stream else ""
-    told = [f"POST {request.path}", stream, tokens, *(f"{name} {value}" for name, value in named.items() if value)]
-    return ", ".join(filter(None, told))
+    words = (f"{name} {value}" for name, value in named.items() if value)
+    return ", ".join(filter(None, [f"{request.method} {request.path}".strip(), stream, tokens, *words]))
 
 
 def _timeline(request: KeptRequest) -> list[str]:
-    """A row for each moment, with the time until the next one; nothing for a request that was refused as it came."""
+    """A row for each moment, with the time until the next one; nothing for a request that was refused as it came.
+
+    The times that are shown add up: each is rounded before one is taken from the other.
+    """
     if request.total_s is None:
         return []
     begin = [] if request.queue_s is None else [(0.0, "waits to be admitted")]
     rows = [*begin, *((moment.at_s, _happened(moment)) for moment in request.moments)]
     rows.append((request.total_s, "now" if request.ended_at_unix_s is None else "ended"))
     rows.sort(key=lambda row: row[0])
-    tooks = [f"{after[0] - row[0]:8.3f} s" for row, after in pairwise(rows)]
+    tooks = [f"{round(after[0], 3) - round(row[0], 3):8.3f} s" for row, after in pairwise(rows)]
     lines = [f"{at:9.3f} s {took:>10}  {what}" for (at, what), took in zip(rows, [*tooks, ""], strict=True)]
     return [f"{'at':>11} {'took':>10}", *lines]
 
 
 def _happened(moment: Moment) -> str:
+    if moment.what == Milestone.FIRST_BYTE.value and not moment.engine:
+        return "first byte to the client"  # Of an access log, which knows no other.
     form = _HAPPENED.get(moment.what)
     if form is not None:
         return form.format(engine=moment.engine, attempt=moment.attempt)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import http.client
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -18,11 +20,16 @@ from pdcluster_protocol.errors import ConfigError, Unavailable
 from pdcluster_protocol.launch import INTERNAL_PORT
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from pdcluster_kube.reader import KubeReader
 
 DEFAULT_URL: Final = f"http://127.0.0.1:{INTERNAL_PORT}"
 """The internal port of ``pdcluster local``."""
-_ASK_S: Final = 10.0
+ASK_S: Final = 10.0
+_MAX_ANSWER_BYTES: Final = 64 << 20
+"""As from an API server: far above what a pool of thousands of engines makes."""
+_PART_BYTES: Final = 1 << 16
 _ROUTER: Final = "router"
 Answers = dict[str, bytes | str]
 """By router: the body of its answer, or why there is none."""
@@ -45,43 +52,85 @@ def add_router_flags(parser: argparse.ArgumentParser) -> Any:
     return which
 
 
-def ask_routers(given: argparse.Namespace, path: str) -> Answers:
-    """The answers to this GET. Waits at most 10 s for each router, and for the list of them.
+def ask_routers(given: argparse.Namespace, path: str, timeout_s: float = ASK_S) -> Answers:
+    """The answers to this GET. Waits at most ``timeout_s`` for all routers, and for the list of them.
 
     Raises:
         Unanswered: The API server does not say which pods there are, or there are none.
     """
     if not given.cluster:
-        return {url: _ask_url(url, path) for url in given.url or [DEFAULT_URL]}
+        return asyncio.run(_ask_urls(given.url or [DEFAULT_URL], path, timeout_s))
     try:
-        return asyncio.run(_ask_pods(given.cluster, given, path))
+        return asyncio.run(_ask_pods(given.cluster, given, path, timeout_s))
     except (ConfigError, Unavailable, OSError) as error:
         raise Unanswered(str(error)) from error
 
 
-def _ask_url(url: str, path: str) -> bytes | str:
+async def _ask_urls(urls: Sequence[str], path: str, timeout_s: float) -> Answers:
+    return dict(zip(urls, await asyncio.gather(*(_ask_url(url, path, timeout_s) for url in urls)), strict=True))
+
+
+async def _ask_url(url: str, path: str, timeout_s: float) -> bytes | str:
     try:
-        parts = urlsplit(url if "//" in url else f"//{url}")
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port or INTERNAL_PORT, timeout=_ASK_S)
-        connection.request("GET", path)
-        response = connection.getresponse()
-        body = response.read()
-        connection.close()
+        async with asyncio.timeout(timeout_s):
+            status, body = await _get(url, path)
+    except TimeoutError:
+        return f"no answer within {timeout_s:g} s: is this a router's internal port?"
     except (OSError, ValueError, http.client.HTTPException) as error:
         return f"no answer: {str(error) or type(error).__name__}: is this a router's internal port?"
-    if response.status != 200:
-        return f"it answered {response.status}: is this the internal port of a router of this version?"
+    if status != 200:
+        return f"it answered {status}: is this the internal port of a router of this version?"
     return body
 
 
-async def _ask_pods(cluster: str, given: argparse.Namespace, path: str) -> Answers:
+async def _get(url: str, path: str) -> tuple[int, bytes]:
+    """Status and body. Waits as long as the peer sends, up to a limit of bytes."""
+    parts = urlsplit(url if "//" in url else f"//{url}")
+    if parts.scheme not in ("", "http"):
+        raise ValueError(f"a router's internal port speaks http, not {parts.scheme}")
+    host, port = parts.hostname or "", parts.port or INTERNAL_PORT
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        lines = (f"GET {path} HTTP/1.1", f"Host: {parts.netloc.rpartition('@')[2]}", "Connection: close", "", "")
+        writer.write("\r\n".join(lines).encode("latin-1"))
+        return _read(await _read_all(reader))
+    finally:
+        writer.close()
+
+
+async def _read_all(reader: asyncio.StreamReader) -> bytes:
+    whole = bytearray()
+    while part := await reader.read(_PART_BYTES):
+        whole += part
+        if len(whole) > _MAX_ANSWER_BYTES:
+            raise ValueError(f"it sent more than {_MAX_ANSWER_BYTES} bytes")
+    return bytes(whole)
+
+
+def _read(answer: bytes) -> tuple[int, bytes]:
+    response = http.client.HTTPResponse(cast("socket", _Read(answer)))
+    response.begin()
+    return response.status, response.read()
+
+
+class _Read:
+    """Stands for a socket from which all has come: ``HTTPResponse`` needs no more of one."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    def makefile(self, _mode: str) -> BytesIO:
+        return BytesIO(self._answer)
+
+
+async def _ask_pods(cluster: str, given: argparse.Namespace, path: str, timeout_s: float) -> Answers:
     from pdcluster_cli.documents import find_access, where_of
     from pdcluster_kube.reader import KubeReader
 
     where = where_of(given)
     access, own = await find_access(where)
     pods_path = f"/api/v1/namespaces/{quote(where.namespace or own)}/pods"
-    reader = KubeReader(access, timeout_s=_ASK_S, user_agent="pdcluster")
+    reader = KubeReader(access, timeout_s=timeout_s, user_agent="pdcluster")
     pods = await _router_pods(reader, pods_path, cluster)
     if not pods:
         raise Unanswered(f"no router pods of PDCluster {where.namespace or own}/{cluster}: are its name and -n right?")

@@ -14,6 +14,7 @@ from pdcluster_cli import numbers
 from pdcluster_cli.commands import SUBCOMMANDS
 from pdcluster_cli.pool_text import PoolPage, describe_page
 from pdcluster_cli.routers import Answers, Unanswered, add_router_flags, ask_routers
+from pdcluster_router.core.scrub import printable
 
 POOL_PATH: Final = "/pdcluster/pool"
 DEFAULT_INTERVAL_S: Final = 2.0
@@ -64,8 +65,8 @@ def _has_answer(answers: Answers) -> bool:
 
 def _page(router: str, body: bytes | str) -> str:
     if isinstance(body, str):
-        return f"{router}: {body}"
+        return printable(f"{router}: {body}")
     try:
         return describe_page(msgspec.json.decode(body, type=PoolPage), router)
     except msgspec.DecodeError as error:
-        return f"{router}: its answer cannot be read ({error}): is it a router of this version?"
+        return printable(f"{router}: its answer cannot be read ({error}): is it a router of this version?")

@@ -16,7 +16,8 @@ from pdcluster_cli.commands import SUBCOMMANDS
 from pdcluster_cli.request_files import read_access_log
 from pdcluster_cli.request_text import OK, describe, duration
 from pdcluster_cli.routers import Unanswered, add_router_flags, ask_routers
-from pdcluster_protocol.kept import KeptAnswer, path_for
+from pdcluster_protocol.kept import KeptAnswer, KeptRequest, path_for
+from pdcluster_router.core.scrub import printable
 
 
 def main(words: Sequence[str]) -> int:
@@ -51,7 +52,7 @@ def _tell(name: str, answers: dict[str, KeptAnswer | str]) -> int:
     said = {source: answer for source, answer in answers.items() if isinstance(answer, KeptAnswer)}
     for source, problem in answers.items():
         if isinstance(problem, str):
-            print(f"pdcluster why: {source}: {problem}", file=sys.stderr)
+            print(printable(f"pdcluster why: {source}: {problem}"), file=sys.stderr)
     found = [(request, source) for source, answer in said.items() for request in answer.requests]
     if not found:
         _tell_none(name, said)
@@ -59,7 +60,12 @@ def _tell(name: str, answers: dict[str, KeptAnswer | str]) -> int:
     found.sort(key=lambda one: -(one[0].ended_at_unix_s or float("inf")))
     pages = [describe(request, said[source].engines, source) for request, source in found]
     print("\n\n".join(pages))
-    return 0 if found[0][0].outcome in (OK, "") and not found[0][0].error else 1
+    return 0 if _is_well(found[0][0]) else 1
+
+
+def _is_well(request: KeptRequest) -> bool:
+    """It went well, or runs. An end without an outcome is a bug of the router."""
+    return request.outcome == OK or (request.ended_at_unix_s is None and not request.outcome)
 
 
 def _tell_none(name: str, said: dict[str, KeptAnswer]) -> None:

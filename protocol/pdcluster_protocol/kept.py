@@ -7,17 +7,28 @@ it is asked. A reader ignores fields that it does not know.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 from urllib.parse import quote
 
 import msgspec
 
 REQUESTS_PATH: Final = "/pdcluster/requests"
+MAX_FOUND: Final = 20
+"""Requests that are told of one id: a client may give the same one to all its requests."""
+_RESPONSE_PREFIXES: Final = ("chatcmpl-", "cmpl-")
+UnixSeconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, lt=253402300800.0)]
+"""Until the end of the year 9999, as far as a date can be told."""
 
 
 def path_for(name: str) -> str:
     """The path and query that ask for requests by this id."""
-    return f"{REQUESTS_PATH}?id={quote(name, safe='')}"
+    return f"{REQUESTS_PATH}?id={quote(name, safe='', errors='replace')}"
+
+
+def names_for(name: str) -> tuple[str, ...]:
+    """The ids that may be meant: vLLM's id of an answer is the request's with a prefix. None: no id looks like that."""
+    prefix = next((one for one in _RESPONSE_PREFIXES if name.startswith(one)), "")
+    return tuple(one for one in dict.fromkeys((name, name[len(prefix) :])) if one and one.isascii())
 
 
 class Milestone(Enum):
@@ -63,10 +74,12 @@ class KeptRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """Name of its API key."""
     model: str = ""
     """The client's word."""
+    method: str = "POST"
+    """Routers remember no others."""
     path: str = ""
     is_stream: bool | None = None
     """None: its body was not read."""
-    ended_at_unix_s: float | None = None
+    ended_at_unix_s: UnixSeconds | None = None
     """None: it has not ended."""
     total_s: float | None = None
     """Until the end of its answer, or until now."""
@@ -105,5 +118,5 @@ class KeptAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The newest one first: clients may use an id twice."""
     engines: dict[str, str] = {}
     """Pod, or else the URL, of each engine that is named, as far as it is still known."""
-    since_unix_s: dict[str, float] = {}
+    since_unix_s: dict[str, UnixSeconds] = {}
     """Ends of the oldest requests that are remembered: those that were ``served`` whole, ``refused``, or ``failed``."""

@@ -15,8 +15,8 @@ from fakes.messages import MESSAGES
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS
 from fakes.router import CHAT, COMPLETIONS, PROMPT, STREAM, orders, raw, send, until
 from patience import PATIENCE_S
+from pdcluster_protocol.access import AccessLine
 from pdcluster_router.core.keep_alive import COMMENT
-from pdcluster_router.telemetry.access_log import AccessLine
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from fakes.http import RawClient, request_bytes
 from fakes.messages import MESSAGES
 from fakes.router import CHAT, COMPLETIONS, PROMPT, Rig, raw, running_rig, send, until
 from patience import PATIENCE_S
-from pdcluster_router.telemetry.access_log import AccessLine
+from pdcluster_protocol.access import AccessLine
 
 pytestmark = pytest.mark.anyio
 

@@ -60,6 +60,7 @@ async def test_a_good_request_is_told_whole_and_needs_no_cause() -> None:
     assert (request.status, request.outcome, request.error, request.cause, request.cure) == (200, "ok", "", "", "")
     assert (request.model, request.path, request.is_stream, request.trace_id) == ("m", COMPLETIONS, False, TRACE_ID)
     assert (request.prompt_tokens, request.cached_tokens) == (PROMPT_TOKENS, CACHED_TOKENS)
+    assert request.is_local_prefill is False
     assert request.ended_at_unix_s is not None
     assert answer.engines == urls
     assert answer.since_unix_s == {"served": request.ended_at_unix_s}
@@ -90,6 +91,7 @@ async def test_each_attempt_is_told_and_what_was_made_good() -> None:
         await ask(rig, x_request_id="one")
         await ask(rig, x_request_id="two")
         both = [await about(rig, name) for name in ("one", "two")]
+        since = (await asked(rig, "one")).since_unix_s.keys()
     (request,) = [one for one in both if one.cause]
     assert story(request)[2:] == [
         "prefill_sent prefill-0 1",
@@ -98,10 +100,46 @@ async def test_each_attempt_is_told_and_what_was_made_good() -> None:
         "prefill_replied prefill-1 2",
         "first_byte decode-0",
     ]
-    assert request.outcome == "ok"
+    assert (request.outcome, sorted(since)) == ("ok", ["failed", "served"])
     assert "made good" in request.cause
     assert "(prefill-0): prefill-0 answered 500" in request.cause
     assert "engine's log" in request.cure
+
+
+async def test_a_try_with_another_decode_engine_counts_its_attempts_anew() -> None:
+    async with running_rig(num_decode=2) as rig:
+        rig.decodes[0].faults_to_come = [Fault.DIE_WITH_KV]
+        rig.decodes[1].faults_to_come = [Fault.DIE]
+        await ask(rig, x_request_id="R")
+        request = await about(rig, "R")
+    assert [one for one in story(request) if "decode-" in one and not one.startswith("reserved")] == [
+        "decode_sent decode-0",
+        "decode_lost decode-0 1",
+        "decode_sent decode-1",
+        "decode_lost decode-1",
+    ]
+
+
+async def test_a_request_that_decode_served_alone_says_so_and_an_engine_is_named_by_its_pod() -> None:
+    async with running_rig() as rig:
+        for engine in rig.router.services.all_engines():
+            engine.pod = f"pod-of-{engine.name}"
+        await ask(rig, {**PROMPT, "n": 2}, x_request_id="R")
+        answer = await asked(rig, "R")
+    assert answer.requests[0].is_local_prefill is True
+    assert answer.engines == {"decode-0": "pod-of-decode-0"}
+
+
+async def test_of_one_id_the_request_that_runs_comes_before_one_that_has_ended() -> None:
+    async with running_rig() as rig:
+        await ask(rig, x_request_id="R")
+        rig.prefill.close_gate(Gate.PREFILL)
+        client = await send(rig, **{"x-request-id": "R"})
+        await until(lambda: len(rig.prefill.seen) == 2)
+        found = (await asked(rig, "R")).requests
+        rig.prefill.open_gate(Gate.PREFILL)
+        await client.receive()
+    assert [request.outcome for request in found] == ["", "ok"]
 
 
 async def test_a_request_that_failed_has_cause_and_cure() -> None:
@@ -150,9 +188,12 @@ async def test_a_request_without_a_good_key_is_remembered_and_the_key_is_not(tmp
     keys.write_text(f"{sha256(KEY.encode()).hexdigest()}  team-a\n")
     async with running_rig(api_key_file=keys) as rig:
         await ask(rig, x_request_id="good", authorization=f"Bearer {KEY}")
-        await ask(rig, x_request_id="bad", authorization="Bearer sk-guessed")
+        await ask(rig, x_request_id="bad", authorization="Bearer sk-guessed", traceparent=PARENT)
+        await ask(rig, "no object", x_request_id="ugly", authorization=f"Bearer {KEY}")
+        assert (await about(rig, "ugly")).client == "team-a"
         good, bad = await about(rig, "good"), await about(rig, "bad")
         raw_answers = [(await (await rig.internal()).get(path_for(name))).body for name in ("good", "bad")]
+    assert bad.trace_id == TRACE_ID
     assert (good.client, bad.client, bad.error) == ("team-a", "", "invalid_api_key")
     assert not any(secret in body for body in raw_answers for secret in (KEY.encode(), b"sk-guessed"))
 
@@ -167,6 +208,45 @@ async def test_a_request_beyond_its_keys_limit_is_remembered(tmp_path: Path) -> 
     assert (request.status, request.outcome, request.error) == (429, "limited", "too_many_requests")
     assert (request.client, request.model) == ("team-a", "m")
     assert "requests_per_minute" in request.cause
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        (b"expect: what\r\n", "expectation_failed"),
+        (b"host: another\r\n", "invalid_http"),
+        (b"a: b\r\n" * 300, "too_many_headers"),
+        (b"a: " + b"x" * 99_999 + b"\r\n", "headers_too_large"),
+        (b"transfer-encoding: chunked\r\n", "body_too_large"),
+    ],
+)
+async def test_a_head_or_a_body_that_is_refused_at_once_is_remembered_with_its_trace(lines: bytes, code: str) -> None:
+    head = b"POST %b HTTP/1.1\r\nhost: h\r\nx-request-id: R\r\ntraceparent: %b\r\n%b\r\n"
+    async with running_rig(max_body_bytes=4096) as rig:
+        client = await rig.client()
+        body = b"1388\r\n" + b"x" * 5000 + b"\r\n" if code == "body_too_large" else b""
+        await client.send(head % (COMPLETIONS.encode(), PARENT.encode(), lines) + body)
+        answer = await client.receive()
+        request = await about(rig, "R")
+    assert answer.headers["x-request-id"] == "R"
+    assert (request.status, request.error, request.outcome) == (answer.status, code, "rejected")
+    assert (request.trace_id, request.path) == (TRACE_ID, COMPLETIONS)
+
+
+async def test_a_connection_too_many_is_remembered() -> None:
+    async with running_rig(max_connections=1) as rig:
+        await (await rig.client()).get("/health")
+        assert (await ask(rig, x_request_id="R")).status == 503
+        assert (await about(rig, "R")).error == "too_many_connections"
+
+
+async def test_a_name_of_another_field_finds_nothing_and_a_long_models_name_is_not_kept() -> None:
+    async with running_rig() as rig:
+        await ask(rig, {**PROMPT, "model": NEEDLE * 999}, x_request_id="R")
+        assert (await about(rig, "R")).model == "?"
+        assert rig.router.services.kept.num_bytes < 1000
+        for name in ("ok", "decode-0", "first_byte", COMPLETIONS):
+            assert (await asked(rig, name)).requests == ()
 
 
 class BrokenDialect(PdclusterDialect):
@@ -185,6 +265,23 @@ async def test_a_bug_of_ours_is_remembered_and_called_one() -> None:
     assert (request.status, request.outcome, request.error) == (500, "", "internal_error")
     assert "bug of the router" in request.cure
     assert answer.since_unix_s.keys() == {"failed"}
+
+
+class LateBrokenDialect(PdclusterDialect):
+    """A bug of ours, when the request has its exchange."""
+
+    def transfer_line(self, transfer_id: str) -> bytes:
+        raise RuntimeError(f"no line for {transfer_id}")
+
+
+async def test_a_bug_that_breaks_an_exchange_leaves_nothing_and_is_remembered_once() -> None:
+    async with running_rig() as rig:
+        rig.router.services.dialect = LateBrokenDialect(SECRET)
+        assert (await ask(rig, x_request_id="R")).status == 500
+        await rig.settled()
+        request = await about(rig, "R")
+    assert (request.outcome, story(request)) == ("", ["decode_sent decode-0"])
+    assert "bug of the router" in request.cure
 
 
 async def test_no_prompt_and_no_answer_is_in_the_memory() -> None:
@@ -221,7 +318,7 @@ async def test_a_request_in_the_queue_says_so_and_when_it_is_turned_away() -> No
         rig.prefill.close_gate(Gate.PREFILL)
         first = await send(rig)
         await rig.prefill.next_request()
-        second = await send(rig, **{"x-request-id": "second"})
+        second = await send(rig, STREAM, **{"x-request-id": "second", "traceparent": PARENT})
         await until(lambda: rig.router.services.num_queued == 1)
         waits = await about(rig, "second")
         assert (await ask(rig, x_request_id="third")).status == 429
@@ -234,6 +331,10 @@ async def test_a_request_in_the_queue_says_so_and_when_it_is_turned_away() -> No
     assert waits.cause.startswith("it waits in the router's queue")
     assert (away.error, away.outcome, away.status, story(away)) == ("queue_full", "overloaded", 429, ["queue_full"])
     assert (left.outcome, left.status, story(left)) == ("client_gone", None, ["client_gone"])
+    assert (left.trace_id, left.is_stream, left.queue_s) == (TRACE_ID, True, left.total_s)
+    assert left.moments[0].at_s == left.total_s
+    assert left.total_s is not None
+    assert left.total_s > 0
 
 
 async def test_good_requests_do_not_push_out_one_that_failed() -> None:

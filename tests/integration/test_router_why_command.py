@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
@@ -25,9 +26,14 @@ async def why(*words: str, stdin: str = "") -> tuple[int, str, str]:
     command = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "pdcluster_cli", "why", *words, stdin=PIPE, stdout=PIPE, stderr=PIPE
     )
-    out, err = await asyncio.wait_for(command.communicate(stdin.encode()), PATIENCE_S)
+    out, err = await asyncio.wait_for(command.communicate(stdin.encode(errors="surrogateescape")), PATIENCE_S)
     assert command.returncode is not None
     return command.returncode, out.decode(), err.decode()
+
+
+async def why_of(stdin: bytes, *words: str) -> tuple[int, str, str]:
+    """The same of an access log on standard input."""
+    return await why(*words, "--access-log", "-", stdin=stdin.decode(errors="surrogateescape"))
 
 
 async def ask(url: str, request_id: str) -> int:
@@ -86,3 +92,28 @@ async def test_older_requests_are_in_the_access_log(tmp_path: Path) -> None:
     )
     assert (await why("S", "--access-log", str(log)))[0] == 2
     assert json.loads(log.read_text())["request_id"] == "R"
+
+
+async def test_ids_from_hostile_hands_and_other_bytes_in_a_log_are_taken(tmp_path: Path) -> None:
+    log = tmp_path / "access"
+    bug = b'{"event":"access","ts":"2026-11-26T08:00:00Z","request_id":"bug","outcome":null,"model":"\\u001b[2J"}\n'
+    log.write_bytes(b"\xff\xfe\x00\n" + bug)
+    assert (await why("\udcff\x1b[2J", "--access-log", str(log)))[0] == 2
+    assert (await why("\udcff", "--url", f"http://127.0.0.1:{fresh_port()}"))[0] == 2
+    for status, out, err in (await why("bug", "--access-log", str(log)), await why_of(log.read_bytes(), "bug")):
+        assert (status, err) == (1, "")
+        assert "cause: the router failed on it" in out
+        assert "\x1b" not in out
+
+
+async def test_a_reader_that_has_enough_is_no_traceback(tmp_path: Path) -> None:
+    log = tmp_path / "access"
+    log.write_text('{"event":"access","ts":"2026-11-26T08:00:00Z","request_id":"R","outcome":"ok"}\n')
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pdcluster_cli", "why", "R", "--access-log", str(log), stdout=writing, stderr=PIPE
+    )
+    os.close(writing)
+    _, err = await asyncio.wait_for(command.communicate(), PATIENCE_S)
+    assert (command.returncode, err) == (141, b"")

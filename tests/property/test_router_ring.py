@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import drawn
+from pdcluster_protocol.kept import MAX_FOUND
 from pdcluster_router.core.ring import ENTRY_BYTES, Ring
 from pdcluster_router.telemetry.kept import (
-    MAX_FOUND,
     MAX_MOMENTS,
     Fate,
     Kept,
@@ -72,7 +72,7 @@ def test_what_is_kept_keeps_to_its_bytes_and_is_found_by_its_whole_names_alone(
     for request, has_failed in ended:
         kept.keep(request, has_failed=has_failed)
         assert kept.num_bytes <= max_bytes
-    for name in ("a", "ab", "b", "t1", "décode", 'x"\\y', "none"):
+    for name in ("a", "ab", "b", "t1", "décode", 'x"\\y', "none", "ok", "prefill_failed"):
         found = kept.find(name)
         assert all(name in request.names for request in found)
         assert [one.ended_at_unix_s for one in found] == sorted(

@@ -10,8 +10,8 @@ import pytest
 
 from pdcluster_connector import failures as connector
 from pdcluster_connector.settings import Settings as ConnectorSettings
+from pdcluster_protocol.access import AccessLine
 from pdcluster_router.telemetry import failures as router
-from pdcluster_router.telemetry.access_log import AccessLine
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 WAITS: Final = sorted(name for name in ConnectorSettings.__struct_fields__ if name.endswith("_s"))

@@ -233,6 +233,10 @@ def internal() -> ApiError:
     return ApiError(500, _SERVER, "internal_error", "the router failed on this request: see its log")
 
 
+BUG: Final = internal()
+"""Its code and its status are of no other error of the router."""
+
+
 def parse_error(body: bytes | bytearray) -> int | None:
     """The status that an engine's error object names, 500 where it names none; None when it is not one."""
     try:

@@ -28,4 +28,9 @@ def scrub(text: str) -> str:
     for pattern, word in _HIDDEN:
         short = pattern.sub(word, short)
     line = " ".join(short.split())
-    return "".join(char if char.isprintable() else "?" for char in line)[:MAX_REASON_CHARS]
+    return printable(line)[:MAX_REASON_CHARS]
+
+
+def printable(text: str) -> str:
+    """``?`` stands for what some readers take for a line's end, or a terminal for a command."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)

@@ -9,11 +9,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from pdcluster_router.core.request_head import RequestHead
+
 TRACE_HEADER: Final = b"traceparent"
 _PARENT: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?", re.DOTALL)
 _FIRST_VERSION: Final = b"00"
 _NO_VERSION: Final = b"ff"
 _NO_TRACE: Final = b"0" * 32
+_NUM_OF_FIRST: Final = 55
+"""Bytes of one of the first version; what later ones add stands behind them."""
 _NO_PARENT: Final = b"0" * 16
 
 
@@ -33,3 +37,10 @@ def trace_id_in(headers: Sequence[tuple[bytes, bytes]], fields: Mapping[bytes, b
     if found[1] == _FIRST_VERSION and found[4] is not None:
         return ""  # A later version may say more at its end; the first one does not.
     return found[2].decode("ascii")
+
+
+def remains_of(head: RequestHead) -> RequestHead:
+    """The head of a request that is refused, for its trace alone: the rest of its memory is free."""
+    is_traced = bool(trace_id_in(head.headers, head.fields))
+    headers = [(TRACE_HEADER, head.fields[TRACE_HEADER][:_NUM_OF_FIRST])] if is_traced else []
+    return RequestHead(headers, dict(headers), 0, expects_continue=False, request_id=b"")

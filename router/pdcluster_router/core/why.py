@@ -51,7 +51,7 @@ def _words_for(request: KeptRequest, found: Moment | None) -> Words:
     for name in (found.what if found is not None else "", request.error, request.outcome):
         if name in WORDS:
             return WORDS[name]
-    return _BUG
+    return _ENDS.get(request.outcome, _FAILED)
 
 
 def _with_details(cause: str, found: Moment | None) -> str:
@@ -62,7 +62,7 @@ def _with_details(cause: str, found: Moment | None) -> str:
 
 
 def _made_good(failure: Moment) -> Words:
-    words = WORDS.get(failure.what, _BUG)
+    words = WORDS.get(failure.what, _FAILED)
     return Words(
         f"it was served, after a failure that was made good. {_with_details(words.cause, failure)}", words.cure
     )
@@ -70,10 +70,11 @@ def _made_good(failure: Moment) -> Words:
 
 def _so_far(request: KeptRequest) -> Words:
     """Of a request that has not ended: what it waits for."""
-    last = request.moments[-1] if request.moments else None
-    waits = _WAITS.get(last.what) if last is not None else _QUEUED
-    if waits is None or last is None:
-        return waits or _RETRIES
+    if not request.moments:
+        return _QUEUED
+    last = request.moments[-1]
+    is_alone = last.what == Milestone.DECODE_SENT.value and request.is_local_prefill
+    waits = _WAITS.get(Milestone.PREFILLS_LOCALLY.value if is_alone else last.what, _RETRIES)
     return Words(f"{waits.cause} ({last.engine})" if last.engine else waits.cause, waits.cure)
 
 
@@ -81,7 +82,7 @@ NOTHING: Final = Words("", "")
 _PROGRESS: Final = frozenset(one.value for one in Milestone)
 _FOLLOWING: Final = frozenset(("no_decode", "prefill_exhausted"))
 """Failures that follow from others, where there are some."""
-_BUG: Final = Words("the router failed on it", "It is a bug of the router: look for `request failed` in its log.")
+_FAILED: Final = Words("the router failed on it", "It is a bug of the router: look for `request failed` in its log.")
 _QUEUED: Final = Words(
     "it waits in the router's queue until prefill has room",
     "Look at the backlog and the engines' states on /pdcluster/pool. Too few prefill engines: add some.",
@@ -100,6 +101,10 @@ _WAITS: Final = {
     ),
     Milestone.PREFILL_REPLIED.value: Words("prefill is done; it waits for decode's first token", _LOOK_AT_DECODE),
     Milestone.FIRST_BYTE.value: Words("its answer flows", "Nothing is wrong as long as the answer grows."),
+    "prefill_exhausted": Words(
+        "no prefill attempt is left; decode was told so, and computes the prompt itself or gives it up", _LOOK_AT_DECODE
+    ),
+    "reservation_lost": Words("decode has hung up on its reservation; its answer is waited for", _LOOK_AT_DECODE),
 }
 """By the last moment."""
 
@@ -204,7 +209,7 @@ WORDS: Final[dict[str, Words]] = {
     ),
     "deadline_passed": Words("its time was over", "Look at the step that took longest."),
     "stalled": Words("no byte of its answer moved for idle_timeout_s", "Look at that decode engine and at the client."),
-    "internal_error": _BUG,
+    "internal_error": _FAILED,
     "no_decode_engine": Words(
         "no decode engine could be reached", "See which engines serve on /pdcluster/pool, and why not."
     ),
@@ -213,3 +218,14 @@ WORDS: Final[dict[str, Words]] = {
         "A status below 500: the client has to change the request. Else read that engine's log by the request id.",
     ),
 }
+
+_STATUS: Final = "An access log does not say why. The error that the client got does, and its status: "
+_ENDS: Final = {
+    "rejected": Words("the router refused it", f"{_STATUS}401 is a key, 413 or 431 a size, 503 a lack of room."),
+    "limited": Words("its API key has asked for too much", _KEY_LIMIT),
+    "overloaded": Words("prefill had no room for it", _OVERLOAD),
+    "unavailable": Words("no engine could be reached", WORDS["no_decode_engine"].cure),
+    "lost": Words("it was broken off before its answer was whole", "Look for its request id in the routers' logs."),
+    "timeout": Words("its time was over", "Look at the step that took longest."),
+}
+"""By outcome, of a request whose error and failures are not known, as in an access log."""

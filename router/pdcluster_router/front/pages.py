@@ -13,22 +13,21 @@ from typing import Final
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pdcluster_protocol.access import AccessLine
 from pdcluster_router.core.answer_facts import AnswerFacts
-from pdcluster_router.core.openai_errors import ApiError, no_engine
+from pdcluster_router.core.openai_errors import BUG, ApiError, no_engine
 from pdcluster_router.core.request_head import ID_HEADER, request_id_in
 from pdcluster_router.core.trace_context import trace_id_in
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE
 from pdcluster_router.http.reading import REFUSAL_STATE
-from pdcluster_router.telemetry.access_log import AccessLine, word_of
+from pdcluster_router.telemetry.access_log import add_answer, end, word_of
 from pdcluster_router.telemetry.metrics import Outcome
 
 _PAGE_STATE: Final = "page"
 _UNLOGGED: Final = "/health"
 _UNREACHED: Final = no_engine("decode", "").code
-_BUG: Final = 500
-"""Starlette answers it to an exception that no handler takes."""
 
 
 class Page:
@@ -91,8 +90,8 @@ class Page:
         line.bytes_in, line.decode_attempts = self._num_bytes_in, self.num_engines
         if self.engine is not None:
             line.decode_engine, line.revision = self.engine.name, self.engine.revision
-        line.add_answer(self._answer, self._begun_at)
-        line.end(self._begun_at, None, self._ended_at)
+        add_answer(line, self._answer, self._begun_at)
+        end(line, self._begun_at, None, self._ended_at)
         return line
 
     def _outcome(self) -> Outcome | None:
@@ -104,8 +103,8 @@ class Page:
             return Outcome.OK
         if self.is_engines_answer:
             return Outcome.ENGINE_ERROR
-        if self._status == _BUG and self.error is None:
-            return None
+        if self._status == BUG.status and self.error is None:
+            return None  # Starlette answers it to an exception that no handler takes.
         is_unreached = self.error is not None and self.error.code == _UNREACHED
         return Outcome.UNAVAILABLE if is_unreached else Outcome.REJECTED
 

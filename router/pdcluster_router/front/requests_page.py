@@ -11,13 +11,12 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from pdcluster_protocol.kept import KeptAnswer, KeptRequest
+from pdcluster_protocol.kept import MAX_FOUND, KeptAnswer, KeptRequest, names_for
 from pdcluster_router.core.why import explain
 from pdcluster_router.front.router import Router
 from pdcluster_router.requests.unserved import waiting
-from pdcluster_router.telemetry.kept import MAX_FOUND, request_of
+from pdcluster_router.telemetry.kept import request_of
 
-_RESPONSE_PREFIXES: Final = ("chatcmpl-", "cmpl-")
 QUERY: Final[dict[str, Any]] = {
     "parameters": [
         {
@@ -33,7 +32,7 @@ QUERY: Final[dict[str, Any]] = {
 
 def answer_about(router: Router, name: str) -> bytes:
     """The page's body, JSON."""
-    found = _found(router, name) or _found(router, _without_prefix(name))
+    found = next(filter(None, (_found(router, one) for one in names_for(name))), [])
     told = tuple(_told(request) for request in found)
     names = {moment.engine for request in told for moment in request.moments}
     engines = {
@@ -44,18 +43,10 @@ def answer_about(router: Router, name: str) -> bytes:
 
 def _found(router: Router, name: str) -> list[KeptRequest]:
     """Those that run first, then the newest."""
-    if not name:
-        return []
     services = router.services
     queued = (waiting(services, request) for request in router.gate.waiting_with(name))
     running = (one.record.row() for one in services.running if name in one.record.names)
     return [*map(request_of, islice(chain(queued, running), MAX_FOUND)), *services.kept.find(name)]
-
-
-def _without_prefix(name: str) -> str:
-    """vLLM's id of an answer is the request's with a prefix."""
-    prefix = next((one for one in _RESPONSE_PREFIXES if name.startswith(one)), "")
-    return name[len(prefix) :] if prefix else ""
 
 
 def _told(request: KeptRequest) -> KeptRequest:

@@ -28,14 +28,14 @@ from pdcluster_router.core.openai_errors import (
     stopped,
 )
 from pdcluster_router.core.pairing import Timeouts
-from pdcluster_router.core.request_head import ID_HEADER
+from pdcluster_router.core.request_head import ID_HEADER, Headers, RequestHead, request_id_in
 from pdcluster_router.core.rewrite import BadBody
 from pdcluster_router.core.room import Room
-from pdcluster_router.core.trace_context import trace_id_in
+from pdcluster_router.core.trace_context import remains_of, trace_id_in
 from pdcluster_router.engines.models import Models
 from pdcluster_router.front.access import Access
 from pdcluster_router.front.clients import Clients, default_max_connections
-from pdcluster_router.http.cycle import NO_HEAD, HotCycle
+from pdcluster_router.http.cycle import NO_HEAD, ClientConnection, HotCycle
 from pdcluster_router.http.keep_alives import KeepAlives
 from pdcluster_router.http.leavers import Leavers
 from pdcluster_router.http.logged_cycle import LoggedCycle
@@ -133,6 +133,20 @@ class Router:
             return INTERNAL_PATHS, partial(HotCycle, is_for_engines=True)
         return REQUEST_PATHS, HotCycle if self.access_log is None else partial(LoggedCycle, self.access_log)
 
+    def refused_cycle(
+        self, new_cycle: Callable[..., HotCycle], connection: ClientConnection, path: bytes, headers: Headers
+    ) -> HotCycle:
+        """Of a request whose head is refused: it has the id that its client gave it, and is remembered as others are.
+
+        ``headers``: those that were read.
+        """
+        cycle = new_cycle(connection, path, NO_HEAD, lambda _: None, self.room)
+        cycle.request_id = request_id_in(headers)
+        if cycle.request_id and path in REQUEST_PATHS:
+            cycle.head = remains_of(RequestHead(headers, dict(headers), 0, expects_continue=False, request_id=b""))
+            cycle.on_refused = self._on_refused
+        return cycle
+
     def admit(self, cycle: HotCycle) -> ApiError | None:
         """The error for a hot request as soon as its head is there; None: its body is read."""
         if cycle.is_for_engines:
@@ -146,7 +160,7 @@ class Router:
             cycle.holder = admitted if cycle.keys.are_several else ""
             return None
         self.services.metrics.ended(Outcome.REJECTED)
-        cycle.head = NO_HEAD  # It may have to wait for its turn to be refused.
+        cycle.head = remains_of(cycle.head)  # It may have to wait for its turn to be refused.
         return admitted
 
     def max_body_bytes(self, *, is_internal: bool) -> int:
@@ -201,10 +215,14 @@ class Router:
         cycle.answer_error(error)
 
     def _start(self, cycle: HotCycle, request: ClientRequest) -> None:
+        exchange = None
         try:
-            Exchange(self.services, cycle, request).start()
+            exchange = Exchange(self.services, cycle, request)
+            exchange.start()
         except Exception:  # noqa: BLE001 - logged below. The top of a request that waited: no ``dispatch`` is above it.
             self._answer_bug(cycle)
+            if exchange is not None:
+                exchange.break_off()
 
     def _answer_bug(self, cycle: HotCycle) -> None:
         logger.exception("request failed path=%s", cycle.path.decode("latin-1"))

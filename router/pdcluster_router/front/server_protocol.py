@@ -33,7 +33,7 @@ from pdcluster_router.core.openai_errors import (
 from pdcluster_router.core.request_head import RequestHead, path_of, read_head
 from pdcluster_router.core.room import Heads, RoomLimit
 from pdcluster_router.front.router import Router
-from pdcluster_router.http.cycle import NO_HEAD, HotCycle
+from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.http.reading import ReadingProtocol
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 
@@ -263,7 +263,7 @@ class RouterProtocol(ReadingProtocol):
         else:
             is_for_page = incoming is None and self.drop_unread_page(error)
             new_cycle = HotCycle if is_for_page else self._new_cycle  # The page has a line of its own.
-            cycle = incoming or new_cycle(self, self.url.partition(b"?")[0], NO_HEAD, lambda _: None, self._router.room)
+            cycle = incoming or self._router.refused_cycle(new_cycle, self, self.url.partition(b"?")[0], self.headers)
             is_next = is_for_page or (incoming is None and not self._has_open_answer())
             self._refuse_in_order(cycle, error, is_next=is_next or cycle is self._active)
 

@@ -26,6 +26,7 @@ from pdcluster_router.core.openai_errors import ApiError, body_too_large, no_roo
 from pdcluster_router.core.request_head import RequestHead
 from pdcluster_router.core.room import SMALL_BYTES, Room, RoomLimit
 from pdcluster_router.core.sse import STREAM_LINES
+from pdcluster_router.core.trace_context import remains_of
 from pdcluster_router.telemetry.access_log import Teller
 
 JSON: Final = b"content-type: application/json\r\n"
@@ -209,11 +210,11 @@ class HotCycle:
         """More of the body; why it is not taken, if it is not. Then nothing of it is kept."""
         self.num_body_bytes += len(part)
         if self.num_body_bytes > max_body_bytes:
-            self.forget()
+            self._drop()
             return body_too_large(max_body_bytes)
         clients_share = _CLIENTS if self.num_body_bytes <= SMALL_BYTES else _CLIENTS_LARGE
         if not self._room.take(len(part), _ENGINES if self.is_for_engines else clients_share, self.holder):
-            self.forget()
+            self._drop()
             return no_room(self._room.max_bytes)
         self._num_kept_bytes += len(part)
         if not self._body:
@@ -243,6 +244,12 @@ class HotCycle:
             self.head, self._body = NO_HEAD, b""
             self._room.give_back(self._num_kept_bytes, self.holder)
             self._num_kept_bytes = 0
+
+    def _drop(self) -> None:
+        """It is refused before it is whole: all but its trace is forgotten."""
+        remains = remains_of(self.head)
+        self.forget()
+        self.head = remains
 
     # Answering.
 

@@ -9,20 +9,20 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from pdcluster_protocol.access import AccessLine
 from pdcluster_router.core.answer_facts import AnswerFacts, StreamFacts
 from pdcluster_router.core.client_apis import REQUEST_PATHS
 from pdcluster_router.core.keep_alive import COMMENT
+from pdcluster_router.core.openai_errors import BUG
 from pdcluster_router.core.request_head import RequestHead, path_of
 from pdcluster_router.core.room import Room
 from pdcluster_router.core.trace_context import trace_id_in
 from pdcluster_router.http.cycle import NO_HEAD, ClientConnection, HotCycle
-from pdcluster_router.telemetry.access_log import AccessLine, AccessLog, word_of
+from pdcluster_router.telemetry.access_log import AccessLog, add_answer, add_told, end, word_of
 from pdcluster_router.telemetry.metrics import Outcome
 
 _now: Final = time.monotonic
 _NAMES: Final = {path: path.decode() for path in REQUEST_PATHS}
-_BUG: Final = 500
-"""The router's own refusals have other statuses."""
 
 
 class LoggedCycle(HotCycle):
@@ -81,12 +81,12 @@ class LoggedCycle(HotCycle):
         line.request_id, line.client = self.request_id.decode("ascii"), self.client
         line.bytes_in = self.num_body_bytes
         if self.teller is not None:
-            line.add_told(self.teller.told(), arrived_at)
-        elif line.status != _BUG:
+            add_told(line, self.teller.told(), arrived_at)
+        elif line.status != BUG.status:
             line.outcome = (Outcome.CLIENT_GONE if self.disconnected else Outcome.REJECTED).value
         if self._answer is not None:
-            line.add_answer(self._answer, arrived_at)
-        line.end(self._begun_at, self._arrived_at, self._ended_at)
+            add_answer(line, self._answer, arrived_at)
+        end(line, self._begun_at, self._arrived_at, self._ended_at)
         return line
 
 

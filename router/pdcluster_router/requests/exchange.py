@@ -80,6 +80,11 @@ class Exchange:
         self._services.transfers[self._pairing.transfer_id] = self
         self._send_to_decode()
 
+    def break_off(self) -> None:
+        """A bug of ours has ended it, and its client was told: it holds nothing any more, and is remembered as such."""
+        self._share.move(None)
+        self._close()
+
     @property
     def is_done(self) -> bool:
         """The client has decode's whole answer, and prefill is over."""
@@ -305,9 +310,6 @@ class Exchange:
         self.record.renewed(self._pairing.transfer_id)
         self._services.transfers[self._pairing.transfer_id] = self
 
-    def _leave_decode(self) -> None:
-        self._decode.leave()
-
     # Prefill.
 
     def _attempt_failed(self, event: Event, kind: FailureKind, reason: str, blame: Blame) -> None:
@@ -339,9 +341,6 @@ class Exchange:
             self.record.prefill_sent(attempt, self._attempts.engine_name)
         else:
             self._no_kv(Event.NO_PREFILL_LEFT)  # Perhaps all have failed while another decode engine had the request.
-
-    def _leave_prefill(self) -> None:
-        self._attempts.abort()
 
     def _reply_ok(self) -> None:
         self.calls.reply(succeeded(self._pairing.attempt))
@@ -387,9 +386,9 @@ _DECODING: Final = Phase.DECODING
 """Each event asks for it: see ``relay.py``."""
 _CARRY_OUT: Final[dict[Command, Callable[[Exchange], None]]] = {
     Command.START_PREFILL: Exchange._start_prefill,
-    Command.ABORT_PREFILL: Exchange._leave_prefill,
+    Command.ABORT_PREFILL: lambda exchange: exchange._attempts.abort(),
     Command.START_DECODE: Exchange._start_decode,
-    Command.ABORT_DECODE: Exchange._leave_decode,
+    Command.ABORT_DECODE: lambda exchange: exchange._decode.leave(),
     Command.REPLY_OK: Exchange._reply_ok,
     Command.REPLY_FAILED: Exchange._reply_failed,
     Command.ANSWER_ERROR: Exchange._answer_error,

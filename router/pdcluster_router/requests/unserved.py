@@ -5,11 +5,9 @@ Of those that engines have had it is ``record.py`` that tells.
 
 from __future__ import annotations
 
-from typing import Final
-
 from msgspec.structs import replace
 
-from pdcluster_router.core.openai_errors import ApiError
+from pdcluster_router.core.openai_errors import BUG, ApiError
 from pdcluster_router.core.trace_context import trace_id_in
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.requests.request import ClientRequest
@@ -18,13 +16,10 @@ from pdcluster_router.telemetry.failures import FailureKind
 from pdcluster_router.telemetry.kept import KeptRow, reason_of
 from pdcluster_router.telemetry.metrics import Outcome
 
-_BUG: Final = "internal_error"
-"""The code of an error that no record has told: its exchange was broken by it."""
-
 
 def keep_refused(services: Services, cycle: HotCycle, error: ApiError) -> None:
     """``error`` is the answer to a request that was not parsed, or that a bug of ours has ended."""
-    if not services.kept.is_on or (cycle.teller is not None and error.code != _BUG):
+    if not services.kept.is_on or cycle.teller is not None:
         return  # The queue or the exchange tells it.
     services.kept.keep(
         KeptRow(
@@ -34,7 +29,7 @@ def keep_refused(services: Services, cycle: HotCycle, error: ApiError) -> None:
             path=cycle.path,
             ended_at_unix_s=services.unix_now(),
             status=error.status,
-            outcome="" if error.code == _BUG else Outcome.REJECTED.value,
+            outcome="" if error.code == BUG.code else Outcome.REJECTED.value,
             error=error.code,
         )
     )

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from pdcluster_protocol.kept import KeptRequest, Moment
+from pdcluster_protocol.kept import MAX_FOUND, KeptRequest, Moment
 from pdcluster_router.core.ring import Ring
 from pdcluster_router.core.scrub import scrub
 from pdcluster_router.core.why import OK
@@ -25,8 +25,6 @@ from pdcluster_router.telemetry.metrics import Outcome
 
 MAX_MOMENTS: Final = 64
 """Of one request: the first and the last ones. Three prefill and two decode attempts make 20."""
-MAX_FOUND: Final = 20
-"""Of one id: a client may give the same one to all its requests."""
 MAX_REASON_CHARS: Final = 400
 """Of a failure."""
 MAX_MODEL_BYTES: Final = 1024
@@ -96,12 +94,14 @@ class Kept:
 
     def keep(self, row: KeptRow, *, has_failed: bool = False) -> None:
         """It has ended, and is remembered as long as there is room. ``has_failed``: something did on the way."""
+        if len(row.model_text) > MAX_MODEL_BYTES:  # A client may write as much of it as a body may have.
+            row = msgspec.structs.replace(row, model_text=_LONG_MODEL)
         self._rings[fate_of(row, has_failed=has_failed)].add(_encode(row))
 
     def find(self, name: str) -> list[KeptRequest]:
-        """The requests with this request id or transfer id, newest first. Costs up to 5 ms."""
-        part = _encode(name)  # With its length before it: a short name is not in every entry.
-        found = [request for ring in self._rings.values() for request in islice(_named(ring, part, name), MAX_FOUND)]
+        """The requests with this request id or transfer id, newest first. Costs some ms: a look at all."""
+        part = _encode(name)  # With its length before it: it is no part of a longer one.
+        found = [request for ring in self._rings.values() for request in islice(_named(ring, part), MAX_FOUND)]
         return sorted(found, key=lambda request: -(request.ended_at_unix_s or 0.0))[:MAX_FOUND]
 
     def since(self) -> dict[str, float]:
@@ -110,9 +110,22 @@ class Kept:
         return {name: _decode(entry).ended_at_unix_s or 0.0 for name, entry in oldest.items() if entry is not None}
 
 
-def _named(ring: Ring, part: bytes, name: str) -> Iterator[KeptRequest]:
-    rows = map(_decode, ring.holding(part))
-    return (request_of(row) for row in rows if name in (row.request_id, row.transfer_id))
+def _named(ring: Ring, part: bytes) -> Iterator[KeptRequest]:
+    return (request_of(_decode(entry)) for entry in ring.holding(part) if _is_named(entry, part))
+
+
+def _is_named(entry: bytes, part: bytes) -> bool:
+    """Whether ``part`` stands where the two ids do. Other fields may be equal, as in each entry: none is decoded."""
+    at = entry.find(part)
+    return at == _NUM_HEAD_BYTES or (at > 0 and at == _NUM_HEAD_BYTES + _num_text_bytes(entry, _NUM_HEAD_BYTES))
+
+
+def _num_text_bytes(entry: bytes, at: int) -> int:
+    """Of the text that begins there, with its head: msgpack's fixstr, str8, or str16."""
+    first = entry[at]
+    if first < 0xC0:
+        return 1 + (first & 0x1F)
+    return 2 + entry[at + 1] if first == 0xD9 else 3 + int.from_bytes(entry[at + 1 : at + 3])
 
 
 def fate_of(row: KeptRow, *, has_failed: bool) -> Fate:
@@ -166,7 +179,7 @@ def _moments_in(parts: Sequence[MomentPart]) -> tuple[Moment, ...]:
 
 def _model_in(text: bytes) -> str:
     if len(text) > MAX_MODEL_BYTES:
-        return "?"
+        text = _LONG_MODEL  # It runs, and is not kept yet.
     try:
         return word_of(msgspec.json.decode(text, type=str)) if text else ""
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -178,6 +191,9 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 6)
 
 
+_NUM_HEAD_BYTES: Final = 3
+"""Of a row of more than 15 fields."""
+_LONG_MODEL: Final = b'"?"'
 _NUM_PARTS: Final = len(Moment.__struct_fields__)
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(KeptRow).decode

@@ -39,3 +39,9 @@ def test_engines_stand_by_role_and_number() -> None:
 
 def test_a_pool_without_engines_and_failures_is_told() -> None:
     assert "failures of the last 300 s: none\n\nENGINE " in text_of()
+
+
+def test_no_word_of_a_router_is_a_command_to_the_terminal() -> None:
+    lines = text_of(engine("decode-0", pod="\x1b[2Jpod\n", revision="\u2028")).split("\n")
+    assert len(lines) == 5
+    assert all(line.isprintable() for line in lines)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
-from pdcluster_cli.request_files import _LogEntry, find, read_access_log
-from pdcluster_protocol.kept import KeptAnswer
-from pdcluster_router.telemetry.access_log import AccessLine
+from pdcluster_cli.request_files import find, read_access_log
+from pdcluster_protocol.access import AccessLine
+from pdcluster_protocol.kept import MAX_FOUND, KeptAnswer
 
 LINE = AccessLine(
     ts=datetime(2026, 11, 26, 8, 0, 0, tzinfo=UTC),
@@ -29,22 +30,27 @@ LINE = AccessLine(
 )
 
 
-def text_of(line: AccessLine) -> str:
-    return msgspec.json.encode(line).decode()
+def text_of(line: AccessLine) -> bytes:
+    return msgspec.json.encode(line)
 
 
 def test_a_line_among_others_is_found_by_either_id() -> None:
     other = msgspec.structs.replace(LINE, request_id="R-77", transfer_id="x")
     lines = [
-        "router on http://...",
+        b"router on http://...",
         text_of(other),
-        f"2026-11-26T08:00:00Z stdout F {text_of(LINE)}",
-        '{"event":"access"',
+        b"2026-11-26T08:00:00Z stdout F " + text_of(LINE),
+        b'{"event":"access","request_id":"R-7","transfer_id":"5d41","ts":"noon"}',
+        b'{"event":"access","request_id":"R-7","transfer_id":"5d41"}',
+        b'{"event":"access","request_id":"R-7","transfer_id":"5d41","ts":"0001-01-01T00:00:00"}',
+        b'{"event":"access","request_id":"R-7","transfer_id":"5d41","model":"\xff"}',
+        b"\x00\xff" + text_of(LINE)[:99],
     ]
     for name in ("R-7", "5d41"):
         (request,) = find(lines, name)
         assert (request.request_id, request.status, request.total_s) == ("R-7", 502, 3.0)
-    assert find(lines, "R") == []
+    for name in ("R", "", "\udcff", "R\u00e9"):
+        assert find(lines, name) == []
 
 
 def test_its_cause_is_that_of_its_failures() -> None:
@@ -59,12 +65,46 @@ def test_its_cause_is_that_of_its_failures() -> None:
     assert request.cure
 
 
-def test_its_fields_are_those_of_the_access_log() -> None:
-    assert set(_LogEntry.__struct_fields__) <= set(AccessLine.__struct_fields__)
-
-
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     path = tmp_path / "access"
     assert read_access_log(str(path), "R") == "it cannot be read: No such file or directory"
-    path.write_text(text_of(LINE) + "\n")
+    path.write_bytes(text_of(LINE) + b"\n")
     assert read_access_log(str(path), "R") == KeptAnswer()
+
+
+def test_the_id_in_vllms_answer_finds_a_line_too() -> None:
+    for name in ("cmpl-R-7", "chatcmpl-R-7"):
+        assert [one.request_id for one in find([text_of(LINE)], name)] == ["R-7"]
+
+
+def test_of_an_id_that_many_have_the_newest_are_told_the_newest_first() -> None:
+    lines = (text_of(msgspec.structs.replace(LINE, total_s=float(number))) for number in range(5 * MAX_FOUND))
+    totals = [request.total_s for request in find(lines, "R-7")]
+    assert totals == [float(5 * MAX_FOUND - 1 - number) for number in range(MAX_FOUND)]
+
+
+def test_a_file_that_was_compressed_is_read_and_one_that_is_cut_off_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "access.gz"
+    path.write_bytes(whole := gzip.compress(text_of(LINE) + b"\n"))
+    answer = read_access_log(str(path), "R-7")
+    assert isinstance(answer, KeptAnswer)
+    assert [request.request_id for request in answer.requests] == ["R-7"]
+    for broken in (whole[:-20], whole[:20], whole[:12] + b"x" * 99):
+        path.write_bytes(broken)
+        told = read_access_log(str(path), "R-7")
+        assert isinstance(told, str)
+        assert told.startswith("it cannot be read: ")
+        assert "None" not in told
+
+
+def test_the_first_byte_of_a_line_is_nobodys_and_an_engine_of_several_is_not_guessed() -> None:
+    line = msgspec.structs.replace(LINE, first_byte_s=0.7, failures=("decode_lost",), decode_attempts=2)
+    (request,) = find([text_of(line)], "R-7")
+    assert [(one.what, one.engine) for one in request.moments[1:]] == [("first_byte", ""), ("decode_lost", "")]
+
+
+def test_a_page_that_was_asked_for_keeps_its_method() -> None:
+    line = msgspec.structs.replace(LINE, method="GET", path="/v1/models", failures=(), outcome="rejected", status=401)
+    (request,) = find([text_of(line)], "R-7")
+    assert (request.method, request.path) == ("GET", "/v1/models")
+    assert request.cause == "the router refused it"

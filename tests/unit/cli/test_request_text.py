@@ -83,3 +83,57 @@ def test_each_thing_that_can_happen_has_its_words(progress: Milestone) -> None:
 )
 def test_a_duration_is_told_in_the_largest_unit_of_which_there_are_two(seconds: float, told: str) -> None:
     assert duration(seconds) == told
+
+
+def test_the_times_that_are_shown_add_up() -> None:
+    moments = tuple(Moment(0.0006 + 0.0013 * number, "decode_lost") for number in range(40))
+    text = describe(KeptRequest(request_id="R", total_s=0.0608, queue_s=0.0, moments=moments), {}, "u")
+    rows = [line.split() for line in text.splitlines()[4:]]
+    tooks = [float(row[2]) for row in rows[:-1]]
+    assert [round(sum(tooks[:number]), 3) for number in range(len(rows))] == [float(row[0]) for row in rows]
+
+
+def test_no_word_of_a_router_or_a_file_is_a_command_to_the_terminal() -> None:
+    words = "\x1b[2J\u2028\nR went well"
+    evil = KeptRequest(
+        request_id=words,
+        ended_at_unix_s=1.0,
+        total_s=1.0,
+        model=words,
+        outcome=words,
+        moments=(Moment(0, words, words, 1, words),),
+        cause=words,
+        cure=words,
+    )
+    lines = describe(evil, {words: words}, words).split("\n")
+    assert len(lines) == 11
+    assert all(line.isprintable() for line in lines)
+
+
+def test_a_client_that_has_its_answer_is_told_of_while_prefill_still_replies() -> None:
+    text = describe(KeptRequest(request_id="R", total_s=1.0, outcome="ok", status=200), {}, "u")
+    assert text.startswith("R went well after 1.000 s, and prefill's own reply is still to come (told by u)")
+
+
+def test_the_first_byte_of_no_engine_is_the_clients() -> None:
+    text = describe(KeptRequest(request_id="R", total_s=1.0, moments=(Moment(0.5, "first_byte"),)), {}, "u")
+    assert "first byte to the client" in text
+
+
+def test_another_method_and_bytes_that_were_no_request_are_told() -> None:
+    page = KeptRequest(request_id="R", method="GET", path="/v1/models")
+    assert describe(page, {}, "u").splitlines()[1] == "GET /v1/models"
+    assert "POST" not in describe(KeptRequest(request_id="R", method="", path=""), {}, "u")
+
+
+def test_a_clock_that_is_behind_the_routers_makes_no_negative_time() -> None:
+    assert duration(-7200.0) == "0 s"
+
+
+def test_what_comes_after_the_answer_stands_after_its_end() -> None:
+    late = Moment(1.2, "prefill_replied", "prefill-0", 1)
+    request = KeptRequest(request_id="R", total_s=1.0, ended_at_unix_s=1.0, outcome="ok", moments=(late,))
+    assert describe(request, {}, "u").splitlines()[4:] == [
+        "    1.000 s    0.200 s  ended",
+        "    1.200 s             attempt 1: prefill-0 has done its part",
+    ]

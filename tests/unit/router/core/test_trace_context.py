@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_router.core.trace_context import trace_id_in
+from pdcluster_router.core.request_head import RequestHead
+from pdcluster_router.core.trace_context import TRACE_HEADER, remains_of, trace_id_in
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SPAN = "b7ad6b7169203331"
@@ -49,3 +50,15 @@ def test_two_of_them_name_none() -> None:
 
 def test_without_one_there_is_none() -> None:
     assert found_in() == ""
+
+
+def remains(*values: str) -> RequestHead:
+    headers = [(b"cookie", b"secret"), *((TRACE_HEADER, value.encode()) for value in values)]
+    return remains_of(RequestHead(headers, dict(headers), 7, expects_continue=True, request_id=b"R"))
+
+
+def test_of_a_refused_request_no_more_than_the_trace_remains() -> None:
+    left = remains(f"01-{TRACE}-{SPAN}-01-" + "x" * 9999)
+    assert left.headers == [(TRACE_HEADER, f"01-{TRACE}-{SPAN}-01".encode())]
+    assert trace_id_in(left.headers, left.fields) == TRACE
+    assert remains().headers == remains("odd").headers == remains(*[f"00-{TRACE}-{SPAN}-01"] * 2).headers == []

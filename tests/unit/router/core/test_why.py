@@ -12,6 +12,7 @@ from pdcluster_protocol.kept import KeptRequest, Milestone, Moment
 from pdcluster_router.core.openai_errors import ENGINE_ERROR, ApiError
 from pdcluster_router.core.why import NOTHING, WORDS, explain, failures_of
 from pdcluster_router.telemetry.failures import FailureKind
+from pdcluster_router.telemetry.metrics import Outcome
 
 SENT = Moment(0.1, Milestone.DECODE_SENT.value, "decode-0")
 NOT_OF_REQUESTS = {
@@ -98,3 +99,27 @@ def test_what_is_done_is_no_failure() -> None:
     done = tuple(Moment(0, progress.value) for progress in Milestone)
     failed = Moment(0, "deadline")
     assert failures_of(KeptRequest(request_id="r", moments=(*done, failed))) == [failed]
+
+
+@pytest.mark.parametrize("outcome", [one for one in Outcome if one is not Outcome.OK])
+def test_an_outcome_alone_as_an_access_log_has_it_is_no_bug_of_ours(outcome: Outcome) -> None:
+    told = explain(ended(outcome.value))
+    assert told != WORDS["internal_error"]
+    assert re.fullmatch(r"[a-z].*[^.]", told.cause)
+    assert re.fullmatch(r"[A-Z].*\.", told.cure)
+
+
+def test_a_request_that_decode_serves_alone_waits_for_no_reservation() -> None:
+    told = explain(KeptRequest(request_id="r", is_local_prefill=True, moments=(SENT,)))
+    assert told.cause == "the decode engine computes the prompt itself (decode-0)"
+
+
+@pytest.mark.parametrize("kind", ["prefill_exhausted", "reservation_lost"])
+def test_after_the_last_try_decode_is_waited_for_and_no_other_try_is_promised(kind: str) -> None:
+    told = explain(KeptRequest(request_id="r", moments=(SENT, Moment(0.2, kind))))
+    assert "decode" in told.cause
+    assert "another one begins" not in told.cause
+
+
+def test_a_request_whose_client_has_all_waits_for_nothing_that_matters() -> None:
+    assert explain(KeptRequest(request_id="r", outcome="ok", moments=(SENT,))) == NOTHING

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from pdcluster_protocol.access import AccessLine
 from pdcluster_router.front.pages import LoggedPages
 from pdcluster_router.front.server_protocol import ROUTER_STATE
-from pdcluster_router.telemetry.access_log import AccessLine
 
 pytestmark = pytest.mark.anyio
 

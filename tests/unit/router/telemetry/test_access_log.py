@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pdcluster_protocol.access import AccessLine
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.trace import RequestTrace
 from pdcluster_router.core.answer_facts import AnswerFacts, StreamFacts
-from pdcluster_router.telemetry.access_log import PAUSE_S, AccessLine, AccessLog, Told, word_of
+from pdcluster_router.telemetry.access_log import PAUSE_S, AccessLog, Told, add_answer, add_told, end, word_of
 from pdcluster_router.telemetry.failures import FailureKind
 from pdcluster_router.telemetry.metrics import Outcome
 
@@ -91,13 +92,13 @@ def test_what_ends_last_is_written_though_no_turn_follows(log: AccessLog, path: 
 
 def test_seconds_are_whole_microseconds() -> None:
     line = AccessLine()
-    line.end(10.0, 10.0000014, 10.5)
+    end(line, 10.0, 10.0000014, 10.5)
     assert (line.read_s, line.total_s) == (0.000001, 0.499999)
 
 
 def test_a_request_that_never_arrived_is_timed_from_its_head() -> None:
     line = AccessLine()
-    line.end(10.0, None, 10.5)
+    end(line, 10.0, None, 10.5)
     assert (line.read_s, line.total_s) == (None, 0.5)
 
 
@@ -106,7 +107,7 @@ def test_each_time_of_a_transfer_has_its_own_begin() -> None:
         transfer_id=TransferId("t"), received_at=1.5, reserved_at=2.0, prefill_sent_at=3.0, prefill_replied_at=4.5
     )
     line = AccessLine()
-    line.add_told(Told(outcome=Outcome.OK, failures=(), left_queue_at=1.25, trace=trace), 1.0)
+    add_told(line, Told(outcome=Outcome.OK, failures=(), left_queue_at=1.25, trace=trace), 1.0)
     assert (line.transfer_id, line.queue_s, line.reservation_s, line.prefill_s) == ("t", 0.25, 1.0, 1.5)
 
 
@@ -115,16 +116,16 @@ def test_what_decode_has_counted_comes_before_what_its_answer_says() -> None:
     answer.add(b'"usage":{"prompt_tokens":9,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":8}}', 2.0)
     counted, alone = AccessLine(prompt_tokens=7, cached_tokens=0), AccessLine()
     for line in (counted, alone):
-        line.add_answer(answer, 1.0)
+        add_answer(line, answer, 1.0)
     assert (counted.prompt_tokens, counted.cached_tokens, counted.output_tokens) == (7, 0, 3)
     assert (alone.prompt_tokens, alone.cached_tokens, alone.output_tokens) == (9, 8, 3)
 
 
 def test_what_nobody_tells_stays_unknown() -> None:
     line = AccessLine()
-    line.add_told(Told(outcome=Outcome.OVERLOADED, failures=(FailureKind.QUEUE_FULL,), left_queue_at=3.0), 1.0)
-    line.add_answer(AnswerFacts(), 1.0)
-    line.add_answer(StreamFacts(), 1.0)
+    add_told(line, Told(outcome=Outcome.OVERLOADED, failures=(FailureKind.QUEUE_FULL,), left_queue_at=3.0), 1.0)
+    add_answer(line, AnswerFacts(), 1.0)
+    add_answer(line, StreamFacts(), 1.0)
     assert (line.outcome, line.failures, line.queue_s) == ("overloaded", ("queue_full",), 2.0)
     unknown = (line.reservation_s, line.prefill_s, line.first_byte_s, line.gap_p50_s, line.gap_max_s)
     assert unknown == (None,) * 5

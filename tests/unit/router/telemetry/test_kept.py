@@ -6,15 +6,16 @@ import sys
 
 import pytest
 
-from pdcluster_protocol.kept import KeptRequest
+from pdcluster_protocol.kept import MAX_FOUND, KeptRequest
 from pdcluster_router.core.ring import ENTRY_BYTES
 from pdcluster_router.telemetry.kept import (
-    MAX_FOUND,
     MAX_MODEL_BYTES,
     MAX_REASON_CHARS,
     Fate,
     Kept,
     KeptRow,
+    _encode,
+    _is_named,
     fate_of,
     reason_of,
     request_of,
@@ -90,5 +91,34 @@ def test_a_models_name_is_one_short_word(text: bytes, model: str) -> None:
 
 
 def test_a_row_has_the_fields_that_are_told() -> None:
-    told = [name for name in KeptRequest.__struct_fields__ if name not in ("cause", "cure")]
+    told = [name for name in KeptRequest.__struct_fields__ if name not in ("method", "cause", "cure")]
     assert [name.removesuffix("_text") for name in KeptRow.__struct_fields__] == told
+
+
+def test_a_long_name_of_a_model_pushes_out_nothing() -> None:
+    kept = Kept(1 << 14)
+    kept.keep(KeptRow("first", outcome="ok"))
+    kept.keep(KeptRow("long", outcome="ok", model_text=b'"' + b"x" * 5000 + b'"'))
+    assert [kept.find(name)[0].model for name in ("first", "long")] == ["", "?"]
+    assert kept.num_bytes < 500
+
+
+@pytest.mark.parametrize("request_id", ["r", "x" * 31, "x" * 32, "x" * 128, "x" * 300])
+@pytest.mark.parametrize("transfer_id", ["", "t" * 32])
+def test_only_the_places_of_the_two_ids_are_looked_at(request_id: str, transfer_id: str) -> None:
+    row = KeptRow(request_id, transfer_id, "trace", "client", b"", b"", outcome="ok", moments=(0.0, "what", "engine"))
+    entry = _encode(row)
+    for name in (request_id, transfer_id):
+        assert not name or _is_named(entry, _encode(name))
+    for name in ("trace", "client", "ok", "what", "engine", "x" * 99, "none"):
+        assert not _is_named(entry, _encode(name))
+
+
+def test_three_eighths_are_for_what_was_served_a_half_for_failures_and_an_eighth_for_refusals() -> None:
+    num_bytes = {}
+    for outcome in ("ok", "lost", "rejected"):
+        kept = Kept(80_000)
+        for _ in range(5000):
+            kept.keep(KeptRow("r", outcome=outcome))
+        num_bytes[outcome] = round(kept.num_bytes, -3)
+    assert num_bytes == {"ok": 30_000, "lost": 40_000, "rejected": 10_000}

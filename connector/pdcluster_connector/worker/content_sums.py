@@ -221,6 +221,7 @@ class PushSums:
     def __init__(self, reader: KvReader | None, device: Device) -> None:
         """``reader``: of the rank's own KV; None where no content can be compared."""
         self._reader = reader
+        self._device = device
         self._asked: deque[LivePush] = deque()
         self._queue: SumQueue[PushKey] = SumQueue(device)
         self.decode_layout: RankLayout | None = None
@@ -235,7 +236,10 @@ class PushSums:
         self._asked.append(live)
 
     def advance(self, book: PushBook, now: float) -> None:
-        """Read one chunk for one push: others need not wait for all of it. A failing device costs that push alone."""
+        """Read one chunk for one push: others need not wait for all of it. A call that fails costs that push alone.
+
+        Raises what may be of other work than these sums: what else the device has not done nothing here can tell.
+        """
         while self._asked:
             self._start(self._asked.popleft(), book, now)
         if (key := self._queue.next_key) is None:
@@ -253,21 +257,25 @@ class PushSums:
         try:
             sums = self._reader.pushed(self.decode_layout, live.content, live.push.key.transfer_id)
             self._queue.start(live.push.key, sums, self._reader.where)
-        except Exception as error:  # noqa: BLE001  # whatever the device's library raises
+        except Exception as error:  # whatever the device's library raises
+            if not self._device.is_of_its_call(error):
+                raise
             self._cannot_read(live, str(error), book, now)
 
     def _read(self, live: LivePush, book: PushBook, now: float) -> None:
         try:
             sums = self._queue.advance()
-        except Exception as error:  # noqa: BLE001  # whatever the device's library raises
+        except Exception as error:  # whatever the device's library raises
+            self._queue.drop(live.push.key)  # What was found of it is no sum of the whole.
+            if not self._device.is_of_its_call(error):
+                raise
             self._cannot_read(live, str(error), book, now)
         else:
             if sums is not None:
                 book.apply(live, live.push.summed_up(sums.result()))
 
     def _cannot_read(self, live: LivePush, why: str, book: PushBook, now: float) -> None:
-        """Without sums nothing is proven, so the push is given up. What was found of it is no sum of the whole."""
-        self._queue.drop(live.push.key)
+        """Without sums nothing is proven, so the push is given up."""
         reason = f"this prefill rank cannot read its own KV, so that its content cannot be compared: {why}"
         book.apply(live, live.push.give_up(reason, now=now))
 

@@ -116,6 +116,8 @@ class SumsUnderWay:
         where = self._reader.where
         self._rows = torch.zeros(self.plan.num_rows, dtype=torch.int64, device=where)
         self._ranges = torch.zeros(len(self.plan.numbers), dtype=torch.int64, device=where)
+        # Of all rows at once: a call and a copy to the device for each layer were a tenth of what a short prompt cost.
+        self._heads = torch.from_numpy(odd_numbers(np.arange(self.plan.num_rows), GOLDEN))[:, None].to(where)
         known: dict[object, Pages] = {}
         for part in parts:
             region, ranges = self._reader.layout.regions[part.region], self.plan.spans_of(part.target)
@@ -142,9 +144,8 @@ class SumsUnderWay:
         content = as_words(self._reader.view_of(part))[:, part.rows.start : part.rows.stop]
         row, units = self.plan.row_starts[part.target] + part.target_row, _units_of(part, content.device)
         rows = slice(row, row + (len(part.rows) if units is None else 1))
-        heads = torch.from_numpy(odd_numbers(np.arange(rows.start, rows.stop), GOLDEN))[:, None].to(content.device)
         factors = self._factors_of(content)
-        return PartSums(content, pages, factors, units, heads, self._rows[rows], self._ranges)
+        return PartSums(content, pages, factors, units, self._heads[rows], self._rows[rows], self._ranges)
 
     def _factors_of(self, content: torch.Tensor) -> torch.Tensor:
         kind = content.shape[-1], content.dtype

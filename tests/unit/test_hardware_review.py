@@ -13,7 +13,7 @@ from zoo.cases import CASES
 
 PAGE: Final = (Path(__file__).resolve().parents[2] / "docs" / "reports" / "hardware-review.md").read_text()
 PROOFS: Final = sorted(set(re.findall(r"`(tests/[^`]+::[^`]+)`", PAGE)))
-ROWS: Final = [line for line in PAGE.splitlines() if re.match(r"\| \d", line)]
+ROWS: Final = [line for line in PAGE.splitlines() if re.match(r"\| \d+(, \d+)*( [A-Z])? \|", line)]
 HELD: Final = {2, 9, 16, 19, 24, 29, 53, 54, 65, 68, 75, 80, 23, 26, 27, 64, 67, 17, 70, 38, 50}
 """Of the review, by its numbers: D, M, R and X."""
 

@@ -13,7 +13,8 @@ class Subcommand:
     module: str
     help: str
     extra: str = ""
-    """The extra that brings the modules it imports, or some of them only with some flags. Empty: it needs nothing that pdcluster alone does not bring."""
+    """The extra that brings the modules it imports, be it only with some flags. Empty: it needs nothing that pdcluster
+    alone does not bring."""
 
 
 SUBCOMMANDS: Final = {

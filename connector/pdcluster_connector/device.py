@@ -1,6 +1,6 @@
 """The engine's device: when a layer's KV is really in memory, and where the resharder's own work runs.
 
-    Device      events, recorded by the forward pass, looked at by lanes; opens side streams
+    Device      events, recorded by the forward pass, looked at by lanes; opens side streams; whose an error is
     Stream      work of its own thread; a side stream: beside the forward pass, never in its stream
     Runtime     where an accelerator's streams come from: PyTorch, or the one of our tests that runs beside the host
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
+from threading import Lock
 from typing import Final, Protocol, TypeAlias
 
 import torch
@@ -31,8 +32,15 @@ class StreamEvent(Protocol):
 DeviceEvent: TypeAlias = StreamEvent | None
 """None: already complete."""
 
+_OF_THE_CALL: Final = (torch.OutOfMemoryError, NotImplementedError)
+"""PyTorch raises these on an accelerator before it gives the device any work. Any other ``RuntimeError`` may be the
+device's, which tells of its work at any later call: CUDA's errors say so in their own words."""
 _NPU_ALIGNMENT_BYTES: Final = 2 << 20
 """Mooncake's ``ascend`` protocol takes memory from a multiple of 2 MiB on."""
+
+
+class DeviceFault(RuntimeError):
+    """The device has told of work that it has not done. It does not say whose. The device object has counted it."""
 
 
 class Device(Protocol):
@@ -49,6 +57,7 @@ class Device(Protocol):
         """First thing in a new thread that asks about events or starts a transport: what it does is for this device.
 
         Without it a thread is for the first device of the process (CUDA) or for none (NPU), whichever the rank's is.
+        Raises ``DeviceFault``, as ``is_done`` does.
         """
 
     def is_done(self, event: DeviceEvent) -> bool:
@@ -56,6 +65,17 @@ class Device(Protocol):
 
     def open_stream(self, device: torch.device) -> Stream:
         """A new side stream of ``device``. In the thread that will use it, which alone does."""
+
+    def is_of_its_call(self, error: Exception) -> bool:
+        """Whether only the call that raised ``error`` has failed. If not, any thread's earlier work may have."""
+
+    def note(self, error: Exception) -> None:
+        """Count ``error`` as a fault unless it is of its call, or counted. Any thread, once for each error."""
+
+    @property
+    def num_faults(self) -> int:
+        """Errors so far that may be of any thread's work. A device may tell of each once, to the thread that asks next:
+        the others only learn of it here. Any thread."""
 
 
 class Stream(AbstractContextManager[object], Protocol):
@@ -81,6 +101,16 @@ class CpuDevice:
 
     def open_stream(self, device: torch.device) -> Stream:  # noqa: ARG002  # the CPU has no streams
         return NoStream()
+
+    def is_of_its_call(self, error: Exception) -> bool:  # noqa: ARG002  # whatever it is
+        return True
+
+    def note(self, error: Exception) -> None:
+        """There are no faults: an operation has failed when its call returns."""
+
+    @property
+    def num_faults(self) -> int:
+        return 0
 
 
 class NoStream(nullcontext[None]):
@@ -132,18 +162,43 @@ class AcceleratorDevice:
         self.registration_alignment_bytes = registration_alignment_bytes
         self._runtime = runtime
         self._device = runtime.current_device()
+        self._num_faults = 0
+        self._faults_lock = Lock()
+        """Guards ``_num_faults``."""
 
     def enter_thread(self) -> None:
-        self._runtime.enter_device(self._device)
+        try:
+            self._runtime.enter_device(self._device)
+        except RuntimeError as error:
+            raise self._fault(error) from error
 
     def record(self) -> DeviceEvent:
         return self._runtime.current_stream().record_event()
 
     def is_done(self, event: DeviceEvent) -> bool:
-        return event is None or bool(event.query())
+        try:
+            return event is None or bool(event.query())
+        except RuntimeError as error:
+            raise self._fault(error) from error
 
     def open_stream(self, device: torch.device) -> Stream:
         return self._runtime.new_stream(device)
+
+    def is_of_its_call(self, error: Exception) -> bool:
+        return not isinstance(error, RuntimeError) or isinstance(error, _OF_THE_CALL)
+
+    def note(self, error: Exception) -> None:
+        if not (self.is_of_its_call(error) or isinstance(error, DeviceFault)):
+            self._fault(error)
+
+    @property
+    def num_faults(self) -> int:
+        return self._num_faults
+
+    def _fault(self, error: Exception) -> DeviceFault:
+        with self._faults_lock:
+            self._num_faults += 1
+        return DeviceFault(str(error))
 
 
 def select_device(device_type: str) -> Device:

@@ -20,6 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fakes.late_errors import LateErrors
 from fakes.streams import AsyncStream, is_stream_thread
 from pdcluster_connector.device import AcceleratorDevice
 
@@ -38,7 +39,7 @@ class DeviceTensor(torch.Tensor):
 
     def cpu(self) -> torch.Tensor:  # type: ignore[override]  # PyTorch's takes a memory format too
         """A copy in the host's memory, once the thread's stream has come so far."""
-        self.runtime.current_stream().synchronize()
+        self.runtime.synchronize()
         with _disable_current_modes():
             return self.plain.clone()
 
@@ -55,6 +56,8 @@ class AsyncRuntime:
 
     def __init__(self) -> None:
         self._current = threading.local()
+        self.late = LateErrors()
+        """What a test lets fail."""
         self.devices: list[torch.device] = []
         """What threads have entered."""
         self.streams: list[AsyncStream] = []
@@ -65,6 +68,7 @@ class AsyncRuntime:
         return torch.device("cpu")
 
     def enter_device(self, device: torch.device) -> None:
+        self.late.tell()
         self._current.device = device
         self.devices.append(device)
 
@@ -91,6 +95,7 @@ class AsyncRuntime:
     def launch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """One operation of the calling thread."""
         assert not is_stream_thread(), "a stream's own work was given to a stream"
+        self.late.tell()
         host_args, host_kwargs = tree_map(_plain, (tuple(args), dict(kwargs)))
         work = partial(func, *host_args, **host_kwargs)
         stream = self.current_stream()
@@ -99,7 +104,7 @@ class AsyncRuntime:
         if _is_view(func):
             return self._wrapped(work())
         if _answers_host(func):
-            stream.synchronize()
+            self.synchronize()
             return self._wrapped(work())
         if func._schema.is_mutable:
             stream.give(work)
@@ -108,6 +113,11 @@ class AsyncRuntime:
         made = tree_map(_stale, work())
         stream.give(partial(_fill, made, work))
         return self._wrapped(made)
+
+    def synchronize(self) -> None:
+        """The thread's stream has done all that it was given."""
+        self.current_stream().synchronize()
+        self.late.tell()
 
     def release(self) -> None:
         """All streams run freely."""
@@ -122,7 +132,7 @@ class AsyncRuntime:
             stream.join()
 
     def _open(self, name: str) -> AsyncStream:
-        stream = AsyncStream(name, self._entered, self._require_entered)
+        stream = AsyncStream(name, self._entered, self._require_entered, self.late)
         self.streams.append(stream)
         return stream
 

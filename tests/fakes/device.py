@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import torch
-
-from pdcluster_connector.device import DeviceEvent, NoStream, Stream
+from pdcluster_connector.device import CpuDevice, DeviceEvent
 
 
 class ManualEvent:
@@ -24,10 +22,8 @@ class ManualEvent:
         return self._is_complete
 
 
-class ManualDevice:
+class ManualDevice(CpuDevice):
     """Records events that the test completes, in any order."""
-
-    registration_alignment_bytes = 1
 
     def __init__(self) -> None:
         self.events: list[ManualEvent] = []
@@ -36,12 +32,3 @@ class ManualDevice:
     def record(self) -> DeviceEvent:
         self.events.append(ManualEvent())
         return self.events[-1]
-
-    def enter_thread(self) -> None:
-        """There is one device."""
-
-    def is_done(self, event: DeviceEvent) -> bool:
-        return event is None or event.query()
-
-    def open_stream(self, device: torch.device) -> Stream:  # it has none
-        return NoStream()

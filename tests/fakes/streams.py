@@ -6,7 +6,8 @@
     stream.release()    it runs freely again
 
 Nothing sleeps and nothing is timed, so a race is lost or won by what the test allowed. An event is a place in its
-stream. An operation that fails breaks its stream, and every later question to it raises, as CUDA's errors do.
+stream. An operation that raises breaks its stream, and every later question to it raises. What is late at that, and
+seen by others too, is in ``late_errors.py``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Final, Self, TypeAlias
 
+from fakes.late_errors import LateErrors
 from patience import PATIENCE_S, until
 
 Work: TypeAlias = Callable[[], object]
@@ -46,6 +48,7 @@ class AsyncEvent:
     def query(self) -> bool:
         self._stream.require_entered()
         is_done = self._stream.num_done >= self._place
+        self._stream.tell()
         self.num_not_yet += not is_done
         return is_done
 
@@ -66,6 +69,7 @@ class AsyncStream:
         name: str,
         entered: Callable[[AsyncStream], AbstractContextManager[object]],
         require_entered: Callable[[], None] = lambda: None,
+        late: LateErrors | None = None,
     ) -> None:
         """``entered``: what makes the stream the one of the calling thread for a while.
         ``require_entered``: raises in a thread that has not named its device."""
@@ -74,6 +78,7 @@ class AsyncStream:
         self.events: list[AsyncEvent] = []
         """Of every ``record_event``, in order."""
         self._entered = entered
+        self._late = late or LateErrors()
         self._within = threading.local()
         self._work: deque[Work] = deque()
         self._changed = threading.Condition()
@@ -89,6 +94,7 @@ class AsyncStream:
 
     def record_event(self) -> AsyncEvent:
         """An event behind all that was given so far."""
+        self._late.tell()
         with self._changed:
             self.events.append(AsyncEvent(self, self._num_given))
         return self.events[-1]
@@ -137,6 +143,10 @@ class AsyncStream:
             self._work.append(work)
             self._num_given += 1
             self._changed.notify_all()
+
+    def tell(self) -> None:
+        """Raises what the device has to tell."""
+        self._late.tell()
 
     def give_wait(self, event: AsyncEvent) -> None:
         """What follows begins after ``event``, as with ``torch.Stream.wait_event``. One operation."""
@@ -217,7 +227,8 @@ class AsyncStream:
     def _main(self) -> None:
         while (work := self._next()) is not None:
             try:
-                work()
+                if not self._late.spoil():
+                    work()
             except Exception as error:  # noqa: BLE001  # top of a thread; the next question to the stream raises it
                 self._end(error)
                 return

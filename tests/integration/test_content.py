@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ import torch
 
 from fakes.transports import Permuting, wrap_transports
 from integration.ranks import BLOCK_SIZE, HEAD_BYTES, Pair, Shape, content_of, expect, make_pair
-from patience import until
+from patience import HANGS_S, until
 from pdcluster_connector.device import CpuDevice, Stream
 from pdcluster_connector.engine_facts import Memory
 from pdcluster_connector.failures import take_counts
@@ -195,6 +196,35 @@ def test_a_prefill_rank_that_cannot_begin_its_sums_loses_what_is_compared_and_no
         pair.forward(pair.slice_of("counted", OURS, THEIRS))
         pair.require_received("counted")
         assert "lane_failed" not in take_counts()
+
+
+def test_a_decode_rank_that_cannot_begin_its_sums_loses_what_is_compared_and_nothing_else() -> None:
+    with make_pair(devices={Role.DECODE: DeviceWithoutStreams()}) as pair:
+        take_counts()
+        pair.compare("compared", OURS, THEIRS, deadline_ms=int(1000 * HANGS_S))
+        pair.require_lost("compared")
+        assert not pair.losses, "it is no attempt's fault"
+        pair.expect("counted", 4)
+        pair.forward(pair.slice_of("counted", OURS, THEIRS))
+        pair.require_received("counted")
+
+
+class DeviceThatBarsTheReceiver(CpuDevice):
+    """As a device that tells its first caller of what went wrong before."""
+
+    def enter_thread(self) -> None:
+        if threading.current_thread().name == "pdcluster-receiver":
+            raise RuntimeError("an illegal memory access was encountered")
+
+
+def test_a_decode_rank_whose_thread_cannot_enter_its_device_still_ends_every_wait() -> None:
+    with make_pair(devices={Role.DECODE: DeviceThatBarsTheReceiver()}) as pair:
+        pair.expect("counted", 4)
+        pair.forward(pair.slice_of("counted", OURS, THEIRS))
+        pair.require_received("counted")
+        pair.expect("cancelled", 4)
+        pair.cancel("cancelled")
+        pair.require_lost("cancelled")
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ ACCEPTED: Final = (
     ),
     Accepted("an executor on one node", {f"{P}.engineArgs": {"distributed-executor-backend": "uni"}}),
     Accepted("arguments of one role only", {f"{P}.engineArgs": {"max-num-batched-tokens": "8192"}}),
+    Accepted("experts that one role alone spreads", {f"{D}.engineArgs": {"enable-expert-parallel": "true"}}),
     Accepted(
         "structures, and one name that another one begins with",
         both(

@@ -93,7 +93,7 @@ MODELS: Final = (
     Row("Qwen3-Next", "gated delta net and attention; TP 2 to 1, 1 to 2, 2 to 2; with and without prefix caching",
         _ENGINES,
         pools("delta net", "delta net without cache", "delta net 2 to 1", "delta net 1 to 2", "delta net 2 to 2"),
-        "bfloat16"),
+        "bfloat16; state leaves at the end of a step: [0021](decisions/0021-state-at-unequal-tp.md)"),
     Row("Mamba2", "state only; TP 2 to 1, 1 to 2, 2 to 2", _ENGINES,
         pools("mamba2", "mamba2 2 to 1", "mamba2 1 to 2", "mamba2 2 to 2")),
 )  # fmt: skip
@@ -143,6 +143,9 @@ NOT_ON_CPU: Final = (
     Row("any", "different block sizes, where one divides the other", Where.CORES,
         (LAW, RANGES + "test_a_page_that_is_cut_leaves_row_by_row"),
         "CPU kernels keep K of a whole page transposed: refused there; MLA blocks are always 16 on CPU"),
+    Row("DeepSeek-R1", "TP 16 to data parallel 4 of TP 4", Where.CORES,
+        ("tests/unit/connector/core/test_tp_mapping.py::test_sixteen_ranks_of_a_latent_deal_it_out_to_four", LAW),
+        "engines run TP 4 to data parallel 2 of TP 2, see above"),
     Row("any", "windows before which prefill has recycled blocks, or left them in its prefix cache",
         Where.CORES, (LAW,)),
     Row("GQA, MLA, SFA in bf16", "token-major KV with equal TP (Ascend)", Where.ASCEND,
@@ -175,7 +178,8 @@ NOT_RUN: Final = (
     Row("MoE", "experts spread over ranks (`--enable-expert-parallel`, EP)", _ENGINES,
         (REFUSALS + "test_vllms_own_cpu_kernel_ends_where_experts_are_spread_over_ranks",),
         "vLLM 0.32's CPU kernel crashes, also in a plain engine: TP 2 and data parallel 2, Mixtral and Qwen3-MoE. "
-        "Experts keep no KV, and nothing is refused; run it on your device before you rely on it"),
+        "Experts keep no KV, and nothing is refused, also on one role alone; run it on your device before you rely "
+        "on it"),
 )  # fmt: skip
 REFUSED: Final = (
     Row("any", "another model, weights, dtype, KV dtype, block size or heads on each side", _ENGINES,

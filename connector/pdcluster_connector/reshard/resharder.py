@@ -204,6 +204,7 @@ class Resharder:
             with self._stream:
                 self._on_orders()
         except Exception as error:  # noqa: BLE001  # top of a thread
+            self._context.device.note(error)
             _LOG.exception("resharder failed rank=%d", self._context.us.rank)
             self._break(f"prefill's resharder failed: {error!r}")
             self._on_orders()
@@ -236,6 +237,7 @@ class Resharder:
         try:
             reason = reason or self._reshard(order, group, regions)
         except (RuntimeError, TimeoutError) as error:
+            self._context.device.note(error)
             self._break(f"prefill rank {self._context.us.rank} cannot exchange KV with the other ranks: {error}")
             reason = self._failure
         if reason:

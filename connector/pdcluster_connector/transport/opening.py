@@ -11,6 +11,7 @@ thread probes first, and writes go to Mooncake only when the peer has answered.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Final
 
 from pdcluster_connector.transport.base import WriteId, WriteRange
 
+_LOG: Final = logging.getLogger("vllm.pdcluster.transport")
 _THREAD_NAME: Final = "pdcluster-open"
 
 
@@ -81,11 +83,18 @@ class Openings:
             thread.start()
 
     def _open_peer(self, session: str) -> None:
-        is_alive = self._backend.probe(session)
+        is_alive = self._is_alive(session)
         settle = self._backend.deliver if is_alive else self._backend.refuse
         while writes := self._take(session, is_alive=is_alive):
             for write in writes:
                 settle(write)
+
+    def _is_alive(self, session: str) -> bool:
+        try:
+            return self._backend.probe(session)
+        except Exception as error:  # noqa: BLE001  # top of a thread: else its writes would wait until their deadlines
+            _LOG.warning("transport peer cannot be probed: %s", error)
+            return False
 
     def _take(self, session: str, *, is_alive: bool) -> list[Write]:
         """Take the writes that wait for the peer. If there are none, its probe is over."""

@@ -116,6 +116,8 @@ class SumsUnderWay:
         where = self._reader.where
         self._rows = torch.zeros(self.plan.num_rows, dtype=torch.int64, device=where)
         self._ranges = torch.zeros(len(self.plan.numbers), dtype=torch.int64, device=where)
+        # Of all rows at once: a call and a copy to the device for each layer were a tenth of what a short prompt cost.
+        self._heads = torch.from_numpy(odd_numbers(np.arange(self.plan.num_rows), GOLDEN))[:, None].to(where)
         known: dict[object, Pages] = {}
         for part in parts:
             region, ranges = self._reader.layout.regions[part.region], self.plan.spans_of(part.target)
@@ -142,9 +144,8 @@ class SumsUnderWay:
         content = as_words(self._reader.view_of(part))[:, part.rows.start : part.rows.stop]
         row, units = self.plan.row_starts[part.target] + part.target_row, _units_of(part, content.device)
         rows = slice(row, row + (len(part.rows) if units is None else 1))
-        heads = torch.from_numpy(odd_numbers(np.arange(rows.start, rows.stop), GOLDEN))[:, None].to(content.device)
         factors = self._factors_of(content)
-        return PartSums(content, pages, factors, units, heads, self._rows[rows], self._ranges)
+        return PartSums(content, pages, factors, units, self._heads[rows], self._rows[rows], self._ranges)
 
     def _factors_of(self, content: torch.Tensor) -> torch.Tensor:
         kind = content.shape[-1], content.dtype
@@ -221,6 +222,7 @@ class PushSums:
     def __init__(self, reader: KvReader | None, device: Device) -> None:
         """``reader``: of the rank's own KV; None where no content can be compared."""
         self._reader = reader
+        self._device = device
         self._asked: deque[LivePush] = deque()
         self._queue: SumQueue[PushKey] = SumQueue(device)
         self.decode_layout: RankLayout | None = None
@@ -235,7 +237,10 @@ class PushSums:
         self._asked.append(live)
 
     def advance(self, book: PushBook, now: float) -> None:
-        """Read one chunk for one push: others need not wait for all of it. A failing device costs that push alone."""
+        """Read one chunk for one push: others need not wait for all of it. A call that fails costs that push alone.
+
+        Raises what may be of other work than these sums: what else the device has not done nothing here can tell.
+        """
         while self._asked:
             self._start(self._asked.popleft(), book, now)
         if (key := self._queue.next_key) is None:
@@ -253,21 +258,25 @@ class PushSums:
         try:
             sums = self._reader.pushed(self.decode_layout, live.content, live.push.key.transfer_id)
             self._queue.start(live.push.key, sums, self._reader.where)
-        except Exception as error:  # noqa: BLE001  # whatever the device's library raises
+        except Exception as error:  # whatever the device's library raises
+            if not self._device.is_of_its_call(error):
+                raise
             self._cannot_read(live, str(error), book, now)
 
     def _read(self, live: LivePush, book: PushBook, now: float) -> None:
         try:
             sums = self._queue.advance()
-        except Exception as error:  # noqa: BLE001  # whatever the device's library raises
+        except Exception as error:  # whatever the device's library raises
+            self._queue.drop(live.push.key)  # The sums found so far are of a part only.
+            if not self._device.is_of_its_call(error):
+                raise
             self._cannot_read(live, str(error), book, now)
         else:
             if sums is not None:
                 book.apply(live, live.push.summed_up(sums.result()))
 
     def _cannot_read(self, live: LivePush, why: str, book: PushBook, now: float) -> None:
-        """Without sums nothing is proven, so the push is given up. The sums found so far are of a part only."""
-        self._queue.drop(live.push.key)
+        """Without sums nothing is proven, so the push is given up."""
         reason = f"this prefill rank cannot read its own KV, so that its content cannot be compared: {why}"
         book.apply(live, live.push.give_up(reason, now=now))
 

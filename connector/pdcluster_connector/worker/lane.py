@@ -107,6 +107,8 @@ class Lane:
         self._failure = ""
         self._cut_reason = ""
         self._closing_at: float | None = None
+        self._num_faults = context.device.num_faults
+        """The device's, before it computed anything that this lane pushes, and later as far as the lane has looked."""
         self._has_ended = False
         """The thread looks at its orders for the last time: a caller that posts one now lets it go itself."""
         self._next_expiry = 0.0
@@ -177,6 +179,7 @@ class Lane:
             try:
                 self._turn(channel)
             except Exception as error:  # noqa: BLE001  # top of a thread; writes in flight still need their end seen
+                self._context.device.note(error)
                 if not self._failure:  # A broken device raises at each turn from now on.
                     _LOG.exception("lane failed decode_rank=%d", self.decode_rank)
                 self._fail(f"prefill's lane to decode rank {self.decode_rank} failed: {error}")
@@ -201,6 +204,7 @@ class Lane:
         """One round of the lane. Revokes are heard before anything more is written."""
         self._wait(channel)
         now = time.monotonic()
+        self._look_for_faults()
         while self._inbox:
             self._on_order(self._inbox.popleft(), now)
         self._receive_all(channel, now)
@@ -210,6 +214,12 @@ class Lane:
         if self._cut_reason:
             log_failure(TransferFailure.SESSION_CLOSED, reason=self._cut_reason)
             self._cut(self._cut_reason)
+
+    def _look_for_faults(self) -> None:
+        """The device may have told another thread of work that it has not done: no push of now is known to be right."""
+        known, self._num_faults = self._num_faults, self._context.device.num_faults
+        if known != self._num_faults:
+            self._fail("prefill's device has failed at something: what it computed or copied meanwhile is not known")
 
     def _wait(self, channel: PrefillChannel) -> None:
         idle_s = _EXPIRE_EVERY_S if len(self._book) else _IDLE_S
@@ -348,6 +358,7 @@ class Lane:
         self._out.drop_backlog()
         for live in self._book:
             self._book.apply(live, live.push.give_up(reason, now=time.monotonic()))
+        self._out.drop_queued()
 
     def _ask_for_cut(self, reason: str) -> None:
         self._cut_reason = self._cut_reason or reason

@@ -102,6 +102,11 @@ class Outbound:
         while self._backlog:
             discard(self._backlog.popleft())
 
+    def drop_queued(self) -> None:
+        """No further write is submitted, and no event of the device is asked for."""
+        if self._writes is not None:
+            self._writes.drop_queued()
+
     def follow(self, order: StepOrder, now: float) -> None:
         """Carry out an order of a step, or keep it until the way is open."""
         if self._route is None or self._writes is None:

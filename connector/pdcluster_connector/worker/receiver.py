@@ -89,6 +89,8 @@ class Receiver:
         self._losses: deque[Lost] = deque()
         self._expected_at: dict[RequestId, tuple[TransferId, float]] = {}
         self._next_expiry = 0.0
+        self._has_entered = self._is_warned = False
+        """Of the device."""
         self._is_closing = False
         self._thread = threading.Thread(target=self._main, name="pdcluster-receiver", daemon=True)
         self._thread.start()
@@ -131,13 +133,25 @@ class Receiver:
 
     def _main(self) -> None:
         with self._channel:
-            self._device.enter_thread()
             while not self._is_closing:
                 try:
+                    self._enter_device()
                     self._turn()
                 except Exception:  # noqa: BLE001
                     # Top of a thread. One bad message must not stop the others; its request ends by its deadline.
                     _LOG.exception("receiver failed on one event")
+
+    def _enter_device(self) -> None:
+        """Tried at each turn until the device lets us: only this thread ends waits, so it goes on without one too."""
+        if self._has_entered:
+            return
+        try:
+            self._device.enter_thread()
+            self._has_entered = True
+        except Exception as error:  # noqa: BLE001  # whatever the device's library raises
+            if not self._is_warned:
+                _LOG.error("receiver cannot use its device: %s", error)
+            self._is_warned = True
 
     def _turn(self) -> None:
         wait_s = _EXPIRE_EVERY_S if self._reception.num_waiting else _IDLE_S
@@ -178,8 +192,13 @@ class Receiver:
                 self._do(self._reception.summed_up(*found, now=now), now)
 
     def _compare(self, compare: Compare, now: float) -> None:
-        if not self._sums.start(compare.transfer_id, compare.attempt, has_draft=compare.has_draft):
-            self._cannot_read(compare.transfer_id, "it has no tensors of it", now)
+        why = "it has no tensors of it"
+        try:
+            is_begun = self._sums.start(compare.transfer_id, compare.attempt, has_draft=compare.has_draft)
+        except Exception as error:  # noqa: BLE001  # whatever the device's library raises; it costs one request
+            is_begun, why = False, str(error)
+        if not is_begun:
+            self._cannot_read(compare.transfer_id, why, now)
 
     def _cannot_read(self, transfer: TransferId, why: str, now: float) -> None:
         reason = f"this decode rank cannot read its own KV, so that its content cannot be compared: {why}"

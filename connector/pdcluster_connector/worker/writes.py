@@ -119,6 +119,14 @@ class WriteQueue:
         """Ranges that were held for the grant of ``push`` may leave."""
         self._cursors.extend(self._held.pop(push, ()))
 
+    def drop_queued(self) -> None:
+        """Nothing more leaves; what is in flight still has its end seen. A broken device is asked nothing more."""
+        while self._batches:
+            for part in self._batches.popleft().parts:
+                self._cursors.extend(cursors_of(part))
+        while self._cursors:
+            self._drop(self._cursors.popleft())
+
     def forget_stopped(self) -> None:
         """Drop what was held for a grant that will not come."""
         for push in [push for push in self._held if not push.is_waiting]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
 from fakes.async_device import async_device
-from pdcluster_connector.device import CpuDevice, TorchRuntime, select_device
+from fakes.late_errors import Kind
+from patience import until
+from pdcluster_connector.device import CpuDevice, DeviceFault, TorchRuntime, select_device
 from pdcluster_protocol.errors import ConfigError
 
 
@@ -28,6 +32,47 @@ def test_a_thread_is_for_the_device_of_the_thread_that_made_the_rank() -> None:
         runtime.devices.clear()
         device.enter_thread()
         assert runtime.devices == [runtime.current_device()]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_of_its_call"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (NotImplementedError("no kernel of it for this device"), True),
+        (IndexError("a page that there is not"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (torch.AcceleratorError("CUDA error: device-side assert triggered"), False),
+        (DeviceFault("counted when it was raised"), False),
+    ],
+)
+def test_what_may_be_of_work_that_came_before_is_known_and_counted_once(error: Exception, is_of_its_call: bool) -> None:
+    with async_device() as (device, _):
+        assert device.is_of_its_call(error) is is_of_its_call
+        device.note(error)
+        assert device.num_faults == (not is_of_its_call and not isinstance(error, DeviceFault))
+    assert CpuDevice().is_of_its_call(error), "an operation on the CPU is over when its call returns"
+
+
+def test_an_error_that_a_device_tells_a_thread_is_counted_for_all_others() -> None:
+    with async_device() as (device, runtime):
+        event = device.record()
+        runtime.late.fail(Kind.STAYS)
+        runtime.default.give(bool)
+        assert until(lambda: runtime.late.has_failed)
+        told: list[Exception] = []
+
+        def ask() -> None:
+            for question in (lambda: device.is_done(event), device.enter_thread):
+                with pytest.raises(DeviceFault) as caught:
+                    question()
+                told.append(caught.value)
+
+        lane = threading.Thread(target=ask, name="pdcluster-lane-0")
+        lane.start()
+        lane.join()
+        for error in told:
+            device.note(error)
+        assert device.num_faults == 2
 
 
 @pytest.mark.parametrize(("name", "index"), [("cuda", 0), ("cuda:0", 0), ("cuda:3", 3)])

@@ -92,6 +92,12 @@ def test_every_rank_that_holds_a_latent_pushes_a_share_of_it() -> None:
     )
 
 
+def test_sixteen_ranks_of_a_latent_deal_it_out_to_four() -> None:
+    """DeepSeek-R1 with prefill TP 16 and decode as four engines (data parallel) of TP 4: this is what each gets."""
+    plan = plan_pushes(Sharding(16, 1), Sharding(4, 1))
+    assert plan == tuple(RankPush(rank, rank // 4, range(1), Share(rank % 4, 4)) for rank in range(16))
+
+
 def test_a_pair_is_related_when_any_layer_of_the_model_says_so() -> None:
     def related(prefill_tp: int, decode_tp: int, *kv_heads: int) -> frozenset[tuple[int, int]]:
         return related_ranks(prefill_tp, decode_tp, kv_heads, has_state=False)

@@ -16,6 +16,7 @@ class Peers:
     def __init__(self) -> None:
         self.answers = {"a": threading.Event(), "b": threading.Event()}
         self.is_alive = True
+        self.failure: Exception | None = None
         self.num_probes = 0
         self.delivered: list[WriteId] = []
         self.refused: list[WriteId] = []
@@ -31,6 +32,8 @@ class Peers:
 
     def _probe(self, session: str) -> bool:
         self.num_probes += 1
+        if self.failure:
+            raise self.failure
         assert self.answers[session].wait(WAIT_S)
         return self.is_alive
 
@@ -67,6 +70,22 @@ def test_an_answered_peer_is_open_and_is_not_probed_again() -> None:
     peers.wait_settled(1)
     assert peers.delivered == [1, 2]
     assert peers.num_probes == 1
+
+
+def test_a_peer_whose_probe_fails_gets_nothing_and_is_probed_again_by_the_next_write() -> None:
+    """As on a device that tells the probing thread of what another one has not done."""
+    peers = Peers()
+    peers.failure = RuntimeError("an illegal memory access was encountered")
+    peers.write(1)
+    peers.wait_settled(1)
+    assert peers.refused == [1]
+    peers.openings.close(WAIT_S)
+    peers.failure = None
+    peers.answers["a"].set()
+    peers.write(2)
+    peers.wait_settled(1)
+    assert peers.delivered == [2]
+    peers.openings.close(WAIT_S)
 
 
 def test_a_peer_that_does_not_answer_gets_nothing_and_is_probed_again_by_the_next_write() -> None:

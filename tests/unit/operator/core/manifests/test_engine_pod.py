@@ -285,6 +285,17 @@ def test_overrides_lie_over_it_but_never_over_our_labels() -> None:
     assert engine(template)["image"] == "engine:1"
 
 
+@pytest.mark.parametrize("role", Role)
+def test_variables_of_the_user_reach_the_engine_and_ours_stay(role: Role) -> None:
+    """NCCL's and Gloo's devices, say, which only the user of several NICs knows."""
+    asked = [{"name": "NCCL_IB_QPS_PER_CONNECTION", "value": "4"}, {"name": "GLOO_SOCKET_IFNAME", "value": "eth0"}]
+    overrides = {"spec": {"containers": [{"name": "engine", "env": asked}]}}
+    ours = engine(pod(CPU, role))["env"]
+    changed = pod({**CPU, f"spec.roles.{role.name.lower()}.podOverrides": overrides}, role)
+    seen = engine(changed)["env"]
+    assert all(one in seen for one in (*asked, *ours))
+
+
 class TestOverNodes:
     def test_the_leader_answers_and_the_workers_only_compute(self) -> None:
         leader, worker = (pod(NODES, Role.DECODE, place) for place in (PodPlace.LEADER, PodPlace.WORKER))

@@ -52,6 +52,7 @@ REPLACES: Final[dict[str, tuple[Mapping[str, object], str]]] = {
     "router.resources": ({"spec.router": {"resources": {"limits": {"memory": "9Gi"}}}}, "routers"),
     "router.requestTimeoutSeconds": ({"spec.router": {"requestTimeoutSeconds": 900}}, "routers"),
     "router.apiKeysSecretRef": ({"spec.router": {"apiKeysSecretRef": {"name": "clients"}}}, "routers"),
+    "router.tls": ({"spec.router": {"tls": {"secretName": "certificate"}}}, "routers"),
 }
 """Field of the page's table to a change of it and what the page says."""
 

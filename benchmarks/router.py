@@ -5,6 +5,7 @@
 Fake engines run in one process, the router in another, the load comes from this one. All three share the
 machine's cores, so read the ratios, not the numbers. Three ways: *straight* (client to decode, no hand-over),
 *local* (through the router, decode prefills: one hop), *pair* (through the router with reservation and prefill).
+With ``--tls CERT KEY`` also both through another router that speaks TLS to clients, on connections that are kept.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import asyncio
 import json
 import os
+import ssl
 import statistics
 import subprocess
 import sys
@@ -141,7 +143,9 @@ class Result:
 
 async def load(url: str, body: bytes, num_connections: int, seconds: float) -> Result:
     """Every connection sends its next request when it has its answer."""
-    host, _, port = url.removeprefix("http://").partition(":")
+    scheme, _, address = url.partition("://")
+    host, _, port = address.partition(":")
+    tls = ssl._create_unverified_context() if scheme == "https" else None
     loop = asyncio.get_running_loop()
     request = request_bytes(PATH, body)
     sent_at: dict[Peer, float] = {}
@@ -163,7 +167,9 @@ async def load(url: str, body: bytes, num_connections: int, seconds: float) -> R
             done.set()
 
     peers = [
-        (await loop.create_connection(lambda: Peer(httptools.HttpResponseParser, answered), host, int(port)))[1]
+        (await loop.create_connection(lambda: Peer(httptools.HttpResponseParser, answered), host, int(port), ssl=tls))[
+            1
+        ]
         for _ in range(num_connections)
     ]
     started = time.perf_counter()
@@ -198,16 +204,19 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def compare(engine: str, router: str, router_pid: int, num_connections: int, seconds: float) -> None:
-    ways = {"straight": (engine, LOCAL), "local": (router, LOCAL), "pair": (router, PAIR)}
+async def compare(engine: str, routers: dict[str, tuple[str, int]], num_connections: int, seconds: float) -> None:
+    """``routers``: URL and process of each, by what a way through it is called behind its own name."""
+    ways = {"straight": (engine, LOCAL, os.getpid())}
+    for name, (url, pid) in routers.items():
+        ways |= {f"local{name}": (url, LOCAL, pid), f"pair{name}": (url, PAIR, pid)}
     print("connections       way requests/s   p50 us   p99 us   rate  added p50 us  router CPU us/request")
     for connections in (1, num_connections):
         straight = None
-        for way, (url, body) in ways.items():
+        for way, (url, body, pid) in ways.items():
             await load(url, body, connections, 0.3)
-            before = cpu_seconds(router_pid)
+            before = cpu_seconds(pid)
             result = await load(url, body, connections, seconds)
-            cpu_us = (cpu_seconds(router_pid) - before) * 1e6 / result.num_requests
+            cpu_us = (cpu_seconds(pid) - before) * 1e6 / result.num_requests
             straight = straight or result
             print(
                 f"{connections:>11} {way:>9} {result.requests_per_s:>10.0f} {result.p50_us:>8.0f} {result.p99_us:>8.0f}"
@@ -218,20 +227,26 @@ async def compare(engine: str, router: str, router_pid: int, num_connections: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=3.0, help="for each of the six measurements")
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each measurement")
     parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--tls", nargs=2, metavar=("CERT", "KEY"), help="also through a router with this certificate")
     parser.add_argument("--engines", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.engines:
         uvloop.run(serve(FakeEngines()))
         return
-    engines, engine_url = spawn(__file__, "--engines")
-    flags = ("--prefill", engine_url, "--decode", engine_url, "--port", "0")
-    router, router_url = spawn("-m", "pdcluster_router", *flags)
+    tls = (" tls", ["--tls-cert", given.tls[0], "--tls-key", given.tls[1]]) if given.tls else None
+    children, routers, engine_url = [], {}, ""
     try:
-        uvloop.run(compare(engine_url, router_url, router.pid, given.connections, given.seconds))
+        for name, flags in filter(None, (("", []), tls)):  # Engines each: they keep connections to their router.
+            engines, engine_url = spawn(__file__, "--engines")
+            urls = ["--prefill", engine_url, "--decode", engine_url, "--port", "0"]
+            router, router_url = spawn("-m", "pdcluster_router", *urls, *flags)
+            children += [router, engines]
+            routers[name] = (router_url, router.pid)
+        uvloop.run(compare(engine_url, routers, given.connections, given.seconds))
     finally:
-        for child in (router, engines):
+        for child in children:
             child.terminate()
             child.wait()
 

@@ -19,7 +19,7 @@ from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.clock import unix_s
 from pdcluster_operator.core.conditions import Counts, Status
 from pdcluster_operator.core.manifests.pool import Pool, pool_of, secret_ref
-from pdcluster_operator.core.manifests.router import internal_url, router_url
+from pdcluster_operator.core.manifests.router import internal_url, mounted_secrets, router_url
 from pdcluster_operator.core.observed import Observed, Plan
 from pdcluster_operator.core.observing import Picture, Routers, observed_of, ready_pods, routers_of
 from pdcluster_operator.core.plan import plan_pool
@@ -111,7 +111,7 @@ class Reconciler:
     async def _observed(
         self, key: Key, view: ClusterView, pool: Pool, picture: Picture, unknown: tuple[str, ...]
     ) -> Observed:
-        is_ours, keys = pool.spec.auth.secret_ref is None, pool.spec.router.api_keys_secret_ref
+        is_ours = pool.spec.auth.secret_ref is None
         return replace(
             observed_of(picture),
             has_secret=is_ours and await self._secrets.is_there(_secret_of(pool)[0], view.uid),
@@ -119,8 +119,16 @@ class Reconciler:
             verifications=self._verifier.results(key),
             status=read_status(view.document.get("status")),
             unknown_fields=unknown,
-            missing_keys=await self._secrets.lacks(Ref(SECRET, pool.namespace, keys.name), keys.key) if keys else "",
+            missing_secret=await self._missing_secret(pool),
         )
+
+    async def _missing_secret(self, pool: Pool) -> str:
+        """The problem of the first of the user's Secrets that has one, and its cure; empty: all are whole."""
+        for secret in mounted_secrets(pool):
+            for key in secret.keys:
+                if lack := await self._secrets.lacks(Ref(SECRET, pool.namespace, secret.name), key):
+                    return f"{lack}, and routers cannot start without it: make it, or leave {secret.field} out"
+        return ""
 
     def _verify(self, key: Key, pool: Pool, plan: Plan, picture: Picture) -> float | None:
         """Have the target proven, if it is time. Returns when to ask again."""

@@ -59,7 +59,7 @@ class RouterPolicy(Enum):
 RouterFlag: TypeAlias = Literal[
     "--access-log", "--advertise-url", "--api-key-file", "--cluster", "--decode", "--discovery", "--drain-timeout",
     "--host", "--internal-port", "--on-prefill-failure", "--policy", "--port", "--prefill", "--prefill-timeout",
-    "--request-timeout", "--trace-file",
+    "--request-timeout", "--tls-cert", "--tls-key", "--trace-file",
 ]  # fmt: skip
 """The flags of ``pdcluster router`` that a launcher writes. Values, ranges and defaults: the router's own."""
 

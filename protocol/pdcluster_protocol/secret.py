@@ -165,7 +165,7 @@ def load_secret(environ: Mapping[str, str], *, host: str) -> Secret:
     """
     if text := environ.get(SECRET_VARIABLE):
         return make_secret(text)
-    if not _is_loopback(host):
+    if not is_loopback(host):
         raise ConfigError(
             f"{host} can be reached from other machines and {SECRET_VARIABLE} is not set: "
             "give every router and engine of the cluster the same secret in it (openssl rand -hex 32)"
@@ -173,7 +173,7 @@ def load_secret(environ: Mapping[str, str], *, host: str) -> Secret:
     return Secret(b"loopback", is_well_known=True)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -115,6 +115,15 @@ class Settings(BaseModel):
     must ask."""
     api_key_interval_s: float = Field(default=3.0, gt=0, le=3600)
     """Seconds between two looks at that file. 3: a key is good or gone within seconds; a look costs microseconds."""
+    tls_cert: Path | None = None
+    """PEM file with the certificate that clients are shown, and those between it and its authority behind it. The
+    client port then speaks TLS 1.2 and 1.3 only; the internal one stays plain. None: plain HTTP, for a gateway with
+    TLS, or one machine."""
+    tls_key: Path | None = None
+    """PEM file with the private key of ``tls_cert``, without a password. None: as there."""
+    tls_interval_s: float = Field(default=3.0, gt=0, le=3600)
+    """Seconds between two looks at these files. 3: as ``api_key_interval_s``; a renewed certificate has days, but one
+    that was revoked shall go."""
     engine_api_key: str | None = Field(default=None, repr=False, pattern=r"^[!-~]+$")
     """The engines' own key, where they were started with one: ``VLLM_API_KEY``, for an argument is seen by everybody
     on the machine. None: engines want none, or clients show it."""
@@ -236,6 +245,14 @@ class Settings(BaseModel):
             raise ValueError(f"--internal-port {self.port} is the clients' port too: choose another one")
         if self.internal_port is None and self.port == _LAST_PORT:
             raise ValueError(f"--internal-port: there is none after --port {_LAST_PORT}, name one")
+        return self
+
+    @model_validator(mode="after")
+    def _has_whole_tls(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given = {"--tls-cert": self.tls_cert, "--tls-key": self.tls_key}
+            told = " and ".join(f"{flag} is {path or 'not given'}" for flag, path in given.items())
+            raise ValueError(f"{told}: give both files, or neither for plain HTTP")
         return self
 
     @property

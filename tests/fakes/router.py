@@ -84,7 +84,10 @@ class Rig(Peers):
         return self.server.router
 
     async def client(self) -> RawClient:
-        return await self.connect(self.url)
+        client = await self.connect(self.url)
+        if self.router.certificate is not None:  # A client is sure of an agreement before the router is.
+            await until(lambda: self._find(client) is not None)
+        return client
 
     async def internal(self) -> RawClient:
         """A client of the internal port."""
@@ -106,11 +109,16 @@ class Rig(Peers):
 
     def connection_of(self, client: RawClient) -> RouterProtocol:
         """The router's end of this client's connection."""
+        found = self._find(client)
+        assert found is not None, "the router has no such connection"
+        return found
+
+    def _find(self, client: RawClient) -> RouterProtocol | None:
         port = client.writer.get_extra_info("sockname")[1]
         for connection in self.server.server_state.connections:
             if isinstance(connection, RouterProtocol) and connection.client and connection.client[1] == port:
                 return connection
-        raise AssertionError("the router has no such connection")
+        return None
 
     async def metric(self, name: str) -> float:
         """The value of one sample, by its whole name with labels."""
@@ -174,7 +182,7 @@ async def running_server(**settings: Any) -> AsyncIterator[tuple[RouterServer, s
     server = RouterServer(checked, SECRET)
     await server.start(sockets)
     try:
-        yield server, f"http://127.0.0.1:{checked.port}"
+        yield server, f"http{'' if checked.tls_cert is None else 's'}://127.0.0.1:{checked.port}"
     finally:
         await server.shutdown(sockets)
 

@@ -6,9 +6,11 @@ import functools
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fakes.certificates import Authority
 from fakes.router import Rig, running_rig
 from integration.harness import V2_RUNNER_VARIABLE, Harness, complete, harness_env, zygote_modules
 from integration.prompts import LONG, PROMPT
@@ -54,3 +56,20 @@ def expected(harness: Harness) -> dict[int, tuple[int, ...]]:
     """By the prompt's length: the 16 tokens that a single engine answers to ``PROMPT`` and ``LONG``."""
     with harness.single_engine() as engine:
         return {len(prompt): complete(engine.url, prompt, 16).token_ids for prompt in (PROMPT, LONG)}
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "ca.crt")
+
+
+@pytest.fixture
+def tls_files(authority: Authority, tmp_path: Path) -> dict[str, Any]:
+    """The router's settings for a certificate and its key."""
+    return authority.issue().write(tmp_path / "secret")
+
+
+@pytest.fixture
+async def tls(tls_files: dict[str, Any]) -> AsyncIterator[Rig]:
+    async with running_rig(**tls_files) as rig:
+        yield rig

@@ -360,3 +360,18 @@ async def test_a_secret_with_clients_keys_that_is_not_there_is_told_until_it_is(
     rig.store.merge(("secrets", "default", "clients"), {"data": {"keys": "eA=="}})
     await rig.look()
     assert rig.condition("Ready")["status"] == "True"
+
+
+async def test_a_secret_with_a_certificate_that_is_not_whole_is_told_until_it_is(rig: Rig) -> None:
+    rig.store.create(AT, pool(rig.router, {"spec.router.tls": {"secretName": "certificate"}}))
+    await rig.look_until_still()
+    assert rig.condition("RouterReady")["message"].endswith(
+        "there is no Secret default/certificate, and routers cannot start without it: make it, or leave router.tls out"
+    )
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {}, "data": {"tls.crt": "eA=="}}
+    rig.store.create(("secrets", "default", "certificate"), secret)
+    await rig.look()
+    assert "has no key tls.key" in rig.condition("RouterReady")["message"]
+    rig.store.merge(("secrets", "default", "certificate"), {"data": {"tls.key": "eA=="}})
+    await rig.look()
+    assert rig.condition("Ready")["status"] == "True"

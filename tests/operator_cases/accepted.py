@@ -99,6 +99,7 @@ ACCEPTED: Final = (
     Accepted("the most that decode may compute itself", {"spec.transfer.minPushTokens": 8192}),
     Accepted("a secret of one's own", {"spec.auth.secretRef": {"name": "mine"}}),
     Accepted("a name of 63 characters", {"metadata.name": "a" * 63}),
+    Accepted("a router with TLS", {"spec.router": {"tls": {"secretName": "certificate"}, "service": {"port": 443}}}),
     Accepted(
         "a router for the outside", {"spec.router": {"replicas": 3, "service": {"type": "LoadBalancer", "port": 443}}}
     ),

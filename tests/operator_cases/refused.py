@@ -304,6 +304,7 @@ SCHEMA: Final = (
     Refused("no image", {"spec.image": ABSENT}, "spec.image: Required value", By.SCHEMA),
     Refused("no decode", {D: ABSENT}, "spec.roles.decode: Required value", By.SCHEMA),
     Refused("no kind of device", {f"{P}.device": {}}, "spec.roles.prefill.device.kind: Required value", By.SCHEMA),
+    Refused("TLS without a Secret", {"spec.router.tls": {}}, "spec.router.tls.secretName: Required value", By.SCHEMA),
     Refused("a policy that there is not", {"spec.router.policy": "fastest"}, 'Unsupported value: "fastest"', By.SCHEMA),
     Refused(
         "an unknown device",

@@ -56,6 +56,7 @@ REPLACES: Final[dict[str, tuple[Mapping[str, object], str]]] = {
     "router.apiKeysSecretRef": ({"spec.router": {"apiKeysSecretRef": {"name": "clients"}}}, "routers"),
     "router.policy": ({"spec.router": {"policy": "affinity"}}, "routers"),
     "router.accessLog": ({"spec.router": {"accessLog": True}}, "routers"),
+    "router.tls": ({"spec.router": {"tls": {"secretName": "certificate"}}}, "routers"),
 }
 """Field of the page's table to a change of it and what the page says."""
 

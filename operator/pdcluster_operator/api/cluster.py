@@ -132,6 +132,14 @@ class KeysRef(ApiModel):
     """Key in it. Default keys."""
 
 
+class RouterTls(ApiModel):
+    """TLS between clients and routers."""
+
+    secret_name: Name
+    """Name of a Secret of type kubernetes.io/tls in the same namespace, as cert-manager makes it: the certificate under
+    tls.crt, its key under tls.key. Routers take a renewed one without a restart."""
+
+
 class RouterSpec(ApiModel):
     """The routers in front of the engines."""
 
@@ -150,6 +158,9 @@ class RouterSpec(ApiModel):
     api_keys_secret_ref: KeysRef | None = None
     """Secret with the SHA-256 of each API key of clients and its limits, in the form of the router's --api-key-file.
     Default: none; then everyone who reaches the Service may use the model."""
+    tls: RouterTls | None = None
+    """The certificate that clients are shown. Default: none; then traffic between clients and routers is not encrypted.
+    """
     access_log: bool = False
     """Whether routers write one JSON line for each request that has ended to their containers' stdout. Default false: a
     line has 700 bytes, which is 60 GB a day at 1,000 requests a second."""

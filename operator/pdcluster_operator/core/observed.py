@@ -120,8 +120,8 @@ class Observed:
     """The PDCluster's status as it was."""
     unknown_fields: tuple[str, ...] = ()
     """Fields of the PDCluster that only another version of its CRD knows."""
-    missing_keys: str = ""
-    """The problem of the Secret of ``router.apiKeysSecretRef``, for people."""
+    missing_secret: str = ""
+    """The problem of a Secret that the user has named for routers, and what helps, for people."""
 
 
 class Way(Enum):

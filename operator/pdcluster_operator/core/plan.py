@@ -49,7 +49,7 @@ from pdcluster_operator.kinds import SCALER, SERVICE
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
-MISSING_KEYS_S: Final = 10
+MISSING_SECRET_S: Final = 10
 """Between two looks for a Secret that is not there: soon for a person, and one call each."""
 _NOT_ASKED: Final = VerificationResult(Verification.NOT_ASKED)
 
@@ -116,7 +116,7 @@ def _facts(
         problems=_problems(observed, ids),
         is_target_empty=is_target_empty,
         unknown_fields=observed.unknown_fields,
-        missing_keys=observed.missing_keys,
+        missing_secret=observed.missing_secret,
     )
 
 
@@ -232,4 +232,4 @@ def _wake_after_s(pool: Pool, observed: Observed, status: Status, now: int) -> i
     """When the deadline is over; and no watch tells of a Secret that comes."""
     deadline = deadline_at(status, pool.spec.rollout.progress_deadline_seconds)
     waits = [] if deadline is None else [max(deadline - now, 0)]
-    return min([*waits, *([MISSING_KEYS_S] if observed.missing_keys else [])], default=None)
+    return min([*waits, *([MISSING_SECRET_S] if observed.missing_secret else [])], default=None)

@@ -45,7 +45,7 @@ class Facts:
     """The shell's findings. ``refusal``: why the spec cannot be carried out, for people; empty when it can.
 
     ``target``: names revision and templates; ``verification`` and ``verification_error`` are about this target.
-    ``missing_keys``: what the Secret with the clients' API keys lacks; may be empty.
+    ``missing_secret``: what a Secret of the user's lacks that routers mount; may be empty.
     ``is_target_empty``: the target's workload of a role asks for no instance, or is not there.
     ``unknown_fields``: of the object; it is carried out without them.
     """
@@ -64,7 +64,7 @@ class Facts:
     problems: Problems = Problems()
     is_target_empty: bool = False
     unknown_fields: tuple[str, ...] = ()
-    missing_keys: str = ""
+    missing_secret: str = ""
 
     @property
     def is_held(self) -> bool:
@@ -196,9 +196,8 @@ def _role_ready(facts: Facts, role: Role) -> _Finding:
 
 def _router_ready(facts: Facts) -> _Finding:
     message = f"{facts.routers_ready} of {facts.routers_wanted} routers are ready"
-    if facts.missing_keys:
-        cure = "routers that ask for keys cannot start: make it, or leave router.apiKeysSecretRef out"
-        return _Finding(Truth.FALSE, Reason.ROUTERS_NOT_READY, f"{message}: {facts.missing_keys}, and {cure}")
+    if facts.missing_secret:
+        return _Finding(Truth.FALSE, Reason.ROUTERS_NOT_READY, f"{message}: {facts.missing_secret}")
     if 0 < facts.routers_wanted <= facts.routers_ready:
         return _Finding(Truth.TRUE, Reason.ROUTERS_READY, message)
     return _Finding(Truth.FALSE, Reason.ROUTERS_NOT_READY, _because(message, facts.problems.routers))

@@ -181,6 +181,10 @@ WORDS: Final[dict[str, Words]] = {
     "too_many_connections": Words(
         "clients have more connections than max_connections", "See who holds so many. Else add routers."
     ),
+    "tls_refused": Words(
+        "a client and the client port came to no TLS agreement",
+        "See that clients ask https:// and trust the certificate, and that the file has those between.",
+    ),
     "draining": Words("the router was shutting down", _RETRY),
     "stopped": Words(
         "the router was stopped before the answer was whole",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from pathlib import Path
 from typing import Final
 
@@ -28,11 +27,12 @@ from pdcluster_router.core.openai_errors import (
     wrong_key,
 )
 from pdcluster_router.core.request_head import Headers
+from pdcluster_router.front.files import read_file, state_of
 from pdcluster_router.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-MAX_FILE_BYTES: Final = 1 << 20
+_FLAG: Final = "--api-key-file"
 
 
 class Access:
@@ -42,7 +42,7 @@ class Access:
         """Raises: ConfigError: The file of keys cannot be used."""
         self._path = settings.api_key_file
         self._interval_s = settings.api_key_interval_s
-        self._looked_at = _state_of(self._path) if self._path else None
+        self._looked_at = state_of(self._path) if self._path else None
         self.keys = read_keys(self._path) if self._path else None
         """Those of now, another object when they have changed; None: clients need none."""
         self.uses = KeyUses(self.keys.limits if self.keys else {})
@@ -81,7 +81,7 @@ class Access:
         """The keys are those of the file as it is now, or stay as they are."""
         if self._path is None:
             return
-        self._looked_at = _state_of(self._path)
+        self._looked_at = state_of(self._path)
         try:
             self.keys = read_keys(self._path)
         except ConfigError as error:
@@ -94,7 +94,7 @@ class Access:
         """For ever: the keys follow the file. One task owns this."""
         while self._path is not None:
             await asyncio.sleep(self._interval_s)
-            if _state_of(self._path) != self._looked_at:
+            if state_of(self._path) != self._looked_at:
                 self.reload()
 
 
@@ -115,29 +115,10 @@ def read_keys(path: Path) -> ApiKeys:
     Raises:
         ConfigError: It cannot be read, or what it says cannot be used.
     """
+    raw = read_file(path, _FLAG)
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
-        if len(raw) > MAX_FILE_BYTES:
-            raise ConfigError(f"it is larger than {MAX_FILE_BYTES} bytes: name the file of keys")
         return parse_keys(raw.decode())
-    except OSError as error:
-        raise ConfigError(f"--api-key-file {path}: {error.strerror}: name a file that this process can read") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"--api-key-file {path}: it is not text in UTF-8: name the file of keys") from error
+        raise ConfigError(f"{_FLAG} {path}: it is not text in UTF-8: name the file of keys") from error
     except ConfigError as error:
-        raise ConfigError(f"--api-key-file {path}: {error}") from error
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """A pipe in the file's place has nothing in it: it is not waited for."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _state_of(path: Path) -> tuple[int, int, int] | None:
-    """Numbers that change when the file is written or replaced, also behind a link. None: it cannot be looked at."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+        raise ConfigError(f"{_FLAG} {path}: {error}") from error

@@ -230,12 +230,14 @@ def _lifespan(
 
 @asynccontextmanager
 async def _watching(tasks: asyncio.TaskGroup, router: Router) -> AsyncIterator[None]:
-    """Engines, their EndpointSlices and the file of keys are watched until the end."""
+    """Engines, their EndpointSlices, and the files of keys and certificates are watched until the end."""
     services = router.services
     probes = Probes(tasks, services.roster, services.settings)
     services.on_pool_change = probes.follow
     probes.follow()
     watching = [tasks.create_task(router.access.watch(), name="router: keys")]
+    if router.certificate is not None:
+        watching.append(tasks.create_task(router.certificate.watch(), name="router: certificate"))
     if services.discovery is not None:
         watching.append(tasks.create_task(services.discovery.run(), name="router: discovery"))
     await _first_look(services, probes)

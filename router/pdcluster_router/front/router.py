@@ -34,6 +34,7 @@ from pdcluster_router.core.room import Room
 from pdcluster_router.core.trace_context import remains_of, trace_id_in
 from pdcluster_router.engines.models import Models
 from pdcluster_router.front.access import Access
+from pdcluster_router.front.certificates import certificate_of
 from pdcluster_router.front.clients import Clients, default_max_connections
 from pdcluster_router.http.cycle import NO_HEAD, ClientConnection, HotCycle
 from pdcluster_router.http.keep_alives import KeepAlives
@@ -87,6 +88,8 @@ class Router:
         self.services = Services(settings, secret)
         self.gate = Gate(self.services, self._start)
         self.access = Access(settings)
+        self.certificate = certificate_of(settings)
+        """None: the client port is plain."""
         self.verifier = Verifier(self.services, self.access.engine_line)
         self.models = Models(self.services.roster, self.services.now)
         self.room = Room(settings.max_buffered_bytes)
@@ -97,6 +100,8 @@ class Router:
         self.access_log = _access_log_of(settings, self.services)
         """None: there is none."""
         self.services.metrics.watch_keys(self.access.uses)
+        if (certificate := self.certificate) is not None:
+            self.services.metrics.watch_certificate(lambda: certificate.expires_at)
         self.services.metrics.watch_keep_alives(lambda: self.keep_alives.num_comments)
         self.is_draining = False
         self._on_refused = partial(keep_refused, self.services)

@@ -16,16 +16,22 @@ from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_protocol.secret import SECRET_VARIABLE, Secret
+from pdcluster_protocol.secret import SECRET_VARIABLE, Secret, is_loopback
+from pdcluster_router.core.openai_errors import ApiError, bad_request
 from pdcluster_router.front.access import read_keys
 from pdcluster_router.front.app import build_app
+from pdcluster_router.front.certificates import certificate_of
 from pdcluster_router.front.clients import backlog
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE, RouterProtocol
+from pdcluster_router.http.cycle import JSON
+from pdcluster_router.http.tls import Handshakes, TlsConnection, TlsPort
 from pdcluster_router.settings import Settings
 from pdcluster_router.telemetry.access_log import FLAG
+from pdcluster_router.telemetry.failures import Failure, FailureKind
 from pdcluster_router.telemetry.line_file import LineFile
 from pdcluster_router.telemetry.trace import TraceFile
 
@@ -59,24 +65,53 @@ class RouterServer(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, of which ours are the two of ``listen``. It knows one kind of connection for all sockets."""
+        if self._settings.tls_cert is None or not sockets:
+            await super().startup(sockets)
+            return
+        client, *others = sockets
+        await super().startup(others)
+        port = self._tls_port(self.router)
+        loop = asyncio.get_running_loop()
+        self.servers.append(await loop.create_server(lambda: TlsConnection(port), sock=client, backlog=backlog()))
+
+    def _tls_port(self, router: Router) -> TlsPort:
+        certificate, failures = router.certificate, router.services.failures
+        assert certificate is not None
+        config, state, app_state = self.config, self.server_state, self.lifespan.state
+        return TlsPort(
+            context=lambda: certificate.context,
+            new_protocol=lambda: RouterProtocol(config, state, app_state),
+            handshakes=Handshakes(asyncio.get_running_loop().call_soon),
+            shaking=state.connections,
+            clients=router.clients,
+            on_refused=lambda reason: failures.tell(Failure(FailureKind.TLS_REFUSED, reason=reason)),
+            http_answer=_answer_of(bad_request("this port speaks TLS: use https://", "invalid_http")),
+            handshake_timeout_s=self._settings.client_read_timeout_s,
+            linger_s=self._settings.client_linger_s,
+        )
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's signals, and SIGHUP, which reads the keys anew. Without a key file SIGHUP ends the process."""
-        if self._settings.api_key_file is None:
+        """uvicorn's signals, and SIGHUP, which reads keys and certificate anew. Without either it ends the process."""
+        if not _reads_files(self._settings):
             with super().capture_signals():
                 yield
             return
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         try:
             with super().capture_signals():
                 yield
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
 
-    def _reload_keys(self) -> None:
+    def _reload(self) -> None:
         if self.started:
             self.router.access.reload()
+            if self.router.certificate is not None:
+                self.router.certificate.reload()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.router.drain()
@@ -129,11 +164,14 @@ def run(settings: Settings, secret: Secret) -> None:
         LineFile(settings.access_log, FLAG).close()
     if settings.api_key_file is not None:
         read_keys(settings.api_key_file)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until ``capture_signals``: the keys are read after this anyway.
+    certificate_of(settings)
+    if _reads_files(settings):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until ``capture_signals``: they are read after this anyway.
     _raise_open_file_limit()
     sockets, settings = listen(settings)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    print(f"router on http://{host}:{settings.port}", flush=True)
+    scheme = "http" if settings.tls_cert is None else "https"
+    print(f"router on {scheme}://{host}:{settings.port}", flush=True)
     print(f"engines, operator and monitoring on http://{host}:{settings.internal_port}", flush=True)
     for warning in warnings_of(settings, secret):
         print(warning, flush=True)
@@ -148,9 +186,22 @@ def warnings_of(settings: Settings, secret: Secret) -> list[str]:
     warnings = []
     if settings.api_key_file is None:
         warnings.append("clients are not authenticated: add --api-key-file, or put a gateway in front")
+    if settings.tls_cert is None and not is_loopback(settings.host):
+        warnings.append("clients are served without TLS: add --tls-cert and --tls-key, or put a gateway in front")
     if secret.is_well_known:
         warnings.append(f"{SECRET_VARIABLE} is not set: any user of this machine may order verifications")
     return warnings
+
+
+def _reads_files(settings: Settings) -> bool:
+    return settings.api_key_file is not None or settings.tls_cert is not None
+
+
+def _answer_of(error: ApiError) -> bytes:
+    """All bytes of it, for a connection that ends with it."""
+    body = error.body()
+    head = (STATUS_LINE[error.status], JSON, len(body))
+    return b"%b%bcontent-length: %d\r\nconnection: close\r\n\r\n" % head + body
 
 
 def _uvicorn_config(settings: Settings, secret: Secret) -> uvicorn.Config:

@@ -64,6 +64,9 @@ class FailureKind(Enum):
     """A client's body or head found ``max_buffered_bytes`` in use."""
     TOO_MANY_CONNECTIONS = "too_many_connections"
     """A client's request came on a connection beyond ``max_connections``."""
+    TLS_REFUSED = "tls_refused"
+    """A connection to the client port with TLS came to no agreement: no TLS, none that both know, or a client that
+    does not trust the certificate."""
     DRAINING = "draining"
     """Turned away because the router shuts down."""
     STOPPED = "stopped"

@@ -167,6 +167,11 @@ class Metrics:
         """As ``watch_in_flight``. Keys without limits are not there; names are those of the file of keys."""
         self._registry.register(_Keys(uses))
 
+    def watch_certificate(self, expires_at: Callable[[], float]) -> None:
+        """As ``watch_in_flight``. Not there where the client port is plain."""
+        expiry = self._gauge("tls_certificate_expiry_seconds", "Unix time until which clients take our certificate")
+        expiry.set_function(expires_at)
+
     def watch_homes(self, tallies: Mapping[Role, Mapping[Home, int]]) -> None:
         """As ``watch_in_flight``."""
         self._registry.register(_Tallies(tallies))

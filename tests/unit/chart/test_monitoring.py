@@ -50,6 +50,7 @@ LABELS: dict[tuple[str, str], type[Enum]] = {
 """Labels whose values are decided in the code."""
 LEADING = "pdcluster_operator_leading"
 WATCHED: dict[str, tuple[Any, ...]] = {
+    "watch_certificate": (lambda: 2e9,),
     "watch_discovery": (lambda: True,),
     "watch_engines": (lambda: [EngineSample("prefill", "http://p:8000", "r1", "serving", True, False)],),
     "watch_homes": ({role: new_tally() for role in labels.Role},),
@@ -142,11 +143,13 @@ def test_all_that_is_counted_is_on_the_dashboard() -> None:
     shown = {metric for expression in expressions() for metric in metrics_in(expression)}
     counted = {name for name in all_series() if not name.endswith(("_created", "_sum", "_count"))}
     # What the API server said is in the log; of an engine's probe the alert tells, for a graph of ones tells nothing.
+    # Of a certificate that expires an alert tells as well.
     # A line of a trace or an access log that is lost is a fault of the disk, and of no request.
     assert counted - shown == {
         "pdcluster_router_access_log_lost_lines_total",
         "pdcluster_router_discovery_failures_total",
         "pdcluster_router_engine_up",
+        "pdcluster_router_tls_certificate_expiry_seconds",
         "pdcluster_router_trace_lost_lines_total",
     }
 
@@ -168,6 +171,7 @@ BOUNDS = {
     "PDClusterOverloaded": ("> 0", "5m"),
     "PDClusterEngineDown": ("== 0", "5m"),
     "PDClusterDiscoveryDown": ("== 0", "5m"),
+    "PDClusterCertificateExpires": ("< 259200", "1h"),
     "PDClusterTransfersFail": ("> 0.1", "5m"),
     "PDClusterSecretsDiffer": ("> 0 > 0", None),
     "PDClusterNobodyLeads": ("== 0", "5m"),

@@ -7,6 +7,7 @@ endpoint is marked, which takes kube-proxies a moment: it takes requests until t
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Final
 
 from pdcluster_operator.api.role import EnvVar
@@ -44,10 +45,33 @@ NOTICE_S: Final = 5
 KEYS_FOLDER: Final = "/etc/pdcluster/api-keys"
 """A folder and not a single file of one: only folders follow a change of their Secret."""
 KEYS_FILE: Final = "keys"
+TLS_FOLDER: Final = "/etc/pdcluster/tls"
+TLS_CERT: Final = "tls.crt"
+TLS_KEY: Final = "tls.key"
+"""As Kubernetes has them in a Secret of type kubernetes.io/tls."""
 MARGIN_S: Final = 10
 """From the end of the drain to the end of the pod; connections get 2 s of it to close."""
 REQUESTS: Final = {"cpu": "100m", "memory": "128Mi"}
 """Kept free for a router where the user gives nothing: what an idle one takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class MountedSecret:
+    """A Secret of the user's without which no router starts. ``field``: the one of ``spec`` that names it."""
+
+    field: str
+    name: str
+    keys: tuple[str, ...]
+    """Those in it that routers need."""
+
+
+def mounted_secrets(pool: Pool) -> list[MountedSecret]:
+    router = pool.spec.router
+    keys, tls = router.api_keys_secret_ref, router.tls
+    return [
+        *([MountedSecret("router.apiKeysSecretRef", keys.name, (keys.key,))] if keys else []),
+        *([MountedSecret("router.tls", tls.secret_name, (TLS_CERT, TLS_KEY))] if tls else []),
+    ]
 
 
 def router_name(pool: Pool) -> str:
@@ -58,7 +82,8 @@ def router_name(pool: Pool) -> str:
 def router_url(pool: Pool) -> str:
     """Where clients within the cluster find the OpenAI API."""
     port = pool.spec.router.service.port
-    return f"http://{router_name(pool)}.{pool.namespace}.svc{'' if port == 80 else f':{port}'}"
+    scheme, usual = ("https", 443) if pool.spec.router.tls else ("http", 80)
+    return f"{scheme}://{router_name(pool)}.{pool.namespace}.svc{'' if port == usual else f':{port}'}"
 
 
 def internal_url(pool: Pool) -> str:
@@ -73,10 +98,12 @@ def internal_name(pool: Pool) -> str:
 
 def router_service(pool: Pool) -> Document:
     service = pool.spec.router.service
+    # For gateways, which otherwise speak plain HTTP to it.
+    spoken = {"appProtocol": "https"} if pool.spec.router.tls else {}
     spec = {
         "type": service.type.value,
         "selector": router_selector(pool),
-        "ports": [{"name": HTTP, "port": service.port, "targetPort": HTTP, "protocol": "TCP"}],
+        "ports": [{"name": HTTP, "port": service.port, "targetPort": HTTP, "protocol": "TCP", **spoken}],
     }
     metadata = metadata_of(pool, router_name(pool), ROUTER)
     annotated = {**metadata, "annotations": service.annotations} if service.annotations else metadata
@@ -126,8 +153,14 @@ def router_argv(pool: Pool) -> list[str]:
         router_flag("--drain-timeout", drain_s(pool)),
         *([router_flag("--request-timeout", router.request_timeout_seconds)] if router.request_timeout_seconds else []),
         *([router_flag("--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}")] if router.api_keys_secret_ref else []),
+        *(_tls_flags() if router.tls else []),
         *([router_flag("--access-log", "-")] if router.access_log else []),
     ]
+
+
+def _tls_flags() -> list[str]:
+    folder = TLS_FOLDER
+    return [router_flag("--tls-cert", f"{folder}/{TLS_CERT}"), router_flag("--tls-key", f"{folder}/{TLS_KEY}")]
 
 
 def drain_s(pool: Pool) -> int:
@@ -171,7 +204,7 @@ def _pod_spec(pool: Pool) -> Document:
         "terminationGracePeriodSeconds": NOTICE_S + drain_s(pool) + MARGIN_S,
         "topologySpreadConstraints": [spread],
         "containers": [_container(pool)],
-        "volumes": [scratch_volume("tmp"), *_keys_volumes(pool)],
+        "volumes": [scratch_volume("tmp"), *_keys_volumes(pool), *_tls_volumes(pool)],
     }
 
 
@@ -192,9 +225,10 @@ def _container(pool: Pool) -> Document:
         "volumeMounts": [
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # a folder in the container
             *({"name": one["name"], "mountPath": KEYS_FOLDER, "readOnly": True} for one in _keys_volumes(pool)),
+            *({"name": one["name"], "mountPath": TLS_FOLDER, "readOnly": True} for one in _tls_volumes(pool)),
         ],
         **LAST_WORDS,
-        **_probes(),
+        **_probes(has_tls=pool.spec.router.tls is not None),
         # Every image with a shell has it; Kubernetes' own sleep can be switched off (gate PodLifecycleSleepAction).
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(NOTICE_S)]}}},
     }
@@ -205,6 +239,14 @@ def _keys_volumes(pool: Pool) -> list[Document]:
     if keys is None:
         return []
     return [{"name": "api-keys", "secret": {"secretName": keys.name, "items": [{"key": keys.key, "path": KEYS_FILE}]}}]
+
+
+def _tls_volumes(pool: Pool) -> list[Document]:
+    tls = pool.spec.router.tls
+    if tls is None:
+        return []
+    items = [{"key": key, "path": key} for key in (TLS_CERT, TLS_KEY)]
+    return [{"name": "tls", "secret": {"secretName": tls.secret_name, "items": items}}]
 
 
 def _engines_key(pool: Pool) -> list[Document]:
@@ -232,10 +274,12 @@ def _key_told(entry: EnvVar | None, other: EnvVar | None = None) -> str:
     return "another value" if other is not None and other.value_from is None else "a value"
 
 
-def _probes() -> Document:
+def _probes(*, has_tls: bool) -> Document:
     """Ready when a request could be answered (``/health``), so that a new router never takes one before it has found
-    the engines. Alive as long as it says anything: a pool without engines is no fault of its routers."""
-    ready = {"httpGet": {"path": "/health", "port": HTTP}}
+    the engines. Alive as long as it says anything: a pool without engines is no fault of its routers. A kubelet takes
+    any certificate."""
+    scheme = {"scheme": "HTTPS"} if has_tls else {}
+    ready = {"httpGet": {"path": "/health", "port": HTTP, **scheme}}
     alive = {"httpGet": {"path": "/", "port": INTERNAL}}
     return {
         "startupProbe": {**alive, "periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 60},

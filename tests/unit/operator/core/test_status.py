@@ -145,7 +145,7 @@ STORIES: Final[dict[str, tuple[Facts, Status | None, dict[str, str]]]] = {
         {"RouterReady": "False RoutersNotReady", "Ready": "False RoutersNotReady"},
     ),
     "the Secret with the clients' keys is not there, and routers without keys serve": (
-        replace(WELL, missing_keys="there is no Secret team/clients"),
+        replace(WELL, missing_secret="there is no Secret team/clients"),
         WELL_STATUS,
         {"RouterReady": "False RoutersNotReady", "Ready": "False RoutersNotReady"},
     ),

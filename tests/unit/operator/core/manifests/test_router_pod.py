@@ -102,6 +102,28 @@ def test_clients_keys_are_read_from_a_folder_that_follows_their_secret() -> None
     assert mount in container(changes)["volumeMounts"]
 
 
+TLS = {"spec.router.tls": {"secretName": "certificate"}}
+
+
+def test_a_certificate_is_read_from_a_folder_that_follows_its_secret() -> None:
+    assert not [word for word in container()["args"] if word.startswith("--tls")]
+    args = container(TLS)["args"]
+    assert "--tls-cert=/etc/pdcluster/tls/tls.crt" in args
+    assert "--tls-key=/etc/pdcluster/tls/tls.key" in args
+    items = [{"key": "tls.crt", "path": "tls.crt"}, {"key": "tls.key", "path": "tls.key"}]
+    assert pod(TLS)["volumes"][1:] == [{"name": "tls", "secret": {"secretName": "certificate", "items": items}}]
+    mount = {"name": "tls", "mountPath": "/etc/pdcluster/tls", "readOnly": True}
+    assert mount in container(TLS)["volumeMounts"]
+
+
+def test_a_router_with_a_certificate_is_probed_over_tls_and_still_plain_on_its_internal_port() -> None:
+    plain, tls = container()["readinessProbe"], container(TLS)["readinessProbe"]
+    assert "scheme" not in plain["httpGet"]
+    assert tls["httpGet"] == {"path": "/health", "port": "http", "scheme": "HTTPS"}
+    assert container(TLS)["livenessProbe"] == container()["livenessProbe"]
+    assert container(TLS)["startupProbe"] == container()["startupProbe"]
+
+
 FROM_A: dict[str, Any] = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "a", "key": "k"}}}
 
 

@@ -140,6 +140,7 @@ class TestRouter:
                 "apiKeysSecretRef": {"name": "clients"},
                 "policy": "affinity",
                 "accessLog": True,
+                "tls": {"secretName": "certificate"},
             },
         }
         container = router_deployment(make_pool(changes))["spec"]["template"]["spec"]["containers"][0]
@@ -153,6 +154,10 @@ class TestRouter:
         assert (settings.prefill_timeout_s, settings.on_prefill_failure.value) == (120, "fail")
         assert (settings.drain_timeout_s, settings.policy.value) == (90, "affinity")
         assert str(settings.access_log) == "-"
+        assert (str(settings.tls_cert), str(settings.tls_key)) == (
+            "/etc/pdcluster/tls/tls.crt",
+            "/etc/pdcluster/tls/tls.key",
+        )
         assert container["command"] == ["pdcluster", "router"]
         assert container["image"] == IMAGE
 
@@ -210,6 +215,13 @@ class TestRouter:
     def test_its_url_has_a_port_only_where_it_needs_one(self) -> None:
         assert router_url(make_pool()) == "http://pool-router.default.svc"
         assert router_url(make_pool({"spec.router.service.port": 8080})) == "http://pool-router.default.svc:8080"
+
+    @pytest.mark.parametrize(("port", "shown"), [(443, ""), (80, ":80"), (8443, ":8443")])
+    def test_with_a_certificate_its_url_and_its_service_say_so(self, port: int, shown: str) -> None:
+        pool = make_pool({"spec.router.service.port": port, "spec.router.tls": {"secretName": "certificate"}})
+        assert router_url(pool) == f"https://pool-router.default.svc{shown}"
+        assert router_service(pool)["spec"]["ports"][0]["appProtocol"] == "https"
+        assert "appProtocol" not in router_service(make_pool())["spec"]["ports"][0]
 
     def test_it_may_list_and_watch_endpointslices_and_no_more(self) -> None:
         _, role, binding = router_access(make_pool())

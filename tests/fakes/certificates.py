@@ -1,0 +1,105 @@
+"""Certificates and keys of tests, each of a kind that a router takes or refuses."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+FOR_SERVERS: Final = ExtendedKeyUsageOID.SERVER_AUTH
+FOR_CLIENTS: Final = ExtendedKeyUsageOID.CLIENT_AUTH
+_HOUR: Final = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Issuer:
+    """Signs others' certificates."""
+
+    name: x509.Name
+    key: ec.EllipticCurvePrivateKey
+    pem: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A certificate, with its issuer's behind it where that is none that clients know, and its key, in PEM."""
+
+    pem: bytes
+    key: ec.EllipticCurvePrivateKey
+
+    def key_pem(self, password: bytes | None = None) -> bytes:
+        hidden = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+        return self.key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, hidden)
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """As Kubernetes names them in a Secret; the router's settings for them."""
+        folder.mkdir(exist_ok=True)
+        cert, key = folder / "tls.crt", folder / "tls.key"
+        cert.write_bytes(self.pem)
+        key.write_bytes(self.key_pem())
+        return {"tls_cert": cert, "tls_key": key}
+
+
+@dataclass(slots=True)
+class Authority:
+    """A certificate authority; ``ca`` is for clients to trust."""
+
+    ca: Path
+    _root: Issuer = field(init=False)
+
+    def __post_init__(self) -> None:
+        key = ec.generate_private_key(ec.SECP256R1())
+        self._root = Issuer(_name("tests"), key, b"")
+        self.ca.write_bytes(_sign(self._root, self._root.name, key, is_authority=True))
+
+    def issue(
+        self,
+        *,
+        begins: timedelta = -_HOUR,
+        ends: timedelta = _HOUR,
+        usage: x509.ObjectIdentifier = FOR_SERVERS,
+        issuer: Issuer | None = None,
+    ) -> Issued:
+        """For 127.0.0.1, valid from ``begins`` to ``ends`` from now."""
+        signs = issuer or self._root
+        key = ec.generate_private_key(ec.SECP256R1())
+        pem = _sign(signs, _name("router"), key, begins=begins, ends=ends, usage=usage)
+        return Issued(pem + signs.pem, key)
+
+    def middle(self) -> Issuer:
+        """Signed by the authority; clients do not know it."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = _name("middle")
+        return Issuer(name, key, _sign(self._root, name, key, is_authority=True))
+
+
+def _sign(
+    issuer: Issuer,
+    name: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    *,
+    begins: timedelta = -_HOUR,
+    ends: timedelta = _HOUR,
+    usage: x509.ObjectIdentifier = FOR_SERVERS,
+    is_authority: bool = False,
+) -> bytes:
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(issuer.name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now + begins).not_valid_after(now + ends)
+    builder = builder.add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+    if not is_authority:
+        address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        builder = builder.add_extension(address, critical=False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+    return builder.sign(issuer.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])

@@ -4,41 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
+from pdcluster_protocol.pool_page import EngineRow, PoolPage
 from pdcluster_router.core.scrub import printable
-
-
-class _Requests(msgspec.Struct):
-    running: int
-    queued: dict[str, int]
-    backlog_tokens: dict[str, int]
-
-
-class _Failed(msgspec.Struct):
-    seconds: float
-    kinds: dict[str, int]
-
-
-class _EngineRow(msgspec.Struct):
-    name: str
-    revision: str
-    state: str
-    healthy: bool
-    circuit: str
-    ejected_s: float
-    running: int
-    outstanding_tokens: int
-    url: str = ""
-    pod: str = ""
-
-
-class PoolPage(msgspec.Struct):
-    """The page, as far as it is shown here."""
-
-    requests: _Requests
-    failures: _Failed
-    engines: list[_EngineRow]
 
 
 def describe_page(page: PoolPage, router: str) -> str:
@@ -57,7 +24,7 @@ def describe_page(page: PoolPage, router: str) -> str:
     ]))  # fmt: skip
 
 
-def _order(engine: _EngineRow) -> tuple[str, int, str]:
+def _order(engine: EngineRow) -> tuple[str, int, str]:
     """By role and number: ``decode-10`` comes behind ``decode-9``."""
     return (engine.name.rpartition("-")[0], len(engine.name), engine.name)
 
@@ -65,7 +32,7 @@ def _order(engine: _EngineRow) -> tuple[str, int, str]:
 _HEAD = ("ENGINE", "STATE", "HEALTH", "CIRCUIT", "RUNNING", "TOKENS", "REVISION", "WHERE")
 
 
-def _cells(engine: _EngineRow) -> tuple[str, ...]:
+def _cells(engine: EngineRow) -> tuple[str, ...]:
     left = f" {engine.ejected_s:.0f} s" if engine.ejected_s else ""
     health = "well" if engine.healthy else "silent"
     numbers = (str(engine.running), str(engine.outstanding_tokens))

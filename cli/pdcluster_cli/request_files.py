@@ -40,7 +40,9 @@ def find(lines: Iterable[bytes], name: str) -> list[KeptRequest]:
     """The newest requests with this request id or transfer id, the newest first."""
     names = names_for(name)
     parts = [msgspec.json.encode(one) for one in names]
-    newest = deque((line for text in lines if (line := _parse(text, parts)) and _is(line, names)), maxlen=MAX_FOUND)
+    newest = deque(
+        (line for text in lines if (line := _parse(text, parts)) and _is_named(line, names)), maxlen=MAX_FOUND
+    )
     return [_told(_request_of(line)) for line in reversed(newest)]
 
 
@@ -67,7 +69,7 @@ def _parse(text: bytes, parts: Sequence[bytes]) -> AccessLine | None:
         return None
 
 
-def _is(line: AccessLine, names: Sequence[str]) -> bool:
+def _is_named(line: AccessLine, names: Sequence[str]) -> bool:
     has_end = line.ts is not None and line.ts.tzinfo is not None
     return has_end and not {line.request_id, line.transfer_id}.isdisjoint(names)
 

@@ -12,11 +12,11 @@ import msgspec
 
 from pdcluster_cli import numbers
 from pdcluster_cli.commands import SUBCOMMANDS
-from pdcluster_cli.pool_text import PoolPage, describe_page
+from pdcluster_cli.pool_text import describe_page
 from pdcluster_cli.routers import Answers, Unanswered, add_router_flags, ask_routers
+from pdcluster_protocol.pool_page import POOL_PATH, PoolPage
 from pdcluster_router.core.scrub import printable
 
-POOL_PATH: Final = "/pdcluster/pool"
 DEFAULT_INTERVAL_S: Final = 2.0
 MAX_INTERVAL_S: Final = 3600.0
 _HOME_AND_CLEAR: Final = "\x1b[H\x1b[2J"

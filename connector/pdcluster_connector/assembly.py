@@ -55,12 +55,12 @@ class DecodeHalf:
             facts.groups,
             side_channels,
             facts.secret,
-            facts.num_stages,
-            facts.dp_rank,
-            page_tokens,
-            facts.settings.transfer_protocol,
-            facts.settings.content_check,
-            facts.settings.min_push_tokens,
+            num_stages=facts.num_stages,
+            dp_rank=facts.dp_rank,
+            page_tokens=page_tokens,
+            transfer_protocol=facts.settings.transfer_protocol,
+            content_check=facts.settings.content_check,
+            min_push_tokens=facts.settings.min_push_tokens,
         )
         self.requests = DecodeScheduler(engine, self._client, outcomes)
 

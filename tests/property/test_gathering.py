@@ -91,11 +91,12 @@ def compare(scene: Scene, link: Link, prefill: RankLayout, decode: RankLayout) -
     for copy in link.copies:
         shape = link.shapes[copy.shape]
         ranges = plan_ranges(shape, scene.part)
-        gathers = plan_gathers(shape, ranges, scene.buffer_bytes) if is_small_strip(shape) else ()
+        buffer_bytes = max(scene.buffer_bytes, shape.piece_bytes)
+        gathers = plan_gathers(shape, ranges, buffer_bytes) if is_small_strip(shape) else ()
         if not gathers:
             continue
         count += 1
-        assert all(gather.num_bytes <= scene.buffer_bytes for gather in gathers)
+        assert all(gather.num_bytes <= buffer_bytes for gather in gathers)
         assert 2 * sum(len(gather.writes.source) for gather in gathers) <= len(ranges.source)
         source = np.random.default_rng(count).integers(1, 256, region_of(prefill, copy.source_index), np.uint8)
         wanted, once = memories(region_of(decode, copy.target_index))

@@ -45,7 +45,7 @@ def run(rig: Rig, order: list[int]) -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=drawn(60), deadline=None)
+@settings(max_examples=drawn(30), deadline=None)
 @given(
     side=st.sampled_from(Role),
     kind=st.sampled_from(Kind),

@@ -227,13 +227,7 @@ def read_regions(
     runs = runs_of(spec, len(tensors), facts.tp_size, layer) if isinstance(spec, MambaSpec) else ()
     for number, tensor in enumerate(tensors):
         is_token_major = is_by_token(tensor) and not isinstance(spec, MambaSpec)
-        page = tensor[0].transpose(0, 1) if is_token_major else tensor[0]
-        if tensor.shape[0] % num_blocks or not page.is_contiguous():
-            raise ConfigError(
-                f"layer {name} has KV of shape {tuple(tensor.shape)} and strides {tensor.stride()} for {num_blocks} "
-                f"blocks: start vLLM with VLLM_KV_CACHE_LAYOUT={head_major(RELEASE.names_layouts)}"
-            )
-        pages = tensor.shape[0] // num_blocks
+        _require_whole_blocks(name, tensor, num_blocks, is_token_major=is_token_major)
         size = tensor.element_size()
         place = (name, group, tensor.data_ptr(), num_blocks, tensor.stride(0) * size, tensor[0].numel() * size)
         if isinstance(spec, MambaSpec):
@@ -245,8 +239,18 @@ def read_regions(
         kind = RegionKind.LATENT if is_latent else per_head
         heads = 1 if is_latent else _total_heads(name, spec.num_kv_heads, facts, config)
         is_linear = is_latent or _is_linear(config, name)
-        step = _window_step(spec)
+        pages, step = tensor.shape[0] // num_blocks, _window_step(spec)
         yield RegionLayout(*place, kind, heads, spec.block_size // pages, pages, is_linear, step, is_draft)
+
+
+def _require_whole_blocks(name: str, tensor: torch.Tensor, num_blocks: int, *, is_token_major: bool) -> None:
+    """Raises: ConfigError: The tensor is not made of so many blocks, or one of them is not one run of bytes."""
+    page = tensor[0].transpose(0, 1) if is_token_major else tensor[0]
+    if tensor.shape[0] % num_blocks or not page.is_contiguous():
+        raise ConfigError(
+            f"layer {name} has KV of shape {tuple(tensor.shape)} and strides {tensor.stride()} for {num_blocks} "
+            f"blocks: start vLLM with VLLM_KV_CACHE_LAYOUT={head_major(RELEASE.names_layouts)}"
+        )
 
 
 def _layout_of(cache: KVCacheConfig) -> str | None:

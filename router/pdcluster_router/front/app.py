@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Final
 
+import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -23,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_protocol.kept import REQUESTS_PATH
 from pdcluster_protocol.metaserver import METASERVER_PATH
+from pdcluster_protocol.pool_page import POOL_PATH
 from pdcluster_protocol.secret import Secret
 from pdcluster_protocol.verify import VERIFY_PATH
 from pdcluster_router.core.client_apis import REQUEST_PATHS, api_of
@@ -40,7 +42,7 @@ from pdcluster_router.core.openai_errors import (
 from pdcluster_router.engines.engine import Fetched
 from pdcluster_router.engines.health import Probes, missing_engines
 from pdcluster_router.front.docs_page import DOCS_PATH, add_docs
-from pdcluster_router.front.engines_page import POOL_PATH, describe_pool
+from pdcluster_router.front.engines_page import describe_pool
 from pdcluster_router.front.pages import LoggedPages, page_of, tell_error
 from pdcluster_router.front.pass_on import QUESTIONS, VERSION, pass_on
 from pdcluster_router.front.requests_page import QUERY, answer_about
@@ -164,9 +166,9 @@ async def read_metrics(request: Request) -> Response:
     return Response(_router(request).services.metrics.render(), media_type=CONTENT_TYPE)
 
 
-async def read_pool(request: Request) -> dict[str, object]:
+async def read_pool(request: Request) -> Response:
     """Every engine with its revision and state, which revisions get work, and whether changes reach this router."""
-    return describe_pool(_router(request).services)
+    return Response(msgspec.json.encode(describe_pool(_router(request).services)), media_type=_JSON)
 
 
 async def read_requests(request: Request) -> Response:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from pdcluster_cli.pool_text import PoolPage, describe_page
+from pdcluster_cli.pool_text import describe_page
+from pdcluster_protocol.pool_page import PoolPage
 
 
 def engine(name: str, **more: object) -> dict[str, object]:
@@ -15,7 +16,9 @@ def engine(name: str, **more: object) -> dict[str, object]:
 
 def text_of(*engines: dict[str, object], **kinds: int) -> str:
     requests = {"running": 3, "queued": {"prefill": 2, "decode": 0}, "backlog_tokens": {"prefill": 70, "decode": 1}}
-    page = {"requests": requests, "failures": {"seconds": 300.0, "kinds": kinds}, "engines": list(engines), "new": 1}
+    failures = {"seconds": 300.0, "kinds": kinds}
+    other = {"discovery": {"kind": "static"}, "policy": "affinity", "revisions": [], "new": 1}
+    page = {"requests": requests, "failures": failures, "engines": list(engines), **other}
     return describe_page(msgspec.convert(page, PoolPage), "router-1")
 
 

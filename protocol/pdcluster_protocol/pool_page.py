@@ -1,0 +1,74 @@
+"""``GET /pdcluster/pool`` on a router's internal port: the engines as this router sees them, its requests and failures.
+
+For people, ``pdcluster top`` and tests. A reader ignores fields that it does not know.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+POOL_PATH: Final = "/pdcluster/pool"
+
+
+class DiscoveryStatus(msgspec.Struct, frozen=True):
+    """How the router finds engines. The other fields are unset where flags name them."""
+
+    kind: str
+    is_current: bool | UnsetType = UNSET
+    """Whether changes reach the router."""
+    reason: str | UnsetType = UNSET
+    """Why they do not, of the last time."""
+    unusable_slices: list[str] | UnsetType = UNSET
+
+
+class Requests(msgspec.Struct, frozen=True):
+    """Those of this router. ``queued`` and ``backlog_tokens``: by the role that is to prefill them."""
+
+    running: int
+    queued: dict[str, int]
+    backlog_tokens: dict[str, int]
+
+
+class RecentFailures(msgspec.Struct, frozen=True):
+    """Failures of the last ``seconds``, by their kind in ``pdcluster_router_failures_total``."""
+
+    seconds: float
+    kinds: dict[str, int]
+
+
+class RevisionRow(msgspec.Struct, frozen=True):
+    """One revision. ``serving``: its serving engines, by role. ``serves``: whether it gets new requests."""
+
+    revision: str
+    serving: dict[str, int]
+    serves: bool
+
+
+class EngineRow(msgspec.Struct, frozen=True):
+    """One engine. ``ejected_s``: seconds until it may be asked again, 0 when it may."""
+
+    name: str
+    role: str
+    url: str
+    pod: str
+    revision: str
+    state: str
+    healthy: bool
+    circuit: str
+    ejected_s: float
+    running: int
+    outstanding_tokens: int
+
+
+class PoolPage(msgspec.Struct, frozen=True):
+    """The whole page."""
+
+    discovery: DiscoveryStatus
+    policy: str
+    requests: Requests
+    failures: RecentFailures
+    revisions: list[RevisionRow]
+    engines: list[EngineRow]

@@ -21,8 +21,9 @@ from fakes.http import RawClient, request_bytes
 from fakes.router import CHAT, COMPLETIONS, PROMPT, STREAM, Rig, raw, running_rig, send, until
 from integration.test_router_clients import assert_aborted
 from integration.test_router_process import process
-from integration.tls_clients import connect, der_of, hello, shown, trusting
+from integration.tls_clients import ByHand, connect, der_of, ended, hello, shown, trusting
 from patience import PATIENCE_S
+from pdcluster_router.front.server_protocol import RouterProtocol
 from pdcluster_router.http.tls import TlsConnection
 
 pytestmark = pytest.mark.anyio
@@ -219,6 +220,32 @@ async def test_broken_records_of_an_open_connection_end_it(tls: Rig, authority: 
         await until(lambda: not tls.server.server_state.connections)
         client.leave()
     assert tls.router.clients.num_open == 0
+
+
+ANSWERED_AT_ONCE = {
+    "no HTTP": b"nonsense\r\n\r\n",
+    "too large a body": b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n",
+    "a body that waits": b"POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["new", "open"])
+@pytest.mark.parametrize("said", ANSWERED_AT_ONCE.values(), ids=ANSWERED_AT_ONCE)
+async def test_broken_records_right_behind_a_request_end_the_connection(
+    tls: Rig, authority: Authority, said: bytes, is_new: bool
+) -> None:
+    """OpenSSL encrypts nothing any more, and the request is answered before the protocol above hears of an end."""
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+    client = await ByHand.agree(tls, authority)
+    if not is_new:
+        client.send()
+        await until(lambda: any(isinstance(one, RouterProtocol) for one in tls.server.server_state.connections))
+    client.send(said, behind=b"\xff" * 100)
+    await ended(client.reader)
+    client.writer.close()
+    await until(lambda: tls.router.clients.num_open == 0)
+    assert problems == []
 
 
 def tls_connections(rig: Rig) -> list[TlsConnection]:

@@ -58,3 +58,31 @@ def hello(authority: Authority) -> bytes:
     with pytest.raises(ssl.SSLWantReadError):
         trusting(authority).wrap_bio(incoming, outgoing, server_hostname="127.0.0.1").do_handshake()
     return outgoing.read()
+
+
+class ByHand:
+    """A client that decides which bytes are sent together."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, authority: Authority) -> None:
+        self.reader, self.writer = reader, writer
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = trusting(authority).wrap_bio(self._incoming, self._outgoing, server_hostname="127.0.0.1")
+
+    @classmethod
+    async def agree(cls, rig: Rig, authority: Authority) -> ByHand:
+        """There is an agreement, of which the router does not know yet: ``send`` brings the last word of it too."""
+        client = cls(*await asyncio.open_connection("127.0.0.1", port_of(rig)), authority)
+        while True:
+            try:
+                client._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                client.send()
+                client._incoming.write(await client.reader.read(1 << 16))
+            else:
+                return client
+
+    def send(self, said: bytes = b"", *, behind: bytes = b"") -> None:
+        """``behind``: as it is, in the same write."""
+        if said:
+            self._tls.write(said)
+        self.writer.write(self._outgoing.read() + behind)

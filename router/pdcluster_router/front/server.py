@@ -28,7 +28,8 @@ from pdcluster_router.front.clients import backlog
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE, RouterProtocol
 from pdcluster_router.http.cycle import JSON
-from pdcluster_router.http.tls import Handshakes, TlsConnection, TlsPort
+from pdcluster_router.http.handshakes import Handshakes, TlsPort
+from pdcluster_router.http.tls import TlsConnection
 from pdcluster_router.settings import Settings
 from pdcluster_router.telemetry.access_log import FLAG
 from pdcluster_router.telemetry.failures import Failure, FailureKind

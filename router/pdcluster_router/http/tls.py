@@ -18,84 +18,22 @@ import socket
 import ssl
 import struct
 import time
-from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final
+
+from pdcluster_router.http.handshakes import SLICE_S, TlsPort
 
 RECORD_BYTES: Final = 16 << 10
 """A record holds no more."""
 PIECE_BYTES: Final = 16 << 10
 """Decrypted at a time: it cannot be stopped within."""
-SLICE_S: Final = 0.002
-"""No further piece, and no further handshake, in this turn of the loop after so many seconds."""
 MAX_REPLY_BYTES: Final = 4 << 10
 """TLS itself answers some of a client's messages. So many bytes of it to a client that takes nothing."""
 _A, _Z = b"AZ"
 """TLS begins with no letter, and every method of HTTP with one."""
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER of a connection that ends with a reset."""
-
-
-class Handshakes:
-    """Handshakes of one event loop, a few in each turn: one takes 0.2 to 5 ms, and hundreds may come at once."""
-
-    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
-        """``call_soon``: has something called in the next turn of the loop."""
-        self._call_soon = call_soon
-        self._waiting: deque[TlsConnection] = deque()
-        self._is_due = False
-
-    def enter(self, connection: TlsConnection) -> None:
-        """Its handshake goes on in the next turn or a later one."""
-        self._waiting.append(connection)
-        self._want_turn()
-
-    def _want_turn(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            self._call_soon(self._take_some)
-
-    def _take_some(self) -> None:
-        self._is_due = False
-        ends_at = time.monotonic() + SLICE_S
-        try:
-            while self._waiting and time.monotonic() < ends_at:
-                self._waiting.popleft().shake()
-        finally:
-            if self._waiting:
-                self._want_turn()
-
-
-class Counting(Protocol):
-    """Where connections count."""
-
-    def opened(self, connection: TlsConnection) -> bool: ...
-
-    def closed(self, connection: TlsConnection) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class TlsPort:
-    """The common part of all connections of one port."""
-
-    context: Callable[[], ssl.SSLContext]
-    """The certificate of now."""
-    new_protocol: Callable[[], asyncio.Protocol]
-    """Makes the protocol above, once there is an agreement."""
-    handshakes: Handshakes
-    shaking: set[Any]
-    """The connections that have no protocol yet: uvicorn's own set, which it closes at its end."""
-    clients: Counting
-    on_refused: Callable[[str], None]
-    """Told once why there is no agreement."""
-    http_answer: bytes
-    """For a client that speaks plain HTTP."""
-    handshake_timeout_s: float
-    linger_s: float
-    """Seconds that a client gets to take our last word."""
 
 
 class _End(Enum):
@@ -125,6 +63,8 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         """By the protocol above."""
         self._is_full = False
         """The client takes less than is written."""
+        self._is_due = False
+        """More is decrypted in the loop's next turn."""
         self._has_ended = False
         """Our end is written: what comes is dropped."""
         self._num_reply_bytes = 0
@@ -267,10 +207,20 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         """More is read, unless that is paused: first what has come already."""
         if self._is_paused or self._plain.is_closing():
             return
-        if self._rest is not None:
-            asyncio.get_running_loop().call_soon(self._read_slice)
-        else:
+        if self._rest is None:
             self._plain.resume_reading()
+        elif not self._is_due:  # The protocol above resumes after each piece: slices would follow each other at once.
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        """A bug of ours ends the connection, as the loop does where it has called us."""
+        self._is_due = False
+        try:
+            self._read_slice()
+        except BaseException:
+            self.abort()
+            raise
 
     def _read(self, data: bytes | memoryview) -> None:
         assert self._tls is not None
@@ -281,13 +231,14 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         above = self._above
         if above is None:
             return
+        if end is _End.BROKEN:  # What was whole goes nowhere: OpenSSL encrypts no answer to it any more.
+            self._give_up()
+            return
         if parts:
             above.data_received(b"".join(parts))
         if end is _End.ORDERLY:
             above.eof_received()
             self.close()
-        elif end is _End.BROKEN:
-            self._give_up()
 
     def _reply(self) -> None:
         """TLS has something to say by itself."""

@@ -1,89 +1,104 @@
-"""Handshakes come a few in each turn of the loop, and each gets its turn; the loop and the connections are fakes."""
+"""Large reads are decrypted a few pieces in each turn of the loop; the socket is a fake."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import ssl
 import time
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from pdcluster_router.http.tls import SLICE_S, Handshakes
+from fakes.certificates import Authority
+from pdcluster_router.front.certificates import load_certificate
+from pdcluster_router.http.handshakes import SLICE_S, Handshakes, TlsPort
+from pdcluster_router.http.tls import PIECE_BYTES, TlsConnection
+
+pytestmark = pytest.mark.anyio
 
 
-class Loop:
-    """What is to be called in its next turn."""
+class Plain:
+    """What the loop gives a connection: it keeps what is written."""
 
     def __init__(self) -> None:
-        self.due: list[Callable[[], None]] = []
+        self.written = bytearray()
 
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        self.due.append(callback)
+    def write(self, data: bytes) -> None:
+        self.written += data
 
-    def turn(self) -> None:
-        due, self.due = self.due, []
-        for callback in due:
-            callback()
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
 
 
-class Slow:
-    """A connection whose handshake takes all that one turn may, in so many steps."""
+class Reader(asyncio.Protocol):
+    """The protocol above: it takes all that one turn may for each piece, and reads on at once, as ``reading.py``."""
 
-    def __init__(self, handshakes: Handshakes, num_steps: int = 1) -> None:
-        self._handshakes = handshakes
-        self.num_left = num_steps
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.num_read = 0
 
-    def enter(self) -> None:
-        self._handshakes.enter(cast("Any", self))
-
-    def shake(self) -> None:
+    def data_received(self, data: bytes) -> None:
+        self.num_read += len(data)
         ends_at = time.monotonic() + SLICE_S
         while time.monotonic() < ends_at:
             pass
-        self.num_left -= 1
-        if self.num_left:
-            self.enter()
+        self.transport.resume_reading()
 
 
-class Broken(Slow):
-    def shake(self) -> None:
-        raise ZeroDivisionError
+class Clients:
+    def opened(self, _: object) -> bool:
+        return True
+
+    def closed(self, _: object) -> None: ...
 
 
-def test_a_turn_of_the_loop_has_no_more_handshakes_than_fit_into_it() -> None:
-    loop = Loop()
-    handshakes = Handshakes(loop.call_soon)
-    clients = [Slow(handshakes) for _ in range(5)]
-    for client in clients:
-        client.enter()
-    for num_done in range(1, 6):
-        assert len(loop.due) == 1
-        loop.turn()
-        assert sum(not client.num_left for client in clients) == num_done
-    assert loop.due == []
+class Open:
+    """A connection with an agreement, and its client."""
+
+    def __init__(self, folder: Path) -> None:
+        authority = Authority(folder / "ca.crt")
+        files = authority.issue().write(folder)
+        context, _ = load_certificate(files["tls_cert"], files["tls_key"])
+        self.reader, self.plain = Reader(), Plain()
+        port = TlsPort(
+            context=lambda: context,
+            new_protocol=lambda: self.reader,
+            handshakes=Handshakes(lambda step: step()),
+            shaking=set(),
+            clients=cast("Any", Clients()),
+            on_refused=pytest.fail,
+            http_answer=b"",
+            handshake_timeout_s=60,
+            linger_s=1,
+        )
+        self.router_end = TlsConnection(port)
+        self.router_end.connection_made(cast("Any", self.plain))
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        trusting = ssl.create_default_context(cafile=str(authority.ca))
+        self.client = trusting.wrap_bio(self._incoming, self._outgoing, server_hostname="127.0.0.1")
+        with pytest.raises(ssl.SSLWantReadError):
+            self.client.do_handshake()
+        self.send()
+        self._incoming.write(self.plain.written)
+        self.client.do_handshake()
+        self.send()
+
+    def send(self) -> None:
+        self.router_end.data_received(self._outgoing.read())
 
 
-def test_a_handshake_of_many_pieces_waits_behind_the_others() -> None:
-    loop = Loop()
-    handshakes = Handshakes(loop.call_soon)
-    long, short = Slow(handshakes, 3), Slow(handshakes)
-    long.enter()
-    short.enter()
-    loop.turn()
-    loop.turn()
-    assert (long.num_left, short.num_left) == (2, 0)
-    while loop.due:
-        loop.turn()
-    assert long.num_left == 0
-
-
-def test_a_bug_in_one_handshake_stops_no_other() -> None:
-    loop = Loop()
-    handshakes = Handshakes(loop.call_soon)
-    good = Slow(handshakes)
-    Broken(handshakes).enter()
-    good.enter()
-    with pytest.raises(ZeroDivisionError):
-        loop.turn()
-    loop.turn()
-    assert good.num_left == 0
+async def test_a_turn_of_the_loop_decrypts_no_more_than_fits_into_it(tmp_path: Path) -> None:
+    open_ = Open(tmp_path)
+    open_.client.write(b"x" * PIECE_BYTES * 12)
+    open_.send()
+    read = [open_.reader.num_read]
+    while read[-1] < PIECE_BYTES * 12:
+        await asyncio.sleep(0)
+        read.append(open_.reader.num_read)
+    assert max(after - before for before, after in itertools.pairwise(read)) <= PIECE_BYTES

@@ -1,0 +1,96 @@
+"""The connections of a port with TLS before there is an agreement: their turns, and all that they have in common.
+
+How one of them shakes hands is not known here: ``tls.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+SLICE_S: Final = 0.002
+"""No further piece, and no further handshake, in this turn of the loop after so many seconds."""
+
+
+class Shaking(Protocol):
+    """A connection whose client has said something. Giving it turns takes no more of one, so tests need no socket."""
+
+    def shake(self) -> None:
+        """One step of the handshake."""
+        ...
+
+    def abort(self) -> None:
+        """Closed at once."""
+        ...
+
+
+class Handshakes:
+    """Handshakes of one event loop, a few in each turn: one takes 0.2 to 5 ms, and hundreds may come at once."""
+
+    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        """``call_soon``: has something called in the next turn of the loop."""
+        self._call_soon = call_soon
+        self._waiting: deque[Shaking] = deque()
+        self._is_due = False
+
+    def enter(self, connection: Shaking) -> None:
+        """Its handshake goes on in the next turn or a later one."""
+        self._waiting.append(connection)
+        self._want_turn()
+
+    def _want_turn(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._call_soon(self._take_some)
+
+    def _take_some(self) -> None:
+        self._is_due = False
+        ends_at = time.monotonic() + SLICE_S
+        try:
+            while self._waiting and time.monotonic() < ends_at:
+                self._let_shake(self._waiting.popleft())
+        finally:
+            if self._waiting:
+                self._want_turn()
+
+    def _let_shake(self, connection: Shaking) -> None:
+        """A bug of ours ends it, as the loop does with a plain connection: it is not read, and may have no timer."""
+        try:
+            connection.shake()
+        except BaseException:
+            connection.abort()
+            raise
+
+
+class Counting(Protocol):
+    """Where connections count."""
+
+    def opened(self, connection: Shaking) -> bool: ...
+
+    def closed(self, connection: Shaking) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TlsPort:
+    """The common part of all connections of one port."""
+
+    context: Callable[[], ssl.SSLContext]
+    """The certificate of now."""
+    new_protocol: Callable[[], asyncio.Protocol]
+    """Makes the protocol above, once there is an agreement."""
+    handshakes: Handshakes
+    shaking: set[Any]
+    """The connections that have no protocol yet: uvicorn's own set, which it closes at its end."""
+    clients: Counting
+    on_refused: Callable[[str], None]
+    """Told once why there is no agreement."""
+    http_answer: bytes
+    """For a client that speaks plain HTTP."""
+    handshake_timeout_s: float
+    linger_s: float
+    """Seconds that a client gets to take our last word."""

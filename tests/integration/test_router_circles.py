@@ -17,6 +17,7 @@ from fakes.http import RawClient, request_bytes
 from fakes.router import COMPLETIONS, PROMPT, Rig, raw, running_rig, send, until
 from patience import PATIENCE_S
 from pdcluster_router.http.connection import Connection
+from pdcluster_router.http.tls import TlsConnection
 from pdcluster_router.requests.exchange import Exchange
 from pdcluster_router.requests.legs import PrefillAttempts
 from pdcluster_router.requests.relay import Relay
@@ -104,6 +105,21 @@ async def test_nothing_is_left_of_a_request_whose_client_has_left(rig: Rig, no_c
 async def test_nothing_is_left_of_a_connection(
     rig: Rig, no_collector: None, sent: bytes, is_answered: bool, leave: Callable[[RawClient], None]
 ) -> None:
+    await leave_nothing(rig, sent, is_answered, leave)
+
+
+@pytest.mark.parametrize("leave", [leave_orderly, leave_by_reset])
+@pytest.mark.parametrize("is_answered", [False, True], ids=["at once", "later"])
+@pytest.mark.parametrize("sent", SENT.values(), ids=SENT)
+async def test_nothing_is_left_of_a_connection_with_tls(
+    tls: Rig, no_collector: None, sent: bytes, is_answered: bool, leave: Callable[[RawClient], None]
+) -> None:
+    await leave_nothing(tls, sent, is_answered, leave)
+    await until(lambda: not any(type(one) is TlsConnection for one in gc.get_objects()))
+
+
+async def leave_nothing(rig: Rig, sent: bytes, is_answered: bool, leave: Callable[[RawClient], None]) -> None:
+    """A client sends this and leaves."""
     client = await rig.client()
     await until(lambda: bool(rig.server.server_state.connections))
     connection = rig.connection_of(client)

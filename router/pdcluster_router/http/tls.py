@@ -28,6 +28,9 @@ RECORD_BYTES: Final = 16 << 10
 """A record holds no more."""
 PIECE_BYTES: Final = 16 << 10
 """Decrypted at a time: it cannot be stopped within."""
+COSTLY_PIECE_BYTES: Final = 1 << 10
+"""Of a connection that has once taken longer than ``SLICE_S`` for a piece: 16 KiB of KeyUpdates take up to 30 ms, those
+of a body 20 us."""
 MAX_REPLY_BYTES: Final = 4 << 10
 """TLS itself answers some of a client's messages. So many bytes of it to a client that takes nothing."""
 _A, _Z = b"AZ"
@@ -68,6 +71,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         self._has_ended = False
         """Our end is written: what comes is dropped."""
         self._num_reply_bytes = 0
+        self._piece_bytes = PIECE_BYTES
         self._timer: asyncio.TimerHandle | None = None
 
     # What the event loop says.
@@ -83,7 +87,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
             return
         if self._rest is not None:  # It was on its way when reading was paused.
             self._rest = memoryview(bytes(self._rest) + data)
-        elif self._above is not None and len(data) <= PIECE_BYTES:
+        elif self._above is not None and len(data) <= self._piece_bytes:
             self._read(data)
         else:
             self._rest = memoryview(data)
@@ -200,7 +204,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
 
     def _next_piece(self) -> memoryview:
         assert self._rest is not None
-        piece, self._rest = self._rest[:PIECE_BYTES], self._rest[PIECE_BYTES:] or None
+        piece, self._rest = self._rest[: self._piece_bytes], self._rest[self._piece_bytes :] or None
         return piece
 
     def _go_on(self) -> None:
@@ -224,8 +228,11 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
 
     def _read(self, data: bytes | memoryview) -> None:
         assert self._tls is not None
+        begun_at = time.monotonic()
         self._incoming.write(data)
         parts, end = _decrypted(self._tls, self._incoming)
+        if time.monotonic() - begun_at > SLICE_S:
+            self._piece_bytes = COSTLY_PIECE_BYTES
         if self._outgoing.pending:
             self._reply()
         above = self._above
@@ -263,9 +270,12 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         return self._plain.get_extra_info(name, default)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if data and not self._has_ended:
-            assert self._tls is not None
-            self._tls.write(data)
+        """Record by record: a ``MemoryBIO`` keeps the room of the most that it ever held, also while it is idle."""
+        assert self._tls is not None
+        for at in range(0, len(data), RECORD_BYTES):
+            if self._has_ended:
+                return
+            self._tls.write(data[at : at + RECORD_BYTES])
             self._plain.write(self._outgoing.read())
 
     def get_write_buffer_size(self) -> int:

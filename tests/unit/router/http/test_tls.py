@@ -1,4 +1,4 @@
-"""Large reads are decrypted a few pieces in each turn of the loop; the socket is a fake."""
+"""Large reads and writes of a connection with TLS come in pieces; the socket is a fake."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import ssl
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,19 +15,32 @@ import pytest
 from fakes.certificates import Authority
 from pdcluster_router.front.certificates import load_certificate
 from pdcluster_router.http.handshakes import SLICE_S, Handshakes, TlsPort
-from pdcluster_router.http.tls import PIECE_BYTES, TlsConnection
+from pdcluster_router.http.tls import COSTLY_PIECE_BYTES, PIECE_BYTES, RECORD_BYTES, TlsConnection
 
 pytestmark = pytest.mark.anyio
+
+
+def take_a_turn() -> None:
+    """All that one turn may."""
+    ends_at = time.monotonic() + SLICE_S
+    while time.monotonic() <= ends_at:
+        pass
 
 
 class Plain:
     """What the loop gives a connection: it keeps what is written."""
 
     def __init__(self) -> None:
-        self.written = bytearray()
+        self.written: list[bytes] = []
+        self.is_aborted = False
 
     def write(self, data: bytes) -> None:
-        self.written += data
+        self.written.append(data)
+
+    def taken(self) -> bytes:
+        """All that is written, which goes to the client."""
+        taken, self.written = b"".join(self.written), []
+        return taken
 
     def is_closing(self) -> bool:
         return False
@@ -35,6 +49,9 @@ class Plain:
 
     def resume_reading(self) -> None: ...
 
+    def abort(self) -> None:
+        self.is_aborted = True
+
 
 class Reader(asyncio.Protocol):
     """The protocol above: it takes all that one turn may for each piece, and reads on at once, as ``reading.py``."""
@@ -42,12 +59,14 @@ class Reader(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self.num_read = 0
+        self.breaks_at = 1 << 30
+        """A bug of ours, behind so many bytes."""
 
     def data_received(self, data: bytes) -> None:
         self.num_read += len(data)
-        ends_at = time.monotonic() + SLICE_S
-        while time.monotonic() < ends_at:
-            pass
+        if self.num_read >= self.breaks_at:
+            raise ZeroDivisionError
+        take_a_turn()
         self.transport.resume_reading()
 
 
@@ -58,16 +77,38 @@ class Clients:
     def closed(self, _: object) -> None: ...
 
 
+class Costly:
+    """OpenSSL, for which the client's records are so much work that a piece takes all that one turn may."""
+
+    def __init__(self, tls: ssl.SSLObject) -> None:
+        self._tls = tls
+
+    def read(self, num_bytes: int) -> bytes:
+        take_a_turn()
+        return self._tls.read(num_bytes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tls, name)
+
+
+class Context:
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *, server_side: bool) -> Costly:
+        return Costly(self._context.wrap_bio(incoming, outgoing, server_side=server_side))
+
+
 class Open:
     """A connection with an agreement, and its client."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_costly: bool = False) -> None:
         authority = Authority(folder / "ca.crt")
         files = authority.issue().write(folder)
         context, _ = load_certificate(files["tls_cert"], files["tls_key"])
         self.reader, self.plain = Reader(), Plain()
         port = TlsPort(
-            context=lambda: context,
+            context=lambda: cast("Any", Context(context)) if is_costly else context,
             new_protocol=lambda: self.reader,
             handshakes=Handshakes(lambda step: step()),
             shaking=set(),
@@ -85,20 +126,68 @@ class Open:
         with pytest.raises(ssl.SSLWantReadError):
             self.client.do_handshake()
         self.send()
-        self._incoming.write(self.plain.written)
+        self._incoming.write(self.plain.taken())
         self.client.do_handshake()
         self.send()
 
     def send(self) -> None:
         self.router_end.data_received(self._outgoing.read())
 
+    def received(self) -> bytes:
+        """All that is written, as the client sees it."""
+        self._incoming.write(self.plain.taken())
+        received = bytearray()
+        with suppress(ssl.SSLWantReadError):
+            while part := self.client.read(RECORD_BYTES):
+                received += part
+        return bytes(received)
+
+
+async def most_read_in_a_turn(open_: Open, num_bytes: int) -> int:
+    """Bytes for the protocol above, of which ``num_bytes`` are still to come."""
+    read = [open_.reader.num_read]
+    while read[-1] < read[0] + num_bytes:
+        await asyncio.sleep(0)
+        read.append(open_.reader.num_read)
+    return max(after - before for before, after in itertools.pairwise(read))
+
 
 async def test_a_turn_of_the_loop_decrypts_no_more_than_fits_into_it(tmp_path: Path) -> None:
     open_ = Open(tmp_path)
     open_.client.write(b"x" * PIECE_BYTES * 12)
     open_.send()
-    read = [open_.reader.num_read]
-    while read[-1] < PIECE_BYTES * 12:
+    assert await most_read_in_a_turn(open_, PIECE_BYTES * 12 - open_.reader.num_read) <= PIECE_BYTES
+
+
+async def test_a_client_whose_records_take_long_is_read_in_smaller_pieces(tmp_path: Path) -> None:
+    open_ = Open(tmp_path, is_costly=True)
+    open_.client.write(b"x")
+    open_.send()
+    for _ in range(40):
+        open_.client.write(b"x" * 100)
+    open_.send()
+    assert open_.reader.num_read <= COSTLY_PIECE_BYTES
+    assert await most_read_in_a_turn(open_, 4001 - open_.reader.num_read) <= COSTLY_PIECE_BYTES
+
+
+async def test_a_large_answer_is_encrypted_record_by_record(tmp_path: Path) -> None:
+    """OpenSSL's buffer keeps its room: an idle client would cost as much as the largest answer that it ever had."""
+    open_ = Open(tmp_path)
+    assert open_.received() == b""
+    open_.router_end.write(b"x" * RECORD_BYTES * 20)
+    assert len(open_.plain.written) == 20
+    assert open_.received() == b"x" * RECORD_BYTES * 20
+
+
+async def test_a_bug_behind_a_large_read_ends_the_connection(tmp_path: Path) -> None:
+    """It is not read meanwhile, so nothing else would."""
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+    open_ = Open(tmp_path)
+    open_.reader.breaks_at = PIECE_BYTES * 2
+    open_.client.write(b"x" * PIECE_BYTES * 4)
+    open_.send()
+    while not problems:
         await asyncio.sleep(0)
-        read.append(open_.reader.num_read)
-    assert max(after - before for before, after in itertools.pairwise(read)) <= PIECE_BYTES
+    assert [type(problem["exception"]) for problem in problems] == [ZeroDivisionError]
+    assert open_.plain.is_aborted

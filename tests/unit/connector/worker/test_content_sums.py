@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from pdcluster_connector.core.sending import Push, PushKey
+from pdcluster_connector.device import CpuDevice, Stream
 from pdcluster_connector.steps import ContentOrder
+from pdcluster_connector.trace import Trace
 from pdcluster_connector.worker.content_pass import CHUNK_BYTES
-from pdcluster_connector.worker.content_sums import KvReader
+from pdcluster_connector.worker.content_sums import KvReader, PushSums
+from pdcluster_connector.worker.pushes import LivePush, PushBook
+from pdcluster_protocol.ids import Attempt, RequestId, TransferId
 from pdcluster_protocol.side_channel import ContentSums, RankLayout, RegionLayout
 
 CELL_BYTES, PAGE_TOKENS = 4096, 16
@@ -15,15 +20,18 @@ NUM_PAGES = NUM_TOKENS // PAGE_TOKENS
 ORDER = ContentOrder((((0, NUM_TOKENS),),), (tuple(range(NUM_PAGES)),))
 
 
-def sums_of_layers(*layers: torch.Tensor) -> ContentSums:
+def reader_of(*layers: torch.Tensor) -> KvReader:
     """``layers``: uint8, ``[pages, 1 head, tokens, bytes]``."""
     page = PAGE_TOKENS * CELL_BYTES
     regions = tuple(
         RegionLayout(f"layers.{number}", 0, 0, NUM_PAGES, page, page, heads=1, page_tokens=PAGE_TOKENS)
         for number in range(len(layers))
     )
-    reader = KvReader(RankLayout(0, 1, regions), layers)
-    return reader.received(ORDER, "transfer").result()
+    return KvReader(RankLayout(0, 1, regions), layers)
+
+
+def sums_of_layers(*layers: torch.Tensor) -> ContentSums:
+    return reader_of(*layers).received(ORDER, "transfer").result()
 
 
 def random_layer(seed: int) -> torch.Tensor:
@@ -53,3 +61,33 @@ def test_one_flip_of_a_top_bit_does_not_hide_another() -> None:
     other.view(torch.int64)[0, 0, 0, 0] ^= -(1 << 63)
     other.view(torch.int64)[0, 0, 0, 1] ^= -(1 << 63)
     assert sums_of_layers(other) != sums_of_layers(layer)
+
+
+class CountsStreams(CpuDevice):
+    """How often it was asked for a stream."""
+
+    def __init__(self) -> None:
+        self.num_streams = 0
+
+    def open_stream(self, device: torch.device) -> Stream:
+        self.num_streams += 1
+        return super().open_stream(device)
+
+
+def test_a_push_that_has_stopped_since_it_asked_for_its_sums_asks_the_device_for_nothing() -> None:
+    """Its lane may have failed in the very same turn, by the device."""
+    for is_stopped in (True, False):
+        device, reader = CountsStreams(), reader_of(random_layer(1))
+        sums = PushSums(reader, device)
+        sums.decode_layout = reader.layout
+        push = Push(PushKey(TransferId("t"), Attempt(1)), hold_s=30.0, deadline=60.0)
+        push.grant(9.0, now=0.0)
+        live = LivePush(push, RequestId("r"), "", NUM_TOKENS, 0.0, content=ORDER)
+        book = PushBook(lambda _: None, lambda _: None, lambda _: None, Trace(""), sums.ask)
+        book.add(live)
+        sums.ask(live)
+        if is_stopped:
+            book.give_up(push.key, "prefill's device has failed", now=1.0)
+        sums.advance(book, now=1.0)
+        assert device.num_streams == (not is_stopped)
+        assert sums.is_busy is not is_stopped

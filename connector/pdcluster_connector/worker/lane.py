@@ -327,7 +327,7 @@ class Lane:
             self._channel.send(message)
 
     def _welcome(self, welcome: Welcome) -> None:
-        if self._out.has_route:
+        if self._failure or self._out.has_route:
             return
         try:
             context, boot_id = self._context, self.address.boot_id

@@ -104,8 +104,7 @@ class Lane:
         gatherer = StripGatherer(context.strips) if context.strips else None
         self._out = Outbound(self._book, context.device, self.lost, gatherer)
         self._quiesces: list[Quiesce] = []
-        self._failure = ""
-        self._cut_reason = ""
+        self._failure = self._cut_reason = ""
         self._closing_at: float | None = None
         self._num_faults = context.device.num_faults
         """The device's, before it computed anything that this lane pushes, and later as far as the lane has looked."""

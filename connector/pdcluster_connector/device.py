@@ -51,7 +51,10 @@ class Device(Protocol):
         """Registered memory must begin on a multiple of this."""
 
     def record(self) -> DeviceEvent:
-        """An event that completes when all work given to the current stream so far has. Forward thread; never waits."""
+        """An event that completes when all work given to the current stream so far has. Forward thread; never waits.
+
+        Raises ``DeviceFault``, as ``is_done`` does: vLLM's engine ends then, and until it has no lane says done.
+        """
 
     def enter_thread(self) -> None:
         """First thing in a new thread that asks about events or starts a transport: what it does is for this device.
@@ -173,7 +176,10 @@ class AcceleratorDevice:
             raise self._fault(error) from error
 
     def record(self) -> DeviceEvent:
-        return self._runtime.current_stream().record_event()
+        try:
+            return self._runtime.current_stream().record_event()
+        except RuntimeError as error:
+            raise self._fault(error) from error
 
     def is_done(self, event: DeviceEvent) -> bool:
         try:

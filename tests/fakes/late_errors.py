@@ -3,9 +3,9 @@
     STAYS      the operation is not done, and nothing after it; from then on every call of every thread raises
     ONCE       the operation is not done; of all threads the one that calls next is told, and no other ever is
 
-CUDA's errors of kernels stay, and end its process. No device is known to tell of one once, to any thread: that is
-the worst that a device may do, since whoever was not told goes on with what was never computed. The forward thread is
-not told here: vLLM's engine would end, and with it all that a test could see.
+CUDA's errors of kernels stay, and end its process. No device was seen to tell of one once, to any thread: then all
+other threads go on with what was never computed. The forward thread is not told here: vLLM's engine would end, and with
+it all that a test could see.
 """
 
 from __future__ import annotations

@@ -227,6 +227,28 @@ def test_a_decode_rank_whose_thread_cannot_enter_its_device_still_ends_every_wai
         pair.require_lost("cancelled")
 
 
+class DeviceThatBarsTheReceiverOnce(DeviceThatBarsTheReceiver):
+    """As a device that tells of each error once."""
+
+    def __init__(self) -> None:
+        self.has_barred = self.has_let_in = False
+
+    def enter_thread(self) -> None:
+        if threading.current_thread().name != "pdcluster-receiver":
+            return
+        if not self.has_barred:
+            self.has_barred = True
+            super().enter_thread()
+        self.has_let_in = True
+
+
+def test_a_decode_rank_whose_thread_could_not_enter_its_device_tries_again() -> None:
+    device = DeviceThatBarsTheReceiverOnce()
+    with make_pair(devices={Role.DECODE: device}) as pair:
+        pair.expect("counted", 4)
+        assert until(lambda: device.has_let_in), "its sums would be for another device"
+
+
 @pytest.mark.parametrize(
     ("check", "changes", "num_compiled"),
     [

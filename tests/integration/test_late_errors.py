@@ -82,3 +82,35 @@ def test_a_write_to_a_silent_decode_rank_is_cut_though_prefills_device_is_broken
         slow.pair.require_lost("a")
         slow.pair.step(finished=["a"])
         assert slow.pair.step_until(lambda: "a" in slow.pair.released), "blocks are kept for ever"
+
+
+def test_a_lane_that_had_nothing_under_way_costs_no_request_that_was_computed_after_the_error() -> None:
+    """It looks for faults once in a second: until then it must not be taken for what comes next."""
+    with late_rig(Role.PREFILL) as rig:
+        late = rig.runtime.late
+        for prompt in (WARM, OTHER, AFTER):
+            rig.expect(prompt)
+        rig.forward((WARM, WHOLE))
+        assert rig.require_true_end(WARM)
+        late.fail(Kind.ONCE)
+        rig.forward((OTHER, WHOLE))
+        assert until(lambda: late.num_told == 1)
+        assert not rig.require_true_end(OTHER)
+        rig.forward((AFTER, WHOLE))
+        assert rig.require_true_end(AFTER)
+        rig.require_released(WARM, OTHER, AFTER)
+
+
+def test_a_lane_that_may_not_use_its_device_opens_no_session_with_it() -> None:
+    """Each would be told again, by a thread of its own and with a traceback for each request."""
+    prompts = [Prompt(f"lost {n}", 0, (1 + n,), (7 + n,), is_compared=False) for n in range(4)]
+    with late_rig(Role.PREFILL) as rig:
+        late = rig.runtime.late
+        late.fail(Kind.STAYS)
+        for prompt in prompts:
+            rig.expect(prompt)
+            rig.forward((prompt, WHOLE))
+            assert not rig.require_true_end(prompt)
+        rig.require_released(*prompts)
+        rig.pairs[0].prefill.worker.close()
+        assert late.num_told <= 1 + len(prompts), "asked again by a lane that had failed"

@@ -15,7 +15,7 @@ from fakes.token_major import Pages, shape_of
 from integration.processes import descendants
 from integration.reshard_ranks import Scenario, assert_as_reference, run, running
 from patience import EDGE_S
-from pdcluster_connector.device import CpuDevice
+from pdcluster_connector.device import CpuDevice, Device, DeviceEvent, Stream
 from pdcluster_connector.reshard.feeds import ReshardItem
 from pdcluster_connector.reshard.resharder import (
     Resharded,
@@ -167,12 +167,14 @@ def lone_resharder(
     *,
     staging_bytes: int = 1 << 20,
     staging: StagingMemory | None = None,
+    device: Device | None = None,
 ) -> Resharder:
     """Prefill TP 1: every byte is our own."""
     shape = shape_of(Pages(128), 1, 8, 16)
     region = TokenRegion(torch.zeros(8 * shape.pages.block_stride, dtype=torch.uint8), shape, group=0)
     staging = staging or StagingMemory(staging_bytes, torch.device("cpu"))
-    return Resharder(ResharderContext(GroupRank(0, 1), {0: region}, staging, CpuDevice()), None, on_outcome)
+    context = ResharderContext(GroupRank(0, 1), {0: region}, staging, device or CpuDevice())
+    return Resharder(context, None, on_outcome)
 
 
 def request(tokens: int = 256) -> ReshardItem:
@@ -260,3 +262,40 @@ def test_a_region_over_the_end_of_its_cache_is_refused_and_the_cache_stays_where
     with pytest.raises(ConfigError, match="reaches over its storage"):
         region_bytes(cache, cache[16:].data_ptr(), 64 * 4)
     assert cache.data_ptr() == address
+
+
+class RaisesAt(CpuDevice):
+    """Raises at ``question``, and keeps the errors that it is asked to count."""
+
+    def __init__(self, question: str) -> None:
+        self.question = question
+        self.noted: list[str] = []
+
+    def open_stream(self, device: torch.device) -> Stream:
+        self._answer("open_stream")
+        return super().open_stream(device)
+
+    def is_done(self, event: DeviceEvent) -> bool:
+        self._answer("is_done")
+        return super().is_done(event)
+
+    def note(self, error: Exception) -> None:
+        self.noted.append(str(error))
+
+    def _answer(self, question: str) -> None:
+        if question == self.question:
+            raise RuntimeError(f"an illegal memory access was encountered in {question}")
+
+
+@pytest.mark.parametrize("question", ["open_stream", "is_done"])
+def test_an_error_of_the_device_is_noted_since_it_may_be_of_what_lanes_push(question: str) -> None:
+    outcomes: list[ReshardOutcome] = []
+    device = RaisesAt(question)
+    resharder = lone_resharder(outcomes.append, device=device)
+    resharder.begin_step(1, {0: [request()]})
+    resharder.layer_saved([0], None)
+    resharder.end_step()
+    assert resharder.fence().wait(5)
+    assert resharder.close(5)
+    assert device.noted == [f"an illegal memory access was encountered in {question}"]
+    assert [type(outcome) for outcome in outcomes] == [ReshardFailed, StepRead]

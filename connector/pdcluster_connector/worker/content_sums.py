@@ -255,6 +255,8 @@ class PushSums:
         if self._reader is None or self.decode_layout is None or live.content is None:
             self._cannot_read(live, "it has no tensors of it", book, now)
             return
+        if not live.push.may_write:
+            return  # The lane may have failed since it asked, and asks its device nothing more.
         try:
             sums = self._reader.pushed(self.decode_layout, live.content, live.push.key.transfer_id)
             self._queue.start(live.push.key, sums, self._reader.where)

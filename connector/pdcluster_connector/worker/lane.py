@@ -104,8 +104,7 @@ class Lane:
         gatherer = StripGatherer(context.strips) if context.strips else None
         self._out = Outbound(self._book, context.device, self.lost, gatherer)
         self._quiesces: list[Quiesce] = []
-        self._failure = ""
-        self._cut_reason = ""
+        self._failure = self._cut_reason = ""
         self._closing_at: float | None = None
         self._num_faults = context.device.num_faults
         """The device's, before it computed anything that this lane pushes, and later as far as the lane has looked."""
@@ -118,8 +117,9 @@ class Lane:
 
     @property
     def is_usable(self) -> bool:
-        """Whether new pushes may be posted: the handshake has not failed, and neither lane nor session is closed."""
-        return not self._failure and not self._out.is_lost and self._thread.is_alive()
+        """Whether new pushes may be posted: it has not failed, nor is about to; neither lane nor session is closed."""
+        is_up = self._thread.is_alive() and self._num_faults == self._context.device.num_faults
+        return is_up and not self._failure and not self._out.is_lost
 
     @property
     def is_over(self) -> bool:
@@ -217,9 +217,9 @@ class Lane:
 
     def _look_for_faults(self) -> None:
         """The device may have told another thread of work that it has not done: no push of now is known to be right."""
-        known, self._num_faults = self._num_faults, self._context.device.num_faults
-        if known != self._num_faults:
+        if self._num_faults != (num_faults := self._context.device.num_faults):
             self._fail("prefill's device has failed at something: what it computed or copied meanwhile is not known")
+            self._num_faults = num_faults
 
     def _wait(self, channel: PrefillChannel) -> None:
         idle_s = _EXPIRE_EVERY_S if len(self._book) else _IDLE_S
@@ -326,7 +326,7 @@ class Lane:
             self._channel.send(message)
 
     def _welcome(self, welcome: Welcome) -> None:
-        if self._out.has_route:
+        if self._failure or self._out.has_route:
             return
         try:
             context, boot_id = self._context, self.address.boot_id

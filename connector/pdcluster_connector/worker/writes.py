@@ -172,13 +172,26 @@ class WriteQueue:
             if not cursor.may_leave:
                 self._drop(self._cursors.popleft())
                 continue
-            if not self._strips.is_ready(cursor):
+            if not self._is_ready(cursor, portions):
                 self._strips.look_ahead(self._cursors)
                 break
             taken = cursor.take(most - len(ranges))
             portions.append(_Portion(cursor, sum(num_bytes for _, _, num_bytes in taken)))
             ranges += taken
         return portions, ranges
+
+    def _is_ready(self, cursor: Cursor, taken: list[_Portion]) -> bool:
+        try:
+            return self._strips.is_ready(cursor)
+        except Exception:  # whatever the device's library raises
+            self._let_go(taken)
+            raise
+
+    def _let_go(self, portions: list[_Portion]) -> None:
+        """They were taken, and are not submitted."""
+        for portion in portions:
+            portion.cursor.unended -= 1
+            self._drop(portion.cursor)
 
     def _drop(self, cursor: Cursor) -> None:
         """No further write of this part is submitted."""
@@ -202,9 +215,8 @@ class WriteQueue:
         return ""
 
     def _refused(self, portions: list[_Portion], reason: str, now: float) -> Iterator[tuple[Push, SendingCommands]]:
+        self._let_go(portions)
         for portion in portions:
-            portion.cursor.unended -= 1
-            self._drop(portion.cursor)
             yield portion.push, portion.push.give_up(reason, now=now)
 
     def _poll(self, now: float) -> Iterator[tuple[Push, SendingCommands]]:

@@ -62,7 +62,7 @@ def test_an_error_that_a_device_tells_a_thread_is_counted_for_all_others() -> No
         told: list[Exception] = []
 
         def ask() -> None:
-            for question in (lambda: device.is_done(event), device.enter_thread):
+            for question in (lambda: device.is_done(event), device.enter_thread, device.record):
                 with pytest.raises(DeviceFault) as caught:
                     question()
                 told.append(caught.value)
@@ -72,7 +72,7 @@ def test_an_error_that_a_device_tells_a_thread_is_counted_for_all_others() -> No
         lane.join()
         for error in told:
             device.note(error)
-        assert device.num_faults == 2
+        assert device.num_faults == 3
 
 
 @pytest.mark.parametrize(("name", "index"), [("cuda", 0), ("cuda:0", 0), ("cuda:3", 3)])

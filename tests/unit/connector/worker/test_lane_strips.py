@@ -14,7 +14,7 @@ from pdcluster_connector.core.pace import SHORTEST_LOOK_S
 from pdcluster_connector.core.ranges import ByteRanges, CopyShape, Grid, GroupSlice, plan_ranges
 from pdcluster_connector.core.sending import CutLane, Push, PushKey, Send
 from pdcluster_connector.core.tp_mapping import WHOLE
-from pdcluster_connector.device import CpuDevice, Device, NoStream, Stream
+from pdcluster_connector.device import CpuDevice, Device, DeviceEvent, NoStream, Stream
 from pdcluster_connector.reshard import StagingMemory, StripGatherer, StripStaging
 from pdcluster_connector.worker.batches import Batch, LayerRecord, Part
 from pdcluster_connector.worker.writes import WriteQueue
@@ -51,9 +51,9 @@ class CopiesLate(ManualDevice):
 class Bench:
     """One rank's staging memory, and lanes of it."""
 
-    def __init__(self, num_buffers: float, device: Device | None = None) -> None:
+    def __init__(self, num_buffers: float, device: Device | None = None, writes_per_submit: int = 1) -> None:
         self.device = device or CpuDevice()
-        self.network = FakeNetwork(1)
+        self.network = FakeNetwork(writes_per_submit)
         self.source = np.random.default_rng(3).integers(1, 256, NUM_BLOCKS * BLOCK, np.uint8)
         memory = StagingMemory(int(num_buffers * BUFFER), torch.device("cpu"))
         self.staging = StripStaging(memory, {0: torch.from_numpy(self.source)}, self.device)
@@ -289,3 +289,32 @@ def test_a_broken_device_gives_no_space_back() -> None:
     device.is_broken = True
     lane.queue.close()
     assert not bench.staging.is_idle
+
+
+class TellsOfOneCopy(CopiesLate):
+    """The first question about the copy ``number`` raises, as a question to an accelerator may."""
+
+    number: int | None = None
+
+    def is_done(self, event: DeviceEvent) -> bool:
+        if self.number is not None and event is self.events[self.number]:
+            self.number = None
+            raise RuntimeError("an illegal memory access was encountered")
+        return super().is_done(event)
+
+
+def test_a_buffer_that_was_taken_when_the_device_told_of_another_ones_copy_comes_back() -> None:
+    device = TellsOfOneCopy()
+    bench = Bench(2, device, writes_per_submit=64)
+    lane = bench.lanes[0]
+    pushes = [lane.push(2, 16), lane.push(32, 16)]
+    lane.advance()
+    device.events[0].complete()
+    device.number = 1
+    with pytest.raises(RuntimeError, match="illegal memory"):
+        lane.advance()
+    for push in pushes:
+        push.give_up("the device has failed", now=1.0)
+    lane.queue.drop_queued()
+    device.events[1].complete()
+    assert bench.staging.is_idle

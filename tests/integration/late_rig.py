@@ -25,6 +25,7 @@ from integration.ranks import (
 )
 from integration.test_content_order import on_device
 from pdcluster_connector.assembly import make_decode_rank
+from pdcluster_connector.device import Device
 from pdcluster_connector.engine_facts import Memory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import DecodeStep, PrefillStep, PushSlice
@@ -52,6 +53,8 @@ class Rig:
     pairs: tuple[Pair, Pair]
     runtime: AsyncRuntime
     """Of the side that is on a device."""
+    device: Device
+    """Likewise, as the connector has it."""
     final: Cache
     """What the model computes."""
     is_beside: bool
@@ -125,4 +128,4 @@ def late_rig(side: Role, change: Callable[[Memory], Memory] = lambda memory: mem
         decode = make_decode_rank(engine_facts(Role.DECODE, SHAPE, SETTINGS), ours)
         stack.callback(decode.close)
         second = replace(pair, decode=decode, target=target, ended={}, losses=[])
-        yield Rig((pair, second), runtime, final, is_beside=side is Role.PREFILL)
+        yield Rig((pair, second), runtime, device, final, is_beside=side is Role.PREFILL)

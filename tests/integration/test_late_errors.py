@@ -41,6 +41,7 @@ def test_a_kernel_of_which_only_the_sums_of_another_push_are_told_gives_no_answe
             assert until(lambda: late.has_failed)
             gate.is_open.set()
             assert until(lambda: late.num_told == 1), "its sums ask for nothing"
+            assert until(lambda: rig.device.num_faults == 1)  # 0033, Limits: it has run since it was told
 
         rig.forward((SPOILT, WHOLE), then=told)
         assert not rig.require_true_end(SPOILT)
@@ -61,6 +62,7 @@ def test_a_kernel_of_which_only_a_new_lane_is_told_gives_no_answer() -> None:
         rig.forward((SPOILT, slice(0, 1)))
         rig.forward((OTHER, WHOLE))
         assert until(lambda: late.num_told == 1)
+        assert until(lambda: rig.device.num_faults == 1)
         rig.forward((SPOILT, slice(1, None)))
         assert not rig.require_true_end(SPOILT)
         assert not rig.require_true_end(OTHER)

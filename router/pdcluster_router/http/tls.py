@@ -4,9 +4,9 @@
        +--no TLS, no agreement, too slow, left--> told once, closed
 
 Records are made and read in memory (``ssl.SSLObject``) on top of the loop's plain connection, not by the loop's own
-TLS. So the promises of a plain connection hold: between the socket and the protocol lies half a record at most, so
-reading and writing pause as if there were no TLS; a connection counts before there is an agreement; an end is written
-at once, while the loop's own TLS waits for the client's and knows no half end.
+TLS. So the promises of a plain connection hold: between the socket and the protocol lie one read of the loop (256 KiB)
+and half a record at most, so reading and writing pause as if there were no TLS; a connection counts before there is an
+agreement; an end is written at once, while the loop's own TLS waits for the client's and knows no half end.
 
 Which certificate is shown is not decided here.
 """

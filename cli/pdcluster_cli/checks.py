@@ -126,7 +126,8 @@ _BUILD_CURES: Final = {
 
 
 def detect_device() -> LocalDevice:
-    """Where engines can compute here: what the installed vLLM was built for, then which device files exist."""
+    """The device for engines here: the one that the installed vLLM was built for, if its device files exist; else the
+    CPU."""
     if _is_built_for(LocalDevice.NPU) and Path("/dev/davinci_manager").exists():
         return LocalDevice.NPU
     if Path("/dev/nvidiactl").exists() and _is_built_for(LocalDevice.CUDA):

@@ -174,9 +174,10 @@ async def find_access(where: Where) -> tuple[ApiAccess, str]:
 
 
 def parse_cluster(document: YamlDocument, *, is_stored: bool = False) -> PDCluster:
-    """The user's PDCluster. Types and bounds are checked here; how fields fit together only the API server checks.
+    """The user's PDCluster. Types and bounds are checked here; only the API server checks how fields fit together.
 
-    ``is_stored``: it comes from the API server, whose CRD may be newer than we are; what only that knows is left out.
+    ``is_stored``: it comes from the API server, whose CRD may be newer than we are; fields that only that CRD has are
+    left out.
 
     Raises:
         Unreadable: A field is missing or out of bounds, or in a file unknown; all of them are named.

@@ -63,7 +63,7 @@ class IdleWatch:
         if work is None or not work.is_none:
             self._idle_since = None
             return False
-        # A request that came and ended between two looks: whoever sent it may send more.
+        # A request that came and ended between two looks: its sender may send more.
         if self._idle_since is None or work.num_ended != self._num_ended:
             self._idle_since = now
         self._num_ended = work.num_ended

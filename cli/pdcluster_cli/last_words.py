@@ -13,7 +13,8 @@ _MAX_LOG_BYTES: Final = 4 << 20
 
 def describe_end(name: str, exit_code: int, log_path: Path) -> str:
     """Its name, its exit status (negative: the signal's number), the cause if one is known, and its last lines."""
-    # By the signal first: who is killed has no time to log why, and what a long log begins with is of another hour.
+    # The signal comes first: a killed process has no time to log why, and the first error of a long log may be hours
+    # old.
     cause = SIGNALS.get(-exit_code) or cause_in(log_path)
     how = f"status {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
     return f"{name} has ended with {how}{said(cause)}; the end of {log_path}:\n{last_lines(log_path)}"

@@ -66,7 +66,7 @@ def take_parallelism(words: Sequence[str]) -> tuple[ParallelSizes, tuple[str, ..
 
 
 def _require_whole(name: str) -> None:
-    """vLLM takes a beginning of an option's name for the option: what we do not count would be one more rank."""
+    """vLLM takes the beginning of an option's name for the option. Here it would not be counted, so it is refused."""
     for field, (flag, _) in _FLAGS.items():
         if flag.startswith(name) and name.startswith(f"--{field}"):
             raise ConfigError(f"{name}: write {flag}")

@@ -1,9 +1,9 @@
 """``pdcluster ready``: an engine's readiness probe. The engine answers, and on decode so does its side channel.
 
-Without the secret the probe gets one answer from a side channel: why its frame is refused. That comes from the very
-thread that serves prefill engines, so it shows that this thread lives; a TCP connection alone shows only that
-the operating system has the port. Prefill listens on no side channel, it calls decode's: whether that works only a real
-request can show (``POST /pdcluster/verify`` of a router).
+Without the secret the probe gets one answer from a side channel: why its frame is refused. The answer comes from the
+thread that serves prefill engines, so it shows that it lives. A TCP connection alone shows only that the operating
+system has the port. Prefill listens on no side channel: it calls decode's. Only a real request can show that this works
+(``POST /pdcluster/verify`` of a router).
 """
 
 from __future__ import annotations

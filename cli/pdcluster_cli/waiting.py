@@ -1,4 +1,4 @@
-"""Whether a started process answers, and what is said when it does not."""
+"""Asks whether a started process answers, and has the errors for one that does not."""
 
 from __future__ import annotations
 

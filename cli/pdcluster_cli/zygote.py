@@ -1,7 +1,7 @@
 """Starts many engines for the price of one import: the parent's side of the zygote.
 
-Knows processes, not vLLM: which module to run with which arguments is the caller's. Why nothing outlives the parent:
-``zygote_process.py``. The two sides talk over one SOCK_SEQPACKET pair:
+Knows processes, not vLLM: the caller chooses the module and its arguments. ``zygote_process.py`` says why nothing
+outlives the parent. The two sides talk over one SOCK_SEQPACKET pair:
 
     parent                                   zygote
       <------------------------- Ready           modules are imported
@@ -52,8 +52,8 @@ class ZygoteError(Exception):
 class EngineSpec:
     """One ``python -m module argv`` to be. In ``env`` None unsets a variable; the rest is the zygote's own.
 
-    ``overrides`` sets module attributes by dotted name before the module runs. What Python code writes to stdout and
-    stderr goes to ``log_path``, each line with ``[name]`` in front.
+    ``overrides`` sets module attributes by dotted name before the module runs. Python's stdout and stderr go to
+    ``log_path``, each line with ``[name]`` in front.
     """
 
     name: str

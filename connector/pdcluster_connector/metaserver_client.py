@@ -2,7 +2,7 @@
 
 Every way in which a call can end becomes one ``PrefillOutcome``: a 200 with an outcome is taken as it is; any
 other status, a cut connection and the deadline are failures. Each call is sealed for the router, and the reservation in
-it for prefill: they believe no other where KV shall go.
+it for prefill: neither takes the address of KV without a seal.
 """
 
 from __future__ import annotations

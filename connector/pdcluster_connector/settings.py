@@ -84,7 +84,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     strip_staging_bytes: int = 16 << 20
     """Prefill with ``tcp`` and other than token-major KV: memory of each rank, on its device, in which small strips for
     a decode engine of larger TP are gathered into fewer writes. 0, or 1 MiB and more. Default 16 MiB: 16 buffers, of
-    which a lane fills four ahead; what finds no space leaves as it is. 0: never."""
+    which a lane fills four ahead; strips that find no space leave as they are. 0: never."""
     reshard_timeout_s: float = 60.0
     """Prefill with token-major KV: how long the other ranks of the engine may be late for an exchange of KV, after
     which no request is resharded any more until the engine is restarted. Default 60: a rank is late for a forward pass
@@ -93,11 +93,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     2 x (``handshake_timeout_s`` + 2)."""
     content_check: ContentCheck = ContentCheck.SAMPLED
     """Decode: how much of the pushed KV is compared with what prefill has, before the first token: ``off``, ``sampled``
-    or ``full``. What differs is pushed once more; if it differs again the attempt is lost. Default ``sampled``: nearly
-    free, and finds what is wrong everywhere, as a layout that is misread. ``full`` finds each wrong byte. A router's
-    verification always uses ``full``. Prefill does what decode asks for, whatever its own setting is. On a CPU give it
-    ``full`` too: an engine with ``full`` compiles at its start (2 s, 125 MiB a rank) what finds all sums in a third of
-    the time."""
+    or ``full``. Content that differs is pushed once more; if it differs again the attempt is lost. Default ``sampled``:
+    nearly free, and finds a fault that is everywhere, such as a misread layout. ``full`` finds each wrong byte. A
+    router's verification always uses ``full``. Prefill does what decode asks for, whatever its own setting is. On a CPU
+    give it ``full`` too: an engine with ``full`` compiles a loop at its start (2 s, 125 MiB a rank) that finds all sums
+    in a third of the time."""
     min_push_tokens: int = 0
     """Decode: where fewer tokens of a prompt than this are missing, behind its own prefix cache, it computes them
     itself and asks for no push; in [0, 8192]. One step takes no more of such tokens than this, over all requests, so

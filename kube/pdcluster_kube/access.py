@@ -37,7 +37,7 @@ class Credentials(Protocol):
         """After a 401: whether another header may be accepted.
 
         Raises:
-            Unavailable: Who gives it gave none.
+            Unavailable: The source of the credentials gave none.
         """
         ...
 
@@ -140,7 +140,7 @@ def tls_context(ca_file: Path | None, *, is_verified: bool = True) -> ssl.SSLCon
     except OSError as error:
         raise AuthoritiesError(error.errno, error.strerror, str(ca_file)) from error
     # Since Python 3.13 the default asks for key identifiers, which the authorities of older clusters do not have.
-    # Who the server is, is still verified.
+    # The server's identity is still verified.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if not is_verified:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

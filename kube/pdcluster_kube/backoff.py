@@ -14,7 +14,8 @@ class Backoff:
     most_s: float
 
     def pause_s(self, num_failures: int, chance: float, *, asked_s: float = 0.0) -> float:
-        """Wait after so many failures in a row, at least one: between ``first_s`` and what they have made of it.
+        """Wait after so many failures in a row, at least one: between ``first_s`` and the bound to which they have
+        raised it.
 
         ``chance``: in [0, 1), so that those who failed together do not come back together. ``asked_s``: what the API
         server itself asked for (Retry-After); the caller bounds it.

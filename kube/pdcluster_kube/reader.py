@@ -26,8 +26,8 @@ _MAX_QUOTED: Final = 300
 
 
 class ApiStatusError(Unavailable):
-    """The API server answered, but not 200. ``reason``: as its Status has it, like ``NotFound``; empty: who answered
-    is no API server, or does not know the path."""
+    """The API server answered, but not 200. ``reason``: as its Status has it, like ``NotFound``; empty: the answer is
+    not from an API server, or from one that does not know the path."""
 
     def __init__(self, status: int, retry_after_s: float, text: str, reason: str = "") -> None:
         super().__init__(f"the API server answered {status}: {text}")
@@ -168,7 +168,7 @@ def _deadline(seconds: float) -> float:
 
 @contextmanager
 def _errors_in_plain_words() -> Iterator[None]:
-    """Whatever can go wrong with a file or a connection is Unavailable, in words."""
+    """An error of a file or a connection becomes Unavailable, in words."""
     try:
         yield
     except TimeoutError as error:

@@ -1,4 +1,4 @@
-"""One HTTP session with an API server: it verifies who that is and says who we are, with each request anew."""
+"""One HTTP session with an API server: it verifies the server and sends our credentials, with each request anew."""
 
 from __future__ import annotations
 

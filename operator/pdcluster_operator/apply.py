@@ -1,11 +1,11 @@
 """Carries out a plan: children, moves, prunes, the scalers' statuses. Writes only what differs from what was read.
 
-Whether a child differs is told by digests: of what we want, and of what the API server made of it when we applied it
-last. A plain comparison would not do, for the server fills in defaults and rewrites amounts. The digests are a saving
-and no memory: without them, as after a restart, a child is applied once more, and the server finds nothing to change.
+Digests tell whether a child differs: of what we want, and of what the API server made of it when we applied it last. A
+plain comparison would not do, for the server fills in defaults and rewrites amounts. The digests are a saving and no
+memory: without them, as after a restart, a child is applied once more, and the server finds nothing to change.
 
-A child that is ours, by its owner's uid, is as we say: what somebody else set in it is set back, and told. An object
-that is not ours is never written to.
+A child is ours by its owner's uid. A field that somebody else has set in it is set back, and the user is told. An
+object that is not ours is never written to.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Applier:
     async def apply(self, plan: Plan, owner: Object) -> None:
         """Everything is as the plan says, in its order. Stops at the first thing that cannot be done.
 
-        What the plan wants asked is asked first: if the API server refuses that, nothing is changed. ``owner``: the
-        PDCluster.
+        The objects in ``plan.asked`` come first, in a dry run: if the API server refuses one, nothing is changed.
+        ``owner``: the PDCluster.
 
         Raises:
             Refused: A child cannot be ours, or the API server does not take it.
@@ -61,7 +61,8 @@ class Applier:
         """
         key = _key_of(owner)
         if plan.moves:
-            # An engine may go for the sake of one that comes later, and what was creatable then may not be now.
+            # An engine may go for the sake of one that comes later, and an object that was creatable then may not be
+            # now.
             self._creatable.pop(key, None)
         for child in plan.asked:
             await self._ask(child, owner)

@@ -77,7 +77,7 @@ class Auditor:
         unseen: set[str] = set()
         for kind, namespace in self._where:
             unseen |= await self._compare(kind, namespace)
-        # What is new since the last time may still be on its way: on a busy cluster something always is.
+        # News of an object that is new since the last time may still be on its way: on a busy cluster some always is.
         still_unseen = unseen if self._unseen is None else unseen & self._unseen
         self.blind_to = frozenset(still_unseen) if self.is_complete else frozenset()
         self._unseen = frozenset(unseen)

@@ -1,6 +1,6 @@
 """The kinds of objects that the operator reads or writes, and where the API server keeps them. Data only.
 
-A table rather than discovery: what is not in it the operator has no business with, and the chart's roles list the same.
+A table rather than discovery: the operator has no business with other kinds, and the chart's roles list the same.
 """
 
 from __future__ import annotations

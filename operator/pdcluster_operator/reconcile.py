@@ -1,6 +1,6 @@
 """One look at one PDCluster: read the caches, plan, apply what differs, write status if it differs, tell what changed.
 
-Nothing is kept from one look to the next but savings; whatever happened in between is seen anew.
+From one look to the next it keeps only what saves calls. Each look reads the state anew.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Reconciler:
             return
         stored = await self._kube.apply_status(view.ref, view.uid, document, resource_version=view.resource_version)
         self._caches.put(view_of(stored))
-        # What an old watch hides, answers show. The watch tells of this write too, so another look comes.
+        # An answer shows fields that an old watch hides. The watch tells of this write too, so another look comes.
         unknown = PDCluster.unknown_fields_of({**stored, "status": None})
         self._unknown_of(Key(view.ref.namespace, view.ref.name)).told(unknown, unix_s())
         await self._send(events_between(before, status), view)

@@ -264,7 +264,7 @@ def _leave(status: int, reason: BaseException | None) -> None:
 
 
 def _sample_of(view: ClusterView) -> PoolSample | None:
-    """None: nothing was said of it yet. What no schema checked has the default deadline."""
+    """None: it has no status yet. A spec without a deadline, which no schema has checked, has the default one."""
     status = read_status(view.document.get("status"))
     if status is None:
         return None

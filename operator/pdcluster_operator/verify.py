@@ -105,7 +105,7 @@ class TargetVerifier:
         return None if trial.due_at is None else max(0.0, trial.due_at - now)
 
     def forget(self, key: Key) -> None:
-        """This PDCluster is gone, or stopped. What is under way proves nothing for it any more."""
+        """This PDCluster is gone, or stopped. A request under way proves nothing for it any more."""
         self._trials.pop(key, None)
 
     async def _prove(self, key: Key, asked: ToVerify, trial: TargetTrials) -> None:

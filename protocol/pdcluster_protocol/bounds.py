@@ -5,8 +5,8 @@ ends in the middle of others' work. Each number of a message says its bounds bes
 
     page_tokens: Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 
-msgspec refuses without the name of an array's field and without the value: ``odd_number`` finds both. What two numbers
-mean together is checked by the code that puts them together.
+msgspec refuses without the name of an array's field and without the value: ``odd_number`` finds both. Code that uses
+two numbers together checks them together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_MS: Final = 10**11 - 1
 """Three years: as many digits as a token allows."""
 
 MAX_SIDE: Final = 4096
-"""The largest TP size, and number of stages: far above any engine, and for who plans by it 30 ms of work."""
+"""The largest TP size, and number of stages: far above any engine's. A plan for so many takes 30 ms."""
 
 MAX_LOOKED_AT: Final = 10_000
 """Numbers of a refused message that are looked at for the odd one: 20 ms, in a thread that has other work."""

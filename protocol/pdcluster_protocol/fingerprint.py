@@ -30,14 +30,15 @@ CURES: Final[dict[str, str]] = {
 }
 _OF_DRAFT: Final = frozenset({"draft", "draft_heads"})
 _ALONE: Final = frozenset({"mtp", "eagle", "draft_model"})
-"""Methods whose draft model decode may have alone: its guesses are checked whatever it has of the prompt."""
+"""Methods whose draft model decode may have alone: decode checks each guess, also of a draft model without the
+prompt."""
 
 
 class KvFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The facts that decide whether a KV block of one engine means the same in another.
 
     ``kv_heads``: the distinct numbers of KV heads that layers have in the whole model (not in one rank), ascending.
-    What differs from rank to rank (block sizes, layers, strides) is in ``RankLayout`` and judged by the connector.
+    ``RankLayout`` has what differs from rank to rank (block sizes, layers, strides); the connector judges that.
     """
 
     model_digest: str
@@ -50,7 +51,7 @@ class KvFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: str = ""
     """Types and layout of recurrent state; empty for a model without."""
     positions: str = ""
-    """The engine's choice about tokens' positions, where engines of one model may do one thing or another; or empty."""
+    """The engine's choice about tokens' positions, where two engines of one model may choose differently; or empty."""
     draft: str = ""
     """Of the draft model that keeps KV of its own: the method of speculation and a digest; empty without one."""
     draft_heads: tuple[Count, ...] = ()
@@ -80,9 +81,9 @@ def require_equal(*, prefill: KvFingerprint, decode: KvFingerprint, prefill_id: 
 
 
 def _may_speculate_alone(prefill: KvFingerprint, decode: KvFingerprint) -> bool:
-    """Whether decode's guesses are only worse without what prefill's draft model would have pushed.
+    """Whether decode may speculate although prefill pushes no KV of a draft model: only its guesses get worse.
 
-    Not beside recurrent state: vLLM gives blocks of state to attention later, and what a float of one width left there
-    may be no number in another. Guesses that are drawn by chance from such numbers are not checked rightly.
+    Not beside recurrent state. vLLM gives blocks of state to attention later, and a float that the state left there may
+    be no number in attention's width. A guess that is drawn by chance from such numbers is not checked rightly.
     """
     return not (prefill.draft or decode.state) and decode.draft.split(" ")[0] in _ALONE

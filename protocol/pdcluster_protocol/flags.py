@@ -125,7 +125,7 @@ def bounds_text(described: Described) -> str:
 
 
 def _reading(name: str, described: Described) -> dict[str, Any]:
-    """How argparse reads it. What is a path or a URL, the model itself says."""
+    """The arguments by which argparse reads it. The model itself checks paths and URLs."""
     kind, is_many = _kind_of(described.annotation)
     if issubclass(kind, Enum):
         return {"choices": [one.value for one in kind]}

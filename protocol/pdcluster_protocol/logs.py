@@ -50,7 +50,7 @@ def start_logging(form: LogFormat) -> None:
 
 
 class TextLines(logging.Formatter):
-    """Control characters of a value are escaped: what somebody sends cannot look like a line of ours."""
+    """Control characters of a value are escaped, so that no peer's text can look like a line of ours."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
         return super().formatMessage(record).translate(_ESCAPED)

@@ -4,7 +4,7 @@
                                   or --LocalPrefill--> metaserver, and no prefill
 
 Where vllm-ascend's layerwise connector (0.23, ``mooncake_layerwise_connector.py``) has a name for a thing, it is the
-name here. Whatever does not say our version is refused; what its own engines say is in ``vllm_ascend.py``.
+name here. A message without our version is refused. ``vllm_ascend.py`` has the messages of vllm-ascend's own engines.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class DecodeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """``Secret.mint`` of transfer id, attempt and ``deadline_ms``. Copied into the reservation as it is."""
     wants_receipt: bool = False
     """Whether the content of this transfer shall be compared, and decode's answer shall carry a ``Receipt``. Left out
-    on the wire when not: an engine of an older release refuses what it does not know, so only a request for proof may
-    meet that refusal."""
+    on the wire when not: an engine of an older release refuses a field that it does not know, so only a request for
+    proof may meet that refusal."""
     version: int = PARAMS_VERSION
 
 
@@ -122,8 +122,8 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     content_check: ContentCheck = ContentCheck.OFF
     """How much of what prefill pushes it shall say in sums."""
     seal: str | msgspec.UnsetType = msgspec.UNSET
-    """Decode's own, over all that stays the same on the way to prefill: ``sealed``. Left out where decode made none:
-    it is older, and so is its prefill, which refuses what it does not know."""
+    """Decode's own, over all that stays the same on the way to prefill: ``sealed``. Left out where decode made none: it
+    is older, and so is its prefill, which refuses a field that it does not know."""
     version: int = PARAMS_VERSION
 
     @property
@@ -192,10 +192,10 @@ def for_attempt(reservation: Reservation, attempt: Attempt, token: str, deadline
 
 
 def sealed(reservation: Reservation, secret: Secret) -> Reservation:
-    """The same with decode's seal, which prefill checks: who reads a token cannot have other blocks filled.
+    """The same with decode's seal. Prefill checks it, so that a reader of a token cannot have other blocks filled.
 
-    Costs 3 us for 8 blocks and 35 us for 2,000. What the router changes on the way is left out (``_NOT_SEALED``): the
-    token is for that.
+    Costs 3 us for 8 blocks and 35 us for 2,000. The seal leaves out the fields that the router changes on the way
+    (``_NOT_SEALED``): the token is for those.
     """
     return msgspec.structs.replace(reservation, seal=secret.seal_order(_said_by_decode(reservation)))
 

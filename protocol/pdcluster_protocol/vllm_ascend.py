@@ -4,7 +4,7 @@
 
 Source of truth: its ``mooncake_layerwise_connector.py``, class ``MooncakeLayerwiseConnectorScheduler``. Neither message
 has a version, a token or a transfer id: decode's own id of the request pairs. The router hands the bytes on as they
-came, so what a later release adds reaches prefill; only what is named here is looked at.
+came, so fields that a later release adds reach prefill. It reads the fields below only.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def request_id_in(body: bytes | bytearray) -> str:
-    """The id in what is posted, without a look at the rest, which may be large, and of a caller that is not known.
+    """The id in a posted body. The rest is not read: it may be large, and its sender is not known yet.
 
     Raises:
         ProtocolError: It has none.

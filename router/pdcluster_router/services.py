@@ -150,7 +150,7 @@ class Services:
         return sum(admission.num_queued for admission in self.admissions.values())
 
     def give_back(self, role: Role, share: int) -> None:
-        """So much of that role's backlog is free (less than 0: is taken); who waits for room may enter soon."""
+        """So much of that role's backlog is free (less than 0: is taken); waiting requests may enter soon."""
         if self.admissions[role].give_back(share):
             self.make_room()
 

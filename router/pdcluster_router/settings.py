@@ -79,7 +79,7 @@ class Settings(BaseModel):
     engine_dialect: EngineDialect = EngineDialect.PDCLUSTER
     """The dialect of the engines' KV connector. pdcluster: ours, with all that these pages promise. vllm-ascend:
     engines of vllm-ascend 0.23 as they are released. Their calls to the internal port show no token, so only engines
-    may reach that port; what else is less is in docs/operations.md."""
+    may reach that port; docs/operations.md says what else they lack."""
     policy: RouterPolicy = RouterPolicy.LEAST_TOKENS
     """How an engine is chosen for a request. least-tokens: the one with the least to do, good for any requests.
     affinity: the one that has had this conversation, unless it has much more to do than the others: for agents and

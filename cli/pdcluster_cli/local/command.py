@@ -1,7 +1,8 @@
 """``pdcluster local`` from first check to last stop. Knows the order of things; the things are its neighbours'.
 
 Signals: SIGINT and SIGTERM raise where the main thread is; everything is undone on the way out. A second one during the
-clean-up is ignored, for the clean-up is bounded. What a SIGKILL leaves behind ends by itself (``zygote_process.py``).
+clean-up is ignored, for the clean-up is bounded. Processes that a SIGKILL leaves behind end by themselves
+(``zygote_process.py``).
 """
 
 from __future__ import annotations

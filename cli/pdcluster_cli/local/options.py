@@ -1,6 +1,6 @@
 """The options of ``pdcluster local``, checked. Pure but for argparse's own error exit.
 
-What they mean for each engine: ``plan.py``.
+``plan.py`` works out what they mean for each engine.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def add_role_arguments(parser: argparse.ArgumentParser, role: str) -> None:
 
 
 def parse_options(words: Sequence[str]) -> Options:
-    """The checked options. What argparse itself refuses ends the process with status 2.
+    """The checked options. Words that argparse itself refuses end the process with status 2.
 
     Raises:
         ConfigError: They contradict each other or can never run. The message names the option.

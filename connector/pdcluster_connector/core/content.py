@@ -141,9 +141,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Where the content on decode is not what was pushed: what crosses there may be wrong, and nothing else is.
+    """The places on decode whose content is not what was pushed: only cells in a region and in a range may be wrong.
 
-    Of a sample: all that was pushed. Where a part of it is wrong, the rest is hardly right.
+    Of a sample these are all places that were pushed: where a part of it is wrong, the rest is hardly right.
     """
 
     regions: tuple[int, ...]
@@ -290,7 +290,8 @@ def _positions(
     """Token by token; by whole pages where a token's content is spread over its page (vLLM's CPU kernels).
 
     A draft model goes on writing guesses behind the prompt while the prompt's KV is pushed (vLLM 0.32
-    ``v1/spec_decode/llm_base_proposer.py``, ``propose``). Of such a page it is counted only what the prompt fills.
+    ``v1/spec_decode/llm_base_proposer.py``, ``propose``). Of such a page only the part that the prompt fills is
+    counted.
     """
     whole = 1 if region.is_linear else region.page_tokens
     beyond = 0 if region.is_draft else whole - 1

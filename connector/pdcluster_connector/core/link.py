@@ -1,7 +1,7 @@
 """A link: all that one prefill rank writes into one decode rank, worked out alike on both ends.
 
 Regions are paired by layer name and by their order within a layer. Prefill makes byte ranges of a link, decode
-the number of bytes that it is owed. What does not fit is refused here, before any byte, with both values.
+the number of bytes that it is owed. Regions that do not fit are refused here, before any byte, with both values.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class _Planned:
 
 
 def require_possible(rank: RankLayout, who: str) -> None:
-    """There may be such a rank: what is worked out for a link takes time and memory by its sizes, and adds them up.
+    """There may be such a rank. A link takes time and memory by these sizes, and adds them up, so they are checked
+    first.
 
     Raises:
         ProtocolError: There is none. Names the numbers that cannot be true together.

@@ -192,8 +192,8 @@ class Reception:
         if isinstance(message, Hello):
             yield self._greet(peer, message, now)
         elif isinstance(message, Failed):
-            # Also from whom we refused, or do not know since its session was cut: its request need not wait for
-            # the deadline. Its frame bears our seal.
+            # Also from a peer that we refused, or do not know any more since its session was cut: its request need not
+            # wait for the deadline. Its frame bears our seal.
             yield from self._progress(peer, message, now)
         elif known is None:
             yield Reply(peer, Refusal(self._peers.refusal(peer) or _STRANGER))
@@ -279,7 +279,7 @@ class Reception:
         return Invite(peer, hello.boot_id)
 
     def _require_same_protocol(self, hello: Hello) -> None:
-        """Raises: ProtocolError: Prefill's bytes travel by what this rank does not listen to."""
+        """Raises: ProtocolError: Prefill's bytes travel by a protocol to which this rank does not listen."""
         ours = self.welcome
         if hello.transfer_protocol != ours.transfer_protocol:
             raise ProtocolError(

@@ -1,7 +1,7 @@
 """How recurrent state (Mamba, gated delta net) goes from the ranks of one TP size to those of another.
 
-A state is no run of tokens: it is what some projections of a layer leave behind, and TP shards each of them by a count
-of its own. A *run* is one of these parts (``StateRun``), a *unit* is what a rank holds whole of it.
+A state is no run of tokens. Some projections of a layer leave it behind, and TP shards each of them by a count of its
+own. A *run* is one of these parts (``StateRun``). A *unit* is the smallest piece of it that a rank holds whole.
 
     page of a rank, gated delta net, layout SD: 3 rows of [q | k | v], then one row of the rank's heads
     page of a rank, Mamba2, layout SD:          3 rows of [x | B | C], then one row of the rank's heads

@@ -1,8 +1,8 @@
 """The part of a prompt that became complete at this step, for each KV group.
 
 A *unit* is pushed once, whole, as soon as the last of its tokens is scheduled; the unit that the prompt's end
-leaves partly filled is complete when the prompt is. What lies below the watermark was pushed in an earlier step,
-or is in decode's prefix cache. State (Mamba, GDN) is complete when the prompt is.
+leaves partly filled is complete when the prompt is. Tokens below the watermark were pushed in an earlier step, or are
+in decode's prefix cache. State (Mamba, GDN) is complete when the prompt is.
 
     prompt of 300 tokens, units of 128, decode has the first 128, chunks of 100:
       step 1 -> 100 computed: nothing     step 3 -> 300 computed: tokens 128..299

@@ -1,5 +1,5 @@
-"""KV for another TP size, put together in staging memory before it leaves. This is the door: what is not named here is
-the wing's own, and import-linter keeps it so.
+"""KV for another TP size, put together in staging memory before it leaves. This is the door: other files import the
+names below and nothing else of the wing; import-linter keeps it so.
 """
 
 from pdcluster_connector.reshard.feeds import ReshardItem, TokenPages, TokenShape

@@ -182,7 +182,8 @@ class DecodeScheduler:
         return step
 
     def finish(self, request_id: RequestId) -> dict[str, object] | None:
-        """vLLM has ended the request, in whatever state it was. What its answer tells the router, if that wanted it."""
+        """vLLM has ended the request, in any state. Returns what its answer tells the router, where the router has
+        asked."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return None

@@ -258,7 +258,8 @@ class PrefillScheduler:
 
 
 def _content(transfer: _Transfer, tables: Sequence[Sequence[int]]) -> ContentOrder | None:
-    """By decode's own table, as decode works it out, and by ours as vLLM has it: not by what was planned."""
+    """The positions as decode works them out, by its own table, and our table as vLLM has it: nothing of the push's
+    plan."""
     check = transfer.reservation.content_check
     if check is ContentCheck.OFF:
         return None

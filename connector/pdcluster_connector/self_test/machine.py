@@ -75,7 +75,7 @@ def _distribution(name: str) -> Iterator[metadata.Distribution]:
 
 
 def _is_from_a_file(name: str) -> bool:
-    """PEP 610: an installer writes ``direct_url.json`` for what came from a file or URL, and for nothing else."""
+    """PEP 610: an installer writes ``direct_url.json`` for a package that came from a file or URL, and for no other."""
     return any(one.read_text("direct_url.json") is not None for one in _distribution(name))
 
 

@@ -152,7 +152,7 @@ class MooncakeTransport:
         return any(submitted not in _KNOWN for submitted in list(self._submitted.values()))
 
     def _end_of(self, submitted: Submitted) -> WriteStatus:
-        """How a write of a closed engine is: it may be under way until the engine is freed."""
+        """The status of a write of a closed engine: it may be under way until the engine is freed."""
         if submitted in _KNOWN:
             return submitted.status()
         return WriteStatus.FAILED if self._engine.is_freed else WriteStatus.PENDING
@@ -285,7 +285,8 @@ def _choose_submits(settings: TransportSettings, engine: Any) -> Submits:
 
 
 def _set_environment(protocol: str) -> None:
-    """Mooncake reads it when an engine is constructed. What an earlier engine of this process needed is no user's."""
+    """Mooncake reads it when an engine is constructed. A variable that we set for an earlier engine of this process is
+    not the user's."""
     while _forced:
         os.environ.pop(_forced.pop(), None)
     needed = environment_of(protocol, os.environ)

@@ -37,7 +37,7 @@ def environment_of(protocol: str, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables by which Mooncake uses ``protocol``; ``environ``: what the user has set.
 
     Raises:
-        ConfigError: There is no such protocol, or the user has set what says otherwise.
+        ConfigError: There is no such protocol, or a variable of the user's says otherwise.
     """
     if environ.get(_LEGACY) == "1":
         raise ConfigError(f"{_LEGACY}=1 makes Mooncake report bytes that have not arrived: unset it")

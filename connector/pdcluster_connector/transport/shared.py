@@ -3,9 +3,9 @@
 Ascend must: a process may register 256 regions (vllm-ascend 0.23, ``distributed/kv_transfer/utils``), which two
 transports of a model with 80 layers exceed. RDMA may (``sessions`` of the settings).
 
-Each peer has a handle. A handle can be given back without the others, but what it writes or lets in can only be ended
-with the transport itself: the *hard fence*. Then every handle is lost, its owner opens another one, and the first of
-them makes the next transport. There is never more than one.
+Each peer has a handle. A handle can be given back without the others. But writes through it, ours or a peer's, can only
+be ended with the transport itself: the *hard fence*. Then every handle is lost, its owner opens another one, and the
+first of them makes the next transport. There is never more than one.
 
     a lane's handle     closing it waits for its writes; the hard fence ends those that are still pending then
     a peer's way in     closing it is the hard fence: a peer's writes may be on their way

@@ -120,7 +120,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, object]) -> bool:  # noqa: ARG003  # vLLM's signature
         """No: graphs of pure decode steps, all that a decode engine has, may be whole. Such a graph runs no hook;
-        ``end_step`` sweeps its layers. That prefill's own steps are not of this kind is held by ``read_engine_facts``.
+        ``end_step`` sweeps its layers. ``read_engine_facts`` makes sure that prefill's own steps are not of this kind.
         """
         return False
 

@@ -261,8 +261,8 @@ def _layout_of(cache: KVCacheConfig) -> str | None:
 def _window_step(spec: KVCacheSpec) -> int:
     """``RegionLayout.window_step``. vLLM 0.32 ``single_type_kv_cache_manager.py`` says where a window begins.
 
-    That each token is pushed at its own step saves nothing: the next step gives blocks before the window to other
-    requests while a lane may still read them.
+    To push each token at its own step would not do: the next step gives blocks before the window to other requests,
+    while a lane may still read them.
     """
     if isinstance(spec, ChunkedLocalAttentionSpec):
         return int(spec.attention_chunk_size)

@@ -5,7 +5,7 @@
 
 ``spread`` carries a word's top bits down, of which a product modulo 2^64 keeps too few. PyTorch takes several passes
 over a copy, on any device and in the calling thread's stream. ``content_loop.py`` takes one, and only in the host's own
-memory. Both find the same sums. Which cells count is ``core/content.py``'s to say.
+memory. Both find the same sums. ``core/content.py`` decides which cells count.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Sums of KV content: what a rank pushed or received of a request, read through vLLM's own tensors.
 
-Which cells go into which sum is ``core/content.py``'s to say, and what a sum is ``content_pass.py``'s. A sum has no
-order, so that ranks, layers and chunks may come in any. It costs little more than reading the memory. It is no proof
-against somebody who wants to deceive: the side channel is sealed against those. It is computed on the tensor's own
-device, never in the forward pass nor in its stream, and in chunks: its thread serves others in between.
+``core/content.py`` decides which cells go into which sum, and ``content_pass.py`` what a sum is. A sum has no order, so
+that ranks, layers and chunks may come in any. It costs little more than reading the memory. It is no proof against
+somebody who wants to deceive: the side channel is sealed against those. It is computed on the tensor's own device,
+never in the forward pass nor in its stream, and in chunks: its thread serves others in between.
 """
 
 from __future__ import annotations
@@ -239,7 +239,8 @@ class PushSums:
     def advance(self, book: PushBook, now: float) -> None:
         """Read one chunk for one push: others need not wait for all of it. A call that fails costs that push alone.
 
-        Raises what may be of other work than these sums: what else the device has not done nothing here can tell.
+        Raises a device's error that may be of other work than these sums: nothing here can tell what else the device
+        has not done.
         """
         while self._asked:
             self._start(self._asked.popleft(), book, now)
@@ -326,7 +327,7 @@ class ReceiveSums:
     def advance(self) -> tuple[TransferId, Attempt, Found] | None:
         """Read one chunk for one attempt, so that others need not wait for all of it. The sums, once they are whole.
 
-        Raises whatever the device's library does; what is found of this attempt after that is not the whole.
+        Raises the errors of the device's library; the sums of this attempt are then of a part only.
         """
         if (key := self._queue.next_key) is None:
             return None

@@ -315,8 +315,8 @@ class Lane:
     def _revoked(self, key: PushKey, now: float) -> None:
         live = self._book.get(key)
         if live is None:
-            # Ended and reported, or never begun here. After a cut nobody remembers which of them were clean, and
-            # what they sent may still be on its way.
+            # Ended and reported, or never begun here. After a cut it is not known which of them were clean, and their
+            # bytes may still be on their way.
             self._send(Fenced(*key, is_clean=not self._out.is_closed))
         else:
             self._book.apply(live, live.push.revoke(now=now))
@@ -367,7 +367,7 @@ class Lane:
         """Close our session, and end every push that used it."""
         self._failure, self._cut_reason = self._failure or reason, ""
         if not self._out.close():
-            return  # What our session may still read is never released: the engine ends.
+            return  # Memory that our session may still read is never released: the engine ends.
         now = time.monotonic()
         for live in self._book:
             self._book.apply(live, live.push.cut(reason, now=now))

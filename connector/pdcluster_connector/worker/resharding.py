@@ -1,4 +1,4 @@
-"""Between the forward thread, the resharder and the lanes: what of a step is resharded, and who writes what of it.
+"""Between forward thread, resharder and lanes: says which part of a step is resharded, and which lane writes it.
 
     forward thread --slices of the step--> items --> Resharder --outcomes--> orders --> lanes
                                                         |

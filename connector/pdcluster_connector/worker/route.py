@@ -1,8 +1,8 @@
 """Where a lane's bytes go: the link of two ranks, and each step's ranges over it.
 
 A region is copied *directly*, from the request's blocks, or it is *staged*: the resharder brings decode's blocks
-together in staging memory, and says for each part where it lies. Which of the two is decided once, by the link. The
-link also decides which direct copies have small strips; a step gathers those where that saves writes.
+together in staging memory, and says for each part where it lies. The link decides once which of the two it is. The link
+also decides which direct copies have small strips; a step gathers those where that saves writes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The second push of what arrived wrong: which bytes, straight from the request's blocks to decode's.
 
 Planned from the block tables of the whole prompt and not from what was pushed before: a plan that went wrong once is
-not carried out twice. What reached decode by staging memory does not go that way again: the ranks of the engine would
-have to reshard it together once more. Each rank writes its own heads of it, token by token. That takes many writes, so
-that their number has a bound.
+not carried out twice. KV that reached decode by staging memory does not go that way again: the ranks of the engine
+would have to reshard it together once more. Each rank writes its own heads of it, token by token. That takes many
+writes, so their number has a bound.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The base of all models of the API: their spelling, that they never change, and the rules that a server checks.
 
-A ``Rule`` is data. It is written in CEL because the API server is who refuses a bad object, before anybody acts on it;
-nothing here evaluates it. Source of truth: Kubernetes 1.35, "CustomResourceDefinition validation rules".
+A ``Rule`` is data. It is written in CEL because the API server refuses a bad object, before anybody acts on it; nothing
+here evaluates it. Source of truth: Kubernetes 1.35, "CustomResourceDefinition validation rules".
 """
 
 from __future__ import annotations
@@ -169,4 +169,4 @@ def map_by(key: str) -> Any:
 
 
 OpenObject = Annotated[dict[str, Any], WithJsonSchema({"type": "object", OPEN_KEY: True})]
-"""Somebody else's schema, which the API server checks when we apply what we made of it."""
+"""Somebody else's schema. The API server checks it when we apply an object that we made of it."""

@@ -3,9 +3,9 @@
 Each field says its unit, bounds and default, and why that default. These models are the source of the CRD
 (``tools/crd.py``): what they refuse by type and bounds, and what the rules refuse, the API server refuses.
 
-What cannot change is what cannot be rolled: a name that clients ask for (a request in the middle of a rollout would
-meet an engine without it), the kind of device (old and new engines could not hand over KV), and the pool's secret
-(routers hold one secret, so they could not reach the engines of the other revision).
+A field cannot change where a rollout could not bring the change about: a name that clients ask for (a request in the
+middle of a rollout would meet an engine without it), the kind of device (old and new engines could not hand over KV),
+and the pool's secret (routers hold one secret, so they could not reach the engines of the other revision).
 """
 
 from __future__ import annotations
@@ -180,8 +180,8 @@ class Rollout(ApiModel):
     """Seconds without progress after which the rollout stops and says so, in [10, 86400]. Default 1800: large weights
     take minutes to load, and kernels to compile."""
     paused: bool = False
-    """No engine is replaced while this is true; what runs goes on serving. Where a rollout is under way replicas and
-    autoscalers wait too; where nothing is to be replaced they act as ever, and 0 of both roles stops the pool,
+    """No engine is replaced while this is true; running engines go on serving. While a rollout is under way replicas
+    and autoscalers wait too. Where nothing is to be replaced they act as ever, and 0 of both roles stops the pool,
     unless the spec is refused. Default false."""
 
     rules = (

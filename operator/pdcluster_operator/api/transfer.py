@@ -46,13 +46,13 @@ class Transfer(ApiModel):
     """Seconds that a revoked prefill rank has to say that it stopped, before decode closes its session and uses the
     blocks again, in [1, 600]. Default 3: a live one answers in milliseconds."""
     content_check: ContentCheck | None = None
-    """off, sampled or full: how much of the pushed KV decode compares with prefill's before the first token. What
-    differs is pushed once more, then another prefill engine is asked. Default: sampled, the connector's own, which is
-    nearly free; full finds each wrong byte, for some per cent of a prefill's time on a CPU."""
+    """off, sampled or full: how much of the pushed KV decode compares with prefill's before the first token. Content
+    that differs is pushed once more, then another prefill engine is asked. Default: sampled, the connector's own, which
+    is nearly free; full finds each wrong byte, for some per cent of a prefill's time on a CPU."""
     min_push_tokens: int | None = Field(default=None, ge=0, le=MAX_MIN_PUSH_TOKENS)
     """Where fewer tokens of a prompt than this are missing on a decode engine, behind its own prefix cache, it computes
-    them itself, in [0, 8192]; one of its steps takes no more of such tokens than this. What the pool is verified by is
-    always pushed. Default: 0, the connector's own: always push."""
+    them itself, in [0, 8192]; one of its steps takes no more of such tokens than this. A verification is always pushed.
+    Default: 0, the connector's own: always push."""
     on_failure: Action = Action.RECOMPUTE
     """recompute: decode computes the prompt itself when no prefill attempt is left; fail: the client gets an error at
     once. Default recompute: a slow answer is better than none."""

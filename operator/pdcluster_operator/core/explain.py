@@ -19,7 +19,7 @@ NOT_LOOKED_AT: Final = (
 
 
 def explain(status: Status | None, generation: int) -> tuple[str, ...]:
-    """Sentences, what to mend first at the front; one sentence when all is well. None: there is no status.
+    """Sentences, the thing to mend first at the front; one sentence when all is well. None: there is no status.
 
     ``generation``: of the spec that there is now.
     """

@@ -1,6 +1,6 @@
 """The rollout planner's input: the workloads of both roles as they are, and how many are wanted.
 
-Only numbers. What a number means is said here once; who read it from the cluster, and when, is the shell's business.
+Only numbers. This file says once what each number means. The shell reads them from the cluster.
 
 A workload's pods, by what its Deployment and its pods say:
 

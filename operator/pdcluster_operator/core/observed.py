@@ -199,10 +199,10 @@ class TargetIds:
 class Plan:
     """The plan's actions, in this order: children, moves, prunes, scalers' statuses, status.
 
-    ``asked``: what the user has a say in. The API server is asked for each whether it would take it, before anything is
-    done, so that a spec which it refuses changes nothing of what runs; for a stop only of the routers. ``facts``: what
-    ``status`` was reduced from. ``to_verify``: the target, when a request through it can be sent, and none was answered
-    yet. ``wake_after_s``: plan again then, even if nothing happens.
+    ``asked``: objects that carry the user's overrides. The API server is asked for each whether it would take it,
+    before anything is done, so that a spec which it refuses changes nothing of what runs. For a stop these are only the
+    routers'. ``facts``: what ``status`` was reduced from. ``to_verify``: the target, when a request through it can be
+    sent, and none was answered yet. ``wake_after_s``: plan again then, even if nothing happens.
     """
 
     facts: Facts

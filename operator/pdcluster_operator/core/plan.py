@@ -2,11 +2,11 @@
 
     spec -> target -> facts -> status -> next step -> children, moves, prunes
 
-A spec that cannot be carried out changes nothing: no child, no move, no prune, only the status that says why; what runs
-goes on as it is. Where it is the API server that refuses, it is asked before anything is done: a workload that comes
-only after an old engine has gone is refused while that one still runs. Old workloads keep the template that they have:
-only their replicas move, and they are pruned when they are empty. A PDCluster that is being deleted is planned no more:
-Kubernetes removes its children, by their owner.
+A spec that cannot be carried out changes nothing: no child, no move, no prune, only the status that says why. Running
+engines and routers go on as they are. The API server is asked before anything is done, so it refuses a workload while
+the old engine in its place still runs. Old workloads keep the template that they have: only their replicas move, and
+they are pruned when they are empty. A PDCluster that is being deleted is planned no more: Kubernetes removes its
+children, by their owner.
 
 A proof belongs to engines. While the status that was read proves a target that has none, no engine of it is made: the
 status has to be written first, so that no failed write lets an old proof count for the new engines.

@@ -133,7 +133,7 @@ def _waiting_told(waiting: StatusPart, *, has_died: bool) -> str:
     if not reason or reason in _STARTS:
         return ""
     if reason == _BACKS_OFF:
-        return "" if has_died else reason  # How it died says more; the kubelet's own words change with every try.
+        return "" if has_died else reason  # Its death says more; the kubelet's words change with every try.
     if reason in _PULLS:
         reason, message = "ImagePullBackOff", message.rpartition(_PULL_ERROR)[2]
     return f"{reason}: {_fitted(message)}" if message else str(reason)
@@ -170,8 +170,8 @@ def _as_death(name: str, ended: StatusPart, count: int, times: _Times) -> Death:
 
 
 def _are_near(count: int, started_s: int, began_s: int, ended_s: int) -> bool:
-    """Whether so many deaths of a pod of ``started_s`` can only be near each other, if no life was longer than a long
-    one, or than the last one was."""
+    """Whether the time since ``started_s``, the pod's start, is no more than so many lives take: each at most a long
+    one, or the last one's length, and a back-off."""
     longest_s = max(LONG_LIFE_S, ended_s - began_s) + BACK_OFF_S
     return not started_s or ended_s - started_s <= count * longest_s
 

@@ -113,7 +113,7 @@ class KeyQueue(Generic[K]):
         return self._heap[0][0]
 
     def overdue_s(self, now: float) -> float:
-        """How long the one that has been due, or running, for longest has been so. What a liveness probe asks."""
+        """Seconds for which the oldest key has been due, or running. A liveness probe asks."""
         since = [entry.started_at for entry in self._entries.values() if entry.started_at is not None]
         if self._drop_stale():
             since.append(self._heap[0][0])
@@ -139,7 +139,7 @@ class KeyQueue(Generic[K]):
         heapq.heappush(self._heap, (due_at, entry.ticket, key))
 
     def _drop_stale(self) -> bool:
-        """Whether a key is due some time; what leads the heap then is true."""
+        """Whether a key is due some time. The first entry of the heap is then a valid one."""
         while self._heap and not self._is_valid(self._heap[0]):
             heapq.heappop(self._heap)
         return bool(self._heap)

@@ -1,8 +1,8 @@
-"""The two hashes that name a workload: what both roles must share, and what one role's pods look like.
+"""The two hashes that name a workload: one over what both roles must share, one over the pods of one role.
 
-Prefill and decode engines are paired within one revision only, so whatever makes KV of one engine mean something else
-in another, or a prompt other tokens, belongs to the revision; TP and all else belongs to the template of its role. A
-change of a template restarts that role only.
+Prefill and decode engines are paired within one revision only. So an option belongs to the revision if it changes what
+KV means, or the tokens of a prompt. TP and all else belongs to the template of its role. A change of a template
+restarts that role only.
 
 Both are stable across runs, machines and key order, and an absent field equals a null one: a new optional field of the
 API moves no hash.
@@ -30,7 +30,7 @@ SHARED_ENV: Final = frozenset(
         "VLLM_SSM_CONV_STATE_LAYOUT",
     }
 )
-"""Variables by which vLLM 0.32 (``envs.py``) keeps KV another way. Whether two ways fit the handshake decides: one role
+"""Variables by which vLLM 0.32 (``envs.py``) keeps KV another way. The handshake decides whether two ways fit: one role
 may need a layout that is the other one's own choice."""
 
 _DIGITS: Final = 8

@@ -144,7 +144,7 @@ def _lower_old(fleet: Fleet) -> Fleet | None:
 def _leave(fleet: Fleet) -> Fleet | None:
     groups = _groups(fleet)
     is_proven = fleet.is_verified and all(fleet.of(role).target.staying for role in ROLES)
-    # Whatever cannot serve may go at once, as long as something that can is kept to roll back to.
+    # A group that cannot serve may go at once, as long as one that can is kept to roll back to.
     is_safe = any(fleet.serves(group.revision) for group in groups)
     for group in groups:
         may_go = is_proven or (is_safe and not fleet.serves(group.revision))
@@ -222,9 +222,10 @@ def _may_lower(fleet: Fleet, role: Role, replicas: dict[Workload, int]) -> bool:
 
 
 def _useful_target(fleet: Fleet, role: Role) -> int:
-    """The target's ready ones of this role, once a request was answered through it: it takes nothing before it works.
+    """The target's ready instances of this role, once a request was answered through it: before that it replaces none.
 
-    Where the other role has no place for its first one, they count all the same: it gets one when these took over.
+    Where the other role has no place for its first instance, they count all the same: it gets one when they have taken
+    over.
     """
     theirs = fleet.of(role.other)
     is_awaited = theirs.target.replicas > 0 or theirs.room > 0

@@ -28,7 +28,7 @@ class Verification(Enum):
 class Problems:
     """The cluster's facts about pods that do not get ready, such as ``ImagePullBackOff``; each may be empty.
 
-    ``crash_loop``: of the container that dies of the same cause again and again, whosever it is.
+    ``crash_loop``: of a container, of an engine or a router, that dies of the same cause again and again.
     """
 
     prefill: str = ""
@@ -216,7 +216,7 @@ def _transfer_verified(facts: Facts, verified: str, before: Status | None) -> _F
 
 
 def _remembered_failure(facts: Facts, before: Status | None) -> str | None:
-    """Why a request through these engines failed that an operator before this one sent; None: none did.
+    """Why a request failed that an earlier operator sent through these engines; None: none did.
 
     A new leader knows no results, and must not calm a pager before it has asked itself.
     """
@@ -321,8 +321,8 @@ def _has_progressed(facts: Facts, before: Status, status: Status) -> bool:
 
 
 def _is_better(now: Counts, before: Counts, is_looping: bool) -> bool:
-    """As ``DeploymentProgressing``: more updated, fewer old, more ready. That one which died is made anew is nothing of
-    the kind: a LeaderWorkerSet does so after each death, and would move the deadline for ever."""
+    """As ``DeploymentProgressing``: more updated, fewer old, more ready. An instance that is made anew after a death is
+    no progress: a LeaderWorkerSet does so each time, and would move the deadline for ever."""
     return (
         (now.updated > before.updated and not is_looping)
         or _num_old(now) < _num_old(before)

@@ -167,7 +167,8 @@ def _pod_view(head: _Head, body: Object) -> PodView:
 def digest_of(document: Object) -> str:
     """Over spec, rules, data and the metadata that somebody writes; not over status.
 
-    Nor over an engine workload's or a scaler's replicas, which are moved and never applied; a router's are applied.
+    Replicas of an engine workload or a scaler are left out, for they are moved and never applied; a router's are
+    applied.
     """
     told = {name: value for name, value in document.items() if name not in ("metadata", "status")}
     if labels.ROLE in (document["metadata"].get("labels") or {}) and "spec" in told:

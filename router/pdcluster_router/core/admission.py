@@ -1,8 +1,8 @@
 """Lets requests enter, wait, or be turned away: back-pressure by the backlog of the engines that prefill.
 
 Decode reserves KV blocks as soon as it has a request. A request that would only wait for prefill must not hold
-them, so it waits here, where waiting costs a few kilobytes, and enters when prefill has room. What decode prefills
-by itself waits likewise, for room on the decode engines: an ``Admission`` of its own.
+them, so it waits here, where waiting costs a few kilobytes, and enters when prefill has room. A request that decode
+prefills by itself waits likewise, for room on the decode engines, in an ``Admission`` of its own.
 
     room?  --yes--> a share of the backlog until its prefill is over
        |
@@ -137,9 +137,8 @@ class Admission(Generic[Waiter]):
         return min((place.deadline for place in self._queue.values()), default=None)
 
     def retry_after_s(self, *, now: float) -> int:
-        """Whole seconds after which asking again may help: as long as the head of the queue has waited so far.
-
-        That is what a new request would have to wait at least. In [1, queue_s rounded up].
+        """Whole seconds after which asking again may help: the time that the head of the queue has waited so far. A new
+        request would have to wait at least as long. In [1, queue_s rounded up].
         """
         place = next(iter(self._queue.values()), None)
         waited_s = now - place.queued_at if place else 0.0

@@ -2,8 +2,8 @@
 
     {"type": "error", "error": {"type": "overloaded_error", "message": "...", "code": "no_decode_engine"}}
 
-``type`` is Anthropic's name for the status, ``code`` is ours: it is the same on every path. Which errors there are is
-decided in ``openai_errors.py``.
+``type`` is Anthropic's name for the status, ``code`` is ours: it is the same on every path. ``openai_errors.py``
+declares the errors.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c1b0f00a08  team-a     what sha256sum prints, and a name
     60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752  team-b max_concurrent=8 requests_per_minute=600
 
-A key itself is in no file, log or error: a line holds its SHA-256, and what a line says is never quoted.
+A key itself is in no file, log or error: a line holds its SHA-256, and no line is ever quoted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ CURE: Final = "printf %s KEY | sha256sum"
 _LINE: Final = re.compile(r"([0-9a-fA-F]{64})(?:\s+(\S+)(?:\s+(\S.*))?)?")
 _LIMIT: Final = re.compile(rf"({'|'.join(by.value for by in LimitedBy)})=([0-9]{{1,10}})")
 _LIKE_A_LIMIT: Final = re.compile(rf"(?:{'|'.join(by.value for by in LimitedBy)})(?:=.*)?|[^=]+=[0-9]+")
-"""Also one that is spelled wrong: taken for a name, it would leave its key without a limit and without a word."""
+"""Also one that is spelled wrong: taken for a name, it would leave its key without a limit, and no error would say
+so."""
 _LIMITS: Final = ", ".join(f"{by.value}=N" for by in LimitedBy)
 _NO_NAME: Final = "-"
 """The name that sha256sum prints for its standard input: all keys so called would share one part of the room."""

@@ -12,7 +12,8 @@ A request that has no outcome (its client leaves) decides nothing: after ``TRYIN
 Each ejection begins a new era. Outcomes of requests of an earlier era do not count. So requests that were under way
 when an engine was ejected neither eject it again nor bring it back.
 
-Decides from outcomes and times alone; who may be asked when every engine is ejected is ``core/placement.py``'s.
+Decides from outcomes and times alone. ``core/placement.py`` decides which engine may be asked when every one is
+ejected.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ class Blame(Enum):
     ENGINE = "engine"
     """The engine was not there, broke off, or was too slow."""
     PERHAPS = "perhaps"
-    """It answered an error. Another engine shows whether that was the engine or the request: where it can do what this
-    one could not, this one is to blame. Else one client with a request that every engine fails on ejects them all."""
+    """It answered an error. Another engine shows whether the engine or the request was at fault: if it can serve the
+    request, this one is to blame. Otherwise a client with a request on which every engine fails would eject them
+    all."""
     NOBODY = "nobody"
     """A limit of ours was reached, the client is slow, or the engine is well and says when to come back."""
 

@@ -27,8 +27,8 @@ class ClientApi:
     refusal_event: Callable[[bytes], bytes]
     """An engine's error body in a stream that has begun."""
     first_event: Callable[[Bytes], tuple[int, int]]
-    """Where the event of a stream begins and ends before which nothing goes to the client, for it may be an error. The
-    end is -1 while it is not whole."""
+    """Begin and end of the event that a stream is held back for, since it may be an error. The end is -1 while the
+    event is not whole."""
     watch: Callable[[Mapping[bytes, str]], ErrorWatch]
     marks: Mapping[bytes, str] | None
     """Bytes of a stream that its engine gave up, and the words for it. None: those of the engines' dialect."""
@@ -67,5 +67,5 @@ REQUEST_PATHS: Final = frozenset((b"/v1/chat/completions", b"/v1/completions", M
 
 
 def api_of(path: bytes) -> ClientApi:
-    """The API that a client speaks who asks for ``path``, also where it is none of ``REQUEST_PATHS``."""
+    """The API of a client that asks for ``path``, also where that is none of ``REQUEST_PATHS``."""
     return MESSAGES if path == MESSAGES_PATH or path.startswith(b"/v1/messages/") else OPENAI

@@ -1,7 +1,8 @@
 """How a router and its engines speak: what they are told, how they name a request, and what their silence means.
 
 One object, chosen once at start. This file has what each dialect decides, and pdcluster's own; ``vllm_ascend.py`` has
-that of engines which run vllm-ascend's own connector. Which engine is asked, how often and for how long is not here.
+that of engines which run vllm-ascend's own connector. Other files decide which engine is asked, how often and for how
+long.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@
 Source of truth: Kubernetes' page "API concepts", "Efficient detection of changes"; its ``discovery.k8s.io/v1`` types
 (``staging/src/k8s.io/api/discovery/v1/types.go``) and its page "EndpointSlices", section "Duplicate endpoints": an
 endpoint that moves between slices may be in two of them, or in none, for a moment. Knows no connection and no clock.
-What cannot be used is said, never raised; a failure changes nothing: what was known last stays known.
+A slice that cannot be used is named in the result and raises nothing. A failure changes nothing: the engines that were
+known last stay known.
 """
 
 from __future__ import annotations

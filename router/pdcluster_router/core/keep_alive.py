@@ -8,7 +8,7 @@ look that finds some counts as the first, since they may have come right after t
     comment            :         (none)    :         2: nothing since the beginning;  6: nothing since 4
 
 So a client waits for ``keep_alive_s`` at most, and its first comment comes after exactly that: until then an error has
-a status of its own. Knows no clock and no stream; what a comment may not interrupt is decided in ``sse.py``.
+a status of its own. Knows no clock and no stream. ``sse.py`` knows where a comment would tear an event.
 """
 
 from __future__ import annotations

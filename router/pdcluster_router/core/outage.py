@@ -11,7 +11,7 @@ An engine whose core has died may never answer what it has, and may never hang u
 A process that is stopped, busy or far away is SILENT, and may still answer: so it has longer. UNKNOWN ends an outage
 as WELL does, because it says nothing of the engine's core.
 
-Decides from probes and times alone. Who asks, and what becomes of the request, is ``requests/exchange.py``'s.
+Decides from probes and times alone. ``requests/exchange.py`` asks, and carries out what becomes of the request.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Outage:
         """Likewise of DEAD ones."""
 
     def saw(self, sign: Sign, *, now: float, most_s: float) -> None:
-        """``sign`` is the newest. What lies more than ``most_s`` after the probe before does not count: this router was
-        stopped meanwhile, and has seen nothing.
+        """``sign`` is the newest. Time beyond ``most_s`` since the probe before does not count: this router was stopped
+        then, and has seen nothing.
         """
         unseen_s = max(0.0, now - self._probed_at - most_s)
         is_dead = sign is Sign.DEAD
@@ -74,7 +74,8 @@ class Outage:
         self._probed_at = now
 
     def why_lost(self, quiet_since: float, *, gone_s: float, silent_s: float) -> str:
-        """Why a request there is lost that has had no byte since ``quiet_since`` (monotonic seconds); empty: it is not.
+        """Why a request there is lost, of which no byte has come since ``quiet_since`` (monotonic seconds); empty: it
+        is not.
 
         Up to the newest probe: a router that stood still since then has not asked.
         """

@@ -24,8 +24,8 @@ Rule 2: nothing here performs I/O or reads a clock. Callers pass ``now`` (second
 
 Decode goes first: it reserves KV blocks and tells us where they are, and only then is prefill asked
 to fill them. A failed attempt goes to another prefill engine with the same reservation. When no attempt is left
-decode is told, and either recomputes or answers an error, unless failing at once is what is wanted. What ends
-an attempt always stops the writer (prefill) before anything else is started or freed.
+decode is told, and either recomputes or answers an error, unless failing at once is what is wanted. The end of an
+attempt always stops the writer (prefill) before anything else is started or freed.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ TRANSITIONS: Final[Table] = {
     (Phase.TRAILING, Event.PREFILL_DONE): (Phase.DONE, (Command.REPLY_OK,)),
     (Phase.TRAILING, Event.RESERVATION_LOST): (Phase.DONE, (Command.ABORT_PREFILL,)),
     (Phase.TRAILING, Event.CLIENT_GONE): (Phase.TRAILING, ()),
-    # What ends a request early.
+    # Events that end a request early.
     **{(phase, Event.DECODE_REFUSED): _FAIL for phase in _ANSWERS_BEFORE_PREFILL},
     (Phase.PREFILLING, Event.DECODE_REFUSED): _FAIL_BOTH,
     **{(phase, event): _FAIL for phase in _NO_PREFILL_RUNS for event in (Event.DECODE_FAILED, Event.GIVEN_UP)},

@@ -1,4 +1,4 @@
-"""How many bytes of requests a router keeps whose answer has not begun, over all connections and the queue.
+"""The bytes of requests whose answer has not begun: a router bounds them over all connections and its queue.
 
     0 ............... 3/4 ...... 7/8 ...... max_bytes
     large bodies ------>|          |            |

@@ -1,6 +1,6 @@
 """The trace id of a request: W3C Trace Context, ``traceparent``.
 
-The header itself goes to engines as it came, for vLLM reads it. One that is not valid does too: no hop can use it.
+The header itself goes to engines as it came, for vLLM reads it. An invalid one goes too: no hop can use it.
 """
 
 from __future__ import annotations

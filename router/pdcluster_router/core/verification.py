@@ -1,6 +1,6 @@
-"""Whether one request proves that this pair hands KV over, and how long its prompt must be.
+"""Decides whether one request proves that this pair hands KV over, and how long its prompt must be.
 
-What counts as proof, all of it of one request that was never tried twice and may not be recomputed:
+A proof needs all of these, from one request that was sent once and may not be recomputed:
 
     decode asked this router for prompt tokens        else decode had them, or computes them itself
     prefill ended well, and the answer is whole       else it failed, and says why

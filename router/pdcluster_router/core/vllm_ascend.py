@@ -1,7 +1,7 @@
-"""Engines that run vllm-ascend's own layerwise connector, as released: what may be asked of them, and what not.
+"""Engines that run vllm-ascend's own layerwise connector, as released, and how the router must treat them.
 
 Source of truth: vllm-ascend 0.23.0.post1, ``mooncake_layerwise_connector.py`` and ``recompute_scheduler.py``, and the
-scheduler of vLLM 0.23. What follows from them:
+scheduler of vLLM 0.23. These facts follow from them:
 
 - Decode does not read the metaserver's answer, and has no timeout. So the router ends a request whose prefill has
   failed: it closes the connection to decode.
@@ -82,7 +82,7 @@ class VllmAscendDialect:
         body: Bytes,
         known: Container[TransferId],
     ) -> LayerwiseCall | None:
-        """Nothing shows who posts this: only that it knows an id that was never told but to the engines."""
+        """The caller shows no secret. It only knows an id that was told to the engines alone."""
         try:
             transfer_id = transfer_id_of(request_id_in(body))
         except ProtocolError as error:

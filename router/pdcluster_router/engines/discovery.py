@@ -5,7 +5,7 @@
      +--1 to 30 s---+-- cut, silent, refused, 410: what is known stays, and the list is asked for again
 
 A failure of the API server, or of the way to it, changes no engine. It is one log line when it begins, one when it
-is over, and a metric. What an answer means is decided in ``core/endpoint_slices.py``.
+is over, and a metric. ``core/endpoint_slices.py`` decides what an answer means.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Whether the engines are well: asked in the background, so that ``/health`` itself never waits.
+"""Asks the engines in the background whether they are well, so that ``/health`` itself never waits.
 
-Each engine that may get work, now or later, has one task, and so has one that goes but has a request yet. A probe that
+One task asks each engine that may get work, now or later, and each one that goes but still has a request. A probe that
 finds no answer in time makes its engine unhealthy until one does.
 """
 

@@ -1,6 +1,6 @@
 """The list of models: a decode engine's own, asked for by one call at a time and remembered for some seconds.
 
-Anybody may ask for it as often as he likes; engines must not feel it.
+A client may ask for it as often as it likes: engines must not feel it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Models:
 
 
 class _Lists:
-    """One engine's. ``lock``: who holds it may ask the engine."""
+    """One engine's. ``lock``: its holder may ask the engine."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()

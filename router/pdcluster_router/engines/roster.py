@@ -241,7 +241,7 @@ class Roster:
         _log("added", engine)
 
     def _remove(self, engine: Engine) -> None:
-        engine.change(EngineState.LEAVING)  # What is not a request, as a list of models, may still be under way.
+        engine.change(EngineState.LEAVING)  # A question such as for its models may still be under way.
         self.engines[engine.role].remove(engine)
         _log("removed", engine)
 
@@ -266,7 +266,7 @@ _BREAKER_NEWS: Final = {
 
 
 def _log_breaker(engine: Engine, now: float) -> None:
-    """One line for each change; that the one request was placed is none."""
+    """One line for each change. TRYING has none: it says only that the one request was placed."""
     circuit = engine.breaker.circuit
     if circuit is Circuit.TRYING:
         return

@@ -178,7 +178,7 @@ def run(settings: Settings, secret: Secret) -> None:
         print(warning, flush=True)
     server = RouterServer(settings, secret)
     gc.collect()
-    gc.freeze()  # What is there for good is looked at no more: modules and FastAPI alone would stop the loop for 50 ms.
+    gc.freeze()  # The collector skips what is there now: modules and FastAPI would stop the loop for 50 ms.
     server.run(sockets=sockets)
 
 

@@ -199,7 +199,7 @@ class RouterProtocol(ReadingProtocol):
         if not self._is_ending:  # Else what waits behind would be taken for the rest of an answer that broke off.
             self.on_response_complete()
         elif not self.transport.is_closing():
-            self.flow.resume_reading()  # What still comes is dropped: see ``close``.
+            self.flow.resume_reading()  # More bytes are dropped: see ``close``.
 
     def close(self, *, with_reset: bool = False) -> None:
         """Closed once all is sent; a client that does not take it in time is cut off.
@@ -324,7 +324,7 @@ class RouterProtocol(ReadingProtocol):
             self._greet(cycle)
 
     def _greet(self, cycle: HotCycle) -> None:
-        """Refuse at once what is surely too large, or ask for the body of who waits to be asked."""
+        """Refuse a body that is surely too large at once, or tell a client that waits with its body to go on."""
         if cycle.refusal is not None or cycle.head.content_length > self._max_body_bytes:
             self._refuse(cycle, cycle.refusal or body_too_large(self._max_body_bytes))
         elif cycle.head.expects_continue:
@@ -392,7 +392,7 @@ class RouterProtocol(ReadingProtocol):
         if cycle is not None and cycle.refusal is None and cycle.num_body_bytes >= self._wanted_body_bytes:
             self._start_read_timer()  # A large body, and it comes.
             return
-        self.stop_reading()  # What is still missing is not waited for.
+        self.stop_reading()  # The missing bytes are not waited for.
         if cycle is not None and cycle is self._active and not cycle.response_complete:
             self._refuse(cycle, client_too_slow(self._router.settings.client_read_timeout_s))
         else:

@@ -38,7 +38,7 @@ async def carry_out(router: Router, request: Request) -> bytes:
     """The JSON body of a 200.
 
     Raises:
-        RefusedRequest: With what the operator is answered.
+        RefusedRequest: It has the answer to the operator.
     """
     body = await _read_body(request)
     try:

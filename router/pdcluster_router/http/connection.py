@@ -284,8 +284,8 @@ class Connection(asyncio.Protocol):
 def _is_unread(transport: asyncio.Transport, num_sent_bytes: int) -> bool:
     """Whether the peer hung up before the last bytes could reach it.
 
-    Its FIN acknowledges all that its kernel had by then. What that does not cover came to a closed socket,
-    so no program can have read it. Only for an orderly end: a reset says nothing about what was read.
+    Its FIN acknowledges all bytes that its kernel had by then. Later ones came to a closed socket, so no program can
+    have read them. Only for an orderly end: a reset says nothing about what was read.
     """
     if not hasattr(socket, "TCP_INFO"):
         return False

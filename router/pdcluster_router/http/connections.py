@@ -45,7 +45,7 @@ class IdleConnections:
         self._all.pop(connection, None)
 
     def close_oldest(self) -> None:
-        """That which has waited longest is closed. Its descriptor is free after the loop's next turn."""
+        """The connection that has been idle longest is closed. Its descriptor is free after the loop's next turn."""
         if self._all:
             connection = next(iter(self._all))
             self.discard(connection)

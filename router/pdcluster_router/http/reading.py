@@ -5,9 +5,9 @@ httptools has three ways that a router must not take over, and this file is wher
 - An ``Upgrade`` that is offered makes it take the body for another protocol's bytes. We speak no other protocol, so
   the offer is ignored (RFC 9110, 7.8): such a head is read a second time without it, by a fresh parser.
 - Trailers come by the same call as headers. They are counted and dropped (RFC 9110, 6.5.1).
-- What it collects before it says anything (a value, a trailer, a chunk's extension) has no limit.
+- It sets no limit to what it collects before it says anything (a value, a trailer, a chunk's extension).
 
-What has come while nothing more is wanted (``flow.read_paused``) stays unparsed in ``_rest``, and no more is read: a
+Bytes that come while nothing more is wanted (``flow.read_paused``) stay unparsed in ``_rest``, and no more is read: a
 row of short requests takes ten times its bytes once it is parsed.
 
 A subclass of uvicorn 0.54's ``HttpToolsProtocol``. Its subclass is told of whole heads, bodies and whole messages.

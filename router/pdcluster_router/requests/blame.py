@@ -1,6 +1,6 @@
 """Tells engines that they failed a request: at once, or when another engine has shown that it can be served.
 
-One record for each role that serves a request. What an outcome means for an engine is ``core/breaker.py``'s.
+One record for each role that serves a request. ``core/breaker.py`` decides what an outcome means for an engine.
 """
 
 from __future__ import annotations

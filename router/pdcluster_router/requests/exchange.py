@@ -68,7 +68,7 @@ class Exchange:
         self._share = BacklogShare(services, request.prefill_role, request.body.estimated_prompt_tokens)
         self._verdict = UNDECIDED
         self._prefill_reason = "no prefill engine is there to ask"
-        """Why there is no KV, should no prefill engine be left: what the last one said, whichever decode asked."""
+        """Why there is no KV, should no prefill engine be left: the last one's words, for any decode engine."""
         self._prefill_failure = ""
         """Why decode was told for good that there is no KV; empty while it was not."""
         self._set_timer()
@@ -304,7 +304,7 @@ class Exchange:
         return self._services.decode_params(self._pairing, wants_receipt=self._request.terms.wants_receipt)
 
     def _renew_transfer(self) -> None:
-        """The request gets a new transfer id: whatever the first try may have left cannot be taken for it."""
+        """The request gets a new transfer id, so that nothing that the first try has left can be taken for it."""
         del self._services.transfers[self._pairing.transfer_id]
         self._pairing.restart(self._services.new_transfer_id(), now=self._services.now())
         self.record.renewed(self._pairing.transfer_id)

@@ -62,7 +62,7 @@ class Gate:
     def leave(self, waiting: _Waiting) -> None:
         """The client has left the queue."""
         waiting.admission.leave(waiting)
-        self._services.make_room()  # Who waits behind may be small enough for what there is.
+        self._services.make_room()  # One behind it may fit into the room that there is.
         self._ended(waiting, FailureKind.CLIENT_GONE, Outcome.CLIENT_GONE, None)
 
     def waiting_with(self, request_id: str) -> list[ClientRequest]:

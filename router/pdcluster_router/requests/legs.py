@@ -5,7 +5,7 @@
                      worked, and why not
     PrefillLeg       one of these orders
 
-How often something is tried is decided in ``core/pairing.py``.
+``core/pairing.py`` decides how often something is tried.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class DecodeLeg:
             self._suspects.failed(self.engine, self._era, self._num_tokens, blame)
 
     def why_gone(self, quiet_since: float) -> str:
-        """Why no answer will come, which has had no byte since then (monotonic seconds); empty: nothing says so."""
+        """Why no answer will come, if no byte has come since then (monotonic seconds); empty: nothing says so."""
         return _why_gone(self.engine, quiet_since, self.request.timeouts) if self.engine is not None else ""
 
     def may_send_again(self, lost: ResponseLost) -> bool:

@@ -121,7 +121,7 @@ class Relay:
     def __init__(
         self, owner: RelayOwner, cycle: HotCycle, api: ClientApi, given_up: Mapping[bytes, str], *, now: float
     ) -> None:
-        """``given_up``: what says that decode did not finish its answer, where ``api`` has no words for it. ``now``:
+        """``given_up``: words of an answer that decode did not finish, where ``api`` has none of its own. ``now``:
         monotonic seconds.
         """
         self._owner = owner
@@ -293,7 +293,7 @@ class Relay:
         self._owner.decode_lost(lost)
 
     def _problem_of_held(self) -> str:
-        """Why what is held is no whole answer; empty: it is, as far as its API can say."""
+        """Why the held bytes are no whole answer; empty: they are, as far as their API can say."""
         if not self._is_event_stream:
             return self._api.unfinished(self._held) if self._api.unfinished is not None else ""
         watch = self._api.watch(self._marks)
@@ -340,7 +340,7 @@ class Relay:
         return from_engine(head.status, self._held, self._api.error_body)
 
     def _abandon(self, status: int, body: bytes, head: ResponseHead) -> None:
-        """Answer the error now; what else decode may send is not read."""
+        """Answer the error now. Nothing more is read from decode."""
         if self._call is not None:
             self._call.close()
         self._refuse(status, body, head)

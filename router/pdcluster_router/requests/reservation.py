@@ -1,16 +1,16 @@
-"""Where decode engines bring their reservations, and who waits there for the outcome of the prefill.
+"""Decode engines bring their reservations here, and wait for the outcome of the prefill.
 
-Or they say that they compute what they lack of a prompt themselves: then nothing is waited for. Such a word that comes
-too late, when the answer has begun or ended, changes nothing.
+An engine may also say that it computes what it lacks of a prompt itself: then it waits for nothing. Such a word that
+comes too late, when the answer has begun or ended, changes nothing.
 
-200 carries an outcome. All else carries a failed one: 400 what is no reservation, 403 a call that no holder of the
-cluster's secret has sealed, or a token that is not of this cluster or not for this attempt, 404 an unknown or ended
-transfer: the live table is what ends a token's life, so a replayed one is of no use.
+200 carries an outcome. Every other status carries a failed one: 400 a body that is no reservation, 403 a call that no
+holder of the cluster's secret has sealed, or a token that is not of this cluster or not for this attempt, 404 an
+unknown or ended transfer. A token is good only while its transfer is in the table, so a replayed one is of no use.
 
 The token is for a transfer and an attempt and says nothing of where the KV goes; the seal is for every byte of the
-body. Whether the decode engine that sealed it is the one that this transfer was sent to is not asked: its calls may
-come from another address than it is reached at (a Service, another node of the engine), and holders of the secret
-trust each other.
+body. The router does not check that the engine which sealed it is the one that has this transfer: its calls may come
+from another address than it is reached at (a Service, another node of the engine), and holders of the secret trust
+each other.
 
 vLLM may submit a request twice with the same transfer parameters, so several calls can wait for one decision. A call
 that says that an attempt was lost opens the question again: it, and every later call, waits for a new outcome.

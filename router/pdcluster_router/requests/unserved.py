@@ -1,6 +1,6 @@
 """The memory of requests that no engine was asked for: refused as they came, turned away, or still in the queue.
 
-Of those that engines have had it is ``record.py`` that tells.
+``record.py`` tells of those that engines have had.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Verifies a revision: a real request through one pair of it, where only KV that prefill computed and pushed counts.
 
 The request takes a client's own way (``Exchange``), on other terms: this pair and no other, one attempt, decode may not
-recompute, and its answer carries a receipt. What counts as proof is decided in ``core/verification.py``.
-Counts in the metrics as any request. Holds its share of prefill's backlog, but does not queue for it: a busy pool must
-not look like a broken one.
+recompute, and its answer carries a receipt. ``core/verification.py`` decides what counts as proof. Counts in the
+metrics as any request. Holds its share of prefill's backlog, but does not queue for it: a busy pool must not look like
+a broken one.
 """
 
 from __future__ import annotations

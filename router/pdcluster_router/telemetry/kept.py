@@ -3,8 +3,8 @@
     exchange, queue, refusals --KeptRow--> keep() --> a ring each for what was served, what was refused, what failed
     GET /pdcluster/requests?id=ID --> find() --> KeptRequest
 
-Rings of their own, so that neither good requests nor clients' mistakes push out what broke. Bounded in bytes. All that
-can wait until somebody asks does: a request pays for one row of plain values, 4 us in all.
+Rings of their own, so that neither good requests nor clients' mistakes push out what broke. Bounded in bytes. A request
+pays for one row of plain values, 4 us in all. The rest of the work is done when somebody asks.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ CACHE_FOLDER: Final = "/cache"
 MODEL_FOLDER: Final = "/model"
 """Where ``model.volume`` is mounted."""
 
-_ALL_ADDRESSES: Final = "0.0.0.0"  # noqa: S104  # a pod's own network; who may come in is the NetworkPolicy's business
+_ALL_ADDRESSES: Final = "0.0.0.0"  # noqa: S104  # a pod's own network; the NetworkPolicy decides who may come in
 
 
 class PodPlace(Enum):
@@ -93,7 +93,7 @@ def transfer_config(pool: Pool, role: Role, place: PodPlace) -> Document:
 
 
 def _compiles_sums(pool: Pool, check: ContentCheck) -> bool:
-    """Whether a prefill engine uses the setting too: on a CPU it compiles what finds all sums, at its start."""
+    """Whether a prefill engine uses the setting too: on a CPU it compiles the loop for all sums at its start."""
     return check is ContentCheck.FULL and pool.role(Role.PREFILL).device.kind is DeviceKind.CPU
 
 

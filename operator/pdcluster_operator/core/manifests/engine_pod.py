@@ -1,7 +1,7 @@
-"""The pod template of one role's engines: what the template's hash is taken of.
+"""The pod template of one role's engines, over which the template's hash goes.
 
-Whatever is added here restarts every engine of every pool when the operator is upgraded: such a change has a line in
-CHANGELOG. What only the routers or the planner need is no part of it.
+An addition here restarts every engine of every pool when the operator is upgraded, so it has a line in CHANGELOG. The
+template leaves out what only the routers or the planner need.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ Engines of one pool reach each other on all ports, since Mooncake draws its own 
 and has no authentication; outsiders reach none of them. Old and new revisions share these policies, so nothing in them
 depends on a role's ports or nodes. Probes come from the node, which is always let in (Kubernetes, "Network Policies").
 
-Policies add up: who scrapes metrics of engines or routers, or whose engines fetch from elsewhere, adds one for it.
-Pods on their node's own network, and RDMA, are beyond any policy.
+Policies add up: a user adds one to scrape metrics of engines or routers, or to let engines fetch from elsewhere. Pods
+on their node's own network, and RDMA, are beyond any policy.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def role_policy(pool: Pool, role: Role) -> Document:
     """Of one role's engines."""
     name = names.role_name(pool.name, role)
     peers, routers = {"podSelector": _engines(pool)}, {"podSelector": {"matchLabels": router_selector(pool)}}
-    # 8000 too: at an upgrade policies change at once, while routers of before the internal port, which are called back
-    # there, drain for hours.
+    # 8000 too: at an upgrade policies change at once, while routers of a release without the internal port, which are
+    # called back there, drain for hours.
     calls_back = [{"to": [routers], **_tcp(INTERNAL_PORT, PORT)}] if role is Role.DECODE else []
     fetches = [_tcp(443)] if pool.spec.model.name else []
     spec = {

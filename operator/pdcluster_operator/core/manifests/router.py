@@ -111,7 +111,8 @@ def router_service(pool: Pool) -> Document:
 
 
 def internal_service(pool: Pool) -> Document:
-    """For the operator, and for who scrapes. Never of a type that the outside reaches, whatever that of clients is."""
+    """For the operator and for scrapers of metrics. The outside never reaches it, whatever the type of clients'
+    Service."""
     spec = {
         "type": "ClusterIP",
         "selector": router_selector(pool),

@@ -28,8 +28,9 @@ MOST_LOAD: Final = 1.25
 """Times the mean. Less sends conversations away for noise, more lets queues grow: "Consistent hashing with bounded
 loads" (Mirrokni, Thorup, Zadimoghaddam), and what HAProxy and Envoy make of it."""
 PART_OF_PROMPT: Final = 0.5
-"""The load that an engine may have more, as a part of the prompt: it may know it. Without it conversations leave their
-engines in a quiet pool; all of it makes prompts wait that no engine knows. ``docs/decisions/0025-affinity.md``."""
+"""The load that an engine may have above that bound, as a part of the prompt, which it may have cached. With 0
+conversations leave their engines in a quiet pool; with 1 prompts wait that no engine has cached.
+``docs/decisions/0025-affinity.md``."""
 NUM_HOMES: Final = 4
 """Engines that are tried in turn. When four are full nothing is left to be near to: the load decides."""
 NUM_BUCKETS: Final = 1 << 14

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pdcluster_kube.access import SERVICE_ACCOUNT, read_pod
-from pdcluster_operator.serving import serve
+from pdcluster_operator.replica import serve
 from pdcluster_operator.settings import FLAGS, Settings, build_settings
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.logs import start_logging

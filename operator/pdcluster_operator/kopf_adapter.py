@@ -13,12 +13,12 @@ Switched off, or replaced:
     diffs (``_NoDiffs``)                    copies every object twice for each event, for handlers that we have not
     Events (``posting``)                    ours name a reason of the status, and only the leader sends them
     peering (``standalone``), its identity  two equal replicas both freeze; ``leader`` holds a Lease
-    its probe                               answers 200 as long as the event loop turns: ``probes``
-    scanning for CRDs and namespaces        needs rights on the whole cluster; ``serving`` asks for the kinds itself
+    its probe                               answers 200 as long as the event loop turns: ``health_server``
+    scanning for CRDs and namespaces        needs rights on the whole cluster; ``replica`` asks for the kinds itself
     pauses after errors (``_Pauses``)       end after some tries; an operator that gives up watching is of no use
     signal handlers (``on_spawned``)        would end the watches before our term has ended
     waiting for tasks (``_Everything``)     would wait for, and cancel, tasks that are ours
-    the limit on its exit                   ``serving`` has one for the whole process
+    the limit on its exit                   ``replica`` has one for the whole process
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pdcluster_kube.access import ApiAccess
 from pdcluster_kube.backoff import Backoff
 from pdcluster_kube.session import open_session
 from pdcluster_operator.caches import Caches, Key
-from pdcluster_operator.core.views import view_of
+from pdcluster_operator.core.object_views import view_of
 from pdcluster_operator.kinds import Kind, ref_of, selector_of
 from pdcluster_operator.settings import Settings
 

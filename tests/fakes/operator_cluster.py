@@ -13,18 +13,15 @@ from typing import Any
 
 from operator_cases.objects import pdcluster
 from pdcluster_operator.api.cluster import PDCluster
+from pdcluster_operator.core.actions import Child, Move, Plan, Way
 from pdcluster_operator.core.manifests.pool import Document, Pool, pool_of
 from pdcluster_operator.core.observed import (
-    Child,
-    Move,
     Observed,
-    Plan,
     SeenScaler,
     SeenService,
     SeenWorkload,
     VerificationResult,
     Version,
-    Way,
 )
 from pdcluster_operator.core.plan import plan_pool
 from pdcluster_operator.core.status import Verification

@@ -13,8 +13,8 @@ from drawn import drawn
 from fakes.operator_cluster import Died, FakeCluster, make_cluster, make_pool
 from operator_cases.objects import D, both
 from pdcluster_operator.api.cluster import PDCluster
+from pdcluster_operator.core.actions import Plan, TargetIds
 from pdcluster_operator.core.conditions import Truth, Type
-from pdcluster_operator.core.observed import Plan, TargetIds
 from pdcluster_operator.core.target import target_of
 from pdcluster_protocol.labels import Role
 

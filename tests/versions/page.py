@@ -17,7 +17,7 @@ _BEFORE_0_30: Final = "several KV groups; recurrent state; a sliding window with
 def section() -> Iterator[str]:
     """Lines: one row for each minor version that is supported."""
     yield from ("## Versions of vLLM", "")
-    yield "Prefill and decode must be of the same one. What is refused ends the engine's start with the cure."
+    yield "Prefill and decode must be of the same one. A refusal ends the engine's start and names the cure."
     yield from ("", "| vLLM | proven by | models | refused |", "|---|---|---|---|")
     proven = {version.vllm: version for version in VERSIONS}
     for name in recorded():

@@ -164,7 +164,7 @@ NOT_ON_CPU: Final = (
         Where.CORES,
         (STATE + "test_every_decode_rank_gets_each_byte_of_its_state_once_for_all_tp_pairs",),
         "all pairs that the model allows, in vLLM's own shapes and sharding of weights. vLLM chooses block sizes "
-        "by a rank's state. Where neither of two divides the other, the handshake refuses them: give both one "
+        "by a rank's state. If neither of two block sizes divides the other, the handshake refuses them: give both one "
         "`--block-size`"),
     Row("Qwen3-Next", "speculation by its own layer (MTP)", Where.CORES,
         (STATE + "test_every_decode_rank_gets_each_byte_of_its_state_once_for_all_tp_pairs",

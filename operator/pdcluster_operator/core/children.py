@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pdcluster_operator.api.cluster import ScalingMode
+from pdcluster_operator.core.actions import Child, Way
 from pdcluster_operator.core.fleet import ROLES
 from pdcluster_operator.core.manifests.network import role_policy, router_policy
 from pdcluster_operator.core.manifests.pool import Document, Pool
@@ -17,7 +18,7 @@ from pdcluster_operator.core.manifests.standing import (
     role_scaler,
     router_budget,
 )
-from pdcluster_operator.core.observed import Child, Observed, Way
+from pdcluster_operator.core.observed import Observed
 from pdcluster_operator.core.target import Target
 from pdcluster_protocol.labels import Role
 

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from pdcluster_operator.api.cluster import ScalingMode
+from pdcluster_operator.core.actions import Child, Move, Plan, Prune, ScalerStatus, TargetIds, Way
 from pdcluster_operator.core.children import Served, standing_children
 from pdcluster_operator.core.conditions import Counts, Reason, Status, Type
 from pdcluster_operator.core.fleet import ROLES
@@ -29,19 +30,7 @@ from pdcluster_operator.core.manifests.pool import Pool
 from pdcluster_operator.core.manifests.router import router_name
 from pdcluster_operator.core.manifests.standing import scaler_selector
 from pdcluster_operator.core.manifests.workloads import WorkloadDesign, render_workload, revision_for
-from pdcluster_operator.core.observed import (
-    Child,
-    Move,
-    Observed,
-    Plan,
-    Prune,
-    ScalerStatus,
-    SeenWorkload,
-    TargetIds,
-    VerificationResult,
-    Version,
-    Way,
-)
+from pdcluster_operator.core.observed import Observed, SeenWorkload, VerificationResult, Version
 from pdcluster_operator.core.rollout import Change, next_step
 from pdcluster_operator.core.status import Facts, Problems, Verification, deadline_at, reduce_status
 from pdcluster_operator.core.target import Target, refused_counts, target_of

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from pdcluster_operator.api.cluster import PDCluster
+from pdcluster_operator.core.actions import Plan
 from pdcluster_operator.core.fleet import ROLES
 from pdcluster_operator.core.manifests.pool import Pool, pool_of
 from pdcluster_operator.core.manifests.router import router_deployment
 from pdcluster_operator.core.names import discovery_service_name
-from pdcluster_operator.core.observed import Observed, Plan, SeenWorkload, Version
+from pdcluster_operator.core.observed import Observed, SeenWorkload, Version
 from pdcluster_operator.core.plan import plan_pool
 from pdcluster_operator.core.rollout import Step, preview_steps
 from pdcluster_operator.core.target import Target, target_of

@@ -11,11 +11,12 @@ from typing import Final
 
 from pdcluster_operator.api.base import MAX_REPLICAS
 from pdcluster_operator.api.cluster import PDClusterSpec, ScalingMode
+from pdcluster_operator.core.actions import TargetIds
 from pdcluster_operator.core.conditions import Counts, counts_of
 from pdcluster_operator.core.fleet import ROLES, Fleet, RoleFleet, Workload, resolve_limits
 from pdcluster_operator.core.manifests.pool import Pool
 from pdcluster_operator.core.manifests.workloads import WorkloadDesign, design_workload, revision_for
-from pdcluster_operator.core.observed import Observed, SeenWorkload, TargetIds
+from pdcluster_operator.core.observed import Observed, SeenWorkload
 from pdcluster_operator.core.scaling import Bounds, Pair, exact_ratio
 from pdcluster_operator.kinds import LEADER_WORKER_SET
 from pdcluster_protocol.errors import ConfigError

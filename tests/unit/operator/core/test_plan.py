@@ -9,8 +9,9 @@ import pytest
 
 from fakes.operator_cluster import Conflict, FakeCluster, make_cluster, make_pool
 from operator_cases.objects import D, P, both
+from pdcluster_operator.core.actions import Plan, Way
 from pdcluster_operator.core.conditions import Reason, Status, Truth, Type
-from pdcluster_operator.core.observed import Plan, SeenProblem, VerificationResult, Version, Way
+from pdcluster_operator.core.observed import SeenProblem, VerificationResult, Version
 from pdcluster_operator.core.plan import plan_pool
 from pdcluster_operator.core.status import Verification
 from pdcluster_protocol.labels import Role

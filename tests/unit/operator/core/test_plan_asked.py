@@ -8,7 +8,7 @@ import pytest
 
 from fakes.operator_cluster import FakeCluster, make_cluster
 from operator_cases.objects import D, P
-from pdcluster_operator.core.observed import Plan, Way
+from pdcluster_operator.core.actions import Plan, Way
 
 NO_SURGE = {"spec.rollout": {"maxSurge": 0, "maxUnavailable": 1}}
 ROUTERS = {("Service", "pool-router", Way.APPLY), ("Deployment", "pool-router", Way.APPLY)}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fakes.operator_cluster import make_cluster
 from operator_cases.statuses import FIRST
 from pdcluster_operator.core.conditions import Condition, Counts, Reason, Status, Truth, Type
-from pdcluster_operator.core.observing import Routers
+from pdcluster_operator.core.picture import Routers
 from pdcluster_operator.core.status import reduce_status
 from pdcluster_operator.core.status_document import bare_document, read_status, status_document
 

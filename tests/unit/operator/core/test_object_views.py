@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pdcluster_operator.api.base import API_VERSION
-from pdcluster_operator.core.views import ChildView, ClusterView, PodView, digest_of, view_of
+from pdcluster_operator.core.object_views import ChildView, ClusterView, PodView, digest_of, view_of
 from pdcluster_protocol import labels
 
 OWN = {labels.CLUSTER: "pool", labels.ROLE: "decode", labels.REVISION: "r", labels.TEMPLATE: "t"}

@@ -1,4 +1,4 @@
-"""The operator's views of the objects that it watches: a few facts instead of the whole, and whether they are news.
+"""The operator's view of each object that it watches: a few facts instead of the whole, and whether they are news.
 
 Objects come as the API server sends them; nothing here knows where from. Source of truth for pods: Kubernetes' page
 "Pod Lifecycle".

@@ -1,4 +1,4 @@
-"""From the views of a PDCluster's children to what the planner is told.
+"""The picture of one PDCluster: the views of its children at one moment, and the planner's input made from them.
 
 A child of another owner is not seen: one of an earlier PDCluster of the same name goes away by itself, and
 one of another owner is found when we try to make ours.
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pdcluster_operator.core.manifests.pool import ROUTER
+from pdcluster_operator.core.object_views import ChildView, PodView, View, tuple_of
 from pdcluster_operator.core.observed import Observed, SeenProblem, SeenScaler, SeenService, SeenWorkload, Version
-from pdcluster_operator.core.views import ChildView, PodView, View, tuple_of
 from pdcluster_operator.kinds import DEPLOYMENT, LEADER_WORKER_SET, SCALER, SERVICE, WORKLOADS, Kind
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role

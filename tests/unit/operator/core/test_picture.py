@@ -7,10 +7,10 @@ from typing import Any
 
 from fakes.operator_cluster import make_pool
 from pdcluster_operator.core.conditions import Type
+from pdcluster_operator.core.object_views import ChildView, PodView, view_of
 from pdcluster_operator.core.observed import SeenProblem
-from pdcluster_operator.core.observing import Picture, observed_of, ready_pods
+from pdcluster_operator.core.picture import Picture, observed_of, ready_pods
 from pdcluster_operator.core.plan import plan_pool
-from pdcluster_operator.core.views import ChildView, PodView, view_of
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
 

@@ -1,4 +1,4 @@
-"""The operator's parts, put together: watches and probes at all times, work while it leads.
+"""One replica of the operator, put together: watches and probes at all times, work while it leads.
 
 kopf's watches --> kopf_adapter --> caches      work queue --> reconcile --> apply, status, verify
                       |                             ^                            |
@@ -25,8 +25,8 @@ from pdcluster_operator.audit import Auditor
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.clock import unix_s
 from pdcluster_operator.core.gauges import PoolSample, sample_of
+from pdcluster_operator.core.object_views import ClusterView
 from pdcluster_operator.core.status_document import read_status
-from pdcluster_operator.core.views import ClusterView
 from pdcluster_operator.health_server import serve_probes
 from pdcluster_operator.http_kube import Fence, HttpKube
 from pdcluster_operator.kinds import LEADER_WORKER_SET, PDCLUSTER, POD, SCALER, WATCHED_CHILDREN, Kind

@@ -99,13 +99,11 @@ class Services:
         self.answers = AnswerLength()
         self.admissions: dict[Role, Admission[Any]] = {role: _admission_of(settings) for role in Role}
         """By the role that prefills. The gate owns the requests that wait."""
-        self.on_room: Callable[[], None] = _do_nothing
-        """Called when requests may leave the queue."""
+        self._room_listeners: list[Callable[[], None]] = []
         self._is_room_told = False
         self._metaserver_url = settings.metaserver_url
         self._loop = asyncio.get_running_loop()
-        self.on_pool_change: Callable[[], None] = _do_nothing
-        """Called when the set of engines changes."""
+        self._pool_listeners: list[Callable[[], None]] = []
         self.roster = Roster(limits, POLICIES[settings.policy], self._pool_changed, self.metrics.ejected, self.now)
         self.engines = self.roster.engines
         self.metrics.watch_homes(self.roster.tallies)
@@ -121,6 +119,14 @@ class Services:
             self.roster.update(_named_in(settings))
         else:
             self.metrics.watch_discovery(lambda: discovery.is_current)
+
+    def on_room(self, tell: Callable[[], None]) -> None:
+        """``tell`` is called each time that requests may leave the queue."""
+        self._room_listeners.append(tell)
+
+    def on_pool_change(self, tell: Callable[[], None]) -> None:
+        """``tell`` is called each time that the set of engines changes."""
+        self._pool_listeners.append(tell)
 
     def all_engines(self) -> list[Engine]:
         return self.roster.all_engines()
@@ -177,7 +183,8 @@ class Services:
 
     def _tell_room(self) -> None:
         self._is_room_told = False
-        self.on_room()
+        for tell in self._room_listeners:
+            tell()
 
     def _left_ms(self, deadline: float) -> int:
         return max(1, int((deadline - self.now()) * 1000))
@@ -187,7 +194,8 @@ class Services:
         self.admissions[Role.PREFILL].set_engines(len(usable_prefills(self.all_engines())))
         self.admissions[Role.DECODE].set_engines(self.roster.num_usable_decodes)
         self.make_room()
-        self.on_pool_change()
+        for tell in self._pool_listeners:
+            tell()
 
 
 def _dialect_of(settings: Settings, secret: Secret) -> Dialect:
@@ -219,7 +227,3 @@ def _sample_of(engine: Engine) -> EngineSample:
     is_up = engine.is_healthy if engine.state.is_probed else None
     is_ejected = engine.breaker.is_ejected
     return EngineSample(engine.role.value, engine.url, engine.revision, engine.state.value, is_up, is_ejected)
-
-
-def _do_nothing() -> None:
-    pass

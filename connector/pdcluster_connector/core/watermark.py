@@ -39,6 +39,11 @@ class KvGroup:
         return blocks[index : index + 1]
 
 
+def held_table(groups: Sequence[KvGroup], num_tokens: int, table: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    """``held_blocks`` of each group: what a request's block table has of its first ``num_tokens`` tokens."""
+    return [group.held_blocks(num_tokens, blocks) for group, blocks in zip(groups, table, strict=True)]
+
+
 def num_kept_back(groups: Sequence[KvGroup]) -> int:
     """Last tokens of a prompt that prefill does not compute, for decode computes the last one itself.
 

@@ -14,7 +14,7 @@ import msgspec
 
 from pdcluster_connector.core.clock import deadline_after, remaining_ms
 from pdcluster_connector.core.local_prefill import is_local
-from pdcluster_connector.core.watermark import KvGroup, num_kept_back, wanted_spans
+from pdcluster_connector.core.watermark import KvGroup, held_table, num_kept_back, wanted_spans
 from pdcluster_connector.failures import LOCAL_PREFILL_TOKENS, LOCAL_PREFILLS, TransferFailure, count, log_failure
 from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillEnded
 from pdcluster_protocol.errors import ProtocolError
@@ -282,13 +282,12 @@ class DecodeScheduler:
         external_tokens: int,
         now: float,
     ) -> Reservation:
+        """One line for each field of the message: of this engine, of the request, of the router's order."""
         first, groups = self._engine.side_channels[0], self._engine.groups
         tokens = request.token_ids[: len(request.token_ids) - self._engine.num_kept_back]
         return Reservation(
             request_id=request_id,
-            remote_block_ids=tuple(
-                tuple(group.held_blocks(len(tokens), blocks)) for group, blocks in zip(groups, block_ids, strict=True)
-            ),
+            remote_block_ids=tuple(map(tuple, held_table(groups, len(tokens), block_ids))),
             remote_block_size=groups[0].block_tokens,
             remote_block_sizes=tuple(0 if group.is_state else group.block_tokens for group in groups),
             remote_page_sizes=self._engine.page_tokens,

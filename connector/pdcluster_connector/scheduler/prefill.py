@@ -12,9 +12,18 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from pdcluster_connector.core.clock import deadline_after, remaining_ms
+from pdcluster_connector.core.ranges import TokenSpan
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.core.tp_mapping import related_ranks
-from pdcluster_connector.core.watermark import GroupPair, KvGroup, Prompt, num_blocks, slice_of, wanted_spans
+from pdcluster_connector.core.watermark import (
+    GroupPair,
+    KvGroup,
+    Prompt,
+    held_table,
+    num_blocks,
+    slice_of,
+    wanted_spans,
+)
 from pdcluster_connector.failures import TransferFailure, log_failure
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import ContentOrder, PrefillStep, PushSlice, PushTarget
@@ -143,7 +152,7 @@ class PrefillScheduler:
         for item in scheduled:
             transfer = self._transfers.get(item.request_id)
             if transfer is not None and not transfer.is_whole:
-                part = self._slice(item, transfer, block_table_of, now)
+                part = self._next_slice(item, transfer, block_table_of, now)
                 slices.extend([part] if part else [])
         lost = tuple(request_id for request_id in preempted if request_id in self._transfers)
         return PrefillStep(self._life, tuple(slices), lost)
@@ -223,13 +232,15 @@ class PrefillScheduler:
                 f"tokens, this one has {len(token_ids)} or other tokens: serve the same tokenizer and chat template"
             )
 
-    def _slice(
+    def _next_slice(
         self,
         item: Scheduled,
         transfer: _Transfer,
         block_table_of: Callable[[RequestId], BlockTable],
         now: float,
     ) -> PushSlice | None:
+        """The slice of this step, and the watermarks behind it. None: the step completes nothing, and it is not the
+        first or last slice, which say more than blocks."""
         is_last = item.computed_tokens >= transfer.prompt.num_tokens
         # Serial mode holds everything back until the prompt is whole.
         computed = item.computed_tokens if is_last or not self._is_serial else 0
@@ -239,22 +250,32 @@ class PrefillScheduler:
             return None
         transfer.watermarks = [stop for _, stop in spans]
         transfer.is_announced, transfer.is_whole = True, is_last
-        remote_blocks, computed = transfer.reservation.remote_block_ids, min(item.computed_tokens, prompt.num_tokens)
-        tables = [
-            group.held_blocks(computed, blocks)
-            for group, blocks in zip(self._engine.groups, block_table_of(item.request_id), strict=True)
-        ]
-        return PushSlice(
-            item.request_id,
-            transfer.reservation.transfer_id,
-            transfer.reservation.attempt,
-            transfer.reservation.token,
-            _target(transfer.reservation, transfer.deadline, now),
-            tuple(map(slice_of, prompt.groups, spans, tables, remote_blocks)),
-            prompt.num_tokens,
-            is_last,
-            _content(transfer, tables) if is_last else None,
+        held = held_table(
+            self._engine.groups, min(item.computed_tokens, prompt.num_tokens), block_table_of(item.request_id)
         )
+        return _slice(item.request_id, transfer, spans, held, now)
+
+
+def _slice(
+    request_id: RequestId,
+    transfer: _Transfer,
+    spans: Sequence[TokenSpan],
+    held: Sequence[Sequence[int]],
+    now: float,
+) -> PushSlice:
+    """``spans`` of a transfer, with the blocks of both engines. ``held``: ours, of all that is computed."""
+    reservation, prompt, is_last = transfer.reservation, transfer.prompt, transfer.is_whole
+    return PushSlice(
+        request_id,
+        reservation.transfer_id,
+        reservation.attempt,
+        reservation.token,
+        _target(reservation, transfer.deadline, now),
+        tuple(map(slice_of, prompt.groups, spans, held, reservation.remote_block_ids)),
+        prompt.num_tokens,
+        is_last,
+        _content(transfer, held) if is_last else None,
+    )
 
 
 def _content(transfer: _Transfer, tables: Sequence[Sequence[int]]) -> ContentOrder | None:

@@ -235,7 +235,7 @@ async def _watching(tasks: asyncio.TaskGroup, router: Router) -> AsyncIterator[N
     """Engines, their EndpointSlices, and the files of keys and certificates are watched until the end."""
     services = router.services
     probes = Probes(tasks, services.roster, services.settings)
-    services.on_pool_change = probes.follow
+    services.on_pool_change(probes.follow)
     probes.follow()
     watching = [tasks.create_task(router.access.watch(), name="router: keys")]
     if router.certificate is not None:

@@ -235,6 +235,11 @@ class Router:
             cycle.answer_error(internal())
 
     def _parse(self, cycle: HotCycle) -> ClientRequest:
+        """The request, from its head and its body. One function: each request comes here, and each call costs it.
+
+        Raises:
+            RefusedRequest: The router drains, its engines do not serve this API, or key or body are bad.
+        """
         if self.is_draining:
             cycle.keep_alive = False
             self.services.failures.tell(Failure(FailureKind.DRAINING))

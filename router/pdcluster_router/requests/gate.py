@@ -37,7 +37,7 @@ class Gate:
         self._admissions: dict[Role, Admission[_Waiting]] = services.admissions
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = 0.0
-        services.on_room = self._admit
+        services.on_room(self._admit)
         prefill, decode = self._admissions[Role.PREFILL], self._admissions[Role.DECODE]
         services.metrics.watch_queue(
             lambda: services.num_queued, lambda: prefill.backlog_tokens, lambda: decode.backlog_tokens

@@ -178,7 +178,7 @@ def _make_strips(facts: EngineFacts, memory: Memory, device: Device) -> StripSta
     if not (facts.settings.gathers_strips and memory.views and may_have_strips(memory.layout)):
         return None
     alignment_bytes = device.registration_alignment_bytes
-    memory.aligned_spans(alignment_bytes)  # What cannot be registered is refused before any memory is taken.
+    memory.aligned_spans(alignment_bytes)  # Memory that cannot be registered is refused before any is taken.
     staging = StagingMemory(facts.settings.strip_staging_bytes, memory.views[0].device, alignment_bytes)
     regions = enumerate(zip(memory.layout.regions, memory.views, strict=True))
     data = {at: bytes_from(view, it.base, it.span_bytes) for at, (it, view) in regions if it.has_tokens}

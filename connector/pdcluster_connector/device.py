@@ -57,10 +57,9 @@ class Device(Protocol):
         """
 
     def enter_thread(self) -> None:
-        """First thing in a new thread that asks about events or starts a transport: what it does is for this device.
-
-        Without it a thread is for the first device of the process (CUDA) or for none (NPU), whichever the rank's is.
-        Raises ``DeviceFault``, as ``is_done`` does.
+        """First thing in a new thread that asks about events or starts a transport: the thread then works for this
+        device. Without it a thread works for the first device of the process (CUDA) or for none (NPU), also where the
+        rank has another. Raises ``DeviceFault``, as ``is_done`` does.
         """
 
     def is_done(self, event: DeviceEvent) -> bool:

@@ -121,7 +121,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def staged_s(self) -> float:
         """How long a part may lie in staging memory once others want its space; then its push is given up.
 
-        Its writes end within ``hold_s`` or are cut, all before those who wait for space give up.
+        Its writes end within ``hold_s`` or are cut, all before the resharder gives up its wait for space.
         """
         return self.reshard_timeout_s / 6
 

@@ -145,7 +145,7 @@ class PrefillChannel(_Channel):
         self._socket.connect(f"tcp://{address.host}:{address.port}")
 
     def take_loss(self) -> bool:
-        """Whether a connection that stood was lost since the last call: what was said last may not have arrived."""
+        """Whether a connection that stood was lost since the last call: the last messages may not have arrived."""
         is_lost = False
         while self._losses.poll(0):
             self._losses.recv_multipart(zmq.NOBLOCK)

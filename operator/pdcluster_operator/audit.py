@@ -57,7 +57,8 @@ class Auditor:
         self._is_suspicious = asyncio.Event()
 
     def suspect(self) -> None:
-        """A watch began anew with a list: it does not tell what went before it. What is gone is looked for soon."""
+        """A watch began anew with a list: it does not tell what went before it. Objects that are gone are looked for
+        soon."""
         self._is_suspicious.set()
 
     async def run(self) -> None:

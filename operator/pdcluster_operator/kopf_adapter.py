@@ -57,7 +57,7 @@ class Handlers:
         self._on_news = on_news
         self._on_list = on_list
         self._news: dict[str, Key] = {}
-        """By uid, what the indexing stage found and the event stage has not told yet."""
+        """By uid, news of the indexing stage that the event stage has not told yet."""
         self.is_warm = False
         """Whether every kind was listed: only then kopf calls an event handler."""
 

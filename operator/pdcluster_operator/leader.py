@@ -85,7 +85,7 @@ class Leader:
         try:
             await self._try_to_lead()
         except KubeError as error:
-            self._lease = None  # Whatever it is now, it is read again.
+            self._lease = None  # The Lease may be anybody's now: it is read again.
             if not self._is_troubled:
                 logger.warning("lease not renewed or read lease=%s reason=%s", self._ref, error)
             self._is_troubled = True

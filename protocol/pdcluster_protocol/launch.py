@@ -31,7 +31,7 @@ MAX_MIN_PUSH_TOKENS: Final = 8192
 """Of a decode engine. vLLM computes no more in a step by default on a large GPU: more is a prefill engine's work."""
 
 ENGINE_KEY_VARIABLE: Final = "VLLM_API_KEY"
-"""The environment variable by which vLLM wants a key of everybody who asks it, and the router sends it."""
+"""The environment variable with the key that vLLM wants of each caller. The router sends it."""
 
 
 class ConnectorSettings(TypedDict, total=False):

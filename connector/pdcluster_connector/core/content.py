@@ -1,9 +1,9 @@
 """Chooses the cells of a rank's KV that are compared with the other engine's, in terms that both engines share.
 
-A *cell* is what one token has in one head of one layer. Both engines add up a number for each cell that is counted
-(``worker/content_sums.py``): over prefill's ranks the sums are those of decode, whatever TP, block size and order.
-Where a cell lies is read from a rank's own block table here, and by nothing that plans a push (``ranges.py``): a push
-that goes wrong must not take its sums along.
+A *cell* is the content of one token in one head of one layer. Both engines add up a number for each cell that is
+counted (``worker/content_sums.py``): over prefill's ranks the sums are those of decode, whatever TP, block size and
+order. Where a cell lies is read from a rank's own block table here, and by nothing that plans a push (``ranges.py``): a
+push that goes wrong must not take its sums along.
 
     range of tokens   0    1    2   ...
     layer 0, head 0   .    .    .       -> rows[0]      a fault in one cell changes one row's sum and one range's:

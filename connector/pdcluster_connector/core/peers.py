@@ -102,7 +102,7 @@ class Peers:
         """``peer`` is welcome, and speaks for its rank from now on. ``work_out`` is called when the rank
         says something new.
 
-        Raises: What ``work_out`` raises; then nothing has changed.
+        Raises: As ``work_out``; then nothing has changed.
         """
         rank = hello.boot_id, hello.layout.rank
         older = self.get(self._newest.get(rank))
@@ -114,7 +114,7 @@ class Peers:
         self._newest[rank] = peer
 
     def refuse(self, peer: PeerId, reason: str, *, now: float) -> None:
-        """``peer`` is not welcome: what it said is not kept."""
+        """``peer`` is not welcome: its hello is not kept."""
         self.forget(peer)
         if len(self._refused) >= MAX_REFUSED:
             del self._refused[next(iter(self._refused))]

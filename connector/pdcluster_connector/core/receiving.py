@@ -365,7 +365,7 @@ class Receive:
         return tuple(Reply(peer, again) for peer in peers)
 
     def _settle_all(self) -> ReceivingCommands:
-        """Nothing more is wanted of those who are done."""
+        """Nothing more is wanted of the ranks that are done."""
         kept = {peer: writer for peer, writer in self._writers.items() if writer.keeps_source}
         for writer in kept.values():
             writer.state = State.FENCED

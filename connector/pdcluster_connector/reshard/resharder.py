@@ -6,7 +6,7 @@
 
 Every rank of the prefill TP group has one, and gives it the same steps, items and layers in the same order; so the
 collectives of all ranks are the same in number, order and size. A rank takes part also with requests that it has given
-up itself. What may hold this thread, each for a bounded time: the layer's device event, the other ranks, space.
+up itself. Three things may hold this thread, each for a bounded time: the layer's device event, the other ranks, space.
 
     space not in time     this rank's parts of that layer are reported failed; it still serves the others
     a rank dies, is late, or the device does not end     the resharder is broken for good, with one reason: the group is

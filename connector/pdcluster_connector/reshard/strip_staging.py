@@ -74,7 +74,7 @@ class StripStaging:
     def _is_over(self, copied: DeviceEvent) -> bool:
         try:
             return self.device.is_done(copied)
-        except RuntimeError:  # A broken device: what it still does is not known. The lanes learn of it by its faults.
+        except RuntimeError:  # A broken device may still do anything. The lanes learn of it by its faults.
             return False
 
 

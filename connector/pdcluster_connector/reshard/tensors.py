@@ -131,7 +131,7 @@ class Scratch:
     _buffers: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def buffer(self, name: str, num_bytes: int) -> torch.Tensor:
-        """uint8 [num_bytes]; what it held before is of no use."""
+        """uint8 [num_bytes]; its content is of no use."""
         if name not in self._buffers or self._buffers[name].numel() < num_bytes:
             self._buffers[name] = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
         return self._buffers[name][:num_bytes]

@@ -120,7 +120,7 @@ class _Watcher:
         """The verdict of the thread; STUCK if it does not say so in time.
 
         Raises:
-            Exception: What a question to the device has raised there.
+            Exception: A question to the device has raised it there.
         """
         try:
             answer = self._answers.get(timeout=self._patience.work_s + self._patience.late_s + _MARGIN_S)

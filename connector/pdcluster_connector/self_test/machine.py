@@ -67,7 +67,7 @@ def _known_builds() -> list[tuple[str, str]]:
 
 
 def _distribution(name: str) -> Iterator[metadata.Distribution]:
-    """None, or one. What an interrupted uninstall leaves has no name."""
+    """None, or one. The rest of an interrupted uninstall has no name."""
     with suppress(metadata.PackageNotFoundError):
         found = metadata.distribution(name)
         if found.metadata["Name"]:

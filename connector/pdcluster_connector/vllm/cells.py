@@ -2,8 +2,8 @@
 
 Older attention backends choose the order of axes (vLLM 0.23 ``v1/attention/backends/*.py``, ``get_kv_cache_shape``): K
 and V side by side in a cell (CPU), as an axis of two (FlashAttention), or a latent without heads (MLA). vllm-ascend
-keeps each part in a tensor of its own: K and V, or a latent, its rotated part and an indexer's key. Which axis is which
-is asked of the backend with numbers that cannot be confused.
+keeps each part in a tensor of its own: K and V, or a latent, its rotated part and an indexer's key. The backend is
+asked which axis is which, with numbers that cannot be confused.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _LLAMA4_LONG_TOKENS: Final = 32_768
 _AUTO: Final = -1
 """vLLM's value for ``--max-model-len auto``."""
 _VOLATILE: Final = ("_name_or_path", "transformers_version", "max_model_len", "attn_temperature_tuning")
-"""Of a model's configuration, what is of an engine: vLLM itself writes the last two (``models/minimax_m2.py``,
+"""Keys of a model's configuration that are an engine's: vLLM itself writes the last two (``models/minimax_m2.py``,
 ``models/llama4.py``)."""
 
 _WEIGHT_SUFFIXES: Final = frozenset((".safetensors", ".bin", ".pt", ".gguf"))

@@ -179,7 +179,7 @@ def _require_below(num: int, numbers: torch.Tensor, what: str) -> None:
 
 
 def _memory(content: torch.Tensor) -> Int64s:
-    """From the first word of ``content`` to its last, what lies between included: no word more."""
+    """From the first word of ``content`` to its last, with all between: no word more."""
     last = sum((size - 1) * stride for size, stride in zip(content.shape, content.stride(), strict=True))
     return _line(content.as_strided((last + 1,), (1,), content.storage_offset()))
 

@@ -112,7 +112,7 @@ class SumsUnderWay:
         return self._result
 
     def _read(self, parts: Sequence[ContentPart]) -> Iterator[bool]:
-        # Made here, in the stream of those who advance: in another one they might be set to zero after they counted.
+        # Made here, in the stream that advances: in another one they might be set to zero after they counted.
         where = self._reader.where
         self._rows = torch.zeros(self.plan.num_rows, dtype=torch.int64, device=where)
         self._ranges = torch.zeros(len(self.plan.numbers), dtype=torch.int64, device=where)

@@ -120,7 +120,7 @@ class WriteQueue:
         self._cursors.extend(self._held.pop(push, ()))
 
     def drop_queued(self) -> None:
-        """Nothing more leaves; what is in flight still has its end seen. A broken device is asked nothing more."""
+        """Nothing more leaves; writes in flight still have their end seen. A broken device is asked nothing more."""
         while self._batches:
             for part in self._batches.popleft().parts:
                 self._cursors.extend(cursors_of(part))

@@ -38,7 +38,7 @@ class Workload:
 
     @property
     def occupied(self) -> int:
-        """Places that its pods hold or will hold at once: what the cluster has not yet taken away counts too."""
+        """Places that its pods hold or will hold at once, with those of pods that are not yet gone."""
         return max(self.replicas, self.live) + self.terminating
 
     @property

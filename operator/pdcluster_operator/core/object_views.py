@@ -51,7 +51,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView(View):
-    """A PDCluster, whole but for who owns which field."""
+    """A PDCluster, whole but for the owners of its fields."""
 
     document: Object
 

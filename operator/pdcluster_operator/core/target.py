@@ -99,7 +99,7 @@ def _by_role(pair: Pair) -> Mapping[Role, int]:
 
 
 def refused_counts(pool: Pool, observed: Observed) -> Mapping[Role, Counts]:
-    """Counts while the spec cannot be carried out: whatever runs is old."""
+    """Counts while the spec cannot be carried out: all running engines are old."""
     return {role: counts_of(_fleet_of_refused(pool, role, observed)) for role in ROLES}
 
 
@@ -116,7 +116,7 @@ def _role_fleet(pool: Pool, design: WorkloadDesign, wanted: int, observed: Obser
 
 
 def _seen(observed: Observed, role: Role) -> list[SeenWorkload]:
-    """Oldest first, whatever order the indexes have."""
+    """Oldest first, for the caches have no order."""
     ours = [workload for workload in observed.workloads if workload.role is role]
     return sorted(ours, key=lambda workload: (workload.created_s, workload.name))
 

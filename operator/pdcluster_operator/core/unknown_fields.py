@@ -21,7 +21,7 @@ class UnknownFields:
         self._seen_s: dict[str, int] = {}
 
     def told(self, shown: tuple[str, ...], now: int) -> tuple[str, ...]:
-        """The names to tell ``now``, of an object that shows these: what is not shown is remembered for
+        """The names to tell ``now``, of an object that shows these. A name that is not shown is remembered for
         ``OLD_WATCH_S``."""
         seen_s = self._seen_s | dict.fromkeys(shown, now)
         self._seen_s = {name: at for name, at in seen_s.items() if now - at < OLD_WATCH_S}

@@ -46,7 +46,8 @@ Posted: TypeAlias = Reservation | LayerwiseCall
 
 
 class BadCall(ProtocolError):
-    """A call to the metaserver that is answered with ``status`` at once. What it named, as far as that was read."""
+    """A call to the metaserver that is answered with ``status`` at once, and the transfer that it named, if that was
+    read."""
 
     def __init__(self, status: int, reason: str, transfer_id: str = "", attempt: int = 0) -> None:
         super().__init__(reason)

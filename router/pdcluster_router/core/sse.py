@@ -118,12 +118,12 @@ class ErrorWatch:
 
     @property
     def is_torn(self) -> bool:
-        """Whether an event has been passed on in part: what follows it would be taken for its rest."""
+        """Whether an event has been passed on in part: the next bytes would be taken for its rest."""
         return not self._tail.endswith(_BLANK_LINES) if self._event is None else self._is_error_torn
 
     @property
     def is_between_events(self) -> bool:
-        """Whether what was passed on ends with a whole event: whatever comes next is a block of its own."""
+        """Whether the passed-on bytes end with a whole event: the next bytes are then a block of their own."""
         return self._event is None and self._tail.endswith(_BLANK_LINES)
 
     def feed(self, chunk: bytes) -> bytes:

@@ -37,9 +37,9 @@ BACKOFF: Final = Backoff(first_s=1.0, most_s=30.0)
 GRACE_S: Final = 5.0
 """A watch that should have ended so long ago is taken for dead."""
 MIN_WATCH_S: Final = 0.5
-"""A watch that ends sooner is a failure, whatever it has said: asking again at once would be a storm."""
+"""A watch that ends sooner is a failure, also with news: asking again at once would be a storm."""
 GOOD_WATCH_S: Final = 10.0
-"""A watch that lived so long was no failure from the start: what cuts it now is the first one in a row."""
+"""A watch that lived so long was no failure from the start: its end is the first failure in a row."""
 
 Tell = Callable[[tuple[Member, ...]], None]
 

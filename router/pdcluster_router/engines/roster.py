@@ -1,7 +1,7 @@
 """The engines that this router knows now: they come, change and go while requests run.
 
-``core/membership.py`` decides what happens to each, ``core/placement.py`` who may get work; this file carries it out.
-A request holds the engine that it was given, whatever becomes of it here.
+``core/membership.py`` decides what happens to each, ``core/placement.py`` which of them may get work; this file carries
+it out. A request holds the engine that it was given, also when the engine is removed here.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ JOINED_BYTES: Final = 64 << 10
 """A request up to here is written as one piece; the parts of a longer one are not copied."""
 
 Request: TypeAlias = Sequence[bytes | memoryview]
-"""The parts of a request as it goes over the wire. What they show never changes."""
+"""The parts of a request as it goes over the wire. Their bytes never change."""
 
 _LINE_BYTES: Final = 4
 """Of a header line beside its name and value."""

@@ -1,9 +1,9 @@
 """Clients that leave while they are not read.
 
-A connection's end is found by reading from it, and a paused connection is not read: what its client has sent ahead has
-a bound. The event loop, uvloop, cannot be asked for an end alone. So paused connections are in a set of the kernel's
-(epoll) that is asked for nothing else, and the loop watches the set. The end is seen behind bytes that stay unread. It
-is not seen behind more of them than the kernel keeps, for then it has not come.
+A connection's end is found by reading from it. A paused connection is not read, so that the bytes which its client
+sends ahead have a bound. The event loop, uvloop, cannot be asked for an end alone. So paused connections are in a set
+of the kernel's (epoll) that is asked for nothing else, and the loop watches the set. The end is seen behind bytes that
+stay unread. It is not seen behind more of them than the kernel keeps, for then it has not come.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ def _nothing() -> None:
 
 
 class _Flow(FlowControl):
-    """As uvicorn's. A client that leaves while reading is paused is noticed. When reading resumes, what has come
-    already is read first.
+    """As uvicorn's. A client that leaves while reading is paused is noticed. When reading resumes, bytes that have come
+    already are read first.
     """
 
     def __init__(self, transport: asyncio.Transport, go_on: Callable[[], None], leavers: Leavers) -> None:

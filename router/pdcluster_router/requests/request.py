@@ -1,4 +1,4 @@
-"""One client request, parsed: what every later step is given. And what it takes of a backlog."""
+"""One client request, parsed, as every later step gets it; and its share of a backlog."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pdcluster_router.engines.roster import Terms
 from pdcluster_router.services import Services
 
 LARGE_BODY_BYTES: Final = 4 << 10
-"""A body from here on is forgotten as soon as no engine is to be sent it any more. That takes 1 us; its scan took 5."""
+"""A body from here on is forgotten as soon as no engine is to be sent it any more. To forget it takes 1 us; its scan
+took 5."""
 
 
 class ClientRequest(RequestFacts, frozen=True, kw_only=True):

@@ -74,7 +74,7 @@ def _add_trace(line: AccessLine, trace: RequestTrace, arrived_at: float) -> None
 
 
 def add_answer(line: AccessLine, answer: AnswerFacts, arrived_at: float) -> None:
-    """The part that its client got. What decode's reservation says of tokens comes before the answer's word."""
+    """The part that its client got. The reservation's number of tokens comes before the answer's."""
     line.bytes_out = answer.num_bytes
     if answer.first_at is not None:
         line.first_byte_s = _seconds(arrived_at, answer.first_at)

@@ -124,7 +124,7 @@ def common_labels(pool: Pool, component: str) -> dict[str, str]:
 
 
 def role_labels(role: Role, revision: str = "", template: str = "") -> dict[str, str]:
-    """Those that tell engines apart; what is empty is left out."""
+    """Those that tell engines apart; empty ones are left out."""
     found = {labels.ROLE: role.value, labels.REVISION: revision, labels.TEMPLATE: template}
     return {name: value for name, value in found.items() if value}
 

@@ -1,6 +1,6 @@
 """The small children that stand beside engines and routers: Secret, ServiceAccount, scalers, discovery, budgets.
 
-The Secret and the scalers are made once and never applied again. A second secret would shut out everybody who holds the
+The Secret and the scalers are made once and never applied again. A second secret would shut out all holders of the
 first; a second number in a scaler would fight the autoscaler that moved it.
 
 Routers find engines by the EndpointSlices of headless Services, one Service for each role and revision. Kubernetes

@@ -52,7 +52,7 @@ class ApiAccess(Protocol):
 
     @property
     def server_name(self) -> str | None:
-        """Whom the server's certificate must name; None: the URL's host."""
+        """The name that the server's certificate must have; None: the URL's host."""
         ...
 
     @property

@@ -41,7 +41,8 @@ async def test_without_trusted_proxies_the_peer_is_the_client_whatever_headers_s
     async with logged_rig(log) as rig:
         await ask(rig, x_forwarded_for=CLIENT, forwarded=f"for={CLIENT}", x_real_ip=CLIENT)
         await ask_from(rig, "127.0.0.9", x_forwarded_for=CLIENT)
-    assert [line["client_address"] for line in log.lines] == ["127.0.0.1", "127.0.0.9"]
+        await ask(rig, PROMPT, "/tokenize", x_forwarded_for=CLIENT)
+    assert [line["client_address"] for line in log.lines] == ["127.0.0.1", "127.0.0.9", "127.0.0.1"]
 
 
 async def test_a_trusted_proxy_is_believed_and_no_other_peer(log: Log) -> None:

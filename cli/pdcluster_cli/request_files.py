@@ -88,6 +88,7 @@ def _request_of(line: AccessLine) -> KeptRequest:
         transfer_id=line.transfer_id,
         trace_id=line.trace_id,
         client=line.client,
+        client_address=line.client_address,
         model=line.model,
         method=line.method,
         path=line.path,

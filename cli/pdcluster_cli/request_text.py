@@ -77,6 +77,7 @@ def _facts(request: KeptRequest) -> str:
     named = {
         "model": request.model,
         "key": request.client,
+        "from": request.client_address,
         "revision": request.revision,
         "transfer": request.transfer_id,
         "trace": request.trace_id,

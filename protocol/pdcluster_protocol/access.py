@@ -1,7 +1,7 @@
 """A line of the access log: what a router writes of a request that has ended, and what ``pdcluster why`` reads of it.
 
-``docs/operations.md`` explains the fields. No body, key, header, query or address is in any of them. A reader ignores
-fields that it does not know.
+``docs/operations.md`` explains the fields. No body, key, header or query is in any of them, and no address but the
+client's. A reader ignores fields that it does not know.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class AccessLine(msgspec.Struct, kw_only=True, tag_field="event", tag="access"):
     """Of the client's ``traceparent``; empty where it gave none that is valid."""
     client: str = ""
     """Name of the API key that was shown; empty where none is asked for, or none was valid."""
+    client_address: str = ""
+    """IP address of the client, as far as trusted proxies tell it: decision 0034. Empty where it is not known."""
     method: str = ""
     path: str = ""
     """Without the query."""

@@ -84,7 +84,7 @@ class Flags:
     def default_of(self, name: str, described: Described) -> str:
         """In a user's words; empty: there is none, or the docstring says what stands for it."""
         default, variable = default_text(described), self.variables.get(name)
-        return f"${variable}, else {default}" if variable else default
+        return f"${variable}, else {default or 'none'}" if variable else default
 
     def _help(self, name: str, described: Described) -> str:
         default = self.default_of(name, described)
@@ -130,12 +130,17 @@ def _reading(name: str, described: Described) -> dict[str, Any]:
     if issubclass(kind, Enum):
         return {"choices": [one.value for one in kind]}
     words = name.removesuffix("_s").split("_")
-    how: dict[str, Any] = {"metavar": words[-1].upper().removesuffix("S" if is_many else "")}
+    how: dict[str, Any] = {"metavar": _one_of(words[-1].upper()) if is_many else words[-1].upper()}
     if issubclass(kind, int | float):
         how = {"type": kind, "metavar": "SECONDS" if name.endswith("_s") else "N"}
     elif issubclass(kind, Path):
         how["metavar"] = "PATH"
     return {**how, "action": "append"} if is_many else how
+
+
+def _one_of(words: str) -> str:
+    """PROXIES -> PROXY."""
+    return words.removesuffix("IES") + "Y" if words.endswith("IES") else words.removesuffix("S")
 
 
 def _kind_of(annotation: Any) -> tuple[type, bool]:

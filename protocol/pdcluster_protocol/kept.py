@@ -1,7 +1,7 @@
 """A request as a router remembers it, and how it is asked: ``GET /pdcluster/requests?id=ID`` on the internal port.
 
-No prompt, answer, key, header or address is in it. The words in ``cause`` and ``cure`` are the router's own, made when
-it is asked. A reader ignores fields that it does not know.
+No prompt, answer, key or header is in it, and an address only where there is an access log: the client's. The words in
+``cause`` and ``cure`` are the router's own, made when it is asked. A reader ignores fields that it does not know.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ class KeptRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """Of the client's ``traceparent``."""
     client: str = ""
     """Name of its API key."""
+    client_address: str = ""
+    """IP address of the client; empty where the router has no access log."""
     model: str = ""
     """The client's word."""
     method: str = "POST"

@@ -56,10 +56,28 @@ class RouterPolicy(Enum):
     """The one that has had this conversation, unless it has too much to do."""
 
 
+class ForwardedHeader(Enum):
+    """The header in which proxies before a router tell their peers' addresses."""
+
+    X_FORWARDED_FOR = "x-forwarded-for"
+    """The one that nearly all of them write."""
+    FORWARDED = "forwarded"
+    """That of RFC 7239."""
+
+
+class ProxyProtocol(Enum):
+    """Whether connections to a router's client port begin with a PROXY header."""
+
+    NONE = "none"
+    """Not "off", which YAML takes for a boolean."""
+    REQUIRED = "required"
+
+
 RouterFlag: TypeAlias = Literal[
     "--access-log", "--advertise-url", "--api-key-file", "--cluster", "--decode", "--discovery", "--drain-timeout",
-    "--host", "--internal-port", "--on-prefill-failure", "--policy", "--port", "--prefill", "--prefill-timeout",
-    "--request-timeout", "--tls-cert", "--tls-key", "--trace-file",
+    "--forwarded-header", "--host", "--internal-port", "--on-prefill-failure", "--policy", "--port", "--prefill",
+    "--prefill-timeout", "--proxy-protocol", "--request-timeout", "--tls-cert", "--tls-key", "--trace-file",
+    "--trusted-proxies",
 ]  # fmt: skip
 """The flags of ``pdcluster router`` that a launcher writes. Values, ranges and defaults: the router's own."""
 

@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pdcluster_kube.access import checked_api_url
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.flags import Flags
-from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, RouterPolicy
+from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, ForwardedHeader, ProxyProtocol, RouterPolicy
 from pdcluster_protocol.logs import FORMAT_VARIABLE, LogFormat
 from pdcluster_protocol.metaserver import METASERVER_PATH, Action
+from pdcluster_protocol.networks import parse_network
 
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
 _LAST_PORT = 65535
+TRUSTED_PROXIES_VARIABLE: Final = "PDCLUSTER_TRUSTED_PROXIES"
 
 
 def _checked_url(url: str) -> str:
@@ -42,8 +44,17 @@ def _checked_url(url: str) -> str:
     return f"http://{parts.netloc}"
 
 
+def _listed(value: object) -> object:
+    """One or several words with commas in them: each part."""
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, list | tuple):
+        return value
+    return [part.strip() for word in words for part in str(word).split(",")]
+
+
 EngineUrl = Annotated[str, AfterValidator(_checked_url)]
 ApiUrl = Annotated[str, AfterValidator(checked_api_url)]
+ProxyNetwork = Annotated[str, AfterValidator(lambda text: str(parse_network(text)))]
 DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 
 
@@ -124,6 +135,16 @@ class Settings(BaseModel):
     tls_interval_s: float = Field(default=3.0, gt=0, le=3600)
     """Seconds between two looks at these files. 3: as ``api_key_interval_s``; a renewed certificate has days, but one
     that was revoked shall go."""
+    trusted_proxies: Annotated[tuple[ProxyNetwork, ...], BeforeValidator(_listed)] = ()
+    """Networks of the proxies before the client port that are believed who their client is, as 10.0.0.0/8, with commas
+    between them: all that write ``forwarded_header``, and no others. None by default: what a client says of itself is
+    not believed."""
+    forwarded_header: ForwardedHeader = ForwardedHeader.X_FORWARDED_FOR
+    """The header in which all of ``trusted_proxies`` tell where a request came from. x-forwarded-for: what most proxies
+    write. forwarded: that of RFC 7239. Only one, for a proxy lets the other through as its client wrote it."""
+    proxy_protocol: ProxyProtocol = ProxyProtocol.NONE
+    """Whether each connection to the client port begins with a PROXY header, version 1 or 2, before TLS too. required:
+    from ``trusted_proxies`` only, all other connections are closed. none: load balancers write none unless asked to."""
     engine_api_key: str | None = Field(default=None, repr=False, pattern=r"^[!-~]+$")
     """The engines' own key, where they were started with one: ``VLLM_API_KEY``, for an argument is seen by everybody
     on the machine. None: engines want none, or clients show it."""
@@ -255,6 +276,14 @@ class Settings(BaseModel):
             raise ValueError(f"{told}: give both files, or neither for plain HTTP")
         return self
 
+    @model_validator(mode="after")
+    def _trusts_who_must_be(self) -> Self:
+        if self.proxy_protocol is ProxyProtocol.REQUIRED and not self.trusted_proxies:
+            raise ValueError(
+                "--proxy-protocol is required and --trusted-proxies not given: name whose header is believed"
+            )
+        return self
+
     @property
     def wanted_internal_port(self) -> int:
         """Before it is bound; 0: any free one."""
@@ -284,7 +313,11 @@ FLAGS: Final = Flags(
     Settings.model_fields,
     named={"prefill_urls": "--prefill", "decode_urls": "--decode"},
     hidden=frozenset({"engine_api_key"}),
-    variables={"engine_api_key": ENGINE_KEY_VARIABLE, "log_format": FORMAT_VARIABLE},
+    variables={
+        "engine_api_key": ENGINE_KEY_VARIABLE,
+        "log_format": FORMAT_VARIABLE,
+        "trusted_proxies": TRUSTED_PROXIES_VARIABLE,
+    },
 )
 
 

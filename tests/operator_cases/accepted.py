@@ -101,6 +101,23 @@ ACCEPTED: Final = (
     Accepted("a name of 63 characters", {"metadata.name": "a" * 63}),
     Accepted("a router with TLS", {"spec.router": {"tls": {"secretName": "certificate"}, "service": {"port": 443}}}),
     Accepted(
+        "a router behind proxies",
+        {"spec.router.proxies": {"trusted": ["10.0.0.0/8", "192.0.2.7", "2001:db8::/32", "::1"]}},
+    ),
+    Accepted(
+        "a router behind a load balancer",
+        {
+            "spec.router.proxies": {
+                "trusted": ["10.0.0.0/8"],
+                "forwardedHeader": "forwarded",
+                "proxyProtocol": "required",
+            }
+        },
+    ),
+    Accepted(
+        "as many proxies as may be", {"spec.router.proxies": {"trusted": [f"10.{one}.0.0/16" for one in range(32)]}}
+    ),
+    Accepted(
         "a router for the outside", {"spec.router": {"replicas": 3, "service": {"type": "LoadBalancer", "port": 443}}}
     ),
     Accepted("more replicas", {f"{P}.replicas": 3}, before={}),

@@ -6,6 +6,7 @@ from typing import Final
 
 from operator_cases.by_value import REFUSED_BY_VALUE
 from operator_cases.objects import ABSENT, CUDA, By, D, P, Refused, both
+from operator_cases.proxies import REFUSED_PROXIES
 
 ALIKE: Final = (
     # The shape of KV and its bytes.
@@ -374,7 +375,7 @@ SCHEMA: Final = (
     ),
 )
 
-REFUSED: Final = (*RULES, *UPDATES, *SCHEMA)
+REFUSED: Final = (*RULES, *UPDATES, *SCHEMA, *REFUSED_PROXIES)
 
 SCALER_REFUSED: Final = (
     Refused(

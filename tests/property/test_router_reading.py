@@ -99,7 +99,7 @@ class EchoRouter:
     def is_internal(self, port: int) -> bool:
         return False
 
-    def paths_and_cycles(self, *, is_internal: bool) -> tuple[frozenset[bytes], type[HotCycle]]:
+    def paths_and_cycles(self, client: object, *, is_internal: bool) -> tuple[frozenset[bytes], type[HotCycle]]:
         return REQUEST_PATHS, HotCycle
 
     def admit(self, cycle: HotCycle) -> None:

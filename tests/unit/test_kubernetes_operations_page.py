@@ -57,6 +57,7 @@ REPLACES: Final[dict[str, tuple[Mapping[str, object], str]]] = {
     "router.policy": ({"spec.router": {"policy": "affinity"}}, "routers"),
     "router.accessLog": ({"spec.router": {"accessLog": True}}, "routers"),
     "router.tls": ({"spec.router": {"tls": {"secretName": "certificate"}}}, "routers"),
+    "router.proxies": ({"spec.router": {"proxies": {"trusted": ["10.0.0.0/8"]}}}, "routers"),
 }
 """Field of the page's table to a change of it and what the page says."""
 

@@ -11,7 +11,7 @@ and the pool's secret (routers hold one secret, so they could not reach the engi
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
@@ -26,10 +26,11 @@ from pdcluster_operator.api.base import (
     OpenObject,
     Rule,
 )
-from pdcluster_operator.api.role import DeviceKind, Resources, Roles, ranks_of
+from pdcluster_operator.api.role import DeviceKind, Roles, ranks_of
+from pdcluster_operator.api.router import RouterSpec
 from pdcluster_operator.api.status import PDClusterStatus
 from pdcluster_operator.api.transfer import Transfer, TransferProtocol
-from pdcluster_protocol.launch import HTTP_PORT, RouterPolicy
+from pdcluster_protocol.launch import HTTP_PORT
 
 
 class Volume(ApiModel):
@@ -102,70 +103,6 @@ class Model(ApiModel):
     def public_name(self) -> str:
         """The name by which clients ask for the model."""
         return self.served_name or self.name or ""
-
-
-class ServiceType(Enum):
-    """How the routers' Service is reached (Kubernetes' own words)."""
-
-    CLUSTER_IP = "ClusterIP"
-    NODE_PORT = "NodePort"
-    LOAD_BALANCER = "LoadBalancer"
-
-
-class RouterService(ApiModel):
-    """The Service that clients reach."""
-
-    type: ServiceType = ServiceType.CLUSTER_IP
-    """ClusterIP, NodePort or LoadBalancer. Default ClusterIP: nothing is open to the outside unless asked for."""
-    port: int = Field(default=80, ge=1, le=65535)
-    """Port, in [1, 65535]. Default 80: the URL needs none."""
-    annotations: dict[str, Annotated[str, Field(max_length=4096)]] = Field(default={}, max_length=32)
-    """Annotations of the Service, at most 32, for load balancers. Default: none."""
-
-
-class KeysRef(ApiModel):
-    """A key of a Secret in the same namespace, with a digest of each API key."""
-
-    name: Name
-    """Name of the Secret."""
-    key: str = Field(default="keys", min_length=1, max_length=MAX_NAME, pattern=r"^[-._a-zA-Z0-9]+$")
-    """Key in it. Default keys."""
-
-
-class RouterTls(ApiModel):
-    """TLS between clients and routers."""
-
-    secret_name: Name
-    """Name of a Secret of type kubernetes.io/tls in the same namespace, as cert-manager makes it: the certificate under
-    tls.crt, its key under tls.key. Routers take a renewed one without a restart."""
-
-
-class RouterSpec(ApiModel):
-    """The routers in front of the engines."""
-
-    replicas: int = Field(default=2, ge=1, le=64)
-    """Routers, in [1, 64]. Default 2: one may go at any time."""
-    resources: Resources = Resources()
-    """Resources of a router's container. Where neither a request nor a limit is given: 100m cpu and 128Mi memory are
-    requested."""
-    service: RouterService = RouterService()
-    """The Service that clients reach."""
-    policy: RouterPolicy = RouterPolicy.LEAST_TOKENS
-    """least-tokens, or affinity: conversations go back to their engines. Default least-tokens, for any request."""
-    request_timeout_seconds: int | None = Field(default=None, ge=1, le=DAY_S)
-    """Seconds that a request may take in all, in [1, 86400]; then it is cut. Default: no such limit, for a long answer
-    that flows is no fault."""
-    api_keys_secret_ref: KeysRef | None = None
-    """Secret with the SHA-256 of each API key of clients and its limits, in the form of the router's --api-key-file.
-    Default: none; then everyone who reaches the Service may use the model."""
-    tls: RouterTls | None = None
-    """The certificate that clients are shown. Default: none; then traffic between clients and routers is not encrypted.
-    """
-    access_log: bool = False
-    """Whether routers write one JSON line for each request that has ended to their containers' stdout. Default false: a
-    line has 700 bytes, which is 60 GB a day at 1,000 requests a second."""
-    pod_overrides: OpenObject | None = None
-    """Part of a pod template, merged over the operator's; the container is called router. Default: none."""
 
 
 class Rollout(ApiModel):

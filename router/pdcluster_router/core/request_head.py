@@ -23,7 +23,21 @@ MAX_ID_BYTES: Final = 128
 ID_HEADER: Final = b"x-request-id"
 _GOOD_ID: Final = re.compile(rb"[!-~]{1,%d}" % MAX_ID_BYTES)
 _ORIGIN: Final = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
-_KEPT_OPTIONS: Final = frozenset((b"keep-alive", b"close", b""))
+ADDRESS_HEADERS: Final = frozenset(
+    (
+        b"cf-connecting-ip",
+        b"forwarded",
+        b"true-client-ip",
+        b"x-client-ip",
+        b"x-envoy-external-address",
+        b"x-forwarded-for",
+        b"x-original-forwarded-for",
+        b"x-real-ip",
+    )
+)
+"""Those in which proxies tell a client's address. No client takes them away by naming them in ``Connection``, and none
+goes to an engine."""
+_KEPT_OPTIONS: Final = frozenset((b"keep-alive", b"close", b"", *ADDRESS_HEADERS))
 _LOOKED_INTO: Final = frozenset((b"expect", ID_HEADER))
 
 

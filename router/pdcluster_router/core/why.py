@@ -185,6 +185,10 @@ WORDS: Final[dict[str, Words]] = {
         "a client and the client port came to no TLS agreement",
         "See that clients ask https:// and trust the certificate, and that the file has those between.",
     ),
+    "proxy_refused": Words(
+        "a connection to the client port did not begin with a trusted proxy's PROXY header",
+        "See that --trusted-proxies names all load balancers, and that each writes the header.",
+    ),
     "draining": Words("the router was shutting down", _RETRY),
     "stopped": Words(
         "the router was stopped before the answer was whole",

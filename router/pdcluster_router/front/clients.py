@@ -11,7 +11,9 @@ A guest holds one. So a fifth of them is for clients, as many are for guests, an
 from __future__ import annotations
 
 import resource
-from typing import Final, Protocol
+from typing import Final
+
+from pdcluster_router.http.handshakes import Abortable
 
 DESCRIPTORS_PER_CLIENT: Final = 5
 """A request's four, and one for a guest: there may be as many."""
@@ -23,14 +25,6 @@ BACKLOG_SHARE: Final = 8
 """A burst of clients that are one too many takes an eighth of the descriptors, until the loop has come to them."""
 MAX_DEFAULT: Final = 16_384
 """As many as one engine may be given; idle ones cost 7 KiB each."""
-
-
-class Abortable(Protocol):
-    """A connection. Counting them takes no more of one, so tests need no socket."""
-
-    def abort(self) -> None:
-        """Closed at once. ``closed`` follows."""
-        ...
 
 
 class Clients:

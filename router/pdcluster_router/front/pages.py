@@ -37,6 +37,10 @@ class Page:
         headers = scope["headers"]
         self.request_id = request_id_in(headers) or os.urandom(16).hex().encode()
         self.trace_id = trace_id_in(headers, dict(headers))
+        self.client_address = ""
+        """Only where the router has an access log."""
+        if router.access_log is not None:
+            self.client_address = router.addresses.of_connection(scope["client"])(headers)
         self.client = ""
         """Name of the key that was shown."""
         self.engine: Engine | None = None
@@ -84,6 +88,7 @@ class Page:
     def line(self) -> AccessLine:
         """Once it has ended."""
         line = AccessLine(method=self._method, path=word_of(self._path), client=self.client)
+        line.client_address = self.client_address
         line.request_id, line.trace_id = self.request_id.decode("ascii"), self.trace_id
         line.status, outcome = None if self._has_left else self._status, self._outcome()
         line.outcome = outcome.value if outcome is not None else None

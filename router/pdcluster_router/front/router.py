@@ -15,8 +15,10 @@ from functools import partial
 from typing import Final
 
 from pdcluster_protocol.metaserver import METASERVER_PATH
+from pdcluster_protocol.networks import parse_network
 from pdcluster_protocol.secret import Secret
 from pdcluster_router.core.api_keys import KEY_HEADERS
+from pdcluster_router.core.client_address import ClientAddresses
 from pdcluster_router.core.client_apis import MESSAGES, REQUEST_PATHS, ClientApi, api_of
 from pdcluster_router.core.openai_errors import (
     ApiError,
@@ -28,7 +30,7 @@ from pdcluster_router.core.openai_errors import (
     stopped,
 )
 from pdcluster_router.core.pairing import Timeouts
-from pdcluster_router.core.request_head import ID_HEADER, Headers, RequestHead, request_id_in
+from pdcluster_router.core.request_head import ADDRESS_HEADERS, ID_HEADER, Headers, RequestHead, request_id_in
 from pdcluster_router.core.rewrite import BadBody
 from pdcluster_router.core.room import Room
 from pdcluster_router.core.trace_context import remains_of, trace_id_in
@@ -62,6 +64,7 @@ _TIMEOUT_HEADER: Final = b"x-request-timeout"
 _NOT_FORWARDED: Final = frozenset(
     (
         *KEY_HEADERS,  # ``Access`` says what engines are shown.
+        *ADDRESS_HEADERS,  # Engines need none, and would log what a client made up: vLLM's server believes loopback.
         b"accept-encoding",  # The first event of a stream must be readable; vLLM compresses nothing anyway.
         b"connection",
         b"content-length",
@@ -88,6 +91,7 @@ class Router:
         self.services = Services(settings, secret)
         self.gate = Gate(self.services, self._start)
         self.access = Access(settings)
+        self.addresses = ClientAddresses(map(parse_network, settings.trusted_proxies), settings.forwarded_header)
         self.certificate = certificate_of(settings)
         """None: the client port is plain."""
         self.verifier = Verifier(self.services, self.access.engine_line)
@@ -132,11 +136,18 @@ class Router:
         """Whether this port of ours is the one for engines, the operator and monitoring."""
         return port == self.settings.internal_port
 
-    def paths_and_cycles(self, *, is_internal: bool) -> tuple[frozenset[bytes], Callable[..., HotCycle]]:
-        """The hot paths of this port, and the kind of a request there: called with what ``HotCycle`` is."""
+    def paths_and_cycles(
+        self, client: tuple[str, int] | None, *, is_internal: bool
+    ) -> tuple[frozenset[bytes], Callable[..., HotCycle]]:
+        """The hot paths of this port, and the kind of a request there: called with what ``HotCycle`` is.
+
+        ``client``: the other end of the connection; None: it is not known.
+        """
         if is_internal:
             return INTERNAL_PATHS, partial(HotCycle, is_for_engines=True)
-        return REQUEST_PATHS, HotCycle if self.access_log is None else partial(LoggedCycle, self.access_log)
+        if self.access_log is None:
+            return REQUEST_PATHS, HotCycle
+        return REQUEST_PATHS, partial(LoggedCycle, self.access_log, self.addresses.of_connection(client))
 
     def refused_cycle(
         self, new_cycle: Callable[..., HotCycle], connection: ClientConnection, path: bytes, headers: Headers
@@ -268,6 +279,7 @@ class Router:
             terms=self.services.terms,
             has_transfer=not body.needs_local_prefill,
             client=client,
+            client_address=cycle.client_address,
             received_at=received_at,
         )
 

@@ -11,16 +11,21 @@ import gc
 import resource
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from types import FrameType
+from typing import TypeAlias
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.launch import ProxyProtocol
 from pdcluster_protocol.secret import SECRET_VARIABLE, Secret, is_loopback
 from pdcluster_router.core.openai_errors import ApiError, bad_request
+from pdcluster_router.core.proxy_protocol import Preface
 from pdcluster_router.front.access import read_keys
 from pdcluster_router.front.app import build_app
 from pdcluster_router.front.certificates import certificate_of
@@ -29,12 +34,16 @@ from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE, RouterProtocol
 from pdcluster_router.http.cycle import JSON
 from pdcluster_router.http.handshakes import Handshakes, TlsPort
+from pdcluster_router.http.prefaces import PrefacedConnection, PrefacePort
 from pdcluster_router.http.tls import TlsConnection
 from pdcluster_router.settings import Settings
 from pdcluster_router.telemetry.access_log import FLAG
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 from pdcluster_router.telemetry.line_file import LineFile
 from pdcluster_router.telemetry.trace import TraceFile
+
+NewProtocol: TypeAlias = Callable[[Preface | None], asyncio.Protocol]
+"""Makes the protocol of a connection of which a proxy has said this, where it is asked to."""
 
 _CLOSE_TIMEOUT_S = 2
 
@@ -68,24 +77,51 @@ class RouterServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, of which ours are the two of ``listen``. It knows one kind of connection for all sockets."""
-        if self._settings.tls_cert is None or not sockets:
+        is_prefaced = self._settings.proxy_protocol is ProxyProtocol.REQUIRED
+        if not sockets or (self._settings.tls_cert is None and not is_prefaced):
             await super().startup(sockets)
             return
         client, *others = sockets
         await super().startup(others)
-        port = self._tls_port(self.router)
+        new = self._new_protocol if self._settings.tls_cert is None else self._over_tls(self._tls_port(self.router))
+        begin: Callable[[], asyncio.Protocol] = partial(new, None)
+        if is_prefaced:
+            begin = partial(PrefacedConnection, self._preface_port(self.router, new))
         loop = asyncio.get_running_loop()
-        self.servers.append(await loop.create_server(lambda: TlsConnection(port), sock=client, backlog=backlog()))
+        self.servers.append(await loop.create_server(begin, sock=client, backlog=backlog()))
+
+    def _new_protocol(self, preface: Preface | None) -> asyncio.Protocol:
+        """That of HTTP. ``preface``: what a proxy has said of the connection, where it is asked to."""
+        protocol = RouterProtocol(self.config, self.server_state, self.lifespan.state)
+        protocol.preface = preface
+        return protocol
+
+    def _over_tls(self, port: TlsPort) -> NewProtocol:
+        def new(preface: Preface | None) -> asyncio.Protocol:
+            above = partial(self._new_protocol, preface)
+            return TlsConnection(port if preface is None else replace(port, new_protocol=above))
+
+        return new
+
+    def _preface_port(self, router: Router, new: NewProtocol) -> PrefacePort:
+        failures = router.services.failures
+        return PrefacePort(
+            trusts=router.addresses.trusts,
+            new_protocol=new,
+            waiting=self.server_state.connections,
+            clients=router.clients,
+            on_refused=lambda reason: failures.tell(Failure(FailureKind.PROXY_REFUSED, reason=reason)),
+            timeout_s=self._settings.client_read_timeout_s,
+        )
 
     def _tls_port(self, router: Router) -> TlsPort:
         certificate, failures = router.certificate, router.services.failures
         assert certificate is not None
-        config, state, app_state = self.config, self.server_state, self.lifespan.state
         return TlsPort(
             context=lambda: certificate.context,
-            new_protocol=lambda: RouterProtocol(config, state, app_state),
+            new_protocol=partial(self._new_protocol, None),
             handshakes=Handshakes(asyncio.get_running_loop().call_soon),
-            shaking=state.connections,
+            shaking=self.server_state.connections,
             clients=router.clients,
             on_refused=lambda reason: failures.tell(Failure(FailureKind.TLS_REFUSED, reason=reason)),
             http_answer=_answer_of(bad_request("this port speaks TLS: use https://", "invalid_http")),
@@ -215,6 +251,7 @@ def _uvicorn_config(settings: Settings, secret: Secret) -> uvicorn.Config:
         log_config=None,
         log_level="warning",  # Its lines of information name our address.
         access_log=False,
+        proxy_headers=False,  # It believes 127.0.0.1, and a variable of its own; ``--trusted-proxies`` says who is.
         server_header=False,
         timeout_keep_alive=int(settings.client_idle_s) or 1,
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,

@@ -83,7 +83,7 @@ class RouterProtocol(ReadingProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the parent
         super().connection_made(transport)
         self._is_internal = self._router.is_internal(transport.get_extra_info("sockname")[1])
-        self._hot_paths, self._new_cycle = self._router.paths_and_cycles(is_internal=self._is_internal)
+        self._hot_paths, self._new_cycle = self._router.paths_and_cycles(self.client, is_internal=self._is_internal)
         self._max_body_bytes = self._router.max_body_bytes(is_internal=self._is_internal)
         self._is_guest = not self._is_internal and not self._router.clients.opened(self)
         self._heads = Heads(self._router.room, RoomLimit.ENGINES if self._is_internal else RoomLimit.CLIENTS)

@@ -138,6 +138,8 @@ class HotCycle:
     )
 
     message_event: Final = _NobodyWaits()
+    client_address = ""
+    """Told by those that are logged; the others do not look for it."""
 
     def __init__(
         self,

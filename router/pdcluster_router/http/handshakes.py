@@ -17,15 +17,19 @@ SLICE_S: Final = 0.002
 """No further piece, and no further handshake, in this turn of the loop after so many seconds."""
 
 
-class Shaking(Protocol):
+class Abortable(Protocol):
+    """A connection. Counting it takes no more of one, so tests need no socket."""
+
+    def abort(self) -> None:
+        """Closed at once."""
+        ...
+
+
+class Shaking(Abortable, Protocol):
     """A connection whose client has said something. Giving it turns takes no more of one, so tests need no socket."""
 
     def shake(self) -> None:
         """One step of the handshake."""
-        ...
-
-    def abort(self) -> None:
-        """Closed at once."""
         ...
 
 
@@ -70,9 +74,9 @@ class Handshakes:
 class Counting(Protocol):
     """Where connections count."""
 
-    def opened(self, connection: Shaking) -> bool: ...
+    def opened(self, connection: Abortable) -> bool: ...
 
-    def closed(self, connection: Shaking) -> None: ...
+    def closed(self, connection: Abortable) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

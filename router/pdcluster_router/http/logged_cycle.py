@@ -14,7 +14,7 @@ from pdcluster_router.core.answer_facts import AnswerFacts, StreamFacts
 from pdcluster_router.core.client_apis import REQUEST_PATHS
 from pdcluster_router.core.keep_alive import COMMENT
 from pdcluster_router.core.openai_errors import BUG
-from pdcluster_router.core.request_head import RequestHead, path_of
+from pdcluster_router.core.request_head import Headers, RequestHead, path_of
 from pdcluster_router.core.room import Room
 from pdcluster_router.core.trace_context import trace_id_in
 from pdcluster_router.http.cycle import NO_HEAD, ClientConnection, HotCycle
@@ -28,20 +28,23 @@ _NAMES: Final = {path: path.decode() for path in REQUEST_PATHS}
 class LoggedCycle(HotCycle):
     """One request. Event loop only."""
 
-    __slots__ = ("_answer", "_arrived_at", "_begun_at", "_ended_at", "_line", "_log")
+    __slots__ = ("_answer", "_arrived_at", "_begun_at", "_ended_at", "_line", "_log", "client_address")
 
     def __init__(
         self,
         log: AccessLog,
+        address_of: Callable[[Headers], str],
         connection: ClientConnection,
         path: bytes,
         head: RequestHead,
         on_whole: Callable[[HotCycle], None],
         room: Room,
     ) -> None:
+        """``address_of``: that of the client, by the headers of a whole head."""
         super().__init__(connection, path, head, on_whole, room)
         self._log = log
         self._line = AccessLine(method="" if head is NO_HEAD else "POST", path=_NAMES.get(path) or _word_in(path))
+        self._line.client_address = self.client_address = address_of(head.headers)
         self._line.trace_id = trace_id_in(head.headers, head.fields)
         self._answer: AnswerFacts | None = None
         self._begun_at = self._ended_at = _now()

@@ -33,6 +33,7 @@ from pdcluster_router.core.openai_errors import (
     headers_too_large,
     too_many_headers,
 )
+from pdcluster_router.core.proxy_protocol import Origin, Preface
 from pdcluster_router.core.request_head import Headers, RequestHead, origin_form
 from pdcluster_router.http.leavers import Leavers
 
@@ -149,6 +150,8 @@ class ReadingProtocol(HttpToolsProtocol):
         blank lines, which begin none (RFC 9112, 2.2): a client that waits for its answer may have sent some behind its
         body.
         """
+        self.preface: Preface | None = None
+        """A proxy's word for this connection, where it is asked for one; set before ``connection_made``."""
         self._leavers = leavers
         self._max_header_bytes = max_header_bytes
         self._is_upgrade = False
@@ -195,6 +198,8 @@ class ReadingProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the parent
         super().connection_made(transport)
+        if self.preface is not None and self.preface.origin is not Origin.PROXY:
+            self.client = self.preface.client
         self.flow = self._flow = _Flow(transport, self._go_on, self._leavers)
 
     def data_received(self, data: bytes) -> None:

@@ -40,6 +40,7 @@ class Record:
 
     __slots__ = (
         "_attempt",
+        "_client_address",
         "_decode",
         "_error",
         "_failures",
@@ -63,6 +64,7 @@ class Record:
         self._services = services
         self._request_id = request.request_id
         self._trace_id = request.trace_id
+        self._client_address = request.client_address
         self._path = request.path
         self._model_text = request.body.model_text
         self._is_stream = request.body.is_stream
@@ -165,6 +167,7 @@ class Record:
             line.transfer_id,
             self._trace_id,
             line.client,
+            self._client_address,
             self._model_text,
             self._path,
             self._is_stream,

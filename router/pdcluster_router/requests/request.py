@@ -22,6 +22,8 @@ class ClientRequest(RequestFacts, frozen=True, kw_only=True):
     """A client's request."""
 
     request_id: str
+    client_address: str = ""
+    """Only where the router has an access log."""
     trace_id: str = ""
     """Of its ``traceparent``; empty where it has none that is valid."""
     api: ClientApi

@@ -4,7 +4,8 @@
                                                                   ^
     Record, queue ---------------- Told --------------------------+
 
-``docs/operations.md`` explains the fields. No body, key, header, query or address is in any of them.
+``docs/operations.md`` explains the fields. No body, key, header or query is in any of them, no address but the
+client's.
 """
 
 from __future__ import annotations

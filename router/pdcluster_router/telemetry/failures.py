@@ -67,6 +67,8 @@ class FailureKind(Enum):
     TLS_REFUSED = "tls_refused"
     """A connection to the client port with TLS came to no agreement: no TLS, none that both know, or a client that
     does not trust the certificate."""
+    PROXY_REFUSED = "proxy_refused"
+    """A connection to the client port that must begin with a PROXY header: from no trusted proxy, or without one."""
     DRAINING = "draining"
     """Turned away because the router shuts down."""
     STOPPED = "stopped"

@@ -40,6 +40,7 @@ class KeptRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     transfer_id: str = ""
     trace_id: str = ""
     client: str = ""
+    client_address: str = ""
     model_text: bytes = b""
     """JSON, as the client wrote it."""
     path: bytes = b""
@@ -143,6 +144,7 @@ def request_of(row: KeptRow) -> KeptRequest:
         transfer_id=row.transfer_id,
         trace_id=row.trace_id,
         client=row.client,
+        client_address=row.client_address,
         model=_model_in(row.model_text),
         path=row.path.decode("latin-1"),
         is_stream=row.is_stream,

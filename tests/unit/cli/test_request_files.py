@@ -16,6 +16,7 @@ LINE = AccessLine(
     ts=datetime(2026, 11, 26, 8, 0, 0, tzinfo=UTC),
     request_id="R-7",
     transfer_id="5d41",
+    client_address="203.0.113.7",
     path="/v1/completions",
     status=502,
     outcome="prefill_failed",
@@ -49,6 +50,7 @@ def test_a_line_among_others_is_found_by_either_id() -> None:
     for name in ("R-7", "5d41"):
         (request,) = find(lines, name)
         assert (request.request_id, request.status, request.total_s) == ("R-7", 502, 3.0)
+        assert request.client_address == "203.0.113.7"
     for name in ("R", "", "\udcff", "R\u00e9"):
         assert find(lines, name) == []
 

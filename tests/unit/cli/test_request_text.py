@@ -17,6 +17,7 @@ FAILED = KeptRequest(
     ended_at_unix_s=1000.0,
     total_s=3.214,
     queue_s=0.5,
+    client_address="203.0.113.7",
     status=502,
     outcome="prefill_failed",
     error="prefill_failed",
@@ -38,7 +39,7 @@ def test_a_failed_request_is_told_from_its_arrival_to_its_cure() -> None:
     assert text == (
         "R-7 failed: 502 prefill_failed after 3.214 s, 1970-01-01 00:16:40 UTC (told by router-1)\n"
         "POST /v1/completions, stream, 300 prompt tokens, 16 of them cached on decode, model m, key team-a, "
-        "transfer 5d41\n"
+        "from 203.0.113.7, transfer 5d41\n"
         "\n"
         "         at       took\n"
         "    0.000 s    0.500 s  waits to be admitted\n"

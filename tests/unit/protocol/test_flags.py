@@ -31,6 +31,8 @@ class Settings(BaseModel):
     as ``most_ports``."""
     most_ports: int = Field(default=4, ge=1)
     """How many."""
+    proxies: tuple[str, ...] = ()
+    """Whom to believe."""
     file: Path | None = None
     """Where it goes. None: nowhere."""
     pace: Pace = Pace.SLOW
@@ -42,7 +44,7 @@ FLAGS = Flags(
     Settings.model_fields,
     named={"urls": "--to"},
     hidden=frozenset({"secret"}),
-    variables={"secret": "THE_SECRET", "pace": "THE_PACE"},
+    variables={"secret": "THE_SECRET", "pace": "THE_PACE", "proxies": "THE_PROXIES"},
 )
 
 
@@ -77,6 +79,7 @@ def test_the_help_has_each_docstring_with_flags_for_fields_and_the_default() -> 
     told = " ".join(parser.format_help().split())
     assert "--to URL Where to. Repeat it for more." in told
     assert "--wait SECONDS Seconds, 100 % of them; as --most-ports. (default: 2.5)" in told
+    assert "--proxies PROXY Whom to believe. Repeat it for more. (default: $THE_PROXIES, else none)" in told
     assert "--file PATH Where it goes. Without it: nowhere." in told
     assert "--pace {slow,fast} How. (default: $THE_PACE, else slow)" in told
 
@@ -86,6 +89,7 @@ def test_a_page_has_default_bounds_and_reason_of_each() -> None:
         ("--to", "", "", "Where to. Repeat it for more."),
         ("--wait", "2.5", "above 0, at most 60", "Seconds, 100 % of them; as --most-ports."),
         ("--most-ports", "4", "at least 1", "How many."),
+        ("--proxies", "$THE_PROXIES, else none", "", "Whom to believe. Repeat it for more."),
         ("--file", "", "", "Where it goes. Without it: nowhere."),
         ("--pace", "$THE_PACE, else slow", "", "How."),
     ]

@@ -68,11 +68,33 @@ def test_without_an_advertised_url_it_is_host_and_internal_port() -> None:
         ({"max_prefill_attempts": 0}, "--max-prefill-attempts"),
         ({"on_prefill_failure": "perhaps"}, "--on-prefill-failure"),
         ({"max_queued_requests": -1}, "--max-queued-requests"),
+        ({"trusted_proxies": "10.0.0.1/8"}, "--trusted-proxies: '10.0.0.1/8' has bits .* write 10.0.0.0/8"),
+        ({"trusted_proxies": ["10.0.0.0/8", "::/0"]}, "--trusted-proxies: '::/0' is every address"),
+        ({"trusted_proxies": "10.0.0.0/8,"}, "--trusted-proxies: '' is no network"),
+        ({"trusted_proxies": 7}, "--trusted-proxies"),
+        ({"forwarded_header": "x-real-ip"}, "--forwarded-header"),
+        ({"proxy_protocol": "required"}, "--proxy-protocol is required and --trusted-proxies not given"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_flag_and_the_cure(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_settings(**{**URLS, **values})
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--trusted-proxies=10.0.0.0/8,192.0.2.7", "--trusted-proxies", "2001:db8::/32"],
+        ["--trusted-proxies", "10.0.0.0/8, ::ffff:192.0.2.7 , 2001:DB8:0::/32"],
+    ],
+)
+def test_proxies_are_named_with_commas_or_one_by_one(flags: list[str]) -> None:
+    named = ["--prefill", "http://p:1", "--decode", "http://d:2"]
+    trusted = ("10.0.0.0/8", "192.0.2.7/32", "2001:db8::/32")
+    assert parse_settings([*named, *flags]).trusted_proxies == trusted
+    environ = {"PDCLUSTER_TRUSTED_PROXIES": "10.0.0.0/8,192.0.2.7,2001:db8::/32"}
+    assert parse_settings(named, environ).trusted_proxies == trusted
+    assert parse_settings([*named, "--trusted-proxies", "::1"], environ).trusted_proxies == ("::1/128",)
 
 
 def test_an_ipv6_address_in_brackets_is_one() -> None:

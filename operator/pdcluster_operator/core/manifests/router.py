@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdcluster_operator.api.role import EnvVar
+from pdcluster_operator.api.router import RouterProxies, RouterSpec
 from pdcluster_operator.core import names
 from pdcluster_operator.core.manifests.pool import (
     HTTP,
@@ -37,7 +38,7 @@ from pdcluster_operator.core.manifests.strategic_merge import merge_template
 from pdcluster_operator.kinds import DEPLOYMENT, ROLE, ROLE_BINDING, SERVICE, SERVICE_ACCOUNT
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
-from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, router_flag
+from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, ProxyProtocol, router_flag
 from pdcluster_protocol.secret import SECRET_VARIABLE
 
 NOTICE_S: Final = 5
@@ -156,6 +157,15 @@ def router_argv(pool: Pool) -> list[str]:
         *([router_flag("--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}")] if router.api_keys_secret_ref else []),
         *(_tls_flags() if router.tls else []),
         *([router_flag("--access-log", "-")] if router.access_log else []),
+        *(_proxy_flags(router.proxies) if router.proxies else []),
+    ]
+
+
+def _proxy_flags(proxies: RouterProxies) -> list[str]:
+    return [
+        router_flag("--trusted-proxies", ",".join(proxies.trusted)),
+        router_flag("--forwarded-header", proxies.forwarded_header.value),
+        router_flag("--proxy-protocol", proxies.proxy_protocol.value),
     ]
 
 
@@ -229,7 +239,7 @@ def _container(pool: Pool) -> Document:
             *({"name": one["name"], "mountPath": TLS_FOLDER, "readOnly": True} for one in _tls_volumes(pool)),
         ],
         **LAST_WORDS,
-        **_probes(has_tls=pool.spec.router.tls is not None),
+        **_probes(pool.spec.router),
         # Every image with a shell has it; Kubernetes' own sleep can be switched off (gate PodLifecycleSleepAction).
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(NOTICE_S)]}}},
     }
@@ -275,12 +285,13 @@ def _key_told(entry: EnvVar | None, other: EnvVar | None = None) -> str:
     return "another value" if other is not None and other.value_from is None else "a value"
 
 
-def _probes(*, has_tls: bool) -> Document:
+def _probes(router: RouterSpec) -> Document:
     """Ready when a request could be answered (``/health``), so that a new router never takes one before it has found
     the engines. Alive as long as it says anything: a pool without engines is no fault of its routers. A kubelet takes
-    any certificate."""
-    scheme = {"scheme": "HTTPS"} if has_tls else {}
-    ready = {"httpGet": {"path": "/health", "port": HTTP, **scheme}}
+    any certificate, and writes no PROXY header."""
+    is_prefaced = router.proxies is not None and router.proxies.proxy_protocol is ProxyProtocol.REQUIRED
+    scheme = {"scheme": "HTTPS"} if router.tls is not None and not is_prefaced else {}
+    ready = {"httpGet": {"path": "/health", "port": INTERNAL if is_prefaced else HTTP, **scheme}}
     alive = {"httpGet": {"path": "/", "port": INTERNAL}}
     return {
         "startupProbe": {**alive, "periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 60},

@@ -12,6 +12,8 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from pdcluster_protocol.access import AccessLine
+from pdcluster_protocol.launch import ForwardedHeader
+from pdcluster_router.core.client_address import ClientAddresses
 from pdcluster_router.front.pages import LoggedPages
 from pdcluster_router.front.server_protocol import ROUTER_STATE
 
@@ -31,8 +33,10 @@ class Log:
 async def line_of(app: Callable[[Scope, Receive, Send], Any], *messages: Message) -> AccessLine:
     """Of one request, whose client says ``messages``."""
     log, said = Log(), list(messages)
-    router = SimpleNamespace(access_log=log, services=SimpleNamespace(now=lambda: 1.0))
-    scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": [], "state": {ROUTER_STATE: router}}
+    addresses = ClientAddresses([], ForwardedHeader.X_FORWARDED_FOR)
+    router = SimpleNamespace(access_log=log, addresses=addresses, services=SimpleNamespace(now=lambda: 1.0))
+    asked = {"type": "http", "method": "GET", "path": "/v1/models", "headers": [], "client": ("192.0.2.1", 7)}
+    scope = {**asked, "state": {ROUTER_STATE: router}}
 
     async def receive() -> Message:
         return said.pop(0)

@@ -106,7 +106,7 @@ def test_a_long_name_of_a_model_pushes_out_nothing() -> None:
 @pytest.mark.parametrize("request_id", ["r", "x" * 31, "x" * 32, "x" * 128, "x" * 300])
 @pytest.mark.parametrize("transfer_id", ["", "t" * 32])
 def test_only_the_places_of_the_two_ids_are_looked_at(request_id: str, transfer_id: str) -> None:
-    row = KeptRow(request_id, transfer_id, "trace", "client", b"", b"", outcome="ok", moments=(0.0, "what", "engine"))
+    row = KeptRow(request_id, transfer_id, "trace", "client", outcome="ok", moments=(0.0, "what", "engine"))
     entry = _encode(row)
     for name in (request_id, transfer_id):
         assert not name or _is_named(entry, _encode(name))

@@ -124,6 +124,26 @@ def test_a_router_with_a_certificate_is_probed_over_tls_and_still_plain_on_its_i
     assert container(TLS)["startupProbe"] == container()["startupProbe"]
 
 
+PROXIES = {"spec.router.proxies": {"trusted": ["10.0.0.0/8", "2001:db8::1"]}}
+PREFACED: dict[str, Any] = {"spec.router.proxies": {"trusted": ["10.0.0.0/8"], "proxyProtocol": "required"}, **TLS}
+
+
+def test_it_is_told_which_proxies_to_believe() -> None:
+    named = ("--trusted", "--forwarded", "--proxy")
+    assert not [word for word in container()["args"] if word.startswith(named)]
+    assert [word for word in container(PROXIES)["args"] if word.startswith(named)] == [
+        "--trusted-proxies=10.0.0.0/8,2001:db8::1",
+        "--forwarded-header=x-forwarded-for",
+        "--proxy-protocol=none",
+    ]
+    assert container(PROXIES)["readinessProbe"] == container()["readinessProbe"]
+
+
+def test_where_clients_come_with_a_proxy_header_a_kubelet_asks_the_internal_port() -> None:
+    assert "--proxy-protocol=required" in container(PREFACED)["args"]
+    assert container(PREFACED)["readinessProbe"]["httpGet"] == {"path": "/health", "port": "internal"}
+
+
 FROM_A: dict[str, Any] = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "a", "key": "k"}}}
 
 

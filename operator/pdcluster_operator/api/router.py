@@ -1,0 +1,109 @@
+"""``spec.router``: the routers in front of the engines, how they are reached, and whom they believe."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+from pydantic import Field
+
+from pdcluster_operator.api.base import DAY_S, MAX_NAME, ApiModel, Name, OpenObject, Rule
+from pdcluster_operator.api.role import Resources
+from pdcluster_protocol.launch import ForwardedHeader, ProxyProtocol, RouterPolicy
+
+
+class ServiceType(Enum):
+    """How the routers' Service is reached (Kubernetes' own words)."""
+
+    CLUSTER_IP = "ClusterIP"
+    NODE_PORT = "NodePort"
+    LOAD_BALANCER = "LoadBalancer"
+
+
+class RouterService(ApiModel):
+    """The Service that clients reach."""
+
+    type: ServiceType = ServiceType.CLUSTER_IP
+    """ClusterIP, NodePort or LoadBalancer. Default ClusterIP: nothing is open to the outside unless asked for."""
+    port: int = Field(default=80, ge=1, le=65535)
+    """Port, in [1, 65535]. Default 80: the URL needs none."""
+    annotations: dict[str, Annotated[str, Field(max_length=4096)]] = Field(default={}, max_length=32)
+    """Annotations of the Service, at most 32, for load balancers. Default: none."""
+
+
+class KeysRef(ApiModel):
+    """A key of a Secret in the same namespace, with a digest of each API key."""
+
+    name: Name
+    """Name of the Secret."""
+    key: str = Field(default="keys", min_length=1, max_length=MAX_NAME, pattern=r"^[-._a-zA-Z0-9]+$")
+    """Key in it. Default keys."""
+
+
+class RouterTls(ApiModel):
+    """TLS between clients and routers."""
+
+    secret_name: Name
+    """Name of a Secret of type kubernetes.io/tls in the same namespace, as cert-manager makes it: the certificate under
+    tls.crt, its key under tls.key. Routers take a renewed one without a restart."""
+
+
+TrustedNetwork = Annotated[str, Field(min_length=2, max_length=43)]
+
+
+class RouterProxies(ApiModel):
+    """The proxies and load balancers between clients and routers."""
+
+    trusted: list[TrustedNetwork] = Field(min_length=1, max_length=32)
+    """Their networks, as 10.0.0.0/8, or addresses, at most 32: of those that tell where a request came from, and of no
+    others. What they say goes into the access log."""
+    forwarded_header: ForwardedHeader = ForwardedHeader.X_FORWARDED_FOR
+    """x-forwarded-for or forwarded: the header in which all of them tell it. Default x-forwarded-for, which most
+    proxies write."""
+    proxy_protocol: ProxyProtocol = ProxyProtocol.NONE
+    """none, or required: each connection of a client begins with a PROXY header of one of them. Default none, for load
+    balancers write it only if asked to."""
+
+    rules = (
+        Rule(
+            holds="self.trusted.all(one, isIP(one) || "
+            "(isCIDR(one) && cidr(one) == cidr(one).masked() && cidr(one).prefixLength() > 0))",
+            says="router.proxies.trusted is %s: each must be an address, or a network like 10.0.0.0/8 or "
+            "2001:db8::/32, not of every address, and without bits behind its prefix",
+            short="router.proxies.trusted holds what is no network: write each like 10.0.0.0/8 or 2001:db8::/32",
+            values=("self.trusted.join(', ')",),
+            path=".trusted",
+        ),
+    )
+
+
+class RouterSpec(ApiModel):
+    """The routers in front of the engines."""
+
+    replicas: int = Field(default=2, ge=1, le=64)
+    """Routers, in [1, 64]. Default 2: one may go at any time."""
+    resources: Resources = Resources()
+    """Resources of a router's container. Where neither a request nor a limit is given: 100m cpu and 128Mi memory are
+    requested."""
+    service: RouterService = RouterService()
+    """The Service that clients reach."""
+    policy: RouterPolicy = RouterPolicy.LEAST_TOKENS
+    """least-tokens, or affinity: conversations go back to their engines. Default least-tokens, for any request."""
+    request_timeout_seconds: int | None = Field(default=None, ge=1, le=DAY_S)
+    """Seconds that a request may take in all, in [1, 86400]; then it is cut. Default: no such limit, for a long answer
+    that flows is no fault."""
+    api_keys_secret_ref: KeysRef | None = None
+    """Secret with the SHA-256 of each API key of clients and its limits, in the form of the router's --api-key-file.
+    Default: none; then everyone who reaches the Service may use the model."""
+    tls: RouterTls | None = None
+    """The certificate that clients are shown. Default: none; then traffic between clients and routers is not encrypted.
+    """
+    access_log: bool = False
+    """Whether routers write one JSON line for each request that has ended to their containers' stdout. Default false: a
+    line has 700 bytes, which is 60 GB a day at 1,000 requests a second."""
+    proxies: RouterProxies | None = None
+    """The proxies between clients and routers that are believed who a client is. Default: none; then the access log
+    names the last one of them.
+    """
+    pod_overrides: OpenObject | None = None
+    """Part of a pod template, merged over the operator's; the container is called router. Default: none."""

@@ -141,11 +141,13 @@ class FakeEngine:
         self._connections: set[asyncio.Task[None]] = set()
         self.open_connections: set[asyncio.StreamWriter] = set()
         self._idle_connections: set[asyncio.StreamWriter] = set()
+        self._shuts_down = False
         self._background: list[asyncio.Task[Message | None]] = []
         self._server: asyncio.Server | None = None
         self.url = ""
 
     async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
+        self._shuts_down = False
         self._server = await asyncio.start_server(
             self._connected, host, port or fresh_port(), limit=1 << 24, backlog=1024
         )
@@ -161,8 +163,9 @@ class FakeEngine:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def refuse_connections(self) -> None:
-        """As vLLM after SIGTERM: nothing listens, idle connections are closed, those with a request stay open."""
+        """As vLLM after SIGTERM: nothing listens, and a connection is closed once it has no request."""
         assert self._server is not None
+        self._shuts_down = True
         self._server.close()
         for writer in self._idle_connections:
             writer.close()
@@ -193,15 +196,16 @@ class FakeEngine:
             await self._gates[gate].wait()
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
         task = asyncio.create_task(self._serve(reader, writer))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.num_connections += 1
         try:
             self.open_connections.add(writer)
-            while await self._serve_one(reader, writer):
+            # Also one that was open before, and whose task had not begun when the others were closed.
+            while not self._shuts_down and await self._serve_one(reader, writer):
                 pass
         except (asyncio.IncompleteReadError, ConnectionError):
             pass

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fakes.engine import FakeEngine, Fault, Gate
+from fakes.engine import FakeEngine, Fault, Gate, Wire
 from fakes.http import Message, RawClient, request_bytes
 from fakes.messages import MESSAGES
 from fakes.router import CHAT, COMPLETIONS, PROMPT, STREAM, Rig, raw, running_rig, send, until
@@ -49,6 +50,23 @@ async def asked_of(engines: list[FakeEngine]) -> tuple[FakeEngine, FakeEngine]:
     gone, other = sorted(engines, key=lambda engine: not engine.seen)
     other.fault = Fault.NONE
     return gone, other
+
+
+async def test_an_engine_that_refuses_connections_answers_on_none_that_has_just_come() -> None:
+    """A probe on such a connection would be well for ever, and no request there ever lost: of the fake."""
+    engine = FakeEngine(Wire())
+    await engine.start()
+    opening = asyncio.create_task(asyncio.open_connection("127.0.0.1", int(engine.url.rpartition(":")[2])))
+    while not engine.num_connections:
+        await asyncio.sleep(0)  # No turn of the loop more: what serves the connection has not begun.
+    engine.refuse_connections()
+    reader, writer = await opening
+    writer.write(b"GET /health HTTP/1.1\r\nhost: engine\r\n\r\n")
+    async with asyncio.timeout(PATIENCE_S):
+        with suppress(ConnectionResetError):
+            assert await reader.read(1) == b""
+    writer.close()
+    await engine.stop()
 
 
 def is_blamed(rig: Rig, gone: FakeEngine) -> bool:

@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import socket
+import ssl
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -145,11 +146,11 @@ class FakeEngine:
         self._server: asyncio.Server | None = None
         self.url = ""
 
-    async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
+    async def start(self, port: int = 0, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> None:
         self._server = await asyncio.start_server(
-            self._connected, host, port or fresh_port(), limit=1 << 24, backlog=1024
+            self._connected, host, port or fresh_port(), limit=1 << 24, backlog=1024, ssl=tls
         )
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
         """The port is closed and every connection is cut."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -156,13 +157,15 @@ async def until(is_true: Callable[[], bool], timeout_s: float = PATIENCE_S) -> N
 
 
 @asynccontextmanager
-async def running_rig(*, num_prefill: int = 1, num_decode: int = 1, **settings: Any) -> AsyncIterator[Rig]:
+async def running_rig(
+    *, num_prefill: int = 1, num_decode: int = 1, engine_tls: ssl.SSLContext | None = None, **settings: Any
+) -> AsyncIterator[Rig]:
     """A router and its engines; at the end of a test that has passed nothing of any request is left."""
     wire = Wire()
     prefills = [FakeEngine(wire) for _ in range(num_prefill)]
     decodes = [FakeEngine(wire) for _ in range(num_decode)]
     for engine in (*prefills, *decodes):
-        await engine.start()
+        await engine.start(tls=engine_tls)
     urls = {"prefill_urls": [e.url for e in prefills], "decode_urls": [e.url for e in decodes]}
     try:
         async with running_server(**{**urls, **settings}) as (server, url):

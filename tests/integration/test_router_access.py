@@ -329,7 +329,7 @@ async def test_a_key_that_is_removed_while_a_body_comes_serves_no_more(key_file:
     async with running_rig(api_key_file=key_file) as rig:
         removed = await half_of(rig, KEY)
         key_file.write_text(line(OTHER, "team-b"))
-        rig.router.access.reload()
+        rig.router.access.watch.reload()
         await removed.send(b"}")
         answer = await asyncio.wait_for(removed.receive(), PATIENCE_S)
         assert (answer.status, answer.json()["error"]["code"]) == (401, "invalid_api_key")
@@ -341,7 +341,7 @@ async def test_a_key_that_stays_serves_though_the_file_has_changed(key_file: Pat
     async with running_rig(api_key_file=key_file, trace_file=trace) as rig:
         kept = await half_of(rig, KEY)
         key_file.write_text(line(OTHER, "team-b") + line(KEY, "team-c"))
-        rig.router.access.reload()
+        rig.router.access.watch.reload()
         await kept.send(b"}")
         assert (await asyncio.wait_for(kept.receive(), PATIENCE_S)).status == 200
     assert json.loads(trace.read_text())["client"] == "team-c"
@@ -354,7 +354,7 @@ async def test_a_key_that_is_removed_serves_nothing_that_waits_for_its_turn(key_
         await client.send(request_bytes(COMPLETIONS, json.dumps(PROMPT).encode(), bearer(KEY)) * 2)
         await rig.decode.next_request()
         key_file.write_text(line(OTHER, "team-b"))
-        rig.router.access.reload()
+        rig.router.access.watch.reload()
         rig.decode.open_gate(Gate.RESERVE)
         assert [(await asyncio.wait_for(client.receive(), PATIENCE_S)).status for _ in range(2)] == [200, 401]
         assert len(rig.decode.seen) == 1

@@ -185,6 +185,10 @@ WORDS: Final[dict[str, Words]] = {
         "a client and the client port came to no TLS agreement",
         "See that clients ask https:// and trust the certificate, and that the file has those between.",
     ),
+    "engine_tls_refused": Words(
+        "the router and an engine came to no TLS agreement",
+        "The reason names the engine, what was expected and what was found, and the cure.",
+    ),
     "draining": Words("the router was shutting down", _RETRY),
     "stopped": Words(
         "the router was stopped before the answer was whole",

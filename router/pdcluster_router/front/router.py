@@ -33,8 +33,10 @@ from pdcluster_router.core.rewrite import BadBody
 from pdcluster_router.core.room import Room
 from pdcluster_router.core.trace_context import remains_of, trace_id_in
 from pdcluster_router.engines.models import Models
+from pdcluster_router.engines.trust import EngineTrust
+from pdcluster_router.files.watch import FileWatch
 from pdcluster_router.front.access import Access
-from pdcluster_router.front.certificates import certificate_of
+from pdcluster_router.front.certificates import Certificate, certificate_of
 from pdcluster_router.front.clients import Clients, default_max_connections
 from pdcluster_router.http.cycle import NO_HEAD, ClientConnection, HotCycle
 from pdcluster_router.http.keep_alives import KeepAlives
@@ -90,6 +92,8 @@ class Router:
         self.access = Access(settings)
         self.certificate = certificate_of(settings)
         """None: the client port is plain."""
+        self.watches = _watches_of(self.access, self.certificate, self.services.trust)
+        """Of the files that are read anew when they change."""
         self.verifier = Verifier(self.services, self.access.engine_line)
         self.models = Models(self.services.roster, self.services.now)
         self.room = Room(settings.max_buffered_bytes)
@@ -285,6 +289,10 @@ class Router:
             return usual
         seconds = _seconds(wanted)
         return replace(usual, request_s=seconds if usual.request_s is None else min(usual.request_s, seconds))
+
+
+def _watches_of(*owners: Access | Certificate | EngineTrust | None) -> list[FileWatch]:
+    return [owner.watch for owner in owners if owner is not None and owner.watch is not None]
 
 
 def _access_log_of(settings: Settings, services: Services) -> AccessLog | None:

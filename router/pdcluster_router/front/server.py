@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.secret import SECRET_VARIABLE, Secret, is_loopback
 from pdcluster_router.core.openai_errors import ApiError, bad_request
+from pdcluster_router.engines.trust import check_engine_files
 from pdcluster_router.front.access import read_keys
 from pdcluster_router.front.app import build_app
 from pdcluster_router.front.certificates import certificate_of
@@ -28,7 +29,7 @@ from pdcluster_router.front.clients import backlog
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE, RouterProtocol
 from pdcluster_router.http.cycle import JSON
-from pdcluster_router.http.handshakes import Handshakes, TlsPort
+from pdcluster_router.http.handshakes import TlsPort
 from pdcluster_router.http.tls import TlsConnection
 from pdcluster_router.settings import Settings
 from pdcluster_router.telemetry.access_log import FLAG
@@ -84,7 +85,7 @@ class RouterServer(uvicorn.Server):
         return TlsPort(
             context=lambda: certificate.context,
             new_protocol=lambda: RouterProtocol(config, state, app_state),
-            handshakes=Handshakes(asyncio.get_running_loop().call_soon),
+            handshakes=router.services.handshakes,
             shaking=state.connections,
             clients=router.clients,
             on_refused=lambda reason: failures.tell(Failure(FailureKind.TLS_REFUSED, reason=reason)),
@@ -95,7 +96,7 @@ class RouterServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's signals, and SIGHUP, which reads keys and certificate anew. Without either it ends the process."""
+        """uvicorn's signals, and SIGHUP, which reads keys and certificates anew. Without either it ends the process."""
         if not _reads_files(self._settings):
             with super().capture_signals():
                 yield
@@ -110,9 +111,8 @@ class RouterServer(uvicorn.Server):
 
     def _reload(self) -> None:
         if self.started:
-            self.router.access.reload()
-            if self.router.certificate is not None:
-                self.router.certificate.reload()
+            for watch in self.router.watches:
+                watch.reload()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.router.drain()
@@ -166,6 +166,7 @@ def run(settings: Settings, secret: Secret) -> None:
     if settings.api_key_file is not None:
         read_keys(settings.api_key_file)
     certificate_of(settings)
+    check_engine_files(settings)
     if _reads_files(settings):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until ``capture_signals``: they are read after this anyway.
     _raise_open_file_limit()
@@ -195,7 +196,8 @@ def warnings_of(settings: Settings, secret: Secret) -> list[str]:
 
 
 def _reads_files(settings: Settings) -> bool:
-    return settings.api_key_file is not None or settings.tls_cert is not None
+    files = (settings.api_key_file, settings.tls_cert, settings.engine_ca, settings.engine_cert)
+    return any(file is not None for file in files)
 
 
 def _answer_of(error: ApiError) -> bytes:

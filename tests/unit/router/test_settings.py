@@ -52,7 +52,7 @@ def test_without_an_advertised_url_it_is_host_and_internal_port() -> None:
         ({"decode_urls": []}, "--decode: name at least one"),
         ({"prefill_urls": [], "decode_urls": []}, "--prefill and --decode: name at least one"),
         ({"decode_urls": ["d:2"]}, "http://HOST:PORT"),
-        ({"decode_urls": ["https://d:2"]}, "http://HOST:PORT"),
+        ({"decode_urls": ["ftp://d:2"]}, "http://HOST:PORT"),
         ({"prefill_urls": ["http://p:1/v1"]}, "http://HOST:PORT only"),
         ({"prefill_urls": ["http://p:x"]}, "--prefill"),
         ({"decode_urls": [f"http://{'d' * 64}.ns.svc:1"]}, "has no host name"),

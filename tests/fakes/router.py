@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -102,7 +101,8 @@ class Rig(Peers):
 
     @property
     def internal_url(self) -> str:
-        return f"http://127.0.0.1:{self.router.settings.internal_port}"
+        scheme = "http" if self.router.internal_certificate is None else "https"
+        return f"{scheme}://127.0.0.1:{self.router.settings.internal_port}"
 
     def feed(self, client: RawClient, raw: bytes) -> None:
         """The router gets ``raw`` from this client now, before the loop runs anything else."""
@@ -158,9 +158,10 @@ async def until(is_true: Callable[[], bool], timeout_s: float = PATIENCE_S) -> N
 
 @asynccontextmanager
 async def running_rig(
-    *, num_prefill: int = 1, num_decode: int = 1, engine_tls: ssl.SSLContext | None = None, **settings: Any
+    *, num_prefill: int = 1, num_decode: int = 1, engine_tls: Any = None, **settings: Any
 ) -> AsyncIterator[Rig]:
-    """A router and its engines; at the end of a test that has passed nothing of any request is left."""
+    """A router and its engines; at the end of a test that has passed nothing of any request is left. ``engine_tls``: an
+    SSLContext, where engines have TLS."""
     wire = Wire()
     prefills = [FakeEngine(wire) for _ in range(num_prefill)]
     decodes = [FakeEngine(wire) for _ in range(num_decode)]

@@ -46,8 +46,12 @@ class EngineTrust:
             paths += [self._pair.cert, self._pair.key]
         self.watch = FileWatch(paths, settings.tls_interval_s, self._read) if paths else None
         """None: there are no files."""
-        self._context, self.expires_at = engine_context(self._ca, self._pair) if paths else (None, None)
-        """None: nobody has asked yet. Unix seconds until which our certificate is valid; None: there is none."""
+        self._context: ssl.SSLContext | None = None
+        """None: nobody has asked yet."""
+        self.expires_at: float | None = None
+        """Unix seconds until which our certificate is valid; None: there is none."""
+        if paths:
+            self._context, self.expires_at = engine_context(self._ca, self._pair)
 
     def door(self, name: str, host: str) -> EngineDoor:
         """For the connections to the engine ``name`` (as logs have it) at ``host``."""

@@ -58,6 +58,14 @@ def certificate_of(settings: Settings) -> Certificate | None:
     return Certificate(settings.tls_cert, settings.tls_key, settings.tls_interval_s)
 
 
+def internal_certificate_of(settings: Settings) -> Certificate | None:
+    """None: the internal port is plain. Raises: ConfigError: The files cannot be used."""
+    cert, key = settings.internal_tls_cert, settings.internal_tls_key
+    if cert is None or key is None:
+        return None
+    return Certificate(cert, key, settings.tls_interval_s, INTERNAL_PORT, settings.internal_client_ca)
+
+
 def load_certificate(pair: KeyPair, ca: Path | None = None) -> tuple[ssl.SSLContext, float]:
     """A server's context with this certificate, and the Unix seconds until which it is valid.
 

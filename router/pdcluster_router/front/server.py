@@ -24,12 +24,12 @@ from pdcluster_router.core.openai_errors import ApiError, bad_request
 from pdcluster_router.engines.trust import check_engine_files
 from pdcluster_router.front.access import read_keys
 from pdcluster_router.front.app import build_app
-from pdcluster_router.front.certificates import certificate_of
+from pdcluster_router.front.certificates import Certificate, certificate_of, internal_certificate_of
 from pdcluster_router.front.clients import backlog
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE, RouterProtocol
 from pdcluster_router.http.cycle import JSON
-from pdcluster_router.http.handshakes import TlsPort
+from pdcluster_router.http.handshakes import Counting, TlsPort
 from pdcluster_router.http.tls import TlsConnection
 from pdcluster_router.settings import Settings
 from pdcluster_router.telemetry.access_log import FLAG
@@ -69,25 +69,31 @@ class RouterServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, of which ours are the two of ``listen``. It knows one kind of connection for all sockets."""
-        if self._settings.tls_cert is None or not sockets:
+        have_tls = (self._settings.tls_cert is not None, self._settings.internal_tls_cert is not None)
+        if not sockets or not any(have_tls):
             await super().startup(sockets)
             return
-        client, *others = sockets
-        await super().startup(others)
-        port = self._tls_port(self.router)
-        loop = asyncio.get_running_loop()
-        self.servers.append(await loop.create_server(lambda: TlsConnection(port), sock=client, backlog=backlog()))
+        await super().startup([sock for sock, has_tls in zip(sockets, have_tls, strict=True) if not has_tls])
+        router = self.router
+        certificates = (router.certificate, router.internal_certificate)
+        counted: tuple[Counting, ...] = (router.clients, _Uncounted())
+        for sock, certificate, clients in zip(sockets, certificates, counted, strict=True):
+            if certificate is not None:
+                await self._serve_tls(sock, self._tls_port(router, certificate, clients))
 
-    def _tls_port(self, router: Router) -> TlsPort:
-        certificate, failures = router.certificate, router.services.failures
-        assert certificate is not None
+    async def _serve_tls(self, sock: socket.socket, port: TlsPort) -> None:
+        loop = asyncio.get_running_loop()
+        self.servers.append(await loop.create_server(lambda: TlsConnection(port), sock=sock, backlog=backlog()))
+
+    def _tls_port(self, router: Router, certificate: Certificate, clients: Counting) -> TlsPort:
+        failures = router.services.failures
         config, state, app_state = self.config, self.server_state, self.lifespan.state
         return TlsPort(
             context=lambda: certificate.context,
             new_protocol=lambda: RouterProtocol(config, state, app_state),
             handshakes=router.services.handshakes,
             shaking=state.connections,
-            clients=router.clients,
+            clients=clients,
             on_refused=lambda reason: failures.tell(Failure(FailureKind.TLS_REFUSED, reason=reason)),
             http_answer=_answer_of(bad_request("this port speaks TLS: use https://", "invalid_http")),
             handshake_timeout_s=self._settings.client_read_timeout_s,
@@ -120,6 +126,16 @@ class RouterServer(uvicorn.Server):
         await super().shutdown(sockets=sockets)
         if self.force_exit:  # uvicorn leaves it out then, and logs a traceback of the task that waits for it
             await self.lifespan.shutdown()
+
+
+class _Uncounted:
+    """Connections to the internal port, which is no client's."""
+
+    def opened(self, connection: object) -> bool:  # noqa: ARG002  # as ``Clients``
+        return True
+
+    def closed(self, connection: object) -> None:
+        """There is nothing to count."""
 
 
 def listen(settings: Settings) -> tuple[list[socket.socket], Settings]:
@@ -166,6 +182,7 @@ def run(settings: Settings, secret: Secret) -> None:
     if settings.api_key_file is not None:
         read_keys(settings.api_key_file)
     certificate_of(settings)
+    internal_certificate_of(settings)
     check_engine_files(settings)
     if _reads_files(settings):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until ``capture_signals``: they are read after this anyway.
@@ -174,7 +191,8 @@ def run(settings: Settings, secret: Secret) -> None:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     scheme = "http" if settings.tls_cert is None else "https"
     print(f"router on {scheme}://{host}:{settings.port}", flush=True)
-    print(f"engines, operator and monitoring on http://{host}:{settings.internal_port}", flush=True)
+    scheme = "http" if settings.internal_tls_cert is None else "https"
+    print(f"engines, operator and monitoring on {scheme}://{host}:{settings.internal_port}", flush=True)
     for warning in warnings_of(settings, secret):
         print(warning, flush=True)
     server = RouterServer(settings, secret)
@@ -196,8 +214,8 @@ def warnings_of(settings: Settings, secret: Secret) -> list[str]:
 
 
 def _reads_files(settings: Settings) -> bool:
-    files = (settings.api_key_file, settings.tls_cert, settings.engine_ca, settings.engine_cert)
-    return any(file is not None for file in files)
+    certificates = (settings.tls_cert, settings.internal_tls_cert, settings.engine_ca, settings.engine_cert)
+    return any(file is not None for file in (settings.api_key_file, *certificates))
 
 
 def _answer_of(error: ApiError) -> bytes:

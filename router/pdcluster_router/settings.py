@@ -146,7 +146,7 @@ class Settings(BaseModel):
     """PEM file with the private key of ``internal_tls_cert``, without a password. None: as there."""
     internal_client_ca: Path | None = None
     """PEM file with the authorities by whose certificates all that call the internal port must show who they are
-    (mTLS). None: nobody is asked; engines' calls have their seals, verifications their pass."""
+    (mTLS). None: no caller is asked; engines' calls have their seals, verifications their pass."""
     engine_api_key: str | None = Field(default=None, repr=False, pattern=r"^[!-~]+$")
     """The engines' own key, where they were started with one: ``VLLM_API_KEY``, for an argument is seen by everybody
     on the machine. None: engines want none, or clients show it."""

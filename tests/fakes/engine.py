@@ -338,9 +338,8 @@ class FakeEngine:
         return await self._say(params["metaserver"], reservation_of(params, **changes), hangs_up=hangs_up)
 
     async def _say(self, metaserver: str, said: dict[str, Any], *, hangs_up: bool = False) -> Message | None:
-        scheme, _, rest = metaserver.partition("://")
-        url, _, path = rest.partition("/")
-        client = await RawClient.connect(f"{scheme}://{url}")
+        scheme, _, host, path = metaserver.split("/", 3)
+        client = await RawClient.connect(f"{scheme}//{host}")
         try:
             await client.send(reservation_call(said, self.secret, f"/{path}"))
             if hangs_up:

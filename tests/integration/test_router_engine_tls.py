@@ -12,7 +12,7 @@ import pytest
 
 from fakes.certificates import FOR_CLIENTS, Authority
 from fakes.engine import Fault, Gate
-from fakes.router import PROMPT, STREAM, Rig, post, running_rig, send, until
+from fakes.router import PROMPT, STREAM, Rig, post, raw, running_rig, send, until
 from integration.engine_tls import LOOK_S, alone, ask, told
 from patience import PATIENCE_S
 
@@ -92,6 +92,15 @@ async def test_connections_that_engines_have_closed_lose_no_request(far: Rig) ->
             writer.close()
     answers = [await post(far) for _ in range(3)]
     assert [answer.status for answer in answers] == [200] * 3
+
+
+async def test_a_request_that_the_engine_had_hung_up_on_before_goes_to_it_again(far: Rig) -> None:
+    assert (await post(far)).status == 200
+    client = await far.client()
+    far.decode.hang_up_on_all()
+    far.feed(client, raw(PROMPT))
+    assert (await asyncio.wait_for(client.receive(), PATIENCE_S)).status == 200
+    assert await far.failures() == {"decode_unreached": 1}
 
 
 async def test_the_name_that_was_given_is_expected_in_place_of_the_address(

@@ -70,6 +70,8 @@ async def test_an_engine_that_is_not_trusted_gets_no_request_and_is_told_once(
         await until(lambda: sum(counted().values()) > 10)
         assert not any(engine.is_healthy for engine in server.router.services.all_engines())
         assert [engine.seen for engine in engines] == [[], []]
+        outages = [engine.outage for engine in server.router.services.all_engines()]
+        assert not any(outage.why_lost(0.0, gone_s=0.0, silent_s=0.0) for outage in outages)  # Its requests go on.
     lines = told(caplog)
     assert sorted(line.split("engine=")[1].split()[0] for line in lines) == ["decode-0", "prefill-0"]
     assert all(fits(reason, line) for line in lines), lines

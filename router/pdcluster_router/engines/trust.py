@@ -1,4 +1,4 @@
-"""Which engines the router trusts over TLS, and which certificate it shows them. Read anew when its files change.
+"""The trust in engines with TLS, and the certificate that they are shown. Read anew when its files change.
 
     --engine-ca       whom it trusts; without it: the authorities of this system
     --engine-cert     what it shows engines that ask, with --engine-key; without: nothing
@@ -47,7 +47,7 @@ class EngineTrust:
         self.watch = FileWatch(paths, settings.tls_interval_s, self._read) if paths else None
         """None: there are no files."""
         self._context: ssl.SSLContext | None = None
-        """None: nobody has asked yet."""
+        """None: no engine with TLS was asked yet."""
         self.expires_at: float | None = None
         """Unix seconds until which our certificate is valid; None: there is none."""
         if paths:
@@ -55,7 +55,7 @@ class EngineTrust:
 
     def door(self, name: str, host: str) -> EngineDoor:
         """For the connections to the engine ``name`` (as logs have it) at ``host``."""
-        told = _Told(name, self._failures)
+        told = _LastReason(name, self._failures)
         return EngineDoor(
             context=self._current,
             name=self._name or host,
@@ -80,8 +80,8 @@ class EngineTrust:
             logger.info("engines' tls changed expires=%s", day_of(self.expires_at) if self.expires_at else "-")
 
 
-class _Told:
-    """What was told of one engine: each connection counts, and a reason is logged once until there is an agreement."""
+class _LastReason:
+    """The reason that was told last of one engine: it is logged once until there is an agreement, and always counts."""
 
     def __init__(self, name: str, failures: Failures) -> None:
         self._name = name

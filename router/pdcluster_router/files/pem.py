@@ -24,14 +24,14 @@ _STEPS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """The files of a certificate and its key, the flags that gave them, and the program's name for who judges it."""
+    """The files of a certificate and its key, the flags that gave them, and those who judge it."""
 
     cert: Path
     key: Path
     cert_flag: str
     key_flag: str
     judges: str
-    """Who is shown it: ``clients``, or ``engines``."""
+    """Those that are shown it: ``clients``, or ``engines``."""
 
     def load_into(self, context: ssl.SSLContext) -> str:
         """``context`` shows the certificate. Its PEM.

@@ -131,8 +131,8 @@ class EngineTls(TlsTransport):
             self._tls = self._door.context().wrap_bio(self._incoming, self._outgoing, server_hostname=name)
         elif self._rest is None:
             return
-        elif self._rest[0] not in (_ALERT, _HANDSHAKE) and not self._has_begun:
-            self._refuse(NO_TLS)
+        if self._rest is not None and not self._has_begun and self._rest[0] not in (_ALERT, _HANDSHAKE):
+            self._refuse(_NO_TLS)
             return
         self._has_begun = self._rest is not None
         try:
@@ -178,7 +178,7 @@ class EngineTls(TlsTransport):
         self.abort()
 
     def _cut(self) -> Cut | None:
-        """What the pool's connection is told of an end that TLS explains; None: of any other."""
+        """An end that TLS explains, as the pool's connection is told it; None: any other."""
         if self._refusal is None and self._is_unheard():
             self._door.on_refused(_UNHEARD)
             self._refusal = ResponseLost(_UNHEARD, is_untrusted=True)
@@ -190,7 +190,7 @@ class EngineTls(TlsTransport):
 
 
 _SEE_LOG: Final = "see its log"
-NO_TLS: Final = (
+_NO_TLS: Final = (
     "it speaks no TLS, and it is to be asked by https: start it with --ssl-certfile and --ssl-keyfile, or name it by "
     "plain http, for requests in the clear"
 )

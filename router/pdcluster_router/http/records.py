@@ -55,7 +55,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         super().__init__()
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls: ssl.SSLObject | None = None
-        """None: nobody has said anything yet."""
+        """None: neither side has said anything yet."""
         self._above: asyncio.Protocol | None = None
         """None: there is no agreement yet, or the connection is lost."""
         self._plain: asyncio.Transport

@@ -44,6 +44,14 @@ def test_without_an_advertised_url_it_is_host_and_internal_port() -> None:
     assert build_settings(**URLS).metaserver_url == "http://127.0.0.1:8001/v1/metaserver"
     assert build_settings(**URLS, host="::1").metaserver_url == "http://[::1]:8001/v1/metaserver"
     assert build_settings(**URLS, internal_port=9).metaserver_url == "http://127.0.0.1:9/v1/metaserver"
+    tls = build_settings(**URLS, internal_tls_cert="a", internal_tls_key="b")
+    assert tls.metaserver_url == "https://127.0.0.1:8001/v1/metaserver"
+
+
+def test_engines_may_have_tls_one_by_one_or_all_where_a_flag_says_so() -> None:
+    mixed = build_settings(prefill_urls=["https://p:1"], decode_urls=["http://d:2"])
+    assert (mixed.prefill_urls, mixed.decode_urls) == (("https://p:1",), ("http://d:2",))
+    build_settings(prefill_urls=["https://p:1"], decode_urls=["https://d:2"], engine_ca="a")
 
 
 @pytest.mark.parametrize(
@@ -68,6 +76,18 @@ def test_without_an_advertised_url_it_is_host_and_internal_port() -> None:
         ({"max_prefill_attempts": 0}, "--max-prefill-attempts"),
         ({"on_prefill_failure": "perhaps"}, "--on-prefill-failure"),
         ({"max_queued_requests": -1}, "--max-queued-requests"),
+        ({"engine_ca": "a"}, "--engine-ca: engines are asked by https then, and http://p:1 is not"),
+        (
+            {"prefill_urls": ["https://p:1"], "engine_cert": "a", "engine_key": "b", "engine_tls_name": "e.svc"},
+            "--engine-cert and --engine-tls-name: engines are asked by https then, and http://d:2 is not",
+        ),
+        ({"engine_cert": "a"}, "--engine-cert is a and --engine-key is not given: give both files, or neither"),
+        ({"internal_tls_key": "a"}, "--internal-tls-cert is not given and --internal-tls-key is a: give both"),
+        ({"internal_client_ca": "a"}, "--internal-client-ca: it needs --internal-tls-cert and --internal-tls-key"),
+        (
+            {"internal_tls_cert": "a", "internal_tls_key": "b", "advertise_url": "http://r:8001"},
+            "--advertise-url http://r:8001: with --internal-tls-cert it is https",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_flag_and_the_cure(values: dict[str, Any], message: str) -> None:

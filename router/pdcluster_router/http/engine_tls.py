@@ -52,6 +52,7 @@ class EngineDoor:
     """Those that are trusted, for people."""
     handshakes: Handshakes
     on_agreed: Callable[[], None]
+    """Told once the engine has said something behind an agreement: then it has taken our certificate."""
     on_refused: Callable[[str], None]
     """Told of each connection why there is no agreement."""
 
@@ -106,7 +107,10 @@ class EngineTls(TlsTransport):
             self._wants_turn()
 
     def data_received(self, data: bytes) -> None:
-        self._has_spoken = True
+        if not self._has_spoken:
+            self._has_spoken = True
+            if self._above is not None:
+                self._door.on_agreed()
         super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -116,7 +120,7 @@ class EngineTls(TlsTransport):
             above.connection_lost(self._cut() or exc)
         else:
             self._end(
-                NoAgreementError(f"it hung up during the TLS handshake{_because(exc)}: {_SEE_LOG}", is_silent=True)
+                NoAgreementError(f"it hung up during the TLS handshake{_because(exc)}: {_SEE_LOG_TOO}", is_silent=True)
             )
         self._waiting = None
 
@@ -148,7 +152,6 @@ class EngineTls(TlsTransport):
 
     def _agreed(self) -> None:
         assert self._waiting is not None
-        self._door.on_agreed()
         self._has_spoken = False  # From now on: whether it has taken our certificate.
         self._end(None)
         self._open_to(self._waiting)
@@ -195,6 +198,7 @@ _NO_TLS: Final = (
     "plain http, for requests in the clear"
 )
 _OUR_CERTIFICATE: Final = "give the router one that the engine trusts: --engine-cert and --engine-key"
+_SEE_LOG_TOO: Final = f"{_SEE_LOG}; if it asks for certificates, {_OUR_CERTIFICATE}"
 _UNHEARD: Final = (
     "it hung up right behind the TLS handshake: if it asks for certificates (--ssl-cert-reqs 2), it has refused ours, "
     f"or there is none: {_OUR_CERTIFICATE}"

@@ -18,7 +18,8 @@ from fakes.http import RawClient
 from fakes.router import PROMPT, raw, running_server, until
 from integration.engine_tls import alone, ask, told
 from integration.ports import fresh_port
-from patience import EDGE_S
+from integration.test_router_process import start_router
+from patience import EDGE_S, PATIENCE_S
 from pdcluster_router.core.breaker import Circuit
 
 pytestmark = pytest.mark.anyio
@@ -188,3 +189,20 @@ async def test_a_call_that_is_given_up_during_the_handshake_leaves_nothing(autho
             client.leave()
             await left.wait()
             await until(lambda: all(engine.pool.num_busy == 0 for engine in server.router.services.all_engines()))
+
+
+# Files that cannot be used.
+
+
+@pytest.mark.parametrize("flag", ["--engine-ca", "--internal-client-ca"])
+async def test_a_file_that_cannot_be_used_is_refused_at_start_with_one_line(
+    flag: str, tls_files: dict[str, Any], tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty.crt"
+    empty.touch()
+    ours = ["--internal-tls-cert", str(tls_files["tls_cert"]), "--internal-tls-key", str(tls_files["tls_key"])]
+    router = await start_router("--prefill", "https://a:1", "--decode", "https://a:1", *ours, flag, str(empty))
+    _, told = await asyncio.wait_for(router.communicate(), PATIENCE_S)
+    assert router.returncode == 2
+    reason = "it has no certificate in PEM: name the file with the certificates to trust"
+    assert told.decode() == f"pdcluster router: {flag} {empty}: {reason}\n"

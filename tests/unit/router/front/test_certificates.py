@@ -14,7 +14,7 @@ import pytest
 from fakes.certificates import FOR_CLIENTS, Authority, Issued
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.files.pem import KeyPair
-from pdcluster_router.front.certificates import CLIENT_PORT, Certificate, load_certificate
+from pdcluster_router.front.certificates import CLIENT_PORT, INTERNAL_PORT, Certificate, load_certificate
 
 DAY = timedelta(days=1)
 Break = Callable[[Authority, Path, Path], object]
@@ -166,3 +166,38 @@ def test_a_bad_replacement_changes_nothing_and_is_told(
     write(authority.issue(), cert, key)
     certificate.watch.reload()
     assert certificate.context is not before
+
+
+# The internal port, where callers may have to show who they are.
+
+
+def internal(cert: Path, key: Path, ca: Path) -> Certificate:
+    return Certificate(cert, key, 3600, INTERNAL_PORT, ca)
+
+
+def test_authorities_of_callers_that_cannot_be_used_are_refused_and_change_nothing(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cert, key = files(tmp_path)
+    write(authority.issue(), cert, key)
+    ca = tmp_path / "callers.crt"
+    ca.write_bytes(authority.ca.read_bytes())
+    certificate = internal(cert, key, ca)
+    before = certificate.context
+    assert before.verify_mode is ssl.CERT_REQUIRED
+    ca.write_bytes(b"nothing")
+    with pytest.raises(ConfigError) as error:
+        internal(cert, key, ca)
+    told = f"--internal-client-ca {ca}: it has no certificate in PEM: name the file with the certificates to trust"
+    assert str(error.value) == told
+    certificate.watch.reload()
+    assert certificate.context is before
+    assert caplog.text.count("tls certificate not changed") == 1
+
+
+def test_errors_of_the_internal_port_name_its_own_flags(authority: Authority, tmp_path: Path) -> None:
+    cert, key = files(tmp_path)
+    write(authority.issue(), cert, key)
+    key.unlink()
+    with pytest.raises(ConfigError, match=r"--internal-tls-key .*: No such file or directory"):
+        internal(cert, key, authority.ca)

@@ -94,6 +94,19 @@ async def test_connections_that_engines_have_closed_lose_no_request(far: Rig) ->
     assert [answer.status for answer in answers] == [200] * 3
 
 
+async def test_a_crowd_of_which_a_third_leaves_is_served_and_leaves_nothing(far: Rig) -> None:
+    far.prefill.close_gate(Gate.PREFILL)
+    clients = [await send(far, STREAM if number % 2 else PROMPT) for number in range(120)]
+    await until(lambda: len(far.prefill.seen) == 120)
+    for client in clients[::3]:
+        client.leave()
+    far.prefill.open_gate(Gate.PREFILL)
+    stay = [client for number, client in enumerate(clients) if number % 3]
+    async with asyncio.timeout(PATIENCE_S):
+        answers = await asyncio.gather(*(client.receive() for client in stay))
+    assert [(answer.status, answer.is_whole) for answer in answers] == [(200, True)] * 80
+
+
 async def test_a_request_that_the_engine_had_hung_up_on_before_goes_to_it_again(far: Rig) -> None:
     assert (await post(far)).status == 200
     client = await far.client()

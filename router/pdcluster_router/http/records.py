@@ -19,6 +19,7 @@ import socket
 import ssl
 import struct
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from enum import Enum
 from typing import Any, Final
@@ -234,6 +235,11 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                 return
             self._tls.write(data[at : at + RECORD_BYTES])
             self._flush()
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        """One after the other: a large body is not copied to join it with its head."""
+        for data in list_of_data:
+            self.write(data)
 
     def get_write_buffer_size(self) -> int:
         return self._plain.get_write_buffer_size()

@@ -174,16 +174,25 @@ async def test_an_engine_that_asks_a_router_without_one_is_told_of(
 # Files that change.
 
 
-async def test_a_replaced_authority_is_trusted_without_a_restart(authority: Authority, tmp_path: Path) -> None:
+async def test_a_replaced_authority_is_trusted_without_a_restart(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ca = tmp_path / "trusted.crt"
     other = Authority(tmp_path / "other.crt", "other")
     ca.write_bytes(other.ca.read_bytes())
     tls = authority.issue().server(tmp_path / "engine")
-    async with alone(tls, engine_ca=ca, tls_interval_s=LOOK_S, probe_interval_s=LOOK_S) as (server, url, _):
+    async with alone(tls, engine_ca=ca, tls_interval_s=LOOK_S, probe_interval_s=LOOK_S) as (server, url, engines):
         assert (await ask(url)).status == 503
         ca.write_bytes(other.ca.read_bytes() + authority.ca.read_bytes())
         await until(lambda: all(engine.is_healthy for engine in server.router.services.all_engines()))
         assert (await ask(url)).status == 200
+        assert len(told(caplog)) == 2
+        trusted = server.router.services.trust._context
+        ca.write_bytes(other.ca.read_bytes())
+        await until(lambda: server.router.services.trust._context is not trusted)
+        for engine in engines:
+            engine.hang_up_on_all()
+        await until(lambda: len(told(caplog)) == 4)  # Once more for each engine: it was trusted meanwhile.
 
 
 async def test_files_that_cannot_be_used_change_nothing(

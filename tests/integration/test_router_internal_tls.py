@@ -103,9 +103,13 @@ async def test_pages_are_asked_by_https_and_plain_http_is_told(inside: Rig, auth
 
 async def test_connections_to_it_are_no_clients(authority: Authority, tmp_path: Path) -> None:
     async with running_rig(**files_of(authority, tmp_path / "internal"), max_connections=1) as rig:
+        port = rig.router.settings.internal_port
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
         held = [await rig.internal() for _ in range(5)]
         assert (await post(rig)).status == 200
         assert [(await client.get("/health")).status for client in held] == [200] * 5
+        for _, writer in silent:
+            writer.close()
 
 
 # Where callers must show who they are.

@@ -14,10 +14,12 @@ from pdcluster_connector.core.reception import Reception
 from pdcluster_connector.device import Device, select_device
 from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.metaserver_client import MetaserverClient
+from pdcluster_connector.metaserver_tls import MetaserverTls, TlsFiles
 from pdcluster_connector.reshard import StagingMemory, StripStaging, bytes_from
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_connector.self_test.events import require_honest_events
 from pdcluster_connector.self_test.machine import require_machine
+from pdcluster_connector.settings import Settings
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.transport.base import Transport, TransportSettings
@@ -46,9 +48,13 @@ class DecodeHalf:
         side_channels: tuple[SideChannelAddress, ...],
         page_tokens: tuple[int, ...] = (),
     ) -> None:
-        """``page_tokens``: of each KV group; empty: as in its blocks."""
+        """``page_tokens``: of each KV group; empty: as in its blocks.
+
+        Raises:
+            ConfigError: A file of TLS cannot be used.
+        """
         outcomes: deque[tuple[RequestId, PrefillOutcome]] = deque()
-        self._client = MetaserverClient(outcomes, facts.secret)
+        self._client = MetaserverClient(outcomes, facts.secret, _tls_of(facts.settings))
         engine = DecodeEngine(
             facts.engine_id,
             facts.tp_size,
@@ -67,6 +73,12 @@ class DecodeHalf:
     def close(self) -> None:
         """Cut every open call. Waits up to 2 s."""
         self._client.close()
+
+
+def _tls_of(settings: Settings) -> MetaserverTls:
+    """Raises: ConfigError: A file cannot be used."""
+    ours = (settings.metaserver_cert, settings.metaserver_key)
+    return MetaserverTls(TlsFiles(settings.metaserver_ca, *ours, settings.metaserver_tls_name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,16 @@ it for prefill: neither takes the address of KV without a seal.
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections import deque
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import msgspec
 
+from pdcluster_connector.metaserver_tls import MetaserverTls, TlsFiles
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.metaserver import SEAL_HEADER, PrefillOutcome, decode_outcome, failed
@@ -30,13 +32,22 @@ _MAX_WAITING: Final = 16384
 """Requests whose call is open, each with a socket of its own. An engine's blocks are used up by far fewer."""
 
 
+_ALERT: Final = re.compile(r"\[SSL: (\w*ALERT\w*)\]")
+"""In TLS 1.3 a refusal of our certificate comes behind the agreement."""
+_OURS: Final = "metaserver_cert and metaserver_key"
+_PORT: Final = "start it with --internal-tls-cert and --internal-tls-key"
+
+
 class MetaserverClient:
     """``post``, ``cancel`` and ``close`` may be called by any one thread; only ``close`` waits."""
 
-    def __init__(self, outcomes: deque[tuple[RequestId, PrefillOutcome]], secret: Secret) -> None:
-        """``secret``: the cluster's, by which the router knows that a call is an engine's."""
+    def __init__(
+        self, outcomes: deque[tuple[RequestId, PrefillOutcome]], secret: Secret, tls: MetaserverTls | None = None
+    ) -> None:
+        """``secret``: the cluster's, by which the router knows that a call is an engine's. ``tls``: for https URLs."""
         self._outcomes = outcomes
         self._secret = secret
+        self._tls = tls or MetaserverTls(TlsFiles())
         self._calls: dict[RequestId, set[asyncio.Task[None]]] = {}
         self._loop = asyncio.new_event_loop()
         self._session: aiohttp.ClientSession | None = None
@@ -97,8 +108,13 @@ class MetaserverClient:
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 outcome = await self._exchange(url, said)
+        except aiohttp.ClientConnectorCertificateError as error:
+            outcome = failed(_distrust(error, self._tls.name))
+        except aiohttp.ClientConnectorSSLError as error:
+            reason = getattr(error.os_error, "reason", "") or "nonsense"
+            outcome = failed(f"the router's internal port and this engine do not agree on TLS: {reason}: {_PORT}")
         except aiohttp.ClientError as error:  # First: a connect that took too long is a TimeoutError as well.
-            outcome = failed(f"metaserver unreachable: {type(error).__name__}")
+            outcome = failed(_unreached(error))
         except TimeoutError:
             outcome = failed("the router did not say how prefill ended before the deadline")
         except OSError as error:
@@ -112,7 +128,10 @@ class MetaserverClient:
     async def _exchange(self, url: str, said: DecodeCall) -> PrefillOutcome:
         body = msgspec.json.encode(sealed(said, self._secret) if isinstance(said, Reservation) else said)
         headers = {"Content-Type": "application/json", SEAL_HEADER: self._secret.seal_call(body)}
-        async with self._own_session().post(url, data=body, headers=headers) as reply:
+        if self._tls.is_needed and not url.startswith("https://"):
+            raise ProtocolError(f"this engine calls routers by https, and this one's URL is plain http: {_PORT}")
+        how: dict[str, Any] = {"ssl": self._tls.context(), "server_hostname": self._tls.name}
+        async with self._own_session().post(url, data=body, headers=headers, **how) as reply:
             content = await reply.content.read(_MAX_REPLY_BYTES)
             if reply.status != 200:
                 raise ProtocolError(f"metaserver answered {reply.status}: {content[:200].decode(errors='replace')}")
@@ -129,3 +148,21 @@ class MetaserverClient:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
             self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
         return self._session
+
+
+def _unreached(error: aiohttp.ClientError) -> str:
+    if alert := _ALERT.search(str(error)):
+        said = alert[1].lower().replace("_", " ")
+        what = f"the router refuses this engine's certificate, or there is none ({said})"
+        return f"{what}: give one that it trusts as {_OURS}"
+    return f"metaserver unreachable: {type(error).__name__}"
+
+
+def _distrust(error: aiohttp.ClientConnectorCertificateError, name: str | None) -> str:
+    """Why the router is not trusted, and the cure."""
+    said = getattr(error.certificate_error, "verify_message", "") or type(error.certificate_error).__name__
+    expected = f"metaserver_tls_name {name}" if name else "the host of its URL (set metaserver_tls_name for another)"
+    return (
+        f"the router's certificate is not trusted ({said.rstrip('.')}): it must be signed by one of metaserver_ca, be "
+        f"valid now, and have the name that is expected, which is {expected}"
+    )

@@ -103,6 +103,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     itself and asks for no push; in [0, 8192]. One step takes no more of such tokens than this, over all requests, so
     streams beside them wait for no more; the next ones of that step are pushed. A verification is always pushed.
     Default 0: always push."""
+    metaserver_ca: str = ""
+    """Decode: PEM file with the authorities that the router's internal port is trusted by, or its certificate itself.
+    Calls then go by https only. Default none: those of this system, where the router's URL is https."""
+    metaserver_cert: str = ""
+    """Decode: PEM file with the certificate that a router is shown which asks for one (``--internal-client-ca``).
+    Default: none."""
+    metaserver_key: str = ""
+    """PEM file with the private key of ``metaserver_cert``, without a password. Default: none."""
+    metaserver_tls_name: str = ""
+    """Decode: the name that the router's certificate must have: routers are called by their addresses, which a
+    certificate for a Service does not name. Calls then go by https only. Default: the host of the router's URL."""
     trace_file: str = ""
     """Append one JSON line for each ended push or receive. Default: none."""
 

@@ -30,8 +30,10 @@ from pdcluster_router.core.vllm_ascend import VllmAscendDialect
 from pdcluster_router.engines.discovery import discovery_of
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Roster, Terms
+from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.http.connections import PoolLimits
 from pdcluster_router.http.cycle import HotCycle
+from pdcluster_router.http.handshakes import Handshakes
 from pdcluster_router.settings import EngineDialect, Settings
 from pdcluster_router.telemetry.failures import Failures
 from pdcluster_router.telemetry.kept import Kept, KeptRow
@@ -103,8 +105,13 @@ class Services:
         self._is_room_told = False
         self._metaserver_url = settings.metaserver_url
         self._loop = asyncio.get_running_loop()
+        self.handshakes = Handshakes(self._loop.call_soon)
+        """Of all ports and engines with TLS."""
+        self.trust = EngineTrust(settings, self.handshakes, self.failures)
         self._pool_listeners: list[Callable[[], None]] = []
-        self.roster = Roster(limits, POLICIES[settings.policy], self._pool_changed, self.metrics.ejected, self.now)
+        self.roster = Roster(
+            limits, POLICIES[settings.policy], self._pool_changed, self.metrics.ejected, self.now, self.trust
+        )
         self.engines = self.roster.engines
         self.metrics.watch_homes(self.roster.tallies)
         self.terms = Terms(

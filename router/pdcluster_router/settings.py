@@ -33,7 +33,9 @@ def _checked_url(url: str) -> str:
             f"{url!r} has an IPv6 address without brackets: write [ADDRESS]; decode engines call IPv4 only, so on "
             "Kubernetes give pods IPv4 addresses, or both with IPv4 first"
         )
-    if parts.scheme != "http" or not parts.hostname or parts.port == 0:  # .port raises when it is no number
+    if (
+        parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
+    ):  # .port raises when it is no number
         raise ValueError(f"{url!r} is not a URL like http://HOST:PORT")
     try:
         parts.hostname.encode("idna")
@@ -41,7 +43,7 @@ def _checked_url(url: str) -> str:
         raise ValueError(f"{url!r} has no host name: its labels must have 1 to 63 characters") from error
     if parts.path.rstrip("/") or parts.query or parts.fragment or parts.username:
         raise ValueError(f"{url!r} has more than a host and a port: give http://HOST:PORT only")
-    return f"http://{parts.netloc}"
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def _listed(value: object) -> object:
@@ -82,7 +84,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     prefill_urls: tuple[EngineUrl, ...] = ()
-    """Base URLs of the prefill engines: at least one when discovery is static, there is nothing to route to without."""
+    """Base URLs of the prefill engines: at least one when discovery is static, there is nothing to route to without.
+    https:// for engines with TLS."""
     decode_urls: tuple[EngineUrl, ...] = ()
     """Base URLs of the decode engines: as ``prefill_urls``."""
     discovery: Discovery = Discovery.STATIC
@@ -128,13 +131,13 @@ class Settings(BaseModel):
     """Seconds between two looks at that file. 3: a key is good or gone within seconds; a look costs microseconds."""
     tls_cert: Path | None = None
     """PEM file with the certificate that clients are shown, and those between it and its authority behind it. The
-    client port then speaks TLS 1.2 and 1.3 only; the internal one stays plain. None: plain HTTP, for a gateway with
-    TLS, or one machine."""
+    client port then speaks TLS 1.2 and 1.3 only; the internal one has a certificate of its own. None: plain HTTP, for
+    a gateway with TLS, or one machine."""
     tls_key: Path | None = None
     """PEM file with the private key of ``tls_cert``, without a password. None: as there."""
     tls_interval_s: float = Field(default=3.0, gt=0, le=3600)
-    """Seconds between two looks at these files. 3: as ``api_key_interval_s``; a renewed certificate has days, but one
-    that was revoked shall go."""
+    """Seconds between two looks at the files of certificates, keys and authorities. 3: as ``api_key_interval_s``; a
+    renewed certificate has days, but one that was revoked shall go."""
     trusted_proxies: Annotated[tuple[ProxyNetwork, ...], BeforeValidator(_listed)] = ()
     """Networks of the proxies before the client port that are believed who their client is, as 10.0.0.0/8, with commas
     between them: all that write ``forwarded_header``, and no others. None by default: what a client says of itself is
@@ -145,6 +148,26 @@ class Settings(BaseModel):
     proxy_protocol: ProxyProtocol = ProxyProtocol.NONE
     """Whether each connection to the client port begins with a PROXY header, version 1 or 2, before TLS too. required:
     from ``trusted_proxies`` only, all other connections are closed. none: load balancers write none unless asked to."""
+    engine_ca: Path | None = None
+    """PEM file with the authorities that engines' certificates are trusted by, or these certificates themselves. All
+    engines must then be https. None: the authorities of this system."""
+    engine_cert: Path | None = None
+    """PEM file with the certificate that engines are shown which ask for one (mTLS), and those between it and its
+    authority behind it. All engines must then be https. None: engines are shown none."""
+    engine_key: Path | None = None
+    """PEM file with the private key of ``engine_cert``, without a password. None: as there."""
+    engine_tls_name: DnsName | None = None
+    """The name that the certificate of every engine must have, and that engines are asked for (SNI). For pods, whose
+    certificates name a service and not their addresses. All engines must then be https. None: the host of each
+    engine's URL."""
+    internal_tls_cert: Path | None = None
+    """As ``tls_cert``, for the internal port: engines, operator and monitoring then ask it by https. None: plain HTTP,
+    for a network that only they can reach."""
+    internal_tls_key: Path | None = None
+    """PEM file with the private key of ``internal_tls_cert``, without a password. None: as there."""
+    internal_client_ca: Path | None = None
+    """PEM file with the authorities by whose certificates all that call the internal port must show who they are
+    (mTLS). None: no caller is asked; engines' calls have their seals, verifications their pass."""
     engine_api_key: str | None = Field(default=None, repr=False, pattern=r"^[!-~]+$")
     """The engines' own key, where they were started with one: ``VLLM_API_KEY``, for an argument is seen by everybody
     on the machine. None: engines want none, or clients show it."""
@@ -270,10 +293,12 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _has_whole_tls(self) -> Self:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            given = {"--tls-cert": self.tls_cert, "--tls-key": self.tls_key}
-            told = " and ".join(f"{flag} is {path or 'not given'}" for flag, path in given.items())
-            raise ValueError(f"{told}: give both files, or neither for plain HTTP")
+        _check_pair("--tls-cert", self.tls_cert, "--tls-key", self.tls_key, "for plain HTTP")
+        _check_pair("--engine-cert", self.engine_cert, "--engine-key", self.engine_key, "to show engines none")
+        names = ("--internal-tls-cert", "--internal-tls-key")
+        _check_pair(names[0], self.internal_tls_cert, names[1], self.internal_tls_key, "for plain HTTP")
+        if self.internal_client_ca is not None and self.internal_tls_cert is None:
+            raise ValueError("--internal-client-ca: it needs --internal-tls-cert and --internal-tls-key")
         return self
 
     @model_validator(mode="after")
@@ -283,6 +308,20 @@ class Settings(BaseModel):
                 "--proxy-protocol is required and --trusted-proxies not given: name whose header is believed"
             )
         return self
+
+    def _asks_no_engine_in_the_clear(self) -> Self:
+        plain = [url for url in (*self.prefill_urls, *self.decode_urls) if not url.startswith("https://")]
+        if plain and (flags := self.engine_tls_flags):
+            raise ValueError(f"{' and '.join(flags)}: engines are asked by https then, and {plain[0]} is not")
+        if self.internal_tls_cert and self.advertise_url and not self.advertise_url.startswith("https://"):
+            raise ValueError(f"--advertise-url {self.advertise_url}: with --internal-tls-cert it is https")
+        return self
+
+    @property
+    def engine_tls_flags(self) -> list[str]:
+        """The flags that say how engines are asked by https; with any of them none is asked in the clear."""
+        given = {"--engine-ca": self.engine_ca, "--engine-cert": self.engine_cert}
+        return [flag for flag, value in {**given, "--engine-tls-name": self.engine_tls_name}.items() if value]
 
     @property
     def wanted_internal_port(self) -> int:
@@ -306,7 +345,14 @@ class Settings(BaseModel):
                 "add --advertise-url http://ADDRESS:INTERNAL_PORT with this machine's own address"
             )
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.wanted_internal_port}{METASERVER_PATH}"
+        scheme = "http" if self.internal_tls_cert is None else "https"
+        return f"{scheme}://{host}:{self.wanted_internal_port}{METASERVER_PATH}"
+
+
+def _check_pair(cert_flag: str, cert: Path | None, key_flag: str, key: Path | None, otherwise: str) -> None:
+    if (cert is None) != (key is None):
+        told = " and ".join(f"{flag} is {path or 'not given'}" for flag, path in ((cert_flag, cert), (key_flag, key)))
+        raise ValueError(f"{told}: give both files, or neither {otherwise}")
 
 
 FLAGS: Final = Flags(

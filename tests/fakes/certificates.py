@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -46,17 +48,27 @@ class Issued:
         key.write_bytes(self.key_pem())
         return {"tls_cert": cert, "tls_key": key}
 
+    def server(self, folder: Path, *, asks: Path | None = None) -> ssl.SSLContext:
+        """A server that shows it. ``asks``: the authorities of certificates that clients must show."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*self.write(folder).values())
+        if asks is not None:
+            context.load_verify_locations(asks)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
 
 @dataclass(slots=True)
 class Authority:
     """A certificate authority; ``ca`` is for clients to trust."""
 
     ca: Path
+    name: str = "tests"
     _root: Issuer = field(init=False)
 
     def __post_init__(self) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
-        self._root = Issuer(_name("tests"), key, b"")
+        self._root = Issuer(_name(self.name), key, b"")
         self.ca.write_bytes(_sign(self._root, self._root.name, key, is_authority=True))
 
     def issue(
@@ -66,11 +78,12 @@ class Authority:
         ends: timedelta = _HOUR,
         usage: x509.ObjectIdentifier = FOR_SERVERS,
         issuer: Issuer | None = None,
+        names: Sequence[str] = ("127.0.0.1",),
     ) -> Issued:
-        """For 127.0.0.1, valid from ``begins`` to ``ends`` from now."""
+        """For these DNS names or IP addresses, valid from ``begins`` to ``ends`` from now."""
         signs = issuer or self._root
         key = ec.generate_private_key(ec.SECP256R1())
-        pem = _sign(signs, _name("router"), key, begins=begins, ends=ends, usage=usage)
+        pem = _sign(signs, _name("router"), key, begins=begins, ends=ends, usage=usage, names=names)
         return Issued(pem + signs.pem, key)
 
     def middle(self) -> Issuer:
@@ -88,6 +101,7 @@ def _sign(
     begins: timedelta = -_HOUR,
     ends: timedelta = _HOUR,
     usage: x509.ObjectIdentifier = FOR_SERVERS,
+    names: Sequence[str] = (),
     is_authority: bool = False,
 ) -> bytes:
     now = datetime.now(UTC)
@@ -95,10 +109,14 @@ def _sign(
     builder = builder.not_valid_before(now + begins).not_valid_after(now + ends)
     builder = builder.add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
     if not is_authority:
-        address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        builder = builder.add_extension(address, critical=False)
+        builder = builder.add_extension(x509.SubjectAlternativeName(list(map(_general_name, names))), critical=False)
         builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
     return builder.sign(issuer.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    is_address = name.replace(".", "").isdigit() or ":" in name
+    return x509.IPAddress(ipaddress.ip_address(name)) if is_address else x509.DNSName(name)
 
 
 def _name(text: str) -> x509.Name:

@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import socket
+import ssl
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -146,12 +147,12 @@ class FakeEngine:
         self._server: asyncio.Server | None = None
         self.url = ""
 
-    async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
+    async def start(self, port: int = 0, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> None:
         self._shuts_down = False
         self._server = await asyncio.start_server(
-            self._connected, host, port or fresh_port(), limit=1 << 24, backlog=1024
+            self._connected, host, port or fresh_port(), limit=1 << 24, backlog=1024, ssl=tls
         )
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
         """The port is closed and every connection is cut."""
@@ -341,8 +342,8 @@ class FakeEngine:
         return await self._say(params["metaserver"], reservation_of(params, **changes), hangs_up=hangs_up)
 
     async def _say(self, metaserver: str, said: dict[str, Any], *, hangs_up: bool = False) -> Message | None:
-        url, _, path = metaserver.removeprefix("http://").partition("/")
-        client = await RawClient.connect(f"http://{url}")
+        scheme, _, host, path = metaserver.split("/", 3)
+        client = await RawClient.connect(f"{scheme}//{host}")
         try:
             await client.send(reservation_call(said, self.secret, f"/{path}"))
             if hangs_up:

@@ -101,7 +101,8 @@ class Rig(Peers):
 
     @property
     def internal_url(self) -> str:
-        return f"http://127.0.0.1:{self.router.settings.internal_port}"
+        scheme = "http" if self.router.internal_certificate is None else "https"
+        return f"{scheme}://127.0.0.1:{self.router.settings.internal_port}"
 
     def feed(self, client: RawClient, raw: bytes) -> None:
         """The router gets ``raw`` from this client now, before the loop runs anything else."""
@@ -156,13 +157,16 @@ async def until(is_true: Callable[[], bool], timeout_s: float = PATIENCE_S) -> N
 
 
 @asynccontextmanager
-async def running_rig(*, num_prefill: int = 1, num_decode: int = 1, **settings: Any) -> AsyncIterator[Rig]:
-    """A router and its engines; at the end of a test that has passed nothing of any request is left."""
+async def running_rig(
+    *, num_prefill: int = 1, num_decode: int = 1, engine_tls: Any = None, **settings: Any
+) -> AsyncIterator[Rig]:
+    """A router and its engines; at the end of a test that has passed nothing of any request is left. ``engine_tls``: an
+    SSLContext, where engines have TLS."""
     wire = Wire()
     prefills = [FakeEngine(wire) for _ in range(num_prefill)]
     decodes = [FakeEngine(wire) for _ in range(num_decode)]
     for engine in (*prefills, *decodes):
-        await engine.start()
+        await engine.start(tls=engine_tls)
     urls = {"prefill_urls": [e.url for e in prefills], "decode_urls": [e.url for e in decodes]}
     try:
         async with running_server(**{**urls, **settings}) as (server, url):

@@ -84,10 +84,11 @@ class Server:
     trace_file: Path
     internal_port: int = 0
     """A router's; engines have none."""
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
-        return f"http://{LOOPBACK}:{self.port}"
+        return f"{self.scheme}://{LOOPBACK}:{self.port}"
 
     def read_trace(self, event: str) -> list[dict[str, Any]]:
         """The trace lines with this ``event``, oldest first."""
@@ -167,6 +168,22 @@ class Harness:
         )
         with self.start(plan) as engines:
             yield engines[0]
+
+    @contextmanager
+    def start_tls_pool(
+        self, engine_args: Sequence[str], decode_connector: Mapping[str, object], router_args: Sequence[str]
+    ) -> Iterator[Pool]:
+        """A pair with TLS, by ``engine_args``. Only the router asks how they are."""
+        common = self.plan(PoolRole.PREFILL)
+        plans = [
+            self._named(common, PoolRole.PREFILL, engine_args, {}),
+            self._named(common, PoolRole.DECODE, engine_args, decode_connector),
+        ]
+        with ExitStack() as stack:
+            engines = [self._start(stack, engine_spec(plan), plan.port, plan.trace_file) for plan in plans]
+            prefill, decode = (dataclasses.replace(engine, scheme="https") for engine in engines)
+            router = stack.enter_context(self.router([prefill], [decode], router_args))
+            yield Pool(router, (prefill,), (decode,))
 
     @contextmanager
     def start(self, *plans: EnginePlan) -> Iterator[tuple[Server, ...]]:

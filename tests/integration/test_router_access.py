@@ -315,6 +315,12 @@ async def test_a_start_says_who_may_use_the_router(has_keys: bool, key_file: Pat
 # Keys that go while a request comes, and keys that take more than their part.
 
 
+def read_again(rig: Rig) -> None:
+    """As on SIGHUP."""
+    for watch in rig.router.watches:
+        watch.reload()
+
+
 async def half_of(rig: Rig, key: str, num_bytes: int = 1000) -> RawClient:
     """A request of which the last byte is missing; the router has read the rest."""
     client = await rig.client()
@@ -329,7 +335,7 @@ async def test_a_key_that_is_removed_while_a_body_comes_serves_no_more(key_file:
     async with running_rig(api_key_file=key_file) as rig:
         removed = await half_of(rig, KEY)
         key_file.write_text(line(OTHER, "team-b"))
-        rig.router.access.reload()
+        read_again(rig)
         await removed.send(b"}")
         answer = await asyncio.wait_for(removed.receive(), PATIENCE_S)
         assert (answer.status, answer.json()["error"]["code"]) == (401, "invalid_api_key")
@@ -341,7 +347,7 @@ async def test_a_key_that_stays_serves_though_the_file_has_changed(key_file: Pat
     async with running_rig(api_key_file=key_file, trace_file=trace) as rig:
         kept = await half_of(rig, KEY)
         key_file.write_text(line(OTHER, "team-b") + line(KEY, "team-c"))
-        rig.router.access.reload()
+        read_again(rig)
         await kept.send(b"}")
         assert (await asyncio.wait_for(kept.receive(), PATIENCE_S)).status == 200
     assert json.loads(trace.read_text())["client"] == "team-c"
@@ -354,7 +360,7 @@ async def test_a_key_that_is_removed_serves_nothing_that_waits_for_its_turn(key_
         await client.send(request_bytes(COMPLETIONS, json.dumps(PROMPT).encode(), bearer(KEY)) * 2)
         await rig.decode.next_request()
         key_file.write_text(line(OTHER, "team-b"))
-        rig.router.access.reload()
+        read_again(rig)
         rig.decode.open_gate(Gate.RESERVE)
         assert [(await asyncio.wait_for(client.receive(), PATIENCE_S)).status for _ in range(2)] == [200, 401]
         assert len(rig.decode.seen) == 1

@@ -74,9 +74,10 @@ class Endpoint(msgspec.Struct, frozen=True, rename="camel"):
         return bool((self.conditions or Conditions()).terminating)
 
 
-class EndpointPort(msgspec.Struct, frozen=True):
+class EndpointPort(msgspec.Struct, frozen=True, rename="camel"):
     name: str | None = None
     port: int | None = None
+    app_protocol: str | None = None
 
 
 class EndpointSlice(msgspec.Struct, frozen=True, rename="camel"):
@@ -95,14 +96,15 @@ class Discovered:
     """Slices that cannot be used, each with its name, what is wrong and the cure."""
 
 
-def members_of(slices: Iterable[EndpointSlice]) -> Discovered:
-    """Every engine once, in the order of their addresses. ``slices``: all of one cluster."""
+def members_of(slices: Iterable[EndpointSlice], *, always_https: bool = False) -> Discovered:
+    """Every engine once, in the order of their addresses. ``slices``: all of one cluster. ``always_https``: whatever
+    they say."""
     sightings: list[_Sighting] = []
     problems: list[str] = []
     for one in slices:
         problem = _problem_of(one)
         if problem is None:
-            sightings += _sightings_in(one)
+            sightings += _sightings_in(one, "https" if always_https else _scheme_of(one))
         elif one.endpoints:
             problems.append(f"EndpointSlice {one.metadata.name}: {problem}")
     return Discovered(tuple(_one_for_each_pod(_one_for_each_address(sightings))), frozenset(problems))
@@ -139,20 +141,26 @@ def _port_of(one: EndpointSlice) -> int | None:
     return next((port.port for port in one.ports or () if port.name == PORT_NAME), None)
 
 
-def _sightings_in(one: EndpointSlice) -> list[_Sighting]:
+def _scheme_of(one: EndpointSlice) -> str:
+    """As the Service's port says in ``appProtocol``; Kubernetes copies it into the slice."""
+    said = next((port.app_protocol for port in one.ports or () if port.name == PORT_NAME), None)
+    return "https" if said == "https" else "http"
+
+
+def _sightings_in(one: EndpointSlice, scheme: str) -> list[_Sighting]:
     preference = _ADDRESS_TYPES.index(one.address_type)
     version = _number(one.metadata.resource_version)
     endpoints = [endpoint for endpoint in one.endpoints or () if endpoint.addresses]
-    return [_Sighting(_member_of(endpoint, one), version, preference) for endpoint in endpoints]
+    return [_Sighting(_member_of(endpoint, one, scheme), version, preference) for endpoint in endpoints]
 
 
-def _member_of(endpoint: Endpoint, one: EndpointSlice) -> Member:
+def _member_of(endpoint: Endpoint, one: EndpointSlice, scheme: str) -> Member:
     slice_labels: Mapping[str, str] = one.metadata.labels or {}
     target = endpoint.target_ref or Reference()
     address = endpoint.addresses[0]
     host = f"[{address}]" if one.address_type == "IPv6" else address
     return Member(
-        url=f"http://{host}:{_port_of(one)}",
+        url=f"{scheme}://{host}:{_port_of(one)}",
         role=Role(slice_labels[labels.ROLE]),
         revision=slice_labels.get(labels.REVISION, ""),
         uid=target.uid,
@@ -214,7 +222,9 @@ class _Status(msgspec.Struct, frozen=True):
 class SliceCache:
     """All slices of one cluster, as last told. One owner: the discovery's task."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, always_https: bool = False) -> None:
+        """``always_https``: engines are asked so, whatever their slices say."""
+        self._always_https = always_https
         self.resource_version = ""
         """Where a watch goes on; empty before the first list."""
         self._slices: dict[str, EndpointSlice] = {}
@@ -222,7 +232,7 @@ class SliceCache:
     @property
     def picture(self) -> Discovered:
         """Costs a look at every endpoint."""
-        return members_of(self._slices.values())
+        return members_of(self._slices.values(), always_https=self._always_https)
 
     def replace(self, body: bytes) -> None:
         """The answer to a list: all there is.

@@ -41,7 +41,8 @@ def sign_of_status(status: int) -> Sign:
 
 def sign_of_failure(error_number: int, *, is_ours: bool) -> Sign:
     """Of a probe without an answer. ``error_number``: the operating system's, 0 where it named none; names that
-    cannot be resolved have one below 0. ``is_ours``: a limit of this router.
+    cannot be resolved have one below 0. ``is_ours``: a limit of this router, or that it does not trust
+    what answers there.
     """
     if is_ours or error_number < 0:
         return Sign.UNKNOWN

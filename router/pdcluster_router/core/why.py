@@ -189,6 +189,10 @@ WORDS: Final[dict[str, Words]] = {
         "a connection to the client port did not begin with a trusted proxy's PROXY header",
         "See that --trusted-proxies names all load balancers, and that each writes the header.",
     ),
+    "engine_tls_refused": Words(
+        "the router and an engine came to no TLS agreement",
+        "The reason names the engine, what was expected and what was found, and the cure.",
+    ),
     "draining": Words("the router was shutting down", _RETRY),
     "stopped": Words(
         "the router was stopped before the answer was whole",

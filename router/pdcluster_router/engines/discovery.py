@@ -53,12 +53,16 @@ _CURES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The slices to watch, how long one watch lasts, and how long after that its end is waited for (seconds)."""
+    """The slices to watch, how long one watch lasts, and how long after that its end is waited for (seconds).
+
+    ``always_https``: engines are asked so, whatever their slices say.
+    """
 
     namespace: str
     cluster: str
     watch_timeout_s: int
     grace_s: float = GRACE_S
+    always_https: bool = False
 
     @property
     def list_path(self) -> str:
@@ -100,7 +104,7 @@ class EngineDiscovery:
         self._tell = tell
         self._count_failure = count_failure
         self._backoff = backoff
-        self._cache = SliceCache()
+        self._cache = SliceCache(always_https=source.always_https)
         self._num_in_a_row = 0
         self._opened_at = 0.0
         self._has_spoken = False
@@ -184,5 +188,6 @@ def discovery_of(settings: Settings, tell: Tell, count_failure: Callable[[], Non
     assert settings.kube_api is not None
     access = KubeAccess(settings.kube_api, settings.kube_ca_file, settings.kube_token_file)
     client = KubeReader(access, timeout_s=settings.kube_timeout_s, user_agent="pdcluster-router")
-    source = Source(settings.namespace, settings.cluster, settings.watch_timeout_s)
+    always_https = bool(settings.engine_tls_flags)
+    source = Source(settings.namespace, settings.cluster, settings.watch_timeout_s, always_https=always_https)
     return EngineDiscovery(client, source, tell, count_failure)

@@ -17,6 +17,7 @@ from pdcluster_router.core.membership import EngineState, Member
 from pdcluster_router.core.outage import Outage, Sign, sign_of_failure, sign_of_status
 from pdcluster_router.core.rewrite import Parts
 from pdcluster_router.core.scrub import scrub
+from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.http.connection import Call, Request, ResponseHead, ResponseLost, ResponseSink
 from pdcluster_router.http.connections import ConnectionPool, IdleConnections, PoolLimits
 
@@ -44,9 +45,11 @@ class Engine:
         on_idle: Callable[[], None],
         on_breaker: Callable[[Engine], None],
         now: Callable[[], float],
+        trust: EngineTrust | None = None,
     ) -> None:
         """``idle_connections``: those of all engines. ``on_idle``: its last request has ended, while it gets nothing
-        new. ``on_breaker``: it is ejected, tried, or back. ``now``: monotonic seconds.
+        new. ``on_breaker``: it is ejected, tried, or back. ``now``: monotonic seconds. ``trust``: for an engine
+        with TLS.
         """
         parts = urlsplit(member.url)
         self.name = name
@@ -67,7 +70,10 @@ class Engine:
         self._on_breaker = on_breaker
         self._now = now
         self._host = parts.netloc.encode()
-        self.pool = ConnectionPool(parts.hostname or "", parts.port or 80, limits, idle_connections)
+        host, is_tls = parts.hostname or "", parts.scheme == "https"
+        assert trust is not None or not is_tls
+        door = trust.door(name, host) if trust is not None and is_tls else None
+        self.pool = ConnectionPool(host, parts.port or (443 if is_tls else 80), limits, idle_connections, door)
         self.change(member.state)
 
     @property
@@ -145,7 +151,8 @@ class Engine:
         except TimeoutError:
             return Sign.SILENT
         except _LostError as error:
-            return sign_of_failure(error.lost.error_number, is_ours=error.lost.is_ours)
+            lost = error.lost
+            return sign_of_failure(lost.error_number, is_ours=lost.is_ours or lost.is_untrusted)
         return sign_of_status(answer.head.status)
 
     async def fetch(self, path: str, *, timeout_s: float, headers: bytes = b"", body: bytes | None = None) -> Fetched:

@@ -41,6 +41,7 @@ from pdcluster_router.core.placement import (
     proven,
 )
 from pdcluster_router.engines.engine import Engine
+from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.http.connections import IdleConnections, PoolLimits
 
 logger = logging.getLogger(__name__)
@@ -79,9 +80,10 @@ class Roster:
         on_change: Callable[[], None],
         on_ejected: Callable[[Role], None],
         now: Callable[[], float],
+        trust: EngineTrust | None = None,
     ) -> None:
         """``on_change``: an engine has come, gone, or changed what it may get. ``on_ejected``: one of this role is left
-        alone from now on. ``now``: monotonic seconds."""
+        alone from now on. ``now``: monotonic seconds. ``trust``: in engines with TLS."""
         self.engines: dict[Role, list[Engine]] = {role: [] for role in Role}
         self.members: tuple[Member, ...] = ()
         """The newest list of discovery."""
@@ -94,6 +96,7 @@ class Roster:
         self._on_change = on_change
         self._on_ejected = on_ejected
         self._now = now
+        self._trust = trust
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._by_key: dict[EngineKey, Engine] = {}
@@ -235,6 +238,7 @@ class Roster:
             on_idle=self._became_idle,
             on_breaker=self._breaker_changed,
             now=self._now,
+            trust=self._trust,
         )
         self._by_key[member.key] = engine
         self.engines[member.role].append(engine)

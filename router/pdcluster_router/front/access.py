@@ -3,13 +3,12 @@
     client keys?  no:  the client's Authorization and x-api-key go to the engines as they are: theirs to judge
                   yes: it ends here; engines are shown the router's own VLLM_API_KEY, or none
 
-The file of keys is looked at every few seconds, for Kubernetes replaces a mounted Secret without a word, and on SIGHUP.
-What cannot be used is told once, and changes nothing: the keys before it go on.
+The file of keys is read anew when it changes (``files/watch.py``). What cannot be used is told once, and changes
+nothing: the keys before it go on.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 from typing import Final
@@ -27,7 +26,8 @@ from pdcluster_router.core.openai_errors import (
     wrong_key,
 )
 from pdcluster_router.core.request_head import Headers
-from pdcluster_router.front.files import read_file, state_of
+from pdcluster_router.files.reading import read_file
+from pdcluster_router.files.watch import FileWatch
 from pdcluster_router.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ class Access:
     def __init__(self, settings: Settings) -> None:
         """Raises: ConfigError: The file of keys cannot be used."""
         self._path = settings.api_key_file
-        self._interval_s = settings.api_key_interval_s
-        self._looked_at = state_of(self._path) if self._path else None
+        self.watch = FileWatch([self._path], settings.api_key_interval_s, self._read) if self._path else None
+        """None: there is no file."""
         self.keys = read_keys(self._path) if self._path else None
         """Those of now, another object when they have changed; None: clients need none."""
         self.uses = KeyUses(self.keys.limits if self.keys else {})
@@ -77,11 +77,9 @@ class Access:
             return self.engine_line
         return b"".join([b"%b: %b\r\n" % header for header in headers if header[0] in KEY_HEADERS])
 
-    def reload(self) -> None:
+    def _read(self) -> None:
         """The keys are those of the file as it is now, or stay as they are."""
-        if self._path is None:
-            return
-        self._looked_at = state_of(self._path)
+        assert self._path is not None
         try:
             self.keys = read_keys(self._path)
         except ConfigError as error:
@@ -89,13 +87,6 @@ class Access:
         else:
             self.uses.follow(self.keys.limits)
             logger.info("api keys changed names=%s", ",".join(self.keys.names))
-
-    async def watch(self) -> None:
-        """For ever: the keys follow the file. One task owns this."""
-        while self._path is not None:
-            await asyncio.sleep(self._interval_s)
-            if state_of(self._path) != self._looked_at:
-                self.reload()
 
 
 def _error_of(client: str, refusal: OverLimit) -> ApiError:

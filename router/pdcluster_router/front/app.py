@@ -237,9 +237,7 @@ async def _watching(tasks: asyncio.TaskGroup, router: Router) -> AsyncIterator[N
     probes = Probes(tasks, services.roster, services.settings)
     services.on_pool_change(probes.follow)
     probes.follow()
-    watching = [tasks.create_task(router.access.watch(), name="router: keys")]
-    if router.certificate is not None:
-        watching.append(tasks.create_task(router.certificate.watch(), name="router: certificate"))
+    watching = [tasks.create_task(watch.run(), name="router: files") for watch in router.watches]
     if services.discovery is not None:
         watching.append(tasks.create_task(services.discovery.run(), name="router: discovery"))
     await _first_look(services, probes)

@@ -1,63 +1,54 @@
-"""The certificate that clients of the client port are shown: read, proven, and read anew when its files change.
+"""The certificates that a port with TLS shows to those who connect: proven, and read anew when their files change.
 
-    new files --> PEM, and no password?  --> a key of that certificate?
-      --> a handshake in memory: valid now, and for a server?  --> new connections are shown it; open ones go on
-
-The files are looked at every few seconds, as that of the API keys, and on SIGHUP. Files that cannot be used are told
-once and change nothing.
+Files that cannot be used are told once and change nothing (``files/pem.py`` says which). Where a port asks for clients'
+certificates, the authorities that it trusts belong to its files.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import ssl
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_router.front.files import FileState, read_file, state_of
+from pdcluster_router.files.pem import KeyPair, day_of, modern, trust_those_in
+from pdcluster_router.files.watch import FileWatch
 from pdcluster_router.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-_CERT, _KEY = "--tls-cert", "--tls-key"
-_ALPN: Final = ["http/1.1"]
-_STEPS: Final = 10
-"""Of a handshake in memory; it takes four."""
+CLIENT_PORT: Final = ("--tls-cert", "--tls-key")
+INTERNAL_PORT: Final = ("--internal-tls-cert", "--internal-tls-key")
+CLIENT_CA: Final = "--internal-client-ca"
 
 
 class Certificate:
-    """The certificate of now. One per router with TLS. Event loop only."""
+    """The certificate of now, of one port. Event loop only."""
 
-    def __init__(self, cert: Path, key: Path, interval_s: float) -> None:
-        """Raises: ConfigError: The files cannot be used."""
-        self._cert, self._key, self._interval_s = cert, key, interval_s
-        self._looked_at = self._look()
-        self.context, self.expires_at = load_certificate(cert, key)
+    def __init__(
+        self, cert: Path, key: Path, interval_s: float, flags: Sequence[str] = CLIENT_PORT, ca: Path | None = None
+    ) -> None:
+        """``ca``: the authorities of the certificates that clients must show; None: they need none.
+
+        Raises:
+            ConfigError: The files cannot be used.
+        """
+        self._pair = KeyPair(cert, key, flags[0], flags[1], "clients")
+        self._ca = ca
+        self.watch = FileWatch([path for path in (cert, key, ca) if path], interval_s, self._read)
+        self.context, self.expires_at = load_certificate(self._pair, ca)
         """For the next client, another object when the files have changed; Unix seconds until which it is valid."""
 
-    def reload(self) -> None:
-        """The certificate is that of the files as they are now, or stays as it is."""
-        self._looked_at = self._look()
+    def _read(self) -> None:
+        """It is that of the files as they are now, or stays as it is."""
         try:
-            self.context, self.expires_at = load_certificate(self._cert, self._key)
+            self.context, self.expires_at = load_certificate(self._pair, self._ca)
         except ConfigError as error:
             logger.warning("tls certificate not changed reason=%s", error)
         else:
-            logger.info("tls certificate changed expires=%s", _day_of(self.expires_at))
-
-    async def watch(self) -> None:
-        """For ever: the certificate follows its files. One task owns this."""
-        while True:
-            await asyncio.sleep(self._interval_s)
-            if self._look() != self._looked_at:
-                self.reload()
-
-    def _look(self) -> tuple[FileState, FileState]:
-        """Before they are read: what changes meanwhile is seen at the next look."""
-        return state_of(self._cert), state_of(self._key)
+            logger.info("tls certificate changed expires=%s", day_of(self.expires_at))
 
 
 def certificate_of(settings: Settings) -> Certificate | None:
@@ -67,92 +58,26 @@ def certificate_of(settings: Settings) -> Certificate | None:
     return Certificate(settings.tls_cert, settings.tls_key, settings.tls_interval_s)
 
 
-def load_certificate(cert: Path, key: Path) -> tuple[ssl.SSLContext, float]:
+def internal_certificate_of(settings: Settings) -> Certificate | None:
+    """None: the internal port is plain. Raises: ConfigError: The files cannot be used."""
+    cert, key = settings.internal_tls_cert, settings.internal_tls_key
+    if cert is None or key is None:
+        return None
+    return Certificate(cert, key, settings.tls_interval_s, INTERNAL_PORT, settings.internal_client_ca)
+
+
+def load_certificate(pair: KeyPair, ca: Path | None = None) -> tuple[ssl.SSLContext, float]:
     """A server's context with this certificate, and the Unix seconds until which it is valid.
 
     Raises:
         ConfigError: A file cannot be read, they do not belong together, or no client would take the certificate now.
     """
-    pem = _certificates_in(cert)
-    _check_key(key)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_RENEGOTIATION
-    context.set_alpn_protocols(_ALPN)
-    try:
-        context.load_cert_chain(cert, key, password=_no_password)
-    except ssl.SSLError as error:
-        raise ConfigError(f"{_CERT} {cert} and {_KEY} {key}: {_problem_of(error)}") from error
-    except OSError as error:  # One of them is gone since.
-        raise ConfigError(f"{_CERT} {cert} and {_KEY} {key}: {error.strerror}: name files that stay") from error
-    return context, _proven_until(context, pem, cert)
-
-
-def _certificates_in(path: Path) -> str:
-    pem = read_file(path, _CERT)
-    if b"-----BEGIN CERTIFICATE-----" not in pem:
-        raise ConfigError(
-            f"{_CERT} {path}: it has no certificate in PEM: name the server's, and those between behind it"
-        )
-    return pem.decode("ascii", "ignore")
-
-
-def _check_key(path: Path) -> None:
-    pem = read_file(path, _KEY)
-    if b"PRIVATE KEY-----" not in pem:
-        raise ConfigError(f"{_KEY} {path}: it has no private key in PEM: name the one of {_CERT}")
-    if b"ENCRYPTED" in pem:
-        raise ConfigError(f"{_KEY} {path}: the key has a password: give one without, readable by this process only")
-
-
-def _no_password() -> str:
-    """OpenSSL would ask at the terminal."""
-    return ""
-
-
-def _problem_of(error: ssl.SSLError) -> str:
-    if error.reason == "KEY_VALUES_MISMATCH":
-        return "the key is not that of the certificate: give two that belong together"
-    return f"{_words_of(error)}: give a whole certificate and its key in PEM, the server's first"
-
-
-def _proven_until(context: ssl.SSLContext, pem: str, path: Path) -> float:
-    """A client that trusts this very certificate agrees with ``context``; until when it will, in Unix seconds.
-
-    Raises:
-        ConfigError: It does not, for one is not valid now, or for another use.
-    """
+    context = modern(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+    pem = pair.load_into(context)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    try:
-        client.load_verify_locations(cadata=pem)
-        shown = _agree(client, context)
-    except ssl.SSLCertVerificationError as error:
-        raise ConfigError(f"{_CERT} {path}: {error.verify_message}: give one that clients take today") from error
-    except ssl.SSLError as error:
-        raise ConfigError(f"{_CERT} {path}: {_words_of(error)}: give whole ones in PEM, the server's first") from error
-    return float(ssl.cert_time_to_seconds(str(shown["notAfter"])))
-
-
-def _agree(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, object]:
-    """A whole handshake in memory; the certificate that was shown. Raises: ssl.SSLError: There is no agreement."""
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
-    left = list(ends)
-    for end in ends * _STEPS:
-        if end in left:
-            try:
-                end.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-            left.remove(end)
-    return dict(ends[0].getpeercert() or {})
-
-
-def _words_of(error: ssl.SSLError) -> str:
-    return error.reason.lower().replace("_", " ") if error.reason else "OpenSSL cannot read it"
-
-
-def _day_of(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).date().isoformat()
+    expires_at = pair.prove(client, context, client, pem)
+    if ca is not None:
+        trust_those_in(ca, CLIENT_CA, context)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context, expires_at

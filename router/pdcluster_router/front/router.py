@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -35,8 +35,10 @@ from pdcluster_router.core.rewrite import BadBody
 from pdcluster_router.core.room import Room
 from pdcluster_router.core.trace_context import remains_of, trace_id_in
 from pdcluster_router.engines.models import Models
+from pdcluster_router.engines.trust import EngineTrust
+from pdcluster_router.files.watch import FileWatch
 from pdcluster_router.front.access import Access
-from pdcluster_router.front.certificates import certificate_of
+from pdcluster_router.front.certificates import Certificate, certificate_of, internal_certificate_of
 from pdcluster_router.front.clients import Clients, default_max_connections
 from pdcluster_router.http.cycle import NO_HEAD, ClientConnection, HotCycle
 from pdcluster_router.http.keep_alives import KeepAlives
@@ -94,6 +96,10 @@ class Router:
         self.addresses = ClientAddresses(map(parse_network, settings.trusted_proxies), settings.forwarded_header)
         self.certificate = certificate_of(settings)
         """None: the client port is plain."""
+        self.internal_certificate = internal_certificate_of(settings)
+        """None: the internal port is plain."""
+        self.watches = _watches_of(self.access, self.certificate, self.internal_certificate, self.services.trust)
+        """Of the files that are read anew when they change."""
         self.verifier = Verifier(self.services, self.access.engine_line)
         self.models = Models(self.services.roster, self.services.now)
         self.room = Room(settings.max_buffered_bytes)
@@ -104,8 +110,9 @@ class Router:
         self.access_log = _access_log_of(settings, self.services)
         """None: there is none."""
         self.services.metrics.watch_keys(self.access.uses)
-        if (certificate := self.certificate) is not None:
-            self.services.metrics.watch_certificate(lambda: certificate.expires_at)
+        shown = (self.certificate, self.internal_certificate, self.services.trust)
+        if any(expiries_of(shown)):
+            self.services.metrics.watch_certificate(lambda: min(expiries_of(shown)))
         self.services.metrics.watch_keep_alives(lambda: self.keep_alives.num_comments)
         self.is_draining = False
         self._on_refused = partial(keep_refused, self.services)
@@ -302,6 +309,15 @@ class Router:
             return usual
         seconds = _seconds(wanted)
         return replace(usual, request_s=seconds if usual.request_s is None else min(usual.request_s, seconds))
+
+
+def _watches_of(*owners: Access | Certificate | EngineTrust | None) -> list[FileWatch]:
+    return [owner.watch for owner in owners if owner is not None and owner.watch is not None]
+
+
+def expiries_of(owners: Iterable[Certificate | EngineTrust | None]) -> list[float]:
+    """Unix seconds until which each certificate is valid that this router shows."""
+    return [owner.expires_at for owner in owners if owner is not None and owner.expires_at is not None]
 
 
 def _access_log_of(settings: Settings, services: Services) -> AccessLog | None:

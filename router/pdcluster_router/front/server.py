@@ -26,14 +26,15 @@ from pdcluster_protocol.launch import ProxyProtocol
 from pdcluster_protocol.secret import SECRET_VARIABLE, Secret, is_loopback
 from pdcluster_router.core.openai_errors import ApiError, bad_request
 from pdcluster_router.core.proxy_protocol import Preface
+from pdcluster_router.engines.trust import check_engine_files
 from pdcluster_router.front.access import read_keys
 from pdcluster_router.front.app import build_app
-from pdcluster_router.front.certificates import certificate_of
+from pdcluster_router.front.certificates import Certificate, certificate_of, internal_certificate_of
 from pdcluster_router.front.clients import backlog
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE, RouterProtocol
 from pdcluster_router.http.cycle import JSON
-from pdcluster_router.http.handshakes import Handshakes, TlsPort
+from pdcluster_router.http.handshakes import Counting, TlsPort
 from pdcluster_router.http.prefaces import PrefacedConnection, PrefacePort
 from pdcluster_router.http.tls import TlsConnection
 from pdcluster_router.settings import Settings
@@ -77,18 +78,32 @@ class RouterServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, of which ours are the two of ``listen``. It knows one kind of connection for all sockets."""
-        is_prefaced = self._settings.proxy_protocol is ProxyProtocol.REQUIRED
-        if not sockets or (self._settings.tls_cert is None and not is_prefaced):
+        settings = self._settings
+        is_prefaced = settings.proxy_protocol is ProxyProtocol.REQUIRED
+        are_ours = (is_prefaced or settings.tls_cert is not None, settings.internal_tls_cert is not None)
+        if not sockets or not any(are_ours):
             await super().startup(sockets)
             return
-        client, *others = sockets
-        await super().startup(others)
-        new = self._new_protocol if self._settings.tls_cert is None else self._over_tls(self._tls_port(self.router))
-        begin: Callable[[], asyncio.Protocol] = partial(new, None)
-        if is_prefaced:
-            begin = partial(PrefacedConnection, self._preface_port(self.router, new))
+        await super().startup([sock for sock, is_ours in zip(sockets, are_ours, strict=True) if not is_ours])
+        begins = (self._client_protocol, self._internal_protocol)
         loop = asyncio.get_running_loop()
-        self.servers.append(await loop.create_server(begin, sock=client, backlog=backlog()))
+        for sock, is_ours, begin_of in zip(sockets, are_ours, begins, strict=True):
+            if is_ours:
+                self.servers.append(await loop.create_server(begin_of(self.router), sock=sock, backlog=backlog()))
+
+    def _client_protocol(self, router: Router) -> Callable[[], asyncio.Protocol]:
+        """Makes the outermost protocol of a connection to the client port."""
+        certificate = router.certificate
+        new = self._new_protocol if certificate is None else self._over_tls(router, certificate, router.clients)
+        if self._settings.proxy_protocol is ProxyProtocol.REQUIRED:
+            return partial(PrefacedConnection, self._preface_port(router, new))
+        return partial(new, None)
+
+    def _internal_protocol(self, router: Router) -> Callable[[], asyncio.Protocol]:
+        """The same of the internal port with TLS."""
+        certificate = router.internal_certificate
+        assert certificate is not None
+        return partial(self._over_tls(router, certificate, _Uncounted()), None)
 
     def _new_protocol(self, preface: Preface | None) -> asyncio.Protocol:
         """That of HTTP. ``preface``: what a proxy has said of the connection, where it is asked to."""
@@ -96,7 +111,9 @@ class RouterServer(uvicorn.Server):
         protocol.preface = preface
         return protocol
 
-    def _over_tls(self, port: TlsPort) -> NewProtocol:
+    def _over_tls(self, router: Router, certificate: Certificate, clients: Counting) -> NewProtocol:
+        port = self._tls_port(router, certificate, clients)
+
         def new(preface: Preface | None) -> asyncio.Protocol:
             above = partial(self._new_protocol, preface)
             return TlsConnection(port if preface is None else replace(port, new_protocol=above))
@@ -114,15 +131,14 @@ class RouterServer(uvicorn.Server):
             timeout_s=self._settings.client_read_timeout_s,
         )
 
-    def _tls_port(self, router: Router) -> TlsPort:
-        certificate, failures = router.certificate, router.services.failures
-        assert certificate is not None
+    def _tls_port(self, router: Router, certificate: Certificate, clients: Counting) -> TlsPort:
+        failures = router.services.failures
         return TlsPort(
             context=lambda: certificate.context,
             new_protocol=partial(self._new_protocol, None),
-            handshakes=Handshakes(asyncio.get_running_loop().call_soon),
+            handshakes=router.services.handshakes,
             shaking=self.server_state.connections,
-            clients=router.clients,
+            clients=clients,
             on_refused=lambda reason: failures.tell(Failure(FailureKind.TLS_REFUSED, reason=reason)),
             http_answer=_answer_of(bad_request("this port speaks TLS: use https://", "invalid_http")),
             handshake_timeout_s=self._settings.client_read_timeout_s,
@@ -131,7 +147,7 @@ class RouterServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's signals, and SIGHUP, which reads keys and certificate anew. Without either it ends the process."""
+        """uvicorn's signals, and SIGHUP, which reads keys and certificates anew. Without either it ends the process."""
         if not _reads_files(self._settings):
             with super().capture_signals():
                 yield
@@ -146,9 +162,8 @@ class RouterServer(uvicorn.Server):
 
     def _reload(self) -> None:
         if self.started:
-            self.router.access.reload()
-            if self.router.certificate is not None:
-                self.router.certificate.reload()
+            for watch in self.router.watches:
+                watch.reload()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.router.drain()
@@ -156,6 +171,16 @@ class RouterServer(uvicorn.Server):
         await super().shutdown(sockets=sockets)
         if self.force_exit:  # uvicorn leaves it out then, and logs a traceback of the task that waits for it
             await self.lifespan.shutdown()
+
+
+class _Uncounted:
+    """Connections to the internal port, which is no client's."""
+
+    def opened(self, connection: object) -> bool:  # noqa: ARG002  # as ``Clients``
+        return True
+
+    def closed(self, connection: object) -> None:
+        """There is nothing to count."""
 
 
 def listen(settings: Settings) -> tuple[list[socket.socket], Settings]:
@@ -202,6 +227,8 @@ def run(settings: Settings, secret: Secret) -> None:
     if settings.api_key_file is not None:
         read_keys(settings.api_key_file)
     certificate_of(settings)
+    internal_certificate_of(settings)
+    check_engine_files(settings)
     if _reads_files(settings):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until ``capture_signals``: they are read after this anyway.
     _raise_open_file_limit()
@@ -209,7 +236,8 @@ def run(settings: Settings, secret: Secret) -> None:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     scheme = "http" if settings.tls_cert is None else "https"
     print(f"router on {scheme}://{host}:{settings.port}", flush=True)
-    print(f"engines, operator and monitoring on http://{host}:{settings.internal_port}", flush=True)
+    scheme = "http" if settings.internal_tls_cert is None else "https"
+    print(f"engines, operator and monitoring on {scheme}://{host}:{settings.internal_port}", flush=True)
     for warning in warnings_of(settings, secret):
         print(warning, flush=True)
     server = RouterServer(settings, secret)
@@ -231,7 +259,8 @@ def warnings_of(settings: Settings, secret: Secret) -> list[str]:
 
 
 def _reads_files(settings: Settings) -> bool:
-    return settings.api_key_file is not None or settings.tls_cert is not None
+    certificates = (settings.tls_cert, settings.internal_tls_cert, settings.engine_ca, settings.engine_cert)
+    return any(file is not None for file in (settings.api_key_file, *certificates))
 
 
 def _answer_of(error: ApiError) -> bytes:

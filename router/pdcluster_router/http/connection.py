@@ -22,6 +22,7 @@ import httptools
 import msgspec
 
 from pdcluster_router.core.request_head import without_hop
+from pdcluster_router.http.records import NUM_WRITTEN_BYTES
 
 MAX_HEADER_BYTES: Final = 64 << 10
 """An engine that sends more header bytes than this is broken."""
@@ -59,8 +60,18 @@ class ResponseLost:
     """An idle connection was found closed: the engine had hung up before the request could reach it."""
     is_ours: bool = False
     """A limit of this router, or what a client may have caused: it says nothing of the engine."""
+    is_untrusted: bool = False
+    """There is no agreement on TLS: whatever answers there, it says nothing of the engine's core."""
     error_number: int = 0
     """The operating system's, of a connection that could not be made; 0 where it named none."""
+
+
+class Cut(Exception):  # it is said, never raised
+    """Why a connection ended, from what lies below it."""
+
+    def __init__(self, lost: ResponseLost) -> None:
+        super().__init__(lost.reason)
+        self.lost = lost
 
 
 class ResponseSink(Protocol):
@@ -205,12 +216,14 @@ class Connection(asyncio.Protocol):
             self._lose(f"not an HTTP response: more than {MAX_HEADER_BYTES} bytes without an answer")
 
     def eof_received(self) -> None:
-        self._is_unread = self._transport is not None and _is_unread(self._transport, self._num_sent_bytes)
+        if (transport := self._transport) is not None:
+            num_sent = transport.get_extra_info(NUM_WRITTEN_BYTES, self._num_sent_bytes)
+            self._is_unread = _is_unread(transport, num_sent)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._on_closed(self)
-        self._lose(f"the connection was closed ({exc or 'end of stream'})")
+        self._lose(f"the connection was closed ({exc or 'end of stream'})", exc.lost if isinstance(exc, Cut) else None)
         del self._parser  # Else we would wait for the garbage collector.
 
     # What the parser says, in the course of data_received.
@@ -272,13 +285,13 @@ class Connection(asyncio.Protocol):
         else:
             self.abort()
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, lost: ResponseLost | None = None) -> None:
         call, self._call = self._call, None
         self.abort()
         if call is None:
             return
         call.connection = None
-        call.fail(ResponseLost(reason, is_stale=self._is_unread and not self._incoming.num_bytes))
+        call.fail(lost or ResponseLost(reason, is_stale=self._is_unread and not self._incoming.num_bytes))
 
 
 def _is_unread(transport: asyncio.Transport, num_sent_bytes: int) -> bool:

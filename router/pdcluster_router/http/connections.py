@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdcluster_router.http.connection import Call, Connection, Request, ResponseLost, ResponseSink
+from pdcluster_router.http.engine_tls import EngineDoor, EngineTls, NoAgreementError
 
 _OUR_LIMITS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
 """Nothing of these reached the engine: this process, or this machine, has no more to give."""
@@ -55,10 +56,14 @@ class IdleConnections:
 class ConnectionPool:
     """Connections to one address. One event loop owns it; ``close`` ends everything that it started."""
 
-    def __init__(self, host: str, port: int, limits: PoolLimits, all_idle: IdleConnections) -> None:
-        """``all_idle``: those of all pools of this process, which live on its descriptors together."""
+    def __init__(
+        self, host: str, port: int, limits: PoolLimits, all_idle: IdleConnections, door: EngineDoor | None = None
+    ) -> None:
+        """``all_idle``: those of all pools of this process, which live on its descriptors together. ``door``: of an
+        engine with TLS."""
         self._host = host
         self._port = port
+        self._door = door
         self._limits = limits
         self._all_idle = all_idle
         self._loop = asyncio.get_running_loop()
@@ -152,9 +157,11 @@ class ConnectionPool:
         call.connecting(task.cancel)
 
     async def _connect_and_send(self, request: Request, call: Call) -> None:
+        deadline = self._loop.time() + self._limits.connect_timeout_s
         try:
-            async with asyncio.timeout(self._limits.connect_timeout_s):
-                connection = await self._open_with_patience()
+            connection = await self._open_with_patience(deadline)
+        except NoAgreementError as error:
+            call.fail(ResponseLost(error.reason, is_unsent=True, is_untrusted=not error.is_silent))
         except TimeoutError:
             call.fail(ResponseLost(f"no connection within {self._limits.connect_timeout_s:g} s", is_unsent=True))
         except OSError as error:
@@ -168,29 +175,33 @@ class ConnectionPool:
             del self._connecting[call]  # It counts as a connection now.
             connection.send(request, call)
 
-    async def _open_with_patience(self) -> Connection:
+    async def _open_with_patience(self, deadline: float) -> Connection:
         """Where there is no descriptor, idle connections give theirs, one for each try, or one comes back within a
-        moment. Raises OSError when there is none until then."""
-        deadline = self._loop.time() + min(_DESCRIPTOR_WAIT_S, self._limits.connect_timeout_s / 2)
+        moment. Raises OSError when there is none until then, TimeoutError when no connection is by ``deadline``."""
+        patient_until = self._loop.time() + min(_DESCRIPTOR_WAIT_S, self._limits.connect_timeout_s / 2)
         while True:
             try:
-                return await self._open()
+                return await self._open(deadline)
             except OSError as error:
-                if error.errno not in _NO_DESCRIPTOR or self._loop.time() > deadline:
+                if error.errno not in _NO_DESCRIPTOR or self._loop.time() > patient_until:
                     raise
             self._all_idle.close_oldest()
             await asyncio.sleep(_DESCRIPTOR_PAUSE_S)
 
-    async def _open(self) -> Connection:
+    async def _open(self, deadline: float) -> Connection:
         connection = Connection(self._released, self._closed, self._loop)
+        wire = connection if self._door is None else EngineTls(self._door, connection, self._loop)
         is_open = False
         try:
-            await self._loop.create_connection(lambda: connection, self._host, self._port)
+            async with asyncio.timeout_at(deadline):
+                await self._loop.create_connection(lambda: wire, self._host, self._port)
+            if isinstance(wire, EngineTls):
+                await wire.agree(self._limits.connect_timeout_s, deadline)
             is_open = True
         finally:
             # Cancelled when the connection was made, but nobody had been told yet.
             if not is_open:
-                connection.abort()
+                wire.abort()
         if connection.is_usable:
             self._all.add(connection)
         return connection

@@ -69,6 +69,8 @@ class FailureKind(Enum):
     does not trust the certificate."""
     PROXY_REFUSED = "proxy_refused"
     """A connection to the client port that must begin with a PROXY header: from no trusted proxy, or without one."""
+    ENGINE_TLS_REFUSED = "engine_tls_refused"
+    """A connection to an engine came to no TLS agreement: no request was sent on it."""
     DRAINING = "draining"
     """Turned away because the router shuts down."""
     STOPPED = "stopped"
@@ -101,8 +103,7 @@ class Failures:
 
     def tell(self, failure: Failure) -> None:
         """Counted, and logged unless this kind had its lines in this second."""
-        self._count(failure.kind)
-        self._recent.add(failure.kind, now=self._now())
+        self.count(failure.kind)
         if self._may_log(failure.kind):
             logger.warning(
                 "failure kind=%s request_id=%s transfer_id=%s attempt=%d engine=%s reason=%s",
@@ -113,6 +114,11 @@ class Failures:
                 failure.engine or "-",
                 scrub(failure.reason) or "-",
             )
+
+    def count(self, kind: FailureKind) -> None:
+        """Not logged: the same was told before."""
+        self._count(kind)
+        self._recent.add(kind, now=self._now())
 
     def recent(self) -> dict[FailureKind, int]:
         """So many of each kind in the last ``RECENT_S``; only kinds that occurred."""

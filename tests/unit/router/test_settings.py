@@ -44,6 +44,14 @@ def test_without_an_advertised_url_it_is_host_and_internal_port() -> None:
     assert build_settings(**URLS).metaserver_url == "http://127.0.0.1:8001/v1/metaserver"
     assert build_settings(**URLS, host="::1").metaserver_url == "http://[::1]:8001/v1/metaserver"
     assert build_settings(**URLS, internal_port=9).metaserver_url == "http://127.0.0.1:9/v1/metaserver"
+    tls = build_settings(**URLS, internal_tls_cert="a", internal_tls_key="b")
+    assert tls.metaserver_url == "https://127.0.0.1:8001/v1/metaserver"
+
+
+def test_engines_may_have_tls_one_by_one_or_all_where_a_flag_says_so() -> None:
+    mixed = build_settings(prefill_urls=["https://p:1"], decode_urls=["http://d:2"])
+    assert (mixed.prefill_urls, mixed.decode_urls) == (("https://p:1",), ("http://d:2",))
+    build_settings(prefill_urls=["https://p:1"], decode_urls=["https://d:2"], engine_ca="a")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +60,7 @@ def test_without_an_advertised_url_it_is_host_and_internal_port() -> None:
         ({"decode_urls": []}, "--decode: name at least one"),
         ({"prefill_urls": [], "decode_urls": []}, "--prefill and --decode: name at least one"),
         ({"decode_urls": ["d:2"]}, "http://HOST:PORT"),
-        ({"decode_urls": ["https://d:2"]}, "http://HOST:PORT"),
+        ({"decode_urls": ["ftp://d:2"]}, "http://HOST:PORT"),
         ({"prefill_urls": ["http://p:1/v1"]}, "http://HOST:PORT only"),
         ({"prefill_urls": ["http://p:x"]}, "--prefill"),
         ({"decode_urls": [f"http://{'d' * 64}.ns.svc:1"]}, "has no host name"),
@@ -74,6 +82,18 @@ def test_without_an_advertised_url_it_is_host_and_internal_port() -> None:
         ({"trusted_proxies": 7}, "--trusted-proxies"),
         ({"forwarded_header": "x-real-ip"}, "--forwarded-header"),
         ({"proxy_protocol": "required"}, "--proxy-protocol is required and --trusted-proxies not given"),
+        ({"engine_ca": "a"}, "--engine-ca: engines are asked by https then, and http://p:1 is not"),
+        (
+            {"prefill_urls": ["https://p:1"], "engine_cert": "a", "engine_key": "b", "engine_tls_name": "e.svc"},
+            "--engine-cert and --engine-tls-name: engines are asked by https then, and http://d:2 is not",
+        ),
+        ({"engine_cert": "a"}, "--engine-cert is a and --engine-key is not given: give both files, or neither"),
+        ({"internal_tls_key": "a"}, "--internal-tls-cert is not given and --internal-tls-key is a: give both"),
+        ({"internal_client_ca": "a"}, "--internal-client-ca: it needs --internal-tls-cert and --internal-tls-key"),
+        (
+            {"internal_tls_cert": "a", "internal_tls_key": "b", "advertise_url": "http://r:8001"},
+            "--advertise-url http://r:8001: with --internal-tls-cert it is https",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_flag_and_the_cure(values: dict[str, Any], message: str) -> None:

@@ -60,6 +60,25 @@ def test_ipv6_addresses_are_in_brackets() -> None:
     assert member.url == "http://[fd00::7]:8000"
 
 
+@pytest.mark.parametrize(
+    ("said", "always_https", "scheme"),
+    [
+        ("https", False, "https"),
+        (None, True, "https"),
+        ("http", True, "https"),
+        (None, False, "http"),
+        ("kubernetes.io/h2c", False, "http"),
+    ],
+)
+def test_engines_are_asked_as_their_service_says_or_always_by_https(
+    said: str | None, always_https: bool, scheme: str
+) -> None:
+    one = slice_of("a", "decode", endpoint("10.0.0.1"))
+    one["ports"][0]["appProtocol"] = said
+    (member,) = members_of(msgspec.convert([one], list[EndpointSlice]), always_https=always_https).members
+    assert member.url == f"{scheme}://10.0.0.1:8000"
+
+
 def test_a_pod_with_both_families_is_one_engine() -> None:
     slices = [
         slice_of("b", "decode", endpoint("fd00::7", "u1"), address_type="IPv6"),

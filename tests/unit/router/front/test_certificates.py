@@ -13,7 +13,8 @@ import pytest
 
 from fakes.certificates import FOR_CLIENTS, Authority, Issued
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_router.front.certificates import Certificate, load_certificate
+from pdcluster_router.files.pem import KeyPair
+from pdcluster_router.front.certificates import CLIENT_PORT, INTERNAL_PORT, Certificate, load_certificate
 
 DAY = timedelta(days=1)
 Break = Callable[[Authority, Path, Path], object]
@@ -32,6 +33,10 @@ def write(issued: Issued, cert: Path, key: Path) -> None:
 
 def files(folder: Path) -> tuple[Path, Path]:
     return folder / "tls.crt", folder / "tls.key"
+
+
+def pair(cert: Path, key: Path) -> KeyPair:
+    return KeyPair(cert, key, *CLIENT_PORT, "clients")
 
 
 def folder_at(path: Path) -> None:
@@ -59,15 +64,15 @@ REFUSED: dict[str, tuple[Break, str]] = {
     ),
     "a pipe in the place of the certificate": (
         lambda _, cert, __: pipe_at(cert),
-        "--tls-cert CERT: it has no certificate in PEM: name the server's, and those between behind it",
+        "--tls-cert CERT: it has no certificate in PEM: name the one to show, and those between behind it",
     ),
     "an empty certificate": (
         lambda _, cert, __: cert.write_bytes(b""),
-        "--tls-cert CERT: it has no certificate in PEM: name the server's, and those between behind it",
+        "--tls-cert CERT: it has no certificate in PEM: name the one to show, and those between behind it",
     ),
     "a key as certificate": (
         lambda _, cert, key: cert.write_bytes(key.read_bytes()),
-        "--tls-cert CERT: it has no certificate in PEM: name the server's, and those between behind it",
+        "--tls-cert CERT: it has no certificate in PEM: name the one to show, and those between behind it",
     ),
     "a certificate as key": (
         lambda _, cert, key: key.write_bytes(cert.read_bytes()),
@@ -88,12 +93,12 @@ REFUSED: dict[str, tuple[Break, str]] = {
     "half a certificate": (
         lambda _, cert, __: cert.write_bytes(cert.read_bytes()[:300]),
         "--tls-cert CERT and --tls-key KEY: OpenSSL cannot read it: "
-        "give a whole certificate and its key in PEM, the server's first",
+        "give a whole certificate and its key in PEM, the one to show first",
     ),
     "half a key": (
         lambda _, __, key: key.write_bytes(key.read_bytes()[:100]),
         "--tls-cert CERT and --tls-key KEY: OpenSSL cannot read it: "
-        "give a whole certificate and its key in PEM, the server's first",
+        "give a whole certificate and its key in PEM, the one to show first",
     ),
     "the authority's certificate in front of the server's": (
         lambda authority, cert, _: cert.write_bytes(authority.ca.read_bytes() + cert.read_bytes()),
@@ -121,14 +126,14 @@ def test_what_no_client_would_take_is_refused_with_one_line(case: str, authority
     break_it, told = REFUSED[case]
     break_it(authority, cert, key)
     with pytest.raises(ConfigError) as error:
-        load_certificate(cert, key)
+        load_certificate(pair(cert, key))
     assert str(error.value) == told.replace("CERT", str(cert)).replace("KEY", str(key))
 
 
 def test_a_good_certificate_says_until_when_it_is(authority: Authority, tmp_path: Path) -> None:
     cert, key = files(tmp_path)
     write(authority.issue(ends=3 * DAY), cert, key)
-    context, expires_at = load_certificate(cert, key)
+    context, expires_at = load_certificate(pair(cert, key))
     assert expires_at == pytest.approx(time.time() + 3 * 86400, abs=600)
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
 
@@ -137,14 +142,14 @@ def test_a_certificate_comes_with_those_between_it_and_its_authority(authority: 
     cert, key = files(tmp_path)
     write(authority.issue(issuer=authority.middle()), cert, key)
     assert cert.read_bytes().count(b"BEGIN CERTIFICATE") == 2
-    load_certificate(cert, key)
+    load_certificate(pair(cert, key))
 
 
 def test_what_is_around_a_certificate_in_its_file_does_not_matter(authority: Authority, tmp_path: Path) -> None:
     cert, key = files(tmp_path)
     write(authority.issue(), cert, key)
     cert.write_bytes("Bag Attributes: für ein Gerät\n".encode() + cert.read_bytes())
-    load_certificate(cert, key)
+    load_certificate(pair(cert, key))
 
 
 def test_a_bad_replacement_changes_nothing_and_is_told(
@@ -155,9 +160,44 @@ def test_a_bad_replacement_changes_nothing_and_is_told(
     certificate = Certificate(cert, key, 3600)
     before = certificate.context
     key.write_bytes(authority.issue().key_pem())
-    certificate.reload()
+    certificate.watch.reload()
     assert certificate.context is before
     assert caplog.text.count("tls certificate not changed") == 1
     write(authority.issue(), cert, key)
-    certificate.reload()
+    certificate.watch.reload()
     assert certificate.context is not before
+
+
+# The internal port, where callers may have to show who they are.
+
+
+def internal(cert: Path, key: Path, ca: Path) -> Certificate:
+    return Certificate(cert, key, 3600, INTERNAL_PORT, ca)
+
+
+def test_authorities_of_callers_that_cannot_be_used_are_refused_and_change_nothing(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cert, key = files(tmp_path)
+    write(authority.issue(), cert, key)
+    ca = tmp_path / "callers.crt"
+    ca.write_bytes(authority.ca.read_bytes())
+    certificate = internal(cert, key, ca)
+    before = certificate.context
+    assert before.verify_mode is ssl.CERT_REQUIRED
+    ca.write_bytes(b"nothing")
+    with pytest.raises(ConfigError) as error:
+        internal(cert, key, ca)
+    told = f"--internal-client-ca {ca}: it has no certificate in PEM: name the file with the certificates to trust"
+    assert str(error.value) == told
+    certificate.watch.reload()
+    assert certificate.context is before
+    assert caplog.text.count("tls certificate not changed") == 1
+
+
+def test_errors_of_the_internal_port_name_its_own_flags(authority: Authority, tmp_path: Path) -> None:
+    cert, key = files(tmp_path)
+    write(authority.issue(), cert, key)
+    key.unlink()
+    with pytest.raises(ConfigError, match=r"--internal-tls-key .*: No such file or directory"):
+        internal(cert, key, authority.ca)

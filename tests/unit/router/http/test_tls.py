@@ -13,9 +13,11 @@ from typing import Any, cast
 import pytest
 
 from fakes.certificates import Authority
-from pdcluster_router.front.certificates import load_certificate
+from pdcluster_router.files.pem import KeyPair
+from pdcluster_router.front.certificates import CLIENT_PORT, load_certificate
 from pdcluster_router.http.handshakes import SLICE_S, Handshakes, TlsPort
-from pdcluster_router.http.tls import COSTLY_PIECE_BYTES, PIECE_BYTES, RECORD_BYTES, TlsConnection
+from pdcluster_router.http.records import COSTLY_PIECE_BYTES, PIECE_BYTES, RECORD_BYTES
+from pdcluster_router.http.tls import TlsConnection
 
 pytestmark = pytest.mark.anyio
 
@@ -105,7 +107,7 @@ class Open:
     def __init__(self, folder: Path, *, is_costly: bool = False) -> None:
         authority = Authority(folder / "ca.crt")
         files = authority.issue().write(folder)
-        context, _ = load_certificate(files["tls_cert"], files["tls_key"])
+        context, _ = load_certificate(KeyPair(files["tls_cert"], files["tls_key"], *CLIENT_PORT, "clients"))
         self.reader, self.plain = Reader(), Plain()
         port = TlsPort(
             context=lambda: cast("Any", Context(context)) if is_costly else context,

@@ -1,6 +1,6 @@
-"""Files that are looked at again and again: what is read of them, and how a change is noticed.
+"""One file that may be replaced at any time: all that is read of it, and the numbers by which a change is noticed.
 
-Kubernetes replaces a mounted Secret without a word, by another target of a link.
+Kubernetes replaces a mounted Secret by another target of a link.
 """
 
 from __future__ import annotations

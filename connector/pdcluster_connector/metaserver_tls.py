@@ -1,0 +1,122 @@
+"""TLS of decode's calls to the router: whom it trusts and what it shows, read again when the files change.
+
+Files that cannot be used are refused at the engine's start, and change nothing later. With any of them no call goes in
+the clear, whatever the router's URL says.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from pdcluster_protocol.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 3.0
+"""Between two looks at the files, and only when there is a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Paths of PEM files, empty where there is none. ``name``: of the router's certificate; empty: its URL's host."""
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    name: str = ""
+
+    @property
+    def paths(self) -> list[str]:
+        return [path for path in (self.ca, self.cert, self.key) if path]
+
+
+class MetaserverTls:
+    """One per engine. One thread at a time."""
+
+    def __init__(self, files: TlsFiles, now: Callable[[], float] = time.monotonic) -> None:
+        """Raises: ConfigError: A file cannot be used."""
+        if bool(files.cert) != bool(files.key):
+            told = f"metaserver_cert is {files.cert or 'not given'} and metaserver_key is {files.key or 'not given'}"
+            raise ConfigError(f"{told}: give both files, or neither")
+        self.name = files.name or None
+        self._files = files
+        self._now = now
+        self._looked_at = self._look()
+        self._looks_at = now() + LOOK_S
+        self._context = _context_of(files) if files.paths else None
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a call in the clear would be a mistake."""
+        return bool(self._files.paths or self.name)
+
+    def context(self) -> ssl.SSLContext | bool:
+        """For the next call: of the files as they are, or the last good ones. True: the system's authorities."""
+        if self._context is None:
+            return True
+        if self._now() >= self._looks_at:
+            self._looks_at = self._now() + LOOK_S
+            seen = self._look()
+            if seen != self._looked_at:
+                self._looked_at = seen
+                self._read()
+        return self._context
+
+    def _read(self) -> None:
+        try:
+            self._context = _context_of(self._files)
+        except ConfigError as error:
+            logger.warning("metaserver tls not changed reason=%s", error)
+        else:
+            logger.info("metaserver tls changed")
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        """Numbers that change when a file is written or replaced, also behind a link."""
+        return list(map(_state_of, self._files.paths))
+
+
+def _context_of(files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # An authority between, or the router's own, may be given.
+    try:
+        if files.ca:
+            context.load_verify_locations(files.ca)
+        else:
+            context.load_default_certs()
+    except OSError as error:  # ssl.SSLError is one.
+        raise ConfigError(
+            f"metaserver_ca {files.ca}: {_words_of(error)}: name a file of certificates in PEM"
+        ) from error
+    try:
+        if files.cert:
+            context.load_cert_chain(files.cert, files.key, password=_no_password)
+    except OSError as error:
+        both = f"metaserver_cert {files.cert} and metaserver_key {files.key}"
+        raise ConfigError(f"{both}: {_words_of(error)}: give a certificate and its key in PEM, no password") from error
+    return context
+
+
+def _words_of(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return error.reason.lower().replace("_", " ") if error.reason else "OpenSSL cannot read it"
+    return error.strerror or str(error)
+
+
+def _no_password() -> str:
+    """OpenSSL would ask at the terminal."""
+    return ""
+
+
+def _state_of(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116  # the setting is text
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

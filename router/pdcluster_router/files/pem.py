@@ -1,0 +1,149 @@
+"""Certificates, keys and authorities in PEM files: read, and proven by a handshake in memory before they are used.
+
+    new files --> PEM, and no password?  --> a key of that certificate?
+      --> a handshake in memory: valid now, and for this use?  --> new connections are made with it
+
+OpenSSL judges: no certificate is parsed here. Errors name the flag that gave the file.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_router.files.reading import read_file
+
+ALPN: Final = ["http/1.1"]
+_STEPS: Final = 10
+"""Of a handshake in memory; it takes four."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """The files of a certificate and its key, the flags that gave them, and those who judge it."""
+
+    cert: Path
+    key: Path
+    cert_flag: str
+    key_flag: str
+    judges: str
+    """Those that are shown it: ``clients``, or ``engines``."""
+
+    def load_into(self, context: ssl.SSLContext) -> str:
+        """``context`` shows the certificate. Its PEM.
+
+        Raises:
+            ConfigError: A file cannot be read, or they do not belong together.
+        """
+        pem = certificates_in(self.cert, self.cert_flag, "name the one to show, and those between behind it")
+        self._check_key()
+        both = f"{self.cert_flag} {self.cert} and {self.key_flag} {self.key}"
+        try:
+            context.load_cert_chain(self.cert, self.key, password=_no_password)
+        except ssl.SSLError as error:
+            raise ConfigError(f"{both}: {_problem_of(error)}") from error
+        except OSError as error:  # One of them is gone since.
+            raise ConfigError(f"{both}: {error.strerror}: name files that stay") from error
+        return pem
+
+    def prove(self, client: ssl.SSLContext, server: ssl.SSLContext, judge: ssl.SSLContext, pem: str) -> float:
+        """The one of these contexts that is the ``judge`` trusts this very certificate, and agrees with the other.
+
+        Returns:
+            Until when it will, in Unix seconds.
+
+        Raises:
+            ConfigError: It does not: a certificate of ``pem`` is not valid now, or for another use.
+        """
+        judge.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        who = f"{self.cert_flag} {self.cert}"
+        try:
+            judge.load_verify_locations(cadata=pem)
+            shown = _agree(client, server, judge)
+        except ssl.SSLCertVerificationError as error:
+            raise ConfigError(f"{who}: {error.verify_message}: give one that {self.judges} take today") from error
+        except ssl.SSLError as error:
+            raise ConfigError(f"{who}: {words_of(error)}: give whole ones in PEM, the one to show first") from error
+        return float(ssl.cert_time_to_seconds(str(shown["notAfter"])))
+
+    def _check_key(self) -> None:
+        pem = read_file(self.key, self.key_flag)
+        who = f"{self.key_flag} {self.key}"
+        if b"PRIVATE KEY-----" not in pem:
+            raise ConfigError(f"{who}: it has no private key in PEM: name the one of {self.cert_flag}")
+        if b"ENCRYPTED" in pem:
+            raise ConfigError(f"{who}: the key has a password: give one without, readable by this process only")
+
+
+def certificates_in(path: Path, flag: str, cure: str) -> str:
+    """The text of a file with certificates in PEM.
+
+    Raises:
+        ConfigError: It cannot be read, or has none.
+    """
+    pem = read_file(path, flag)
+    if b"-----BEGIN CERTIFICATE-----" not in pem:
+        raise ConfigError(f"{flag} {path}: it has no certificate in PEM: {cure}")
+    return pem.decode("ascii", "ignore")
+
+
+def trust_those_in(path: Path, flag: str, context: ssl.SSLContext) -> None:
+    """``context`` trusts each certificate in this file, be it an authority's or one that is shown itself.
+
+    Raises:
+        ConfigError: It cannot be read, or has none.
+    """
+    pem = certificates_in(path, flag, "name the file with the certificates to trust")
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        context.load_verify_locations(cadata=pem)
+    except ssl.SSLError as error:
+        raise ConfigError(f"{flag} {path}: {words_of(error)}: give whole certificates in PEM") from error
+
+
+def modern(context: ssl.SSLContext) -> ssl.SSLContext:
+    """The same one: TLS 1.2 and 1.3, HTTP/1.1 in it, and no renegotiation."""
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(ALPN)
+    return context
+
+
+def words_of(error: ssl.SSLError) -> str:
+    """OpenSSL's reason, for people."""
+    return error.reason.lower().replace("_", " ") if error.reason else "OpenSSL cannot read it"
+
+
+def day_of(unix_s: float) -> str:
+    """Its date, UTC."""
+    return datetime.fromtimestamp(unix_s, UTC).date().isoformat()
+
+
+def _no_password() -> str:
+    """OpenSSL would ask at the terminal."""
+    return ""
+
+
+def _problem_of(error: ssl.SSLError) -> str:
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return "the key is not that of the certificate: give two that belong together"
+    return f"{words_of(error)}: give a whole certificate and its key in PEM, the one to show first"
+
+
+def _agree(client: ssl.SSLContext, server: ssl.SSLContext, judge: ssl.SSLContext) -> dict[str, object]:
+    """A whole handshake in memory; what the judge was shown. Raises: ssl.SSLError: There is no agreement."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
+    left = list(ends)
+    for end in ends * _STEPS:
+        if end in left:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            left.remove(end)
+    return dict(ends[0 if judge is client else 1].getpeercert() or {})

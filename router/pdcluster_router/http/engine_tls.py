@@ -1,0 +1,258 @@
+"""A connection to an engine with TLS until there is an agreement, and why there is none. The rest is ``records.py``.
+
+    made --hello, its certificate, ours--> agreed: the connection of the pool has it
+       +--another protocol, a certificate that is refused, a refusal, hung up, too slow: no byte of a request is sent
+
+The one thing that may come later is an engine's refusal of our certificate: in TLS 1.3 it sees that behind the
+agreement. vLLM's server then hangs up without a word, where it would say something else first (RFC 8446, 4.6.1).
+
+Which authorities are trusted, and which certificate is shown, is not decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pdcluster_router.files.pem import day_of
+from pdcluster_router.http.connection import Cut, ResponseLost
+from pdcluster_router.http.handshakes import Handshakes
+from pdcluster_router.http.records import TlsTransport
+
+_ALERT, _HANDSHAKE = 0x15, 0x16
+"""The first byte of all that a server with TLS says first."""
+_WRONG_NAME: Final = frozenset((62, 64))
+_WRONG_TIME: Final = frozenset((9, 10))
+_UNKNOWN_ISSUER: Final = frozenset((2, 7, 18, 19, 20, 21, 24, 30))
+"""OpenSSL's ``X509_V_ERR_...``."""
+_MAX_NAMES: Final = 5
+
+
+class NoAgreementError(Exception):
+    """Why there is no agreement with an engine, and the cure. ``is_silent``: it may be stopped, or far away."""
+
+    def __init__(self, reason: str, *, is_silent: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.is_silent = is_silent
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDoor:
+    """The common part of all connections to one engine with TLS."""
+
+    context: Callable[[], ssl.SSLContext]
+    """That of now."""
+    name: str
+    """DNS name or IP address that the engine's certificate must have."""
+    authorities: str
+    """Those that are trusted, for people."""
+    handshakes: Handshakes
+    on_agreed: Callable[[], None]
+    """Told once the engine has said something behind an agreement: then it has taken our certificate."""
+    on_refused: Callable[[str], None]
+    """Told of each connection why there is no agreement."""
+
+
+class EngineTls(TlsTransport):
+    """One connection to an engine. Event loop only."""
+
+    def __init__(self, door: EngineDoor, above: asyncio.Protocol, loop: asyncio.AbstractEventLoop) -> None:
+        """``above``: gets the connection once there is an agreement."""
+        super().__init__()
+        self._door = door
+        self._waiting: asyncio.Protocol | None = above
+        self._agreement: asyncio.Future[NoAgreementError | None] = loop.create_future()
+        self._has_spoken = self._has_begun = False
+        """The engine has said something; it was TLS."""
+        self._is_left = False
+        """By this side."""
+        self._refusal: ResponseLost | None = None
+        """The engine has said that it takes no more, behind the agreement."""
+
+    async def agree(self, timeout_s: float, deadline: float) -> None:
+        """There is an agreement.
+
+        Raises:
+            NoAgreementError: There is none, or not by ``deadline`` (the loop's seconds), ``timeout_s`` from its begin.
+        """
+        try:
+            async with asyncio.timeout_at(deadline):
+                problem = await self._agreement
+        except TimeoutError:
+            problem = NoAgreementError(
+                f"no TLS agreement within {timeout_s:g} s: see that the engine is well, and that TLS is what it speaks",
+                is_silent=True,
+            )
+        if problem is not None:
+            self._door.on_refused(problem.reason)
+            raise problem
+
+    def abort(self) -> None:
+        """Closed at once, also before it was made."""
+        self._has_ended = self._is_left = True
+        if hasattr(self, "_plain"):
+            self._plain.abort()
+
+    # What the event loop says.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP gives no other
+        self._plain = transport
+        if self._has_ended:
+            transport.abort()
+        else:
+            self._wants_turn()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._has_spoken:
+            self._has_spoken = True
+            if self._above is not None:
+                self._door.on_agreed()
+        super().data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._rest = None
+        above, self._above = self._above, None
+        if above is not None:
+            above.connection_lost(self._cut() or exc)
+        else:
+            self._end(
+                NoAgreementError(f"it hung up during the TLS handshake{_because(exc)}: {_SEE_LOG_TOO}", is_silent=True)
+            )
+        self._waiting = None
+
+    # The handshake.
+
+    def shake(self) -> None:
+        """One step. ``Handshakes`` calls it: the first one says hello."""
+        if self._has_ended or self._plain.is_closing():
+            return
+        if self._tls is None:
+            name = self._door.name
+            self._tls = self._door.context().wrap_bio(self._incoming, self._outgoing, server_hostname=name)
+        elif self._rest is None:
+            return
+        if self._rest is not None and not self._has_begun and self._rest[0] not in (_ALERT, _HANDSHAKE):
+            self._refuse(_NO_TLS)
+            return
+        self._has_begun = self._rest is not None
+        try:
+            is_agreed = self._step()
+        except ssl.SSLError as error:
+            self._refuse(_problem_of(error, self._tls, self._door))
+        else:
+            if is_agreed:
+                self._agreed()
+
+    def _wants_turn(self) -> None:
+        self._door.handshakes.enter(self)
+
+    def _agreed(self) -> None:
+        assert self._waiting is not None
+        self._has_spoken = False  # From now on: whether it has taken our certificate.
+        self._end(None)
+        self._open_to(self._waiting)
+
+    def _refuse(self, reason: str) -> None:
+        """The engine is told too."""
+        self._flush()
+        self._has_ended = True
+        self._end(NoAgreementError(reason))
+        self._plain.close()
+
+    def _end(self, problem: NoAgreementError | None) -> None:
+        if not self._agreement.done():
+            self._agreement.set_result(problem)
+
+    # Behind the agreement.
+
+    def _give_up(self, error: ssl.SSLError) -> None:
+        assert self._tls is not None
+        reason = _problem_of(error, self._tls, self._door)
+        self._door.on_refused(reason)
+        self._refusal = ResponseLost(reason, is_untrusted=True)
+        self.abort()
+
+    def _peer_ended(self) -> None:
+        """It answers no more: what is written goes nowhere."""
+        self.abort()
+
+    def _cut(self) -> Cut | None:
+        """An end that TLS explains, as the pool's connection is told it; None: any other."""
+        if self._refusal is None and self._is_unheard():
+            self._door.on_refused(_UNHEARD)
+            self._refusal = ResponseLost(_UNHEARD, is_untrusted=True)
+        return None if self._refusal is None else Cut(self._refusal)
+
+    def _is_unheard(self) -> bool:
+        """Whether it hung up behind an agreement of TLS 1.3, and has said nothing since."""
+        return not (self._is_left or self._has_spoken) and self._tls is not None and self._tls.version() == "TLSv1.3"
+
+
+_SEE_LOG: Final = "see its log"
+_NO_TLS: Final = (
+    "it speaks no TLS, and it is to be asked by https: start it with --ssl-certfile and --ssl-keyfile, or name it by "
+    "plain http, for requests in the clear"
+)
+_OUR_CERTIFICATE: Final = "give the router one that the engine trusts: --engine-cert and --engine-key"
+_SEE_LOG_TOO: Final = f"{_SEE_LOG}; if it asks for certificates, {_OUR_CERTIFICATE}"
+_UNHEARD: Final = (
+    "it hung up right behind the TLS handshake: if it asks for certificates (--ssl-cert-reqs 2), it has refused ours, "
+    f"or there is none: {_OUR_CERTIFICATE}"
+)
+
+
+def _problem_of(error: ssl.SSLError, tls: ssl.SSLObject, door: EngineDoor) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _certificate_problem(error, _shown(tls), door)
+    words = (error.reason or "nonsense").lower().replace("_", " ")
+    if "alert" not in words:
+        return f"its TLS makes no sense ({words}): see that {door.name} is the engine, and its log"
+    cure = _OUR_CERTIFICATE if "certificate" in words or "unknown ca" in words else _SEE_LOG
+    return f"it refuses TLS with this router ({words}): {cure}"
+
+
+def _certificate_problem(error: ssl.SSLCertVerificationError, shown: dict[str, Any], door: EngineDoor) -> str:
+    code, said = error.verify_code, error.verify_message.rstrip(".")
+    names = _names_in(shown)
+    if code in _WRONG_NAME:
+        return (
+            f"its certificate is for {names}, and {door.name} was expected: give it one for that name, or name one "
+            "that it has with --engine-tls-name"
+        )
+    if code in _WRONG_TIME and shown:
+        valid = " to ".join(day_of(ssl.cert_time_to_seconds(shown[end])) for end in ("notBefore", "notAfter"))
+        return f"its certificate for {names} is valid from {valid}, and not now ({said}): renew it, or set the clock"
+    if code in _UNKNOWN_ISSUER:
+        return (
+            f"its certificate for {names} is signed by {_common_name(shown)!r}, and {door.authorities} do not know "
+            f"that one ({said}): name the file of its authority with --engine-ca"
+        )
+    return f"its certificate for {names} is refused ({said}): give it one that is for servers"
+
+
+def _shown(tls: ssl.SSLObject) -> dict[str, Any]:
+    """The engine's certificate, as ``getpeercert`` says it of those that are trusted. Python 3.13 has a public way."""
+    try:
+        chain = tls._sslobj.get_unverified_chain()  # type: ignore[attr-defined]  # typeshed leaves it out
+        return dict(chain[0].get_info()) if chain else {}
+    except (AttributeError, ssl.SSLError):
+        return {}
+
+
+def _names_in(shown: dict[str, Any]) -> str:
+    names = [str(name) for kind, name in shown.get("subjectAltName", ()) if kind in ("DNS", "IP Address")]
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more or "no name"
+
+
+def _common_name(shown: dict[str, Any]) -> str:
+    parts = dict(pair for part in shown.get("issuer", ()) for pair in part)
+    return str(parts.get("commonName") or parts.get("organizationName") or "an authority without a name")
+
+
+def _because(exc: Exception | None) -> str:
+    return f" ({exc})" if exc else ""

@@ -1,0 +1,312 @@
+"""TLS between a socket and the protocol above: bytes that come are decrypted for it, and its bytes are encrypted.
+
+    SHAKING --agreed--> OPEN --close(), write_eof(), the peer's end, nonsense--> ENDED
+       +--no agreement, too slow, left--> told once, closed
+
+Records are made and read in memory (``ssl.SSLObject``) on top of the loop's plain connection, not by the loop's own
+TLS. So the promises of a plain connection hold: between the socket and the protocol lie one read of the loop (256 KiB)
+and half a record at most, so reading and writing pause as if there were no TLS; an end is written at once, while the
+loop's own TLS waits for the peer's and knows no half end.
+
+Both sides of the router have it: ``tls.py`` to clients, ``engine_tls.py`` to engines. How an agreement is come to, and
+what becomes of a connection without one, is theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from enum import Enum
+from typing import Any, Final
+
+from pdcluster_router.http.handshakes import SLICE_S
+
+RECORD_BYTES: Final = 16 << 10
+"""A record holds no more."""
+PIECE_BYTES: Final = 16 << 10
+"""Decrypted at a time: it cannot be stopped within."""
+COSTLY_PIECE_BYTES: Final = 1 << 10
+"""Of a connection that has once taken longer than ``SLICE_S`` for a piece: 16 KiB of KeyUpdates take up to 30 ms, those
+of a body 20 us."""
+MAX_REPLY_BYTES: Final = 4 << 10
+"""TLS itself answers some of a peer's messages. So many bytes of it to a peer that takes nothing."""
+NUM_WRITTEN_BYTES: Final = "num_written_bytes"
+"""Of ``get_extra_info``: the bytes of records that were written to the socket."""
+_RESET: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER of a connection that ends with a reset."""
+
+
+class _End(Enum):
+    """How a peer's bytes end, where they are TLS to the end."""
+
+    NONE = 0
+    """They go on."""
+    ORDERLY = 1
+
+
+class TlsTransport(asyncio.Transport, asyncio.Protocol):
+    """One connection: the loop's protocol, and the transport of the protocol above. Event loop only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls: ssl.SSLObject | None = None
+        """None: neither side has said anything yet."""
+        self._above: asyncio.Protocol | None = None
+        """None: there is no agreement yet, or the connection is lost."""
+        self._plain: asyncio.Transport
+        self._rest: memoryview | None = None
+        """Bytes that have come and are not decrypted."""
+        self._is_paused = False
+        """By the protocol above."""
+        self._is_full = False
+        """The peer takes less than is written."""
+        self._is_due = False
+        """More is decrypted in the loop's next turn."""
+        self._has_ended = False
+        """Our end is written: what comes is dropped."""
+        self._num_reply_bytes = 0
+        self._num_written_bytes = 0
+        self._piece_bytes = PIECE_BYTES
+
+    def shake(self) -> None:
+        """One step of the handshake with what has come. ``Handshakes`` calls it."""
+        raise NotImplementedError
+
+    def _wants_turn(self) -> None:
+        """There is something to shake hands with."""
+        raise NotImplementedError
+
+    # What the event loop says.
+
+    def data_received(self, data: bytes) -> None:
+        if self._has_ended:
+            return
+        if self._rest is not None:  # It was on its way when reading was paused.
+            self._rest = memoryview(bytes(self._rest) + data)
+        elif self._above is not None and len(data) <= self._piece_bytes:
+            self._read(data)
+        else:
+            self._rest = memoryview(data)
+            if self._above is not None:
+                self._read_slice()
+            else:
+                self._plain.pause_reading()
+                self._wants_turn()
+
+    def eof_received(self) -> bool:
+        if self._above is not None:
+            self._above.eof_received()
+            self._say_end()
+        return False
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+        if self._above is not None:
+            self._above.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        self._num_reply_bytes = 0
+        if self._above is not None:
+            self._above.resume_writing()
+
+    # The handshake.
+
+    def _step(self) -> bool:
+        """Whether there is an agreement now. Raises: ssl.SSLError: There will be none."""
+        assert self._tls is not None
+        if self._rest is not None:
+            self._incoming.write(self._next_piece())
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            if self._rest is not None:
+                self._wants_turn()
+            else:
+                self._plain.resume_reading()
+            return False
+        self._flush()
+        return True
+
+    def _open_to(self, above: asyncio.Protocol) -> None:
+        """There is an agreement: ``above`` has the connection now."""
+        self._above = above
+        above.connection_made(self)
+        self._read(b"")  # Something may have come with the peer's last word.
+        self._read_slice()
+
+    # Decrypting.
+
+    def _read_slice(self) -> None:
+        ends_at = time.monotonic() + SLICE_S
+        while self._rest is not None and not (self._is_paused or self._has_ended):
+            self._read(self._next_piece())
+            if time.monotonic() >= ends_at:
+                break
+        if self._has_ended:
+            self._rest = None
+        elif self._rest is not None:
+            self._plain.pause_reading()
+        self._go_on()
+
+    def _next_piece(self) -> memoryview:
+        assert self._rest is not None
+        piece, self._rest = self._rest[: self._piece_bytes], self._rest[self._piece_bytes :] or None
+        return piece
+
+    def _go_on(self) -> None:
+        """More is read, unless that is paused: first what has come already."""
+        if self._is_paused or self._plain.is_closing():
+            return
+        if self._rest is None:
+            self._plain.resume_reading()
+        elif not self._is_due:  # The protocol above resumes after each piece: slices would follow each other at once.
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        """A bug of ours ends the connection, as the loop does where it has called us."""
+        self._is_due = False
+        try:
+            self._read_slice()
+        except BaseException:
+            self.abort()
+            raise
+
+    def _read(self, data: bytes | memoryview) -> None:
+        assert self._tls is not None
+        begun_at = time.monotonic()
+        self._incoming.write(data)
+        parts, end = _decrypted(self._tls, self._incoming)
+        if time.monotonic() - begun_at > SLICE_S:
+            self._piece_bytes = COSTLY_PIECE_BYTES
+        if self._outgoing.pending:
+            self._reply()
+        above = self._above
+        if above is None:
+            return
+        if isinstance(end, ssl.SSLError):  # What was whole goes nowhere: OpenSSL encrypts no answer to it any more.
+            self._give_up(end)
+            return
+        if parts:
+            above.data_received(b"".join(parts))
+        if end is _End.ORDERLY:
+            above.eof_received()
+            self._peer_ended()
+
+    def _reply(self) -> None:
+        """TLS has something to say by itself."""
+        if self._is_full:
+            self._num_reply_bytes += self._outgoing.pending
+        if self._num_reply_bytes > MAX_REPLY_BYTES:
+            self.abort()
+        else:
+            self._flush()
+
+    def _give_up(self, error: ssl.SSLError) -> None:
+        """The peer's bytes are no TLS any more, or they say that it wants no more: ``error`` tells."""
+        raise NotImplementedError
+
+    def _peer_ended(self) -> None:
+        """In order. What is written is sent, and then it is closed."""
+        self.close()
+
+    # What the protocol above asks for.
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        if name == "sslcontext" and self._tls is not None:
+            return self._tls.context
+        if name == NUM_WRITTEN_BYTES:
+            return self._num_written_bytes
+        return self._plain.get_extra_info(name, default)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Record by record: a ``MemoryBIO`` keeps the room of the most that it ever held, also while it is idle."""
+        assert self._tls is not None
+        for at in range(0, len(data), RECORD_BYTES):
+            if self._has_ended:
+                return
+            self._tls.write(data[at : at + RECORD_BYTES])
+            self._flush()
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        """One after the other: a large body is not copied to join it with its head."""
+        for data in list_of_data:
+            self.write(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self._plain.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+        self._plain.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        self._go_on()
+
+    def is_closing(self) -> bool:
+        return self._plain.is_closing()
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self._say_end()
+        self._plain.write_eof()
+
+    def close(self) -> None:
+        """Closed once all is sent. What ends with a reset has no orderly end: without one a client takes no answer for
+        whole that was cut."""
+        if not self._plain.is_closing():
+            if self._ends_with_reset():
+                self._has_ended = True
+            self._say_end()
+            self._plain.close()
+
+    def abort(self) -> None:
+        """Closed at once."""
+        self._has_ended = True
+        self._plain.abort()
+
+    def _ends_with_reset(self) -> bool:
+        linger = self._plain.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, len(_RESET))
+        return bool(linger == _RESET)
+
+    def _say_end(self) -> None:
+        """The last record. The peer's own is not waited for (RFC 8446, 6.1)."""
+        if not self._has_ended and self._tls is not None:
+            self._has_ended = True
+            with suppress(ssl.SSLError):  # That the peer has not said its own.
+                self._tls.unwrap()
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._outgoing.pending:
+            records = self._outgoing.read()
+            self._num_written_bytes += len(records)
+            self._plain.write(records)
+
+
+def _decrypted(tls: ssl.SSLObject, incoming: ssl.MemoryBIO) -> tuple[list[bytes], _End | ssl.SSLError]:
+    """All that is whole of what has come. To ask for more than there is takes as long as to decrypt a request."""
+    parts: list[bytes] = []
+    try:
+        while part := tls.read(RECORD_BYTES):
+            parts.append(part)
+            if not incoming.pending:
+                return parts, _End.NONE
+    except ssl.SSLWantReadError:
+        return parts, _End.NONE
+    except ssl.SSLZeroReturnError:
+        return parts, _End.ORDERLY
+    except ssl.SSLError as error:
+        return parts, error
+    return parts, _End.ORDERLY

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from pdcluster_router.core.estimate import estimate_prompt_tokens
-from pdcluster_router.core.rewrite import ABSENT, Bytes, ClientBody, Said, count_in, scanned
+from pdcluster_router.core.rewrite import ABSENT, BadBody, Bytes, ClientBody, Said, count_in, scanned
 from pdcluster_router.core.sse import ErrorWatch, first_event_end
 
 MAX_ANSWER_BYTES: Final = 64 << 20
@@ -33,6 +33,8 @@ _START: Final = b"event: message_start\n"
 _ONE_TOKEN: Final = b'"stream":false,"max_tokens":1'
 _ANY_TOOL: Final = b'"tool_choice":{"type":"any"}'
 """In place of one named tool: vLLM reads the arguments of that one as JSON, and one token of them is none."""
+MAX_CHOICE_BYTES: Final = 64 << 10
+"""Of a ``tool_choice``, which is scanned a second time: the name of a tool, and room."""
 
 
 class MessagesSaid(Said):
@@ -125,8 +127,11 @@ class MessagesWatch(ErrorWatch):
 
 
 def _names_a_tool(tool_choice: msgspec.Raw) -> bool:
+    """Raises: BadBody: It is too long."""
     if tool_choice is ABSENT:
         return False
+    if (num_bytes := len(memoryview(tool_choice))) > MAX_CHOICE_BYTES:
+        raise BadBody(f"tool_choice has {num_bytes} bytes, and {MAX_CHOICE_BYTES} are the most: name one tool in it")
     try:
         return _TOOL_CHOICE.decode(tool_choice).type == "tool"
     except (msgspec.ValidationError, UnicodeDecodeError):

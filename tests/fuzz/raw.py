@@ -100,8 +100,14 @@ def large_input(rng: random.Random) -> Input:
     """A body of the largest size, made to be slow. Each costs as much as thousands of others: only now and then."""
     path, opening, units, ending = rng.choice(LARGE)
     unit = rng.choice(units)
+    raw = large_request(path, opening, unit, ending)
+    return Input((raw,), False, 1, is_whole=True)
+
+
+def large_request(path: str, opening: bytes, unit: bytes, ending: bytes) -> bytes:
+    """With as many units as a body may have."""
     num_units = (LARGE_BYTES - len(opening) - len(ending)) // len(unit)
-    return Input((_request("POST", path, opening + unit * num_units + ending),), False, 1, is_whole=True)
+    return _request("POST", path, opening + unit * num_units + ending)
 
 
 def _one(rng: random.Random) -> tuple[bytes, int, bool]:

@@ -157,7 +157,7 @@ def test_what_decode_must_prefill_by_itself(fields: dict[str, Any], is_local: bo
         ("[[1,2]]", False), (" [ [ 1 , 2 ]\n] ", False), ("[[]]", False), ("[]", False), ("[ ]", False),
         ("[ 1]", False), ("[[1,2],3]", True), ("[[1,2],[3]]", True), ("[[1,2],[]]", True), ("[[[1],[2]]]", True),
         ('[[1],"]"]', True), ('["a"]', False), ('[ "a]b" ]', False), ('["a","b"]', True), ('["a",[1]]', True),
-        ("[{}]", True), ("[true]", True),
+        ("[{}]", True), ("[true]", True), (f'[{" " * 99}"a"]', False), (f'[{" " * 100}"a"]', True),
     ],
 )  # fmt: skip
 def test_a_list_with_one_prompt_is_told_from_one_with_several(prompt: str, is_local: bool) -> None:

@@ -149,6 +149,9 @@ ATTACKS: Final = {
         "an array of 2.6 million objects, 8 MB", flood(request(PATH, b'{"a":[' + b"{}," * 2_600_000 + b"{}]}"))
     ),
     "str": Attack("a prompt of 8 MB", flood(request(PATH, b'{"prompt":"' + b"x" * (8 * MB - 20) + b'"}'))),
+    "args": Attack("lists in vllm_xargs", flood(request(PATH, b'{"vllm_xargs":{"a":[%b1]}}' % (b"[1]," * 2_097_000)))),
+    "keys": Attack("a key 299,999 times", flood(request(PATH, b'{%b"a":[1]}' % (b'"n":1,' * 299_998)))),
+    "blank": Attack("8 MB of blanks", flood(request(PATH, b'{"prompt":[%b"x"]}' % (b" " * (8 * MB - 20))))),
     "ext": Attack("a chunk's extension of 100 MB", flood(CHUNKED + b"1b;", [b"x" * MB] * 100)),
     "idle": Attack(
         "1,000 connections with half a head of 40 KB",
@@ -371,7 +374,7 @@ def main() -> None:
     parser.add_argument("attacks", nargs="*", metavar="ATTACK", help=f"some of {', '.join(ATTACKS)} (default: all)")
     parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--senders", type=int, default=4, help="threads that attack (default: %(default)s)")
-    parser.add_argument("--most-s", type=float, default=200, help="no attack begins later (default: %(default)s)")
+    parser.add_argument("--most-s", type=float, default=250, help="no attack begins later (default: %(default)s)")
     parser.add_argument(
         "--nice", type=int, default=0, help="of all but the senders; root may give -10 on a machine that does more"
     )

@@ -223,7 +223,7 @@ class Settings(BaseModel):
     """Seconds an idle connection to an engine is used again. 4: vLLM's server closes its own after 5."""
     max_body_bytes: int = Field(default=8 << 20, ge=1024, le=1 << 30)
     """Bytes of a request body. 8 MiB: two million tokens of text, or some photographs in base64. The event loop stands
-    still while one is scanned: 6 ms for 8 MiB of text, up to 50 ms where a client made it to be slow. Where clients are
+    still while one is scanned: 4 ms for 8 MiB of text, up to 45 ms where a client made it to be slow. Where clients are
     trusted and send many large images, give more."""
     max_buffered_bytes: int = Field(default=256 << 20, ge=1 << 20, le=1 << 40)
     """Bytes of requests whose answer has not begun, heads included, over all connections and the queue; what finds no

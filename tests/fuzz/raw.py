@@ -14,6 +14,7 @@ from typing import Final
 
 from fuzz.bodies import bodies, client_bodies
 from fuzz.mutations import noise, spoil_bytes
+from pdcluster_router.http.cycle import MAX_KEYS
 
 PATHS: Final = ("/v1/completions",) * 6 + ("/v1/chat/completions",) * 3 + (
     "/v1/models", "/health", "/docs", "/v1/nothing", "http://a/v1/completions", "/v1/%63ompletions", "*", "", "//",
@@ -42,6 +43,28 @@ ALIENS: Final = (
     b"PROXY TCP4 1.2.3.4 1.2.3.4 1 2\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
     b"GET  / HTTP/1.1\r\n\r\n",
 )  # fmt: skip
+VALUES: Final = (
+    b"{},", b"[],", b"1,", b'"",', b"null,", b'"\\u00e9",', b"1e5,", b"[1],", b"[[[1]]],", b'{"":1},', b"123456, ",
+)  # fmt: skip
+TEXTS: Final = (b"x", b"e", b"o", b"4", "é".encode(), b"\\n", b"at 12:30, ", b" ")
+"""Some of them are of letters that slow a search for the words of media."""
+LARGE: Final = (
+    ("/v1/completions", b'{"prompt":[', VALUES, b"1]}"),
+    ("/v1/completions", b'{"prompt":[[', VALUES, b"1]]}"),
+    ("/v1/completions", b'{"prompt":[', (b" ",), b'"x"]}'),
+    ("/v1/completions", b"{", (b" ",), b'"prompt":"x"}'),
+    ("/v1/completions", b'{"prompt":["', TEXTS, b'"]}'),
+    ("/v1/completions", b'{"a":[', VALUES, b"1]}"),
+    ("/v1/completions", b"{" + b'"n":1,' * (MAX_KEYS - 1) + b'"a":[', (b"[1],",), b"1]}"),
+    ("/v1/completions", b'{"stream":[', VALUES, b"1]}"),
+    ("/v1/completions", b'{"vllm_xargs":{"a":[', VALUES, b"1]}}"),
+    ("/v1/chat/completions", b'{"messages":[', VALUES, b"1]}"),
+    ("/v1/chat/completions", b'{"messages":[{"role":"user","content":"', TEXTS, b'"}]}'),
+    ("/v1/chat/completions", b'{"messages":[', (b'{"data":"' + b"x" * 4002 + b'"},',), b"1]}"),
+    ("/v1/messages", b'{"tool_choice":{"a":[', VALUES, b'1],"type":"tool"}}'),
+)
+"""Path, how a body begins, what it repeats, one of these, and how it ends. Each was slow once, or may be."""
+LARGE_BYTES: Final = 8 << 20
 INNER: Final = b"GET /v1/models HTTP/1.1\r\nhost: inner\r\n\r\n"
 
 
@@ -75,12 +98,16 @@ def inputs(rng: random.Random) -> Iterator[Input]:
 
 def large_input(rng: random.Random) -> Input:
     """A body of the largest size, made to be slow. Each costs as much as thousands of others: only now and then."""
-    unit = rng.choice((b"{},", b"[],", b"1,", b'"",', b"null,", b'"\\u00e9",', b"1e5,"))
-    members = unit * ((8 << 20) // len(unit) - 20)
-    body = rng.choice(
-        (b'{"prompt":[' + members + b"1]}", b'{"a":[' + members + b"1]}", b'{"prompt":"' + b"x" * (8 << 20))
-    )
-    return Input((_request("POST", "/v1/completions", body[: 8 << 20]),), False, 1, is_whole=True)
+    path, opening, units, ending = rng.choice(LARGE)
+    unit = rng.choice(units)
+    raw = large_request(path, opening, unit, ending)
+    return Input((raw,), False, 1, is_whole=True)
+
+
+def large_request(path: str, opening: bytes, unit: bytes, ending: bytes) -> bytes:
+    """With as many units as a body may have."""
+    num_units = (LARGE_BYTES - len(opening) - len(ending)) // len(unit)
+    return _request("POST", path, opening + unit * num_units + ending)
 
 
 def _one(rng: random.Random) -> tuple[bytes, int, bool]:

@@ -294,9 +294,8 @@ router runs as a user starts it, with fake engines in a process of their own.
 
 
 def _commit() -> str:
-    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True).stdout[
-        :8
-    ]
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def main() -> int:

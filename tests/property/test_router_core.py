@@ -72,6 +72,22 @@ def test_prefill_gets_the_same_prompt_and_always_one_token(fields: dict[str, Any
     assert {key: value for key, value in body.items() if key not in OURS} == rest
 
 
+IDS = st.lists(st.integers(0, 200_000), max_size=4)
+PROMPTS = st.text() | IDS | st.lists(st.text() | IDS, max_size=3)
+SEPARATORS = st.sampled_from([(",", ":"), (", ", ": "), (" \n\t,\r ", ":")])
+
+
+@given(PROMPTS, SEPARATORS, st.sampled_from(["", " ", "\n \t"]))
+def test_a_prompt_is_one_exactly_if_python_finds_one_in_it(
+    prompt: Any, separators: tuple[str, str], blank: str
+) -> None:
+    text = json.dumps(prompt, separators=separators)
+    if text.startswith("["):
+        text = f"[{blank}{text[1:-1]}{blank}]"
+    is_one = isinstance(prompt, str) or not prompt or isinstance(prompt[0], int) or len(prompt) == 1
+    assert parse_body(f'{{"prompt":{blank}{text}{blank}}}'.encode()).needs_local_prefill is not is_one
+
+
 @given(st.text('"\\{}[]:,n12u06e \n\ud800é', max_size=12))
 def test_a_scan_sees_what_pythons_json_sees(middle: str) -> None:
     """With it vLLM reads bodies. What either of them refuses reaches no transfer."""

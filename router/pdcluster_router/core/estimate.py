@@ -1,25 +1,32 @@
 """About how many tokens a request's prompt has, from the bytes of its body: nothing is parsed or tokenized here.
 
-Images and sounds count by the piece: their base64 says how large a file is, not how many tokens it becomes. Decode's
-reservation brings the exact number, and replaces this one.
+Images and sounds count by the piece: their base64 says how large a file is, not how many tokens it becomes. Each is one
+long text without a quote, so only texts of more than ``LONG_BYTES`` are looked at, and the search goes from quote to
+quote in steps of that size: a body of any bytes costs two looks for a quote in 4,000 of them. A search for the words
+that mark media costs up to 4 ns a byte where the body is made of the words' letters: 43 ms for 8 MiB of ``e``.
+Decode's reservation brings the exact number, and replaces this one.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Final
 
 BYTES_PER_TOKEN: Final = 4
 MEDIA_TOKENS: Final = 1000
 """One image or sound: what vLLM's vision models make of a picture of about a megapixel."""
-MAX_MEDIA: Final = 256
-"""Pieces that are looked for in one body; what follows counts as text. Bounds the work on a body made to cost much."""
+LONG_BYTES: Final = BYTES_PER_TOKEN * MEDIA_TOKENS
+"""Media of up to so many bytes count as text: for no more than a large one."""
 
-_DATA_URL: Final = b";base64,"
-_AUDIO: Final = b'"input_audio"'
-_SOURCE: Final = b'"media_type"'
-"""An image of Anthropic's API: ``{"type": "base64", "media_type": "image/png", "data": "..."}``."""
-_DATA: Final = b'"data"'
-_MAX_GAP_BYTES: Final = 256
+_DATA_URL: Final = re.compile(rb'"data:[^",]{0,100};base64,')
+"""How an image, sound or video of OpenAI's API begins: ``"data:image/png;base64,...``."""
+_DATA: Final = re.compile(rb'"data"\s*+:\s*+"\Z')
+"""The key of an ``input_audio`` of OpenAI's API, or of an image of Anthropic's: ``{"type": "base64", "media_type":
+"image/png", "data": "..."}``."""
+_MEDIA: Final = re.compile(rb'"(?:input_audio|media_type)"')
+_NEAR_BYTES: Final = 256
+"""So far from its data a piece says what it is."""
 
 
 def tokens_of_text(num_bytes: int) -> int:
@@ -28,23 +35,32 @@ def tokens_of_text(num_bytes: int) -> int:
 
 
 def estimate_prompt_tokens(body: bytes | bytearray) -> int:
-    """At least 1. Costs one search through the body, and one more for each kind of media in it."""
-    num_media, num_media_bytes = 0, 0
-    for marker in (_DATA_URL, _AUDIO, _SOURCE):
-        position = body.find(marker)
-        while position >= 0 and num_media < MAX_MEDIA:
-            start = position + len(marker) if marker is _DATA_URL else _data_start(body, position + len(marker))
-            end = max(start, body.find(b'"', start))
+    """At least 1."""
+    num_text_bytes, num_media = len(body), 0
+    for begin, end in _long_texts(body):
+        if _is_media(body, begin, end):
+            num_text_bytes -= end - begin
             num_media += 1
-            num_media_bytes += end - start
-            position = body.find(marker, end)
-    return (len(body) - num_media_bytes) // BYTES_PER_TOKEN + num_media * MEDIA_TOKENS or 1
+    return num_text_bytes // BYTES_PER_TOKEN + num_media * MEDIA_TOKENS or 1
 
 
-def _data_start(body: bytes | bytearray, start: int) -> int:
-    """Where the base64 begins; ``start`` where it is not found soon."""
-    found = body.find(_DATA, start, start + _MAX_GAP_BYTES)
-    if found < 0:
-        return start
-    quote = body.find(b'"', found + len(_DATA), found + len(_DATA) + _MAX_GAP_BYTES)
-    return start if quote < 0 else quote + 1
+def _long_texts(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
+    """Where more than ``LONG_BYTES`` without a quote lie between two quotes: behind the first, and at the second."""
+    quote = body.find(b'"')
+    while 0 <= quote < len(body) - LONG_BYTES:
+        last = body.rfind(b'"', quote + 1, quote + 2 + LONG_BYTES)
+        if last < 0:
+            last = body.find(b'"', quote + 2 + LONG_BYTES)
+            if last < 0:
+                return
+            yield quote + 1, last
+        quote = last
+
+
+def _is_media(body: bytes | bytearray, begin: int, end: int) -> bool:
+    if _DATA_URL.match(body, begin - 1):
+        return True
+    before = body[max(0, begin - _NEAR_BYTES) : begin]
+    if not _DATA.search(before):
+        return False
+    return bool(_MEDIA.search(before) or _MEDIA.search(body, end, end + _NEAR_BYTES))

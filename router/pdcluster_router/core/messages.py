@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from pdcluster_router.core.estimate import estimate_prompt_tokens
-from pdcluster_router.core.rewrite import ABSENT, Bytes, ClientBody, Said, count_in, scanned
+from pdcluster_router.core.rewrite import ABSENT, BadBody, Bytes, ClientBody, Said, count_in, scanned
 from pdcluster_router.core.sse import ErrorWatch, first_event_end
 
 MAX_ANSWER_BYTES: Final = 64 << 20
@@ -33,6 +33,8 @@ _START: Final = b"event: message_start\n"
 _ONE_TOKEN: Final = b'"stream":false,"max_tokens":1'
 _ANY_TOOL: Final = b'"tool_choice":{"type":"any"}'
 """In place of one named tool: vLLM reads the arguments of that one as JSON, and one token of them is none."""
+MAX_CHOICE_BYTES: Final = 64 << 10
+"""Of a ``tool_choice``, which is scanned a second time: the name of a tool, and room."""
 
 
 class MessagesSaid(Said):
@@ -74,7 +76,7 @@ def parse_messages(raw: Bytes) -> MessagesBody:
     """The client's request body, which does not change from now on.
 
     Raises:
-        BadBody: It is not a JSON object, has too many keys, or says what only the router may say.
+        BadBody: It is not a JSON object, its ``tool_choice`` is too long, or it says what only the router may say.
     """
     begin, said = scanned(raw, _SAID)
     ours = [b'"ec_transfer_params":null'] if said.ec_transfer_params is not ABSENT else []
@@ -125,8 +127,11 @@ class MessagesWatch(ErrorWatch):
 
 
 def _names_a_tool(tool_choice: msgspec.Raw) -> bool:
+    """Raises: BadBody: It is too long."""
     if tool_choice is ABSENT:
         return False
+    if (num_bytes := len(memoryview(tool_choice))) > MAX_CHOICE_BYTES:
+        raise BadBody(f"tool_choice has {num_bytes} bytes, and {MAX_CHOICE_BYTES} are the most: name one tool in it")
     try:
         return _TOOL_CHOICE.decode(tool_choice).type == "tool"
     except (msgspec.ValidationError, UnicodeDecodeError):

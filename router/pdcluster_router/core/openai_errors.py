@@ -81,6 +81,10 @@ def body_too_large(max_body_bytes: int) -> ApiError:
     return ApiError(413, _INVALID, "body_too_large", message)
 
 
+def too_many_keys(max_keys: int) -> ApiError:
+    return bad_request(f"the request body has more than {max_keys} colons: send less at once")
+
+
 def headers_too_large(max_header_bytes: int) -> ApiError:
     message = f"the request's headers are larger than {max_header_bytes} bytes"
     return ApiError(431, _INVALID, "headers_too_large", message)

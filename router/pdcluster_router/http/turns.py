@@ -21,7 +21,7 @@ FREE_BYTES: Final = 16 << 10
 """A body up to here never waits: to scan it costs less than all else that is done for a request."""
 
 TURN_BYTES: Final = 1 << 20
-"""Of the bodies of one row in a turn of the loop, or one body that is larger: 1 ms of text, up to 6 of many values."""
+"""Of the bodies of one row in a turn of the loop, or one body that is larger: 1 ms of text, up to 5 of many values."""
 
 
 class Row:

@@ -13,7 +13,14 @@ from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.params import DecodeParams, parse_reservation, to_wire
 from pdcluster_router.core.anthropic_errors import error_body, error_event
 from pdcluster_router.core.client_apis import MESSAGES, OPENAI, api_of
-from pdcluster_router.core.messages import NO_REASON, MessagesWatch, first_event, parse_messages, unfinished
+from pdcluster_router.core.messages import (
+    MAX_CHOICE_BYTES,
+    NO_REASON,
+    MessagesWatch,
+    first_event,
+    parse_messages,
+    unfinished,
+)
 from pdcluster_router.core.openai_errors import ApiError, decode_lost, draining, no_engine, queue_full, wrong_key
 from pdcluster_router.core.rewrite import BadBody
 from pdcluster_router.core.sse import error_of, first_event_end
@@ -83,6 +90,17 @@ def test_parameters_that_the_client_sent_never_win(key: str) -> None:
 )
 def test_prefill_is_not_held_to_one_named_tool(choice: object, told: object) -> None:
     assert prefill_body(tool_choice=choice)["tool_choice"] == told
+
+
+@pytest.mark.parametrize("num_more", [0, 1])
+def test_a_tool_choice_is_no_longer_than_the_limit(num_more: int) -> None:
+    choice = {"type": "tool", "name": ""}
+    choice["name"] = "f" * (MAX_CHOICE_BYTES + num_more - len(json.dumps(choice)))
+    if not num_more:
+        assert prefill_body(tool_choice=choice)["tool_choice"] == {"type": "any"}
+        return
+    with pytest.raises(BadBody, match=f"tool_choice has {MAX_CHOICE_BYTES + 1} bytes, and {MAX_CHOICE_BYTES} are"):
+        prefill_body(tool_choice=choice)
 
 
 @pytest.mark.parametrize("key", ["n", "best_of", "echo", "prompt", "prompt_logprobs", "use_beam_search"])

@@ -309,6 +309,7 @@ class Settings(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
     def _asks_no_engine_in_the_clear(self) -> Self:
         plain = [url for url in (*self.prefill_urls, *self.decode_urls) if not url.startswith("https://")]
         if plain and (flags := self.engine_tls_flags):

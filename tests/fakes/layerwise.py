@@ -16,7 +16,8 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from fakes.answers import json_answer
-from fakes.engine import FakeEngine, Fault, Gate, Seen, Wire
+from fakes.engine import FakeEngine, Seen, Wire
+from fakes.faults import Fault, Gate
 from fakes.http import Message, RawClient, request_bytes
 from fakes.router import Rig, running_server, until
 from fakes.words import GIVEN_UP

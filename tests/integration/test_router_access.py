@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fakes.engine import Gate
+from fakes.faults import Gate
 from fakes.http import Message, RawClient, request_bytes
 from fakes.reservations import SECRET, reservation_of
 from fakes.router import CHAT, COMPLETIONS, PATIENT, PROMPT, Rig, params_of, running_rig, until

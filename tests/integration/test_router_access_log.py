@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fakes.access_log import TALK, Log, ask, logged_rig, some
-from fakes.engine import Fault, Gate
+from fakes.faults import Fault, Gate
 from fakes.messages import MESSAGES
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS
 from fakes.router import CHAT, COMPLETIONS, PROMPT, STREAM, orders, raw, send, until

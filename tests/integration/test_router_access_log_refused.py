@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from fakes.access_log import KEY, TALK, Log, ask, logged_rig, some
-from fakes.engine import Fault, Gate
+from fakes.faults import Fault, Gate
 from fakes.http import RawClient, request_bytes
 from fakes.messages import MESSAGES
 from fakes.router import CHAT, COMPLETIONS, PROMPT, Rig, raw, running_rig, send, until

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fakes.access_log import KEY, Log, ask, logged_rig, some
-from fakes.engine import Gate
+from fakes.faults import Gate
 from fakes.http import Message, RawClient
 from fakes.router import COMPLETIONS, PROMPT, Rig, orders, post, running_rig, send, until
 from integration.test_router_process import process

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fakes.engine import Fault, Gate
+from fakes.faults import Fault, Gate
 from fakes.http import Message, RawClient
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS
 from fakes.router import PROMPT, STREAM, Rig, running_rig, send, until

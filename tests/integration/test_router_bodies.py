@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from fakes.engine import FakeEngine, Gate
+from fakes.engine import FakeEngine
+from fakes.faults import Gate
 from fakes.http import RawClient, request_bytes
 from fakes.router import COMPLETIONS, Rig, running_rig, until
 

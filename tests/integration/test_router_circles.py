@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fakes.engine import Fault, Gate
+from fakes.faults import Fault, Gate
 from fakes.http import RawClient, request_bytes
 from fakes.router import COMPLETIONS, PROMPT, Rig, raw, running_rig, send, until
 from patience import PATIENCE_S

@@ -10,7 +10,8 @@ import pytest
 from openai import AsyncOpenAI, InternalServerError, NotFoundError
 from openai.types.chat import ChatCompletionMessageParam
 
-from fakes.engine import Fault, Gate, Seen
+from fakes.engine import Seen
+from fakes.faults import Fault, Gate
 from fakes.reservations import reservation_call, reservation_of
 from fakes.router import COMPLETIONS, PROMPT, STREAM, Rig, raw, running_rig, send, until
 from patience import PATIENCE_S

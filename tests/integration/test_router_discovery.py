@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fakes import api_server
-from fakes.engine import FakeEngine, Fault, Gate, Wire
+from fakes.engine import FakeEngine, Wire
+from fakes.faults import Fault, Gate
 from fakes.http import RawClient, request_bytes
 from fakes.kube_rig import KubeRig, running_kube_rig
 from fakes.router import COMPLETIONS, PROMPT, STREAM, Rig, orders, post, running_server, send, until

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fakes.certificates import FOR_CLIENTS, Authority
-from fakes.engine import Fault, Gate
+from fakes.faults import Fault, Gate
 from fakes.router import PROMPT, STREAM, Rig, post, raw, running_rig, send, until
 from integration.engine_tls import LOOK_S, alone, ask, told
 from patience import PATIENCE_S

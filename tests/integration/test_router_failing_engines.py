@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from fakes.engine import Fault
+from fakes.faults import Fault
 from fakes.http import RawClient
 from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig
 from patience import PATIENCE_S

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from fakes.answers import STREAM_HEAD, chunk
-from fakes.engine import FakeEngine, Fault, Gate
+from fakes.engine import FakeEngine
+from fakes.faults import Fault, Gate
 from fakes.http import Message, request_bytes
 from fakes.reservations import reservation_call, reservation_of
 from fakes.router import BOTH, COMPLETIONS, PROMPT, STREAM, Rig, params_of, post, running_rig, send, until

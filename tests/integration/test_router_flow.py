@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fakes.answers import END
-from fakes.engine import Fault, Gate
+from fakes.faults import Fault, Gate
 from fakes.http import RawClient
 from fakes.reservations import PROMPT_TOKENS, SECRET, reservation_of
 from fakes.router import CHAT, COMPLETIONS, Rig, post, running_rig, running_server, send, until

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from fakes.engine import FakeEngine, Fault, Gate, Wire
+from fakes.engine import FakeEngine, Wire
+from fakes.faults import Fault, Gate
 from fakes.http import Message, RawClient, request_bytes
 from fakes.messages import MESSAGES
 from fakes.router import CHAT, COMPLETIONS, PROMPT, STREAM, Rig, raw, running_rig, send, until

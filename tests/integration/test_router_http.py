@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from fakes.engine import Gate
+from fakes.faults import Gate
 from fakes.http import Message, RawClient, request_bytes
 from fakes.router import CHAT, COMPLETIONS, PROMPT, Rig, raw, running_rig, send, until
 from patience import PATIENCE_S

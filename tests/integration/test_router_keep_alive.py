@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from fakes.answers import END, STREAM_HEAD, answer, chunk
-from fakes.engine import Fault, Gate
+from fakes.faults import Fault, Gate
 from fakes.http import Message, RawClient
 from fakes.messages import MESSAGES
 from fakes.router import CHAT, COMPLETIONS, PROMPT, STREAM, Rig, attempts, running_rig, until

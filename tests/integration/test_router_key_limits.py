@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fakes.engine import Fault, Gate
+from fakes.faults import Fault, Gate
 from fakes.http import Message, RawClient, request_bytes
 from fakes.messages import MESSAGES
 from fakes.router import CHAT, COMPLETIONS, PROMPT, Rig, running_rig, until

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fakes.engine import Gate
+from fakes.faults import Gate
 from fakes.http import Message, request_bytes
 from fakes.layerwise import LayerwiseRig, posted, request_id_of, running_layerwise_rig
 from fakes.reservations import SECRET

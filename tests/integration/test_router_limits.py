@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from fakes.engine import Fault, Gate
+from fakes.faults import Fault, Gate
 from fakes.http import RawClient, request_bytes
 from fakes.reservations import reservation_call, reservation_of
 from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig, send, until

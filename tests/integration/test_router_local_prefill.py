@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fakes.engine import Fault, Gate
+from fakes.faults import Fault, Gate
 from fakes.http import RawClient
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS, local_prefill_of, reservation_call, reservation_of
 from fakes.router import BOTH, PROMPT, STREAM, Rig, params_of, post, raw, running_rig, send, until

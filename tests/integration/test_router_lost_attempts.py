@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fakes.engine import Fault, Gate
+from fakes.faults import Fault, Gate
 from fakes.router import COMPLETIONS, PROMPT, STREAM, attempts, lose, orders, outcome_of, running_rig, send, until
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from fakes.answers import END, STREAM_HEAD, answer, chunk
-from fakes.engine import Fault, Gate
+from fakes.faults import Fault, Gate
 from fakes.http import Message, request_bytes
 from fakes.layerwise import running_layerwise_rig
 from fakes.messages import MESSAGES, MessagesWords

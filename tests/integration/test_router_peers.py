@@ -38,7 +38,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fakes.engine import FakeEngine, Fault, Gate
+from fakes.engine import FakeEngine
+from fakes.faults import Fault, Gate
 from fakes.http import Message, RawClient
 from fakes.reservations import SECRET, reservation_call, reservation_of
 from fakes.router import BOTH, COMPLETIONS, PROMPT, STREAM, Rig, params_of, post, raw, running_rig, until

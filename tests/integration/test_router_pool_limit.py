@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fakes.engine import Gate
+from fakes.faults import Gate
 from fakes.router import COMPLETIONS, PROMPT, running_rig, send, until
 from integration.test_router_pool import Hearer, silent_engine
 from patience import PATIENCE_S

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fakes.engine import FakeEngine, Gate, Wire
+from fakes.engine import FakeEngine, Wire
+from fakes.faults import Gate
 from fakes.http import RawClient, request_bytes
 from fakes.router import COMPLETIONS
 from pdcluster_protocol.secret import load_secret

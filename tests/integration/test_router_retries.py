@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from fakes.engine import FakeEngine, Fault, Gate
+from fakes.engine import FakeEngine
+from fakes.faults import Fault, Gate
 from fakes.http import Message
 from fakes.reservations import reservation_of
 from fakes.router import (

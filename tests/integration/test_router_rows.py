@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fakes.engine import Gate
+from fakes.faults import Gate
 from fakes.http import RawClient, request_bytes
 from fakes.router import COMPLETIONS, Rig, running_rig, until
 from patience import PATIENCE_S

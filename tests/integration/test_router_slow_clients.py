@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fakes.answers import error_body, json_answer
-from fakes.engine import Fault
+from fakes.faults import Fault
 from fakes.http import RawClient, request_bytes
 from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig, send, until
 from patience import PATIENCE_S

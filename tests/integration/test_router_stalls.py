@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fakes.engine import Fault, Gate
+from fakes.faults import Fault, Gate
 from fakes.http import Message
 from fakes.router import PROMPT, STREAM, Rig, running_rig, send
 from patience import PATIENCE_S

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fakes.engine import Gate
+from fakes.faults import Gate
 from fakes.router import Rig, post, running_rig, send, until
 
 pytestmark = pytest.mark.anyio

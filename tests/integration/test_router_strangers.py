@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fakes.engine import Gate
+from fakes.faults import Gate
 from fakes.http import Message, RawClient, request_bytes
 from fakes.reservations import SECRET, reservation_call, reservation_of
 from fakes.router import COMPLETIONS, PROMPT, Rig, params_of, running_rig, send, until

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fakes.certificates import Authority
-from fakes.engine import Fault, Gate
+from fakes.faults import Fault, Gate
 from fakes.http import RawClient, request_bytes
 from fakes.router import CHAT, COMPLETIONS, PROMPT, STREAM, Rig, raw, running_rig, send, until
 from integration.test_router_clients import assert_aborted

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from fakes.answers import STREAM_HEAD, chunk
-from fakes.engine import Fault, Gate
+from fakes.faults import Fault, Gate
 from fakes.http import RawClient, request_bytes
 from fakes.router import COMPLETIONS, Rig, running_rig, until
 from patience import PATIENCE_S

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fakes.answers import error_body, json_answer
-from fakes.engine import FakeEngine, Fault, Gate
+from fakes.engine import FakeEngine
+from fakes.faults import Fault, Gate
 from fakes.http import Message, RawClient, request_bytes
 from fakes.kube_rig import running_kube_rig
 from fakes.reservations import SECRET

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from fakes.engine import Fault, Gate, Seen
+from fakes.engine import Seen
+from fakes.faults import Fault, Gate
 from fakes.http import Message
 from fakes.layerwise import LayerwiseRig, request_id_of, running_layerwise_rig
 from fakes.router import CHAT, COMPLETIONS, PROMPT, orders, running_rig, send, until

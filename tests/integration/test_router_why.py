@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from fakes.access_log import KEY, ask
-from fakes.engine import Fault, Gate
+from fakes.faults import Fault, Gate
 from fakes.http import request_bytes
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS, SECRET
 from fakes.router import COMPLETIONS, PROMPT, STREAM, Rig, raw, running_rig, send, until

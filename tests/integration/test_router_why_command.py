@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.engine import Fault
+from fakes.faults import Fault
 from fakes.http import RawClient
 from fakes.router import COMPLETIONS, PROMPT
 from integration.ports import fresh_port

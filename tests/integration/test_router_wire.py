@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from fakes.engine import Fault
+from fakes.faults import Fault
 from fakes.router import running_rig
 from integration.wire_rows import BODY, CHUNKED, EngineRow, Row, answer, chunks, post, send_engine_row, send_row
 

@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from fakes.engine import FakeEngine, Fault, Seen
+from fakes.engine import FakeEngine, Seen
+from fakes.faults import Fault
 from fakes.http import RawClient
 from patience import PATIENCE_S
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.router_attacks import ATTACKS, MB
 
-from fakes.engine import Fault, Gate
+from fakes.faults import Fault, Gate
 from fakes.router import CHAT, COMPLETIONS, PROMPT
 from integration.review.table import finding
 from integration.router_scene import Scene, running_scene

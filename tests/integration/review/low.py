@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from fakes.engine import Fault
+from fakes.faults import Fault
 from fakes.http import request_bytes
 from fakes.router import COMPLETIONS, PROMPT
 from integration.review.high import send_rows

@@ -7,7 +7,8 @@ import json
 
 from benchmarks.router_attacks import on_cpu_s
 
-from fakes.engine import FakeEngine, Fault, Gate, Wire
+from fakes.engine import FakeEngine, Wire
+from fakes.faults import Fault, Gate
 from fakes.http import Message, RawClient, request_bytes
 from fakes.reservations import reservation_of
 from fakes.router import COMPLETIONS, PROMPT, STREAM

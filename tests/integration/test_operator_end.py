@@ -9,7 +9,7 @@ from patience import PATIENCE_S
 
 PROGRAM = """
 import asyncio, sys
-from pdcluster_operator import __main__, serving
+from pdcluster_operator import __main__, replica
 
 async def stay():
     while True:
@@ -23,8 +23,8 @@ async def run(operator, stopped):
     await asyncio.sleep(0)
     raise RuntimeError("a fault of the test")
 
-serving.Operator.run = run
-serving.STOP_S = 0.2
+replica.Operator.run = run
+replica.STOP_S = 0.2
 sys.exit(__main__.main(sys.argv[1:]))
 """
 FLAGS = ("--kube-api=http://127.0.0.1:1", "--lease-namespace=system", "--router-image=router:1")

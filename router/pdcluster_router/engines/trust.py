@@ -39,7 +39,7 @@ class EngineTrust:
             ConfigError: The files cannot be used.
         """
         self._ca, self._pair, self._name = settings.engine_ca, key_pair_in(settings), settings.engine_tls_name
-        self._handshakes = handshakes
+        self._handshakes = handshakes.row()
         self._failures = failures
         paths = [self._ca] if self._ca else []
         if self._pair is not None:

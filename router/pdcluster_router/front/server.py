@@ -136,7 +136,7 @@ class RouterServer(uvicorn.Server):
         return TlsPort(
             context=lambda: certificate.context,
             new_protocol=partial(self._new_protocol, None),
-            handshakes=router.services.handshakes,
+            handshakes=router.services.handshakes.row(),
             shaking=self.server_state.connections,
             clients=clients,
             on_refused=lambda reason: failures.tell(Failure(FailureKind.TLS_REFUSED, reason=reason)),

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from pdcluster_router.files.pem import day_of
 from pdcluster_router.http.connection import Cut, ResponseLost
-from pdcluster_router.http.handshakes import Handshakes
+from pdcluster_router.http.handshakes import HandshakeRow
 from pdcluster_router.http.records import TlsTransport
 
 _ALERT, _HANDSHAKE = 0x15, 0x16
@@ -50,7 +50,7 @@ class EngineDoor:
     """DNS name or IP address that the engine's certificate must have."""
     authorities: str
     """Those that are trusted, for people."""
-    handshakes: Handshakes
+    handshakes: HandshakeRow
     on_agreed: Callable[[], None]
     """Told once the engine has said something behind an agreement: then it has taken our certificate."""
     on_refused: Callable[[str], None]

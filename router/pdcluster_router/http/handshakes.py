@@ -34,17 +34,28 @@ class Shaking(Abortable, Protocol):
 
 
 class Handshakes:
-    """Handshakes of one event loop, a few in each turn: one takes 0.2 to 5 ms, and hundreds may come at once."""
+    """Handshakes of one event loop, a few in each turn: one takes 0.2 to 5 ms, and hundreds may come at once.
+
+    Clients, callers of the internal port and engines wait in a row each, and the rows go by turns. In one row for all,
+    a crowd of clients kept engines waiting for longer than they may take, and the router took them for unwell.
+    """
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         """``call_soon``: has something called in the next turn of the loop."""
         self._call_soon = call_soon
-        self._waiting: deque[Shaking] = deque()
+        self._waiting: deque[deque[Shaking]] = deque()
+        """The rows that are not empty; the first one is next."""
         self._is_due = False
 
-    def enter(self, connection: Shaking) -> None:
-        """Its handshake goes on in the next turn or a later one."""
-        self._waiting.append(connection)
+    def row(self) -> HandshakeRow:
+        """A new one."""
+        return HandshakeRow(self)
+
+    def enter(self, connection: Shaking, row: deque[Shaking]) -> None:
+        """Its handshake goes on in the next turn or a later one. ``HandshakeRow`` calls it."""
+        row.append(connection)
+        if len(row) == 1:
+            self._waiting.append(row)
         self._want_turn()
 
     def _want_turn(self) -> None:
@@ -57,10 +68,17 @@ class Handshakes:
         ends_at = time.monotonic() + SLICE_S
         try:
             while self._waiting and time.monotonic() < ends_at:
-                self._let_shake(self._waiting.popleft())
+                self._let_shake(self._next())
         finally:
             if self._waiting:
                 self._want_turn()
+
+    def _next(self) -> Shaking:
+        row = self._waiting.popleft()
+        connection = row.popleft()
+        if row:
+            self._waiting.append(row)
+        return connection
 
     def _let_shake(self, connection: Shaking) -> None:
         """A bug of ours ends it, as the loop does with a plain connection: it is not read, and may have no timer."""
@@ -69,6 +87,18 @@ class Handshakes:
         except BaseException:
             connection.abort()
             raise
+
+
+class HandshakeRow:
+    """Handshakes in the order in which they came. Event loop only."""
+
+    def __init__(self, handshakes: Handshakes) -> None:
+        self._handshakes = handshakes
+        self._waiting: deque[Shaking] = deque()
+
+    def enter(self, connection: Shaking) -> None:
+        """Its handshake goes on in the next turn or a later one."""
+        self._handshakes.enter(connection, self._waiting)
 
 
 class Counting(Protocol):
@@ -87,7 +117,7 @@ class TlsPort:
     """The certificate of now."""
     new_protocol: Callable[[], asyncio.Protocol]
     """Makes the protocol above, once there is an agreement."""
-    handshakes: Handshakes
+    handshakes: HandshakeRow
     shaking: set[Any]
     """The connections that have no protocol yet: uvicorn's own set, which it closes at its end."""
     clients: Counting

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from pdcluster_router.http.handshakes import SLICE_S, Handshakes
+from pdcluster_router.http.handshakes import SLICE_S, HandshakeRow, Handshakes
 
 
 class Loop:
@@ -29,7 +29,7 @@ class Loop:
 class Slow:
     """A connection whose handshake takes all that one turn may, in so many steps."""
 
-    def __init__(self, handshakes: Handshakes, num_steps: int = 1) -> None:
+    def __init__(self, handshakes: HandshakeRow, num_steps: int = 1) -> None:
         self._handshakes = handshakes
         self.num_left = num_steps
 
@@ -57,7 +57,7 @@ class Broken(Slow):
 
 def test_a_turn_of_the_loop_has_no_more_handshakes_than_fit_into_it() -> None:
     loop = Loop()
-    handshakes = Handshakes(loop.call_soon)
+    handshakes = Handshakes(loop.call_soon).row()
     clients = [Slow(handshakes) for _ in range(5)]
     for client in clients:
         client.enter()
@@ -70,7 +70,7 @@ def test_a_turn_of_the_loop_has_no_more_handshakes_than_fit_into_it() -> None:
 
 def test_a_handshake_of_many_pieces_waits_behind_the_others() -> None:
     loop = Loop()
-    handshakes = Handshakes(loop.call_soon)
+    handshakes = Handshakes(loop.call_soon).row()
     long, short = Slow(handshakes, 3), Slow(handshakes)
     long.enter()
     short.enter()
@@ -82,9 +82,25 @@ def test_a_handshake_of_many_pieces_waits_behind_the_others() -> None:
     assert long.num_left == 0
 
 
-def test_a_bug_in_one_handshake_ends_that_connection_and_no_other() -> None:
+def test_a_crowd_of_clients_keeps_no_engine_waiting() -> None:
     loop = Loop()
     handshakes = Handshakes(loop.call_soon)
+    clients, engines = handshakes.row(), handshakes.row()
+    crowd, pair = [Slow(clients) for _ in range(9)], [Slow(engines, 2), Slow(engines)]
+    for one in (*crowd, *pair):
+        one.enter()
+    for _ in range(6):
+        loop.turn()
+    assert [one.num_left for one in pair] == [0, 0]
+    assert sum(not one.num_left for one in crowd) == 3
+    while loop.due:
+        loop.turn()
+    assert not any(one.num_left for one in crowd)
+
+
+def test_a_bug_in_one_handshake_ends_that_connection_and_no_other() -> None:
+    loop = Loop()
+    handshakes = Handshakes(loop.call_soon).row()
     good = Slow(handshakes)
     broken = Broken(handshakes)
     broken.enter()

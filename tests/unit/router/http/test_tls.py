@@ -112,7 +112,7 @@ class Open:
         port = TlsPort(
             context=lambda: cast("Any", Context(context)) if is_costly else context,
             new_protocol=lambda: self.reader,
-            handshakes=Handshakes(lambda step: step()),
+            handshakes=Handshakes(lambda step: step()).row(),
             shaking=set(),
             clients=cast("Any", Clients()),
             on_refused=pytest.fail,

@@ -131,6 +131,7 @@ class MetaserverClient:
         if self._tls.is_needed and not url.startswith("https://"):
             raise ProtocolError(f"this engine calls routers by https, and this one's URL is plain http: {_PORT}")
         how: dict[str, Any] = {"ssl": self._tls.context(), "server_hostname": self._tls.name}
+        how["allow_redirects"] = False  # The seal is for this router, and another address may be a plain one.
         async with self._own_session().post(url, data=body, headers=headers, **how) as reply:
             content = await reply.content.read(_MAX_REPLY_BYTES)
             if reply.status != 200:

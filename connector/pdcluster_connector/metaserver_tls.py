@@ -40,11 +40,11 @@ class MetaserverTls:
     """One per engine. One thread at a time."""
 
     def __init__(self, files: TlsFiles, now: Callable[[], float] = time.monotonic) -> None:
-        """Raises: ConfigError: A file cannot be used."""
+        """Raises: ConfigError: A file or the name cannot be used."""
         if bool(files.cert) != bool(files.key):
             told = f"metaserver_cert is {files.cert or 'not given'} and metaserver_key is {files.key or 'not given'}"
             raise ConfigError(f"{told}: give both files, or neither")
-        self.name = files.name or None
+        self.name = _checked_name(files.name) if files.name else None
         self._files = files
         self._now = now
         self._looked_at = self._look()
@@ -79,6 +79,17 @@ class MetaserverTls:
     def _look(self) -> list[tuple[int, int, int] | None]:
         """Numbers that change when a file is written or replaced, also behind a link."""
         return list(map(_state_of, self._files.paths))
+
+
+def _checked_name(name: str) -> str:
+    """As ``ssl`` takes it at each connection. Raises: ConfigError: It is none."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=name)
+    except ValueError as error:
+        raise ConfigError(
+            f"metaserver_tls_name {name} is no DNS name or address: name one that the router's certificate has"
+        ) from error
+    return name
 
 
 def _context_of(files: TlsFiles) -> ssl.SSLContext:

@@ -49,6 +49,8 @@ class Bench:
 
     url: str = ""
     status: int = 200
+    location: str = ""
+    """Another address, for this client to ask instead."""
     body: bytes = OK
     is_cut: bool = False
     asked: bytes = b""
@@ -73,6 +75,8 @@ class Bench:
             handler.connection.close()
             return
         handler.send_response(self.status)
+        if self.location:
+            handler.send_header("Location", self.location)
         handler.send_header("Content-Length", str(len(self.body)))
         handler.end_headers()
         handler.wfile.write(self.body)
@@ -151,6 +155,16 @@ def test_every_other_end_of_a_call_is_a_failure(bench: Bench, words: str) -> Non
     outcome = outcome_of(bench)
     assert outcome.status == "failed"
     assert words in outcome.reason
+
+
+@pytest.mark.parametrize("status", [302, 307])
+def test_no_other_address_is_called_than_the_one_that_the_router_has_given(status: int) -> None:
+    """A call is sealed, and names KV memory. Where calls must go by https, the other address may be a plain one."""
+    other = answering()
+    with serving(other):
+        outcome = outcome_of(answering(status=status, location=other.url, body=b""))
+    assert f"metaserver answered {status}" in outcome.reason
+    assert not other.called.is_set()
 
 
 def test_a_silent_router_is_left_at_the_deadline() -> None:

@@ -95,6 +95,12 @@ def test_without_files_the_systems_authorities_are_trusted_and_plain_calls_are_n
     assert MetaserverTls(TlsFiles(name="router.svc")).is_needed
 
 
+@pytest.mark.parametrize("name", ["router..svc", ".svc", "a" * 64])
+def test_a_name_that_no_certificate_has_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"metaserver_tls_name .* is no DNS name or address: name one that the "):
+        MetaserverTls(TlsFiles(name=name))
+
+
 def test_half_a_pair_is_refused(files: TlsFiles) -> None:
     with pytest.raises(ConfigError, match=r"metaserver_cert is .* and metaserver_key is not given: give both files"):
         MetaserverTls(TlsFiles(cert=files.cert))

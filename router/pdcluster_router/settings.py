@@ -57,7 +57,8 @@ def _listed(value: object) -> object:
 EngineUrl = Annotated[str, AfterValidator(_checked_url)]
 ApiUrl = Annotated[str, AfterValidator(checked_api_url)]
 ProxyNetwork = Annotated[str, AfterValidator(lambda text: str(parse_network(text)))]
-DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+_LABEL: Final = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+DnsName = Annotated[str, Field(pattern=rf"^{_LABEL}(\.{_LABEL})*$", max_length=253)]
 
 
 class Discovery(Enum):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +121,48 @@ async def test_an_engine_that_says_nothing_is_waited_for_until_the_connect_timeo
             assert answer.status == 503
     assert "no TLS agreement within 0.2 s" in answer.body.decode()
     assert "no TLS agreement within 0.2 s" in told(caplog)[0]
+
+
+async def test_an_engine_that_says_that_it_takes_no_certificate_of_ours_is_told_once(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By an alert behind our agreement, as OpenSSL's own servers do. vLLM's server hangs up without a word."""
+    asks = authority.issue().server(tmp_path / "engine", asks=authority.ca)
+    async with in_place_of_engines(partial(shake, asks)) as urls:
+        settings: dict[str, Any] = {"engine_ca": authority.ca, "probe_interval_s": 0.01}
+        async with running_server(prefill_urls=urls, decode_urls=urls, **settings) as (server, _):
+            await until(lambda: sum(server.router.services.failures.recent().values()) > 10)
+    lines = told(caplog)
+    assert sorted(line.split("engine=")[1].split()[0] for line in lines) == ["decode-0", "prefill-0"]
+    assert all("(tlsv13 alert certificate required): give the router one that" in line for line in lines)
+
+
+async def test_a_certificate_whose_names_are_no_text_is_refused_as_any(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    issued = Authority(tmp_path / "foreign.crt").issue(names=["QQQQ"])
+    der = ssl.PEM_cert_to_DER_cert(issued.pem.decode())
+    odd = ssl.DER_cert_to_PEM_cert(der.replace(b"QQQQ", b"\xff\xfe\xff\xfe"))
+    tls = replace(issued, pem=odd.encode()).server(tmp_path / "engine")
+    async with alone(tls, engine_ca=authority.ca) as (_, url, _):
+        assert (await ask(url)).status == 503
+    assert "its certificate is for no name, and <address> was expected" in told(caplog)[0]
+    assert "Traceback" not in caplog.text
+
+
+async def shake(tls: ssl.SSLContext, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A server that says by an alert why there is no agreement."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    end = tls.wrap_bio(incoming, outgoing, server_side=True)
+    while data := await reader.read(1 << 16):
+        incoming.write(data)
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            writer.write(outgoing.read())
+        except ssl.SSLError:
+            writer.write(outgoing.read())
+            await reader.read()
 
 
 @pytest.mark.parametrize(

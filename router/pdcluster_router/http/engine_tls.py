@@ -107,11 +107,14 @@ class EngineTls(TlsTransport):
             self._wants_turn()
 
     def data_received(self, data: bytes) -> None:
-        if not self._has_spoken:
-            self._has_spoken = True
-            if self._above is not None:
-                self._door.on_agreed()
+        if self._has_spoken:
+            super().data_received(data)
+            return
+        self._has_spoken = True
+        is_behind_agreement = self._above is not None
         super().data_received(data)
+        if is_behind_agreement and self._refusal is None:
+            self._door.on_agreed()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._rest = None
@@ -223,8 +226,7 @@ def _certificate_problem(error: ssl.SSLCertVerificationError, shown: dict[str, A
             f"its certificate is for {names}, and {door.name} was expected: give it one for that name, or name one "
             "that it has with --engine-tls-name"
         )
-    if code in _WRONG_TIME and shown:
-        valid = " to ".join(day_of(ssl.cert_time_to_seconds(shown[end])) for end in ("notBefore", "notAfter"))
+    if code in _WRONG_TIME and (valid := _days_in(shown)):
         return f"its certificate for {names} is valid from {valid}, and not now ({said}): renew it, or set the clock"
     if code in _UNKNOWN_ISSUER:
         return (
@@ -239,7 +241,7 @@ def _shown(tls: ssl.SSLObject) -> dict[str, Any]:
     try:
         chain = tls._sslobj.get_unverified_chain()  # type: ignore[attr-defined]  # typeshed leaves it out
         return dict(chain[0].get_info()) if chain else {}
-    except (AttributeError, ssl.SSLError):
+    except (AttributeError, ValueError, ssl.SSLError):  # ValueError: its names may be any bytes.
         return {}
 
 
@@ -247,6 +249,14 @@ def _names_in(shown: dict[str, Any]) -> str:
     names = [str(name) for kind, name in shown.get("subjectAltName", ()) if kind in ("DNS", "IP Address")]
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return ", ".join(names[:_MAX_NAMES]) + more or "no name"
+
+
+def _days_in(shown: dict[str, Any]) -> str:
+    """From when to when it is valid; empty: they are no days."""
+    try:
+        return " to ".join(day_of(ssl.cert_time_to_seconds(shown[end])) for end in ("notBefore", "notAfter"))
+    except (KeyError, ValueError, OverflowError):
+        return ""
 
 
 def _common_name(shown: dict[str, Any]) -> str:

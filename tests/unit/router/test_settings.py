@@ -13,6 +13,7 @@ from pdcluster_router.__main__ import parse_settings
 from pdcluster_router.settings import Discovery, build_settings
 
 URLS: dict[str, Any] = {"prefill_urls": ["http://p:1"], "decode_urls": ["http://d:2/"]}
+FAR: dict[str, Any] = {"prefill_urls": ["https://p:1"], "decode_urls": ["https://d:2"]}
 
 
 def test_flags_become_settings() -> None:
@@ -86,6 +87,12 @@ def test_engines_may_have_tls_one_by_one_or_all_where_a_flag_says_so() -> None:
         (
             {"prefill_urls": ["https://p:1"], "engine_cert": "a", "engine_key": "b", "engine_tls_name": "e.svc"},
             "--engine-cert and --engine-tls-name: engines are asked by https then, and http://d:2 is not",
+        ),
+        ({**FAR, "engine_tls_name": "engines..svc"}, "--engine-tls-name is '.*': it should match pattern"),
+        ({**FAR, "engine_tls_name": "e" * 64}, "--engine-tls-name is '.*': it should match pattern"),
+        (
+            {**FAR, "engine_tls_name": "e" + ".svc" * 64},
+            "--engine-tls-name is '.*': it should have at most 253 characters",
         ),
         ({"engine_cert": "a"}, "--engine-cert is a and --engine-key is not given: give both files, or neither"),
         ({"internal_tls_key": "a"}, "--internal-tls-cert is not given and --internal-tls-key is a: give both"),

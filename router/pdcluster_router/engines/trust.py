@@ -44,7 +44,7 @@ class EngineTrust:
         paths = [self._ca] if self._ca else []
         if self._pair is not None:
             paths += [self._pair.cert, self._pair.key]
-        self.watch = FileWatch(paths, settings.tls_interval_s, self._read) if paths else None
+        self.watch = FileWatch(paths, settings.tls_interval_s, self._read, _not_changed) if paths else None
         """None: there are no files."""
         self._context: ssl.SSLContext | None = None
         """None: no engine with TLS was asked yet."""
@@ -71,13 +71,13 @@ class EngineTrust:
         return self._context
 
     def _read(self) -> None:
-        """All is as the files are now, or stays as it is."""
-        try:
-            self._context, self.expires_at = engine_context(self._ca, self._pair)
-        except ConfigError as error:
-            logger.warning("engines' tls not changed reason=%s", error)
-        else:
-            logger.info("engines' tls changed expires=%s", day_of(self.expires_at) if self.expires_at else "-")
+        """All is as the files are now. Raises: ConfigError: It stays as it is."""
+        self._context, self.expires_at = engine_context(self._ca, self._pair)
+        logger.info("engines' tls changed expires=%s", day_of(self.expires_at) if self.expires_at else "-")
+
+
+def _not_changed(error: ConfigError) -> None:
+    logger.warning("engines' tls not changed reason=%s", error)
 
 
 class _LastReason:

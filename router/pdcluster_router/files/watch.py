@@ -1,9 +1,11 @@
 """Files that are read again when they change: API keys, certificates, authorities. One loop for all of them.
 
-    WATCHED --a look finds other numbers (inode, time, size), or SIGHUP--> read anew --> WATCHED
+    GOOD --a look finds other numbers (inode, time, size), or SIGHUP--> read anew --usable--> GOOD
+                                                                          +--not usable--> BAD --each look--> read anew
 
+Files that cannot be used may become usable as they are: a certificate of tomorrow, or no descriptor for a moment.
 Kubernetes replaces a mounted Secret without a word, so the files are looked at every few seconds. How they are read,
-and that files which cannot be used change nothing, is their owner's.
+and what is then said of it, is their owner's.
 """
 
 from __future__ import annotations
@@ -12,30 +14,50 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.files.reading import FileState, state_of
 
 
 class FileWatch:
     """Some files that are read together. Event loop only."""
 
-    def __init__(self, paths: Sequence[Path], interval_s: float, read: Callable[[], None]) -> None:
-        """Make it before they are read for the first time. ``read``: reads all of them anew; it raises nothing."""
+    def __init__(
+        self, paths: Sequence[Path], interval_s: float, read: Callable[[], None], on_bad: Callable[[ConfigError], None]
+    ) -> None:
+        """Make it before they are read for the first time. ``read``: reads all of them anew; it raises ConfigError, and
+        changes nothing, where they cannot be used. ``on_bad``: told of each such reason once."""
         self._paths = tuple(paths)
         self._interval_s = interval_s
         self._read = read
+        self._on_bad = on_bad
+        self._problem = ""
+        """Why they could not be used when they were read last; empty: they could."""
         self._looked_at = self._look()
 
     def reload(self) -> None:
-        """They are read now, whether they have changed or not."""
-        self._looked_at = self._look()
-        self._read()
+        """They are read now, whether they have changed or not. A reason is told, be it the one that was told last."""
+        self._problem = ""
+        self._read_anew()
 
     async def run(self) -> None:
-        """For ever: they are read whenever they have changed. One task owns this."""
+        """For ever: they are read whenever they have changed, or could not be used. One task owns this."""
         while True:
             await asyncio.sleep(self._interval_s)
             if self._look() != self._looked_at:
                 self.reload()
+            elif self._problem:
+                self._read_anew()
+
+    def _read_anew(self) -> None:
+        self._looked_at = self._look()
+        try:
+            self._read()
+        except ConfigError as error:
+            told, self._problem = self._problem, str(error)
+            if self._problem != told:
+                self._on_bad(error)
+        else:
+            self._problem = ""
 
     def _look(self) -> tuple[FileState, ...]:
         """Before they are read: what changes meanwhile is seen at the next look."""

@@ -41,7 +41,9 @@ class Access:
     def __init__(self, settings: Settings) -> None:
         """Raises: ConfigError: The file of keys cannot be used."""
         self._path = settings.api_key_file
-        self.watch = FileWatch([self._path], settings.api_key_interval_s, self._read) if self._path else None
+        self.watch = (
+            FileWatch([self._path], settings.api_key_interval_s, self._read, _not_changed) if self._path else None
+        )
         """None: there is no file."""
         self.keys = read_keys(self._path) if self._path else None
         """Those of now, another object when they have changed; None: clients need none."""
@@ -78,15 +80,15 @@ class Access:
         return b"".join([b"%b: %b\r\n" % header for header in headers if header[0] in KEY_HEADERS])
 
     def _read(self) -> None:
-        """The keys are those of the file as it is now, or stay as they are."""
+        """The keys are those of the file as it is now. Raises: ConfigError: They stay as they are."""
         assert self._path is not None
-        try:
-            self.keys = read_keys(self._path)
-        except ConfigError as error:
-            logger.warning("api keys not changed reason=%s", error)
-        else:
-            self.uses.follow(self.keys.limits)
-            logger.info("api keys changed names=%s", ",".join(self.keys.names))
+        self.keys = read_keys(self._path)
+        self.uses.follow(self.keys.limits)
+        logger.info("api keys changed names=%s", ",".join(self.keys.names))
+
+
+def _not_changed(error: ConfigError) -> None:
+    logger.warning("api keys not changed reason=%s", error)
 
 
 def _error_of(client: str, refusal: OverLimit) -> ApiError:

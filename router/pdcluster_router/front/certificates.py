@@ -37,18 +37,18 @@ class Certificate:
         """
         self._pair = KeyPair(cert, key, flags[0], flags[1], "clients")
         self._ca = ca
-        self.watch = FileWatch([path for path in (cert, key, ca) if path], interval_s, self._read)
+        self.watch = FileWatch([path for path in (cert, key, ca) if path], interval_s, self._read, _not_changed)
         self.context, self.expires_at = load_certificate(self._pair, ca)
         """For the next client, another object when the files have changed; Unix seconds until which it is valid."""
 
     def _read(self) -> None:
-        """It is that of the files as they are now, or stays as it is."""
-        try:
-            self.context, self.expires_at = load_certificate(self._pair, self._ca)
-        except ConfigError as error:
-            logger.warning("tls certificate not changed reason=%s", error)
-        else:
-            logger.info("tls certificate changed expires=%s", day_of(self.expires_at))
+        """It is that of the files as they are now. Raises: ConfigError: It stays as it is."""
+        self.context, self.expires_at = load_certificate(self._pair, self._ca)
+        logger.info("tls certificate changed expires=%s", day_of(self.expires_at))
+
+
+def _not_changed(error: ConfigError) -> None:
+    logger.warning("tls certificate not changed reason=%s", error)
 
 
 def certificate_of(settings: Settings) -> Certificate | None:

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from pdcluster_kube.access import ApiAccess, read_pod
 from pdcluster_kube.kubeconfig import has_kubeconfig, read_kubeconfig
 from pdcluster_kube.reader import ApiStatusError, KubeReader
+from pdcluster_operator.api.base import faults_in
 from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.kinds import PDCLUSTER, Ref
 from pdcluster_protocol.errors import ConfigError, Unavailable
@@ -187,5 +188,4 @@ def parse_cluster(document: YamlDocument, *, is_stored: bool = False) -> PDClust
     try:
         return PDCluster.from_server(whole)[0] if is_stored else PDCluster.from_wire(whole)
     except ValidationError as error:
-        told = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise Unreadable("; ".join(told)) from error
+        raise Unreadable("; ".join(faults_in(error))) from error

@@ -111,12 +111,6 @@ class Where:
     context: str | None = None
 
 
-def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
-    """``where_of`` reads them."""
-    parser.add_argument("--kubeconfig", metavar="PATH", help="to find the API server with (default: as kubectl)")
-    parser.add_argument("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")
-
-
 def where_of(given: argparse.Namespace) -> Where:
     return Where(getattr(given, "namespace", None), given.kubeconfig, given.context)
 

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from pdcluster_cli.commands import add_cluster_flags
 from pdcluster_protocol import labels
 from pdcluster_protocol.errors import ConfigError, Unavailable
 from pdcluster_protocol.launch import INTERNAL_PORT
@@ -47,8 +48,7 @@ def add_router_flags(parser: argparse.ArgumentParser) -> Any:
     told = "of a PDCluster: all its routers are asked, through Kubernetes"
     which.add_argument("--cluster", metavar="NAME", help=told)
     parser.add_argument("-n", "--namespace", help="of the PDCluster (default: the context's)")
-    parser.add_argument("--kubeconfig", metavar="PATH", help="to find the API server with (default: as kubectl)")
-    parser.add_argument("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")
+    add_cluster_flags(parser)
     return which
 
 

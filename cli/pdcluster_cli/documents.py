@@ -29,6 +29,7 @@ from pdcluster_protocol.errors import ConfigError, Unavailable
 
 KIND: Final = "PDCluster"
 _CALL_S: Final = 30.0
+_OTHER_SERVER: Final = "is this the API server you mean, and is it up? --context and --kubeconfig name another one"
 
 YamlDocument = Mapping[str, Any]
 _NUMBERS: Final = {
@@ -127,7 +128,13 @@ def read_cluster(name: str, where: Where) -> YamlDocument:
         cure = ": are pdcluster's CRDs installed?" if error.status == 404 and not error.reason else ""
         raise Unreadable(f"{error}{cure}") from error
     except (ConfigError, Unavailable, OSError) as error:
-        raise Unreadable(str(error)) from error
+        raise Unreadable(no_way_because(error)) from error
+
+
+def no_way_because(error: Exception) -> str:
+    """Why an API server could not be asked, and what to do."""
+    is_silent = isinstance(error, Unavailable) and not isinstance(error, ApiStatusError)
+    return f"{error}: {_OTHER_SERVER}" if is_silent else str(error)
 
 
 def find_cluster(name: str, where: Where) -> YamlDocument | None:

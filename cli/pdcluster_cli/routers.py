@@ -63,7 +63,9 @@ def ask_routers(given: argparse.Namespace, path: str, timeout_s: float = ASK_S) 
     try:
         return asyncio.run(_ask_pods(given.cluster, given, path, timeout_s))
     except (ConfigError, Unavailable, OSError) as error:
-        raise Unanswered(str(error)) from error
+        from pdcluster_cli.documents import no_way_because
+
+        raise Unanswered(no_way_because(error)) from error
 
 
 async def _ask_urls(urls: Sequence[str], path: str, timeout_s: float) -> Answers:

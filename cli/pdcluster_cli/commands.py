@@ -1,7 +1,11 @@
-"""The subcommands of ``pdcluster``. Imports nothing of ours: a probe that runs every few seconds looks here first."""
+"""The subcommands of ``pdcluster``, and the flags that several of them have.
+
+Imports nothing of ours: a probe that runs every few seconds looks here first.
+"""
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,3 +54,9 @@ SUBCOMMANDS: Final = {
     "doctor": Subcommand("pdcluster_cli.doctor", "check that this machine has what a pool needs"),
 }
 """By name, in the order of ``pdcluster --help``."""
+
+
+def add_cluster_flags(parser: ArgumentParser) -> None:
+    """``documents.where_of`` reads them."""
+    parser.add_argument("--kubeconfig", metavar="PATH", help="to find the API server with (default: as kubectl)")
+    parser.add_argument("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")

@@ -22,12 +22,14 @@ from pydantic import ValidationError
 from pdcluster_kube.access import ApiAccess, read_pod
 from pdcluster_kube.kubeconfig import has_kubeconfig, read_kubeconfig
 from pdcluster_kube.reader import ApiStatusError, KubeReader
+from pdcluster_operator.api.base import faults_in
 from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.kinds import PDCLUSTER, Ref
 from pdcluster_protocol.errors import ConfigError, Unavailable
 
 KIND: Final = "PDCluster"
 _CALL_S: Final = 30.0
+_OTHER_SERVER: Final = "is this the API server you mean, and is it up? --context and --kubeconfig name another one"
 
 YamlDocument = Mapping[str, Any]
 _NUMBERS: Final = {
@@ -110,12 +112,6 @@ class Where:
     context: str | None = None
 
 
-def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
-    """``where_of`` reads them."""
-    parser.add_argument("--kubeconfig", metavar="PATH", help="to find the API server with (default: as kubectl)")
-    parser.add_argument("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")
-
-
 def where_of(given: argparse.Namespace) -> Where:
     return Where(getattr(given, "namespace", None), given.kubeconfig, given.context)
 
@@ -132,7 +128,13 @@ def read_cluster(name: str, where: Where) -> YamlDocument:
         cure = ": are pdcluster's CRDs installed?" if error.status == 404 and not error.reason else ""
         raise Unreadable(f"{error}{cure}") from error
     except (ConfigError, Unavailable, OSError) as error:
-        raise Unreadable(str(error)) from error
+        raise Unreadable(no_way_because(error)) from error
+
+
+def no_way_because(error: Exception) -> str:
+    """Why an API server could not be asked, and what to do."""
+    is_silent = isinstance(error, Unavailable) and not isinstance(error, ApiStatusError)
+    return f"{error}: {_OTHER_SERVER}" if is_silent else str(error)
 
 
 def find_cluster(name: str, where: Where) -> YamlDocument | None:
@@ -187,5 +189,4 @@ def parse_cluster(document: YamlDocument, *, is_stored: bool = False) -> PDClust
     try:
         return PDCluster.from_server(whole)[0] if is_stored else PDCluster.from_wire(whole)
     except ValidationError as error:
-        told = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise Unreadable("; ".join(told)) from error
+        raise Unreadable("; ".join(faults_in(error))) from error

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pdcluster_cli.commands import SUBCOMMANDS
+from pdcluster_cli.commands import SUBCOMMANDS, add_cluster_flags
 
 
 def main(words: Sequence[str]) -> int:
@@ -30,8 +30,6 @@ def main(words: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    from pdcluster_cli.documents import add_cluster_flags
-
     parser = argparse.ArgumentParser(prog="pdcluster explain", description=SUBCOMMANDS["explain"].help)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("name", nargs="?", help="of the PDCluster, which the API server is asked for")

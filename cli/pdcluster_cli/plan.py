@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from pdcluster_cli.commands import SUBCOMMANDS
+from pdcluster_cli.commands import SUBCOMMANDS, add_cluster_flags
 
 NOT_CHECKED: Final = "rules between fields are checked by the API server only: kubectl apply --dry-run=server -f {file}"
 _EPILOG: Final = (
@@ -44,8 +44,6 @@ def main(words: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    from pdcluster_cli.documents import add_cluster_flags
-
     parser = argparse.ArgumentParser(prog="pdcluster plan", description=SUBCOMMANDS["plan"].help, epilog=_EPILOG)
     parser.add_argument("-f", "--file", required=True, help="YAML or JSON with a PDCluster; - reads it from stdin")
     before = parser.add_mutually_exclusive_group()

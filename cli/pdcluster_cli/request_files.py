@@ -19,6 +19,7 @@ import msgspec
 
 from pdcluster_protocol.access import AccessLine
 from pdcluster_protocol.kept import MAX_FOUND, KeptAnswer, KeptRequest, Milestone, Moment, names_for
+from pdcluster_router.core.why import explained
 
 if TYPE_CHECKING:
     from io import BufferedReader
@@ -43,7 +44,7 @@ def find(lines: Iterable[bytes], name: str) -> list[KeptRequest]:
     newest = deque(
         (line for text in lines if (line := _parse(text, parts)) and _is_named(line, names)), maxlen=MAX_FOUND
     )
-    return [_told(_request_of(line)) for line in reversed(newest)]
+    return [explained(_request_of(line)) for line in reversed(newest)]
 
 
 @contextmanager
@@ -72,14 +73,6 @@ def _parse(text: bytes, parts: Sequence[bytes]) -> AccessLine | None:
 def _is_named(line: AccessLine, names: Sequence[str]) -> bool:
     has_end = line.ts is not None and line.ts.tzinfo is not None
     return has_end and not {line.request_id, line.transfer_id}.isdisjoint(names)
-
-
-def _told(request: KeptRequest) -> KeptRequest:
-    """With cause and cure."""
-    from pdcluster_router.core.why import explain
-
-    words = explain(request)
-    return msgspec.structs.replace(request, cause=words.cause, cure=words.cure)
 
 
 def _request_of(line: AccessLine) -> KeptRequest:

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from pdcluster_cli.commands import add_cluster_flags
 from pdcluster_protocol import labels
 from pdcluster_protocol.errors import ConfigError, Unavailable
 from pdcluster_protocol.launch import INTERNAL_PORT
@@ -47,8 +48,7 @@ def add_router_flags(parser: argparse.ArgumentParser) -> Any:
     told = "of a PDCluster: all its routers are asked, through Kubernetes"
     which.add_argument("--cluster", metavar="NAME", help=told)
     parser.add_argument("-n", "--namespace", help="of the PDCluster (default: the context's)")
-    parser.add_argument("--kubeconfig", metavar="PATH", help="to find the API server with (default: as kubectl)")
-    parser.add_argument("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")
+    add_cluster_flags(parser)
     return which
 
 
@@ -63,7 +63,9 @@ def ask_routers(given: argparse.Namespace, path: str, timeout_s: float = ASK_S) 
     try:
         return asyncio.run(_ask_pods(given.cluster, given, path, timeout_s))
     except (ConfigError, Unavailable, OSError) as error:
-        raise Unanswered(str(error)) from error
+        from pdcluster_cli.documents import no_way_because
+
+        raise Unanswered(no_way_because(error)) from error
 
 
 async def _ask_urls(urls: Sequence[str], path: str, timeout_s: float) -> Answers:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from pydantic import ValidationError
 
+from pdcluster_operator.api.base import faults_in
 from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.apply import Applier
 from pdcluster_operator.caches import Caches, Key
@@ -153,7 +154,7 @@ class Reconciler:
 
     async def _tell_unreadable(self, view: ClusterView, error: ValidationError) -> None:
         """The CRD is not of our version, so the API server let through what we do not understand."""
-        told = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:5])
+        told = "; ".join(faults_in(error)[:5])
         refusal = f"this operator does not understand the object: {told}; apply the CRDs of the operator's version"
         generation = int(view.document["metadata"].get("generation", 0))
         facts = Facts(generation, "", Counts(), Counts(), 0, 0, deadline_s=1, refusal=refusal)

@@ -274,7 +274,7 @@ def _sample_of(view: ClusterView) -> PoolSample | None:
 
 
 async def _unless(stopped: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do it, unless it is time to stop. Whether it was done."""
+    """Wait for ``work``, or until it is time to stop. True: the work is done and it is not yet time."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stopped.wait())
     try:
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)

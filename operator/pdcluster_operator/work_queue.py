@@ -45,7 +45,7 @@ class WorkQueue(Generic[K]):
         on_run: OnRun,
         pace: RetryPace | None = None,
     ) -> None:
-        """``work``: returns after how many seconds to look again, or None. ``limit_s``: seconds for one run."""
+        """``work`` returns the seconds until the next look, or None for no other. ``limit_s``: seconds for one run."""
         self._work = work
         self._limit_s = limit_s
         self._on_run = on_run

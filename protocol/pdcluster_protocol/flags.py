@@ -2,8 +2,8 @@
 
 Some fields have an environment variable beside their flag, or in place of one; help and page name it.
 
-The one place that router and operator may share. Of pydantic it knows only the attributes of ``FieldInfo``, so that
-nothing is imported for it; a model has its docstrings as descriptions with ``use_attribute_docstrings``.
+It is here because router and operator may not import each other. Of pydantic it knows only the attributes of
+``FieldInfo``, so it imports nothing; a model has its docstrings as descriptions with ``use_attribute_docstrings``.
 """
 
 from __future__ import annotations

@@ -25,7 +25,10 @@ class DiscoveryStatus(msgspec.Struct, frozen=True):
 
 
 class Requests(msgspec.Struct, frozen=True):
-    """Those of this router. ``queued`` and ``backlog_tokens``: by the role that is to prefill them."""
+    """The requests that this router has.
+
+    ``queued`` and ``backlog_tokens`` are by the role whose engines will compute the prompts.
+    """
 
     running: int
     queued: dict[str, int]

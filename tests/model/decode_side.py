@@ -17,7 +17,7 @@ from pdcluster_connector.core.receiving import CutSession, ReceiveTimes, Reply
 from pdcluster_connector.core.reception import Compare, Ended, Expected, Invite, Lost, Reception, ReceptionCommand
 from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_connector.core.watermark import KvGroup
-from pdcluster_connector.core.writers import PeerId, SessionId, State
+from pdcluster_connector.core.writers import PeerId, SessionId, WriterState
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_connector.steps import Cancel, Expect, PrefillEnded
 from pdcluster_protocol.fingerprint import KvFingerprint
@@ -120,7 +120,7 @@ class Rank:
         return [
             (transfer, receive.attempt)
             for transfer, receive in found
-            if any(w.state is State.DONE and w.attempt == receive.attempt for w in receive._writers.values())
+            if any(w.state is WriterState.DONE and w.attempt == receive.attempt for w in receive._writers.values())
             and (transfer, receive.attempt) not in self.wrong
         ]
 
@@ -134,9 +134,9 @@ class Rank:
         found: list[tuple[Any, ...]] = []
         for transfer, waiting in self.reception._waiting.items():
             writers = waiting.receive._writers
-            if any(w.state is State.WRITING for w in writers.values()):
+            if any(w.state is WriterState.WRITING for w in writers.values()):
                 found.append(("lease", transfer))
-            found += [("quarantine", transfer, p) for p, w in writers.items() if w.state is State.REVOKED]
+            found += [("quarantine", transfer, p) for p, w in writers.items() if w.state is WriterState.REVOKED]
             if waiting.receive._is_open:
                 found.append(("deadline", transfer))
             if not math.isinf(waiting.receive._ask_by) and waiting.receive._is_rank_missing:
@@ -155,7 +155,7 @@ class Rank:
             if not math.isinf(waiting.receive._ask_by):
                 waiting.receive._ask_by = 0.0 if timer[:2] == ("ask", transfer) else FUTURE
             for peer, writer in waiting.receive._writers.items():
-                lapses = timer[:2] == ("lease", transfer) and writer.state is State.WRITING
+                lapses = timer[:2] == ("lease", transfer) and writer.state is WriterState.WRITING
                 writer.until = 0.0 if lapses or timer == ("quarantine", transfer, peer) else FUTURE
         for transfer, parked in reception._parked.items():
             at = 0.0 if timer == ("parked", transfer) else FUTURE

@@ -16,7 +16,7 @@ from pdcluster_connector.core.receiving import Receive, ReceivePhase, ReceivingC
 from pdcluster_connector.core.reception import Ended, Reception, ReceptionCommand
 from pdcluster_connector.core.sending import CutLane, Push, PushPhase, Release, SendingCommands
 from pdcluster_connector.core.source_hold import SourceHolds
-from pdcluster_connector.core.writers import MAY_WRITE, PeerId, SessionId, State
+from pdcluster_connector.core.writers import MAY_WRITE, PeerId, SessionId, WriterState
 from pdcluster_connector.scheduler.decode import DecodeScheduler
 from pdcluster_protocol.ids import Attempt, RequestId, TransferId
 from pdcluster_protocol.side_channel import ContentSums, Done, Fenced
@@ -69,8 +69,8 @@ class FencesByTime(Receive):
 
     def expire(self, *, now: float) -> ReceivingCommands:
         for writer in self._writers.values():
-            if writer.state is State.REVOKED and now >= writer.until:
-                writer.state = State.FENCED
+            if writer.state is WriterState.REVOKED and now >= writer.until:
+                writer.state = WriterState.FENCED
         return super().expire(now=now) + self._go_on(now)
 
 
@@ -79,8 +79,8 @@ class ForgetsToRevoke(Receive):
 
     def _revoke_all(self, now: float) -> ReceivingCommands:
         for writer in self._writers.values():
-            if writer.state is State.WRITING:
-                writer.state = State.FENCED
+            if writer.state is WriterState.WRITING:
+                writer.state = WriterState.FENCED
         return ()
 
 
@@ -89,8 +89,8 @@ class BelievesOldDone(Receive):
 
     def done(self, peer: PeerId, message: Done, *, now: float) -> ReceivingCommands:
         writer = self._writers.get(peer)
-        if writer is not None and writer.state is State.REVOKED and self._expected:
-            writer.state = State.WRITING
+        if writer is not None and writer.state is WriterState.REVOKED and self._expected:
+            writer.state = WriterState.WRITING
         return super().done(peer, message, now=now)
 
     def _current(self) -> list[Any]:

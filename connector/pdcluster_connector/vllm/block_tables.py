@@ -22,7 +22,7 @@ def resolved(output: SchedulerOutput) -> Callable[[RequestId], BlockTable]:
 
 
 class BlockTables:
-    """Follows the changes that older ``SchedulerOutput`` tell (vLLM 0.23 ``v1/core/sched/output.py``).
+    """Follows the changes that the ``SchedulerOutput`` of older versions tells (vLLM 0.23 ``v1/core/sched/output.py``).
 
     Scheduler thread only. A position whose block vLLM has taken back, before a sliding window, keeps its old block
     here, where newer versions say the null block: decode, which has the same windows, wants none of these.

@@ -31,7 +31,7 @@ _TELLS_BY_REQUEST: Final[Minor] = (0, 30)
 
 @dataclass(frozen=True, slots=True)
 class VllmRelease:
-    """One version of vLLM. Each field is what newer ones do."""
+    """One version of vLLM. Each flag says whether it does what newer versions do."""
 
     version: str
     defers_frees: bool

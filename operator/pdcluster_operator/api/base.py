@@ -11,8 +11,17 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
 from pydantic.alias_generators import to_camel
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 GROUP: Final = "pdcluster.dev"
 VERSION: Final = "v1alpha1"
@@ -75,8 +84,17 @@ def _add_rules(schema: dict[str, Any], model: type[Any]) -> None:
         schema.update(checked_by(model.rules))
 
 
+def faults_in(error: ValidationError) -> tuple[str, ...]:
+    """For people: each field that does not fit, and why."""
+    return tuple(f"{_path_of(one)}: {one['msg']}" for one in error.errors())
+
+
 def _unknown_in(error: ValidationError) -> tuple[str, ...]:
-    return tuple(".".join(map(str, one["loc"])) for one in error.errors() if one["type"] == "extra_forbidden")
+    return tuple(_path_of(one) for one in error.errors() if one["type"] == "extra_forbidden")
+
+
+def _path_of(one: ErrorDetails) -> str:
+    return ".".join(map(str, one["loc"]))
 
 
 class ApiModel(BaseModel):
@@ -140,6 +158,20 @@ QUANTITY: Final = (
 """As controller-gen writes a ``resource.Quantity``."""
 
 
+def _or_else(cure: str) -> WrapValidator:
+    """One message for a value that is neither of two types, in place of one for each of them."""
+
+    def either(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            raise PydanticCustomError(
+                "neither", "{value} does not fit: {cure}", {"value": value, "cure": cure}
+            ) from error
+
+    return WrapValidator(either)
+
+
 def _int_or_string(**bounds: object) -> WithJsonSchema:
     either = {"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True}
     return WithJsonSchema(either | bounds)
@@ -147,6 +179,7 @@ def _int_or_string(**bounds: object) -> WithJsonSchema:
 
 Quantity = Annotated[
     Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=QUANTITY, max_length=64)],
+    _or_else("write an amount like 8, 500m or 64Gi"),
     _int_or_string(pattern=QUANTITY, maxLength=64),
 ]
 """An amount as Kubernetes writes it: ``8``, ``500m``, ``64Gi``."""
@@ -158,6 +191,7 @@ MAX_REPLICAS: Final = 1000
 
 CountOrPercent = Annotated[
     Annotated[int, Field(ge=0, le=MAX_REPLICAS)] | Annotated[str, Field(pattern=_PERCENT, max_length=4)],
+    _or_else(f"write a number up to {MAX_REPLICAS}, or a part like 25%"),
     _int_or_string(pattern=_PERCENT, maxLength=4, minimum=0, maximum=MAX_REPLICAS),
 ]
 """A number of instances, or a part of the wanted ones like ``25%``."""

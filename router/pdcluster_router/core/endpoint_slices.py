@@ -223,7 +223,7 @@ class SliceCache:
     """All slices of one cluster, as last told. One owner: the discovery's task."""
 
     def __init__(self, *, always_https: bool = False) -> None:
-        """``always_https``: engines are asked so, whatever their slices say."""
+        """``always_https``: every engine is asked over https, whatever its slice says."""
         self._always_https = always_https
         self.resource_version = ""
         """Where a watch goes on; empty before the first list."""

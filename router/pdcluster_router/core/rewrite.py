@@ -148,7 +148,7 @@ class ClientBody(msgspec.Struct, frozen=True):
 
     @property
     def model(self) -> str:
-        """The name of it; empty where the client gave none."""
+        """The model's name; empty where the client gave none."""
         return _name_in(self._said.model)
 
     @property

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec.structs import replace
+
 from pdcluster_protocol.kept import KeptRequest, Milestone, Moment
 
 OK: Final = "ok"
@@ -21,6 +23,12 @@ class Words:
 
     cause: str
     cure: str
+
+
+def explained(request: KeptRequest) -> KeptRequest:
+    """The request, with its cause and cure."""
+    words = explain(request)
+    return replace(request, cause=words.cause, cure=words.cure)
 
 
 def explain(request: KeptRequest) -> Words:

@@ -9,10 +9,9 @@ from itertools import chain, islice
 from typing import Any, Final
 
 import msgspec
-from msgspec.structs import replace
 
 from pdcluster_protocol.kept import MAX_FOUND, KeptAnswer, KeptRequest, names_for
-from pdcluster_router.core.why import explain
+from pdcluster_router.core.why import explained
 from pdcluster_router.front.router import Router
 from pdcluster_router.requests.unserved import waiting
 from pdcluster_router.telemetry.kept import request_of
@@ -33,7 +32,7 @@ QUERY: Final[dict[str, Any]] = {
 def answer_about(router: Router, name: str) -> bytes:
     """The page's body, JSON."""
     found = next(filter(None, (_found(router, one) for one in names_for(name))), [])
-    told = tuple(_told(request) for request in found)
+    told = tuple(map(explained, found))
     names = {moment.engine for request in told for moment in request.moments}
     engines = {
         engine.name: engine.pod or engine.url for engine in router.services.all_engines() if engine.name in names
@@ -47,9 +46,3 @@ def _found(router: Router, name: str) -> list[KeptRequest]:
     queued = (waiting(services, request) for request in router.gate.waiting_with(name))
     running = (one.record.row() for one in services.running if name in one.record.names)
     return [*map(request_of, islice(chain(queued, running), MAX_FOUND)), *services.kept.find(name)]
-
-
-def _told(request: KeptRequest) -> KeptRequest:
-    """With cause and cure."""
-    words = explain(request)
-    return replace(request, cause=words.cause, cure=words.cure)

@@ -106,7 +106,7 @@ class RouterServer(uvicorn.Server):
         return partial(self._over_tls(router, certificate, _Uncounted()), None)
 
     def _new_protocol(self, preface: Preface | None) -> asyncio.Protocol:
-        """That of HTTP. ``preface``: what a proxy has said of the connection, where it is asked to."""
+        """HTTP for one connection. ``preface``: what the proxy in front has said of it; None without a proxy."""
         protocol = RouterProtocol(self.config, self.server_state, self.lifespan.state)
         protocol.preface = preface
         return protocol

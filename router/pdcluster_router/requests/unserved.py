@@ -51,7 +51,7 @@ def keep_turned_away(
     reason: str,
     error: ApiError | None,
 ) -> None:
-    """It has never left the queue. ``error``: None: its client has left."""
+    """The request has never left the queue. ``error``: None when its client has left."""
     waited_s = services.now() - request.received_at
     services.kept.keep(
         replace(
@@ -66,7 +66,7 @@ def keep_turned_away(
 
 
 def waiting(services: Services, request: ClientRequest) -> KeptRow:
-    """It is in the queue."""
+    """The row of a request that is in the queue now."""
     return _facts_of(request, services.now() - request.received_at)
 
 

@@ -214,7 +214,7 @@ def _never(_: HotCycle) -> None:
 
 
 def _body_of(num_words: int) -> bytes:
-    """Without a model: an engine answers for the one it has."""
+    """A request of that many words. It names no model, so that an engine answers for the one it has."""
     prompt = prompt_of(num_words, os.urandom(num_random_bytes(num_words)))
     return orjson.dumps({"prompt": prompt, "max_tokens": _NUM_TOKENS, "ignore_eos": True, "temperature": 0})
 

@@ -183,7 +183,16 @@ def test_an_answer_that_is_no_object_is_refused_in_one_line(answer: bytes, api: 
 def test_a_cluster_that_is_not_there_is_told(home: Path, typed: Typed) -> None:
     port = fresh_port()
     write_kubeconfig(home, f"http://127.0.0.1:{port}")
-    assert f"127.0.0.1:{port}" in typed("explain", "tiny", status=2).err
+    for words in (
+        ["explain", "tiny"],
+        ["plan", "-f", str(EXAMPLE), "--from-cluster"],
+        ["why", "an-id", "--cluster", "tiny"],
+    ):
+        told = typed(*words, status=2).err
+        assert f"127.0.0.1:{port}" in told
+        assert told.endswith(
+            ": is this the API server you mean, and is it up? --context and --kubeconfig name another one\n"
+        )
 
 
 def test_a_name_with_its_kind_is_refused(typed: Typed) -> None:

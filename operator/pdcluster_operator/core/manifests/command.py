@@ -54,7 +54,7 @@ def engine_command(place: PodPlace) -> list[str]:
 
 
 def engine_argv(pool: Pool, role: Role, place: PodPlace) -> list[str]:
-    """Its arguments. The user's come last, in the order of their names: no hash depends on the order in a file."""
+    """The engine's arguments. The user's come last, sorted by name: no hash depends on their order in a file."""
     spec = pool.role(role)
     return [
         *_model_args(pool.spec.model, place),

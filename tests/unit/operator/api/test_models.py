@@ -6,7 +6,7 @@ from pydantic import BaseModel, ValidationError
 from operator_cases.accepted import ACCEPTED, SCALER_ACCEPTED
 from operator_cases.objects import Accepted, By, Refused, pdcluster, scaler
 from operator_cases.refused import REFUSED, SCALER_REFUSED
-from pdcluster_operator.api.base import ApiModel
+from pdcluster_operator.api.base import ApiModel, faults_in
 from pdcluster_operator.api.cluster import Model, PDCluster
 from pdcluster_operator.api.role import RoleSpec
 from pdcluster_operator.api.scaler import PDRoleScaler
@@ -49,6 +49,23 @@ def test_what_the_server_takes_is_a_model_that_is_written_as_it_was_read(case: A
 @pytest.mark.parametrize("case", RULE_REFUSED, ids=named)
 def test_what_only_a_rule_refuses_is_a_model_all_the_same(case: Refused) -> None:
     PDCluster.from_wire(pdcluster(case.changes))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("roles.prefill.resources.requests", {"memory": "400GB"}, "400GB does not fit: write an amount like"),
+        ("roles.prefill.resources.requests", {"memory": -1}, "-1 does not fit: write an amount like"),
+        ("rollout.maxUnavailable", "120%", "120% does not fit: write a number up to 1000, or a part like 25%"),
+        ("rollout.maxSurge", 1001, "1001 does not fit: write a number up to 1000, or a part like 25%"),
+    ],
+)
+def test_a_value_that_is_neither_of_two_types_is_told_once_with_its_cure(path: str, value: object, told: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        PDCluster.from_wire(pdcluster({f"spec.{path}": value}))
+    where = f"spec.{path}.memory" if isinstance(value, dict) else f"spec.{path}"
+    (fault,) = faults_in(caught.value)
+    assert fault.startswith(f"{where}: {told}")
 
 
 def test_scalers_are_taken_and_refused_alike() -> None:

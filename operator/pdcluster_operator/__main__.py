@@ -1,4 +1,4 @@
-"""``python -m pdcluster_operator`` and ``pdcluster operator``: flags in, settings checked, the operator runs."""
+"""``python -m pdcluster_operator`` and ``pdcluster operator``: reads the flags, checks them, runs the operator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ from pdcluster_protocol.logs import start_logging
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run until stopped. Returns the exit status: 0 after a signal, 1 to be started anew, 2 if settings cannot work."""
+    """Run until stopped.
+
+    Returns the exit status: 0 after a signal, 130 after an interrupt before the operator ran, 1 after a failure
+    (Kubernetes starts it anew), 2 if the settings cannot work.
+    """
     try:
         settings = parse_settings(argv, os.environ, SERVICE_ACCOUNT)
         start_logging(settings.log_format)
@@ -38,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse_settings(argv: Sequence[str], environ: Mapping[str, str], service_account: Path) -> Settings:
-    """Settings from the command line, and what Kubernetes tells a pod. Ends the process on an unknown flag.
+    """Settings from the command line, and from Kubernetes if this is a pod. Ends the process on an unknown flag.
 
     Raises:
         ConfigError: A value cannot work.
@@ -51,7 +55,10 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str], service_acco
 
 
 def _access_told_by(environ: Mapping[str, str], service_account: Path, *, is_elsewhere: bool) -> dict[str, object]:
-    """A pod's knowledge without flags. ``is_elsewhere``: flags name an API server that is not the pod's own."""
+    """Settings that need no flag: our identity, environment variables, and in a pod the access to its API server.
+
+    ``is_elsewhere``: flags name an API server, so the pod's own access is left out.
+    """
     found: dict[str, object] = {"identity": f"{socket.gethostname()}_{secrets.token_hex(4)}"}
     told = read_pod(environ, service_account).as_settings()
     if namespace := told.pop("namespace", None):

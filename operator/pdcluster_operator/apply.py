@@ -1,11 +1,12 @@
 """Carries out a plan: children, moves, prunes, the scalers' statuses. Writes only what differs from what was read.
 
-Digests tell whether a child differs: of what we want, and of what the API server made of it when we applied it last. A
-plain comparison would not do, for the server fills in defaults and rewrites amounts. The digests are a saving and no
-memory: without them, as after a restart, a child is applied once more, and the server finds nothing to change.
+Two digests tell whether a child differs: of the document that we want, and of the object that the API server stored
+when we last applied the child. A plain comparison would not do, for the server fills in defaults and rewrites amounts.
+The digests only save calls: without them, as after a restart, each child is applied once more, and the server changes
+nothing.
 
-A child is ours by its owner's uid. A field that somebody else has set in it is set back, and the user is told. An
-object that is not ours is never written to.
+A child is ours if its owner has the PDCluster's uid. If somebody else has set a field that we set too, the field is set
+back and the user is told. We never write to an object that is not ours.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import PDCLUSTER, SCALER, SECRET, Object, Ref, ref_of
 
 OnTakenBack = Callable[[Object, TakenBack], Awaitable[None]]
-"""Told of each field of a child that somebody else had set and that was set back; first the PDCluster."""
+"""Called with the PDCluster and the fields of one child that somebody else had set and that we have set back."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """Of one child: digests of what we asked for, and of what there was then."""
+    """Of one child: its uid, digests of the document that we sent, and of the object that the server then stored."""
 
     uid: str
     wanted: str
@@ -44,25 +45,25 @@ class Applier:
         self._on_taken_back = on_taken_back
         self._caches = caches
         self._applied: dict[Key, dict[Ref, _Applied]] = {}
-        """By PDCluster, so that all of one can be forgotten."""
+        """By PDCluster, so that ``forget`` can drop all children of one."""
         self._creatable: dict[Key, dict[Ref, str]] = {}
-        """Digests of what the API server would create: a workload whose turn comes late is not asked for at each look
-        while nothing moves."""
+        """Digests of documents that passed a dry run. A workload that is created in a later step is not asked for again
+        at each look while nothing moves."""
 
     async def apply(self, plan: Plan, owner: Object) -> None:
-        """Everything is as the plan says, in its order. Stops at the first thing that cannot be done.
+        """Carry out the plan's actions in their order. Stops at the first one that cannot be done.
 
         The objects in ``plan.asked`` come first, in a dry run: if the API server refuses one, nothing is changed.
         ``owner``: the PDCluster.
 
         Raises:
             Refused: A child cannot be ours, or the API server does not take it.
-            KubeError: Something else (``errors.py``); what was done stays done, the next plan goes on from there.
+            KubeError: A call failed otherwise (``errors.py``). Actions already done stay done; the next plan goes on.
         """
         key = _key_of(owner)
         if plan.moves:
-            # An engine may go for the sake of one that comes later, and an object that was creatable then may not be
-            # now.
+            # A move may remove an old engine to make room for a new workload. So ask again whether the new one can be
+            # created: an earlier answer may not hold any more.
             self._creatable.pop(key, None)
         for child in plan.asked:
             await self._ask(child, owner)
@@ -81,7 +82,7 @@ class Applier:
         self._creatable.pop(key, None)
 
     async def _ask(self, child: Child, owner: Object) -> None:
-        """The API server would take it, or has."""
+        """The API server would take the child in a dry run, or has it already."""
         ref = ref_of(child.document)
         if child.way is Way.CREATE:
             await self._ask_create(ref, child.document, owner)
@@ -97,13 +98,13 @@ class Applier:
         try:
             await self._kube.ask_create(document)
         except Exists:
-            # Our picture is old, or it is a stranger's.
+            # Our picture is old, or another owner has an object of this name.
             await self._require_ours_there(ref, owner)
             return
         creatable[ref] = digest_of(document)
 
     async def _seen(self, ref: Ref, owner: Object) -> ChildView | None:
-        """The caches' picture of it, if the object is ours."""
+        """The child as the caches show it; None: they do not show it as ours."""
         seen = self._caches.child(ref)
         if seen is not None and seen.owner_uid != owner["metadata"]["uid"]:
             await self._require_ours_there(ref, owner)
@@ -131,7 +132,7 @@ class Applier:
             self._keep(stored)
 
     async def _apply(self, ref: Ref, document: Object, owner: Object) -> Object:
-        """Forced where somebody has a field of a child that was seen to be ours; never without its uid."""
+        """Apply; by force if somebody else owns a field, but only with the uid of a child that was seen to be ours."""
         try:
             return await self._kube.apply(document)
         except Taken as taken:
@@ -150,13 +151,15 @@ class Applier:
             return None
 
     async def _checked(self, ref: Ref, child: Child, seen: ChildView | None, owner: Object) -> Object:
-        """The document to apply: where none of ours was seen, no other owner's object has the name."""
+        """The document to apply. If the caches show none of ours, first ask whether another owner's object is there."""
         uid = seen.uid if seen else await self._require_ours_there(ref, owner)
         return _with_preconditions(child, uid)
 
     async def _require_ours_there(self, ref: Ref, owner: Object) -> str:
-        """Nothing of this name is there, or it is ours: an apply would make another owner's object look like ours. Its
-        uid; empty when there is none."""
+        """The uid of the object of this name, which is ours; empty: there is none.
+
+        Asked before an apply, which would make another owner's object look like ours.
+        """
         there = await self._kube.get(ref)
         if there is None:
             return ""
@@ -164,7 +167,8 @@ class Applier:
         return str(there["metadata"]["uid"])
 
     def _keep(self, stored: Object) -> None:
-        """The next look shall not be at what was before. Secrets are not watched, so one would never be dropped."""
+        """Show the stored object to the next look. Not a Secret: none is watched, so it would never be dropped
+        again."""
         if ref_of(stored).kind != SECRET:
             self._caches.put(view_of(stored))
 
@@ -193,7 +197,7 @@ def _key_of(owner: Object) -> Key:
 
 
 def _with_preconditions(child: Child, uid: str) -> Object:
-    """The document, good only for the object that was seen; where a number moves, only for that state of it."""
+    """The document with the uid that was seen and, if the child has a version, the resourceVersion."""
     if not uid:
         return child.document
     version = {"resourceVersion": child.version.resource_version} if child.version else {}

@@ -1,8 +1,8 @@
 """Compares the caches with the API server: at the start, every ``resync_s`` after that, and when a watch began anew.
 
-It drops objects whose deletion no watch has told (see ``caches``). It also finds out when a watch has gone blind: two
-comparisons in a row find an object that no event has told of. A list that began after a view was there, and does not
-show the object, proves that the object is gone, for lists are read from the newest state.
+The auditor drops objects whose deletion no watch has told (see ``caches``). It also finds out that a watch has gone
+blind: two comparisons in a row find an object that no event has told of. An object that was in the caches before a list
+began, and is not in that list, is gone: lists are read from the newest state.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S: Final = 0.5
 _GATHER_S: Final = 1.0
-"""After a restart of the API server all watches begin anew, one after the other: not a comparison for each object."""
+"""Wait before a comparison: after a restart of the API server all watches begin anew, and one is enough for all."""
 _MAX_WAIT_S: Final = 60.0
-"""Between tries that fail."""
+"""Longest wait between tries that fail."""
 
 
 class Auditor:
@@ -41,7 +41,7 @@ class Auditor:
         on_news: Callable[[Key], None],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """``sleep`` takes seconds. The auditor calls it before it drops what is gone, never for its own pause."""
+        """``sleep`` takes seconds. The auditor calls it before it drops objects, never between two comparisons."""
         self._kube = kube
         self._caches = caches
         self._where: Final = [(kind, namespace) for kind in kinds for namespace in namespaces]
@@ -49,20 +49,19 @@ class Auditor:
         self._on_news = on_news
         self._sleep = sleep
         self._unseen: frozenset[str] | None = None
-        """Of the comparison before. None: there was none."""
+        """Uids that the last comparison found and the caches did not show. None: there was none."""
         self.is_complete = False
-        """Whether the caches have once shown everything that there is."""
+        """Whether the caches have once shown every object that there is."""
         self.blind_to: frozenset[str] = frozenset()
         """Uids that two comparisons in a row have found and no watch has shown."""
         self._is_suspicious = asyncio.Event()
 
     def suspect(self) -> None:
-        """A watch began anew with a list: it does not tell what went before it. Objects that are gone are looked for
-        soon."""
+        """A watch began anew with a list, which does not tell of deletions before it. ``run`` looks for them soon."""
         self._is_suspicious.set()
 
     async def run(self) -> None:
-        """Until it is cancelled. Often until the caches are complete, then now and then."""
+        """Compare until cancelled: often until the caches are complete, then every ``interval_s``."""
         pause_s = _FIRST_PAUSE_S
         while True:
             await self._try(self.compare)
@@ -70,15 +69,15 @@ class Auditor:
             await self._watch_out(pause_s * random.uniform(0.9, 1.1))  # noqa: S311 - spreads load
 
     async def compare(self) -> None:
-        """Once, all kinds.
+        """Compare all kinds once.
 
         Raises:
-            KubeError: A list failed; nothing is known of what comes after it.
+            KubeError: A list failed; the kinds after it were not compared.
         """
         unseen: set[str] = set()
         for kind, namespace in self._where:
             unseen |= await self._compare(kind, namespace)
-        # News of an object that is new since the last time may still be on its way: on a busy cluster some always is.
+        # The event of a new object may still be on its way, and on a busy cluster one always is: so two in a row count.
         still_unseen = unseen if self._unseen is None else unseen & self._unseen
         self.blind_to = frozenset(still_unseen) if self.is_complete else frozenset()
         self._unseen = frozenset(unseen)
@@ -87,7 +86,7 @@ class Auditor:
             logger.error("watches are blind objects=%d", len(self.blind_to))
 
     async def drop_gone(self) -> None:
-        """The caches show nothing that is gone. It says nothing of blindness: watches may just be catching up.
+        """Drop from the caches each object that is gone. Does not judge blindness: watches may just be catching up.
 
         Raises:
             KubeError: As ``compare``.
@@ -96,7 +95,7 @@ class Auditor:
             await self._compare(kind, namespace)
 
     async def _watch_out(self, pause_s: float) -> None:
-        """Pause, and drop what is gone whenever there is a reason to."""
+        """Pause, and call ``drop_gone`` whenever ``suspect`` was called."""
         wait_s = _GATHER_S
         try:
             async with asyncio.timeout(pause_s):
@@ -110,7 +109,7 @@ class Auditor:
             return
 
     async def _try(self, work: Callable[[], Awaitable[None]]) -> bool:
-        """Whether it was done. Else it is suspected that something is gone."""
+        """Whether ``work`` succeeded. If not, the auditor suspects that objects are gone."""
         try:
             await work()
         except KubeError as error:
@@ -120,7 +119,7 @@ class Auditor:
         return True
 
     async def _compare(self, kind: Kind, namespace: str | None) -> set[str]:
-        """Drops what is gone. Returns uids of what the caches do not show."""
+        """Drop objects that are gone. Returns uids of listed objects that the caches do not show."""
         before = [view for view in self._caches.of_kind(kind) if namespace in (None, view.ref.namespace)]
         listed = await self._kube.list_metadata(kind, namespace, selector_of(kind))
         there = _uids(listed)

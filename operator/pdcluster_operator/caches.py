@@ -1,7 +1,7 @@
-"""The pictures that watches have shown so far, by PDCluster. Fed by ``kopf_adapter`` and by answers to our own writes.
+"""The views of all watched objects, by PDCluster. ``kopf_adapter`` and the answers to our own writes feed them.
 
-kopf 1.45 forgets no object by itself: what was deleted while a watch had a gap (410 Gone, then a new list) stays in its
-indexes for ever. So the storage is ours: ``audit`` drops what a list does not show.
+kopf 1.45 forgets no object by itself: one that was deleted while a watch had a gap (410 Gone, then a new list) stays in
+kopf's indexes for ever. So the storage is ours, and ``audit`` drops objects that a list does not show.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class _Shelf:
     children: dict[Ref, ChildView] = field(default_factory=dict)
     pods: dict[Ref, PodView] = field(default_factory=dict)
     ancestors: dict[Ref, PodView] = field(default_factory=dict)
-    """Pods that are gone, whose containers died, and whose names come again. They go with their LeaderWorkerSet."""
+    """Deleted pods whose containers had died and whose name another pod will get. They go with their
+    LeaderWorkerSet."""
 
     @property
     def is_empty(self) -> bool:
@@ -49,7 +50,7 @@ class Caches:
         self._views: Final[dict[Ref, View]] = {}
 
     def put(self, view: View) -> Key | None:
-        """Keep it, unless a newer one is there. Returns whose it is if it is news for a plan."""
+        """Keep the view, unless a newer one is kept. Returns its PDCluster if the view is news for a plan."""
         before = self._views.get(view.ref)
         if before is not None and view.is_older_than(before):
             return None
@@ -62,7 +63,7 @@ class Caches:
         return None if before is not None and view.says_the_same(before) else key_of(view)
 
     def drop(self, ref: Ref, uid: str) -> Key | None:
-        """It is gone. Returns whose it was; None when another one has its name by now, or it was not known."""
+        """The object is gone. Returns its PDCluster; None: it was not known, or another object has its name by now."""
         before = self._views.get(ref)
         if before is None or before.uid != uid:
             return None
@@ -80,7 +81,7 @@ class Caches:
         return Picture(ours, tuple(shelf.pods.values()))
 
     def child(self, ref: Ref) -> ChildView | None:
-        """Of any owner."""
+        """The view of this child, which may have any owner."""
         view = self._views.get(ref)
         return view if isinstance(view, ChildView) else None
 
@@ -106,12 +107,12 @@ class Caches:
 
 
 def key_of(view: View) -> Key:
-    """The PDCluster that it belongs to. The label is the name: a PDCluster's is never longer than a label may be."""
+    """The PDCluster that an object belongs to. The label is the name: the CRD allows none too long for a label."""
     return Key(view.ref.namespace, view.ref.name if view.ref.kind == PDCLUSTER else view.cluster)
 
 
 def _remembering(shelf: _Shelf, view: View, before: View | None) -> View:
-    """A pod knows of the deaths before it."""
+    """The view; of a pod with the deaths that the caches knew of it, or of the pod that had its name."""
     if not isinstance(view, PodView):
         return view
     known = before if isinstance(before, PodView) else shelf.ancestors.pop(view.ref, None)

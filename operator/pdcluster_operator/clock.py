@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from typing import Final
 
 _BOOT_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Linux; a developer's other system has to do without."""
+"""Linux's clock that counts sleep. Elsewhere, on a developer's machine, one that may not."""
 
 Clock = Callable[[], float]
 """Seconds from some moment on; never goes back."""
 
 
 def steady_s() -> float:
-    """Counts while the machine sleeps too: an operator that wakes up must not believe that it still leads."""
+    """Seconds that count sleep too: an operator whose machine wakes up must not believe that it still leads."""
     return time.clock_gettime(_BOOT_CLOCK)
 
 

@@ -1,12 +1,12 @@
 """Errors of the API server, or of the way to it, sorted by what helps.
 
 KubeError
-  Conflict       what we read is old: read again, decide again
+  Conflict       our picture is old: read again, decide again
     Exists       there is one of this name already
     OwnConflict  a field differs that we ourselves wrote another way
   NotFound       there is none, or no longer
   Forbidden      we lack the right: the chart's roles have to be mended
-  Refused        the server refuses what we wrote: our user, or we, wrote something wrong
+  Refused        the server refuses our write: the spec or our manifest is wrong
     Taken        a field has another owner: to be forced only where the object is ours
   ApiUnavailable no answer, or not now: try again later
   Contested    somebody sets a field of ours again and again: it is set back, later and later
@@ -19,7 +19,7 @@ from pdcluster_protocol.errors import PDClusterError, Unavailable
 
 
 class KubeError(PDClusterError):
-    """Something was asked of the API server and not done, or not surely done."""
+    """The API server has not done what we asked, or may not have."""
 
 
 class Conflict(KubeError):
@@ -31,7 +31,7 @@ class Exists(Conflict):
 
 
 class OwnConflict(Conflict):
-    """An apply would change fields that only we own, but from a create or a scale. No harm if the picture is new."""
+    """An apply would change fields that we own from a create or a scale of ours. Harmless if our picture is new."""
 
 
 class NotFound(KubeError):
@@ -39,7 +39,7 @@ class NotFound(KubeError):
 
 
 class Forbidden(KubeError):
-    """We lack the right, or are not known. The message names verb and resource."""
+    """We lack the right, or the server does not know us. The message names method and path."""
 
 
 class Refused(KubeError):
@@ -47,8 +47,8 @@ class Refused(KubeError):
 
 
 class Taken(Refused):
-    """Somebody else owns a field that we would change. ``fields`` as the API server spells them; ``by``: the managers
-    that have them."""
+    """Somebody else owns a field that we would change. ``fields``: as the API server spells them; ``by``: the managers
+    that own them."""
 
     def __init__(self, message: str, fields: tuple[str, ...] = (), by: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -57,11 +57,11 @@ class Taken(Refused):
 
 
 class Contested(KubeError):
-    """A field of ours was taken back, and a moment ago too: all is done, and the next look comes later and later."""
+    """We have set back the same field twice within a minute. The plan is carried out; the next look comes later."""
 
 
 class ApiUnavailable(KubeError, Unavailable):
-    """No answer, a 429 or a 5xx. ``retry_after_s``: what the server asked for; 0 when it did not."""
+    """No answer, no JSON, or a status such as 429 or 5xx. ``retry_after_s``: what the server asked for; 0: nothing."""
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -69,4 +69,4 @@ class ApiUnavailable(KubeError, Unavailable):
 
 
 class NotLeader(KubeError):
-    """Our time as leader is over: the request was not sent."""
+    """Our time as leader is over, so the request was not sent."""

@@ -12,20 +12,20 @@ from aiohttp import web
 from pdcluster_protocol.errors import ConfigError
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-"""Of a page of metrics."""
+"""Of the page of metrics."""
 
 WhyNot = Callable[[], list[str]]
-"""Why a probe fails, in sentences; none: it passes."""
+"""Returns why a probe fails, in sentences; an empty list: it passes."""
 
 
 @asynccontextmanager
 async def serve_probes(
     host: str | None, port: int, *, health: WhyNot, readiness: WhyNot, metrics: Callable[[], bytes]
 ) -> AsyncIterator[int]:
-    """They are answered until the block ends. Yields the port.
+    """Answer probes and metrics until the block ends. Yields the port.
 
     Raises:
-        ConfigError: Another process listens there, or ``host`` is no address of this machine.
+        ConfigError: Another process listens on the port, or ``host`` is no address of this machine.
     """
 
     async def healthz(_: web.Request) -> web.Response:

@@ -1,9 +1,9 @@
 """The operator's calls to the API server: few, each with the precondition that it was decided on.
 
-The one place that knows the API server's paths, content types and status codes. Every call has a deadline and raises a
-``KubeError`` if it was not surely done (``errors.py`` says what helps). Writes need leadership; a call whose answer was
-lost may have been done, so each is safe to repeat. A 429, a 5xx or a broken connection is tried again within the call's
-own time.
+Paths are in ``kinds.py``, the meaning of status codes in ``core/answers.py``. Every call has a deadline and raises a
+``KubeError`` unless it was surely done (``errors.py`` says what helps). A client with a fence writes only while we
+lead. A call whose answer was lost may have been done, so each is safe to repeat. A call that ends in ``ApiUnavailable``
+is tried again within its own time.
 
 Source of truth: Kubernetes 1.35, "API concepts", "Server-Side Apply".
 """
@@ -52,16 +52,16 @@ class Listed:
 
 
 class Fence(Protocol):
-    """Says whether we may write."""
+    """Says for how long we may write."""
 
     def left_s(self) -> float:
-        """Seconds for which we may; 0 or less: not now."""
+        """Seconds for which we may write; 0 or less: we may not."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ApiCall:
-    """One request. ``verb``: as in a role's rules."""
+    """One request. ``verb``: as the rules of a Kubernetes Role name it."""
 
     verb: str
     kind: Kind
@@ -83,13 +83,13 @@ class ApiCall:
 
 
 OnAnswer = Callable[[ApiCall, int], None]
-"""Told of each answer and its status; 0: there was none."""
+"""Told of each try and the status of its answer; 0: there was none."""
 
 
 class HttpKube:
     """One API server, through a session that the caller closes. Any number of tasks.
 
-    ``fence`` None: writes need no leave (the Lease's).
+    ``fence`` None: writes need no leadership, as those of the Lease itself.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class HttpKube:
             return None
 
     async def list_metadata(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Listed]:
-        """All of a kind in a namespace, or in the cluster (None), that a label selector chooses."""
+        """All objects of a kind that a label selector chooses, in a namespace or (None) in the cluster."""
         found: list[Listed] = []
         query = {"limit": str(PAGE_OBJECTS)} | ({"labelSelector": selector} if selector else {})
         while True:
@@ -136,7 +136,7 @@ class HttpKube:
         return any(one.get("name") == kind.plural for one in known.get("resources") or ())
 
     async def create(self, manifest: Object) -> Object:
-        """A new object.
+        """Create the object, and return it as stored.
 
         Raises:
             Exists: There is one of this name.
@@ -144,7 +144,7 @@ class HttpKube:
         return await self._do(_create_call(manifest, _STRICT))
 
     async def ask_create(self, manifest: Object) -> None:
-        """The API server would create it now. Nothing is stored (a dry run, with admission and all checks).
+        """Ask whether the API server would create the object now: a dry run with admission and all checks.
 
         Raises:
             Exists: There is one of this name.
@@ -152,7 +152,7 @@ class HttpKube:
         await self._do(_create_call(manifest, _DRY))
 
     async def ask_apply(self, manifest: Object) -> None:
-        """The API server would apply it now, by force if need be. Nothing is stored.
+        """Ask whether the API server would apply the manifest now, by force: a dry run.
 
         Raises:
             Conflict: The preconditions do not hold.
@@ -163,11 +163,11 @@ class HttpKube:
         """The object is as the manifest says, as far as it says anything (server-side apply).
 
         ``metadata.uid`` and ``metadata.resourceVersion``, where the manifest has them, are preconditions.
-        ``is_forced``: fields that are somebody else's too; only with a uid that was seen to be ours.
+        ``is_forced``: also change fields that somebody else owns. Only with a uid that was seen to be ours.
 
         Raises:
-            Conflict: They do not hold.
-            Taken: A field that differs is somebody else's, and it is not forced.
+            Conflict: The preconditions do not hold.
+            Taken: Somebody else owns a field that differs, and the apply is not forced.
         """
         if is_forced:
             return await self._do(_apply_call(manifest, {**_STRICT, **_FORCE}))
@@ -175,19 +175,19 @@ class HttpKube:
         try:
             return await self._do(call)
         except OwnConflict:
-            # Only what we ourselves wrote another way (create, scale) is in the way, and the picture is not old.
+            # Only our own earlier create or scale is in the way. With a resourceVersion the picture is surely not old.
             if "resourceVersion" not in manifest["metadata"]:
                 raise
             return await self._do(dataclasses.replace(call, query={**_STRICT, **_FORCE}))
 
     async def apply_status(self, ref: Ref, uid: str, status: Object, *, resource_version: str) -> Object:
-        """Its status is this, and nothing else of ours. Forced: status has one writer. Returns the whole object.
+        """Its status has exactly these fields of ours. Forced, for status has one writer. Returns the whole object.
 
-        ``resource_version``: of the state that was looked at. A call that arrives late, when another operator leads,
-        must not write its old picture over theirs.
+        ``resource_version``: of the state that the status was made from. A call that arrives late, when another replica
+        leads, must not write an old status over a newer one.
 
         Raises:
-            Conflict: It has changed since, or is another one.
+            Conflict: The object has changed since, or another one has its name.
         """
         named = {"name": ref.name, "namespace": ref.namespace, "uid": uid, "resourceVersion": resource_version}
         manifest = {"apiVersion": ref.kind.api_version, "kind": ref.kind.name, "metadata": named, "status": status}
@@ -196,19 +196,19 @@ class HttpKube:
         return await self._do(ApiCall("patch", ref.kind, "PATCH", path, query, manifest, _APPLY, subresource="status"))
 
     async def replace(self, manifest: Object) -> Object:
-        """The whole object, if its ``metadata.resourceVersion`` is still the newest.
+        """Replace the whole object, if the manifest's ``metadata.resourceVersion`` is still the newest.
 
         Raises:
-            Conflict: It is not.
+            Conflict: The object has changed since.
         """
         ref = ref_of(manifest)
         return await self._do(ApiCall("update", ref.kind, "PUT", ref.path(), _STRICT, manifest))
 
     async def scale(self, ref: Ref, replicas: int, *, resource_version: str) -> str:
-        """Its ``spec.replicas`` are these, if nothing of it has changed since. Returns its new resourceVersion.
+        """Set ``spec.replicas``, if the object has not changed since. Returns its new resourceVersion.
 
         Raises:
-            Conflict: Something has.
+            Conflict: The object has changed.
         """
         body = {"metadata": {"resourceVersion": resource_version}, "spec": {"replicas": replicas}}
         query, path = {"fieldManager": MANAGER}, ref.path("scale")
@@ -216,15 +216,15 @@ class HttpKube:
         return str(scaled["metadata"]["resourceVersion"])
 
     async def delete(self, ref: Ref, *, uid: str, resource_version: str = "") -> None:
-        """It is gone, or going, if it is still the one with this uid; nothing to do when there is none.
+        """Delete the object, if it still has this uid. Not an error when there is none.
 
-        ``resource_version``: only in this state; empty: in any.
+        ``resource_version``: delete it only in this state; empty: in any.
 
         Raises:
-            Conflict: Another one has its name, or it has changed since.
+            Conflict: Another object has its name, or it has changed since.
         """
         preconditions = {"uid": uid} | ({"resourceVersion": resource_version} if resource_version else {})
-        # Background: the object goes at once, and its own children with it soon after.
+        # Background: the object goes at once, its own children soon after.
         body = {"preconditions": preconditions, "propagationPolicy": "Background"}
         try:
             await self._do(ApiCall("delete", ref.kind, "DELETE", ref.path(), {}, body))
@@ -232,7 +232,7 @@ class HttpKube:
             return
 
     async def _do(self, call: ApiCall) -> dict[str, Any]:
-        """The answer, after as many tries as there is time for."""
+        """The answer, after at most ``MAX_TRIES`` tries, and only as many as there is time for."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
         for num_tries in itertools.count(1):
@@ -262,7 +262,7 @@ class HttpKube:
             self._on_answer(call, status)
 
     def _limit(self, call: ApiCall, deadline: float) -> float:
-        """Until when this try may take. A write is not waited for longer than we lead."""
+        """When this try must end. A write ends with our leadership at the latest."""
         if not call.is_write or self._fence is None:
             return deadline
         left_s = self._fence.left_s()

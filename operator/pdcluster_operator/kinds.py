@@ -1,6 +1,6 @@
 """The kinds of objects that the operator reads or writes, and where the API server keeps them. Data only.
 
-A table rather than discovery: the operator has no business with other kinds, and the chart's roles list the same.
+A table rather than discovery: the operator needs no other kinds, and the chart's roles list the same ones.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pdcluster_operator.api.base import API_VERSION
 from pdcluster_protocol.labels import MANAGED_BY, MANAGER
 
 Object = Mapping[str, Any]
-"""One object as JSON: the API server's, or a manifest of ours. It does not change."""
+"""One object as JSON, the API server's or a manifest of ours. Read-only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind. ``plural``: as in a URL, and in a role's ``resources``."""
+    """One kind. ``plural``: its name in URLs and in the ``resources`` of a Kubernetes Role."""
 
     api_version: str
     name: str
@@ -27,7 +27,7 @@ class Kind:
 
     @property
     def group(self) -> str:
-        """Empty for the core group."""
+        """The API group; empty for the core group."""
         return self.api_version.rpartition("/")[0]
 
     @property
@@ -40,7 +40,7 @@ class Kind:
         return f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
 
     def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
-        """Path of one object, of one namespace's, or (None) of all of the cluster's."""
+        """Path of one object; without a name, of all objects of this kind in a namespace or (None) in the cluster."""
         within = f"/namespaces/{quote(namespace)}" if namespace else ""
         return "/".join(part for part in (f"{self.root}{within}/{self.plural}", quote(name), subresource) if part)
 
@@ -87,7 +87,7 @@ WATCHED_CHILDREN: Final = (
     NETWORK_POLICY,
     SCALER,
 )
-"""Children that every cluster can have, and whose changes are heard of. Not Secrets: to list them is to read all."""
+"""Kinds of children that every cluster knows and that we watch. Not Secrets: the right to list them is to read all."""
 
 KINDS: Final = {
     (kind.api_version, kind.name): kind
@@ -100,7 +100,7 @@ _OURS: Final = f"{MANAGED_BY}={MANAGER}"
 
 
 def selector_of(kind: Kind) -> str:
-    """The selector of the watched objects of a kind: all PDClusters, and of other kinds those that are ours."""
+    """Label selector of the objects of a kind that we watch: all PDClusters, and of other kinds those that we made."""
     return "" if kind == PDCLUSTER else _OURS
 
 

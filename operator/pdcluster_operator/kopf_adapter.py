@@ -1,8 +1,8 @@
-"""kopf, of which the operator uses the watches alone: what it watches, and what becomes of each event.
+"""Connects kopf's watches to the caches and the work queue. The operator uses nothing else of kopf.
 
-No other file imports kopf. Two of its stages are used. The indexing stage runs for all objects of all kinds before any
-event handler does: there views are put into the caches, so that no reconcile looks at a part of the picture. Then the
-event handlers say which PDCluster has news.
+No other file imports kopf. At start kopf runs its indexing stage for all objects of all kinds before it calls any event
+handler. The indexing stage puts views into the caches, so no reconcile sees a part of the picture. The event handlers
+then say which PDCluster has news.
 
 Switched off, or replaced:
 
@@ -44,25 +44,28 @@ from pdcluster_operator.settings import Settings
 USER_AGENT: Final = "pdcluster-operator"
 
 STOP_S: Final = 10.0
-"""For kopf's watches to end."""
+"""Seconds for kopf's watches to end."""
 _BACKOFF: Final = Backoff(first_s=0.5, most_s=30.0)
 
 
 class Handlers:
-    """Event loop only. ``on_news``: told whose PDCluster to look at. ``on_list``: told of each object that a list
-    showed: at the start, and when a watch begins anew because its history is gone."""
+    """kopf's handlers. Event loop only.
+
+    ``on_news``: told which PDCluster to look at. ``on_list``: called for each object that a list shows: at the start,
+    and when a watch begins anew because its history is gone.
+    """
 
     def __init__(self, caches: Caches, on_news: Callable[[Key], None], on_list: Callable[[], None]) -> None:
         self._caches = caches
         self._on_news = on_news
         self._on_list = on_list
         self._news: dict[str, Key] = {}
-        """By uid, news of the indexing stage that the event stage has not told yet."""
+        """PDClusters with news, by uid of the object: found by the indexing stage, not yet told by the event stage."""
         self.is_warm = False
-        """Whether every kind was listed: only then kopf calls an event handler."""
+        """Whether every kind was listed: kopf calls no event handler before that."""
 
     async def keep(self, body: kopf.Body, **_: Any) -> None:
-        """Indexing stage: not for deletions. Returns nothing, so kopf itself stores nothing."""
+        """Indexing stage; kopf does not call it for deletions. Returns nothing, so kopf itself stores nothing."""
         view = view_of(dict(body))
         if key := self._caches.put(view):
             self._news[view.uid] = key
@@ -70,7 +73,7 @@ class Handlers:
     async def tell(self, body: kopf.Body, type: str | None, **_: Any) -> None:  # noqa: A002 - kopf's own name
         """Event stage."""
         self.is_warm = True
-        if type is None:  # kopf's word for "listed"; of deletions that it missed it says nothing.
+        if type is None:  # kopf's word for "listed". A list does not tell of missed deletions.
             self._on_list()
         uid = str(body["metadata"]["uid"])
         key = self._news.pop(uid, None)
@@ -84,10 +87,13 @@ class Handlers:
 async def running_watches(
     handlers: Handlers, kinds: Iterable[Kind], settings: Settings, access: ApiAccess, on_spawned: Callable[[], None]
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """kopf runs in the task. ``on_spawned``: called when kopf has taken the process's signals."""
+    """kopf's watches run in the yielded task until the block ends.
+
+    ``on_spawned``: called when kopf has taken the process's signals.
+    """
     stop = asyncio.Event()
-    # Else kopf asks for the name of our user, who has none in most images. It is for its peering, which is off.
-    # Any: kopf's argument is public but not its type, a NewType of str. Its other way, $POD_ID, is a pod's only.
+    # Without an identity kopf asks the system for our user's name, and most images have none. kopf needs the identity
+    # for peering alone, which is off. Any: the type of kopf's argument, a NewType of str, is not public.
     own_name: Any = settings.identity
     tasks = await kopf.spawn_tasks(
         registry=_make_registry(handlers, kinds, access),
@@ -108,7 +114,7 @@ async def running_watches(
 
 
 def _make_registry(handlers: Handlers, kinds: Iterable[Kind], access: ApiAccess) -> kopf.OperatorRegistry:
-    """All that kopf has to know of us."""
+    """kopf's registry with our login and handlers."""
     registry = kopf.OperatorRegistry()
 
     async def log_in(**_: Any) -> kopf.AiohttpSession:
@@ -123,10 +129,10 @@ def _make_registry(handlers: Handlers, kinds: Iterable[Kind], access: ApiAccess)
 
 
 def make_kopf_settings(kinds: Iterable[Kind], *, timeout_s: float, silence_s: float) -> kopf.OperatorSettings:
-    """``timeout_s``: seconds for a list, and to connect for a watch. ``silence_s``: after which a watch begins anew."""
+    """``timeout_s``: seconds to connect; a list may take six times as long. A watch begins anew after ``silence_s``."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
-    settings.scanning.disabled = True  # To watch CRDs and namespaces would need rights on the whole cluster.
+    settings.scanning.disabled = True  # It would need rights on the whole cluster.
     settings.process.ultimate_exiting_timeout = None
     settings.persistence.diffbase_storage = _NoDiffs()
     settings.networking.error_backoffs = _Pauses()
@@ -141,8 +147,8 @@ def make_kopf_settings(kinds: Iterable[Kind], *, timeout_s: float, silence_s: fl
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """Nothing is remembered of an object. kopf's own storage copies each one that a watch shows, twice, for handlers
-    of changes: we have none, and a quarter of a millisecond for each event is more than our look takes of it."""
+    """Remembers nothing of an object. kopf's own storage copies each object of an event twice, for handlers of changes.
+    We have no such handlers, and the copies cost a quarter of a millisecond: more than our own work on the event."""
 
     def build(self, **_: object) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -151,7 +157,7 @@ class _NoDiffs(kopf.DiffBaseStorage):
         return None
 
     def store(self, **_: object) -> None:
-        """Only handlers of changes have it done."""
+        """Never called: we have no handlers of changes."""
 
 
 class _Pauses:
@@ -163,8 +169,8 @@ class _Pauses:
 
 
 class _Everything(frozenset[asyncio.Task[Any]]):
-    """Every task. When kopf stops it waits for, and cancels, all tasks that are not listed here. Its own have ended by
-    then; the others are ours."""
+    """Contains every task. When kopf stops it waits for, and cancels, all tasks that are not in this set. kopf's own
+    tasks have ended by then; the others are ours."""
 
     def __contains__(self, task: object) -> bool:
         return True

@@ -1,7 +1,8 @@
 """Takes part in the election for one Lease, and runs a term while it leads.
 
-``core/leasing.py`` has the rules. Here: read and write the Lease, start a term when it is ours, end it when its time is
-up whatever the API server says, and give the Lease back on the way out so that the next one need not wait.
+``core/leasing.py`` has the rules. This file reads and writes the Lease, starts a term when the Lease is ours, and ends
+the term when its time is up, whether or not the API server answers. On the way out it gives the Lease back, so that the
+next leader need not wait.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ logger = logging.getLogger(__name__)
 
 _JITTER: Final = 0.2
 _PARTING_S: Final = 2.0
-"""Seconds to give the Lease back; without it the others wait for its duration."""
+"""Seconds to give the Lease back. If that fails the others wait for its duration."""
 
 
 class Leader:
-    """One candidate. ``left_s`` is the fence that every write asks. One task runs ``run``; anybody may ask."""
+    """One candidate. ``left_s`` makes it the ``Fence`` of all writes. One task runs ``run``; any task may read."""
 
     def __init__(
         self,
@@ -40,7 +41,8 @@ class Leader:
         clock: Clock = steady_s,
         parting_s: float = _PARTING_S,
     ) -> None:
-        """``kube``: not fenced, and with a deadline well below ``renew_s``. ``lead``: a term; cancelled at its end."""
+        """``kube``: not fenced, with a deadline well below ``renew_s``. ``lead``: runs a term; is cancelled at its
+        end."""
         self._kube = kube
         self._ref = Ref(LEASE, namespace, name)
         self._candidate = Candidate(identity, times)
@@ -48,12 +50,12 @@ class Leader:
         self._clock = clock
         self._parting_s = parting_s
         self._lease: Object | None = None
-        """As stored last, by us or by another one. None: not known, or there is none."""
+        """The Lease as we last read or wrote it. None: not known, or there is none."""
         self._won = asyncio.Event()
         self._is_troubled = False
 
     def left_s(self) -> float:
-        """Seconds for which we lead for certain; 0 or less: we do not."""
+        """Seconds for which we lead for certain; 0 or less: we do not lead."""
         return self._candidate.leads_until - self._clock()
 
     @property
@@ -66,7 +68,7 @@ class Leader:
         return self._candidate.seen.holder if self._candidate.seen else ""
 
     async def run(self) -> None:
-        """Until it is cancelled, or a term fails. Ends the term first, then gives the Lease back."""
+        """Take part until cancelled, or until a term fails. Then end the term, and give the Lease back."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._campaign(), name="leader: campaign")
@@ -85,7 +87,7 @@ class Leader:
         try:
             await self._try_to_lead()
         except KubeError as error:
-            self._lease = None  # The Lease may be anybody's now: it is read again.
+            self._lease = None  # Another may hold it now: read it again.
             if not self._is_troubled:
                 logger.warning("lease not renewed or read lease=%s reason=%s", self._ref, error)
             self._is_troubled = True
@@ -110,7 +112,7 @@ class Leader:
         try:
             self._lease = await (self._kube.create(manifest) if self._lease is None else self._kube.replace(manifest))
         except Exists:
-            # Somebody was first. Seen now: should it be deleted, we know that there is a leader to wait for.
+            # Another candidate was first. Read its record: even if the Lease is deleted, we then wait for that leader.
             await self._read()
             return
         self._candidate = self._candidate.written(record, began=began, now=self._clock())
@@ -118,7 +120,7 @@ class Leader:
             self._won.set()
 
     def _manifest(self, record: LeaseRecord) -> dict[str, Any]:
-        """The Lease to store: what is there with our record in it, or a new one."""
+        """The Lease to store: the one that is there with our record in it, or a new one."""
         before: Object = (self._lease or {}).get("spec") or {}
         is_same = before.get("holderIdentity") == record.holder and "acquireTime" in before
         spec = {
@@ -156,7 +158,7 @@ class Leader:
             await asyncio.wait({term})
 
     async def _part(self) -> None:
-        """The term is over: say so."""
+        """Give the Lease back, if we hold it. The term is over."""
         self._candidate = self._candidate.resigned()
         record = self._candidate.parting(micro_time())
         if record is None:
@@ -171,8 +173,11 @@ class Leader:
             logger.info("%s lease=%s", told, self._ref)
 
     async def _give_back(self, record: LeaseRecord) -> bool:
-        """Whether it was ours to give. The Lease is read first, for a renewal that was cut off may have been heard all
-        the same; and once more if it is heard only now."""
+        """Whether the Lease was ours to give back.
+
+        A renewal that was cut off may still have reached the API server. So the Lease is read first, and read a second
+        time if the renewal arrives between our read and our write.
+        """
         for is_last in (False, True):
             self._lease = await self._kube.get(self._ref)
             if self._lease is None or _record_of(self._lease).holder != self._candidate.identity:

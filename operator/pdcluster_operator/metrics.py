@@ -1,7 +1,7 @@
 """The operator's metrics: names, units and labels.
 
-A PDCluster has ten series, told by the leading replica alone and gone with the object; no other label names an object,
-for there may be thousands.
+Each PDCluster has ten series. Only the leading replica shows them, and they go with the object. No label of another
+metric names an object, for there may be thousands.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BUCKETS_S: Final = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 
 
 class Metrics:
-    """Of one process."""
+    """All metrics of one process."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -49,7 +49,7 @@ class Metrics:
     def watch_replica(
         self, is_leading: Callable[[], bool], num_keys: Callable[[], int], overdue_s: Callable[[], float]
     ) -> None:
-        """Three gauges that are read when the page is asked for."""
+        """Add three gauges, which are read for each page."""
         for name, what, read in (
             ("leading", "1 while this replica leads", is_leading),
             ("queue_keys", "PDClusters that are due now or later", num_keys),
@@ -58,7 +58,7 @@ class Metrics:
             Gauge(f"pdcluster_operator_{name}", what, registry=self._registry).set_function(read)
 
     def watch_pools(self, read: Callable[[], Iterable[PoolSample]]) -> None:
-        """Each PDCluster's own gauges, read when somebody asks."""
+        """Add the gauges of each PDCluster, which are read for each page."""
         self._registry.register(_Pools(read))
 
     def page(self) -> bytes:

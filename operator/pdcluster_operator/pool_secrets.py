@@ -1,6 +1,6 @@
-"""The pools' Secrets: whether ours is there, and what one says when a request has to be signed.
+"""Reads the pools' Secrets: whether they are there, and the value with which a request is signed.
 
-Asked for by name. Secrets are not watched: the right to list them would be the right to read all of a namespace.
+Each is read by name. Secrets are not watched: the right to list them is the right to read all of a namespace.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Sight:
 
 
 class PoolSecrets:
-    """Believes for ``believe_s`` seconds that a Secret which was there still is. Keeps nothing of what they say."""
+    """Believes for ``believe_s`` seconds that a Secret which was there still is there. Keeps no value of a Secret."""
 
     def __init__(self, kube: HttpKube, *, believe_s: float) -> None:
         self._kube = kube
@@ -30,7 +30,7 @@ class PoolSecrets:
         self._had: dict[tuple[Ref, str], float] = {}
 
     async def is_there(self, ref: Ref, owner_uid: str) -> bool:
-        """Whether there is this Secret of this owner."""
+        """Whether the Secret is there and belongs to this owner."""
         seen = self._seen.get(ref)
         if seen and seen.owner_uid == owner_uid and steady_s() < seen.at + self._believe_s:
             return True
@@ -43,7 +43,7 @@ class PoolSecrets:
         return True
 
     async def lacks(self, ref: Ref, key: str) -> str:
-        """The problem of a user's Secret, for people; empty: it has this key."""
+        """The problem of a user's Secret, for people; empty: the Secret has this key."""
         if steady_s() < self._had.get((ref, key), -self._believe_s) + self._believe_s:
             return ""
         try:

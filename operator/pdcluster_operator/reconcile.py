@@ -1,6 +1,7 @@
-"""One look at one PDCluster: read the caches, plan, apply what differs, write status if it differs, tell what changed.
+"""One look at one PDCluster: read the caches, plan, apply children that differ, write a new status, send Events.
 
-From one look to the next it keeps only what saves calls. Each look reads the state anew.
+Each look reads the state anew. From one look to the next a replica keeps results and digests that save calls, the
+fields that it has taken back, and unknown fields that it has seen; a new leader starts without them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Of one term. Any number of keys at once, each by one task (``WorkQueue``)."""
+    """Reconciles for one term: any number of keys at once, each in one task (``WorkQueue``)."""
 
     def __init__(
         self,
@@ -66,10 +67,10 @@ class Reconciler:
         self._unknown: dict[Key, UnknownFields] = {}
 
     async def reconcile(self, key: Key) -> float | None:
-        """The PDCluster is as it should be, as far as that can be done now. Returns when to look again.
+        """Do what the spec asks for and what is possible now. Returns seconds until the next look; None: none.
 
         Raises:
-            KubeError: Something could not be done; what the user can mend is in status.
+            KubeError: Something could not be done. If the user can mend it, status says so.
         """
         view = self._caches.cluster(key)
         if view is None or view.document["metadata"].get("deletionTimestamp"):
@@ -79,7 +80,7 @@ class Reconciler:
             self._unknown.pop(key, None)
             return None
         try:
-            # Status is ours, and read by itself.
+            # Status is ours, and ``read_status`` reads it.
             cluster, unknown = PDCluster.from_server({**view.document, "status": None})
         except ValidationError as error:
             await self._tell_unreadable(view, error)
@@ -125,7 +126,7 @@ class Reconciler:
         )
 
     async def _missing_secret(self, pool: Pool) -> str:
-        """The problem of the first of the user's Secrets that has one, and its cure; empty: all are whole."""
+        """The first problem of a Secret that the user has named, and its cure; empty: there is none."""
         for secret in mounted_secrets(pool):
             for key in secret.keys:
                 if lack := await self._secrets.lacks(Ref(SECRET, pool.namespace, secret.name), key):
@@ -133,7 +134,7 @@ class Reconciler:
         return ""
 
     def _verify(self, key: Key, pool: Pool, plan: Plan, picture: Picture) -> float | None:
-        """Have the target proven, if it is time. Returns when to ask again."""
+        """Have the target verified, if it is time. Returns seconds until the next call; None: no call is needed."""
         ids = plan.to_verify
         if ids is None:
             return None
@@ -153,7 +154,8 @@ class Reconciler:
         await self._write(view, before, status, status_document(status, pool.spec, routers, router_url(pool)))
 
     async def _tell_unreadable(self, view: ClusterView, error: ValidationError) -> None:
-        """The CRD is not of our version, so the API server let through what we do not understand."""
+        """Write a refusal. The CRD is of another version, so the API server let a spec through that we do not
+        understand."""
         told = "; ".join(faults_in(error)[:5])
         refusal = f"this operator does not understand the object: {told}; apply the CRDs of the operator's version"
         generation = int(view.document["metadata"].get("generation", 0))
@@ -167,7 +169,7 @@ class Reconciler:
             return
         stored = await self._kube.apply_status(view.ref, view.uid, document, resource_version=view.resource_version)
         self._caches.put(view_of(stored))
-        # An answer shows fields that an old watch hides. The watch tells of this write too, so another look comes.
+        # The answer shows fields that an old watch hides. The watch will tell of this write, so another look comes.
         unknown = PDCluster.unknown_fields_of({**stored, "status": None})
         self._unknown_of(Key(view.ref.namespace, view.ref.name)).told(unknown, unix_s())
         await self._send(events_between(before, status), view)
@@ -190,7 +192,7 @@ class Reconciler:
             try:
                 await self._kube.create(manifest)
             except KubeError as error:
-                # Told in status too; an Event is never worth another look.
+                # Status says the same, so a lost Event is not worth another look.
                 logger.warning("event not sent cluster=%s event=%s reason=%s", view.ref, event.reason, error)
 
     def _resync_after_s(self) -> float:
@@ -198,6 +200,6 @@ class Reconciler:
 
 
 def _secret_of(pool: Pool) -> tuple[Ref, str]:
-    """The pool's Secret, and the key in it."""
+    """The Secret with the pool's secret, and the key in it."""
     found = secret_ref(pool)
     return Ref(SECRET, pool.namespace, found["name"]), found["key"]

@@ -1,8 +1,8 @@
-"""One replica of the operator, put together: watches and probes at all times, work while it leads.
+"""Builds and runs one replica of the operator: watches and probes at all times, work while it leads.
 
 kopf's watches --> kopf_adapter --> caches      work queue --> reconcile --> apply, status, verify
                       |                             ^                            |
-                      +--------- whose has news ----+                fenced by --+--> leader
+                      +--------- key with news -----+                fenced by --+--> leader
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 5.0
 _LEASE_CALLS: Final = 2
-"""Calls for the Lease that fit into the time of a renewal, so that one that hangs does not end a term."""
+"""Calls that fit into the time of a renewal, so that one call that hangs does not end a term."""
 
 
 class Operator:
-    """One replica. ``run`` once."""
+    """One replica. Call ``run`` once."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class Operator:
         to_routers: aiohttp.ClientSession,
         take_signals: Callable[[], None],
     ) -> None:
-        """``session``: to the API server of ``access``. ``to_routers``: without our token. ``take_signals``: makes
-        signals ours, for kopf takes them too and would end its watches before our term has ended."""
+        """``session``: to the API server of ``access``. ``to_routers``: without our token. ``take_signals``: sets
+        our signal handlers again after kopf has set its own, which would end the watches before our term has ended."""
         self._settings = settings
         self._access = access
         self._to_routers = to_routers
@@ -67,7 +67,7 @@ class Operator:
         self.caches = Caches()
         self._metrics = Metrics()
         self._queue: WorkQueue[Key] | None = None
-        """Of the term that runs; None: another replica leads."""
+        """The queue of the term that runs; None: we do not lead."""
         self._has_leader_worker_sets = False
         self._is_known = False
         self.auditor: Auditor | None = None
@@ -86,10 +86,10 @@ class Operator:
         self._add_gauges()
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Until ``stopped``: then the term ends, the Lease is given back, and the watches end.
+        """Run until ``stopped``. Then the term ends, the Lease is given back, and the watches end, in this order.
 
         Raises:
-            Exception: Something ended that has to run for ever; our supervisor starts us again.
+            Exception: A task ended that has to run for ever. Our supervisor starts us again.
         """
         settings = self._settings
         probes = serve_probes(
@@ -101,7 +101,7 @@ class Operator:
                 await self._watch_and_work(stopped)
 
     async def _find_kinds(self) -> None:
-        """Our CRDs are there. kopf looks for kinds only once."""
+        """Wait until our CRDs are there, for kopf looks for kinds only once."""
         while True:
             try:
                 if await self._reader.serves(PDCLUSTER) and await self._reader.serves(SCALER):
@@ -142,7 +142,7 @@ class Operator:
             tasks.create_task(self._await_new_kinds(), name="operator: kinds")
 
     async def _lead(self) -> None:
-        """One term: until it is cancelled."""
+        """Work through one term, until cancelled."""
         settings = self._settings
         secrets = PoolSecrets(self._reader, believe_s=settings.resync_s)
         verifier = TargetVerifier(
@@ -163,7 +163,7 @@ class Operator:
             on_run=self._metrics.count_run,
         )
         self._queue = queue
-        if self._handlers.is_warm:  # Else kopf tells of each object as soon as it has listed them all.
+        if self._handlers.is_warm:  # If not, kopf tells of each object once it has listed them all.
             queue.add_all(self.caches.keys())
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -173,7 +173,7 @@ class Operator:
             self._queue = None
 
     async def _await_new_kinds(self) -> None:
-        """Ends the process when LeaderWorkerSets have become known: kopf watches only what was there at its start."""
+        """End the process once LeaderWorkerSet is installed, for kopf watches only kinds that it found at its start."""
         while True:
             await asyncio.sleep(self._settings.resync_s)
             try:
@@ -197,7 +197,7 @@ class Operator:
             self.auditor.suspect()
 
     def health(self) -> list[str]:
-        """Faults that only a restart can mend. An API server that does not answer is none of them."""
+        """Faults that only a restart can mend. An API server that does not answer is no such fault."""
         found = []
         overdue_s = self._queue.overdue_s() if self._queue else 0.0
         if overdue_s > self._settings.stuck_s:
@@ -207,7 +207,7 @@ class Operator:
         return found
 
     def readiness(self) -> list[str]:
-        """A standby is ready too: it could lead at once."""
+        """Why we are not ready; empty: we are. A standby is ready too, for it could lead at once."""
         if not self._is_known:
             return [f"the CRDs of {PDCLUSTER.group} were not found yet"]
         if self.auditor is None or not self.auditor.is_complete:
@@ -223,7 +223,7 @@ class Operator:
         self._metrics.watch_pools(self._pool_samples)
 
     def _pool_samples(self) -> list[PoolSample]:
-        """Of the leading replica: two that tell of one object would be two truths."""
+        """Empty unless we lead, so that no PDCluster is reported by two replicas."""
         views = [view for view in self.caches.of_kind(PDCLUSTER) if isinstance(view, ClusterView)]
         return [sample for view in views if (sample := _sample_of(view))] if self.leader.is_leading else []
 
@@ -232,11 +232,11 @@ class Operator:
 
 
 async def serve(settings: Settings) -> None:
-    """The operator runs until SIGTERM or SIGINT.
+    """Run the operator until SIGTERM or SIGINT.
 
     Raises:
-        ConfigError: The kubeconfig cannot be used.
-        Exception: Something ended that has to run for ever.
+        ConfigError: The kubeconfig, or the address for probes, cannot be used.
+        Exception: A task ended that has to run for ever.
     """
     access = settings.access or await read_kubeconfig(settings.kubeconfig, settings.kube_context)
     stopped = asyncio.Event()
@@ -251,20 +251,20 @@ async def serve(settings: Settings) -> None:
         async with open_session(access, USER_AGENT) as session, aiohttp.ClientSession() as to_routers:
             await Operator(settings, access, session, to_routers, take_signals).run(stopped)
     finally:
-        # A watch of kopf that is cancelled while its session closes asks for another one, for ever, and asyncio waits
-        # for every task before the process may end.
+        # If a watch of kopf is cancelled while its session closes, the watch asks for new sessions for ever. asyncio
+        # waits for every task before the process ends, so it would never end.
         loop.call_later(STOP_S, _leave, 0 if stopped.is_set() else 1, sys.exception())
 
 
 def _leave(status: int, reason: BaseException | None) -> None:
-    """End the process, whatever still runs in it. Called only when the process has not ended by itself."""
+    """End the process, whatever still runs in it. Called only if the process has not ended by itself."""
     logger.error("operator ended with tasks that did not status=%d", status, exc_info=reason)
     logging.shutdown()
     os._exit(status)
 
 
 def _sample_of(view: ClusterView) -> PoolSample | None:
-    """None: it has no status yet. A spec without a deadline, which no schema has checked, has the default one."""
+    """None: the PDCluster has no status yet. The default deadline stands in for one that no schema has filled in."""
     status = read_status(view.document.get("status"))
     if status is None:
         return None
@@ -274,7 +274,7 @@ def _sample_of(view: ClusterView) -> PoolSample | None:
 
 
 async def _unless(stopped: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Wait for ``work``, or until it is time to stop. True: the work is done and it is not yet time."""
+    """Wait for ``work``, or until ``stopped``. True: the work is done, and we are not to stop."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stopped.wait())
     try:
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -100,7 +100,7 @@ class Settings(BaseModel):
 
     @property
     def watched_namespaces(self) -> tuple[str | None, ...]:
-        """As calls take them: None for all."""
+        """The namespaces as calls to the API server take them: None means all."""
         return self.namespaces or (None,)
 
 

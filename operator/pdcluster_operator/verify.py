@@ -1,8 +1,8 @@
 """Sends the request that proves a target: ``POST /pdcluster/verify`` of one of the pool's routers.
 
-Beside the work queue, for it may take a minute: a reconcile asks for it and goes on, and is told of the result by
-another look at its object. Results live as long as the term; status keeps them, so a new leader asks only for what was
-not proven yet, and until then says what failed before it.
+The request may take a minute, so it runs beside the work queue: a reconcile asks for it and goes on, and the result
+causes another look. Results are kept for one term. Status keeps them too, so a new leader verifies only targets that
+are not proven, and repeats an earlier failure until it has its own result.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from pdcluster_protocol.verify import VERIFY_PATH, VerifyOrder
 logger = logging.getLogger(__name__)
 
 MAX_RUNNING: Final = 32
-"""Requests of all pools at a time: each waits for engines, and costs us nothing but a connection."""
+"""Requests at a time, of all pools: each waits for engines and costs us only a connection."""
 MAX_PODS: Final = 100
-"""Names of pods in one order; any of them will do."""
+"""Names of pods of one role in an order. The router may choose any of them."""
 _MARGIN_S: Final = 5.0
-"""For the way there and back, beyond what the router may take."""
+"""Seconds for the network, beyond the time that the router may take."""
 _PASS_S: Final = 120
-"""For how long the order may be carried out: its own time, and clocks that differ."""
+"""Seconds for which an order's pass is valid: the order's own time, and for clocks that differ."""
 _NO_VERDICT: Final = frozenset({408, 429})
 
 
 @dataclass(frozen=True, slots=True)
 class ToVerify:
-    """The target of a verification. ``url``: of the Service of the routers' internal port. ``secret``,
-    ``secret_key``: where the pool's own is."""
+    """The target of a verification. ``url``: of the Service of the routers' internal port. ``secret`` and
+    ``secret_key``: where the pool's secret is."""
 
     target: str
     revision: str
@@ -58,7 +58,7 @@ class ToVerify:
 
 
 class TargetVerifier:
-    """All requests of one term. Event loop only; ``run`` owns the tasks."""
+    """Sends all verifications of one term. Event loop only; ``run`` owns the tasks."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class TargetVerifier:
         timeout_s: float,
         on_result: Callable[[Key], None],
     ) -> None:
-        """``session``: without our token, which routers have no business with."""
+        """``session``: without our token, which routers must not see."""
         self._session = session
         self._secrets = secrets
         self._timeout_s = timeout_s
@@ -78,7 +78,7 @@ class TargetVerifier:
         self._room = asyncio.Semaphore(MAX_RUNNING)
 
     async def run(self) -> None:
-        """Until it is cancelled; then no request is under way."""
+        """Run until cancelled; afterwards no request is under way."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             await asyncio.Event().wait()
@@ -89,12 +89,12 @@ class TargetVerifier:
         return sum(trial.due_at is None for trial in self._trials.values())
 
     def results(self, key: Key) -> Mapping[str, VerificationResult]:
-        """By target, as the planner wants it."""
+        """The result by target, as the planner takes it; empty: there is none yet."""
         trial = self._trials.get(key)
         return {trial.target: trial.result} if trial and trial.result else {}
 
     def ask(self, key: Key, asked: ToVerify) -> float | None:
-        """Prove it if it is time. Returns the seconds after which to ask again; None: the result will tell."""
+        """Send a request if it is time. Returns seconds until the next call; None: ``on_result`` will be called."""
         now, trial = steady_s(), self._trials.get(key)
         if trial is None or trial.target != asked.target:
             trial = TargetTrials(asked.target, now)
@@ -105,7 +105,7 @@ class TargetVerifier:
         return None if trial.due_at is None else max(0.0, trial.due_at - now)
 
     def forget(self, key: Key) -> None:
-        """This PDCluster is gone, or stopped. A request under way proves nothing for it any more."""
+        """The PDCluster, or its target's engines, go. The result of a request under way will not count."""
         self._trials.pop(key, None)
 
     async def _prove(self, key: Key, asked: ToVerify, trial: TargetTrials) -> None:
@@ -149,7 +149,7 @@ def _verdict_of(status: int, body: bytes) -> tuple[TrialVerdict, str]:
 
 
 def _message_of(body: bytes) -> str:
-    """Of an answer in OpenAI's error format, else its beginning."""
+    """The message of an answer in OpenAI's error format; of another answer its beginning."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):

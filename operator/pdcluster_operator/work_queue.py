@@ -1,6 +1,6 @@
-"""Runs the work of keys: one task for a key, a bounded number at a time, each with a deadline.
+"""Runs ``work`` for keys: at most one task for a key, a bounded number at a time, each with a deadline.
 
-``core/queueing.py`` decides which and when. A run that fails is logged once, here, and tried again later.
+``core/queueing.py`` decides which key runs, and when. A run that fails is logged once, here, and tried again later.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OnRun = Callable[[RunOutcome, float], None]
 
 
 class WorkQueue(Generic[K]):
-    """Event loop only. ``run`` is one task; ``add`` is anybody's."""
+    """Event loop only. One task runs ``run``; any task may call ``add``."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class WorkQueue(Generic[K]):
         return len(self._keys)
 
     def add(self, key: K) -> None:
-        """Look at it soon."""
+        """Run ``work`` for this key soon."""
         self._keys.add(key, steady_s())
         self._is_changed.set()
 
@@ -65,11 +65,11 @@ class WorkQueue(Generic[K]):
             self.add(key)
 
     def overdue_s(self) -> float:
-        """For how long the oldest key has been due or running."""
+        """Seconds for which the oldest key has been due or running."""
         return self._keys.overdue_s(steady_s())
 
     async def run(self) -> None:
-        """Until it is cancelled; then every run is cancelled and has ended."""
+        """Run until cancelled; afterwards every run was cancelled and has ended."""
         async with asyncio.TaskGroup() as runs:
             while True:
                 self._is_changed.clear()
@@ -102,7 +102,7 @@ class WorkQueue(Generic[K]):
             logger.warning("reconcile failed cluster=%s reason=%s", key, error or f"not done in {self._limit_s:g} s")
             return self._failed(key, RunOutcome.FAILED, _asked_s(error))
         except Exception:
-            # The top of a task: a bug in one object's reconcile must not stop those of all others.
+            # The top of a task: a bug in one PDCluster's reconcile must not stop all others.
             logger.exception("reconcile broke cluster=%s", key)
             return self._failed(key, RunOutcome.FAILED)
         self._keys.finish(key, steady_s(), wake_after_s)

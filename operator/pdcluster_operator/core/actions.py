@@ -1,8 +1,8 @@
-"""The output of a plan: the actions that it asks for, in their order. Data only.
+"""The output of the planner: the actions of a plan, in their order. Data only.
 
-Pictures may be old. So everything that is changed or removed carries what it was decided on: the uid, and the
-resourceVersion where a number decides (moves, and workloads that are empty); an old picture then is a conflict at the
-API server, not a wrong step.
+Pictures may be old. So each change and removal carries the version that it was decided on: the uid, and also the
+resourceVersion where a number decided (moves, and empty workloads). With an old picture the API server then answers
+with a conflict instead of taking a wrong step.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from pdcluster_operator.kinds import Kind
 
 
 class Way(Enum):
-    """How a child is brought about."""
+    """How a child comes to be as its document says."""
 
     APPLY = auto()
-    """Server-side apply, whenever it differs."""
+    """Server-side apply, whenever the child differs."""
     CREATE = auto()
-    """A plain create. One that is there already is left alone: the picture was old."""
+    """A plain create. A child of ours that is there already is left alone: the picture was old."""
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One object that should be as ``document`` says. ``version``: of the one that is there, where it matters."""
+    """One object that should be as ``document`` says. ``version``: apply it only to this version; None: to any."""
 
     document: Document
     way: Way = Way.APPLY
@@ -57,8 +57,8 @@ class Move:
 class Prune:
     """Delete an object if it still has this version. Kubernetes deletes its dependents after it (background).
 
-    A workload is deleted only at the resourceVersion at which it was seen empty. Of other objects the uid suffices,
-    for no number was decided on.
+    A workload is deleted only at the resourceVersion at which it was seen empty. For other objects the uid suffices:
+    their removal depends on no number.
     """
 
     kind: Kind
@@ -85,7 +85,8 @@ class TargetIds:
 
     @property
     def name(self) -> str:
-        """All three in one word: what is verified, and what status speaks of. 26 characters. Never taken apart."""
+        """All three hashes in one word of 26 characters: the target's name in status and verifications. Never
+        parsed."""
         return f"{self.revision}-{self.prefill_template}-{self.decode_template}"
 
 
@@ -93,10 +94,10 @@ class TargetIds:
 class Plan:
     """The plan's actions, in this order: children, moves, prunes, scalers' statuses, status.
 
-    ``asked``: objects that carry the user's overrides. The API server is asked for each whether it would take it,
-    before anything is done, so that a spec which it refuses changes nothing of what runs. For a stop these are only the
-    routers'. ``facts``: what ``status`` was reduced from. ``to_verify``: the target, when a request through it can be
-    sent, and none was answered yet. ``wake_after_s``: plan again then, even if nothing happens.
+    ``asked``: objects that carry the user's overrides. Before any action the API server is asked whether it would take
+    each of them, so a spec that it refuses changes nothing that runs. For a stop these are only the routers' objects.
+    ``facts``: ``status`` was reduced from them. ``to_verify``: the target, if a request through it can be sent and none
+    was answered yet. ``wake_after_s``: seconds after which to plan again, even if nothing happens.
     """
 
     facts: Facts

@@ -1,4 +1,4 @@
-"""The children of a pool, in the order in which they are made: each after those that it cannot do without."""
+"""The children of a pool in the order in which they are made: each after those that it needs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from pdcluster_operator.core.target import Target
 from pdcluster_protocol.labels import Role
 
 Served = frozenset[tuple[Role, str]]
-"""Roles and revisions whose engines the routers shall find."""
+"""Roles and revisions whose engines routers shall find."""
 
 
 def standing_children(pool: Pool, target: Target, observed: Observed, served: Served, secret_text: str) -> list[Child]:
-    """All but the workloads.
+    """All children but the workloads of engines.
 
     Raises:
         ConfigError: The router's overrides cannot be merged.
@@ -59,8 +59,8 @@ def _secrets(pool: Pool, observed: Observed, text: str) -> list[Document]:
 
 
 def _scalers(pool: Pool, observed: Observed) -> list[Document]:
-    """Only where their numbers count: elsewhere ``kubectl scale`` shall say that there is none, rather than do nothing
-    in silence."""
+    """Scalers that are not there yet, if scaling is external. Otherwise there are none, so that ``kubectl scale`` fails
+    rather than do nothing in silence."""
     if pool.spec.scaling.mode is not ScalingMode.EXTERNAL:
         return []
     there = {scaler.role for scaler in observed.scalers}

@@ -1,6 +1,6 @@
 """The vocabulary of a PDCluster's status: its conditions, their reasons, and the counts beside them. Data only.
 
-Times are whole Unix seconds, as Kubernetes writes them: what is read back equals what was written.
+Times are whole Unix seconds: Kubernetes writes no fractions, so a time that is read back equals the one written.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pdcluster_protocol.labels import Role
 
 
 class Type(Enum):
-    """In the order in which they are written, each after those that it depends on."""
+    """Types of conditions in the order in which they are written: each after those that it depends on."""
 
     ACCEPTED = "Accepted"
     PREFILL_READY = "PrefillReady"
@@ -35,8 +35,8 @@ class Truth(Enum):
 class _Told(Enum):
     """A word that users meet in a status or an Event.
 
-    ``means``: for the reference page. ``cure``: what to do about it; empty where nothing has to be done.
-    ``pdcluster explain`` and the reference page print it.
+    ``means``: for the reference page. ``cure``: what the user should do; empty where nothing has to be done.
+    ``pdcluster explain`` and the reference page print the cure.
     """
 
     means: str
@@ -51,7 +51,7 @@ class _Told(Enum):
 
 
 class Reason(_Told):
-    """Why a condition is as it is. A reason always has the same truth in the same condition."""
+    """Why a condition has its truth. In one condition a reason always has the same truth."""
 
     VALID = ("Valid", "the spec can be carried out")
     UNKNOWN_FIELDS = (
@@ -141,7 +141,7 @@ class Reason(_Told):
 
 
 class EventReason(_Told):
-    """Why an Event was made that tells of no condition."""
+    """Reasons of Events that tell of no condition."""
 
     TAKEN_BACK = (
         "TakenBack",
@@ -152,9 +152,9 @@ class EventReason(_Told):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One fact. ``transition_s``: when its truth changed last; ``update_s``: of Progressing, the time of last progress.
+    """One fact. ``transition_s``: when its truth changed last; ``update_s``: last progress, of Progressing alone.
 
-    The second is a Deployment condition's ``lastUpdateTime``: a deadline counted from it survives the operator.
+    ``update_s`` is written as ``lastUpdateTime``, as in a Deployment: a deadline counted from it survives the operator.
     """
 
     type: Type
@@ -168,7 +168,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """One role's instances, as in a Deployment's status. ``updated``: the target's. ``least``: wanted - unavailable."""
+    """One role's instances, as in a Deployment's status. ``updated``: those of the target. ``least``: wanted -
+    unavailable."""
 
     wanted: int = 0
     least: int = 0
@@ -180,7 +181,7 @@ class Counts:
 
     @property
     def is_updated(self) -> bool:
-        """Whether all wanted instances are of the target and ready, and every old one that is left terminates."""
+        """Whether all wanted instances are the target's and ready, and all old ones that are left terminate."""
         return self.updated_ready >= self.wanted and self.replicas == self.updated == self.wanted
 
 
@@ -199,8 +200,8 @@ def counts_of(role: RoleFleet) -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """All that the operator found. ``target``: revision and templates that the spec asks for; ``verified``: those that
-    a request was last answered through, or none."""
+    """All that the operator found. ``target``: name of the target that the spec asks for; ``verified``: of the target
+    through which a request was last answered; empty: none."""
 
     observed_generation: int
     target: str

@@ -7,10 +7,10 @@ from typing import Final
 from pdcluster_operator.core.conditions import Condition, Reason, Status, Truth, Type
 
 _WORTH_A_WORD: Final = frozenset({Reason.ROLLING_OUT, Reason.UNKNOWN_FIELDS})
-"""Of conditions that are True."""
+"""Reasons of conditions that are True and are told all the same."""
 
 WAITS_FOR_PODS: Final = "A rollout is under way, and goes on when the pods do: see what keeps them above."
-"""In place of "nothing to do" beside a pod that the cluster has a complaint about."""
+"""Cure of a rollout instead of "nothing to do", if the cluster has a complaint about a pod."""
 
 NOT_LOOKED_AT: Final = (
     "The operator has not looked at it as it is now, or is of another version. Check that `pdcluster operator` runs "
@@ -19,9 +19,9 @@ NOT_LOOKED_AT: Final = (
 
 
 def explain(status: Status | None, generation: int) -> tuple[str, ...]:
-    """Sentences, the thing to mend first at the front; one sentence when all is well. None: there is no status.
+    """Sentences, the first thing to mend at the front; one sentence if all is well. ``status`` None: there is none.
 
-    ``generation``: of the spec that there is now.
+    ``generation``: of the spec as it is now.
     """
     if status is None or status.condition(Type.READY) is None or status.observed_generation < generation:
         return (NOT_LOOKED_AT,)
@@ -34,7 +34,7 @@ def explain(status: Status | None, generation: int) -> tuple[str, ...]:
 
 
 def _is_trouble(condition: Condition) -> bool:
-    """Ready only sums up. A rollout that moves is worth a word, and so are fields that are left out."""
+    """Whether to tell of this condition. Not of Ready, which only sums up; also of a rollout that moves."""
     if condition.type is Type.READY:
         return False
     if condition.type is Type.DEGRADED:
@@ -43,7 +43,7 @@ def _is_trouble(condition: Condition) -> bool:
 
 
 def _without_repeats(troubles: list[Condition]) -> list[Condition]:
-    """Degraded repeats the condition that it comes from; both roles at zero are one fact."""
+    """Without Degraded where it repeats another condition, and with one of two roles that are scaled to zero."""
     first: dict[object, Condition] = {}
     for condition in troubles:
         key = condition.reason if condition.reason is Reason.SCALED_TO_ZERO else (condition.reason, condition.message)
@@ -52,7 +52,7 @@ def _without_repeats(troubles: list[Condition]) -> list[Condition]:
 
 
 def _has_complaint(condition: Condition) -> bool:
-    """Behind the numbers the message says what the cluster says of the pods."""
+    """Whether the message also quotes, behind the numbers, a complaint of the cluster about pods."""
     is_of_pods = condition.reason in (Reason.INSTANCES_NOT_READY, Reason.ROUTERS_NOT_READY)
     return is_of_pods and ": " in condition.message
 

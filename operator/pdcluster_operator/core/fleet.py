@@ -1,6 +1,6 @@
 """The rollout planner's input: the workloads of both roles as they are, and how many are wanted.
 
-Only numbers. This file says once what each number means. The shell reads them from the cluster.
+Only numbers, and what each of them means. ``picture.py`` counts them.
 
 A workload's pods, by what its Deployment and its pods say:
 
@@ -38,16 +38,16 @@ class Workload:
 
     @property
     def occupied(self) -> int:
-        """Places that its pods hold or will hold at once, with those of pods that are not yet gone."""
+        """Places that its pods hold or will soon hold, those of terminating pods included."""
         return max(self.replicas, self.live) + self.terminating
 
     @property
     def staying(self) -> int:
-        """Ready pods that remain when the cluster has caught up: a Deployment first removes those that are not."""
+        """Ready pods that remain when the cluster has caught up: a Deployment removes pods that are not ready first."""
         return min(self.ready, self.replicas)
 
     def asked(self, replicas: int) -> Workload:
-        """The same after ``spec.replicas`` was changed and nothing has happened yet."""
+        """This workload just after ``spec.replicas`` was changed, when the cluster has done nothing yet."""
         return replace(
             self, replicas=replicas, live=max(self.live, self.replicas) if replicas < self.replicas else self.live
         )
@@ -75,16 +75,16 @@ class RoleFleet:
 
     @property
     def floor(self) -> int:
-        """Ready instances that we never go below by our own hand."""
+        """Ready instances below which we never go by our own actions."""
         return max(self.wanted - self.unavailable, 0)
 
     @property
     def room(self) -> int:
-        """Instances that may be added now; negative when there are already too many."""
+        """Instances that may be added now; negative: there are too many."""
         return self.wanted + self.surge - sum(workload.occupied for workload in self.workloads)
 
     def asked(self, name: str, replicas: int) -> RoleFleet:
-        """The same with other replicas of the workload of this name."""
+        """This role with other replicas of the workload of this name."""
         if name == self.target.name:
             return replace(self, target=self.target.asked(replicas))
         return replace(self, old=tuple(old.asked(replicas) if old.name == name else old for old in self.old))
@@ -94,7 +94,7 @@ class RoleFleet:
         return sum(workload.replicas for workload in self.workloads if workload.revision == revision)
 
     def staying_of(self, revision: str) -> int:
-        """Ready instances of all workloads of ``revision``."""
+        """Ready instances of all workloads of ``revision`` that remain when the cluster has caught up."""
         return sum(workload.staying for workload in self.workloads if workload.revision == revision)
 
 
@@ -119,7 +119,7 @@ class Fleet:
 
     @property
     def revision(self) -> str:
-        """The target's."""
+        """The target's revision."""
         return self.prefill.target.revision
 
     @property
@@ -131,7 +131,7 @@ class Fleet:
         return self.prefill if role is Role.PREFILL else self.decode
 
     def asked(self, role: Role, name: str, replicas: int) -> Fleet:
-        """The same with other replicas of one workload."""
+        """This fleet with other replicas of one workload."""
         changed = self.of(role).asked(name, replicas)
         return replace(self, prefill=changed) if role is Role.PREFILL else replace(self, decode=changed)
 
@@ -140,18 +140,18 @@ class Fleet:
         return all(self.of(role).staying_of(revision) for role in ROLES)
 
     def is_orphan(self, role: Role, workload: Workload) -> bool:
-        """Whether it will never be paired again: an old revision whose other role is gone."""
+        """Whether the workload will never be paired again: an old revision that asks for none of the other role."""
         return workload.revision != self.revision and not self.of(role.other).asked_of(workload.revision)
 
 
 def resolve_limits(max_surge: int | str, max_unavailable: int | str, wanted: int) -> tuple[int, int]:
-    """(surge, unavailable) in instances; percents of ``wanted`` as Deployments take them.
+    """(surge, unavailable) in instances. Percentages are of ``wanted``, and round as those of Deployments.
 
-    Surge rounds up, unavailable down; when percents leave both at 0, one may be unavailable (Kubernetes 1.35
+    Surge rounds up, unavailable down; if percentages leave both at 0, one may be unavailable (Kubernetes 1.35
     ``deploymentutil.ResolveFenceposts``). Example: 25 % and 25 % of 2 → surge 1, unavailable 0.
 
     Raises:
-        ValueError: Neither a number >= 0 nor a percentage, or both are 0 as written.
+        ValueError: A limit is neither a number >= 0 nor a percentage, or both are 0 as written.
     """
     surge, unavailable = _hundredths(max_surge, wanted), _hundredths(max_unavailable, wanted)
     if not _amount(max_surge) and not _amount(max_unavailable):
@@ -161,7 +161,7 @@ def resolve_limits(max_surge: int | str, max_unavailable: int | str, wanted: int
 
 
 def _hundredths(limit: int | str, wanted: int) -> int:
-    """In hundredths of an instance."""
+    """The limit in hundredths of an instance."""
     return _amount(limit) * (wanted if isinstance(limit, str) and limit.endswith("%") else 100)
 
 

@@ -1,7 +1,7 @@
 """The gauges of each PDCluster: its conditions, and how long it has not been ready though it should be.
 
-From statuses alone, so it is gone with the object. Labels are bounded: a namespace and a name for each object, eight
-conditions, and of the three truths the one that holds.
+They are made from statuses alone, so they go with the object. Labels are bounded: a namespace and a name for each
+object, eight conditions, and for each condition the one truth that holds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pdcluster_operator.core.conditions import Reason, Status, Truth, Type
 
 @dataclass(frozen=True, slots=True)
 class PoolSample:
-    """One PDCluster. ``conditions``: type and truth. ``not_ready_s``: seconds, see ``not_ready_s``."""
+    """One PDCluster. ``conditions``: type and truth. ``not_ready_s``: see the function of this name."""
 
     namespace: str
     name: str
@@ -29,9 +29,9 @@ def sample_of(namespace: str, name: str, status: Status, deadline_s: int, now: i
 
 
 def not_ready_s(status: Status, now: int) -> int:
-    """Seconds without being ready since the last progress; 0 for a pool that is ready, stopped or held.
+    """Seconds without being ready since the last progress; 0 for a pool that is ready, stopped, paused or refused.
 
-    A rollout that moves is not late, however long it takes.
+    Each progress begins the count anew, so a rollout that moves is not late, however long it takes.
     """
     ready, progressing = status.condition(Type.READY), status.condition(Type.PROGRESSING)
     if ready is None or progressing is None or ready.truth is Truth.TRUE:

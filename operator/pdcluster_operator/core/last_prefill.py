@@ -1,11 +1,11 @@
-"""A revision's last prefill engine outlives its decode engines.
+"""Keeps a revision's last prefill engine until its decode engines are gone.
 
-When both roles of a revision go at once, decode engines still hold requests that wait for their prompt's KV: minutes,
-if they have no free blocks. The router asks a prefill engine of that revision for them as long as there is one, so the
-last one gets its order to go only when no decode pod of the revision is left. The planner (``rollout.py``) asks for it
-again and again until then, so nothing has to be remembered.
+When both roles of a revision go at once, decode engines still hold requests that wait for their prompt's KV: for
+minutes, if they have no free blocks. The router needs a prefill engine of that revision for these requests. So the last
+one is told to go only when no decode pod of the revision is left. The planner (``rollout.py``) asks for its removal
+again in each look, so nothing has to be remembered.
 
-Keeping an engine never breaks a bound: the planner gives a place away only when its pod is gone.
+A kept engine breaks no bound, for the planner gives a place away only when the pod in it is gone.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def _revisions(fleet: Fleet) -> set[str]:
 
 
 def _last_of(fleet: Fleet, changes: tuple[Change, ...], revision: str) -> list[Workload]:
-    """The workload that keeps one, if these changes leave none: the one with most ready. One that is not ready is
-    of no help."""
+    """The workload that keeps an instance, if these changes leave none: the one with most ready instances. Empty if the
+    changes leave one, if decode does not go, or if no instance is ready."""
     ours = [workload for workload in fleet.prefill.workloads if workload.revision == revision]
     if _asked(ours, changes) or not _is_decode_leaving(fleet, changes, revision):
         return []
@@ -38,13 +38,16 @@ def _last_of(fleet: Fleet, changes: tuple[Change, ...], revision: str) -> list[W
 
 
 def _is_decode_leaving(fleet: Fleet, changes: tuple[Change, ...], revision: str) -> bool:
-    """All of it was told to go, and some is still there. Decode that stays is no reason: then only a template of
-    prefill is replaced, and without surge the planner has to take the last one first."""
+    """Whether all decode instances of the revision were told to go and some are still there.
+
+    If decode stays no prefill engine is kept: then only prefill's template is replaced, and without surge the planner
+    has to remove the last old engine first.
+    """
     theirs = [workload for workload in fleet.decode.workloads if workload.revision == revision]
     return not _asked(theirs, changes) and any(workload.occupied for workload in theirs)
 
 
 def _asked(workloads: list[Workload], changes: tuple[Change, ...]) -> int:
-    """Replicas after the changes."""
+    """Replicas of these workloads after the changes."""
     after = {change.workload: change.after for change in changes}
     return sum(after.get(workload.name, workload.replicas) for workload in workloads)

@@ -1,12 +1,12 @@
-"""The rules of one Lease among several candidates: which of them may act. Reads no clock and writes nothing.
+"""The rules by which one of several candidates for a Lease may act. Reads no clock and writes nothing.
 
-    standby --the holder gave it up, or its record stood still for its whole duration on our clock--> write our name
+    standby --the holder gave it up, or its record did not change for the duration on our clock------> write our name
     leader  --every retry period--------------------------------------------------------------------> renew
     leader  --no renewal for renew_s, counted from before the last good one was sent---------------> standby
 
 Borrowed from client-go 0.35 ``leaderelection``: clocks of two machines are never compared. A standby counts from when
-it first saw a record; a leader counts from before it sent one, so from before anybody could see it. So there are never
-two leaders while no clock runs faster than another by more than duration_s / renew_s.
+it first saw a record; a leader counts from before it sent the record, so before another candidate could see it. So
+there are never two leaders, as long as no clock runs more than duration_s / renew_s times as fast as another.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ NEVER: Final = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """Seconds. ``duration_s``: how long others believe a leader that says nothing; ``renew_s``: how long it believes
-    itself; ``retry_s``: between two looks.
+    """Seconds. ``duration_s``: how long others wait for a leader that does not renew; ``renew_s``: how long the leader
+    acts without renewing; ``retry_s``: between two looks.
 
     Raises:
-        ValueError: They leave no time to renew, or would let two lead.
+        ValueError: The times leave no time to renew, or would let two candidates lead.
     """
 
     duration_s: float = 15.0
@@ -42,7 +42,7 @@ class LeaseTimes:
 class LeaseRecord:
     """The content of a Lease. ``renewed``: text that every renewal changes; it is not read as a time.
 
-    ``holder``: empty when the last one gave it up.
+    ``holder``: empty if the last holder gave the Lease back.
     """
 
     holder: str
@@ -66,11 +66,11 @@ class Candidate:
         return now < self.leads_until
 
     def observed(self, record: LeaseRecord, now: float) -> Candidate:
-        """After the Lease was read; ``now``: when the answer had come."""
+        """The candidate after it has read the Lease. ``now``: a time after the answer."""
         return self if record == self.seen else replace(self, seen=record, seen_at=now)
 
     def may_write(self, now: float) -> bool:
-        """Whether to write our name over what was seen last."""
+        """Whether to write our name over the record that was seen last."""
         if self.seen is None or self.seen.holder in ("", self.identity):
             return True
         # The longer of both: settings may differ while the operator itself is rolled.
@@ -84,15 +84,15 @@ class Candidate:
         return LeaseRecord(self.identity, self.times.duration_s, renewed, num_transitions)
 
     def written(self, record: LeaseRecord, *, began: float, now: float) -> Candidate:
-        """After ``record`` is surely stored; ``began``: when it had not yet been sent."""
+        """The candidate after ``record`` was stored for certain. ``began``: a time before it was sent."""
         return replace(self, seen=record, seen_at=now, leads_until=began + self.times.renew_s)
 
     def resigned(self) -> Candidate:
-        """It stops acting; only then may ``parting`` be written."""
+        """The candidate when it has stopped acting. Only then may the record of ``parting`` be written."""
         return replace(self, leads_until=NEVER)
 
     def parting(self, renewed: str) -> LeaseRecord | None:
-        """The record by which the others need not wait; None when the Lease is not ours."""
+        """The record that gives the Lease back, so that others need not wait; None: the Lease is not ours."""
         if self.seen is None or self.seen.holder != self.identity:
             return None
         return replace(self.seen, holder="", renewed=renewed)

@@ -1,8 +1,8 @@
 """Names of children: ``{cluster}-{role}[-{revision}-{template}]``, never too long, valid for every kind.
 
-A Service's name is the strictest: a DNS-1035 label (letters, digits, dashes, a letter first, 63 characters), so every
-child gets one. A PDCluster may have dots, a digit first, or 253 characters; then the child's name carries a hash of the
-whole, so that two clusters never share a child.
+The rule for a Service's name is the strictest: a DNS-1035 label (letters, digits, dashes, a letter first, at most 63
+characters). Every child gets such a name. A PDCluster's own name is such a label too (a rule of the CRD), but a child's
+may get too long: then it is cut and carries a hash of the whole, so that two clusters never share a child.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from typing import Final
 from pdcluster_protocol.labels import Role
 
 MAX_LABEL: Final = 63
-"""A DNS label, and a label's value (Kubernetes)."""
+"""Characters of a DNS label, and of the value of a Kubernetes label."""
 MAX_WORKLOAD: Final = MAX_LABEL - 11
-"""A Deployment's ReplicaSets add a dash and at most 10 characters; so many still fit into a label of their pods."""
+"""A ReplicaSet's name adds a dash and at most 10 characters to its Deployment's, and must fit into a pod's label."""
 _HASH_DIGITS: Final = 8
 
 
 def workload_name(cluster: str, role: Role, revision: str, template: str) -> str:
-    """Of the Deployment or LeaderWorkerSet of one (role, revision, template); at most 52 characters."""
+    """Name of the Deployment or LeaderWorkerSet of one (role, revision, template): at most 52 characters."""
     return _fitted(f"{cluster}-{role.value}-{revision}-{template}", MAX_WORKLOAD)
 
 
 def discovery_service_name(cluster: str, role: Role, revision: str) -> str:
-    """Of the headless Service whose EndpointSlices the router watches."""
+    """Name of the headless Service whose EndpointSlices routers watch."""
     return _fitted(f"{cluster}-{role.value}-{revision}", MAX_LABEL)
 
 
 def role_name(cluster: str, role: Role) -> str:
-    """Of what there is once for each role: its PDRoleScaler, PodDisruptionBudget, NetworkPolicy."""
+    """Name of the children of which each role has one: PDRoleScaler, PodDisruptionBudget, NetworkPolicy."""
     return _fitted(f"{cluster}-{role.value}", MAX_LABEL)
 
 
 def child_name(cluster: str, part: str) -> str:
-    """Of what there is once for each cluster; ``part`` such as ``router``. At most 52, since some are Deployments."""
+    """Name of a child of which a PDCluster has one; ``part``: such as ``router``. At most 52 characters."""
     return _fitted(f"{cluster}-{part}", MAX_WORKLOAD)
 
 
 def cluster_label(cluster: str) -> str:
-    """Value of the cluster's label: the name itself unless it is longer than a value may be."""
+    """Value of the cluster's label: the name, or if it is too long for a value, its beginning and a hash."""
     return cluster if len(cluster) <= MAX_LABEL else _cut(cluster, MAX_LABEL)
 
 

@@ -1,7 +1,6 @@
 """The operator's view of each object that it watches: a few facts instead of the whole, and whether they are news.
 
-Objects come as the API server sends them; nothing here knows where from. Source of truth for pods: Kubernetes' page
-"Pod Lifecycle".
+Objects come as the API server sends them. Source of truth for pods: Kubernetes' page "Pod Lifecycle".
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _TOLD_METADATA: Final = ("labels", "annotations", "ownerReferences")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Any object. ``cluster``: name of the PDCluster that it is, or belongs to."""
+    """Any object. ``cluster``: name of the PDCluster that the object is, or belongs to."""
 
     ref: Ref
     uid: str
@@ -40,27 +39,28 @@ class View:
     labels: Mapping[str, str]
 
     def says_the_same(self, other: View) -> bool:
-        """Whether nothing differs that a plan could depend on."""
+        """Whether both views are alike in everything that a plan could depend on."""
         return replace(self, resource_version="") == replace(other, resource_version="")
 
     def is_older_than(self, other: View) -> bool:
-        """Of one object: versions grow, and may be compared as numbers (Kubernetes 1.35, KEP-5504)."""
+        """Whether this is an older view of the same object. Versions are growing numbers (Kubernetes 1.35,
+        KEP-5504)."""
         ours, theirs = self.resource_version, other.resource_version
         return self.uid == other.uid and ours.isdecimal() and theirs.isdecimal() and int(ours) < int(theirs)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView(View):
-    """A PDCluster, whole but for the owners of its fields."""
+    """A PDCluster. ``document``: the whole object without ``managedFields``."""
 
     document: Object
 
 
 @dataclass(frozen=True, slots=True)
 class ChildView(View):
-    """An object that a PDCluster owns. ``digest``: over all that an apply could change.
+    """An object that a PDCluster owns. ``digest``: of ``digest_of``, over everything that we apply.
 
-    ``replicas``: asked for; ``there`` and ``ready``: as its status says; 0 for kinds that have none.
+    ``replicas``: asked for; ``there`` and ``ready``: as its status says; each 0 for kinds without replicas.
     """
 
     owner_uid: str
@@ -75,9 +75,9 @@ class ChildView(View):
 
 @dataclass(frozen=True, slots=True)
 class PodView(View):
-    """A pod of an engine or a router. ``trouble``: why the cluster does not start it; may be empty.
+    """A pod of an engine or a router. ``trouble``: why the cluster does not start the pod; empty: there is no reason.
 
-    ``has_heirs``: when it is gone another pod gets its name, and what is known of its deaths.
+    ``has_heirs``: another pod will get its name, and inherits its deaths.
     """
 
     is_live: bool
@@ -89,7 +89,7 @@ class PodView(View):
 
     @property
     def problem(self) -> str:
-        """Why it is not ready; empty while it is, goes, or merely starts."""
+        """Why the pod is not ready; empty while it is ready, terminates, or merely starts."""
         if self.is_ready or self.is_terminating:
             return ""
         death = worst_of(self.deaths)
@@ -97,17 +97,17 @@ class PodView(View):
 
     @property
     def is_looping(self) -> bool:
-        """It is not ready, and a container of it has died of the same cause again and again."""
+        """Whether the pod is not ready and one of its containers is in a crash loop."""
         death = worst_of(self.deaths)
         return bool(self.problem) and not self.trouble and death is not None and death.is_loop
 
     def after(self, before: PodView) -> PodView:
-        """The same, with deaths counted on from an earlier picture of it, or from the pod that had its name."""
+        """This view with deaths counted on from an earlier view of the pod, or of the pod that had its name."""
         return replace(self, deaths=counted(self.deaths, before.deaths, is_same_pod=self.uid == before.uid))
 
     @property
     def leads(self) -> bool:
-        """Whether it is the pod of its instance that answers HTTP."""
+        """Whether this is the pod of its instance that answers HTTP."""
         return self.labels.get(labels.LEADER) == "true"
 
     @property
@@ -117,7 +117,7 @@ class PodView(View):
 
 
 def tuple_of(found: Mapping[str, str]) -> tuple[str, str, str]:
-    """The labels that tell workloads apart; empty where there is no such label."""
+    """Role, revision and template, from labels; empty where there is no such label."""
     return found.get(labels.ROLE, ""), found.get(labels.REVISION, ""), found.get(labels.TEMPLATE, "")
 
 
@@ -165,10 +165,9 @@ def _pod_view(head: _Head, body: Object) -> PodView:
 
 
 def digest_of(document: Object) -> str:
-    """Over spec, rules, data and the metadata that somebody writes; not over status.
+    """Digest over a document without status; of its metadata, over labels, annotations and owners only.
 
-    Replicas of an engine workload or a scaler are left out, for they are moved and never applied; a router's are
-    applied.
+    The replicas of an engine workload or a scaler are left out, for no apply changes them. A router's are applied.
     """
     told = {name: value for name, value in document.items() if name not in ("metadata", "status")}
     if labels.ROLE in (document["metadata"].get("labels") or {}) and "spec" in told:
@@ -189,7 +188,7 @@ def _controller_of(metadata: Object) -> str:
 
 
 def _has_heirs(metadata: Object) -> bool:
-    """Pods of a ReplicaSet have names that never come again; those of a LeaderWorkerSet's groups are numbered."""
+    """Whether another pod will get this name: not in a ReplicaSet, but in a LeaderWorkerSet, which numbers its pods."""
     owners = metadata.get("ownerReferences") or ()
     return any(owner.get("controller") and owner.get("kind") != "ReplicaSet" for owner in owners)
 

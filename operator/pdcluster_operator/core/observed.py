@@ -1,7 +1,7 @@
 """The input of a plan: the state of one PDCluster's children, as far as the caches show it. Data only.
 
-An *instance* is counted once, also where it is a group of pods: by the pod that answers HTTP (label ``LEADER``).
-Pictures may be old, so everything here has the version at which it was seen.
+An *instance* counts once, even if it is a group of pods: its pod that answers HTTP is counted (label ``LEADER``).
+Pictures may be old, so workloads, Services and scalers carry the version at which they were seen.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SeenProblem:
 
 @dataclass(frozen=True, slots=True)
 class VerificationResult:
-    """The fate of the last request that was sent through a target. ``error``: why it failed, for people."""
+    """The outcome of the last request that was sent through a target. ``error``: why it failed, for people."""
 
     outcome: Verification
     error: str = ""
@@ -108,12 +108,12 @@ class Observed:
     """Whether the API server knows LeaderWorkerSets (``leaderworkerset.x-k8s.io/v1``)."""
     routers_ready: int = 0
     verifications: Mapping[str, VerificationResult] = field(default_factory=dict)
-    """By target."""
+    """By name of the target."""
     problems: tuple[SeenProblem, ...] = ()
-    """The one to tell first is at the front."""
+    """The problem to tell first is at the front."""
     status: Status | None = None
     """The PDCluster's status as it was."""
     unknown_fields: tuple[str, ...] = ()
-    """Fields of the PDCluster that only another version of its CRD knows."""
+    """Fields of the PDCluster that this operator does not know: its CRD is newer."""
     missing_secret: str = ""
-    """The problem of a Secret that the user has named for routers, and what helps, for people."""
+    """The problem of a Secret that the user has named for routers, and the cure, for people; empty: none."""

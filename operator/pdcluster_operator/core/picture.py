@@ -1,7 +1,7 @@
 """The picture of one PDCluster: the views of its children at one moment, and the planner's input made from them.
 
-A child of another owner is not seen: one of an earlier PDCluster of the same name goes away by itself, and
-one of another owner is found when we try to make ours.
+The picture has no children of other owners. A child of an earlier PDCluster of the same name goes away by itself.
+Another owner's object of the same name is found when we try to make ours.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pdcluster_protocol.labels import Role
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """All that the caches show of one PDCluster. ``pods``: of engines, a group's workers too, and of routers."""
+    """All that the caches show of one PDCluster. ``pods``: of engines, workers of groups included, and of routers."""
 
     children: tuple[ChildView, ...]
     pods: tuple[PodView, ...]
@@ -42,7 +42,7 @@ class Routers:
 
 
 def observed_of(picture: Picture) -> Observed:
-    """As far as the caches show it."""
+    """The planner's input, as far as the caches show it."""
     return Observed(
         workloads=tuple(_workloads(picture)),
         services=tuple(_services(picture)),
@@ -58,7 +58,7 @@ def routers_of(picture: Picture) -> Routers:
 
 
 def ready_pods(picture: Picture, role: Role, revision: str, template: str) -> list[str]:
-    """Names of the pods of one workload that are ready."""
+    """Names of the ready pods of one workload: one pod for each instance."""
     wanted = (role.value, revision, template)
     return sorted(pod.ref.name for pod in picture.leaders if pod.is_ready and pod.workload == wanted)
 
@@ -109,7 +109,7 @@ def _role_of(view: View) -> Role | None:
 
 
 def _problems(picture: Picture) -> Iterable[SeenProblem]:
-    """Crash loops first, then in the order of names, children before pods: the same while nothing changes."""
+    """Crash loops first, then problems of children, then of pods, each by name: an order that stays the same."""
     of_pods = [(pod.ref.name, _problem(pod, pod.problem, is_loop=pod.is_looping)) for pod in picture.pods]
     of_children = [(one.ref.name, _problem(one, _child_problem(picture, one))) for one in picture.children]
     told = [*sorted(of_children, key=_by_name), *sorted(of_pods, key=_by_name)]
@@ -126,8 +126,10 @@ def _problem(view: View, text: str, *, is_loop: bool = False) -> SeenProblem:
 
 
 def _child_problem(picture: Picture, child: ChildView) -> str:
-    """A Deployment tells why it cannot make pods. A LeaderWorkerSet does not, and its StatefulSets' events are not ours
-    to read."""
+    """Why pods of a child are not made; empty: there is no problem.
+
+    A Deployment's status says why. A LeaderWorkerSet's does not, and we may not read the Events of its StatefulSets.
+    """
     if child.problem or child.ref.kind != LEADER_WORKER_SET:
         return child.problem
     ours = [pod for pod in picture.leaders if pod.workload == tuple_of(child.labels)]

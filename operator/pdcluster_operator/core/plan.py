@@ -1,18 +1,18 @@
-"""Everything that should be, from a PDCluster and what is there. Nothing is remembered from one plan to the next.
+"""Plans one look: from a PDCluster and its children as seen. Nothing is remembered from one plan to the next.
 
     spec -> target -> facts -> status -> next step -> children, moves, prunes
 
-A spec that cannot be carried out changes nothing: no child, no move, no prune, only the status that says why. Running
-engines and routers go on as they are. The API server is asked before anything is done, so it refuses a workload while
-the old engine in its place still runs. Old workloads keep the template that they have: only their replicas move, and
-they are pruned when they are empty. A PDCluster that is being deleted is planned no more: Kubernetes removes its
-children, by their owner.
+A spec that cannot be carried out changes only the status, which says why: no child, no move, no prune. Running engines
+and routers go on as they are. The API server is asked about a new workload before anything is done, so a refusal comes
+while the old engine still runs. Old workloads keep their template: only their replicas move, and empty ones are pruned.
+A PDCluster that is being deleted gets no plan: Kubernetes removes its children by their owner.
 
-A proof belongs to engines. While the status that was read proves a target that has none, no engine of it is made: the
-status has to be written first, so that no failed write lets an old proof count for the new engines.
+A proof holds for the engines that gave it. If the status that was read has a proof of a target whose engines are gone,
+that status is written without the proof before an engine is made: else, if the write failed, the old proof would count
+for the new engines.
 
-Replicas of a workload that is there are moved, never applied: an apply says what they are. A new one is created with
-what it shall have, so an old picture that does not show it yet changes nothing.
+Replicas of a workload that is there change only by moves: an apply repeats the number that was seen. A new workload is
+created with its number, and a create does nothing if an old picture does not show the workload yet.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
 MISSING_SECRET_S: Final = 10
-"""Between two looks for a Secret that is not there: soon for a person, and one call each."""
+"""Seconds between two looks for a missing Secret: soon for a person, at one call a look."""
 _NOT_ASKED: Final = VerificationResult(Verification.NOT_ASKED)
 
 
@@ -110,7 +110,7 @@ def _facts(
 
 
 def _problems(observed: Observed, ids: TargetIds | None) -> Problems:
-    """The first of each part, those of the target before others: those go, and old ones may still be what serves."""
+    """The first problem of each part. The target's come first; old engines' count too, for those may still serve."""
     current: set[tuple[Role | None, str, str]] = {(None, "", "")}
     if ids is not None:
         current |= {
@@ -124,7 +124,7 @@ def _problems(observed: Observed, ids: TargetIds | None) -> Problems:
 
 
 def _is_proven_by_others(facts: Facts, before: Status | None) -> bool:
-    """The status that was read speaks of engines that are gone, and others are wanted. A stop waits for nothing."""
+    """Whether the proof in status is of engines that are gone, and new ones are wanted. A stop need not wait."""
     return not facts.is_stopped and facts.is_target_empty and before is not None and before.verified == facts.target
 
 
@@ -139,7 +139,7 @@ def _changes(pool: Pool, target: Target, status: Status) -> tuple[Change, ...]:
 
 
 def _left_over(target: Target, observed: Observed) -> tuple[SeenWorkload, ...]:
-    """Workloads that stay: the target's, and old ones that still ask for pods or have some."""
+    """Workloads that are not pruned: the target's, and old ones that ask for pods or have some."""
     names = {design.name for design in target.designs.values()}
     return tuple(seen for seen in observed.workloads if seen.name in names or not seen.is_empty)
 
@@ -152,9 +152,9 @@ def _served(target: Target, left: tuple[SeenWorkload, ...]) -> Served:
 def _workloads(
     pool: Pool, target: Target, seen: Mapping[str, SeenWorkload], changes: tuple[Change, ...]
 ) -> tuple[list[Child], list[Child]]:
-    """The target's two: those that are there, and those that get their first replica now.
+    """The target's two workloads, in two lists: those that are there, and those that get their first replica now.
 
-    The former come before all other children: where one was changed meanwhile, nothing else is done either.
+    Those that are there are applied before all other children: if one has changed meanwhile, nothing else is done.
     """
     after = {change.workload: change.after for change in changes}
     there, new = [], []
@@ -169,8 +169,8 @@ def _workloads(
 def _asked(
     pool: Pool, wanted: Iterable[WorkloadDesign], seen: Mapping[str, SeenWorkload], children: Iterable[Child]
 ) -> tuple[Child, ...]:
-    """Objects that carry the user's ``podOverrides``: the routers' Deployment and Service, and each workload that is
-    wanted and not there yet. Its first replica may come in a later step."""
+    """Objects that carry what the user wrote: the routers' Deployment and Service, and each workload that is wanted and
+    not there yet, even if its first replica comes in a later step."""
     missing = [design for design in wanted if design.name not in seen]
     workloads = [Child(render_workload(pool, design, 0), Way.CREATE) for design in missing]
     name = router_name(pool)
@@ -210,15 +210,15 @@ def _scaler_statuses(pool: Pool, observed: Observed, facts: Facts) -> tuple[Scal
 
 
 def _should_verify(facts: Facts, status: Status) -> bool:
-    """A router and an engine of each role are there, and no request was answered through this target yet."""
+    """Whether a router and an engine of each role are ready, and no request was answered through this target yet."""
     if facts.is_proof_void:
-        return False  # Those that are there go.
+        return False  # The engines that are there go.
     has_engines = all(facts.of(role).updated_ready for role in ROLES)
     return has_engines and facts.routers_ready > 0 and status.verified != facts.target
 
 
 def _wake_after_s(pool: Pool, observed: Observed, status: Status, now: int) -> int | None:
-    """When the deadline is over; and no watch tells of a Secret that comes."""
+    """Seconds until the deadline, or the next look for a missing Secret, of which no watch tells; None: neither."""
     deadline = deadline_at(status, pool.spec.rollout.progress_deadline_seconds)
     waits = [] if deadline is None else [max(deadline - now, 0)]
     return min([*waits, *([MISSING_SECRET_S] if observed.missing_secret else [])], default=None)

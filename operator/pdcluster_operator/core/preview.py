@@ -1,8 +1,8 @@
 """Shows the effect of a spec before it is applied: its children, and the steps of the rollout (``pdcluster plan``).
 
-Nothing of a cluster is asked: before is a spec that has been carried out in full, or nothing at all. The steps are the
-planner's own, if every pod gets ready and every request is answered. Where a revision is left in one step, its last
-prefill engine goes when its decode engines are gone (``last_prefill.py``).
+No cluster is asked: the earlier spec counts as carried out in full, or there is none. The steps are the planner's own,
+if every pod gets ready and every request is answered. Where a step takes a whole revision, its last prefill engine in
+fact goes later, when the decode engines are gone (``last_prefill.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _IMAGE: Final = "the operator's"
 
 
 def preview(before: PDCluster | None, after: PDCluster) -> tuple[str, ...]:
-    """Lines for people. ``before``: what runs; None: nothing does. LeaderWorkerSets are taken for installed.
+    """Lines for people. ``before``: the spec that runs; None: none does. LeaderWorkerSet is taken for installed.
 
     Raises:
         ConfigError: ``before`` or ``after`` cannot be carried out; the message says why.
@@ -55,7 +55,7 @@ def preview(before: PDCluster | None, after: PDCluster) -> tuple[str, ...]:
 
 
 def _observed_of(before: PDCluster | None) -> Observed:
-    """A cluster in which ``before`` is what runs."""
+    """A cluster in which ``before`` runs."""
     if before is None:
         return Observed(has_leader_worker_sets=True)
     try:
@@ -85,7 +85,7 @@ def _summary(target: Target, observed: Observed) -> str:
 
 
 def _routers(before: PDCluster | None, after: PDCluster) -> tuple[str, ...]:
-    """Kubernetes itself replaces them when their template changes."""
+    """A line if routers are replaced: Kubernetes does so when their template changes."""
     if before is None:
         return ()
     old, new = (router_deployment(pool_of(cluster, _IMAGE))["spec"]["template"] for cluster in (before, after))
@@ -97,7 +97,7 @@ def _replaced(target: Target, observed: Observed) -> list[SeenWorkload]:
 
 
 def _made(plan: Plan, target: Target) -> Iterator[str]:
-    """Also the target's workloads that get their first replica only in a later step; a stop has none."""
+    """Children of the plan, and workloads of the target that are made in a later step. A stop makes no workload."""
     yield from (f"{child.kind} {child.name}" for child in plan.children)
     there = {child.name for child in plan.children}
     if plan.facts.is_stopped:

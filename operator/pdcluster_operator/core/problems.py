@@ -1,12 +1,13 @@
-"""Why a pod does not get ready, in words: its place, its images, its starts, and how its containers died. Pure.
+"""Why a pod does not get ready, in words: no place, no image, a failed start, or containers that died. Pure.
 
-A *death* is one end of a container's program. Kubernetes keeps the last one and counts all of one pod; how many in a
-row had the same cause is counted here, from one picture of the pod to the next. Three make a *crash loop*. A life of
-more than ten minutes in which the pod was ready ends a row, as it ends the kubelet's own back-off. Of a pod that is
-seen for the first time Kubernetes' count is a row only where so many deaths fill the time since its start.
+A *death* is one end of a container's program. Kubernetes keeps the last death and counts all deaths in one pod. This
+file counts the *row*: how many deaths in a row had the same cause, from one picture of the pod to the next. A row of
+three is a *crash loop*. A life of more than ten minutes in which the pod was ready ends a row, as it ends the kubelet's
+back-off. Of a pod that is seen for the first time all deaths are one row only if they came so close that no long life
+fits in.
 
 LeaderWorkerSets with ``RecreateGroupOnPodRestart`` make a group anew as soon as one of its containers has died, so none
-of them is ever seen waiting in ``CrashLoopBackOff``: their rows go on from a pod to the next one of its name.
+is ever seen waiting in ``CrashLoopBackOff``. Their rows go on from a pod to the next pod of the same name.
 
 Source of truth: Kubernetes 1.35, pages "Pod Lifecycle" and "Determine the Reason for Pod Failure"; kubelet
 ``images/image_manager.go``; LWS 0.7 ``pod_controller.go``.
@@ -24,13 +25,13 @@ StatusPart = Mapping[str, Any]
 """A part of an object, as the API server sends it."""
 
 LOOP_DEATHS: Final = 3
-"""Equal deaths in a row. Two may be one fault of a node; what dies a third time of the same cause will die again."""
+"""Equal deaths in a row. Two may be one fault of a node; after a third the container will die again."""
 LONG_LIFE_S: Final = 600
 """The kubelet begins its back-off anew after a life of ten minutes."""
 BACK_OFF_S: Final = 300
-"""The longest that the kubelet waits with a container's next life."""
+"""The kubelet's longest wait before a container's next life."""
 MAX_WORDS: Final = 600
-"""Characters that are kept of a container's last words, and of a registry's."""
+"""Characters that are kept of a container's last words, and of a message of Kubernetes."""
 
 _STARTS: Final = frozenset({"ContainerCreating", "PodInitializing"})
 _BACKS_OFF: Final = "CrashLoopBackOff"
@@ -41,10 +42,10 @@ _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The last death of one container. An empty ``cause``: it has lived long since, and what was before is over.
+    """The last death of one container. ``cause`` empty: the container has lived long since then, and its row is over.
 
-    ``count``: deaths in this pod; 0: it was in an earlier pod of this name. ``equal``: of this cause, in a row.
-    ``begins``: the life before it was a long one, in which the pod was ready.
+    ``count``: deaths in this pod; 0: the death was in an earlier pod of this name. ``equal``: deaths of this cause in a
+    row. ``begins``: the life before it was a long one in which the pod was ready, so it begins a row.
     """
 
     container: str
@@ -67,16 +68,16 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Of a pod: when it was started, and since when it is not ready; 0: it is, or that is unknown."""
+    """Of a pod: when it was started, and since when it has not been ready. 0: it is ready, or the time is unknown."""
 
     started_s: int
     unready_s: int
 
 
 def trouble_of(pod: str, status: StatusPart) -> str:
-    """Why the cluster does not start the pod. Empty when it starts, or is only not there yet.
+    """Why the cluster does not start the pod, or has failed it; empty: it starts.
 
-    The text stays the same from try to try, since each change writes the PDCluster's status.
+    The text stays the same from try to try, for each change is a write of the PDCluster's status.
     """
     placed = condition_of(status, "PodScheduled")
     if placed.get("status") == "False":
@@ -91,7 +92,7 @@ def trouble_of(pod: str, status: StatusPart) -> str:
 
 
 def deaths_of(status: StatusPart, *, is_going: bool) -> tuple[Death, ...]:
-    """The problem that this picture of a pod shows. ``is_going``: containers that end now were told to."""
+    """The last death of each container, as this picture of a pod shows it. ``is_going``: ends now are no deaths."""
     ready = condition_of(status, "Ready")
     unready_s = unix_s_of(ready.get("lastTransitionTime")) if ready.get("status") == "False" else 0
     times = _Times(unix_s_of(status.get("startTime")), unready_s)
@@ -100,7 +101,7 @@ def deaths_of(status: StatusPart, *, is_going: bool) -> tuple[Death, ...]:
 
 
 def counted(now: Iterable[Death], before: Iterable[Death], *, is_same_pod: bool) -> tuple[Death, ...]:
-    """``now`` with rows that began in ``before``: an earlier picture of this pod, or of one that had its name."""
+    """``now``, with rows that began in ``before``: an earlier picture of this pod, or of the pod that had its name."""
     known = {one.container: one if is_same_pod else replace(one, count=0) for one in before}
     seen = {one.container: _counted(one, known.get(one.container)) for one in now}
     carried = {name: one for name, one in known.items() if not one.count and one.cause}
@@ -108,7 +109,7 @@ def counted(now: Iterable[Death], before: Iterable[Death], *, is_same_pod: bool)
 
 
 def worst_of(deaths: Iterable[Death]) -> Death | None:
-    """The one to tell of; None: there is none."""
+    """The death with the longest row; None: there is no death to tell of."""
     told = [one for one in deaths if one.cause]
     return max(told, key=lambda one: one.equal, default=None)
 
@@ -122,18 +123,19 @@ def unix_s_of(text: str | None) -> int:
 
 
 def _containers(status: StatusPart) -> Iterator[tuple[StatusPart, bool]]:
-    """Those of podOverrides that run before the engine first: while one of them fails, the engine merely waits."""
+    """Containers, and whether each is an init container. These come first: while one fails, the engine merely waits."""
     yield from ((one, True) for one in status.get("initContainerStatuses") or ())
     yield from ((one, False) for one in status.get("containerStatuses") or ())
 
 
 def _waiting_told(waiting: StatusPart, *, has_died: bool) -> str:
-    """A registry's words are in the kubelet's at the try itself, and behind a prefix until the next one."""
+    """Why a container waits; empty: for nothing wrong, or its death says more. A prefix that the kubelet lays before a
+    registry's message between two tries is cut off, so that the text stays the same."""
     reason, message = waiting.get("reason", ""), str(waiting.get("message") or "")
     if not reason or reason in _STARTS:
         return ""
     if reason == _BACKS_OFF:
-        return "" if has_died else reason  # Its death says more; the kubelet's words change with every try.
+        return "" if has_died else reason  # Its death says more, and the kubelet's message changes with every try.
     if reason in _PULLS:
         reason, message = "ImagePullBackOff", message.rpartition(_PULL_ERROR)[2]
     return f"{reason}: {_fitted(message)}" if message else str(reason)
@@ -146,7 +148,7 @@ def _death_of(container: StatusPart, is_init: bool, times: _Times, is_going: boo
         return Death(container["name"], "", "", restarts, 0)
     ended = state.get("terminated")
     if ended and is_init and ended.get("exitCode") == 0:
-        return None  # It has done its work.
+        return None  # The init container has done its work.
     if ended and not is_going:
         return _as_death(container["name"], ended, restarts + 1, times)
     last = _ended_last(container)
@@ -170,8 +172,8 @@ def _as_death(name: str, ended: StatusPart, count: int, times: _Times) -> Death:
 
 
 def _are_near(count: int, started_s: int, began_s: int, ended_s: int) -> bool:
-    """Whether the time since ``started_s``, the pod's start, is no more than so many lives take: each at most a long
-    one, or the last one's length, and a back-off."""
+    """Whether ``count`` deaths are close enough to be one row: the time since ``started_s``, the pod's start, is at
+    most that of ``count`` lives, each as long as ``LONG_LIFE_S`` or the last life, and a back-off."""
     longest_s = max(LONG_LIFE_S, ended_s - began_s) + BACK_OFF_S
     return not started_s or ended_s - started_s <= count * longest_s
 
@@ -188,7 +190,7 @@ def _counted(now: Death, known: Death | None) -> Death:
 
 
 def _fitted(text: str, *, keep_end: bool = False) -> str:
-    """In one line, and no longer than ``MAX_WORDS``: of a log the end, which has the error."""
+    """The text in one line, cut to ``MAX_WORDS`` characters. ``keep_end``: of a log, whose end has the error."""
     line = " | ".join(part for part in map(_printable, _COLOUR.sub("", text).splitlines()) if part)
     if len(line) <= MAX_WORDS:
         return line
@@ -196,5 +198,5 @@ def _fitted(text: str, *, keep_end: bool = False) -> str:
 
 
 def _printable(line: str) -> str:
-    """Without what a terminal would obey instead of showing it."""
+    """The line without control characters, which a terminal would obey."""
     return " ".join("".join(one if one.isprintable() else " " for one in line).split())

@@ -1,11 +1,11 @@
-"""Decides which object is looked at next, and when. Keeps keys and times only; reads no clock and runs nothing.
+"""Decides which key runs next, and when. Keeps keys and times only; reads no clock and runs nothing.
 
     absent --add--> due at a time --start--> running --finish--> absent, or due when its plan wakes up
                        ^                        |  ^
-                       |                        |  +--add: once more afterwards, however often it was said
+                       |                        |  +--add: once more afterwards, however often it is called
                        +--------- fail: later and later, up to most_s ---------+
 
-One key runs once at a time. Keys start in the order in which they became due, so a busy one holds up no other.
+A key never runs twice at a time. Keys start in the order in which they became due, so a busy key holds up no other.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class RetryPace:
-    """Seconds. ``gather_s``: an event waits so long for others of its burst. Others: between runs that fail."""
+    """Seconds. ``gather_s``: an event waits so long for others of its burst. The others bound ``delay_s``."""
 
     gather_s: float = 0.05
     first_s: float = 1.0
     most_s: float = 60.0
 
     def delay_s(self, num_failures: int, chance: float) -> float:
-        """Wait after so many failures in a row, at least one: from first_s to 2, 4, 8 ... times it, at most most_s.
+        """Wait after ``num_failures`` >= 1 in a row: between first_s and 2, 4, 8 ... times first_s, at most most_s.
 
-        ``chance``: in [0, 1), so that what failed together does not come back together.
+        ``chance``: in [0, 1), so that keys which failed together do not come back together.
         """
         return Backoff(self.first_s, self.most_s).pause_s(num_failures, chance)
 
 
 @dataclass(slots=True)
 class _Entry:
-    """``due_at``: None while nothing is to be done. ``not_before``: not even an event makes it due earlier."""
+    """``due_at``: None: not due at any time. ``not_before``: not even an event makes the key due earlier."""
 
     due_at: float | None = None
     started_at: float | None = None
@@ -50,14 +50,14 @@ class _Entry:
 
 
 class KeyQueue(Generic[K]):
-    """All keys that somebody will look at. One owner; ``now`` never goes back."""
+    """All keys that are due some time, or running. One owner; ``now`` never goes back."""
 
     def __init__(self, *, max_running: int, pace: RetryPace) -> None:
         self._max_running = max_running
         self._pace: Final = pace
         self._entries: dict[K, _Entry] = {}
         self._heap: list[tuple[float, int, K]] = []
-        """Due times; an entry that was moved leaves its old one behind, with an old ticket."""
+        """Due times. A key that is due at another time leaves its old item behind, with an old ticket."""
         self._num_tickets = 0
         self._num_running = 0
 
@@ -70,7 +70,7 @@ class KeyQueue(Generic[K]):
         return self._num_running
 
     def add(self, key: K, now: float) -> None:
-        """Something happened: look at it soon; once for all that is said until then."""
+        """Something happened: the key is due soon, and runs once for all calls until then."""
         entry = self._entries.setdefault(key, _Entry())
         if entry.started_at is not None:
             entry.is_again = True
@@ -78,7 +78,7 @@ class KeyQueue(Generic[K]):
             self._bring_forward(key, entry, now)
 
     def start_next(self, now: float) -> K | None:
-        """The key that has been due for longest; it runs from now on. None: none is due, or enough are running."""
+        """The key that has been due for longest, which runs from now on. None: no key is due, or enough are running."""
         if self._num_running >= self._max_running or not self._drop_stale() or self._heap[0][0] > now:
             return None
         _, _, key = heapq.heappop(self._heap)
@@ -88,7 +88,7 @@ class KeyQueue(Generic[K]):
         return key
 
     def finish(self, key: K, now: float, wake_after_s: float | None = None) -> None:
-        """It ran well. ``wake_after_s``: look at it again then; None: only when something happens."""
+        """The run succeeded. ``wake_after_s``: the key is due again then; None: only when something happens."""
         entry = self._stopped(key)
         entry.num_failures, entry.not_before = 0, -math.inf
         if entry.is_again:
@@ -98,7 +98,7 @@ class KeyQueue(Generic[K]):
         self._forget_idle(key, entry)
 
     def fail(self, key: K, now: float, *, chance: float, asked_s: float = 0.0) -> None:
-        """It ran badly: try again, each time later. ``asked_s``: what the API server asked for."""
+        """The run failed: try again, each time later. ``asked_s``: seconds that the API server asked for."""
         entry = self._stopped(key)
         entry.num_failures += 1
         entry.not_before = now + max(self._pace.first_s, min(asked_s, self._pace.most_s))
@@ -107,13 +107,13 @@ class KeyQueue(Generic[K]):
             self._bring_forward(key, entry, now)
 
     def next_due(self) -> float | None:
-        """When to call ``start_next``; None: only something new can help."""
+        """When to call ``start_next``; None: not before another method was called."""
         if self._num_running >= self._max_running or not self._drop_stale():
             return None
         return self._heap[0][0]
 
     def overdue_s(self, now: float) -> float:
-        """Seconds for which the oldest key has been due, or running. A liveness probe asks."""
+        """Seconds for which the oldest key has been due or running, for the liveness probe."""
         since = [entry.started_at for entry in self._entries.values() if entry.started_at is not None]
         if self._drop_stale():
             since.append(self._heap[0][0])
@@ -131,7 +131,7 @@ class KeyQueue(Generic[K]):
         self._set_due(key, entry, max(now + self._pace.gather_s, entry.not_before))
 
     def _set_due(self, key: K, entry: _Entry, due_at: float) -> None:
-        """Due then, unless it is due earlier."""
+        """Make the key due at ``due_at``, unless it is due earlier."""
         if entry.due_at is not None and entry.due_at <= due_at:
             return
         self._num_tickets += 1
@@ -139,7 +139,7 @@ class KeyQueue(Generic[K]):
         heapq.heappush(self._heap, (due_at, entry.ticket, key))
 
     def _drop_stale(self) -> bool:
-        """Whether a key is due some time. The first entry of the heap is then a valid one."""
+        """Whether a key is due some time. Then the first item of the heap is valid."""
         while self._heap and not self._is_valid(self._heap[0]):
             heapq.heappop(self._heap)
         return bool(self._heap)

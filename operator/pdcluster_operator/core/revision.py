@@ -1,11 +1,11 @@
 """The two hashes that name a workload: one over what both roles must share, one over the pods of one role.
 
-Prefill and decode engines are paired within one revision only. So an option belongs to the revision if it changes what
-KV means, or the tokens of a prompt. TP and all else belongs to the template of its role. A change of a template
-restarts that role only.
+Prefill and decode engines are paired within one revision only. So an option belongs to the revision if it changes the
+meaning of KV, or the tokens of a prompt. TP and all other options belong to the template of their role. A change of a
+template restarts that role only.
 
-Both are stable across runs, machines and key order, and an absent field equals a null one: a new optional field of the
-API moves no hash.
+Both hashes are stable across runs, machines and key order. An absent field equals a null one, so a new optional field
+of the API changes no hash.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pdcluster_protocol.labels import Role
 Json = None | bool | int | float | str | list["Json"] | Mapping[str, "Json"]
 
 SHARED_ARGS: Final = frozenset({*MUST_AGREE, *MAY_DIFFER})
-"""vLLM 0.32 engine arguments, as on its command line without dashes in front."""
+"""Arguments of vLLM 0.32 that belong to the revision, as on its command line without the dashes in front."""
 SHARED_ENV: Final = frozenset(
     {
         "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE",
@@ -30,8 +30,8 @@ SHARED_ENV: Final = frozenset(
         "VLLM_SSM_CONV_STATE_LAYOUT",
     }
 )
-"""Variables by which vLLM 0.32 (``envs.py``) keeps KV another way. The handshake decides whether two ways fit: one role
-may need a layout that is the other one's own choice."""
+"""Variables by which vLLM 0.32 (``envs.py``) keeps KV another way. The roles may have different values: one role may
+need to be told a layout that the other has by default, and the handshake decides whether they fit."""
 
 _DIGITS: Final = 8
 """32 bits: a cluster has a handful of revisions at a time."""
@@ -47,18 +47,18 @@ def revision_of(
 ) -> str:
     """8 lower-case hex digits over what prefill and decode must share. ``env``: variables by name."""
     args: Json = {role.value: _those_of(SHARED_ARGS, given) for role, given in engine_args.items()}
-    # Absent where there are none.
+    # Null, as good as absent, where no variable is shared.
     found = {role.value: shared for role, given in env.items() if (shared := _those_of(SHARED_ENV, given))}
     return _digest({"model": model, "image": image, "transfer": transfer, "engineArgs": args, "env": found or None})
 
 
 def template_of(pod_template: Mapping[str, Json]) -> str:
-    """8 lower-case hex digits over one role's pod template as it is rendered, before its hash is a label of it."""
+    """8 lower-case hex digits over one role's rendered pod template, which does not have them as a label yet."""
     return _digest(pod_template)
 
 
 def _those_of(names: frozenset[str], given: Mapping[str, Json]) -> dict[str, Json]:
-    """The API takes one spelling of a name only (``api/engine_args.py``)."""
+    """The given options that have one of these names. The API takes one spelling only (``api/engine_args.py``)."""
     return {name: value for name, value in given.items() if name in names}
 
 

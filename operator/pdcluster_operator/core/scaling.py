@@ -1,10 +1,10 @@
-"""How many instances of each role there shall be, when autoscalers of both roles wish what they wish.
+"""How many instances of each role there shall be, from the wishes of both roles' autoscalers.
 
 Wishes come from two scalers that know nothing of each other. Bounds are the ratio prefill : decode and each role's own
-maximum; of a role that runs there is at least one. The role that lacks is raised; the other is lowered only where the
-maximum forbids to raise. The result meets all bounds. Applied to itself it does not change: no scaler is ever fought.
+maximum; a pool that runs has at least one of each role. The role that has too few is raised; the other is lowered only
+if a maximum forbids to raise. The result meets all bounds, and a wish that meets all bounds is the result.
 
-    wish 1P8D, ratio 1:4 to 1:1               → 2P8D   (prefill lacks)
+    wish 1P8D, ratio 1:4 to 1:1               → 2P8D   (too few prefill)
     wish 1P8D, the same, at most 1 prefill    → 1P4D   (it cannot be raised)
 """
 
@@ -21,7 +21,7 @@ UNBOUNDED: Final = 10_000
 
 
 def exact_ratio(ratio: float) -> Fraction:
-    """The ratio as a user wrote it: 0.1 is a tenth. The float is a little more: 10 decode would then need 2 prefill."""
+    """The ratio as a user wrote it: 0.1 is a tenth. The float is a little more, so 10 decode would need 2 prefill."""
     return Fraction(repr(ratio))
 
 
@@ -34,7 +34,7 @@ class Pair:
 
 
 _ONE_OF_EACH: Final = Pair(1, 1)
-"""The least that runs."""
+"""The smallest pair that runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ class Bounds:
             )
 
     def allows(self, pair: Pair) -> bool:
-        """Whether these numbers may be as they are."""
+        """Whether these numbers meet all bounds."""
         return pair == Pair(0, 0) or (self._boxed(pair) == pair and self._raised(pair) == pair)
 
     def fit(self, wish: Pair) -> Pair:
-        """The numbers to run with. 0 of both stops the cluster; 0 of one role alone is a role that lacks.
+        """The numbers to run with. 0 of both stops the pool; 0 of one role alone is raised.
 
         Fitting pairs are closed under taking the larger (and the smaller) of each role. So raising in turn ends at the
         smallest one above the wish; if maxima cut that off, lowering ends at the largest one below, which is never
@@ -75,7 +75,7 @@ class Bounds:
         return _settle(_settle(self._boxed(wish), self._raised_in_box), self._lowered)
 
     def _boxed(self, pair: Pair) -> Pair:
-        """Each role at least one, and within its maximum."""
+        """Each role at least 1, and at most its maximum."""
         return Pair(min(max(pair.prefill, 1), self.most.prefill), min(max(pair.decode, 1), self.most.decode))
 
     def _raised_in_box(self, pair: Pair) -> Pair:

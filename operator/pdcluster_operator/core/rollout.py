@@ -1,22 +1,22 @@
-"""The next change of replica numbers that brings both roles to the target, from what is there now and nothing else.
+"""Plans the next change of replica numbers towards the target, from the fleet as it is now and nothing else.
 
-No memory: a killed operator, a rollback and a third revision in the middle are only other numbers. Words:
+Nothing is remembered: after a restart, in a rollback or with a third revision only the numbers differ. Words:
 
-    group     the old workloads that go together: one old revision with both its roles, or, where a role only changed
-              its template, that role's old templates (its engines still pair with the target's)
-    leave     to take a whole group away; until then it keeps an instance of each of its roles
+    group     old workloads that go together: both roles of an old revision; or, if a role changed only its template,
+              the old templates of that role (their engines still pair with the target's)
+    leave     to take a whole group away; before that the group keeps an instance of each of its roles
     orphan    a workload of an old revision whose other role is gone: it will never be paired again
-    useful    ready, and of a revision that serves (has a ready instance of each role) or that the spec asks for;
-              one of the target itself only when the target is verified
+    useful    an instance that is ready, and of a revision that serves (has a ready instance of each role) or that the
+              spec asks for; an instance of the target itself is useful only when the target is verified
 
-The order in which moves are looked for; all that are possible now make one step:
+The planner looks for moves in this order. All moves that are possible now make one step:
 
-    orphans go -> the target shrinks to wanted -> old ones go, useless ones first -> groups are left -> the target grows
+    orphans go -> the target shrinks to wanted -> old ones go, useless first -> groups are left -> the target grows
 
 The laws (tests/property/test_rollout.py):
   - the target grows only while all pods, terminating ones too, stay within wanted + surge;
-  - useful ones go only while wanted - unavailable remain; useless ones as a Deployment cleans up unhealthy replicas:
-    only while there would be as many left if all old ones got ready;
+  - useful instances go only while wanted - unavailable useful ones remain; useless ones go only while as many would
+    remain if all old ones got ready, as a Deployment cleans up unhealthy replicas;
   - while an old revision is there, the target's shares of both roles differ by one instance at most;
   - a group that serves is left only when the target is verified and ready, or has no room for its first instance.
 """
@@ -32,7 +32,7 @@ from pdcluster_protocol.labels import Role
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Set the replicas of one workload; carries what they were when it was decided."""
+    """Set the replicas of one workload. ``before``: its replicas when this was decided."""
 
     role: Role
     workload: str
@@ -62,7 +62,7 @@ class _Group:
 
 
 def next_step(fleet: Fleet) -> Step | None:
-    """The next change, or none: all is as wanted, or something must happen first (pods, verification, a user)."""
+    """The next step; None: all is as wanted, or something must happen first (pods, a verification, a user)."""
     if not fleet.prefill.wanted:
         return _step_between(fleet, _all_to_zero(fleet))
     # Scaling is no rollout: where nothing old is left, a pause or a missed deadline stops nothing.
@@ -72,7 +72,7 @@ def next_step(fleet: Fleet) -> Step | None:
 
 
 def preview_steps(fleet: Fleet) -> Iterator[Step]:
-    """All steps from here, if every pod gets ready, every removed one goes, and the target can be verified."""
+    """All steps from here, if every pod gets ready, every removed pod goes, and the target can be verified."""
     seen = None
     while fleet != seen:
         seen = fleet
@@ -83,7 +83,7 @@ def preview_steps(fleet: Fleet) -> Iterator[Step]:
 
 
 def fleet_after(fleet: Fleet, step: Step) -> Fleet:
-    """The fleet when the step was applied and the cluster has done nothing yet."""
+    """The fleet just after the step was applied, when the cluster has done nothing yet."""
     for change in step.changes:
         fleet = fleet.asked(change.role, change.workload, change.after)
     return fleet
@@ -106,10 +106,11 @@ def _next_move(fleet: Fleet) -> Fleet | None:
 
 
 def _next_move_when_stuck(fleet: Fleet) -> Fleet | None:
-    """Without surge a role may have no place for its first new instance: then service has to be interrupted.
+    """A move that breaks a rule, if no other move is possible.
 
-    Proportion gives way last: the role that is behind cannot move before the other one has. Where both roles only
-    changed their templates, both are interrupted at once: one after the other would take twice as long.
+    Without surge a role may have no place for its first new instance: then a group that serves is left. If both roles
+    changed only their templates, both are left at once, for one after the other would take twice as long. The last
+    rule to break is proportion: the role that is behind cannot grow before the other one has.
     """
     if moved := _leave_for_room(fleet):
         return moved
@@ -144,7 +145,7 @@ def _lower_old(fleet: Fleet) -> Fleet | None:
 def _leave(fleet: Fleet) -> Fleet | None:
     groups = _groups(fleet)
     is_proven = fleet.is_verified and all(fleet.of(role).target.staying for role in ROLES)
-    # A group that cannot serve may go at once, as long as one that can is kept to roll back to.
+    # A group that cannot serve may go at once, as long as a group that can is kept for a rollback.
     is_safe = any(fleet.serves(group.revision) for group in groups)
     for group in groups:
         may_go = is_proven or (is_safe and not fleet.serves(group.revision))
@@ -163,7 +164,7 @@ def _leave_for_room(fleet: Fleet) -> Fleet | None:
 
 
 def _left(fleet: Fleet, group: _Group) -> Fleet | None:
-    """The fleet without this group, if both roles can do without it at the same time."""
+    """The fleet without this group; None: not all its roles can do without it at the same time."""
     members = {role: group.members(fleet, role) for role in group.roles}
     if not all(_may_lower(fleet, role, dict.fromkeys(members[role], 0)) for role in group.roles):
         return None
@@ -174,7 +175,7 @@ def _left(fleet: Fleet, group: _Group) -> Fleet | None:
 
 
 def _grow(fleet: Fleet, *, in_proportion: bool) -> Fleet | None:
-    """One instance more of the target, of the role that is further behind if it can."""
+    """The fleet with one instance more of the target: of the role that is further behind, if that can grow."""
     for role in sorted(ROLES, key=lambda role: fleet.of(role).target.replicas / fleet.of(role).wanted):
         ours = fleet.of(role)
         if ours.target.replicas < ours.wanted and ours.room > 0 and (_keeps_pace(fleet, role) or not in_proportion):
@@ -183,9 +184,10 @@ def _grow(fleet: Fleet, *, in_proportion: bool) -> Fleet | None:
 
 
 def _keeps_pace(fleet: Fleet, role: Role) -> bool:
-    """Whether one more stays within one instance of the other role's share; only revisions tie roles together.
+    """Whether one more instance keeps the role within one instance of the other role's share.
 
-    Example: 2P4D may be at 1/2 and 1/4 (differ by 1/4), not at 2/2 and 1/4 (3/4 > 1/2).
+    Always, if all old workloads are of the target's revision: their engines still pair with the target's. Example: 2P4D
+    may be at 1/2 and 1/4 (differ by 1/4), not at 2/2 and 1/4 (3/4 > 1/2).
     """
     ours, theirs = fleet.of(role), fleet.of(role.other)
     ahead = (ours.target.replicas + 1) * theirs.wanted - theirs.target.replicas * ours.wanted
@@ -193,7 +195,7 @@ def _keeps_pace(fleet: Fleet, role: Role) -> bool:
 
 
 def _groups(fleet: Fleet) -> list[_Group]:
-    """Useless ones first, then the oldest."""
+    """All groups: those that do not serve first, then the oldest."""
     keys = [
         _Group(old.revision, (role,) if old.revision == fleet.revision else ROLES)
         for role, old in fleet.old
@@ -210,22 +212,22 @@ def _beyond_one(fleet: Fleet, group: _Group) -> Iterator[tuple[Role, Workload]]:
 
 
 def _may_lower(fleet: Fleet, role: Role, replicas: dict[Workload, int]) -> bool:
-    """Whether this role can do without: see the module's second law."""
+    """Whether this role can do with these replicas of old workloads: the module's second law."""
     ours = fleet.of(role)
     counted = _useful_target(fleet, role)
     others = [old for old in ours.old if not fleet.is_orphan(role, old)]
     useful = counted + sum(_useful_lost(fleet, old, 0) for old in others)
     lost = sum(_useful_lost(fleet, old, after) for old, after in replicas.items())
-    # As many as there would be if all old ones got ready, and none of the target's that are not.
+    # Instances that would remain if all old ones got ready and no further one of the target did.
     hoped = counted + sum(old.replicas for old in others) - sum(old.replicas - after for old, after in replicas.items())
     return hoped >= ours.floor and (not lost or useful - lost >= ours.floor)
 
 
 def _useful_target(fleet: Fleet, role: Role) -> int:
-    """The target's ready instances of this role, once a request was answered through it: before that it replaces none.
+    """The target's ready instances of this role that count as useful: none before a request was answered through it.
 
-    Where the other role has no place for its first instance, they count all the same: it gets one when they have taken
-    over.
+    They count earlier if the target has no instance of the other role and no place for one: that role gets a place only
+    when old engines have gone.
     """
     theirs = fleet.of(role.other)
     is_awaited = theirs.target.replicas > 0 or theirs.room > 0
@@ -234,19 +236,22 @@ def _useful_target(fleet: Fleet, role: Role) -> int:
 
 
 def _useful_lost(fleet: Fleet, old: Workload, replicas: int) -> int:
-    """Useful ones that go with this change of an old workload."""
-    # The spec's own revision counts while it does not serve: its other role is on its way.
+    """Useful instances that go if this old workload gets ``replicas``."""
+    # The spec's own revision counts even if it does not serve: its other role is on its way.
     is_useful = fleet.serves(old.revision) or old.revision == fleet.revision
     return old.staying - min(old.ready, replicas) if is_useful else 0
 
 
 def _loss(fleet: Fleet, old: Workload) -> tuple[int, int]:
-    """The order for one instance less: an instance that is not ready goes first, one that serves last."""
+    """Sort key for one instance less: a workload that loses no ready instance comes first, one that serves last."""
     return _useful_lost(fleet, old, old.replicas - 1), old.staying - min(old.ready, old.replicas - 1)
 
 
 def _is_settled(fleet: Fleet, roles: tuple[Role, ...]) -> bool:
-    """Whether nothing is under way here that could make another move possible. Old ones may never get ready."""
+    """Whether nothing is under way in these roles that could make another move possible.
+
+    Old pods that are not ready do not count as under way, for they may never get ready.
+    """
     workloads = [workload for role in roles for workload in fleet.of(role).workloads]
     is_still = all(not workload.terminating and workload.live <= workload.replicas for workload in workloads)
     return is_still and all(fleet.of(role).target.ready >= fleet.of(role).target.replicas for role in roles)
@@ -260,7 +265,7 @@ def _all_to_zero(fleet: Fleet) -> Fleet:
 
 
 def _caught_up(fleet: Fleet) -> Fleet:
-    """The fleet when the cluster has done all that it was asked for."""
+    """The fleet when the cluster has done everything that was asked of it."""
 
     def settled(workload: Workload) -> Workload:
         return replace(workload, live=workload.replicas, ready=workload.replicas, terminating=0)
@@ -273,7 +278,8 @@ def _caught_up(fleet: Fleet) -> Fleet:
 
 
 def _step_between(before: Fleet, after: Fleet) -> Step | None:
-    """The changes of numbers; less comes first, so that places get free early."""
+    """The changes from ``before`` to ``after``; None: there are none. Removals come first, so that places get free
+    early."""
     changes = [
         Change(role, was.name, was.replicas, now.replicas)
         for role in ROLES

@@ -66,9 +66,9 @@ class Bounds:
     def fit(self, wish: Pair) -> Pair:
         """The numbers to run with. 0 of both stops the pool; 0 of one role alone is raised.
 
-        Fitting pairs are closed under taking the larger (and the smaller) of each role. So raising in turn ends at the
-        smallest one above the wish; if maxima cut that off, lowering ends at the largest one below, which is never
-        under one of each.
+        The larger (or the smaller) numbers of each role from two fitting pairs are a fitting pair too. So raising in
+        turn ends at the smallest fitting pair above the wish. If a maximum forbids that, lowering ends at the largest
+        fitting pair below, which has at least one of each role.
         """
         if wish == Pair(0, 0):
             return wish

@@ -1,8 +1,8 @@
-"""A PDCluster's status, from the findings and the status before. Run twice, the second changes nothing.
+"""Makes a PDCluster's status from facts and the status before. A second run with the same facts changes nothing.
 
 Ready = Accepted, every wanted instance of both roles is the target's and ready, routers are ready, and a real request
 was answered through the target with KV that was pushed. Progressing and its deadline are a Deployment's (Kubernetes
-1.35 ``deployment/progress.go``): progress is any count that gets better; once complete, losses are no failed rollout.
+1.35 ``deployment/progress.go``): progress is any count that gets better. A loss after completion fails no rollout.
 Degraded is what a pager should hear: fewer ready instances than promised, or a rollout or a transfer that failed.
 """
 
@@ -17,7 +17,7 @@ from pdcluster_protocol.labels import Role
 
 
 class Verification(Enum):
-    """The state of a request through the target, as known since the operator started."""
+    """The state of a request through the target, as this leader knows it."""
 
     NOT_ASKED = auto()
     PASSED = auto()
@@ -28,7 +28,7 @@ class Verification(Enum):
 class Problems:
     """The cluster's facts about pods that do not get ready, such as ``ImagePullBackOff``; each may be empty.
 
-    ``crash_loop``: of a container, of an engine or a router, that dies of the same cause again and again.
+    ``crash_loop``: about a container of an engine or a router that dies of the same cause again and again.
     """
 
     prefill: str = ""
@@ -45,9 +45,9 @@ class Facts:
     """The shell's findings. ``refusal``: why the spec cannot be carried out, for people; empty when it can.
 
     ``target``: names revision and templates; ``verification`` and ``verification_error`` are about this target.
-    ``missing_secret``: what a Secret of the user's lacks that routers mount; may be empty.
-    ``is_target_empty``: the target's workload of a role asks for no instance, or is not there.
-    ``unknown_fields``: of the object; it is carried out without them.
+    ``missing_secret``: the problem of a user's Secret that routers mount; empty: there is none.
+    ``is_target_empty``: of one role the target's workload asks for no instance, or is not there.
+    ``unknown_fields``: fields of the object without which the spec is carried out.
     """
 
     generation: int
@@ -68,7 +68,7 @@ class Facts:
 
     @property
     def is_held(self) -> bool:
-        """Whether no time counts against the deadline."""
+        """Whether the rollout is stopped by a refusal or a pause, so that no time counts against the deadline."""
         return bool(self.refusal) or self.is_paused
 
     @property
@@ -77,8 +77,10 @@ class Facts:
 
     @property
     def is_proof_void(self) -> bool:
-        """Engines of the target go or have gone, and those that come after them have proven nothing. A refused spec
-        stops no engine; engines that an earlier stop removed stay removed."""
+        """Whether engines of the target go or have gone, so that a proof does not hold for those that come after them.
+
+        A refused spec stops no engine, but its target may be empty since before.
+        """
         return self.is_target_empty or (self.is_stopped and not self.refusal)
 
     def of(self, role: Role) -> Counts:
@@ -109,8 +111,8 @@ class _Finding:
 
 
 MAX_MESSAGE: Final = 32768
-"""Characters of a condition's message, as of Kubernetes' own: the API server takes no longer one. A refusal quotes the
-spec, which may be longer."""
+"""Characters of a condition's message. The API server takes no longer ones, as of Kubernetes' own conditions. A refusal
+quotes the spec, which may be longer."""
 ROLE_CONDITIONS: Final = {Role.PREFILL: Type.PREFILL_READY, Role.DECODE: Type.DECODE_READY}
 _NEEDED: Final = (Type.ACCEPTED, Type.PREFILL_READY, Type.DECODE_READY, Type.ROUTER_READY, Type.TRANSFER_VERIFIED)
 _FAILURES: Final = frozenset({Reason.VERIFICATION_FAILED, Reason.PROGRESS_DEADLINE_EXCEEDED, Reason.CRASH_LOOP})
@@ -142,9 +144,10 @@ def reduce_status(facts: Facts, before: Status | None, *, now: int) -> Status:
 
 
 def events_between(before: Status | None, after: Status) -> tuple[KubernetesEvent, ...]:
-    """Events for what changed in truth or reason; numbers in a message are no event, nor is a first "not yet".
+    """Events for conditions whose truth or reason changed. Not for other numbers in a message, nor for a first "not
+    yet".
 
-    A sum says nothing that a part said in the same look: one fault of a pod is one Event, not one for each condition.
+    A sum (``_SUMS``) has no Event if another condition has one of the same reason: one fault of a pod is one Event.
     """
     news = [one for one in after.conditions if _is_news(one, before.condition(one.type) if before else None)]
     told = {one.reason for one in news if one.type not in _SUMS}
@@ -156,7 +159,7 @@ def events_between(before: Status | None, after: Status) -> tuple[KubernetesEven
 
 
 def deadline_at(status: Status, deadline_s: int) -> int | None:
-    """When the rollout will have made no progress for too long: reduce again then. None while no deadline runs."""
+    """Unix seconds at which the progress deadline is over, and status changes; None: no deadline runs."""
     progressing = status.condition(Type.PROGRESSING)
     if not progressing or progressing.reason not in _MOVING or progressing.update_s is None:
         return None
@@ -164,9 +167,10 @@ def deadline_at(status: Status, deadline_s: int) -> int | None:
 
 
 def _verified(facts: Facts, before: Status | None) -> str:
-    """A pass is remembered in status, so a new operator need not ask again; a failure or a stop takes it back.
+    """The target that is proven, or empty.
 
-    Of another target than this one it is kept, for a rollback to engines that are still there.
+    Status keeps a proof, so a new leader need not ask again. A failure, or engines that go, end the proof of this
+    target. The proof of another target is kept, for a rollback to engines that are still there.
     """
     if facts.verification is Verification.PASSED and not facts.is_proof_void:
         return facts.target
@@ -216,9 +220,9 @@ def _transfer_verified(facts: Facts, verified: str, before: Status | None) -> _F
 
 
 def _remembered_failure(facts: Facts, before: Status | None) -> str | None:
-    """Why a request failed that an earlier operator sent through these engines; None: none did.
+    """Why an earlier leader's request through these engines failed; None: none failed.
 
-    A new leader knows no results, and must not calm a pager before it has asked itself.
+    A new leader knows no results yet, and must not end an alarm before it has a result of its own.
     """
     if before is None or before.target != facts.target or facts.is_proof_void:
         return None
@@ -247,7 +251,8 @@ def _progressing(facts: Facts, status: Status, before: Status | None, now: int, 
 
 
 def _remembered_loop(facts: Facts, before: Status | None, status: Status) -> str:
-    """Between two lives, and for an operator that has seen no death yet: until something gets better."""
+    """The crash loop that status tells of, until a count gets better: the container may be between two lives, and a new
+    leader has seen no death yet."""
     was = before.condition(Type.PROGRESSING) if before else None
     if before is None or was is None or was.reason is not Reason.CRASH_LOOP:
         return ""
@@ -256,7 +261,7 @@ def _remembered_loop(facts: Facts, before: Status | None, status: Status) -> str
 
 
 def _have_routers_come(facts: Facts, before: Status) -> bool:
-    """All of them are ready, and were not. It ends a loop of theirs, and is no progress of the engines' rollout."""
+    """Whether all routers are ready and were not before. This ends a crash loop, but is no progress of the rollout."""
     was = before.condition(Type.ROUTER_READY)
     is_missing = was is not None and was.truth is Truth.FALSE
     return is_missing and _router_ready(facts).truth is Truth.TRUE
@@ -268,7 +273,7 @@ def _degraded(facts: Facts, findings: dict[Type, _Finding]) -> _Finding:
         return _Finding(Truth.TRUE, failed.reason, failed.message)
     if facts.problems.crash_loop:
         return _Finding(Truth.TRUE, Reason.CRASH_LOOP, facts.problems.crash_loop)
-    # A first start lacks instances too, but has nothing to lose yet; its deadline tells when it fails.
+    # A first start lacks instances too, but nothing is lost yet, and its deadline tells if it fails.
     is_first_start = findings[Type.PROGRESSING].reason is Reason.ROLLING_OUT and not any(
         _num_old(facts.of(role)) for role in Role
     )
@@ -301,7 +306,7 @@ def _with_progress_time(status: Status, progressed_s: int) -> Status:
 
 
 def _progressed_s(facts: Facts, status: Status, before: Status | None, now: int) -> int:
-    """Time of the last progress: now if anything got better, or if the rollout begins, or goes on, only now."""
+    """Time of the last progress: now, if a count got better, or the rollout begins or goes on only now."""
     was = before.condition(Type.PROGRESSING) if before else None
     if before is None or was is None or was.update_s is None:
         return now
@@ -311,7 +316,7 @@ def _progressed_s(facts: Facts, status: Status, before: Status | None, now: int)
 def _has_progressed(facts: Facts, before: Status, status: Status) -> bool:
     reason = before.reason(Type.PROGRESSING)
     is_incomplete_again = reason is Reason.ROLLOUT_COMPLETE and not _is_complete(status, before)
-    # Not while it is held: a time that moved with every look would be a write with every look.
+    # Not while the rollout is held: else each look would move the time, and write the status.
     goes_on = reason in _HELD and not facts.is_held
     if before.target != status.target or goes_on or is_incomplete_again:
         return True
@@ -321,8 +326,11 @@ def _has_progressed(facts: Facts, before: Status, status: Status) -> bool:
 
 
 def _is_better(now: Counts, before: Counts, is_looping: bool) -> bool:
-    """As ``DeploymentProgressing``: more updated, fewer old, more ready. An instance that is made anew after a death is
-    no progress: a LeaderWorkerSet does so each time, and would move the deadline for ever."""
+    """Whether there are more updated, fewer old or more ready instances (as ``DeploymentProgressing`` in Kubernetes).
+
+    In a crash loop more updated ones are no progress: a LeaderWorkerSet makes an instance anew after each death, which
+    would move the deadline for ever.
+    """
     return (
         (now.updated > before.updated and not is_looping)
         or _num_old(now) < _num_old(before)
@@ -332,9 +340,10 @@ def _is_better(now: Counts, before: Counts, is_looping: bool) -> bool:
 
 
 def _is_complete(status: Status, before: Status | None) -> bool:
-    """Reached now, or reached before and nothing old came back: then a later loss is no fault of the rollout.
+    """Whether the rollout has reached its end: now, or earlier and no old engine came back.
 
-    Reaching a stop does not prove that the current target ever ran.
+    So a loss after the end is no fault of the rollout. The end of a stop does not count when engines are wanted again:
+    the target may never have run.
     """
     is_proven = status.verified == status.target or not status.prefill.wanted
     if is_proven and all(status.of(role).is_updated for role in Role):
@@ -350,7 +359,7 @@ def _num_old(counts: Counts) -> int:
 
 
 def _shortages(facts: Facts) -> list[str]:
-    """The things of which there are fewer than promised; routers only if there is none."""
+    """Roles with fewer ready instances than promised, and routers if none is ready: a sentence for each."""
     few = [role for role in Role if facts.of(role).ready < facts.of(role).least]
     told = [
         _because(

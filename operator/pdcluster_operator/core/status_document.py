@@ -1,8 +1,8 @@
-"""A PDCluster's status as JSON, and back; and a Kubernetes Event as JSON, which ``kubectl describe`` shows.
+"""Writes a PDCluster's status as JSON and reads it back; writes an Event as JSON, which ``kubectl describe`` shows.
 
-A status that was written is read as the same status; a test holds it.
+A status that was written is read as the same status, which a test checks.
 
-Counts that status does not carry (``least``) are not read back: they are never compared.
+``Counts.least`` is not in JSON, so it is not read back: it is never compared.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ from pdcluster_operator.kinds import EVENT, Object
 from pdcluster_protocol.labels import MANAGER
 
 MAX_MESSAGE: Final = 1024
-"""The limit of the newer API of Events; the whole message is in the condition."""
+"""Characters: the limit of the newer Events API. The whole message is in the condition."""
 _MAX_NAME: Final = 253
 _TYPES: Final = frozenset(one.value for one in Type)
 _REASONS: Final = frozenset(one.value for one in Reason)
 
 
 def status_document(status: Status, spec: PDClusterSpec, routers: Routers, url: str) -> dict[str, Any]:
-    """``url``: where clients find the OpenAI API. A proof that fell is written as an empty one: left out of an apply,
-    the field would stay for another owner (a backup's restore), and with it the proof."""
+    """The status as JSON. ``url``: where clients find the OpenAI API.
+
+    An ended proof is written as an empty field. If an apply left the field out, and another manager (a backup's
+    restore) owned it too, the old proof would stay.
+    """
     return PDClusterStatus(
         observed_generation=status.observed_generation,
         conditions=tuple(map(_to_wire, status.conditions)),
@@ -64,7 +67,7 @@ def bare_document(status: Status) -> dict[str, Any]:
 def read_status(document: Object | None) -> Status | None:
     """The status that was written last, without fields that only another version of us knows.
 
-    None when there is none, or nothing of it can be read. A proof that a newer operator wrote stays one when the older
+    None: there is none, or it cannot be read. A proof that a newer operator wrote still counts when an older operator
     comes back."""
     if not document:
         return None
@@ -85,7 +88,7 @@ def read_status(document: Object | None) -> Status | None:
 
 
 def event_document(event: KubernetesEvent, about: View, identity: str, now: int, suffix: str) -> dict[str, Any]:
-    """``identity``: the replica of the operator that sends it. ``suffix`` makes the Event's name unique."""
+    """The Event as JSON. ``identity``: the replica that sends it. ``suffix`` makes the Event's name unique."""
     at = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     ref = about.ref
     name = f"{ref.name[: _MAX_NAME - len(suffix) - 1]}.{suffix}"

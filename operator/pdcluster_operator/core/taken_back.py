@@ -1,8 +1,8 @@
-"""Fields of our own children that somebody else had set and that we set again: what the user is told of them, and when.
+"""Remembers fields of our children that somebody else had set and that we set back: what to tell the user, and when.
 
-Kubernetes' page "Server-Side Apply" asks controllers to force conflicts on objects that they own: a field that is left
-to its taker would hold up everything else. Two writers that both insist would write for ever. So the second time
-within ``CONTEST_S``, for any taker, the look counts as failed, and the next one comes at the pace of failures.
+Kubernetes' page "Server-Side Apply" asks controllers to force conflicts on objects that they own: a field that stays
+taken would hold up everything else. But two writers that both insist would write for ever. So if a field is set back a
+second time within ``CONTEST_S``, the look counts as failed, and the next look comes at the pace of failures.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pdcluster_operator.core.conditions import EventReason
 from pdcluster_operator.core.status import EventKind, KubernetesEvent
 
 CONTEST_S: Final = 60
-"""Two takings of one field within this time are a contest: an autoscaler asks each 15 s."""
+"""Seconds. A field that is set back twice within them is contested: an autoscaler sets its field every 15 s."""
 TELL_AGAIN_S: Final = 3600
-"""Kubernetes forgets Events after an hour."""
+"""Seconds. Kubernetes forgets Events after an hour, so the user is told again."""
 MAX_REMEMBERED: Final = 256
-"""Fields, and managers of them, that are remembered of one PDCluster: more than it has children, each with some."""
+"""Entries that each memory of one PDCluster holds at most: several for each of its children."""
 
 
 _K = TypeVar("_K")
@@ -26,7 +26,7 @@ _K = TypeVar("_K")
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """``fields`` of the child ``ref`` as the API server spells them, and the managers ``by`` that had them."""
+    """``fields``: of the child ``ref``, as the API server spells them; ``by``: the managers that had them."""
 
     ref: str
     fields: tuple[str, ...]
@@ -51,12 +51,12 @@ class TakenBackLog:
 
     def __init__(self) -> None:
         self._taken_s: dict[tuple[str, tuple[str, ...]], int] = {}
-        """By child and fields, not by manager: one that changes its name each time is answered no sooner."""
+        """By child and fields, not by manager: a manager that changes its name each time is no new taker."""
         self._told_s: dict[TakenBack, int] = {}
         self._contested: TakenBack | None = None
 
     def note(self, taken: TakenBack, now: int) -> bool:
-        """It was taken back ``now``. Whether the user is to be told: not again within ``TELL_AGAIN_S``."""
+        """The fields were taken back ``now``. Returns whether to tell the user: not again within ``TELL_AGAIN_S``."""
         field = taken.ref, taken.fields
         if _is_within(CONTEST_S, self._taken_s.get(field), now):
             self._contested = taken
@@ -67,13 +67,13 @@ class TakenBackLog:
         return True
 
     def pop_contested(self) -> TakenBack | None:
-        """The fields taken back since the last call, and a moment before that too; None: there are none."""
+        """Fields that were contested since the last call of this; None: there are none."""
         found, self._contested = self._contested, None
         return found
 
 
 def _remember(known: dict[_K, int], key: _K, now: int, keep_s: int) -> None:
-    """``key`` was last met ``now``. The oldest are forgotten when they are too old or too many."""
+    """Note ``key`` as met ``now``. Forget the oldest keys, if they are too old or too many."""
     known.pop(key, None)
     known[key] = now
     for oldest in list(known):

@@ -1,6 +1,6 @@
-"""The spec's target beside the workloads that there are: the two workloads wanted, and each role's numbers.
+"""Works out the target of a spec: the two workloads that it asks for, and each role's numbers.
 
-The numbers are the spec's, or those of the scalers within the ratio.
+The wanted numbers are the spec's, or those of the scalers, brought within the ratio.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST: Final = Pair(MAX_REPLICAS, MAX_REPLICAS)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``fleets``: the numbers of each role, with its old workloads."""
+    """``designs``: the two workloads asked for. ``fleets``: each role's numbers, with its old workloads."""
 
     revision: str
     designs: Mapping[Role, WorkloadDesign]
@@ -43,7 +43,7 @@ class Target:
 
     @property
     def is_empty(self) -> bool:
-        """A role asks for no instance of it: an instance that comes is another engine than those that were there."""
+        """Whether a role has no replica of the target: an instance that comes is then a new engine, without a proof."""
         return not all(self.fleets[role].target.replicas for role in ROLES)
 
     @property
@@ -59,7 +59,7 @@ def target_of(pool: Pool, observed: Observed) -> Target:
     """The target of the spec.
 
     Raises:
-        ConfigError: It cannot be carried out; the message names the fields and the cure.
+        ConfigError: The spec cannot be carried out. The message names the fields and the cure.
     """
     revision = revision_for(pool)
     designs = {role: design_workload(pool, role, revision) for role in ROLES}
@@ -72,7 +72,8 @@ def target_of(pool: Pool, observed: Observed) -> Target:
 
 
 def wanted_of(spec: PDClusterSpec, scalers: Mapping[Role, int]) -> Mapping[Role, int]:
-    """``scalers``: replicas that somebody wishes, of those that are there; a role without one starts with its own.
+    """Instances wanted of each role. ``scalers``: replicas that each scaler asks for; a role without one has the
+    spec's.
 
     Raises:
         ConfigError: No numbers fit the ratio.
@@ -99,7 +100,7 @@ def _by_role(pair: Pair) -> Mapping[Role, int]:
 
 
 def refused_counts(pool: Pool, observed: Observed) -> Mapping[Role, Counts]:
-    """Counts while the spec cannot be carried out: all running engines are old."""
+    """Counts while the spec cannot be carried out: all running engines count as old."""
     return {role: counts_of(_fleet_of_refused(pool, role, observed)) for role in ROLES}
 
 
@@ -116,7 +117,7 @@ def _role_fleet(pool: Pool, design: WorkloadDesign, wanted: int, observed: Obser
 
 
 def _seen(observed: Observed, role: Role) -> list[SeenWorkload]:
-    """Oldest first, for the caches have no order."""
+    """The role's workloads, oldest first, for the caches have no order."""
     ours = [workload for workload in observed.workloads if workload.role is role]
     return sorted(ours, key=lambda workload: (workload.created_s, workload.name))
 
@@ -139,7 +140,7 @@ def _require_groups(pool: Pool, design: WorkloadDesign, observed: Observed) -> N
 
 
 def _require_both(wanted: Mapping[Role, int]) -> None:
-    """The API server refuses it too; an object of before the rule may still say it."""
+    """Refuse 0 of one role alone. The API server does so too, but an object may be older than that rule."""
     prefill, decode = (wanted[role] for role in ROLES)
     if bool(prefill) != bool(decode):
         raise ConfigError(f"prefill has {prefill} replicas, decode has {decode}: give both some, or both 0")

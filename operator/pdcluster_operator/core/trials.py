@@ -1,6 +1,6 @@
-"""When a target is verified, and what became of it: one request at a time, later and later after failures.
+"""Decides when a target is verified, and keeps the result: one request at a time, later and later after failures.
 
-Routers come and go, so an unreachable router is no verdict until it lasts.
+Routers come and go, so a router that cannot be reached is a failure only after ``PATIENCE`` requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pdcluster_operator.core.status import Verification
 PACE: Final = RetryPace(first_s=2.0, most_s=300.0)
 """Seconds between two requests. 300: a pool that cannot transfer is mended by people."""
 PATIENCE: Final = 4
-"""Requests in a row without an answer, half a minute or so, before it is said to have failed."""
+"""Requests in a row without an answer before the verification counts as failed: half a minute or so."""
 
 
 class TrialVerdict(Enum):

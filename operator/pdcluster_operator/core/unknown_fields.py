@@ -1,9 +1,10 @@
-"""Fields of a newer CRD in one PDCluster, as long as two ways of reading it disagree about them.
+"""Remembers fields of a newer CRD in one PDCluster, while answers and watches disagree about them.
 
-When a CRD changes, the API server answers writes by the new schema at once, and shows a watch that was open then the
-old one until it ends that watch (Kubernetes 1.35, apiextensions-apiserver ``customresource_handler.go``: the old
-storage is torn down when its running requests are over, or after two request timeouts of 60 s). Without a memory the
-fields come and go with each answer, and each time is a write that makes the next one.
+When a CRD changes, the API server answers writes by the new schema at once. A watch that was open then shows objects by
+the old schema until the server ends that watch (Kubernetes 1.35, apiextensions-apiserver
+``customresource_handler.go``: the old storage is torn down when its running requests are over, or after two request
+timeouts of 60 s). Without a memory the fields would come and go with each answer, and each change of status would be a
+write that causes the next one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 OLD_WATCH_S: Final = 300
-"""No watch that was open when the CRD changed is left after this time; with room to spare for a slow server."""
+"""Seconds after which no watch is left that was open when the CRD changed, with room for a slow server."""
 
 
 class UnknownFields:
@@ -21,12 +22,12 @@ class UnknownFields:
         self._seen_s: dict[str, int] = {}
 
     def told(self, shown: tuple[str, ...], now: int) -> tuple[str, ...]:
-        """The names to tell ``now``, of an object that shows these. A name that is not shown is remembered for
-        ``OLD_WATCH_S``."""
+        """The names to tell at ``now``: those ``shown`` by the object, and those shown within ``OLD_WATCH_S``
+        before."""
         seen_s = self._seen_s | dict.fromkeys(shown, now)
         self._seen_s = {name: at for name, at in seen_s.items() if now - at < OLD_WATCH_S}
         return tuple(sorted(self._seen_s))
 
     def forgets_after_s(self, now: int) -> int | None:
-        """When to look again, for a name may be remembered no longer; None: none is."""
+        """Seconds until the next name is forgotten, so that a look is due; None: none is remembered."""
         return min((at + OLD_WATCH_S - now for at in self._seen_s.values()), default=None)

@@ -1,8 +1,8 @@
-"""How an engine is started: vLLM's command line for one role, and the environment that goes with it.
+"""Makes the command line and environment with which a container starts vLLM for one role.
 
 Source of truth: vLLM 0.32 ``engine/arg_utils.py`` and ``entrypoints/cli/serve.py``; the connector's settings are those
-of ``pdcluster_connector/settings.py``. The image is expected to hold vLLM for its device and the package
-``pdcluster[connector]``: the command ``pdcluster``, and the plugin by which vLLM finds the connector.
+of ``pdcluster_connector/settings.py``. The image must hold vLLM for its device and the package
+``pdcluster[connector]``, which has the command ``pdcluster`` and the plugin by which vLLM finds the connector.
 
 ``$(NAME)`` in an argument is replaced by Kubernetes, from the container's environment.
 """
@@ -23,7 +23,7 @@ from pdcluster_protocol.params import ContentCheck
 from pdcluster_protocol.secret import SECRET_VARIABLE
 
 CACHE_FOLDER: Final = "/cache"
-"""Home of the engines' user, and with it of every cache: model hub, vLLM, Triton, Ascend's logs."""
+"""Home folder of the engines' user, and so of every cache: model hub, vLLM, Triton, Ascend's logs."""
 MODEL_FOLDER: Final = "/model"
 """Where ``model.volume`` is mounted."""
 
@@ -39,7 +39,7 @@ class PodPlace(Enum):
 
 
 _PORTS_BESIDE: Final = (30000, 32767)
-"""Up to those that Linux gives to outgoing connections."""
+"""First and last port above Mooncake's own, and below those that Linux gives to outgoing connections."""
 _PROGRAM: Final = {
     PodPlace.ALONE: ("python3", "-m", "vllm.entrypoints.openai.api_server"),
     PodPlace.LEADER: ("python3", "-m", "vllm.entrypoints.openai.api_server"),
@@ -54,7 +54,8 @@ def engine_command(place: PodPlace) -> list[str]:
 
 
 def engine_argv(pool: Pool, role: Role, place: PodPlace) -> list[str]:
-    """The engine's arguments. The user's come last, sorted by name: no hash depends on their order in a file."""
+    """The engine's arguments. The user's come last, sorted by name, so that no hash depends on their order in a
+    file."""
     spec = pool.role(role)
     return [
         *_model_args(pool.spec.model, place),
@@ -67,14 +68,14 @@ def engine_argv(pool: Pool, role: Role, place: PodPlace) -> list[str]:
 
 
 def spelled_arg(name: str, value: str) -> str:
-    """As ``api/engine_args.py`` says: ``--name``, ``--no-name`` or ``--name=value``."""
+    """The argument as ``api/engine_args.py`` says: ``--name``, ``--no-name`` or ``--name=value``."""
     if value == "true":
         return f"--{name}"
     return f"--no-{name}" if value == "false" else f"--{name}={value}"
 
 
 def transfer_config(pool: Pool, role: Role, place: PodPlace) -> Document:
-    """vLLM's ``KVTransferConfig``. All pods of an instance have the same engine id, no two instances do."""
+    """vLLM's ``KVTransferConfig``. All pods of an instance have one engine id; other instances have others."""
     transfer = pool.spec.transfer
     settings: ConnectorSettings = {
         "transfer_protocol": pool.spec.transfer_protocol.value,
@@ -93,19 +94,19 @@ def transfer_config(pool: Pool, role: Role, place: PodPlace) -> Document:
 
 
 def _compiles_sums(pool: Pool, check: ContentCheck) -> bool:
-    """Whether a prefill engine uses the setting too: on a CPU it compiles the loop for all sums at its start."""
+    """Whether prefill needs the setting too: on a CPU it compiles the loop over all content at its start."""
     return check is ContentCheck.FULL and pool.role(Role.PREFILL).device.kind is DeviceKind.CPU
 
 
 def engine_env(pool: Pool, role: Role) -> list[Document]:
-    """The user's variables win over ours of the same name; the secret's name is refused by the API server."""
+    """Our variables, and the user's, which win. The API server refuses a user's variable with the secret's name."""
     ours = [
         field_env("POD_IP", "status.podIP"),
         field_env("POD_NAME", "metadata.name"),
         field_env("VLLM_HOST_IP", "status.podIP"),
         {"name": SECRET_VARIABLE, "valueFrom": {"secretKeyRef": secret_ref(pool)}},
         {"name": "HOME", "value": CACHE_FOLDER},
-        # An image of the user's own may lack an entry in /etc/passwd; PyTorch's compiler asks for the user's name.
+        # The image may have no entry for our user in /etc/passwd, and PyTorch's compiler asks for the user's name.
         {"name": "USER", "value": "pdcluster"},
         {"name": "VLLM_NO_USAGE_STATS", "value": "1"},
         *_device_env(pool.role(role)),
@@ -116,7 +117,7 @@ def engine_env(pool: Pool, role: Role) -> list[Document]:
 
 
 def _model_args(model: Model, place: PodPlace) -> list[str]:
-    """`vllm serve` wants the model first, and without its option's name."""
+    """The model and its names. A worker's ``vllm serve`` wants the model first and without ``--model``."""
     source = _model_source(model)
     args = [source if place is PodPlace.WORKER else f"--model={source}", f"--served-model-name={model.public_name}"]
     return [*args, f"--revision={model.revision}"] if model.revision else args
@@ -145,7 +146,7 @@ def _node_args(spec: RoleSpec, place: PodPlace) -> list[str]:
 def _device_env(spec: RoleSpec) -> list[Document]:
     if spec.device.kind is not DeviceKind.CPU:
         return []
-    # vLLM binds threads to the first cores of the node, and every pod there would take the same ones.
+    # vLLM would bind threads to the first cores of the node, in every pod on it.
     unbound = [{"name": "VLLM_CPU_OMP_THREADS_BIND", "value": "nobind"}]
     if spec.ranks > 1:
         return unbound
@@ -154,9 +155,10 @@ def _device_env(spec: RoleSpec) -> list[Document]:
 
 
 def mooncake_ports(port: int, num_ranks: int) -> tuple[int, int] | None:
-    """First and last port that Mooncake may draw where side channels take ``port`` and those after it; None: its own.
+    """First and last port that Mooncake may draw, if side channels take ``port`` and those after it.
 
-    8 ranks from 20100 take 20100 to 20107, so 20108 to 29999: the larger of what is left on either side.
+    None: Mooncake's own range, which the side channels are not in. Example: 8 ranks take 20100 to 20107, which leaves
+    20108 to 29999, the larger of the two parts.
     """
     first, last = MOONCAKE_PORTS
     if port + num_ranks <= first or port > last:
@@ -167,7 +169,7 @@ def mooncake_ports(port: int, num_ranks: int) -> tuple[int, int] | None:
 
 
 def _port_env(pool: Pool) -> list[Document]:
-    """Mooncake listens before the side channel does, and would take its port now and then."""
+    """Mooncake's range of ports. Mooncake listens before the side channel does, and would sometimes take its port."""
     drawn = mooncake_ports(pool.spec.transfer.port, pool.role(Role.DECODE).ranks)
     names = ("MC_MIN_RPC_PORT", "MC_MAX_RPC_PORT")
     return [{"name": name, "value": str(port)} for name, port in zip(names, drawn or (), strict=False)]

@@ -1,7 +1,7 @@
 """The pod template of one role's engines, over which the template's hash goes.
 
-An addition here restarts every engine of every pool when the operator is upgraded, so it has a line in CHANGELOG. The
-template leaves out what only the routers or the planner need.
+A change of this template restarts every engine of every pool when the operator is upgraded, so it needs a line in
+CHANGELOG. Settings that only routers or the planner need are not in the template.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from pdcluster_protocol.labels import Role
 from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE
 
 MAX_PORTS: Final = 64
-"""Side channels that are listed. Lists of ports are for people, and for the scheduler when a pod is on its node's own
-network; more of them than one node has devices would only be noise."""
+"""Side channels that a pod lists at most. The list is for people, and for the scheduler if a pod is on its node's own
+network. No node has more devices."""
 ASCEND_GROUP: Final = 1000
 """HwHiAiUser, to whom Ascend's driver gives its devices and libraries on every node."""
 _ON_DEVICES: Final = (2000, 8)
-"""Millicores and GiB that are kept free for each rank where the user gives nothing: a rank's process turns one core
-around and the API server, the tokenizer and the senders share others; driver, PyTorch and buffers take 5 to 8 GiB."""
+"""Millicores and GiB that a rank on a device requests, if the user gives nothing. A rank's process keeps one core busy;
+the API server, the tokenizer and the senders share the other. Driver, PyTorch and buffers take 5 to 8 GiB."""
 _ON_CORES: Final = (250, 1)
-"""The same on CPUs, where the ranks are the work: little, so that a test fits any node. Give what it really takes."""
+"""The same for a rank on CPUs: little, so that a test fits any node. Real work needs requests of the user's own."""
 _DEVICES: Final = {DeviceKind.CUDA: "nvidia.com/gpu", DeviceKind.ASCEND: "huawei.com/Ascend910"}
 
 
@@ -67,18 +67,18 @@ def engine_template(pool: Pool, role: Role, revision: str, place: PodPlace = Pod
             f"roles.{role.value}.podOverrides changes env {ENGINE_KEY_VARIABLE} of the engine, which routers do not "
             "see: put it in roles.prefill.env and roles.decode.env, which routers read too"
         )
-    # Selectors stand on ours, so they are nobody else's to change.
+    # Selectors match our labels, so overrides cannot change them.
     return labelled(merged, ours["metadata"]["labels"])
 
 
 def _engines_key(template: Document) -> list[Document]:
-    """The resources that the engine's container asks for."""
+    """The entries of the engine's container for vLLM's own key, ``ENGINE_KEY_VARIABLE``."""
     engines = (one for one in _items(template.get("spec"), "containers") if one.get("name") == ENGINE)
     return [entry for engine in engines for entry in _items(engine, "env") if entry.get("name") == ENGINE_KEY_VARIABLE]
 
 
 def _items(part: object, name: str) -> list[Document]:
-    """The maps in the list of this name, if it is one: overrides may leave anything, and the API server tells it."""
+    """The maps in the list of this name. Overrides may leave something else; the API server then says so."""
     found = part.get(name) if isinstance(part, dict) else None
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
@@ -104,7 +104,7 @@ def _pod_spec(pool: Pool, role: Role, place: PodPlace) -> Document:
 
 def _container(pool: Pool, role: Role, place: PodPlace) -> Document:
     spec = pool.role(role)
-    # A worker has no API server to ask: the leader's probes are those of the whole instance.
+    # A worker has no HTTP server: the leader's probes are those of the whole instance.
     probes = {} if place is PodPlace.WORKER else engine_probes(pool, role)
     return {
         "name": ENGINE,
@@ -132,7 +132,7 @@ def _locks_memory(pool: Pool) -> bool:
 
 
 def _ports(pool: Pool, role: Role, place: PodPlace) -> list[Document]:
-    """Decode rank r listens on the side channel's port + r."""
+    """Ports for HTTP and side channels: decode rank r listens on the side channel's port + r."""
     http = [] if place is PodPlace.WORKER else [{"name": HTTP, "containerPort": PORT, "protocol": "TCP"}]
     num_ranks = min(pool.role(role).ranks, MAX_PORTS) if role is Role.DECODE else 0
     first = pool.spec.transfer.port
@@ -143,7 +143,7 @@ def _ports(pool: Pool, role: Role, place: PodPlace) -> list[Document]:
 
 
 def _resources(spec: RoleSpec) -> Document:
-    """The user's limits, and the devices: as a limit, which is a request too (Kubernetes, extended resources)."""
+    """The user's resources, and the devices as a limit, which is a request too (Kubernetes, extended resources)."""
     given = resources_of(spec.resources, _requests(spec))
     if not spec.devices_per_pod:
         return given
@@ -152,7 +152,7 @@ def _resources(spec: RoleSpec) -> Document:
 
 
 def _requests(spec: RoleSpec) -> dict[str, str]:
-    """4 ranks on GPUs of one pod: 8 cores and 32 GiB."""
+    """Requests of one pod. Example: 4 ranks on GPUs request 8 cores and 32 GiB."""
     millicores, gib = _ON_CORES if spec.device.kind is DeviceKind.CPU else _ON_DEVICES
     ranks = spec.ranks // spec.nodes_per_instance
     whole, rest = divmod(millicores * ranks, 1000)
@@ -174,7 +174,7 @@ def _mounts(pool: Pool) -> list[Document]:
     return [
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # a folder in the container
         {"name": "cache", "mountPath": CACHE_FOLDER},
-        # Workers of one engine hand each other tensors here; a container's own has 64 MiB.
+        # Workers of one engine exchange tensors here; a container's own /dev/shm has 64 MiB.
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
         *model,
     ]

@@ -1,15 +1,16 @@
 """NetworkPolicies: who may speak to whom.
 
     anybody  ---> router:8000     routers ---> engines:8000       engines <--> engines of the same pool, all ports
-    operator ---> router:8001     decode  ---> router:8001, 8000  both ---> DNS;  with model.name: HTTPS, to fetch it
-    router   ---> API server
+    operator ---> router:8001     decode  ---> router:8001, 8000  all  ---> DNS
+    router   ---> API server      engines ---> HTTPS anywhere, with model.name: to fetch the model
 
 Engines of one pool reach each other on all ports, since Mooncake draws its own (15000 to 29999, two for each session)
-and has no authentication; outsiders reach none of them. Old and new revisions share these policies, so nothing in them
-depends on a role's ports or nodes. Probes come from the node, which is always let in (Kubernetes, "Network Policies").
+and has no authentication. Outsiders reach none of these ports. Old and new revisions share these policies, so nothing
+in them depends on a role's ports or nodes. Probes come from the node, which is always let in (Kubernetes, "Network
+Policies").
 
-Policies add up: a user adds one to scrape metrics of engines or routers, or to let engines fetch from elsewhere. Pods
-on their node's own network, and RDMA, are beyond any policy.
+Policies add up: a user can add one to scrape metrics of engines or routers, or to let engines fetch from elsewhere. No
+policy holds for RDMA, or for pods on their node's own network.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
 
 OPERATOR: Final = "operator"
-"""Component of the operator's pods."""
+"""Value of the component label of the operator's pods."""
 _DNS: Final = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 
 
 def role_policy(pool: Pool, role: Role) -> Document:
-    """Of one role's engines."""
+    """The policy of one role's engines."""
     name = names.role_name(pool.name, role)
     peers, routers = {"podSelector": _engines(pool)}, {"podSelector": {"matchLabels": router_selector(pool)}}
-    # 8000 too: at an upgrade policies change at once, while routers of a release without the internal port, which are
-    # called back there, drain for hours.
+    # 8000 too: an upgrade changes policies at once, but routers of an older release may drain for hours, and decode
+    # calls those without an internal port back on 8000.
     calls_back = [{"to": [routers], **_tcp(INTERNAL_PORT, PORT)}] if role is Role.DECODE else []
     fetches = [_tcp(443)] if pool.spec.model.name else []
     spec = {
@@ -56,7 +57,7 @@ def role_policy(pool: Pool, role: Role) -> Document:
 
 
 def router_policy(pool: Pool) -> Document:
-    """Of the routers: clients come by one port, decode engines and the operator by another."""
+    """The policy of the routers: clients come by one port, engines and the operator by another."""
     engines = {"podSelector": _engines(pool)}
     spec = {
         "podSelector": {"matchLabels": router_selector(pool)},
@@ -78,7 +79,7 @@ def _engines(pool: Pool) -> Document:
 
 
 def _operator(pool: Pool) -> Document:
-    """Selects operators, by the labels that the chart gives them."""
+    """Selects the operator's pods by the labels that the chart gives them."""
     named = {"kubernetes.io/metadata.name": pool.operator_namespace} if pool.operator_namespace else {}
     return {
         "namespaceSelector": {"matchLabels": named} if named else {},

@@ -1,6 +1,6 @@
 """The common parts of all children of one PDCluster: owner, labels by which they are found, limits of containers.
 
-Selectors never name more than what is on a pod for its whole life: cluster, role, revision, template, component.
+Selectors name only labels that a pod keeps for its whole life: cluster, role, revision, template, component.
 """
 
 from __future__ import annotations
@@ -19,33 +19,34 @@ from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
 Document = dict[str, Any]
-"""An object, or a part of one, as the API server takes it. It does not change after it was made."""
+"""An object, or a part of one, as the API server takes it. Never changed after it was made."""
 
 HTTP: Final = "http"
-"""Name of the port on which engines and routers answer; the router looks for it in EndpointSlices."""
+"""Name of the port on which engines and routers answer. Routers look for this name in EndpointSlices."""
 PORT: Final = launch.HTTP_PORT
-"""The same in every pod. It never conflicts: no two pods share an address, and no side channel may have it."""
+"""Its number, the same in every pod. No side channel may have it, and pods do not share addresses."""
 INTERNAL: Final = "internal"
-"""Name of a router's second port: engines' callbacks, the operator's orders, metrics and pages."""
+"""Name of a router's second port, for engines' callbacks, the operator's orders, metrics and pages."""
 INTERNAL_PORT: Final = launch.INTERNAL_PORT
-"""Its number. Clients have no business there, and the Service that they reach does not lead to it."""
+"""Its number. It is not for clients, and their Service does not lead to it."""
 ROUTER: Final = "router"
-"""Component, and name of the router's container."""
+"""Value of the routers' component label, and name of the router's container."""
 ENGINE: Final = "engine"
 """Name of an engine's container."""
 SECRET_KEY: Final = "secret"  # noqa: S105  # the name of a key
 API_SERVER_PORTS: Final = (443, 6443)
-"""Of its Service, and of most servers behind it: which one a policy sees depends on the network plugin. It is no pod,
-so policies can only name it by its port."""
+"""Ports of the API server: its Service's, and that of most servers behind it. The network plugin decides which of them
+a policy sees. The API server is no pod, so a policy can name only its port."""
 USER_ID: Final = 10001
-"""No user of any node; above 10,000, as scanners of manifests want it."""
+"""Id of no user on any node; above 10,000, as scanners of manifests want."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
     """One PDCluster as its children need it. ``router_image``: the operator's own, which holds the router too.
-    ``operator_namespace``: where operators run that may reach the routers' internal port; empty: anywhere.
-    ``api_server_ports``: where its routers may reach the API server; never empty, for that would be all ports."""
+    ``operator_namespace``: from where operators may reach the routers' internal port; empty: from anywhere.
+    ``api_server_ports``: ports by which its routers may reach the API server; not empty, for that would be all
+    ports."""
 
     name: str
     namespace: str
@@ -71,7 +72,7 @@ def pool_of(
     api_server_ports: tuple[int, ...] = API_SERVER_PORTS,
     operator_namespace: str = "",
 ) -> Pool:
-    """A file may leave the namespace out, as kubectl allows; what the API server has always says it."""
+    """The pool of a PDCluster. A file may leave the namespace out, as kubectl allows: then it is ``default``."""
     found: Mapping[str, Any] = cluster.metadata
     return Pool(
         found["name"],
@@ -91,7 +92,7 @@ def make_object(kind: Kind, metadata: Document, **fields: object) -> Document:
 
 
 def metadata_of(pool: Pool, name: str, component: str, extra: Mapping[str, str] | None = None) -> Document:
-    """Of a child; with the PDCluster as its controller, so that it goes when the PDCluster goes."""
+    """Metadata of a child. The PDCluster is its controller, so the child goes when the PDCluster goes."""
     return {
         "name": name,
         "namespace": pool.namespace,
@@ -112,7 +113,7 @@ def owner_of(pool: Pool) -> Document:
 
 
 def common_labels(pool: Pool, component: str) -> dict[str, str]:
-    """Kubernetes' recommended ones, and ours."""
+    """Kubernetes' recommended labels, and ours."""
     return {
         labels.NAME: labels.APP_NAME,
         labels.INSTANCE: pool.label,
@@ -124,13 +125,13 @@ def common_labels(pool: Pool, component: str) -> dict[str, str]:
 
 
 def role_labels(role: Role, revision: str = "", template: str = "") -> dict[str, str]:
-    """Those that tell engines apart; empty ones are left out."""
+    """Labels that tell engines apart, without empty ones."""
     found = {labels.ROLE: role.value, labels.REVISION: revision, labels.TEMPLATE: template}
     return {name: value for name, value in found.items() if value}
 
 
 def engine_selector(pool: Pool, role: Role, revision: str = "", template: str = "") -> dict[str, str]:
-    """``matchLabels`` of one role's engines; of all revisions and templates if none is given."""
+    """``matchLabels`` of one role's engines: of this revision and template, or of all where it is empty."""
     return {labels.CLUSTER: pool.label, **role_labels(role, revision, template)}
 
 
@@ -140,7 +141,7 @@ def router_selector(pool: Pool) -> dict[str, str]:
 
 
 def secret_ref(pool: Pool) -> Document:
-    """Where the pool's secret is: the user's, else ours."""
+    """Name of the Secret, and the key in it, with the pool's secret: the user's, else ours."""
     named = pool.spec.auth.secret_ref
     if named is not None:
         return {"name": named.name, "key": named.key}
@@ -148,12 +149,12 @@ def secret_ref(pool: Pool) -> Document:
 
 
 def pod_security(*, locks_memory: bool = False) -> Document:
-    """The profile "restricted" of Kubernetes' Pod Security Standards. A number for the user, because images of engines
-    name none or root.
+    """Security context of a pod, by the profile "restricted" of Kubernetes' Pod Security Standards. It names the user
+    by number, for images of engines name no user or root.
 
-    ``locks_memory``: root, and by ``container_security`` with one capability. RDMA pins all KV, containers may lock a
-    few MiB, and Kubernetes gives a capability to root alone: it sets no ambient ones, and those of a file do not
-    count where privileges may not grow (each tried on a kernel).
+    ``locks_memory``: the user is root, and ``container_security`` adds one capability. RDMA pins all KV, but containers
+    may lock only a few MiB without it. In Kubernetes a capability works for root alone: no ambient capabilities are
+    set, and those of a file do not count where privileges may not grow (each tried on a kernel).
     """
     user = 0 if locks_memory else USER_ID
     return {
@@ -165,7 +166,7 @@ def pod_security(*, locks_memory: bool = False) -> Document:
 
 
 LAST_WORDS: Final = {"terminationMessagePolicy": "FallbackToLogsOnError"}
-"""Fields of every container: Kubernetes keeps the log's last lines of one that died, and the status tells them."""
+"""Fields of every container: if it dies, the pod's status has the last lines of its log."""
 
 
 def container_security(*, locks_memory: bool = False) -> Document:
@@ -180,7 +181,7 @@ def labelled(template: Mapping[str, Any], extra: Mapping[str, str]) -> Document:
     """The template with more labels.
 
     Raises:
-        ConfigError: Overrides that replace maps have something else where its metadata or their labels are.
+        ConfigError: The user's overrides have put something else than a map at ``metadata`` or its ``labels``.
     """
     metadata = _map_in(template, "metadata")
     return {**template, "metadata": {**metadata, "labels": {**_map_in(metadata, "labels"), **extra}}}
@@ -194,10 +195,10 @@ def _map_in(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def resources_of(resources: Resources, requests: Mapping[str, str]) -> Document:
-    """As a container's ``resources``; all amounts as text, as the API server itself writes them.
+    """A container's ``resources``. All amounts are text, as the API server itself writes them.
 
-    ``requests``: where the user gives neither a request nor a limit, which is a request too. Without any a pod is
-    BestEffort, however many devices it has: the first to be evicted, with the least weight on the node's cores.
+    ``requests``: for resources of which the user gives neither a request nor a limit (a limit is a request too). A pod
+    without any is BestEffort, however many devices it has: the first to be evicted, with the least weight on cores.
     """
     ours = {name: amount for name, amount in requests.items() if name not in resources.limits}
     found = {"requests": {**ours, **resources.requests}, "limits": resources.limits}
@@ -205,7 +206,7 @@ def resources_of(resources: Resources, requests: Mapping[str, str]) -> Document:
 
 
 def field_env(name: str, path: str) -> Document:
-    """A variable with what Kubernetes knows of the pod."""
+    """A variable with a field of the pod as its value."""
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 
 

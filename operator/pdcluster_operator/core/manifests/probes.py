@@ -1,9 +1,9 @@
-"""How Kubernetes learns whether an engine lives, and how an engine learns that it is to go.
+"""The probes by which Kubernetes sees whether an engine lives, and the hook that runs before an engine goes.
 
 Startup and liveness ask vLLM's ``/health``: 200 as soon as the model is loaded, 503 when the engine behind the server
-has died. Readiness also needs the connector's side channel (``pdcluster ready``): without it decode would take requests
-whose KV never comes. A removed pod runs ``pdcluster drain`` first: it returns when the engine has been idle for longer
-than routers need to notice, or when the time is over; only then the engine gets its SIGTERM.
+has died. Readiness (``pdcluster ready``) also asks decode's side channel, for without it decode would take requests
+whose KV never comes. A removed pod runs ``pdcluster drain`` first, which returns when the engine has been idle for
+longer than routers need to notice, or when the time is over. The engine gets its SIGTERM after that.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from pdcluster_operator.core.manifests.pool import HTTP, PORT, Document, Pool
 from pdcluster_protocol.labels import Role
 
 STARTUP_PERIOD_S: Final = 2
-"""A started engine is seen soon; a probe costs 0.1 ms."""
+"""Seconds: a started engine is seen soon, and a probe costs only 0.1 ms."""
 STARTUP_LIMIT_S: Final = 2 * 3600
-"""After it an engine that has not come up is restarted. Two hours: far more than the largest weights take to load, and
-the rollout's progress deadline tells sooner. No field of the spec: a change of it would restart running engines."""
+"""Seconds after which an engine that has not come up is restarted. Two hours: far more than the largest weights take to
+load, and the rollout's progress deadline tells sooner. Not in the spec: a change of it would restart running
+engines."""
 READY_PERIOD_S: Final = 5
-"""It starts a process each time. A dead engine is noticed by the routers themselves, within a second."""
+"""Seconds: each probe starts a process. Routers notice a dead engine by themselves, within a second."""
 READY_TIMEOUT_S: Final = 5
 """2 s for the engine to answer, the rest for Python to start on a busy node."""
 LIVE_PERIOD_S: Final = 10
 LIVE_TIMEOUT_S: Final = 5
 LIVE_FAILURES: Final = 6
-"""A minute without an answer: a restart costs minutes, so one long garbage collection must not do it."""
+"""A minute without an answer: a restart takes minutes, so one long garbage collection must not cause it."""
 
 DRAIN_MARGIN_S: Final = 30
-"""From SIGTERM to the end: the connector may take 10 s to close its sessions, vLLM as long for its workers."""
+"""Seconds from SIGTERM to the end: the connector may take 10 s to close its sessions, vLLM 10 s for its workers."""
 
 
 def engine_probes(pool: Pool, role: Role) -> Document:
@@ -60,8 +61,8 @@ def engine_probes(pool: Pool, role: Role) -> Document:
 
 
 def _ready_command(pool: Pool, role: Role) -> list[str]:
-    """Prefill listens on no side channel, it calls decode's. In a group the leader asks for the ranks on its own node:
-    a worker that dies takes the leader with it."""
+    """The readiness probe's command. Prefill has no side channel of its own. In a group the leader asks only the ranks
+    in its own pod: a worker that dies takes the leader with it."""
     spec = pool.role(role)
     ranks = spec.ranks // spec.nodes_per_instance
     channels = ["--side-channel-port", str(pool.spec.transfer.port), "--ranks", str(ranks)]
@@ -70,10 +71,10 @@ def _ready_command(pool: Pool, role: Role) -> list[str]:
 
 
 def drain_hook(timeout_s: int, place: PodPlace) -> Document:
-    """As a container's ``lifecycle``.
+    """A container's ``lifecycle``.
 
-    A worker waits for its leader, who has the whole instance's requests: when one pod of a group is told to go, LWS
-    takes all of them, the leader too (``RecreateGroupOnPodRestart``).
+    A worker asks its leader, which has the whole instance's requests: when one pod of a group is told to go, LWS
+    removes all of them, the leader too (``RecreateGroupOnPodRestart``).
     """
     command = ["pdcluster", "drain", "--port", str(PORT), "--timeout-s", str(timeout_s)]
     if place is PodPlace.WORKER:
@@ -83,5 +84,5 @@ def drain_hook(timeout_s: int, place: PodPlace) -> Document:
 
 
 def grace_s(timeout_s: int) -> int:
-    """Of the pod: Kubernetes counts it from the removal, so the drain is part of it."""
+    """Grace period of the pod. Kubernetes counts it from the removal, so it includes the drain."""
     return timeout_s + DRAIN_MARGIN_S

@@ -1,7 +1,7 @@
 """The routers of a pool: Deployment, Service, and the right to watch EndpointSlices.
 
-Routers hold no state, so an ordinary Deployment rolls them. A router that goes gets no new connections when its
-endpoint is marked, which takes kube-proxies a moment: it takes requests until then, and finishes those it has.
+Routers hold no state, so an ordinary Deployment rolls them. A router that is to go gets no new connections once all
+kube-proxies know. It takes requests until then, and finishes those that it has.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, ProxyProtocol, router
 from pdcluster_protocol.secret import SECRET_VARIABLE
 
 NOTICE_S: Final = 5
-"""Seconds that a removed router still takes new connections: what kube-proxies need to notice on a busy cluster."""
+"""Seconds for which a removed router takes new connections: kube-proxies of a busy cluster need them to notice."""
 KEYS_FOLDER: Final = "/etc/pdcluster/api-keys"
-"""A folder and not a single file of one: only folders follow a change of their Secret."""
+"""A mounted folder, not a single file: only folders follow a change of their Secret."""
 KEYS_FILE: Final = "keys"
 TLS_FOLDER: Final = "/etc/pdcluster/tls"
 TLS_CERT: Final = "tls.crt"
 TLS_KEY: Final = "tls.key"
-"""As Kubernetes has them in a Secret of type kubernetes.io/tls."""
+"""Names of the files: the keys of a Secret of type kubernetes.io/tls."""
 MARGIN_S: Final = 10
-"""From the end of the drain to the end of the pod; connections get 2 s of it to close."""
+"""Seconds from the end of the drain to the end of the pod. Connections get 2 s of them to close."""
 REQUESTS: Final = {"cpu": "100m", "memory": "128Mi"}
-"""Kept free for a router where the user gives nothing: what an idle one takes."""
+"""A router's requests where the user gives nothing: as much as an idle router takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class MountedSecret:
-    """A Secret of the user's without which no router starts. ``field``: the one of ``spec`` that names it."""
+    """A user's Secret without which no router starts. ``field``: the field of ``spec`` that names the Secret."""
 
     field: str
     name: str
     keys: tuple[str, ...]
-    """Those in it that routers need."""
+    """Keys of the Secret that routers need."""
 
 
 def mounted_secrets(pool: Pool) -> list[MountedSecret]:
@@ -76,7 +76,7 @@ def mounted_secrets(pool: Pool) -> list[MountedSecret]:
 
 
 def router_name(pool: Pool) -> str:
-    """Of the routers' Deployment, Service, ServiceAccount, Role and so on."""
+    """Name of the routers' Deployment, Service, ServiceAccount, Role and so on."""
     return names.child_name(pool.name, ROUTER)
 
 
@@ -93,13 +93,13 @@ def internal_url(pool: Pool) -> str:
 
 
 def internal_name(pool: Pool) -> str:
-    """Of the Service that leads to the routers' internal port."""
+    """Name of the Service that leads to the routers' internal port."""
     return names.child_name(pool.name, f"{ROUTER}-{INTERNAL}")
 
 
 def router_service(pool: Pool) -> Document:
     service = pool.spec.router.service
-    # For gateways, which otherwise speak plain HTTP to it.
+    # For gateways, which otherwise speak plain HTTP to the Service.
     spoken = {"appProtocol": "https"} if pool.spec.router.tls else {}
     spec = {
         "type": service.type.value,
@@ -112,8 +112,8 @@ def router_service(pool: Pool) -> Document:
 
 
 def internal_service(pool: Pool) -> Document:
-    """For the operator and for scrapers of metrics. The outside never reaches it, whatever the type of clients'
-    Service."""
+    """The Service of the internal port, for the operator and for scrapers of metrics. Always ClusterIP, whatever the
+    type of the clients' Service, so that the outside does not reach it."""
     spec = {
         "type": "ClusterIP",
         "selector": router_selector(pool),
@@ -147,7 +147,7 @@ def router_argv(pool: Pool) -> list[str]:
         router_flag("--host", "0.0.0.0"),  # noqa: S104  # a pod's own network
         router_flag("--port", PORT),
         router_flag("--internal-port", INTERNAL_PORT),
-        # Decode engines call this very process, never the Service: it holds the request that they are about.
+        # Decode engines must call this very process, for it holds their request: never the Service.
         router_flag("--advertise-url", f"http://$(POD_IP):{INTERNAL_PORT}"),
         router_flag("--prefill-timeout", transfer.deadline_seconds),
         router_flag("--on-prefill-failure", transfer.on_failure.value),
@@ -175,12 +175,12 @@ def _tls_flags() -> list[str]:
 
 
 def drain_s(pool: Pool) -> int:
-    """Seconds that a router which is to go may work on the requests it has; the router takes an hour at most."""
+    """Seconds for which a router that is to go may work on its requests. The router's flag allows an hour at most."""
     return min(pool.spec.drain.timeout_seconds, 3600)
 
 
 def router_access(pool: Pool) -> tuple[Document, ...]:
-    """ServiceAccount, Role and RoleBinding: EndpointSlices of this namespace, to read."""
+    """ServiceAccount, Role and RoleBinding, with the right to list and watch EndpointSlices of this namespace."""
     name = router_name(pool)
     rule = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
     return (
@@ -261,10 +261,10 @@ def _tls_volumes(pool: Pool) -> list[Document]:
 
 
 def _engines_key(pool: Pool) -> list[Document]:
-    """The engines' own entry, once.
+    """The engines' entry for vLLM's own key; empty: they have none.
 
     Raises:
-        ConfigError: The roles have different ones, and a router sends one.
+        ConfigError: The roles have different entries, but a router sends one key to all engines.
     """
     found = {role: next((one for one in pool.role(role).env if one.name == ENGINE_KEY_VARIABLE), None) for role in Role}
     prefill, decode = (found[role] for role in Role)
@@ -277,7 +277,7 @@ def _engines_key(pool: Pool) -> list[Document]:
 
 
 def _key_told(entry: EnvVar | None, other: EnvVar | None = None) -> str:
-    """Where it comes from; never what it is."""
+    """Where the key comes from; never its value."""
     if entry is None:
         return "not set"
     if entry.value_from is not None:
@@ -286,9 +286,12 @@ def _key_told(entry: EnvVar | None, other: EnvVar | None = None) -> str:
 
 
 def _probes(router: RouterSpec) -> Document:
-    """Ready when a request could be answered (``/health``), so that a new router never takes one before it has found
-    the engines. Alive as long as it says anything: a pool without engines is no fault of its routers. A kubelet takes
-    any certificate, and writes no PROXY header."""
+    """The three probes of a router.
+
+    Ready: ``/health`` says that a request could be answered, so a new router gets none before it has found the engines.
+    Alive: the router answers at all, for a pool without engines is no fault of its routers. A kubelet takes any
+    certificate, but writes no PROXY header: if one is required, readiness is asked at the internal port.
+    """
     is_prefaced = router.proxies is not None and router.proxies.proxy_protocol is ProxyProtocol.REQUIRED
     scheme = {"scheme": "HTTPS"} if router.tls is not None and not is_prefaced else {}
     ready = {"httpGet": {"path": "/health", "port": INTERNAL if is_prefaced else HTTP, **scheme}}

@@ -1,16 +1,16 @@
 """The small children that stand beside engines and routers: Secret, ServiceAccount, scalers, discovery, budgets.
 
-The Secret and the scalers are made once and never applied again. A second secret would shut out all holders of the
-first; a second number in a scaler would fight the autoscaler that moved it.
+The Secret and the scalers are created once and never applied again. A second secret would shut out all engines and
+routers that have the first; a second number in a scaler would fight the autoscaler that set it.
 
 Routers find engines by the EndpointSlices of headless Services, one Service for each role and revision. Kubernetes
-copies a Service's labels to its slices, which is how a router learns role and revision. Slices list engines that are
-not ready and that terminate too, each marked so; ``publishNotReadyAddresses`` would mark them all ready. The
-names of these Services are never resolved.
+copies a Service's labels to its slices, and routers read role and revision from them. Slices also list engines that are
+not ready or terminate, and mark them so; ``publishNotReadyAddresses`` would mark them all ready. The names of these
+Services are never resolved.
 
-PodDisruptionBudgets say how many pods a node drain may take at once. A role may lose what a rollout may lose, but at
-least one instance: a budget of none would hold up node drains for ever. An evicted engine finishes its requests as any
-removed one does.
+PodDisruptionBudgets say how many pods node drains may take at once. A role may lose as many instances as in a rollout,
+and at least one: a budget of none would hold up node drains for ever. An evicted engine finishes its requests like any
+other removed engine.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from pdcluster_protocol.labels import Role
 
 
 def pool_secret(pool: Pool, text: str) -> Document:
-    """``text``: random, 32 characters or more; the shell draws it."""
+    """The pool's Secret. ``text``: random, 32 characters or more; the caller draws it."""
     metadata = metadata_of(pool, names.child_name(pool.name, SECRET_KEY), SECRET_KEY)
     data = {SECRET_KEY: b64encode(text.encode()).decode()}
     return make_object(SECRET, metadata, type="Opaque", immutable=True, data=data)
 
 
 def engine_account(pool: Pool) -> Document:
-    """Engines ask the API server for nothing, and get no token."""
+    """The engines' ServiceAccount, without a token: engines ask the API server for nothing."""
     metadata = metadata_of(pool, names.child_name(pool.name, ENGINE), ENGINE)
     return make_object(SERVICE_ACCOUNT, metadata, automountServiceAccountToken=False)
 
 
 def role_scaler(pool: Pool, role: Role) -> Document:
-    """Starts with the role's own replicas."""
+    """The role's PDRoleScaler, which starts with the spec's replicas."""
     metadata = metadata_of(pool, names.role_name(pool.name, role), role.value, role_labels(role))
     spec = {"clusterRef": {"name": pool.name}, "role": role.value, "replicas": pool.role(role).replicas}
     return make_object(SCALER, metadata, spec=spec)
 
 
 def scaler_selector(pool: Pool, role: Role) -> str:
-    """Selects one pod of each instance, for a scaler's status: an average over these pods is one over instances."""
+    """Selects one pod of each instance, for a scaler's status: so an average over pods is one over instances."""
     found = {**engine_selector(pool, role), labels.LEADER: "true"}
     return ",".join(f"{name}={value}" for name, value in found.items())
 
 
 def discovery_service(pool: Pool, role: Role, revision: str) -> Document:
-    """For all templates of the revision; of an instance on several nodes only the pod that answers HTTP."""
+    """The headless Service of one role and revision: of each instance it lists the pod that answers HTTP."""
     name = names.discovery_service_name(pool.name, role, revision)
     spec = {
         "clusterIP": "None",
@@ -76,8 +76,10 @@ def discovery_service(pool: Pool, role: Role, revision: str) -> Document:
 
 
 def role_budget(pool: Pool, role: Role, unavailable: int) -> Document:
-    """``unavailable``: instances that a rollout may take. Of a group on several nodes all pods count: one that is
-    evicted takes the whole group with it, which uses the budget up until the group is back."""
+    """The budget of a role's engines. ``unavailable``: instances that a rollout may take.
+
+    All pods of a group count: an evicted pod takes its whole group, which uses up the budget until the group is back.
+    """
     metadata = metadata_of(pool, names.role_name(pool.name, role), role.value, role_labels(role))
     return _budget(metadata, engine_selector(pool, role), max(unavailable, 1))
 
@@ -90,7 +92,7 @@ def _budget(metadata: Document, selector: dict[str, str], unavailable: int) -> D
     spec = {
         "selector": {"matchLabels": selector},
         "maxUnavailable": unavailable,
-        # A pod that serves nobody must not keep a node.
+        # A pod that is not ready must not hold up a node drain.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
     return make_object(DISRUPTION_BUDGET, metadata, spec=spec)

@@ -1,17 +1,17 @@
-"""Lays a user's part of a pod template over the operator's, as ``kubectl apply`` and ``kubectl patch`` do.
+"""Lays a user's part of a pod template over the operator's, as ``kubectl patch`` does (strategic merge).
 
 Source of truth: the ``patchStrategy`` and ``patchMergeKey`` tags of Kubernetes 1.35 ``core/v1``, from PodTemplateSpec
-down. Maps merge key by key, null takes a key away, and these lists merge item by item:
+down. Maps merge key by key, null removes a key, and these lists merge item by item, by the key beside them:
 
     containers, initContainers, ephemeralContainers, volumes, imagePullSecrets, schedulingGates, resourceClaims   name
     hostAliases                                                                                                     ip
     topologySpreadConstraints                                                                              topologyKey
     of a container:  env  name      ports  containerPort      volumeMounts  mountPath      volumeDevices    devicePath
-    of metadata:     ownerReferences  uid;  finalizers are united
+    of metadata:     ownerReferences  uid;  finalizers: both lists together
 
 All other lists are replaced whole: command, args, envFrom, tolerations, affinity terms, supplementalGroups.
-An item, or a map, may say ``$patch: delete`` or ``$patch: replace``. A volume has one source, so an
-item of ``volumes`` takes the place of ours whole (``patchStrategy: merge,retainKeys``).
+An item, or a map, may say ``$patch: delete`` or ``$patch: replace``. A volume has one source, so a user's item of
+``volumes`` replaces ours as a whole (``patchStrategy: merge,retainKeys``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DIRECTIVE: Final = "$patch"
 
 @dataclass(frozen=True, slots=True)
 class _List:
-    """How one list merges: by ``key``; ``is_whole``: an item of the same key is replaced, not merged."""
+    """How one list merges. ``key``: field that names an item. ``is_whole``: an item of the same key is replaced."""
 
     key: str
     is_whole: bool = False
@@ -67,7 +67,7 @@ def merge_template(template: Mapping[str, Any], patch: Mapping[str, Any] | None)
 
     Raises:
         ConfigError: ``patch`` cannot be merged: an item lacks the key by which its list merges, a directive is
-            unknown, or there is something else where a map or a list is.
+            unknown, or a value is no map or list where the template has one.
     """
     return _merge_map(template, patch or {}, ())
 
@@ -99,7 +99,7 @@ def _merge_value(base: object, patch: object, path: tuple[str, ...]) -> object:
 
 
 def _merge_list(base: Sequence[Any], patch: Sequence[Any], how: _List, path: tuple[str, ...]) -> list[Any]:
-    """Ours keep their place, new ones come after."""
+    """Items of ``base`` keep their place, new items come after them."""
     merged = {item[how.key]: item for item in base}
     for item in patch:
         key = _key_of(item, how, path)
@@ -133,5 +133,5 @@ def _directive(patch: Mapping[str, Any], path: tuple[str, ...]) -> str:
 
 
 def _plain(patch: Mapping[str, Any], path: tuple[str, ...]) -> Document:
-    """The map alone, without nulls and directives in it."""
+    """The patch itself, without its nulls and directives."""
     return _merge_map({}, {name: value for name, value in patch.items() if name != _DIRECTIVE}, path)

@@ -1,8 +1,9 @@
 """The workload of one (role, revision, template): a Deployment, or a LeaderWorkerSet over several nodes.
 
-A workload's template never changes, for its hash is part of the workload's name: Kubernetes never rolls it, the planner
-moves replicas from one workload to the next. The operator resets a field that someone else sets or removes, and says so
-in an Event. Kubernetes rolls either within the devices there are: no surge, one at a time.
+A workload's template never changes, for the template's hash is part of the workload's name. So Kubernetes never rolls a
+workload by our doing: the planner moves replicas from one workload to the next. If somebody else changes a field, the
+operator sets it back and says so in an Event. Should Kubernetes roll the pods then, it needs no further devices: no
+surge, one at a time.
 
 Source of truth for groups: ``leaderworkerset.x-k8s.io/v1`` (LWS 0.6 to 1.0), ``api/leaderworkerset/v1``.
 """
@@ -31,7 +32,7 @@ from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
 _START_LIMIT_S: Final = 24 * 3600
-"""Of the Deployment's own Progressing condition, which is not read: ours is in the PDCluster's status."""
+"""Seconds for the Deployment's own Progressing condition. We do not read it: ours is in the PDCluster's status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class WorkloadDesign:
     revision: str
     template: str
     templates: tuple[Document, ...]
-    """Pod templates before the hash is a label of them: of the one pod, or of leader and worker."""
+    """Pod templates, without the label of their hash: of the one pod, or of leader and worker."""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -53,11 +54,11 @@ class WorkloadDesign:
 
 
 _OF_DECODE_ALONE: Final = "minPushTokens"
-"""Of ``transfer``: it changes no KV and nothing of prefill, so decode engines with either value are of one revision."""
+"""Field of ``transfer`` that changes neither KV nor prefill, so it is not part of the revision."""
 
 
 def revision_for(pool: Pool) -> str:
-    """The spec's revision. A protocol that is left out counts as the one that is taken."""
+    """The spec's revision. If the spec leaves the protocol out, the one that is used counts."""
     spec = pool.spec
     transfer = {**spec.transfer.to_wire(), "protocol": spec.transfer_protocol.value, _OF_DECODE_ALONE: None}
     args = {role: pool.role(role).engine_args for role in Role}
@@ -69,7 +70,7 @@ def design_workload(pool: Pool, role: Role, revision: str) -> WorkloadDesign:
     """The workload that the spec asks for.
 
     Raises:
-        ConfigError: It cannot be made: overrides that do not merge, or a split that vLLM cannot spread over nodes.
+        ConfigError: Overrides do not merge, or vLLM cannot spread the split over several nodes.
     """
     spec = pool.role(role)
     is_group = spec.nodes_per_instance > 1
@@ -88,7 +89,7 @@ def design_workload(pool: Pool, role: Role, revision: str) -> WorkloadDesign:
 
 
 def render_workload(pool: Pool, design: WorkloadDesign, replicas: int) -> Document:
-    """The object, asking for ``replicas`` instances."""
+    """The workload as an object that asks for ``replicas`` instances."""
     is_group = design.kind == LEADER_WORKER_SET
     spec = _group_spec(pool, design) if is_group else _deployment_spec(pool, design)
     metadata = metadata_of(pool, design.name, design.role.value, design.labels)
@@ -111,7 +112,7 @@ def _group_spec(pool: Pool, design: WorkloadDesign) -> Document:
     return {
         "leaderWorkerTemplate": {
             "size": pool.role(design.role).nodes_per_instance,
-            # Ranks that lost one of them never recover: vLLM's own processes give up.
+            # When one rank has died the others never recover: vLLM's processes give up.
             "restartPolicy": "RecreateGroupOnPodRestart",
             "leaderTemplate": _finished(design, 0),
             "workerTemplate": _finished(design, 1),

@@ -1,11 +1,11 @@
 """Turns the models into CustomResourceDefinitions (apiextensions.k8s.io/v1). Pure; ``crds.py`` writes the files.
 
-Pydantic speaks JSON Schema 2020-12, Kubernetes 1.35 its own *structural* OpenAPI v3: no ``$ref``, no ``anyOf`` that
-says a type, no ``title``, ``exclusiveMinimum`` is a boolean, ``additionalProperties`` and ``properties`` exclude each
+Pydantic writes JSON Schema 2020-12. Kubernetes 1.35 takes its own *structural* OpenAPI v3: no ``$ref``, no ``anyOf``
+with types, no ``title``; ``exclusiveMinimum`` is a boolean; ``additionalProperties`` and ``properties`` exclude each
 other.
 
-An absent field stays absent rather than null. The default of a nested object is ``{}``, whose own defaults fill it in,
-so that a rule can read ``self.transfer.port`` of an object that never mentioned ``transfer``.
+An absent field stays absent and does not become null. The default of a nested object is ``{}``, which the defaults of
+its fields fill in. So a rule can read ``self.transfer.port`` of an object that does not mention ``transfer``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pdcluster_operator.api.scaler import PDRoleScaler
 Schema = dict[str, Any]
 
 MAX_CRD_BYTES: Final = 256 << 10
-"""The most that the annotation of a client-side ``kubectl apply`` takes."""
+"""Limit of all annotations of an object: a client-side ``kubectl apply`` keeps the whole CRD in one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def _subresources(kind: Kind) -> Schema:
 
 
 def root_schema(model: type[ApiModel]) -> Schema:
-    """A kind's structural schema. The first three fields are the API server's own, which looks after them."""
+    """A kind's structural schema. The API server itself checks ``apiVersion``, ``kind`` and ``metadata``."""
     generated = model.model_json_schema(by_alias=True)
     found = structural(generated, generated.get("$defs", {}))
     found["properties"] |= {
@@ -149,7 +149,7 @@ def structural(node: Mapping[str, Any], defs: Mapping[str, Schema]) -> Schema:
 
 
 def _without_reference(node: Mapping[str, Any], defs: Mapping[str, Schema]) -> Schema:
-    """Keys beside a ``$ref`` (a field's own description) win over those that it stands for."""
+    """The node with its ``$ref`` filled in. Keys beside the ``$ref``, such as a field's description, win."""
     beside = {key: value for key, value in node.items() if key != "$ref"}
     if "$ref" not in node:
         return beside
@@ -157,7 +157,7 @@ def _without_reference(node: Mapping[str, Any], defs: Mapping[str, Schema]) -> S
 
 
 def _without_null(node: Schema, defs: Mapping[str, Schema]) -> Schema:
-    """An optional field is one that may be absent."""
+    """The node without null as type or default: an optional field may be absent, but not null."""
     if node.get("default", ...) is None:
         node = {key: value for key, value in node.items() if key != "default"}
     kinds = node.get("anyOf", [])
@@ -175,9 +175,9 @@ def _with_boolean_bound(node: Schema) -> Schema:
 
 
 def _with_short_default(node: Schema) -> Schema:
-    """An empty list is the same as none; an object's default is that of its fields.
+    """The node without an empty list as default, and with ``{}`` as an object's default.
 
-    Where a rule is over the object its default is spelled out: the API server asks the rule about it as it stands.
+    If a rule is over the object, its default is spelled out: the API server checks the default by the rule as written.
     """
     match node.get("default"):
         case []:
@@ -190,7 +190,7 @@ def _with_short_default(node: Schema) -> Schema:
 
 
 def _in_reading_order(node: Schema) -> Schema:
-    """Meaning and type first, and each description in one line: a docstring breaks where its file does."""
+    """The node with description and type first, and the description in one line, for docstrings have line breaks."""
     found = dict(sorted(node.items(), key=lambda item: _ORDER.get(item[0], 3)))
     if "description" in found:
         found["description"] = " ".join(found["description"].split())
@@ -211,7 +211,7 @@ def _with_children(node: Schema, defs: Mapping[str, Schema]) -> Schema:
 
 
 def rules_in(schema: Schema, path: str = "") -> list[tuple[str, Schema]]:
-    """Every rule of a structural schema with the path of the field that it is over; ``[]`` and ``{}`` are items."""
+    """Every rule of a structural schema, with the path of its field. ``[]`` and ``{}`` in a path stand for items."""
     found = [(path, rule) for rule in schema.get(RULES_KEY, [])]
     for name, child in schema.get("properties", {}).items():
         found += rules_in(child, f"{path}.{name}")

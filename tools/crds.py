@@ -1,6 +1,6 @@
 """Writes ``crds/*.yaml`` and the reference pages from the API's models and the commands' settings: ``make crds``.
 
-Tests hold that they are fresh.
+A test checks that the files are up to date.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEADER: Final = "# Made from operator/pdcluster_operator/api by `make crds`.\n"
 
 
 class Plain(yaml.SafeDumper):
-    """Writes what occurs twice twice: anchors are for programs, and kubectl's users read this."""
+    """Writes no anchors, but repeated parts in full: people read these files."""
 
     def ignore_aliases(self, data: object) -> bool:
         del data
@@ -28,7 +28,7 @@ class Plain(yaml.SafeDumper):
 
 
 def file_of(kind: Kind) -> Path:
-    """Named as other projects name theirs: group and plural."""
+    """The CRD's file, named by group and plural, as in other projects."""
     document = crd(kind)
     return FOLDER / f"{document['spec']['group']}_{kind.plural}.yaml"
 

@@ -1,8 +1,8 @@
 """Prints the rooms of each package and the arrows between them: ``python -m tools.rooms``.
 
 A room is a folder of a package, or a file beside its folders. An arrow is one room that imports another one, however
-often. The order from the outside in is that of import-linter's layers, in ``pyproject.toml``; an import against it is
-upward. ``test_rooms.py`` holds that there is none, and no circle.
+often. The order of rooms from the outside in is that of import-linter's layers in ``pyproject.toml``. An arrow against
+this order is upward. ``test_rooms.py`` checks that there is no upward arrow and no circle.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Arrow = tuple[str, str]
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The rooms of one package. ``upward``: arrows against the order of its layers. ``unordered``: rooms without a
-    place in it, of which no arrow would be seen to go upward."""
+    place in the order, so that their arrows cannot be judged."""
 
     package: str
     rooms: frozenset[str]
@@ -41,7 +41,7 @@ class Plan:
 
     @property
     def circles(self) -> list[tuple[str, ...]]:
-        """Rooms that reach each other, each circle once."""
+        """Groups of rooms that reach each other, each group once."""
         inner = {room: {target for source, target in self.arrows if source == room} for room in self.rooms}
         reached = {room: _reach(room, inner) for room in self.rooms}
         found = {
@@ -63,7 +63,7 @@ def _reach(room: str, inner: Mapping[str, set[str]]) -> set[str]:
 
 
 def plans() -> list[Plan]:
-    """Of all packages. Reads every file of them: about a second."""
+    """The plans of all packages. Reads all their files, which takes about a second."""
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     return [_plan_of(package, graph) for package in PACKAGES]
 
@@ -84,7 +84,7 @@ def _plan_of(package: str, graph: grimp.ImportGraph) -> Plan:
 
 
 def _floors(package: str) -> dict[str, int]:
-    """Room to its place in the order, 0 outermost."""
+    """Place of each room in the order; 0: outermost."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     for contract in contracts:
         if contract["type"] == "layers" and contract["containers"] == [package]:

@@ -12,7 +12,8 @@ from pdcluster_cli.commands import SUBCOMMANDS, Subcommand
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status of the subcommand; 2 when modules of its extra are not installed."""
+    """The exit status: the subcommand's, 2 if modules of its extra are missing, 130 after Ctrl-C, 141 if stdout
+    closed."""
     name, *words = _read_words(sys.argv[1:] if argv is None else argv)
     subcommand = SUBCOMMANDS[name]
     try:
@@ -25,17 +26,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"pdcluster {name}: Python has no module {error.name}: {cure}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        # Before the command itself takes care of signals there is nothing to stop.
+        # The command did not handle the signal yet, so there is nothing to stop.
         print("pdcluster: stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Our reader, like `head`, has enough. Python would try once more at its end, and complain.
+        # Our reader, such as `head`, has closed stdout. Python would write to it again at its end, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
 
 def _read_words(words: Sequence[str]) -> Sequence[str]:
-    """``words`` when the first one is a subcommand; otherwise the help or an error ends the process."""
+    """``words``, if the first one is a subcommand. Otherwise print the help or an error and end the process."""
     if words and words[0] in SUBCOMMANDS:
         return words
     parser = argparse.ArgumentParser(prog="pdcluster", description="Prefill and decode on different vLLM engines.")
@@ -47,7 +48,7 @@ def _read_words(words: Sequence[str]) -> Sequence[str]:
 
 
 def _is_of_extra(error: ModuleNotFoundError, subcommand: Subcommand) -> bool:
-    """A module of ours that is missing is our own bug, and stays a traceback."""
+    """Whether the missing module belongs to the extra. A missing module of ours is a bug, and stays a traceback."""
     return bool(subcommand.extra) and not (error.name or "").startswith("pdcluster")
 
 

@@ -1,6 +1,6 @@
 """Checks that must pass before anything is started; each failing one is a line that names the cure.
 
-Used by ``pdcluster local`` and ``pdcluster doctor``. Looks, changes nothing.
+Used by ``pdcluster local`` and ``pdcluster doctor``. Changes nothing, but for the folder that ``check_cache`` makes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SYSTEM_LIBRARIES: Final[Mapping[str, str]] = {
     "libnuma.so.1": "libnuma1",
     "libcurl.so.4": "libcurl4",
 }
-"""Shared library to Debian package: what Mooncake's Python wheel links to and does not bring."""
+"""Debian package of each shared library that Mooncake's Python wheel needs and does not bring."""
 
 MIN_PYTHON: Final = (3, 11)
 
@@ -33,19 +33,19 @@ _INSTALL: Final = {
     LocalDevice.CUDA: "pip install 'pdcluster[router,connector,cuda]'",
     LocalDevice.NPU: "pip install 'pdcluster[router,connector,ascend]'",
 }
-"""The extra that brings vLLM and Mooncake for engines on a device."""
+"""How to install vLLM and Mooncake for engines on a device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fact that was looked at. ``problem`` is None when all is well, else one line with the cure."""
+    """The result of one check. ``problem``: one line with the cure; None: all is well."""
 
     what: str
     problem: str | None = None
 
 
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
-    """The interpreter is new enough."""
+    """Check that the interpreter is new enough."""
     shown = ".".join(map(str, version))
     if version[:2] >= MIN_PYTHON:
         return Finding(f"Python {shown}")
@@ -55,7 +55,7 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
 
 
 def check_system_libraries(load: Callable[[str], object] = ctypes.CDLL) -> Finding:
-    """Mooncake's system libraries can be loaded."""
+    """Check that Mooncake's system libraries can be loaded."""
     missing = [package for library, package in SYSTEM_LIBRARIES.items() if not _can_load(library, load)]
     if not missing:
         return Finding(f"system libraries {', '.join(SYSTEM_LIBRARIES.values())}")
@@ -64,7 +64,7 @@ def check_system_libraries(load: Callable[[str], object] = ctypes.CDLL) -> Findi
 
 
 def check_modules(device: LocalDevice) -> Finding:
-    """vLLM and Mooncake are installed, for engines on ``device``. Does not import them."""
+    """Check that vLLM and Mooncake are installed, without importing them. ``device`` chooses the cure."""
     missing = [name for name in ("vllm", "mooncake") if importlib.util.find_spec(name) is None]
     if not missing:
         return Finding("vllm and mooncake are installed")
@@ -72,7 +72,8 @@ def check_modules(device: LocalDevice) -> Finding:
 
 
 def check_machine(device: LocalDevice) -> list[Finding]:
-    """A rank's own checks before it serves: Mooncake's build, and the needs of its ``ascend`` protocol."""
+    """The checks that each rank makes before it serves: Mooncake's build, and on NPUs the ``ascend`` protocol's
+    needs."""
     if importlib.util.find_spec("mooncake") is None:
         return []  # ``check_modules`` says so
     from pdcluster_connector.self_test import judging, machine
@@ -87,7 +88,7 @@ def check_machine(device: LocalDevice) -> list[Finding]:
 
 
 def check_port(port: int, host: str = LOOPBACK) -> Finding:
-    """The port can be listened on now."""
+    """Check that a process can listen on the port now."""
     if not 0 < port < 1 << 16:
         return Finding(f"port {port}", f"port {port} is not in 1..65535: choose another")
     try:
@@ -101,7 +102,7 @@ def check_port(port: int, host: str = LOOPBACK) -> Finding:
 
 
 def check_cache(folder: Path) -> Finding:
-    """``folder``, which is made if it is not there, can keep things that are made once."""
+    """Check that ``folder`` can be written. It is made if it is not there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -118,7 +119,7 @@ def problems_of(findings: Iterable[Finding]) -> list[str]:
 
 
 _DEVICE_FILES: Final = {LocalDevice.CUDA: ("nvidiactl", "dxg"), LocalDevice.NPU: ("davinci_manager",)}
-"""Device files by which a driver is reached; dxg is Windows' for Linux guests."""
+"""Files in /dev of which a driver makes one; ``dxg`` is that of Windows for Linux guests."""
 _BUILD_CURES: Final = {
     LocalDevice.CUDA: "the vLLM that is installed computes on CPUs: install vLLM for CUDA",
     LocalDevice.NPU: "torch_npu is not installed: use an image of vLLM-Ascend",
@@ -126,8 +127,8 @@ _BUILD_CURES: Final = {
 
 
 def detect_device() -> LocalDevice:
-    """The device for engines here: the one that the installed vLLM was built for, if its device files exist; else the
-    CPU."""
+    """The device for engines on this machine: the one for which the installed vLLM was built, if its device file
+    exists; else the CPU."""
     if _is_built_for(LocalDevice.NPU) and Path("/dev/davinci_manager").exists():
         return LocalDevice.NPU
     if Path("/dev/nvidiactl").exists() and _is_built_for(LocalDevice.CUDA):
@@ -138,9 +139,10 @@ def detect_device() -> LocalDevice:
 def check_device(
     device: LocalDevice, folder: Path = Path("/dev"), is_built_for: Callable[[LocalDevice], bool] | None = None
 ) -> Finding:
-    """Engines of this kind can start here: else each would wait for its workers until the start's deadline.
+    """Check that engines of this kind can start here. If not, each would wait for its workers until the start's
+    deadline.
 
-    ``is_built_for``: whether the installed vLLM is; None: asked of what is installed.
+    ``is_built_for``: whether the installed vLLM is built for a device; None: find out.
     """
     name, cure = f"device {device.value}", "or leave --device out"
     if device is LocalDevice.CPU:
@@ -154,13 +156,13 @@ def check_device(
 
 
 def count_accelerators(device: LocalDevice) -> int:
-    """Device files of this kind; 0 on the CPU."""
+    """The number of device files of this kind; 0 for the CPU."""
     pattern = {LocalDevice.CPU: "", LocalDevice.CUDA: "nvidia[0-9]*", LocalDevice.NPU: "davinci[0-9]*"}[device]
     return sum(1 for _ in Path("/dev").glob(pattern)) if pattern else 0
 
 
 def free_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Memory that processes can still take here: the machine's, or this container's where that is less."""
+    """Bytes that processes can still take: of the machine, or of this container if that is less; None: unknown."""
     free = [found for found in (_machine_free(meminfo), _cgroup_free(cgroup)) if found is not None]
     return min(free, default=None)
 
@@ -174,7 +176,8 @@ def _machine_free(meminfo: Path) -> int | None:
 
 
 def _cgroup_free(folder: Path) -> int | None:
-    """Page cache counts as taken there, and the kernel gives it back: it is free for us."""
+    """Bytes that this container may still take; None: no limit. Page cache counts as free, for the kernel gives it
+    back."""
     try:
         limit, taken = (folder / "memory.max").read_text().strip(), int((folder / "memory.current").read_text())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())

@@ -1,6 +1,6 @@
 """The subcommands of ``pdcluster``, and the flags that several of them have.
 
-Imports nothing of ours: a probe that runs every few seconds looks here first.
+Imports nothing of ours, for a probe that runs every few seconds imports this file.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Subcommand:
-    """One of them. ``main(words)`` of ``module`` reads its words and gives the exit status."""
+    """One subcommand. ``main(words)`` of ``module`` reads the words and returns the exit status."""
 
     module: str
     help: str
     extra: str = ""
-    """The extra that brings the modules it imports, be it only with some flags. Empty: it needs nothing that pdcluster
-    alone does not bring."""
+    """The extra with modules that the subcommand imports, if only with some flags. Empty: it needs no extra."""
 
 
 SUBCOMMANDS: Final = {
@@ -53,10 +52,10 @@ SUBCOMMANDS: Final = {
     ),
     "doctor": Subcommand("pdcluster_cli.doctor", "check that this machine has what a pool needs"),
 }
-"""By name, in the order of ``pdcluster --help``."""
+"""Subcommands by name, in the order of ``pdcluster --help``."""
 
 
 def add_cluster_flags(parser: ArgumentParser) -> None:
-    """``documents.where_of`` reads them."""
+    """Add ``--kubeconfig`` and ``--context``, which ``documents.where_of`` reads."""
     parser.add_argument("--kubeconfig", metavar="PATH", help="to find the API server with (default: as kubectl)")
     parser.add_argument("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")

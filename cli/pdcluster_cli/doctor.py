@@ -1,4 +1,4 @@
-"""``pdcluster doctor``: says in a few lines whether this machine can run a pool, and what to type when it cannot."""
+"""``pdcluster doctor``: says in a few lines whether this machine can run a pool, and if not what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pdcluster_protocol.launch import HTTP_PORT
 
 
 def main(words: Sequence[str]) -> int:
-    """Status 0 when all is well, 1 when a line needs the user."""
+    """Print the findings. Exit status 0: all is well; 1: there is a problem."""
     given = make_parser().parse_args(words)
     device = checks.detect_device()
     findings = [

@@ -1,4 +1,4 @@
-"""PDClusters for ``pdcluster explain`` and ``pdcluster plan``: from a file, from standard input, or from a cluster.
+"""Reads PDClusters for ``pdcluster explain`` and ``plan``: from a file, from standard input, or from a cluster.
 
 The cluster is the one that kubectl would ask, with the user's own context, credentials and rights.
 """
@@ -38,14 +38,14 @@ _NUMBERS: Final = {
     ),
     "tag:yaml.org,2002:float": r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?$",
 }
-"""The first that matches counts."""
+"""Patterns of numbers by YAML tag. The first that matches counts."""
 _NOT_YAML: Final = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
-"""The errors of PyYAML. The others: for bytes that are no text, tags whose values do not fit, nesting without end."""
+"""Errors of PyYAML, also of bytes that are no text, values that do not fit their tags, and nesting without end."""
 _NOT_JSON: Final = {*_NUMBERS, "tag:yaml.org,2002:timestamp"}
 
 
 class _Loader(yaml.SafeLoader):
-    """Scalars as kubectl takes them, which makes JSON of YAML: dates, and numbers to base 60 like 22:30, are text."""
+    """Reads scalars as kubectl does, which turns YAML into JSON: dates, and numbers to base 60 like 22:30, are text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  # as the class above has it
         first: [(tag, pattern) for tag, pattern in known if tag not in _NOT_JSON]
@@ -58,14 +58,14 @@ for _tag, _pattern in _NUMBERS.items():
 
 
 class Unreadable(Exception):
-    """There is no PDCluster where it was looked for. The message says why and what to do."""
+    """A PDCluster cannot be read. The message says why and what to do."""
 
 
 def read_file(path: str) -> YamlDocument:
     """The one PDCluster of a YAML or JSON file, whatever else is in it; ``-`` is standard input.
 
     Raises:
-        Unreadable: There is none, or several, or it has no name, or the file is not readable.
+        Unreadable: The file has no PDCluster, several, or one without a name; or it cannot be read.
     """
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
@@ -84,7 +84,7 @@ def read_file(path: str) -> YamlDocument:
 
 
 def _as_json(path: str, document: YamlDocument) -> YamlDocument:
-    """Its keys are text, and 1.0 is 1."""
+    """The document as JSON has it: keys are text, and 1.0 is 1."""
     try:
         return dict(json.loads(json.dumps(document, allow_nan=False), parse_float=_number))
     except (TypeError, ValueError, RecursionError) as error:
@@ -105,7 +105,7 @@ def _require_name(path: str, document: YamlDocument) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The cluster and namespace to look into. None: as kubectl would."""
+    """Cluster and namespace in which to look; None: as kubectl would."""
 
     namespace: str | None = None
     kubeconfig: str | None = None
@@ -117,10 +117,10 @@ def where_of(given: argparse.Namespace) -> Where:
 
 
 def read_cluster(name: str, where: Where) -> YamlDocument:
-    """The PDCluster as the API server has it. Waits, at most 30 s, and 60 s for a log-in.
+    """The PDCluster as the API server has it. Waits at most 30 s, and at most 60 s more for a log-in.
 
     Raises:
-        Unreadable: There is no way to the API server, or it says why it has none.
+        Unreadable: The API server cannot be reached, or does not give the object.
     """
     try:
         return asyncio.run(_get(name, where))
@@ -138,7 +138,7 @@ def no_way_because(error: Exception) -> str:
 
 
 def find_cluster(name: str, where: Where) -> YamlDocument | None:
-    """As ``read_cluster``; None when the API server has none of this name."""
+    """As ``read_cluster``; None: the API server has no PDCluster of this name."""
     try:
         return read_cluster(name, where)
     except Unreadable as error:
@@ -163,7 +163,7 @@ async def _get(name: str, where: Where) -> YamlDocument:
 
 
 async def find_access(where: Where) -> tuple[ApiAccess, str]:
-    """The API server, and the namespace to look in where none is given. As kubectl: a pod's own comes last.
+    """The API server, and the namespace if none is given. As for kubectl, a pod's own API server comes last.
 
     Raises:
         ConfigError, Unavailable: There is no way to one.
@@ -178,11 +178,11 @@ async def find_access(where: Where) -> tuple[ApiAccess, str]:
 def parse_cluster(document: YamlDocument, *, is_stored: bool = False) -> PDCluster:
     """The user's PDCluster. Types and bounds are checked here; only the API server checks how fields fit together.
 
-    ``is_stored``: it comes from the API server, whose CRD may be newer than we are; fields that only that CRD has are
-    left out.
+    ``is_stored``: the document comes from the API server, whose CRD may be newer than we are. Fields that only that CRD
+    has are left out.
 
     Raises:
-        Unreadable: A field is missing or out of bounds, or in a file unknown; all of them are named.
+        Unreadable: Fields are missing, out of bounds, or (in a file) unknown. The message names them all.
     """
     metadata = {"namespace": "default", **document.get("metadata", {})}
     whole = {**document, "metadata": metadata}

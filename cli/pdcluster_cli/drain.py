@@ -1,8 +1,8 @@
-"""``pdcluster drain``: an engine's preStop. Ends when the engine has nothing to do any more, or its time is over.
+"""``pdcluster drain``: an engine's preStop hook. Ends when the engine is idle, or its time is over.
 
-Kubernetes marks a pod as terminating before it runs this, and sends SIGTERM only after it. So routers learn meanwhile
-that the engine gets nothing new; what has begun there ends whole. Idle means idle for longer than a router needs to
-notice: one that has not may still send.
+Kubernetes marks a pod as terminating before it runs the hook, and sends SIGTERM after it. Meanwhile routers notice and
+send nothing new, and requests that have begun end whole. Idle means without work for longer than a router needs to
+notice, for until then a router may still send.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pdcluster_cli.idleness import IdleWatch, Work, parse_work
 
 DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_IDLE_S: Final = 3.0
-"""A router hears of a terminating pod within a second; 3 leave room for a busy API server."""
+"""Seconds. A router notices a terminating pod within a second; 3 leave room for a busy API server."""
 MAX_TIMEOUT_S: Final = 86400.0
 POLL_S: Final = 0.25
 _ASK_S: Final = 2.0
 _LAST_ASK_S: Final = 0.5
-"""A look that begins as time runs out still gets an answer from an engine that is well."""
+"""Least seconds for a question, so that the last look still gets an answer from an engine that is well."""
 _ENGINE_DEAD: Final = 503
-"""The status of vLLM's /health when its engine core has died."""
+"""Status of vLLM's /health if its engine core has died."""
 
 Ask = Callable[[str, float], Answer]
-"""Path and the most seconds that it may take."""
+"""Asks the engine for a path, within so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class Unknown:
 
 
 def main(words: Sequence[str]) -> int:
-    """Wait, and say in one line why it is over. Always status 0: a failed preStop would only hide why."""
+    """Wait, and print why the wait is over. The exit status is always 0: a failed preStop would only hide the
+    reason."""
     given = make_parser().parse_args(words)
     line = wait_until_idle(
         lambda path, timeout_s: ask(given.host, given.port, path, timeout_s=timeout_s),
@@ -60,7 +61,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The names of its options stand in pods that run: another name would restart every engine at an upgrade."""
+    """The parser. Running pods have its options in their templates: to rename one would restart every engine."""
     parser = argparse.ArgumentParser(prog="pdcluster drain", description=SUBCOMMANDS["drain"].help)
     add_engine_arguments(parser)
     add = parser.add_argument
@@ -72,7 +73,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def wait_until_idle(ask_engine: Ask, *, timeout_s: float, idle_s: float) -> str:
-    """Why the wait is over. Takes ``timeout_s`` at most, and a second for a last look."""
+    """Wait until the engine is idle, and return why the wait is over. Takes ``timeout_s``, and a second for a last
+    look."""
     began_at = now = time.monotonic()
     watch = IdleWatch(idle_s)
     while True:
@@ -88,7 +90,7 @@ def wait_until_idle(ask_engine: Ask, *, timeout_s: float, idle_s: float) -> str:
 
 
 def look(ask_engine: Ask, timeout_s: float) -> Work | Gone | Unknown:
-    """The engine's work at this moment. ``timeout_s``: for each of two questions."""
+    """The engine's work at this moment. ``timeout_s``: for each of two requests."""
     try:
         if ask_engine("/health", timeout_s).status == _ENGINE_DEAD:
             return Gone("its /health says that it has died")

@@ -1,4 +1,4 @@
-"""Asking the engine in the same pod over HTTP: what ``pdcluster drain`` and ``pdcluster ready`` share.
+"""Asks the engine in the same pod over HTTP, for ``pdcluster drain`` and ``pdcluster ready``.
 
 The standard library only, and little of it: a probe runs every few seconds on cores that the engine needs.
 """
@@ -17,15 +17,15 @@ from pdcluster_cli import numbers
 from pdcluster_protocol.launch import HTTP_PORT
 
 _HOST_VARIABLES: Final = ("VLLM_HOST_IP", "POD_IP")
-"""In this order: the connector listens at the first; the second is the name that a pod has for its own address."""
+"""Variables with the engine's address, the first one first: the connector listens at it; the second is the pod's."""
 
 
 class NotThere(Exception):
-    """The engine's port refuses connections, or its name does not exist: a pod's name goes with the pod."""
+    """The engine's port refuses connections, or the host's name does not exist: a pod's name goes with the pod."""
 
 
 class NoAnswer(Exception):
-    """Somebody may listen there, but no answer came in time, or not a whole one. The message says what did."""
+    """No whole answer came in time, though an engine may be there. The message says what went wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Answer:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser, environ: Mapping[str, str] = os.environ) -> None:
-    """``--host`` and ``--port``. A probe's command line knows no variables, hence the defaults."""
+    """Add ``--host`` and ``--port``. The host's default is in variables, which a probe's command line cannot name."""
     host = next((environ[name] for name in _HOST_VARIABLES if environ.get(name)), "localhost")
     parser.add_argument(
         "--host", default=host, help=f"of the engine (default: $VLLM_HOST_IP, else $POD_IP, else localhost; now {host})"
@@ -46,7 +46,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, environ: Mapping[str, 
 
 
 def ask(host: str, port: int, path: str, *, timeout_s: float) -> Answer:
-    """The answer to one GET. ``timeout_s``: for each step of it.
+    """The answer to one GET. ``timeout_s``: for each wait on the socket.
 
     Raises:
         NotThere: The connection was refused, or the name does not exist any more.
@@ -68,7 +68,7 @@ def ask(host: str, port: int, path: str, *, timeout_s: float) -> Answer:
 
 
 def nameless(host: str, error: socket.gaierror) -> NotThere | NoAnswer:
-    """The meaning of a name without an address: a name server that is away says nothing of the engine."""
+    """The error for a host without an address. If the name server does not answer, the engine may still be there."""
     if error.errno == socket.EAI_NONAME:
         return NotThere(f"the name {host} does not exist")
     return NoAnswer(f"the address of {host} is not known: {error.strerror}")

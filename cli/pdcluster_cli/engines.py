@@ -1,4 +1,4 @@
-"""How to run one vLLM engine or the router here: command line, environment, modules. Pure: starts nothing.
+"""Command line, environment and modules of one vLLM engine or of the router on this machine. Pure: starts nothing.
 
 Source of truth: vLLM 0.32 (``entrypoints/launchers/api_server/entry.py``, ``platforms/cpu.py``); the connector's
 settings are those of ``docs/decisions/0001-main-job.md``. vLLM is named, never imported.
@@ -27,7 +27,7 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 class PoolRole(Enum):
-    """An engine's part in a pool; the value names it in logs and file names, and is that of the protocol's role."""
+    """An engine's part in a pool. The value is in logs and file names; that of prefill and decode is the protocol's."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -35,7 +35,7 @@ class PoolRole(Enum):
 
 
 class LocalDevice(Enum):
-    """Where the engines compute."""
+    """The kind of device on which engines compute."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -58,23 +58,23 @@ PRELOAD: Final[tuple[str, ...]] = (
     "vllm.v1.attention.backends.cpu_attn",
     "vllm.model_executor.models.llama",
 )
-"""Modules that an engine imports on the CPU. The one that runs is missing: it must run as ``__main__``."""
+"""Modules that an engine imports on the CPU, without ``ENGINE_MODULE`` itself, which must run as ``__main__``."""
 
 _CPU_OVERRIDES: Final = {"vllm.envs.VLLM_WORKER_MULTIPROC_METHOD": "fork"}
-"""vLLM's CPU platform sets the environment variable to ``spawn``, which imports everything again: 10 s an engine. The
-reason is binding OpenMP threads, which several engines on few cores cannot use anyway."""
+"""vLLM's CPU platform sets this variable to ``spawn``, so that OpenMP threads can be bound to cores. But ``spawn``
+imports everything again, 10 s for an engine, and several engines on few cores cannot bind threads anyway."""
 
 CORE_TIMEOUT_VARIABLE: Final = "VLLM_ENGINE_READY_TIMEOUT_S"
 
 SCRATCH: Final = ("VLLM_RPC_BASE_PATH",)
-"""vLLM makes its sockets there, in the system's folder for temporary files by default; a killed engine leaves them."""
+"""Variables with the folder of vLLM's sockets, which a killed engine leaves. Default: the system's temporary folder."""
 
 CPU_ARGS: Final = ("--enforce-eager", "--kv-cache-memory-bytes", str(512 << 20))
-"""Compiling takes 25 s that a try-out does not need. vLLM's default KV cache is a share of all memory, per engine."""
+"""A try-out does not need to compile, which takes 25 s. By default each engine's KV cache is a share of all memory."""
 
 CPU_STAGE_ARGS: Final = ("--no-enforce-eager", "--compilation-config", '{"mode": 2, "backend": "eager"}')
-"""For pipeline stages: without a mode of compilation vLLM 0.32's CPU worker skips the warm-up, and a later stage has
-nothing to receive into."""
+"""For pipeline stages: without a compilation mode vLLM 0.32's CPU worker skips the warm-up, and then a later stage has
+no buffer to receive into."""
 
 _TRANSFER_PROTOCOL: Final = {LocalDevice.CPU: "tcp", LocalDevice.CUDA: "tcp", LocalDevice.NPU: "ascend"}
 
@@ -94,30 +94,30 @@ class EnginePlan:
     num_threads: int = 1
     """Compute threads of each rank, CPU only."""
     args: tuple[str, ...] = ()
-    """Appended to vLLM's command line, so they win over ours."""
+    """Words at the end of vLLM's command line, so they win over ours."""
     trace_file: Path | None = None
     connector: Mapping[str, object] = field(default_factory=dict)
     load_failure_policy: str = "fail"
     kv_transfer: Mapping[str, object] = field(default_factory=dict)
-    """Adds to or replaces keys of vLLM's ``KVTransferConfig`` itself: another connector class, say."""
+    """Adds to or replaces keys of vLLM's ``KVTransferConfig`` itself, such as the connector's class."""
     env: Mapping[str, str | None] = field(default_factory=dict)
 
 
 def preload_modules(device: LocalDevice) -> tuple[str, ...]:
     """The modules that the zygote imports once for all engines.
 
-    None where there is an accelerator: vLLM's import asks its driver for the devices, which leaves threads behind (two
+    Empty on an accelerator: when vLLM is imported it asks the driver for the devices, which leaves threads behind (two
     on an H200 with vLLM 0.26), and no fork is safe after that.
     """
     return PRELOAD if device is LocalDevice.CPU else ()
 
 
 OFFLINE: Final = {"HF_HUB_OFFLINE": "1"}
-"""For models of our own making. A user's may need a hub, and so may its tokenizer or its draft model."""
+"""For the tiny model, which we make. A user's model, its tokenizer or its draft model may need a hub."""
 
 
 def zygote_env(device: LocalDevice) -> dict[str, str | None]:
-    """Variables to set before the first import, in the zygote and in every engine, its forks."""
+    """Variables to set before the first import, for the zygote and so for every engine, which it forks."""
     env: dict[str, str | None] = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": LOOPBACK,
@@ -134,7 +134,7 @@ def zygote_env(device: LocalDevice) -> dict[str, str | None]:
 
 
 def patience_env(environ: Mapping[str, str], start_timeout_s: float) -> dict[str, str]:
-    """vLLM waits for its engine cores as long as we wait for vLLM, unless the user has said how long."""
+    """The variable by which vLLM waits for its engine cores as long as we wait for vLLM. The user's own value wins."""
     asked = environ.get(CORE_TIMEOUT_VARIABLE)
     return {CORE_TIMEOUT_VARIABLE: asked or str(math.ceil(start_timeout_s))}
 
@@ -142,13 +142,13 @@ def patience_env(environ: Mapping[str, str], start_timeout_s: float) -> dict[str
 def secret_env(environ: Mapping[str, str]) -> dict[str, str]:
     """The cluster's secret for every process of one pool: the one that is set already, else a fresh one of 32 bytes.
 
-    By environment and never by command line: the list of processes is for everybody to see.
+    It is passed by environment, never on a command line, which every user of the machine can read.
     """
     return {SECRET_VARIABLE: environ.get(SECRET_VARIABLE) or secrets.token_hex(32)}
 
 
 def engine_spec(plan: EnginePlan) -> EngineSpec:
-    """The process that carries out ``plan``."""
+    """The process that runs the planned engine."""
     env: dict[str, str | None] = {"OMP_NUM_THREADS": str(plan.num_threads)} if plan.device is LocalDevice.CPU else {}
     return EngineSpec(
         name=plan.name,

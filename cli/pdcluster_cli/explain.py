@@ -10,7 +10,7 @@ from pdcluster_cli.commands import SUBCOMMANDS, add_cluster_flags
 
 
 def main(words: Sequence[str]) -> int:
-    """Status 0 when it is ready, 1 when it is not, 2 when it could not be looked at."""
+    """Exit status 0: the PDCluster is ready; 1: it is not; 2: it could not be read."""
     from pdcluster_cli.documents import Unreadable, read_cluster, read_file, where_of
     from pdcluster_operator.core.conditions import Truth, Type
     from pdcluster_operator.core.explain import explain

@@ -1,9 +1,9 @@
-"""Whether an engine has anything left to do, from its own metrics. Pure: reads no clock and asks no engine.
+"""Tells from an engine's metrics whether it has anything left to do. Pure: reads no clock and asks no engine.
 
 Source of truth: vLLM 0.32 ``v1/metrics/loggers.py`` (the names) and ``v1/core/sched/scheduler.py`` (what counts as
-running or waiting; requests that wait for KV are waiting). A request that has ended counts as neither while its KV is
-still being pushed, or while a writer that was told to stop has not: but vLLM keeps its blocks until the connector gives
-them back. So blocks in use are the gauge of pushes and reservations under way, and there is no other one to ask.
+running or waiting; requests that wait for KV are waiting). An ended request is neither running nor waiting, even while
+its KV is still pushed, or a revoked writer is not fenced. But vLLM keeps its blocks until the connector gives them
+back. So blocks in use show pushes and reservations under way; no other metric does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _RUNNING: Final = "vllm:num_requests_running"
 _WAITING: Final = "vllm:num_requests_waiting"
 _KV_SHARE: Final = "vllm:kv_cache_usage_perc"
 _ENDED: Final = "vllm:request_success_total"
-"""Requests that have ended, in whatever way. Not there before the first."""
+"""Requests that have ended, in any way. vLLM does not show it before the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Work:
 
 
 def parse_work(text: str) -> Work | None:
-    """The work that metrics in Prometheus' text format show; None when they say nothing of requests."""
+    """The work that metrics in Prometheus' text format show; None: they say nothing of requests."""
     sums: dict[str, float] = {}
     for line in text.splitlines():
         name = line.partition("{")[0].partition(" ")[0]
@@ -50,20 +50,20 @@ def parse_work(text: str) -> Work | None:
 
 
 class IdleWatch:
-    """Since when an engine has had nothing to do. One owner."""
+    """Measures for how long an engine has had nothing to do. One owner."""
 
     def __init__(self, idle_s: float) -> None:
-        """``idle_s``: how long it must have had nothing, without a break."""
+        """``idle_s``: seconds without work, and without a break, after which the engine is idle."""
         self._idle_s = idle_s
         self._idle_since: float | None = None
         self._num_ended = 0
 
     def hear(self, work: Work | None, *, now: float) -> bool:
-        """Whether that is long enough. ``work``: seen now; None: unknown. ``now``: monotonic seconds."""
+        """Whether the engine is idle. ``work``: seen now; None: unknown. ``now``: monotonic seconds."""
         if work is None or not work.is_none:
             self._idle_since = None
             return False
-        # A request that came and ended between two looks: its sender may send more.
+        # A request may have come and ended between two looks, and its sender may send more.
         if self._idle_since is None or work.num_ended != self._num_ended:
             self._idle_since = now
         self._num_ended = work.num_ended

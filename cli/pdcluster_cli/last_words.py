@@ -1,4 +1,4 @@
-"""The lines of a process' log that say why it ended."""
+"""Finds the lines of a process' log that say why it ended."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Final
 from pdcluster_cli.root_cause import SIGNALS, root_cause
 
 _MAX_LOG_BYTES: Final = 4 << 20
-"""Of a log that is searched for a cause. An engine that starts writes some ten KiB; a cause is at its beginning."""
+"""The beginning of a log that is searched for a cause: an engine writes some ten KiB while it starts."""
 
 
 def describe_end(name: str, exit_code: int, log_path: Path) -> str:
-    """Its name, its exit status (negative: the signal's number), the cause if one is known, and its last lines."""
-    # The signal comes first: a killed process has no time to log why, and the first error of a long log may be hours
-    # old.
+    """Text with the process' name, its exit status or signal, the cause if known, and the last lines of its log."""
+    # A signal says more than the log: a killed process had no time to write, and the first error may be hours old.
     cause = SIGNALS.get(-exit_code) or cause_in(log_path)
     how = f"status {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
     return f"{name} has ended with {how}{said(cause)}; the end of {log_path}:\n{last_lines(log_path)}"
@@ -25,7 +24,7 @@ def said(cause: str | None) -> str:
 
 
 def cause_in(log_path: Path) -> str | None:
-    """The first error in the log that is no echo of another; None when there is none."""
+    """The first error in the log that is no echo of another one; None: there is none."""
     try:
         with log_path.open(errors="replace") as log:
             return root_cause(log.read(_MAX_LOG_BYTES))
@@ -34,7 +33,7 @@ def cause_in(log_path: Path) -> str | None:
 
 
 def last_lines(path: Path, count: int = 15) -> str:
-    """The end of a log, indented; what a person needs to see why a process died."""
+    """The last ``count`` lines of a log, indented."""
     try:
         lines = path.read_text(errors="replace").splitlines()[-count:]
     except OSError as error:

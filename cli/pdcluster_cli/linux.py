@@ -1,7 +1,7 @@
-"""The two promises about dying children that only Linux can keep. Knows nothing of engines.
+"""Ties the lives of processes together as only Linux can. Knows nothing of engines.
 
-Source of truth: prctl(2). The parent-death signal is bound to the parent *thread*: a process that shall die
-with its parent must be started from a thread that lives as long. It is not inherited over fork, hence the fork hook.
+Source of truth: prctl(2). The parent-death signal is sent when the parent *thread* ends, so a process must be started
+from a thread that lives as long as the process shall. A fork does not inherit the setting, hence the fork hook.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """This process gets SIGKILL when its parent dies, also when the parent has died already."""
+    """This process gets SIGKILL when its parent dies, or now if the parent has died already."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def outlive_parent() -> None:
-    """The opposite of ``die_with_parent``."""
+    """This process no longer gets SIGKILL when its parent dies."""
     _prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def make_forks_die_with_their_parent() -> None:
     """From now on every ``os.fork`` child of this process and of its descendants dies with its own parent.
 
-    Covers what an engine forks by itself (vLLM's EngineCore and its workers, through ``multiprocessing``).
+    So do processes that an engine forks (vLLM's EngineCore and its workers, through ``multiprocessing``).
     """
     pid_before_fork = [os.getpid()]
 

@@ -1,7 +1,8 @@
 """Finds out whether engines can get the model of ``--model``: a folder, a file, or a name on a hub. Starts nothing.
 
-Everything that ``vllm serve`` takes passes, with the hub's own variables (``HF_HOME``, ``HF_ENDPOINT``, ``HF_TOKEN``,
-``HF_HUB_OFFLINE``, ``VLLM_USE_MODELSCOPE``). A hub is asked once, here: vLLM would ask it for minutes in each engine.
+Whatever ``vllm serve`` takes is accepted, with the same variables (``HF_HOME``, ``HF_ENDPOINT``, ``HF_TOKEN``,
+``HF_HUB_OFFLINE``, ``VLLM_USE_MODELSCOPE``). A hub is asked once, here. Without an answer each engine would ask for
+minutes.
 """
 
 from __future__ import annotations
@@ -16,27 +17,28 @@ from pathlib import Path
 from typing import Any, Final
 
 HUB_TIMEOUT_S: Final = 5.0
-"""For the hub's first answer. It takes a tenth of a second; without a network nothing takes longer to notice."""
+"""Seconds for the hub's answer, which takes a tenth of a second if there is a network."""
 _CONFIGS: Final = ("config.json", "params.json", "*.gguf")
-"""Of a folder that vLLM can load: transformers', Mistral's, or weights that hold it."""
+"""Files of a folder that vLLM can load: transformers' or Mistral's configuration, or weights that hold one."""
 _YES: Final = ("1", "true", "yes", "on")
 _WANTED: Final = "--model wants a folder with config.json, weights and a tokenizer, or a model's name on a hub"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The model as engines are told it. ``problem``: one line with the cure, when they cannot get it."""
+    """The model as engines get it. ``problem``: why they cannot, one line with the cure; None: they can."""
 
     argument: str
     problem: str | None = None
     remark: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    """For the engines: keeps them from asking a hub that does not answer."""
+    """Variables for the engines, which keep them from asking a hub that does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubAnswer:
-    """A hub's answer to one question. ``refusal``: it knows no such model, or does not give it to us."""
+    """A hub's answer about a model. ``refusal``: it does not give us the model. ``unreachable``: why there is no
+    answer."""
 
     refusal: str | None = None
     unreachable: str | None = None
@@ -44,7 +46,7 @@ class HubAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """A hub as its library knows it. ``ask``: what it says about a model; waits some seconds at most."""
+    """A hub as its library knows it. ``ask``: asks about a model, and waits some seconds at most."""
 
     endpoint: str
     cache: Path
@@ -53,21 +55,21 @@ class Hub:
 
 
 def find_model(name: str, environ: Mapping[str, str], hub: Callable[[], Hub] | None = None) -> ModelSource:
-    """Where the model is. Waits for a hub's answer at most some seconds. ``hub``: made only when one is needed."""
+    """Where the model is. Waits some seconds at most for a hub. ``hub``: makes the hub, if one has to be asked."""
     path = Path(name).expanduser()
     if path.exists():
         return ModelSource(str(path.resolve()), problem=_folder_problem(path))
     if name.startswith(("/", ".", "~")):
         return ModelSource(name, problem=f"model {path} does not exist: {_WANTED}")
     if "://" in name:
-        return ModelSource(name)  # An object store; vLLM's loader knows which.
+        return ModelSource(name)  # An object store, which vLLM's loader reads.
     if environ.get("VLLM_USE_MODELSCOPE", "").lower() in _YES:
         return _on_modelscope(name)
     return _on_hub(name, (hub or hub_of_environment)())
 
 
 def hub_of_environment() -> Hub:
-    """By ``HF_ENDPOINT``, ``HF_HOME``, ``HF_HUB_CACHE`` and ``HF_HUB_OFFLINE``, which the library reads."""
+    """The hub of ``HF_ENDPOINT``, ``HF_HOME``, ``HF_HUB_CACHE`` and ``HF_HUB_OFFLINE``, which the library reads."""
     constants: Any = import_module("huggingface_hub.constants")
     endpoint = str(constants.ENDPOINT)
     return Hub(endpoint, Path(constants.HF_HUB_CACHE), bool(constants.HF_HUB_OFFLINE), partial(ask_hub, endpoint))
@@ -105,7 +107,7 @@ def _on_hub(name: str, hub: Hub) -> ModelSource:
 
 
 def has_copy(cache: Path, repository: str) -> bool:
-    """Some revision of the model is in the hub's cache: its configuration, at least."""
+    """Whether the hub's cache has the configuration, at least, of some revision of the model."""
     snapshots = cache / f"models--{repository.replace('/', '--')}" / "snapshots"
     return any(True for pattern in _CONFIGS for _ in snapshots.glob(f"*/{pattern}"))
 
@@ -143,7 +145,7 @@ def ask_hub(endpoint: str, repository: str) -> HubAnswer:
 
 
 def _refused(error: Exception, status: int) -> HubAnswer:
-    """Mirrors of a hub know its statuses, and not its words for them."""
+    """The answer for an HTTP status: mirrors of a hub use its statuses, but not its error messages."""
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
         return HubAnswer(refusal=f"{status}, no such model or a private one: check the name, or set HF_TOKEN")
     return HubAnswer(unreachable=_first_line(error))

@@ -1,4 +1,4 @@
-"""Numbers of a command line, each as a ``type`` of argparse. An error says what was given and what to give."""
+"""Types of argparse for numbers. An error says what was given and what to give."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Over how many ranks one engine is split, and the words by which vLLM is told. Pure.
+"""The parallel sizes of one engine, and the words of vLLM's command line for them. Pure.
 
-Source of truth: vLLM 0.32 ``engine/arg_utils.py`` (names) and ``config/parallel.py``: where no executor is asked for,
-vLLM takes ``uni`` for one rank and ``mp`` for more. Nothing here names an executor, so what the user asks for stands.
+Source of truth: vLLM 0.32 ``engine/arg_utils.py`` (names) and ``config/parallel.py``: if no executor is asked for, vLLM
+takes ``uni`` for one rank and ``mp`` for more. Our words name no executor, so the user's choice stands.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FLAGS: Final = {
 _FIELD_OF: Final = {flag: field for field, flags in _FLAGS.items() for flag in flags}
 _EXECUTOR_FLAG: Final = "--distributed-executor-backend"
 EXECUTORS: Final = ("mp", "ray", "uni", "external_launcher")
-"""vLLM 0.32's ``DistributedExecutorBackend``; a name with a dot is a class of the user's own."""
+"""Values of vLLM 0.32's ``DistributedExecutorBackend``. A name with a dot is a user's own class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ParallelSizes:
         return self.tensor * self.pipeline * self.data
 
     def argv(self) -> tuple[str, ...]:
-        """vLLM's words for sizes above 1."""
+        """Words of vLLM's command line for sizes above 1."""
         sizes = {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}
         return tuple(word for name, size in sizes.items() if size > 1 for word in (_FLAGS[name][0], str(size)))
 
@@ -47,10 +47,10 @@ ONE_RANK: Final = ParallelSizes()
 
 
 def take_parallelism(words: Sequence[str]) -> tuple[ParallelSizes, tuple[str, ...]]:
-    """The sizes that vLLM's words name, and the other words.
+    """The sizes that words of vLLM's command line give, and the other words.
 
     Raises:
-        ConfigError: A size is no number in 1..64, or is missing; or its option is shortened, as vLLM would take it.
+        ConfigError: A size is no number in 1..64, or is missing, or its option is shortened.
     """
     found, rest, left = ONE_RANK, [], iter(words)
     for word in left:
@@ -66,7 +66,7 @@ def take_parallelism(words: Sequence[str]) -> tuple[ParallelSizes, tuple[str, ..
 
 
 def _require_whole(name: str) -> None:
-    """vLLM takes the beginning of an option's name for the option. Here it would not be counted, so it is refused."""
+    """Refuse a shortened option: vLLM would take it, but we would not count it."""
     for field, (flag, _) in _FLAGS.items():
         if flag.startswith(name) and name.startswith(f"--{field}"):
             raise ConfigError(f"{name}: write {flag}")
@@ -76,7 +76,7 @@ def checked_size(text: str, name: str) -> int:
     """The size in ``text``.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is no number in 1..64.
     """
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_SIZE):
         raise ConfigError(f"{name} {text or 'without a number'}: use 1 to {MAX_SIZE}")
@@ -87,7 +87,7 @@ def merge(options: ParallelSizes, words: ParallelSizes) -> ParallelSizes:
     """The sizes of our own options together with those in vLLM's words.
 
     Raises:
-        ConfigError: Both say something about one size, and not the same.
+        ConfigError: Both give one size, with different values.
     """
     merged = {}
     for field, (flag, _) in _FLAGS.items():
@@ -99,7 +99,7 @@ def merge(options: ParallelSizes, words: ParallelSizes) -> ParallelSizes:
 
 
 def executor_problem(parallelism: ParallelSizes, words: Sequence[str]) -> str | None:
-    """Why the executor that ``words`` ask for can never run so many ranks; None when it can, or none is asked for."""
+    """Why the executor in ``words`` cannot run so many ranks, or is unknown; None: it can, or ``words`` name none."""
     asked = executor_of(words)
     if asked is not None and asked not in EXECUTORS and "." not in asked:
         return (
@@ -116,7 +116,7 @@ def executor_problem(parallelism: ParallelSizes, words: Sequence[str]) -> str | 
 
 
 def executor_of(words: Sequence[str]) -> str | None:
-    """The executor that ``words`` ask for last."""
+    """The last executor that ``words`` name; None: they name none."""
     asked = None
     for word, following in zip(words, (*words, "")[1:], strict=True):
         name, has_value, value = word.partition("=")

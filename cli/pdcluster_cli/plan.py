@@ -1,4 +1,4 @@
-"""``pdcluster plan``: what applying a PDCluster would make, and in which steps. Changes nothing."""
+"""``pdcluster plan``: shows the objects and steps that applying a PDCluster would lead to. Changes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FROM_CLUSTER: Final = (
 
 
 def main(words: Sequence[str]) -> int:
-    """Status 0, or 2 when it could not be planned."""
+    """Print the plan. Exit status 0, or 2 if there is none."""
     from pdcluster_cli.documents import Unreadable, find_cluster, parse_cluster, read_file, where_of
     from pdcluster_operator.core.preview import preview
     from pdcluster_protocol.errors import ConfigError
@@ -30,7 +30,7 @@ def main(words: Sequence[str]) -> int:
     try:
         wanted = read_file(given.file)
         running = read_file(given.before) if given.before else None
-        if given.from_cluster:  # A file without a namespace means that of the context, as for `kubectl apply`.
+        if given.from_cluster:  # Without a namespace in the file the context's counts, as for `kubectl apply`.
             where = replace(where_of(given), namespace=wanted["metadata"].get("namespace"))
             running = find_cluster(wanted["metadata"]["name"], where)
         lines = preview(

@@ -1,4 +1,4 @@
-"""``GET /pdcluster/pool`` of one router as text: its requests, its failures, and a table of its engines."""
+"""Writes one router's ``GET /pdcluster/pool`` as text: its requests, its failures, and a table of its engines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pdcluster_router.core.scrub import printable
 
 
 def describe_page(page: PoolPage, router: str) -> str:
-    """The whole text. ``router``: the one that has told it."""
+    """The whole text. ``router``: the router that has answered."""
     waits = ", ".join(
         f"{num} wait for {role} (backlog {page.requests.backlog_tokens.get(role, 0)} tokens)"
         for role, num in page.requests.queued.items()
@@ -25,7 +25,7 @@ def describe_page(page: PoolPage, router: str) -> str:
 
 
 def _order(engine: EngineRow) -> tuple[str, int, str]:
-    """By role and number: ``decode-10`` comes behind ``decode-9``."""
+    """Sort key by role and number: ``decode-10`` comes after ``decode-9``."""
     return (engine.name.rpartition("-")[0], len(engine.name), engine.name)
 
 
@@ -41,6 +41,6 @@ def _cells(engine: EngineRow) -> tuple[str, ...]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as they have to be."""
+    """The rows as lines, each column as wide as its longest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,9 +1,9 @@
-"""``pdcluster ready``: an engine's readiness probe. The engine answers, and on decode so does its side channel.
+"""``pdcluster ready``: an engine's readiness probe. It asks the engine, and on decode each rank's side channel.
 
-Without the secret the probe gets one answer from a side channel: why its frame is refused. The answer comes from the
-thread that serves prefill engines, so it shows that it lives. A TCP connection alone shows only that the operating
-system has the port. Prefill listens on no side channel: it calls decode's. Only a real request can show that this works
-(``POST /pdcluster/verify`` of a router).
+Without the secret the probe gets only one answer from a side channel: why its frame is refused. The thread that serves
+prefill engines answers, so the answer shows that this thread lives. A TCP connection alone shows only that the
+operating system has the port. Prefill has no side channel: it calls decode's. Only a real request can show that its
+calls work (``POST /pdcluster/verify`` of a router).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pdcluster_protocol.launch import SIDE_CHANNEL_PORT
 DEFAULT_TIMEOUT_S: Final = 2.0
 MAX_TIMEOUT_S: Final = 3600.0
 QUESTION: Final = b"\0ready?"
-"""A frame of version 0, which there never was: refused by every version, and changes nothing."""
+"""A frame of version 0, which never existed: every version refuses it, and it changes nothing."""
 ANSWER_VERSION: Final = 3
-"""First byte of a side channel's frame (``pdcluster_protocol.side_channel``, which costs too much to import here)."""
+"""First byte of a side channel's frames, as in ``pdcluster_protocol.side_channel``, which is slow to import."""
 
 
 def main(words: Sequence[str]) -> int:
-    """Status 0 when the engine can serve, else 1 and one line that says why not."""
+    """Exit status 0: the engine can serve; 1: not, and a line says why."""
     given = make_parser().parse_args(words)
     deadline = time.monotonic() + given.timeout_s
     role = Role(given.role)
@@ -64,7 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _http_problem(host: str, port: int, deadline: float) -> str:
-    """Why the engine's HTTP server is not well; empty when it is."""
+    """Why the engine's HTTP server cannot serve; empty: it can."""
     try:
         status = ask(host, port, "/health", timeout_s=max(0.001, deadline - time.monotonic())).status
     except (NotThere, NoAnswer) as error:
@@ -73,7 +73,7 @@ def _http_problem(host: str, port: int, deadline: float) -> str:
 
 
 def _side_channel_problem(host: str, port: int, deadline: float) -> str:
-    """Why the side channel on this port is not well; empty when it is."""
+    """Why the side channel on this port cannot serve; empty: it can."""
     try:
         answer = ask_router(host, port, QUESTION, deadline=deadline)
     except TimeoutError:

@@ -1,7 +1,7 @@
-"""Requests out of an access log, which goes back as far as the file does, and says less of each attempt.
+"""Finds requests in an access log. A log may go back further than a router remembers, but tells less of each attempt.
 
-Lines that are no such line are passed over: on stdout they stand among others. A log may be large: a line is looked
-into only where it has the id, and of an id that many requests have the newest are told, as a router does.
+Other lines are passed over, for on stdout the log is mixed with them. A log may be large, so only lines that contain
+the id are parsed. If many requests have one id, the newest are told, as by a router.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GZIP: Final = b"\x1f\x8b"
 
 
 def read_access_log(path: str, name: str) -> KeptAnswer | str:
-    """The newest requests of this name in the file, ``-`` for standard input; or why it cannot be read."""
+    """The newest requests of this name in the file (``-``: standard input), or why the file cannot be read."""
     try:
         with _opened(path) as lines:
             return KeptAnswer(requests=tuple(find(lines, name)))
@@ -49,7 +49,7 @@ def find(lines: Iterable[bytes], name: str) -> list[KeptRequest]:
 
 @contextmanager
 def _opened(path: str) -> Iterator[Iterable[bytes]]:
-    """A file that ``logrotate`` has compressed is read as well."""
+    """The file's lines, unpacked if ``logrotate`` has compressed it."""
     with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
         is_packed = cast("BufferedReader", file).peek(len(_GZIP)).startswith(_GZIP)
         if not is_packed:
@@ -60,7 +60,7 @@ def _opened(path: str) -> Iterator[Iterable[bytes]]:
 
 
 def _parse(text: bytes, parts: Sequence[bytes]) -> AccessLine | None:
-    """A container's runtime may have put a time before it."""
+    """The access line in ``text``, behind a time that a container's runtime may have put first; None: there is none."""
     begin = text.find(_SIGN)
     if begin < 0 or not any(part in text for part in parts):
         return None
@@ -100,9 +100,9 @@ def _request_of(line: AccessLine) -> KeptRequest:
 
 
 def _moments_of(line: AccessLine) -> Iterable[Moment]:
-    """Those whose time the line has. When failures happened it does not say: they stand at the end.
+    """Moments in the line. It does not say when failures happened, so they stand at the end.
 
-    The first byte may be the router's own: that of an error, or of a comment in a stream.
+    The first byte may be the router's own: of an error, or of a comment in a stream. So it names no engine.
     """
     if line.reservation_s is not None:
         yield Moment(line.reservation_s, Milestone.RESERVED.value, line.decode_engine)
@@ -113,7 +113,7 @@ def _moments_of(line: AccessLine) -> Iterable[Moment]:
 
 
 def _engine_of(kind: str, line: AccessLine) -> str:
-    """The last one of the role that the kind is about; the line knows no other."""
+    """The engine of a failure, if the line shows it: only if one attempt was made of the role that failed."""
     if kind.startswith("prefill_") and kind != "prefill_exhausted":
         return line.prefill_engine if line.prefill_attempts == 1 else ""
     return line.decode_engine if kind.startswith("decode_") and line.decode_attempts == 1 else ""

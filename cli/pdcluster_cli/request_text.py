@@ -1,4 +1,4 @@
-"""A request that a router remembers, as text for a person: where it was when, how it ended, why, and what to do.
+"""Writes a kept request as text for a person: where it was when, how it ended, why, and what to do.
 
 R-7 failed: 502 prefill_failed after 3.214 s, 2026-11-26 08:41:12 UTC (asked: router-1)
 POST /v1/completions, model m, stream, key team-a, transfer 5d41402abc4b2a76b9719d911017c592
@@ -24,7 +24,7 @@ from pdcluster_protocol.kept import KeptRequest, Milestone, Moment
 from pdcluster_router.core.scrub import printable
 
 OK: Final = "ok"
-"""The outcome of a request that was served whole."""
+"""Outcome of a request that was served whole."""
 _HAPPENED: Final = {
     Milestone.DECODE_SENT.value: "sent to {engine}",
     Milestone.RESERVED.value: "{engine} has reserved blocks for its KV",
@@ -36,7 +36,7 @@ _HAPPENED: Final = {
 
 
 def describe(request: KeptRequest, engines: Mapping[str, str], source: str) -> str:
-    """The whole text. ``engines``: pod or URL by name; ``source``: which router or file has told it."""
+    """The whole text. ``engines``: pod or URL by name; ``source``: the router or file that told of the request."""
     parts = [f"{_headline(request)} (told by {source})", _facts(request), "", *_timeline(request)]
     known = {moment.engine for moment in request.moments} & engines.keys()
     if known:
@@ -47,7 +47,7 @@ def describe(request: KeptRequest, engines: Mapping[str, str], source: str) -> s
 
 
 def duration(seconds: float) -> str:
-    """In the largest unit of which there are two. A clock that is behind the router's makes 0 s."""
+    """The time in the largest unit that it has at least two of. Below 0, as our clock may be behind a router's: 0 s."""
     seconds = max(seconds, 0.0)
     for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
@@ -88,9 +88,9 @@ def _facts(request: KeptRequest) -> str:
 
 
 def _timeline(request: KeptRequest) -> list[str]:
-    """A row for each moment, with the time until the next one; nothing for a request that was refused as it came.
+    """A row for each moment, with the time until the next one; none for a request that was refused as it came.
 
-    The times that are shown add up: each is rounded before one is taken from the other.
+    Times are rounded before they are subtracted, so that the shown times add up.
     """
     if request.total_s is None:
         return []
@@ -105,7 +105,7 @@ def _timeline(request: KeptRequest) -> list[str]:
 
 def _happened(moment: Moment) -> str:
     if moment.what == Milestone.FIRST_BYTE.value and not moment.engine:
-        return "first byte to the client"  # Of an access log, which knows no other.
+        return "first byte to the client"  # From an access log, which does not name the engine.
     form = _HAPPENED.get(moment.what)
     if form is not None:
         return form.format(engine=moment.engine, attempt=moment.attempt)

@@ -1,8 +1,9 @@
-"""Finds in an engine's log why it did not start: the first error that is no echo of another one. Pure.
+"""Finds in an engine's log why it did not start: the first error that does not only repeat another one. Pure.
 
 vLLM 0.32 tells one failure many times: a worker logs its traceback, the engine core logs "initialization failed", the
-API server raises "See root cause above". The last frame, which a person sees first, says the least. Python prints a
-chain of exceptions oldest first and means the last one, so the cause is the last line of the first chain.
+API server raises "See root cause above". So the end of the log, which a person sees first, says the least. Python
+prints a chain of exceptions with the oldest first and the raised one last, so the cause is the last line of the first
+chain.
 
     [name] (EngineCore pid=7) ERROR 11-22 16:18:58 [core.py:1] Traceback (most recent call last):
     [name] (EngineCore pid=7) ERROR 11-22 16:18:58 [core.py:1]   File "x.py", line 1, in f
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 MAX_CHARACTERS: Final = 600
-"""Of a cause: a message that quotes a whole configuration is not read."""
+"""Characters of a cause: people do not read a message that quotes a whole configuration."""
 _PREFIX: Final = re.compile(
     r"(?:\[[\w-]+\] )?(?:\([^()]*pid=\d+\) )?(?:(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?"
 )
@@ -31,19 +32,19 @@ _ECHOES: Final = ("root cause", "Engine core initialization failed", "KeyboardIn
 _REFUSED: Final = re.compile(r"\S+: error: (?P<why>.+)$")
 """argparse's last line."""
 _PYDANTIC: Final = re.compile(r"^[\w.]*ValidationError: \d+ validation errors? for \S+ (?:Value error, )?")
-"""Around the words of vLLM's own check; behind them is the whole configuration."""
+"""Pydantic's words before those of vLLM's own check. After them comes the whole configuration."""
 _CORE_KILLED: Final = re.compile(r"Failed core proc\(s\): \{.*?'(?P<name>\w+)': -(?P<signal>\d+)")
 SIGNALS: Final[dict[int, str]] = {
     signal.SIGKILL: "killed from outside, as the kernel does when memory runs out",
     signal.SIGILL: "this CPU lacks an instruction that the build of vLLM or PyTorch needs",
 }
-"""Explanations of signals that come without a word in the log."""
+"""Causes of signals that leave nothing in the log."""
 _ABORTED: Final = re.compile(r"\s*what\(\):\s+(?P<why>.+)$")
 """The line that the C++ library prints before it ends a process."""
 
 
 def root_cause(log: str) -> str | None:
-    """The first error in one line; None when the log holds none."""
+    """The first error in one line; None: the log holds none."""
     lines = [_Line(text) for text in log.splitlines()]
     found = next((cause for cause in _chains(lines) if not _is_echo(cause)), None)
     found = found or next(filter(None, (line.refusal for line in lines)), None)
@@ -53,7 +54,7 @@ def root_cause(log: str) -> str | None:
 
 
 def _killed(log: str) -> str | None:
-    """The words of vLLM's API server about an engine core that could say nothing itself."""
+    """The end of an engine core by a signal, as vLLM's API server logs it; None: it logs none."""
     found = _CORE_KILLED.search(log)
     if found is None:
         return None
@@ -66,7 +67,7 @@ class _Line:
 
     def __init__(self, whole: str) -> None:
         prefix = _PREFIX.match(whole)
-        assert prefix is not None  # it matches nothing, too
+        assert prefix is not None  # it also matches the empty text
         self.text = whole[prefix.end() :].rstrip()
         self.level = prefix["level"]
 
@@ -81,7 +82,7 @@ class _Line:
 
 
 def _chains(lines: Sequence[_Line]) -> Iterator[str]:
-    """The last line of each chain of tracebacks. Those that were only warned about are no failures."""
+    """The exception at the end of each chain of tracebacks. Tracebacks that are logged as warnings do not count."""
     end = 0
     while (start := _next_traceback(lines, end)) is not None:
         cause, end = _raised(lines, start)
@@ -99,7 +100,8 @@ def _next_traceback(lines: Sequence[_Line], start: int) -> int | None:
 
 
 def _raised(lines: Sequence[_Line], traceback: int) -> tuple[str, int]:
-    """The exception with its indented further lines, and where the next line is. Frames and sources are indented."""
+    """The exception below a traceback's indented frames, with its own further lines, and the number of the next
+    line."""
     number = traceback + 1
     while number < len(lines) and (not lines[number].text or lines[number].text[0] in " \t"):
         number += 1
@@ -114,7 +116,7 @@ def _raised(lines: Sequence[_Line], traceback: int) -> tuple[str, int]:
 
 
 def _chained(lines: Sequence[_Line], end: int) -> int | None:
-    """Where the traceback begins that goes on with this chain."""
+    """The line at which this chain's next traceback begins; None: the chain ends here."""
     near = range(end, min(end + 5, len(lines)))
     if any(lines[number].text.strip() in _CHAINED for number in near):
         return next((number for number in near if lines[number].text.strip() == _TRACEBACK), None)

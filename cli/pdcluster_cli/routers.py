@@ -1,6 +1,6 @@
 """The routers of a pool, asked at their internal ports: by URL, or each pod through the API server's proxy.
 
-Each router knows its own requests only, so all are asked. A router that does not answer is named, and the others count.
+Each router knows only its own requests, so all are asked. If a router does not answer, its entry says why.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from pdcluster_kube.reader import KubeReader
 
 DEFAULT_URL: Final = f"http://127.0.0.1:{INTERNAL_PORT}"
-"""The internal port of ``pdcluster local``."""
+"""URL of a router's internal port on this machine, by its default number."""
 ASK_S: Final = 10.0
 _MAX_ANSWER_BYTES: Final = 64 << 20
-"""As from an API server: far above what a pool of thousands of engines makes."""
+"""Largest answer, as from an API server: far above that of a pool with thousands of engines."""
 _PART_BYTES: Final = 1 << 16
 _ROUTER: Final = "router"
 Answers = dict[str, bytes | str]
-"""By router: the body of its answer, or why there is none."""
+"""Of each router: the body of its answer, or why there is none."""
 
 
 class Unanswered(Exception):
-    """There is no router to ask. The message says why, and what to do."""
+    """No router can be asked. The message says why, and what to do."""
 
 
 def add_router_flags(parser: argparse.ArgumentParser) -> Any:
-    """``ask_routers`` reads them. Gives the group of those that exclude each other."""
+    """Add the flags that ``ask_routers`` reads. Returns the group of those that exclude each other."""
     which = parser.add_mutually_exclusive_group()
     told = f"of a router's internal port; repeat it for more (default: {DEFAULT_URL})"
     which.add_argument("--url", action="append", metavar="URL", help=told)
@@ -53,10 +53,10 @@ def add_router_flags(parser: argparse.ArgumentParser) -> Any:
 
 
 def ask_routers(given: argparse.Namespace, path: str, timeout_s: float = ASK_S) -> Answers:
-    """The answers to this GET. Waits at most ``timeout_s`` for all routers, and for the list of them.
+    """The answers to this GET. Waits at most ``timeout_s`` for the list of routers, and again for all answers.
 
     Raises:
-        Unanswered: The API server does not say which pods there are, or there are none.
+        Unanswered: The API server does not list the routers' pods, or there are none.
     """
     if not given.cluster:
         return asyncio.run(_ask_urls(given.url or [DEFAULT_URL], path, timeout_s))
@@ -86,7 +86,7 @@ async def _ask_url(url: str, path: str, timeout_s: float) -> bytes | str:
 
 
 async def _get(url: str, path: str) -> tuple[int, bytes]:
-    """Status and body. Waits as long as the peer sends, up to a limit of bytes."""
+    """Status and body. Reads until the peer closes, up to a limit of bytes; the caller limits the time."""
     parts = urlsplit(url if "//" in url else f"//{url}")
     if parts.scheme not in ("", "http"):
         raise ValueError(f"a router's internal port speaks http, not {parts.scheme}")
@@ -116,7 +116,7 @@ def _read(answer: bytes) -> tuple[int, bytes]:
 
 
 class _Read:
-    """Stands for a socket from which all has come: ``HTTPResponse`` needs no more of one."""
+    """Stands for a socket that has received everything, as far as ``HTTPResponse`` uses one."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer

@@ -1,8 +1,8 @@
-"""Makes a tiny Llama with a tokenizer: a real model that says nothing sensible, for demos, tests and benchmarks.
+"""Makes a tiny Llama with a tokenizer: a real model that writes nonsense, for demos, tests and benchmarks.
 
-Decides its shape, its weights and where it is kept. Written with numpy alone: torch and transformers would cost
-seconds. The weights' sizes matter: with the usual initialisation a tiny model repeats one token, and equal outputs of
-two engines would prove nothing.
+Decides its shape, its weights and where it is kept. Made with numpy, safetensors and tokenizers: to import torch and
+transformers would take seconds. Weights are larger than usual: with the usual initialisation a tiny model repeats one
+token, and equal outputs of two engines would prove nothing.
 
     $PDCLUSTER_CACHE, else $XDG_CACHE_HOME/pdcluster, else ~/.cache/pdcluster
       tiny-<layers>x<hidden>-<digest of the shape and this file>/   config.json model.safetensors tokenizer.json ...
@@ -67,7 +67,7 @@ TINY: Final = ModelShape()
 
 
 def cache_root(env: Mapping[str, str]) -> Path:
-    """The folder that holds everything pdcluster makes once and keeps."""
+    """The folder with everything that pdcluster makes once and keeps."""
     if own := env.get("PDCLUSTER_CACHE"):
         return Path(own)
     if xdg := env.get("XDG_CACHE_HOME"):
@@ -76,13 +76,13 @@ def cache_root(env: Mapping[str, str]) -> Path:
 
 
 def ensure_tiny_model(shape: ModelShape = TINY, root: Path | None = None) -> Path:
-    """The model is in the cache; made there if it was not."""
+    """The model's folder in the cache. Makes the model if it is not there."""
     target = (root or cache_root(os.environ)) / model_folder_name(shape)
     return ensure_folder(target, lambda folder: _write_model(shape, folder))
 
 
 def ensure_folder(target: Path, write: Callable[[Path], None]) -> Path:
-    """``target`` is there, filled by ``write`` if it was not. Several processes may race: one copy wins."""
+    """``target``, which ``write`` fills if it is not there. Several processes may do so at once: one copy wins."""
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def ensure_folder(target: Path, write: Callable[[Path], None]) -> Path:
 
 
 def model_folder_name(shape: ModelShape) -> str:
-    """Another shape or another version of this file gives another name."""
+    """The folder's name. Another shape, or another version of this file, gives another name."""
     digest = hashlib.sha256(repr(shape).encode() + Path(__file__).read_bytes()).hexdigest()
     return f"tiny-{shape.num_layers}x{shape.hidden}-{digest[:12]}"
 
@@ -113,7 +113,7 @@ def _write_model(shape: ModelShape, folder: Path) -> None:
     _write_json(folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1, "do_sample": False})
     weights = folder / "model.safetensors"
     save_file(dict(_tensors(shape, silent_ids)), weights, metadata={"format": "pt"})
-    # safetensors lets its owner alone read it; an engine in a pod is another user. The umask's word counts.
+    # safetensors lets only the owner read the file, but an engine in a pod is another user: follow the umask instead.
     weights.chmod((folder / "config.json").stat().st_mode)
 
 
@@ -143,7 +143,8 @@ def _config(shape: ModelShape) -> dict[str, Any]:
 
 
 def _tensors(shape: ModelShape, silent_ids: list[int]) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-    """Named weights. ``silent_ids`` get a logit of 0, far below the best one, so they are never said."""
+    """Weights by name. ``silent_ids`` get a logit of 0, far below the best one, so the model never answers with
+    them."""
     random = np.random.default_rng(shape.seed)
 
     def normal(std: float, *sizes: int) -> npt.NDArray[np.float32]:
@@ -172,7 +173,7 @@ def _tensors(shape: ModelShape, silent_ids: list[int]) -> Iterator[tuple[str, np
 
 
 def _write_tokenizer(shape: ModelShape, folder: Path) -> list[int]:
-    """A byte-level BPE over ``CORPUS``. Returns the ids that no readable answer holds."""
+    """Write a byte-level BPE, trained on ``CORPUS``. Returns the ids that are not readable words."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

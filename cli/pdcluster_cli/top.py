@@ -20,11 +20,11 @@ from pdcluster_router.core.scrub import printable
 DEFAULT_INTERVAL_S: Final = 2.0
 MAX_INTERVAL_S: Final = 3600.0
 _HOME_AND_CLEAR: Final = "\x1b[H\x1b[2J"
-"""To a terminal, in one piece with the text: nothing flickers."""
+"""Written to a terminal together with the text, so that nothing flickers."""
 
 
 def main(words: Sequence[str]) -> int:
-    """Status 0 once it is stopped, or was told ``--once`` and a router has answered; else 2."""
+    """Exit status 0 after Ctrl-C, or with ``--once`` if a router has answered; else 2."""
     given = make_parser().parse_args(words)
     try:
         while True:
@@ -47,7 +47,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _tell(given: argparse.Namespace) -> bool:
-    """One look. Whether a router has answered."""
+    """Print one look. Returns whether a router has answered."""
     try:
         answers = ask_routers(given, POOL_PATH)
     except Unanswered as error:

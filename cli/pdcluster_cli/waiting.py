@@ -1,4 +1,4 @@
-"""Asks whether a started process answers, and has the errors for one that does not."""
+"""Asks whether a started process answers, and has the errors of a process that does not."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pdcluster_cli.last_words import cause_in, describe_end, last_lines, said
 
 
 class EngineDied(Exception):
-    """A process ended that should serve. The message names it, its exit status, the cause and its last lines."""
+    """A process that should serve has ended. The message has its name, exit status, cause if known, and last lines."""
 
     def __init__(self, name: str, exit_code: int, log_path: Path) -> None:
         super().__init__(describe_end(name, exit_code, log_path))
 
 
 class NotReady(TimeoutError):
-    """A process does not serve in time. The message names it, the cause if its log has one, and its last lines."""
+    """A process does not serve in time. The message has its name, the cause if its log has one, and its last lines."""
 
     def __init__(self, name: str, timeout_s: float, log_path: Path) -> None:
         cause = cause_in(log_path) or "its log holds no error"
@@ -33,8 +33,9 @@ class NotReady(TimeoutError):
 def held_ports(count: int) -> Iterator[list[int]]:
     """Loopback ports that the kernel gives to no other process until the end of the ``with``.
 
-    An engine imports for a minute before it binds its port, and a free one may be another's by then. Each is bound by a
-    socket that does not listen. A server with SO_REUSEADDR, as vLLM's and our router do, binds and listens beside it.
+    An engine imports for a minute before it binds its port, and by then another process may have taken a free one. So a
+    socket that does not listen holds each port. A server with SO_REUSEADDR, such as vLLM's or our router, can bind the
+    same port and listen.
     """
     with ExitStack() as stack:
         holders = [stack.enter_context(socket.socket()) for _ in range(count)]
@@ -45,7 +46,7 @@ def held_ports(count: int) -> Iterator[list[int]]:
 
 
 def is_healthy(port: int, *, timeout_s: float = 1.0) -> bool:
-    """``GET /health`` answers 200 now."""
+    """Whether ``GET /health`` answers 200 now."""
     try:
         with closing(http.client.HTTPConnection(LOOPBACK, port, timeout=timeout_s)) as connection:
             connection.request("GET", "/health")

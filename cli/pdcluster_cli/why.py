@@ -1,6 +1,6 @@
 """``pdcluster why``: what happened to one request, by its id: where it was when, how it ended, why, and what to do.
 
-Asks each router of a pool what it remembers; ``--access-log`` reads what is older.
+Asks each router of a pool for the requests that it remembers; ``--access-log`` reads older ones from a file.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from pdcluster_router.core.scrub import printable
 
 
 def main(words: Sequence[str]) -> int:
-    """Status 0 when the request, or the newest of several, went well or still runs; 1 when it failed; 2 when it was
-    not found."""
+    """Exit status 0: the request, or the newest of several, went well or still runs; 1: it failed; 2: not found."""
     given = make_parser().parse_args(words)
     try:
         answers = _answers(given)
@@ -33,7 +32,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _answers(given: argparse.Namespace) -> dict[str, KeptAnswer | str]:
-    """By source: what it says, or why it says nothing."""
+    """Of each source: its answer, or why there is none."""
     if given.access_log:
         return {given.access_log: read_access_log(given.access_log, given.request_id)}
     answers = ask_routers(given, path_for(given.request_id))
@@ -48,7 +47,7 @@ def _read(body: bytes) -> KeptAnswer | str:
 
 
 def _tell(name: str, answers: dict[str, KeptAnswer | str]) -> int:
-    """``answers``: what each source says, or why it says nothing."""
+    """Print the answers. Returns the exit status. ``answers``: of each source, or why there is none."""
     said = {source: answer for source, answer in answers.items() if isinstance(answer, KeptAnswer)}
     for source, problem in answers.items():
         if isinstance(problem, str):
@@ -64,7 +63,7 @@ def _tell(name: str, answers: dict[str, KeptAnswer | str]) -> int:
 
 
 def _is_well(request: KeptRequest) -> bool:
-    """It went well, or runs. An end without an outcome is a bug of the router."""
+    """Whether the request went well or still runs. An end without an outcome is a bug of the router, and not well."""
     return request.outcome == OK or (request.ended_at_unix_s is None and not request.outcome)
 
 

@@ -1,7 +1,7 @@
-"""As little of ZeroMQ's wire as it takes to ask one question: greeting, handshake, one message each way.
+"""Speaks as little of ZeroMQ's protocol as one question needs: greeting, handshake, one message each way.
 
-Source of truth: ZMTP 3.0 (ZeroMQ RFC 23), mechanism NULL, as a DEALER that talks to a ROUTER. By hand, because a probe
-that loads a library every few seconds costs more than its question.
+Source of truth: ZMTP 3.0 (ZeroMQ RFC 23), mechanism NULL, as a DEALER that talks to a ROUTER. Written by hand, for to
+load a library for a probe every few seconds would cost more than the question.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 GREETING_BYTES: Final = 64
 MAX_FRAME_BYTES: Final = 64 << 10
-"""A longer answer is not one to our question."""
+"""A longer frame is no answer to our question."""
 
 _SIGNATURE: Final = b"\xff" + bytes(8) + b"\x7f"
 _GREETING: Final = _SIGNATURE + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
@@ -29,8 +29,8 @@ def ask_router(host: str, port: int, message: bytes, *, deadline: float) -> byte
     ``deadline``: monotonic seconds.
 
     Raises:
-        OSError: No connection, or it was cut; TimeoutError when the deadline has passed.
-        NotZmtp: Something else answers there.
+        OSError: No connection, or it was cut; a TimeoutError after the deadline.
+        NotZmtp: Another protocol answers there.
     """
     with socket.create_connection((host, port), timeout=_left_s(deadline)) as connection:
         connection.sendall(_GREETING)
@@ -75,5 +75,5 @@ def _read(connection: socket.socket, num_bytes: int, deadline: float) -> bytes:
 
 
 def _left_s(deadline: float) -> float:
-    """Never 0, which would mean: do not wait at all, and say so in another way."""
+    """Seconds left, never 0: a socket with a timeout of 0 does not wait, and raises other errors."""
     return max(0.001, deadline - time.monotonic())

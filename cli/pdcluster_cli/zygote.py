@@ -9,8 +9,8 @@ outlives the parent. The two sides talk over one SOCK_SEQPACKET pair:
       <--- Started + read end of a pipe          the pipe gets the exit status as text when the engine has ended
       (socket closed) --------------->           kill every engine, then end
 
-The pipe makes the exit pollable, one for each engine. A pipe that ends without a status: the zygote died, and the
-kernel killed the engine with it.
+Each engine has a pipe, so that its exit can be polled. If a pipe ends without a status, the zygote has died and the
+kernel has killed the engine with it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ import msgspec
 from pdcluster_cli.last_words import describe_end
 
 MAX_MESSAGE_BYTES: Final = 1 << 17
-"""Holds any command line; a socket's default buffer is 208 KiB."""
+"""Enough for any command line, and below a socket's default buffer of 208 KiB."""
 KILL_WAIT_S: Final = 10.0
-"""Time for the kernel to take a killed process group apart. Longer only when a process hangs in the kernel."""
+"""Seconds for the kernel to end a killed process group. It takes longer only if a process hangs in the kernel."""
 
 _NAME: Final = "the process that imports and forks"
 
@@ -50,7 +50,7 @@ class ZygoteError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """One ``python -m module argv`` to be. In ``env`` None unsets a variable; the rest is the zygote's own.
+    """One ``python -m module argv`` to start. ``env`` changes the zygote's environment; None unsets a variable.
 
     ``overrides`` sets module attributes by dotted name before the module runs. Python's stdout and stderr go to
     ``log_path``, each line with ``[name]`` in front.
@@ -90,13 +90,13 @@ class EngineHandle:
         self.spec = spec
         self.pid = pid
         self.status_fd = status_fd
-        """Readable (``select``, ``loop.add_reader``) from the moment the engine and all its forks have ended."""
+        """Readable (``select``, ``loop.add_reader``) once the engine and all its forks have ended."""
         self._pidfd = _open_pidfd(pid)
         self._exit_code: int | None = None
         self._lock = threading.Lock()
 
     def wait(self, timeout_s: float | None) -> int | None:
-        """The exit code (negative: the signal's number), or None when it still runs after ``timeout_s``."""
+        """The exit code (negative: the signal's number); None: the engine still runs after ``timeout_s``."""
         with self._lock:
             if self._exit_code is None and _is_readable(self.status_fd, timeout_s):
                 text = os.read(self.status_fd, 32)
@@ -104,27 +104,28 @@ class EngineHandle:
             return self._exit_code
 
     def signal(self, number: signal.Signals) -> None:
-        """The engine's main process has got the signal, if it still runs."""
+        """Send the signal to the engine's main process, if it still runs."""
         if self._pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def stop(self, grace_s: float) -> int | None:
-        """The engine and everything it forked has ended: by SIGTERM within ``grace_s``, else by SIGKILL."""
+        """End the engine and its forks: by SIGTERM, and after ``grace_s`` by SIGKILL. Returns the exit code; None: it
+        hangs."""
         self.signal(signal.SIGTERM)
         if self.wait(grace_s) is None:
             self.signal(signal.SIGKILL)
         return self.wait(KILL_WAIT_S)
 
     def close(self) -> None:
-        """Gives the file descriptors back. The engine is not touched."""
+        """Close the file descriptors. Does nothing to the engine."""
         os.close(self.status_fd)
         if self._pidfd is not None:
             os.close(self._pidfd)
 
 
 class ZygoteProcess(Protocol):
-    """The part of ``subprocess.Popen`` that the parent needs."""
+    """The part of ``subprocess.Popen`` that the parent uses."""
 
     @property
     def pid(self) -> int: ...
@@ -135,7 +136,7 @@ class ZygoteProcess(Protocol):
         """The exit code.
 
         Raises:
-            subprocess.TimeoutExpired: It still runs after ``timeout`` seconds.
+            subprocess.TimeoutExpired: The process still runs after ``timeout`` seconds.
         """
         ...
 
@@ -143,18 +144,18 @@ class ZygoteProcess(Protocol):
 class Zygote:
     """The parent's end of one zygote process. One thread at a time starts engines.
 
-    Must be made in a thread that lives as long as the engines shall (see ``linux.py``).
+    Make it in a thread that lives until the first engine runs: the zygote dies with that thread (see ``linux.py``).
     """
 
     imports_once = True
-    """Whether it imports anything for its engines."""
+    """Whether the zygote imports modules for its engines."""
 
     def __init__(
         self, modules: Sequence[str], *, env: Mapping[str, str | None], log_path: Path, scratch: Sequence[str] = ()
     ) -> None:
-        """The process is started and imports ``modules``; ``wait_ready`` says when it has done so.
+        """Start the process, which imports ``modules``; ``wait_ready`` waits for that.
 
-        ``scratch``: environment variables that name a folder of this zygote's own, for what killed processes leave.
+        ``scratch``: variables to set to a folder of this zygote's own, for files that killed processes leave.
         """
         self.log_path = log_path
         self.imports_once = bool(modules)
@@ -170,7 +171,7 @@ class Zygote:
     def _start(
         self, theirs: socket.socket, modules: Sequence[str], env: Mapping[str, str], log: IO[bytes]
     ) -> ZygoteProcess:
-        """The process runs, with ``theirs`` as its end of the socket."""
+        """Start the process with ``theirs`` as its end of the socket."""
         return subprocess.Popen(  # noqa: S603 - our own module, our own interpreter
             [sys.executable, "-m", "pdcluster_cli.zygote_process", str(theirs.fileno()), str(os.getpid()), *modules],
             stdin=subprocess.DEVNULL,
@@ -182,7 +183,7 @@ class Zygote:
         )
 
     def wait_ready(self, timeout_s: float | None) -> Ready | None:
-        """The import has ended; None when it goes on after ``timeout_s``.
+        """Wait until the import has ended; None: it still runs after ``timeout_s``.
 
         Raises:
             ZygoteError: The process died, or a module left a thread behind.
@@ -198,14 +199,14 @@ class Zygote:
         return self._process.pid
 
     def fileno(self) -> int:
-        """For ``select``: readable when the zygote has become ready or has died."""
+        """For ``select``: readable when the zygote becomes ready or dies."""
         return self._socket.fileno()
 
     def start_engine(self, spec: EngineSpec) -> EngineHandle:
-        """The engine runs. Waits for the import first.
+        """Start an engine. Waits for the import first.
 
         Raises:
-            ZygoteError: The zygote has died.
+            ZygoteError: The zygote has died, or cannot fork safely.
         """
         with self._orders:
             self.wait_ready(None)
@@ -221,7 +222,7 @@ class Zygote:
             return engine
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Every engine has ended (SIGTERM to all at once, SIGKILL after ``grace_s``), and so has the zygote."""
+        """End all engines (SIGTERM to all at once, SIGKILL after ``grace_s``), and then the zygote."""
         deadline = time.monotonic() + grace_s
         for engine in self._engines:
             engine.signal(signal.SIGTERM)
@@ -243,11 +244,11 @@ class Zygote:
 
     def _end_process(self) -> None:
         if self._ready is None:
-            self._process.kill()  # still importing: it has no engines yet and would see the closed socket too late
+            self._process.kill()  # it still imports: it has no engines, and would see the closed socket too late
         self._wait_ended()
 
     def _wait_ended(self) -> int:
-        """The exit code. The socket is closed: the process ends by itself."""
+        """The exit code. The process ends by itself, for the socket is closed; otherwise it is killed."""
         try:
             return self._process.wait(KILL_WAIT_S)
         except subprocess.TimeoutExpired:
@@ -268,7 +269,7 @@ class Zygote:
 
 
 def merge_env(base: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """``base`` with ``changes``; None removes a variable."""
+    """``base`` with ``changes``. None removes a variable."""
     merged = {**base, **changes}
     return {name: value for name, value in merged.items() if value is not None}
 

@@ -1,9 +1,9 @@
-"""The zygote itself: imports once, then forks one engine per order. Decides nothing about engines.
+"""The zygote itself: imports once, then forks one engine for each order. Decides nothing about engines.
 
 Run by ``zygote.py`` as ``python -m pdcluster_cli.zygote_process SOCKET_FD PARENT_PID MODULE...``. It must stay
 single-threaded: a fork copies only the calling thread, and locks that other threads hold stay locked for ever.
 
-Nothing outlives the parent, whichever process gets SIGKILL:
+No process outlives the parent, whichever process gets SIGKILL:
     parent dies   -> end of file on the socket -> the zygote kills every engine's process group
     zygote dies   -> parent-death signal       -> engine dies -> its forks die (fork hook in ``linux.py``)
     engine dies   -> the zygote kills the rest of its process group and waits for them before it reports
@@ -43,23 +43,24 @@ class ForkedEngine:
 
 
 class Ending:
-    """How an engine ends: as every Python program does, but that Python does not take its objects apart.
+    """Ends an engine like every Python program, except that Python does not free its objects.
 
-    They are the zygote's own, and each page that is written to would be copied first: 0.5 s of CPU for a process.
-    Threads are waited for and exit functions are called as ever.
+    The engine shares them with the zygote, so to free them would first copy each page: 0.5 s of CPU. Python still waits
+    for threads and calls exit functions.
     """
 
     def __init__(self) -> None:
         self._status: int | None = None
 
     def remember(self, end: SystemExit) -> None:
-        """The engine ends so. Texts and uncaught errors are left to Python, which prints them."""
+        """Note the exit status of the engine. Other ends, with a text or an error, are left to Python, which prints
+        them."""
         if end.code is None or isinstance(end.code, int):
             self._status = end.code or 0
 
     def leave(self) -> None:
-        """The process ends, if its status is known. An exit function: the one that was registered first is called
-        last."""
+        """End the process, if its status is known. The first exit function to be registered, so the last to be
+        called."""
         if self._status is not None:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError):
@@ -68,7 +69,7 @@ class Ending:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serves orders until the parent closes the socket."""
+    """Serve orders until the parent closes the socket."""
     ending = Ending()
     if arguments[2:]:
         atexit.register(ending.leave)
@@ -77,8 +78,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def run(parent: socket.socket, modules: Sequence[str], ending: Ending) -> None:
-    """Imports, serves ``parent`` until it closes the socket, and is an engine in each fork."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    """Import, and serve ``parent`` until it closes the socket. In each fork: run the engine."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     _import_once(parent, modules)
     order = _serve(parent)
     if order is not None:
@@ -91,19 +92,19 @@ def run(parent: socket.socket, modules: Sequence[str], ending: Ending) -> None:
 
 def _import_once(parent: socket.socket, modules: Sequence[str]) -> None:
     began = time.monotonic()
-    gc.disable()  # Its passes over what is imported are a tenth of the time.
+    gc.disable()  # Its passes would take a tenth of the import's time.
     for module in modules:
         import_if_there(module)
     linux.adopt_orphans()
     linux.make_forks_die_with_their_parent()
     gc.collect()
-    gc.freeze()  # the collector then leaves the shared pages alone in every engine
+    gc.freeze()  # so the collector does not write to shared pages in any engine
     gc.enable()
     parent.send(msgspec.json.encode(Ready(time.monotonic() - began, linux.num_threads())))
 
 
 def import_if_there(module: str) -> None:
-    """A library's other version may lack the module: its engines import what they have instead."""
+    """Import the module, unless this version of its library lacks it: engines then import another one by themselves."""
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -113,8 +114,8 @@ def import_if_there(module: str) -> None:
 
 
 def _serve(parent: socket.socket) -> EngineSpec | None:
-    """The order to carry out, in a forked engine; None in the zygote when the parent has gone."""
-    linux.outlive_parent()  # from here on the closed socket is the sign, so that engines can be ended first
+    """Fork an engine for each order. Returns in a fork its order, and in the zygote None when the parent has gone."""
+    linux.outlive_parent()  # from here on a closed socket shows that the parent died: we end the engines first
     children: list[ForkedEngine] = []
     with selectors.DefaultSelector() as selector:
         selector.register(parent, selectors.EVENT_READ)
@@ -143,7 +144,7 @@ def _receive(parent: socket.socket) -> bytes | None:
 
 
 def _fork(parent: socket.socket) -> ForkedEngine | None:
-    """The new child, in the zygote; None in the child itself."""
+    """Fork. Returns the new child in the zygote, and None in the child itself."""
     read_fd, write_fd = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -154,16 +155,16 @@ def _fork(parent: socket.socket) -> ForkedEngine | None:
         return None
     with contextlib.suppress(PermissionError, ProcessLookupError):
         os.setpgid(pid, pid)  # both sides set it, so that neither has to wait for the other
-    with contextlib.suppress(ConnectionError):  # a parent that has gone shows as end of file in a moment
+    with contextlib.suppress(ConnectionError):  # if the parent has gone, the socket shows end of file next
         socket.send_fds(parent, [msgspec.json.encode(Started(pid))], [read_fd])
     os.close(read_fd)
     return ForkedEngine(pid, os.pidfd_open(pid), write_fd)
 
 
 def _report_exit(child: ForkedEngine) -> None:
-    """The whole process group has ended and the parent knows the leader's status."""
+    """End the whole process group and tell the parent the leader's status."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)  # the leader is not reaped yet, so the id is still its own
+        os.killpg(child.pid, signal.SIGKILL)  # the leader is not reaped yet, so the group's id is not reused
     _, wait_status = os.waitpid(child.pid, 0)
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -183,7 +184,7 @@ def _kill_all(children: Sequence[ForkedEngine]) -> None:
 
 
 def _run_as_main(order: EngineSpec) -> NoReturn:
-    """Becomes ``python -m module argv``, with the order's environment and log file."""
+    """Run as ``python -m module argv``, with the order's environment and log file."""
     linux.set_process_name(order.name)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _redirect(order.log_path)
@@ -210,7 +211,7 @@ def _redirect(log_path: Path) -> None:
 
 
 def _prefix_lines(stream: TextIO, prefix: str) -> None:
-    """Every line written to this very object gets the prefix: log handlers made before the fork hold it."""
+    """Put the prefix before every line that is written to this object, which log handlers from before the fork hold."""
     write = stream.write
     at_line_start = True
 

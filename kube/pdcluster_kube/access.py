@@ -1,8 +1,8 @@
-"""Where an API server is and who we are: as a pod is told, or as a kubeconfig says (``kubeconfig.py``).
+"""Where an API server is, and our credentials for it: from a pod's files, or from a kubeconfig (``kubeconfig.py``).
 
-A pod needs two variables and three files, so it is read with the standard library: with the official client a router
-takes a third more memory (docs/decisions/0008). Source of truth: Kubernetes' page "Accessing the Kubernetes API from a
-Pod".
+A pod has them in two variables and three files, which the standard library can read: the official client would take a
+third more memory in a router (docs/decisions/0008). Source of truth: Kubernetes' page "Accessing the Kubernetes API
+from a Pod".
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from urllib.parse import urlsplit
 from pdcluster_protocol.errors import ConfigError
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where Kubernetes tells a pod who it is."""
+"""Folder in which a pod finds its credentials."""
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class Credentials(Protocol):
-    """Our identity, as HTTP says it. Event loop only."""
+    """Our credentials as an HTTP header. Event loop only."""
 
     def header(self) -> str:
         """Value of ``Authorization``; empty: none is sent.
 
         Raises:
-            OSError: A file with it cannot be read.
+            OSError: The file with the token cannot be read.
         """
         ...
 
     async def renew(self) -> bool:
-        """After a 401: whether another header may be accepted.
+        """Called after a 401: whether there is another header to try.
 
         Raises:
             Unavailable: The source of the credentials gave none.
@@ -43,11 +43,11 @@ class Credentials(Protocol):
 
 
 class ApiAccess(Protocol):
-    """One API server. ``KubeAccess`` and ``kubeconfig.Kubeconfig``."""
+    """One API server, and our way to it: a ``KubeAccess`` or a ``kubeconfig.Kubeconfig``."""
 
     @property
     def url(self) -> str:
-        """``https://HOST:PORT``, without a slash at the end."""
+        """URL such as ``https://HOST:PORT``, without a slash at the end."""
         ...
 
     @property
@@ -57,14 +57,14 @@ class ApiAccess(Protocol):
 
     @property
     def proxy(self) -> str | None:
-        """URL of an HTTP proxy to it."""
+        """URL of an HTTP proxy to the API server; None: none is used."""
         ...
 
     def tls(self) -> ssl.SSLContext | None:
-        """Read anew from its files; None for plain HTTP.
+        """TLS settings, read anew from their files; None: plain HTTP.
 
         Raises:
-            OSError: A file cannot be read, or is no certificate.
+            OSError: A file cannot be read, or holds no certificate.
         """
         ...
 
@@ -72,7 +72,7 @@ class ApiAccess(Protocol):
 
 
 class AuthoritiesError(ConfigError, OSError):
-    """The file by which an API server's certificate is judged cannot be used. The file may come later."""
+    """The file with an API server's authorities cannot be used. A usable file may come later."""
 
     def __str__(self) -> str:
         return (
@@ -83,13 +83,13 @@ class AuthoritiesError(ConfigError, OSError):
 
 @dataclass(frozen=True, slots=True)
 class KubeAccess:
-    """As a pod has it, or flags say."""
+    """Access as a pod has it, or as flags say."""
 
     url: str
     ca_file: Path | None = None
     """None: the system's own authorities."""
     token_file: Path | None = None
-    """None: no token, for an API server, or a proxy to one, that asks for none."""
+    """None: no token is sent, to an API server or proxy that asks for none."""
 
     @property
     def server_name(self) -> None:
@@ -107,7 +107,7 @@ class KubeAccess:
 
 
 class TokenFile:
-    """A token that Kubernetes renews every hour: the file is read again when it is another one."""
+    """A token in a file, which Kubernetes renews every hour. The file is read again when its time has changed."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -123,12 +123,12 @@ class TokenFile:
         return self._header
 
     async def renew(self) -> bool:
-        """No: the newest token has just been sent."""
+        """False: the newest token has just been sent."""
         return False
 
 
 def tls_context(ca_file: Path | None, *, is_verified: bool = True) -> ssl.SSLContext:
-    """``ca_file``: None for the system's own authorities.
+    """TLS settings for a client. ``ca_file``: None for the system's own authorities.
 
     Raises:
         AuthoritiesError: The file cannot be read, or holds no certificate.
@@ -139,8 +139,8 @@ def tls_context(ca_file: Path | None, *, is_verified: bool = True) -> ssl.SSLCon
         raise AuthoritiesError(errno.EINVAL, "it holds no certificate in PEM form", str(ca_file)) from error
     except OSError as error:
         raise AuthoritiesError(error.errno, error.strerror, str(ca_file)) from error
-    # Since Python 3.13 the default asks for key identifiers, which the authorities of older clusters do not have.
-    # The server's identity is still verified.
+    # Since Python 3.13 the default demands key identifiers, which the authorities of older clusters do not have. The
+    # server's identity is still verified.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if not is_verified:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -149,7 +149,7 @@ def tls_context(ca_file: Path | None, *, is_verified: bool = True) -> ssl.SSLCon
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """Facts that Kubernetes gives a pod; None: not known, as outside of one."""
+    """Facts that Kubernetes gives a pod; None: not known, as outside of a pod."""
 
     kube_api: str | None = None
     kube_ca_file: Path | None = None
@@ -161,12 +161,12 @@ class PodFacts:
         return KubeAccess(self.kube_api, self.kube_ca_file, self.kube_token_file) if self.kube_api else None
 
     def as_settings(self) -> dict[str, object]:
-        """By name, only those that are known."""
+        """The known facts, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def read_pod(environ: Mapping[str, str], service_account: Path = SERVICE_ACCOUNT) -> PodFacts:
-    """Facts that Kubernetes gives this pod."""
+    """Facts that Kubernetes gives this pod, from its environment and files."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
     ca_file, token_file, namespace_file = (service_account / name for name in ("ca.crt", "token", "namespace"))
     return PodFacts(
@@ -181,7 +181,7 @@ def checked_api_url(url: str) -> str:
     """A URL that a token may be sent to, without a slash at its end. A path is kept: some clusters are behind one.
 
     Raises:
-        ValueError: It is no such URL, or the token would be readable on the way.
+        ValueError: It is no such URL, or it would send the token unencrypted to another machine.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:

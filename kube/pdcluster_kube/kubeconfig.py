@@ -1,6 +1,6 @@
-"""Where an API server is and who we are, as a kubeconfig says: what kubectl would use on this machine.
+"""Access to an API server as a kubeconfig says: as kubectl has it on this machine.
 
-The official client reads it (``kubeconfig_loader.py``), and is imported when the first one is read: no pod needs it.
+The official client reads the file (``kubeconfig_loader.py``). It is imported only then, for no pod needs it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from pdcluster_kube.kubeconfig_loader import Loaded
 
 LOAD_S: Final = 60.0
-"""For an exec plugin, which may ask its user to log in."""
+"""Seconds for an exec plugin, which may ask its user to log in."""
 RENEW_PAUSE_S: Final = 10.0
-"""At least so long between two renewals: an API server that goes on refusing is no reason to log in with each call."""
+"""Least seconds between two renewals: if an API server goes on refusing, not each call may cause a log-in."""
 _DEFAULT: Final = "~/.kube/config"
 
 
@@ -29,7 +29,7 @@ class Kubeconfig:
     """One context of a kubeconfig (an ``access.ApiAccess``), and its credentials (``access.Credentials``)."""
 
     def __init__(self, path: str, context: str | None, loaded: Loaded, timeout_s: float) -> None:
-        """Of ``read_kubeconfig`` only."""
+        """Called by ``read_kubeconfig`` only."""
         self._path = path
         self._context = context
         self._loaded = loaded
@@ -43,7 +43,7 @@ class Kubeconfig:
 
     @property
     def namespace(self) -> str:
-        """Where kubectl looks when it is not told: the context's, or ``default``."""
+        """The namespace that kubectl would use: the context's, or ``default``."""
         return self._loaded.namespace
 
     @property
@@ -70,11 +70,12 @@ class Kubeconfig:
         return self._loaded.header
 
     async def renew(self) -> bool:
-        """A token may have run out: everything is read anew, an exec plugin is asked again. Client certificates of a
-        plugin stay as they are until the session is opened anew.
+        """Read the kubeconfig anew and run its exec plugin again, for a token may have run out.
+
+        A plugin's new client certificate is used only by sessions that are opened later.
 
         Raises:
-            Unavailable: There is no token any more.
+            Unavailable: The kubeconfig, or its plugin, gives no credentials any more.
         """
         before = self._loaded.header
         async with self._renewing:
@@ -89,18 +90,20 @@ class Kubeconfig:
 
 
 def has_kubeconfig() -> bool:
-    """Whether there is one where kubectl looks without being told."""
+    """Whether there is a kubeconfig where kubectl looks by default."""
     return _is_there(_chosen(None))
 
 
 async def read_kubeconfig(
     path: str | None = None, context: str | None = None, *, timeout_s: float = LOAD_S
 ) -> Kubeconfig:
-    """``path``: as ``$KUBECONFIG``, several with ``:`` between; None: that, or ``~/.kube/config``. ``context``: None
-    for the current one. Waits for an exec plugin, at most ``timeout_s`` seconds; so does a renewal.
+    """One context of a kubeconfig. Waits for an exec plugin, at most ``timeout_s`` seconds; so does a renewal.
+
+    ``path``: one path, or several with ``:`` between; None: ``$KUBECONFIG``, else ``~/.kube/config``. ``context``: None
+    for the current one.
 
     Raises:
-        ConfigError: There is none, it has no such context, its plugin gave nothing, or it would not be safe.
+        ConfigError: There is no kubeconfig or no such context, its plugin gave nothing, or it would not be safe.
     """
     found = _chosen(path)
     if not _is_there(found):

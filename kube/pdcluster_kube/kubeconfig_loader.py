@@ -1,8 +1,8 @@
-"""The official client's reading of a kubeconfig (``kubernetes.aio.config``, 37). Its import takes 0.5 s and 26 MiB.
+"""Reads a kubeconfig with the official client (``kubernetes.aio.config``, 37). Its import takes 0.5 s and 26 MiB.
 
-Two things are ours. An exec plugin is run here, with a deadline and killed at it, because the client only logs what
-went wrong and leaves the plugin behind. And ``auth-provider`` users are refused: the client renews their token without
-verifying who gives it, where the kubeconfig has no authority data (37.0.2, ``aio/config/openid.py``).
+Two things differ from the client. This file runs an exec plugin itself and kills it at its deadline, for the client
+only logs a failure and leaves the plugin behind. And it refuses ``auth-provider`` users: if the kubeconfig has no
+authority data, the client renews their token from a server that it does not verify (37.0.2, ``aio/config/openid.py``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pdcluster_protocol.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """One context. ``header``: of ``Authorization``, or empty."""
+    """One context. ``header``: value of ``Authorization``, or empty."""
 
     url: str
     namespace: str
@@ -44,10 +44,10 @@ class Loaded:
 
 
 async def load(path: str, context: str | None, *, timeout_s: float) -> Loaded:
-    """``path``: several with ``:`` between. ``timeout_s``: for an exec plugin.
+    """Read one context. ``path``: one or several with ``:`` between. ``timeout_s``: for an exec plugin.
 
     Raises:
-        ConfigError: It cannot be used. The message names it and says why.
+        ConfigError: The kubeconfig cannot be used. The message names it and says why.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -80,7 +80,7 @@ async def _load(path: str, context: str | None) -> Loaded:
 
 
 class _Loader(KubeConfigLoader):  # type: ignore[misc]  # the client has no types
-    """The client's, but for credentials that others give."""
+    """The client's loader, but for exec plugins and auth-providers."""
 
     _user: Any
 
@@ -90,7 +90,7 @@ class _Loader(KubeConfigLoader):  # type: ignore[misc]  # the client has no type
         await super().load_and_set(client_configuration)
 
     async def load_from_exec_plugin(self) -> bool:
-        """Sets what the client takes a token or a certificate from."""
+        """Set the token or certificate of the exec plugin where the client looks for it."""
         plugin = self._user["exec"].value
         status = await _run_plugin(plugin)
         if token := status.get("token"):
@@ -104,7 +104,7 @@ class _Loader(KubeConfigLoader):  # type: ignore[misc]  # the client has no type
 
 
 async def _run_plugin(plugin: Mapping[str, Any]) -> dict[str, Any]:
-    """Its ``status``. Waits for it; it is killed when the wait is cancelled.
+    """The ``status`` that an exec plugin prints. Waits for the plugin, and kills it if the wait is cancelled.
 
     Source of truth: Kubernetes' page "Authenticating", "client-go credential plugins".
     """
@@ -155,6 +155,6 @@ def _base64(text: str) -> str:
 
 
 def _proxy_of(url: str) -> str | None:
-    """As kubectl takes it from ``HTTPS_PROXY`` and ``NO_PROXY``."""
+    """The proxy to a URL by ``HTTPS_PROXY`` and ``NO_PROXY``, as kubectl takes it."""
     parts = urlsplit(url)
     return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)

@@ -1,7 +1,7 @@
-"""Reading from an API server: one answer, or a stream of lines. Each on a session of its own.
+"""Reads from an API server: one answer, or a stream of lines. Each has a session of its own.
 
-Decides nothing about what it reads. Every wait has a deadline; token and authorities are read anew for each request,
-because Kubernetes renews the token, and may renew the authorities, while we run.
+Does not interpret a 200. Every wait has a deadline. Token and authorities are read anew for each request, for
+Kubernetes renews the token while we run, and may renew the authorities.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _MAX_QUOTED: Final = 300
 
 
 class ApiStatusError(Unavailable):
-    """The API server answered, but not 200. ``reason``: as its Status has it, like ``NotFound``; empty: the answer is
-    not from an API server, or from one that does not know the path."""
+    """The API server answered, but not 200. ``reason``: of its Status, such as ``NotFound``; empty: the answer is not
+    from an API server, or from one that does not know the path."""
 
     def __init__(self, status: int, retry_after_s: float, text: str, reason: str = "") -> None:
         super().__init__(f"the API server answered {status}: {text}")
@@ -37,7 +37,7 @@ class ApiStatusError(Unavailable):
 
 
 class _Status(msgspec.Struct):
-    """An API server's answer where it refuses (meta/v1, Status)."""
+    """An API server's refusal (meta/v1, Status)."""
 
     message: str = ""
     reason: str = ""
@@ -47,7 +47,7 @@ class KubeReader:
     """Reads from one API server. Holds no connection between calls."""
 
     def __init__(self, access: ApiAccess, *, timeout_s: float, user_agent: str = "pdcluster") -> None:
-        """``timeout_s``: seconds to connect and get an answer's head, and for a whole answer."""
+        """``timeout_s``: seconds for a whole answer of ``read``, and for the head of a ``stream``."""
         self._access = access
         self._timeout_s = timeout_s
         self._user_agent = user_agent
@@ -57,7 +57,7 @@ class KubeReader:
 
         Raises:
             ApiStatusError: Any other status.
-            Unavailable: No whole answer in time.
+            Unavailable: No whole answer in time, or too large a one.
         """
         deadline = _deadline(self._timeout_s)
         async with self._answer(path, deadline) as response:
@@ -106,10 +106,10 @@ class Lines:
         self._rest = bytearray()
 
     async def next(self) -> bytes | None:
-        """The next line that is not empty; None when the answer has come to its own end.
+        """The next line that is not empty; None: the answer has ended.
 
         Raises:
-            Unavailable: The answer was cut, or time is up.
+            Unavailable: The answer was cut, the time is over, or a line is too long.
         """
         while True:
             line, found, rest = self._rest.partition(b"\n")
@@ -129,7 +129,7 @@ class Lines:
 
 
 async def _read_part(response: aiohttp.ClientResponse, deadline: float) -> bytes:
-    """Empty at the end."""
+    """The bytes that have come, at least one; empty: the answer has ended."""
     with _errors_in_plain_words():
         async with asyncio.timeout_at(deadline):
             return await response.content.readany()
@@ -168,7 +168,7 @@ def _deadline(seconds: float) -> float:
 
 @contextmanager
 def _errors_in_plain_words() -> Iterator[None]:
-    """An error of a file or a connection becomes Unavailable, in words."""
+    """Turn an error of a file or a connection into an ``Unavailable`` with a message for people."""
     try:
         yield
     except TimeoutError as error:

@@ -1,4 +1,4 @@
-"""One HTTP session with an API server: it verifies the server and sends our credentials, with each request anew."""
+"""Opens HTTP sessions with an API server that verify the server and send our newest credentials with each request."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from pdcluster_kube.access import ApiAccess
 from pdcluster_protocol.errors import Unavailable
 
 MAX_CONNECTIONS: Final = 128
-"""A watch for each kind and namespace, the operator's workers, and the Lease, with room to spare."""
+"""Connections of one session: for each watch of a kind and namespace, the operator's workers and the Lease, and
+more."""
 
 
 def open_session(access: ApiAccess, user_agent: str = "pdcluster") -> aiohttp.ClientSession:
-    """The caller closes it, and sets the time of each call. A token that cannot be read is a ``ClientConnectionError``
-    of the request.
+    """A new session. The caller closes it, and sets the timeout of each call. If a token cannot be read, the request
+    raises a ``ClientConnectionError``.
 
     Raises:
-        OSError: The authorities' file cannot be read.
+        OSError: The file of the authorities, or of a client certificate, cannot be read.
     """
     credentials = access.credentials()
 
@@ -51,7 +52,7 @@ def _set(request: aiohttp.ClientRequest, header: str) -> None:
 
 @contextmanager
 def _as_errors_of_aiohttp() -> Iterator[None]:
-    """kopf's watches, which use the session too, try again after these and end with any other."""
+    """Turn errors into aiohttp's: kopf's watches use the session, try again after these, and end with all others."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Writes what the chart takes from elsewhere: ``make chart``. A test holds that all of it is fresh."""
+"""Writes the chart's made files: ``make chart``. A test checks that all of them are up to date."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE: Final = Path(__file__).with_name("readme.md")
 
 
 def made_files() -> dict[Path, str]:
-    """Every made file of the chart, and what is to be in it."""
+    """Every made file of the chart, with its text."""
     rights = yaml.safe_load(RIGHTS.read_text())
     page = PAGE.read_text()
     copies = {CHART / "files" / "crds" / crd.name: crd.read_text() for crd in sorted(CRDS.glob("*.yaml"))}

@@ -1,7 +1,7 @@
-"""The Grafana dashboard: what routers, engines and the operator count, one panel for each question. Pure.
+"""The Grafana dashboard of the metrics of routers, engines and the operator: a panel for each question. Pure.
 
-Each panel is one line of data here, so that a metric that is renamed is mended in one place; a test holds that every
-name is a metric that one of them really has.
+The panels are data here, so a metric is renamed in one place. A test checks that every name is a metric that one of
+these processes has.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 Document = dict[str, Any]
 
 _POOL: Final = 'namespace=~"$namespace", pdcluster_dev_cluster=~"$pool"'
-"""The pools that a panel shows. The label comes from ServiceMonitors' targetLabels."""
+"""Selector of the pools that a panel shows. ServiceMonitors' ``targetLabels`` add the label of the pool."""
 _WIDTH: Final = 12
 _HEIGHT: Final = 8
 _COLUMNS: Final = 24 // _WIDTH
@@ -30,7 +30,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One graph. ``unit``: Grafana's own word. ``about``: what a reader does with it."""
+    """One graph. ``unit``: in Grafana's spelling. ``about``: how to read it."""
 
     title: str
     about: str
@@ -269,7 +269,7 @@ PANELS: Final = (
 
 
 def dashboard(panels: Sequence[Panel] = PANELS) -> Document:
-    """As Grafana imports it (schema 39, Grafana 10 and later)."""
+    """The dashboard as Grafana imports it (schema 39, Grafana 10 and later)."""
     return {
         "title": "pdcluster",
         "uid": "pdcluster",

@@ -1,4 +1,4 @@
-"""The chart's documents of its values and rights: schema, ``values.yaml``, tables. Pure; ``__main__`` writes files.
+"""Makes the texts about the chart's values and rights: schema, ``values.yaml``, tables. Pure; ``__main__`` writes them.
 
 Source of truth: ``values.py`` for values, ``charts/pdcluster/files/rights.yaml`` for rights.
 """
@@ -25,7 +25,7 @@ _GLOBAL: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One line of the table: ``image.tag``, its default as in YAML, its description in one line."""
+    """One row of the table: a key such as ``image.tag``, its default, its description in one line."""
 
     key: str
     default: Any
@@ -33,7 +33,7 @@ class Value:
 
 
 def schema() -> Schema:
-    """The JSON Schema by which Helm checks values; without references, so that its messages name the place."""
+    """The JSON Schema by which Helm checks values. It has no references, so that Helm's messages name the place."""
     generated = Values.model_json_schema(by_alias=True)
     found = _inlined(generated, generated.pop("$defs"))
     found["properties"]["global"] = dict(_GLOBAL)
@@ -41,7 +41,7 @@ def schema() -> Schema:
 
 
 def _inlined(node: Schema, defs: Mapping[str, Schema]) -> Schema:
-    """Keys beside a ``$ref`` win over those that it stands for."""
+    """The node with every ``$ref`` in it filled in. Keys beside a ``$ref`` win."""
     if "$ref" in node:
         node = defs[node["$ref"].removeprefix("#/$defs/")] | {key: node[key] for key in node if key != "$ref"}
     found = {key: value for key, value in node.items() if key != "title"}
@@ -58,8 +58,8 @@ def _inlined(node: Schema, defs: Mapping[str, Schema]) -> Schema:
 
 
 def _is_needed(child: Schema) -> bool:
-    """Whether its absence is no choice. Helm takes a default away for ``null``, which is also what a section without
-    lines is: templates would then fail without a word of it, or take no port for every port."""
+    """Whether the value must be there. Helm removes a default if the user gives ``null``, which a section without lines
+    is too. Then templates would fail without a clear message, or open every port instead of some."""
     return bool(child["required"]) if "properties" in child else child["default"] not in ("", [], {})
 
 
@@ -89,12 +89,12 @@ def _fields_of(section: ChartModel) -> Iterator[tuple[str, Any, str]]:
 
 
 def _in_one_line(text: str) -> str:
-    """A docstring breaks where its file does."""
+    """The text without the line breaks of a docstring."""
     return " ".join(text.split())
 
 
 def values_yaml() -> str:
-    """The chart's ``values.yaml``: every value with its default, and above it what it means."""
+    """The chart's ``values.yaml``: every value with its default, and its description above."""
     return "\n".join([f"# {MADE}", *_section_lines(Values(), "")]) + "\n"
 
 
@@ -111,7 +111,7 @@ def _section_lines(section: ChartModel, indent: str) -> Iterator[str]:
 
 
 def _value_lines(key: str, value: Any, indent: str) -> Iterator[str]:
-    """JSON is YAML; a map with something in it takes a line for each."""
+    """Lines for one value, written as JSON, which is YAML. A map that is not empty has a line for each key."""
     if isinstance(value, dict) and value:
         yield f"{indent}{key}:"
         for name, child in value.items():

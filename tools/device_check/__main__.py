@@ -3,7 +3,7 @@
     python -m tools.device_check --report docs/reports/h200.md      on a lent machine, at most ten minutes
     python -m tools.device_check --device cpu                       the same path without one
 
-Each check is a process of its own with a limit: a device that hangs costs its check. What each shows: decision 0017.
+Each check is a process of its own with a limit, so a device that hangs fails one check. Decision 0017 explains each.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tools.device_check.results import Finding, is_good, page
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDERS: Final = ("", "protocol", "connector", "cli", "tests")
-"""Of this repository, that a check imports from."""
+"""Folders of this repository that a check imports from."""
 _HERE: Final = "tools.device_check"
 _CONTRACT: Final = ("-q", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(ROOT))
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``module`` is run with ``arguments``; if it is one of ours, ``--device`` is added."""
+    """One check: ``module``, run with ``arguments``; a module of this folder also gets ``--device``."""
 
     name: str
     module: str
@@ -52,9 +52,9 @@ CHECKS: Final = (
     Check("hook", f"{_HERE}.hook", 60),
     Check("bandwidth", f"{_HERE}.bandwidth", 60),
 )
-"""Less than ten minutes together."""
+"""Their limits are less than ten minutes together."""
 _SLOWER: Final = {"cpu": 5}
-"""Than an accelerator, which has its machine for itself."""
+"""By how much a device is slower than an accelerator: factor of the limits."""
 
 
 def main() -> int:
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def run(check: Check, device: str) -> Finding:
-    """Its process and all that it started have ended."""
+    """Run a check. Afterwards its process has ended; at the limit it is killed with its process group."""
     began = time.monotonic()
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([*(str(ROOT / one) for one in FOLDERS), *_inherited()])}
     with subprocess.Popen(  # noqa: S603 - our own modules, our own interpreter
@@ -89,7 +89,7 @@ def run(check: Check, device: str) -> Finding:
 
 
 def _ended(process: subprocess.Popen[str], limit_s: float) -> tuple[str, str, int | None]:
-    """Its words on stdout and stderr, and its exit status."""
+    """Text on stdout and stderr, and the exit status; None: it was killed at the limit."""
     try:
         return *process.communicate(timeout=limit_s), process.returncode
     except subprocess.TimeoutExpired:
@@ -98,7 +98,7 @@ def _ended(process: subprocess.Popen[str], limit_s: float) -> tuple[str, str, in
 
 
 def _inherited() -> list[str]:
-    """Where a lent machine has the wheels that were carried there."""
+    """Folders of our own ``PYTHONPATH``: a lent machine has the wheels there that were carried to it."""
     return list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
 
 

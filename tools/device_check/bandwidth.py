@@ -1,6 +1,6 @@
-"""A request of 128 MiB from the device's memory to another process's, beside the copy to the host, in turn.
+"""Pushes a large request from the device's memory to another process, in turn with copies of it to the host.
 
-A figure for this machine's loopback: TCP reads the device's memory through the host. RDMA is not tried here.
+The speed is that of this machine's loopback: TCP reads the device's memory through the host. RDMA is not tried here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def _push(pair: Pair, number: int) -> float:
-    """Seconds from the forward pass's begin until decode has all."""
+    """Seconds from the begin of the forward pass until decode has the whole request."""
     ours, theirs = (block_tables(Placement.USED, (BLOCKS,), SHAPE.num_blocks, seed)[0] for seed in (1, 2))
     request = Request(f"round {number}", ours, theirs)
     blocks = pair.prepare(request)
@@ -57,7 +57,7 @@ def _push(pair: Pair, number: int) -> float:
 
 
 def _copy(pair: Pair, host: torch.Tensor) -> float:
-    """Seconds of a copy of as many bytes to ``host``."""
+    """Seconds of a copy of the same number of bytes to ``host``."""
     (source,) = pair.sources
     synchronize(pair.where)
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Sums of content (issue 16.5): the device's number is the host's, and what it costs beside a plain read."""
+"""Checks that the device's content sum (decision 0018) equals the host's, and times it beside a plain sum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of ``layers.py`` with events taken out: wrong bytes must come, or that one shows nothing."""
+"""The check of ``layers.py`` without device events: wrong bytes must arrive, or that check shows nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pdcluster_connector.device import AcceleratorDevice, DeviceEvent, TorchRunt
 
 
 class WithoutEvents(AcceleratorDevice):
-    """Tells the lanes that each layer is done at once, from the moment on at which ``lies`` is set."""
+    """While ``lies`` is set, tells the lanes at once that each layer is done."""
 
     lies = False
 
@@ -26,7 +26,7 @@ def main() -> int:
         leave_out("a CPU's kernel has ended when its call returns: events are nothing there")
     device = WithoutEvents(TorchRuntime(), select_device(where.type).registration_alignment_bytes)
     with open_pair(where, SHAPE, TPS[0], device) as pair:
-        device.lies = True  # not before: the self-test at a rank's start would refuse it
+        device.lies = True  # not before: a rank's self-test at its start would refuse the device
         wrong = push_one(pair, 0)
     print(f"without events wrong bytes came: {wrong}" if wrong else "no wrong byte came without events: nothing shown")
     return 0 if wrong else 1

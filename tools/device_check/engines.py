@@ -1,8 +1,8 @@
-"""Real vLLM engines on the device: prefill and decode behind the router answer like a single engine.
+"""Checks with real vLLM engines on the device that a pair behind the router answers like a single engine.
 
     python -m tools.device_check.engines --device cuda --dtype bfloat16 eager graphs
 
-All of a setup's engines share the one device, and each push's content is compared in full.
+All engines of a setup share the one device, and the content of each push is compared in full.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SHAPES: Final = {
     LocalDevice.CUDA: ModelShape(16, 8, 4, 128, hidden=1024, intermediate=2816, weight_std=0.045),
 }
 LENGTHS: Final = (1, 15, 16, 17, 127, 600, 1500, 2049, 3000, 4100)
-"""Of prompts, in tokens; each more than once."""
+"""Lengths of prompts in tokens; each is asked ``ROUNDS`` times."""
 ROUNDS: Final = {LocalDevice.CPU: 1, LocalDevice.CUDA: 6}
 AT_ONCE: Final = 16
 ANSWER_TOKENS: Final = 32
@@ -58,7 +58,7 @@ ON_DEVICE: Final = ("--gpu-memory-utilization", "0.2", "--max-num-batched-tokens
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How all engines of a comparison run."""
+    """Arguments and variables of all engines of one comparison."""
 
     args: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
@@ -92,7 +92,7 @@ def main() -> int:
 
 
 def compare(zygote: Zygote, name: str, dtype: str, device: LocalDevice, model: Path, folder: Path) -> bool:
-    """One line for the setup: answers that differ, and what it took."""
+    """Run one setup and print a line about it. Returns whether all answers were equal and whole."""
     logs = folder / name
     logs.mkdir(exist_ok=True)
     began = time.monotonic()
@@ -110,7 +110,7 @@ def compare(zygote: Zygote, name: str, dtype: str, device: LocalDevice, model: P
 
 def _compared(title: str, single: int, router: int, prompts: Sequence[list[int]]) -> bool:
     for port in (single, router):
-        _answer(port, prompts[-1])  # what is compiled or measured at the first request is
+        _answer(port, prompts[-1])  # so that the first request's compiling and measuring is not timed
     took, alone = {single: 0.0, router: 0.0}, {}
     for port in (single, router):
         began = time.monotonic()
@@ -135,7 +135,7 @@ def _compared(title: str, single: int, router: int, prompts: Sequence[list[int]]
 def _started(
     zygote: Zygote, setup: Setup, dtype: str, device: LocalDevice, model: Path, logs: Path
 ) -> Iterator[tuple[int, int]]:
-    """Ports of a single engine and of a router before a pair."""
+    """Ports of a running single engine, and of a running router before a pair."""
     roles = (PoolRole.PREFILL, PoolRole.DECODE, PoolRole.SINGLE)
     with held_ports(2 + len(roles)) as (front, internal, *ports):
         plans = [_plan(*one, setup, dtype, device, model, logs) for one in zip(roles, ports, strict=True)]
@@ -146,7 +146,7 @@ def _started(
 
 @contextmanager
 def _running(zygote: Zygote, plans: Sequence[EnginePlan], router: RouterPlan) -> Iterator[None]:
-    """The last of ``plans`` is the single engine's."""
+    """All engines and the router run until the block ends. The last of ``plans`` is the single engine's."""
     alone, members = plans[-1], list[PoolProcess]()
     try:
         members.append(PoolProcess(alone.name, alone.port, zygote.start_engine(engine_spec(alone))))
@@ -177,7 +177,7 @@ def _prompts(vocab: int, rounds: int) -> Iterator[list[int]]:
 
 
 def _answer(port: int, prompt: list[int]) -> tuple[int, ...]:
-    """Token ids, greedy."""
+    """The token ids of a greedy answer."""
     asked = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
     body = {"prompt": prompt, **asked}
     request = urllib.request.Request(

@@ -1,4 +1,4 @@
-"""The self-test of events that a rank makes at its start, five times."""
+"""Runs the self-test of events, which a rank makes at its start, five times. One honest verdict passes."""
 
 from __future__ import annotations
 

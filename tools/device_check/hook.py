@@ -1,4 +1,4 @@
-"""The connector's cost for a forward pass on the device: each hook, and a step with and without it, in turn."""
+"""Measures the connector's cost in a forward pass on the device: of each hook, and of a step with and without hooks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tools.device_check.where import Work, asked_device, synchronize
 
 SHAPE: Final = KvShape(block_size=16, num_blocks=160, num_layers=32)
 BLOCKS: Final = 128
-"""2,048 tokens."""
+"""Blocks of a request: 2,048 tokens."""
 STEPS: Final = 5
 
 
@@ -59,7 +59,7 @@ def _bare(pair: Pair, work: Work) -> float:
 
 
 def _hooked(pair: Pair, work: Work, names: Iterator[str], hooks: list[float]) -> float:
-    """The same step with one request that leaves. Each hook's microseconds are added to ``hooks``."""
+    """Seconds of the same step with one request that is pushed. Appends each hook's microseconds to ``hooks``."""
     ours, theirs = (block_tables(Placement.USED, (BLOCKS,), SHAPE.num_blocks, seed)[0] for seed in (1, 2))
     request = Request(next(names), ours, theirs)
     blocks, ended = pair.prepare(request), [0.0]

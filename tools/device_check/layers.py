@@ -1,7 +1,7 @@
-"""Every byte of every layer, pushed while its kernels run: prefill to decode in another process, any of three TP pairs.
+"""Pushes every layer while its kernels run, to decode in another process, and compares every byte; in three TP pairs.
 
-Each layer is slow work and then the kernel that writes its KV, as a forward pass gives them; the hook comes when the
-host has given them, long before they end. That this check would see a push that leaves too early, ``control.py`` shows.
+Each layer is slow work and then the kernel that writes its KV, as in a forward pass. The hook comes when the host has
+submitted both, long before they end. ``control.py`` shows that this check would see a push that leaves too early.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TPS: Final = ((1, 1), (2, 1), (1, 2))
 BLOCKS: Final = 16
 REQUESTS: Final = 3
 BUSY_MS: Final = {"cpu": 1, "cuda": 10, "npu": 10}
-"""Of a layer's work before its KV is written."""
+"""Milliseconds of a layer's work before its KV is written."""
 
 
 def main() -> int:
@@ -38,10 +38,11 @@ def main() -> int:
 
 
 def push_one(pair: Pair, number: int, *, left_out: int | None = None) -> str:
-    """The wrong bytes of one more request on decode. ``left_out``: a layer that no kernel writes, for tests.
+    """Push one more request. Returns its wrong bytes on decode; empty: none. ``left_out``: a layer not written, for
+    tests.
 
     Raises:
-        PushFailed: It did not arrive.
+        PushFailed: The request did not arrive.
     """
     ours, theirs = (block_tables(Placement.USED, (BLOCKS,), SHAPE.num_blocks, seed)[0] for seed in (number, number + 9))
     request, work = Request(f"request {number}", ours, theirs), Work(pair.where)

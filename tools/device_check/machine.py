@@ -1,4 +1,4 @@
-"""Names the machine, and asks what the connector asks of it at an engine's start."""
+"""Names the machine, and makes the connector's checks of it at an engine's start."""
 
 from __future__ import annotations
 

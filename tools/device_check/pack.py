@@ -1,9 +1,9 @@
-"""``python -m tools.device_check.pack``: what a lent machine lacks, into ``.device/``, small enough to travel.
+"""``python -m tools.device_check.pack``: puts the packages and libraries that a lent machine lacks into ``.device/``.
 
     python/      msgspec, pyzmq and Mooncake's engine, for that machine's Python
-    lib/         libraries of this system that Mooncake links, but for those that every Linux with a driver has
+    lib/         libraries of this system that Mooncake links, without those that every Linux with a driver has
 
-There: ``PYTHONPATH=.device/python LD_LIBRARY_PATH=.device/lib python -m tools.device_check``.
+Run there: ``PYTHONPATH=.device/python LD_LIBRARY_PATH=.device/lib python -m tools.device_check``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / ".device"
 PACKAGES: Final = ("msgspec", "pyzmq")
-"""Beside Mooncake, what the checks import and a machine with PyTorch may lack."""
+"""Packages beside Mooncake that the checks import and a machine with PyTorch may lack."""
 PLATFORM: Final = "x86_64-manylinux_2_28"
 _UV: Final = str(Path(sys.executable).with_name("uv"))
 _ENGINE: Final = "mooncake/engine.so"
@@ -39,7 +39,7 @@ _EVERYWHERE: Final = (
 _PACKAGE: Final = "ibverbs-providers"
 _DEB: Final = "deb"
 _DRIVERS: Final = ("libcuda.", "libcudart.")
-"""The first is the driver's, the second comes with PyTorch, which must be imported before."""
+"""The driver has the first library, and PyTorch the second: so PyTorch must be imported before."""
 
 
 def main() -> int:
@@ -74,7 +74,7 @@ def _install(site: Path, python: str, packages: list[str]) -> None:
 
 
 def _unpack(site: Path) -> None:
-    """A library of Mooncake's build for CUDA, that its build for CPU, and so our ``make install``, does without."""
+    """Unpack a library that Mooncake's build for CUDA needs. Its build for CPU, and so ``make install``, does not."""
     apt, dpkg = (shutil.which(name) or name for name in ("apt-get", "dpkg"))
     subprocess.run([apt, "download", "-qq", "-o", "APT::Sandbox::User=root", _PACKAGE], check=True, cwd=site)  # noqa: S603 - a package that we name
     (deb,) = site.glob(f"{_PACKAGE}_*.deb")
@@ -82,14 +82,14 @@ def _unpack(site: Path) -> None:
 
 
 def _plain(site: Path) -> Iterator[Path]:
-    """All but Mooncake's."""
+    """Files of all packages but Mooncake."""
     for path in site.rglob("*"):
         if path.is_file() and not path.relative_to(site).parts[0].startswith(("mooncake", "bin", _DEB, _PACKAGE)):
             yield path
 
 
 def _mooncake(site: Path) -> Iterator[Path]:
-    """Its Transfer Engine, and its names for ``importlib.metadata``. The rest of it is 100 MiB."""
+    """Files of Mooncake's Transfer Engine, and its metadata for ``importlib.metadata``. The rest of it is 100 MiB."""
     yield from site.glob("mooncake*.dist-info/METADATA")
     yield site / "mooncake" / "__init__.py"
     yield site / _ENGINE
@@ -101,12 +101,12 @@ def _system(site: Path) -> Iterator[Path]:
 
 
 def _is_ours(path: Path, site: Path) -> bool:
-    """It came with the wheel, beside which the engine looks for it."""
+    """Whether the library came with the wheel, in which the engine looks for it."""
     return path.is_relative_to(site) and not path.is_relative_to(site / _DEB)
 
 
 def _linked(site: Path) -> Iterator[Path]:
-    """Libraries that the engine loads, as this machine finds them."""
+    """Paths on this machine of the libraries that the engine loads."""
     env = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(map(str, site.glob(f"{_DEB}/usr/lib/*")))}
     ldd = [shutil.which("ldd") or "ldd", str(site / _ENGINE)]
     done = subprocess.run(ldd, check=True, capture_output=True, text=True, env=env)  # noqa: S603 - a library that we named

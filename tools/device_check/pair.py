@@ -1,4 +1,4 @@
-"""Prefill ranks in this process and decode ranks in another one, over the memory of one device.
+"""Connects prefill ranks in this process with decode ranks in another one, over the memory of one device.
 
 this process                                   child
 KV of each prefill rank   --- Mooncake, TCP --->   KV of each decode rank, which compares every byte
@@ -28,7 +28,7 @@ from pdcluster_protocol.params import SideChannelAddress
 
 HOST: Final = "127.0.0.1"
 STALE: Final = 0xEE
-"""In every byte that no kernel has written yet."""
+"""Value of every byte that no kernel has written yet."""
 _ANSWER_S: Final = 30.0
 
 
@@ -54,36 +54,39 @@ class DeviceCache(Cache):
         return self.bytes.view(self.shape.num_layers, self.shape.num_blocks, -1)
 
     def words(self, host: torch.Tensor) -> KvWords:
-        """``host``: as many bytes as the cache, in the host's memory, borrowed."""
+        """The cache's content as words. ``host``: as many bytes in the host's memory, borrowed."""
         return KvWords(self.shape, self._tp, host.numpy().data)
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One prefill rank. ``final``: what the model computes, on the device, as ``cache.layers``."""
+    """One prefill rank. ``final``: the KV that the model will compute, on the device, in the shape of
+    ``cache.layers``."""
 
     end: PrefillEnd
     cache: DeviceCache
     final: torch.Tensor
 
     def compute(self, layer: int, blocks: torch.Tensor) -> None:
-        """The kernel that writes ``blocks`` of one layer. Runs beside the host."""
+        """Submit the kernel that writes ``blocks`` of one layer. Does not wait for the kernel."""
         self.cache.layers[layer].index_copy_(0, blocks, self.final[layer].index_select(0, blocks))
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Ranks of both engines. One thread."""
+    """The ranks of both engines. One thread uses it."""
 
     where: torch.device
     forward: Stream
-    """The stream of the forward pass: not the device's default one, behind which a plain copy would wait by itself."""
+    """The stream of the forward pass. Not the device's default stream, for a plain copy would wait for that by
+    itself."""
     sources: tuple[Source, ...]
     addresses: tuple[SideChannelAddress, ...]
     decode: Connection
 
     def prepare(self, request: Request) -> torch.Tensor:
-        """The model's future KV is known, prefill's memory is stale, decode waits. Prefill's blocks: int64."""
+        """Set the KV to compute, make prefill's memory stale, let decode wait. Returns prefill's blocks: int64, on the
+        device."""
         for source in self.sources:
             host = torch.zeros(source.cache.num_bytes, dtype=torch.uint8)
             source.cache.words(host).fill(request.name, request.prefill_blocks)
@@ -95,16 +98,16 @@ class Pair:
         return blocks
 
     def push(self, request: Request, compute: Callable[[Source, int], object]) -> None:
-        """One forward pass of every prefill rank. Returns before its kernels have ended."""
+        """Run one forward pass of every prefill rank. Returns before its kernels have ended."""
         with self.forward:
             for source in self.sources:
                 source.end.forward([request], self.addresses, partial(compute, source))
 
     def wrong(self, request: Request) -> str:
-        """All of the request is in decode's memory, prefill's blocks are free; what of it is wrong, empty when nothing.
+        """Wait until decode has the whole request and prefill's blocks are free. Returns its wrong bytes; empty: none.
 
         Raises:
-            PushFailed: It did not arrive.
+            PushFailed: The request did not arrive, or prefill's blocks did not become free.
         """
         said: str = self._ask("check", request)
         deadline = time.monotonic() + _ANSWER_S
@@ -118,7 +121,7 @@ class Pair:
         return said
 
     def arrived_s(self, request: Request) -> float:
-        """When all of the request was in decode's memory (monotonic seconds)."""
+        """Wait until decode has the whole request. Returns that moment (monotonic seconds)."""
         moment: float = self._ask("await", request)
         return moment
 
@@ -129,20 +132,20 @@ class Pair:
 
 @contextmanager
 def open_pair(where: torch.device, shape: KvShape, tp: tuple[int, int], device: Device | None = None) -> Iterator[Pair]:
-    """``tp``: of prefill and decode. ``device``: in place of the prefill ranks' own.
+    """Ranks of both engines, until the block ends. ``tp``: of prefill and decode. ``device``: for prefill ranks.
 
     Raises:
         ConfigError: A rank cannot start here.
         PushFailed: Decode does not start.
     """
-    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # Mooncake's start alone is a page for each rank
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # Mooncake logs a page for each rank at its start
     num_prefill, num_decode = tp
     with ExitStack() as stack:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         child = context.Process(target=serve_decode, args=(there, where, shape, num_decode), daemon=True)
         child.start()
-        there.close()  # only the child holds that end now: should it die, ``recv`` says so
+        there.close()  # only the child holds that end now, so ``recv`` fails if it dies
         stack.callback(child.join, 10)
         stack.callback(child.kill)
         addresses = _heard(here)
@@ -169,7 +172,7 @@ def _heard(pipe: Connection) -> Any:
 
 
 def serve_decode(pipe: Connection, where: torch.device, shape: KvShape, num_ranks: int) -> None:
-    """The child's main."""
+    """Main function of the child."""
     if where.type != "cpu":
         torch.accelerator.set_device_index(where)
     decode = _Decode(shape, num_ranks, where)
@@ -183,7 +186,7 @@ def serve_decode(pipe: Connection, where: torch.device, shape: KvShape, num_rank
 
 
 class _Decode:
-    """All decode ranks. One thread."""
+    """All decode ranks. One thread uses it."""
 
     def __init__(self, shape: KvShape, num_ranks: int, where: torch.device) -> None:
         self._where = where
@@ -192,10 +195,10 @@ class _Decode:
         self._arrived: set[str] = set()
 
     def answer(self, word: str, request: Request) -> float | str:
-        """Of one question of the parent.
+        """The answer to one question of the parent.
 
         Raises:
-            PushFailed: The request does not come.
+            PushFailed: The request did not arrive.
         """
         if word == "expect":
             return self._expect(request)
@@ -215,7 +218,7 @@ class _Decode:
         return next(filter(None, found), "")
 
     def _await(self, request: Request) -> None:
-        """Every rank has all of the request."""
+        """Wait until every rank has its part of the request."""
         waiting, deadline = list(self.ends), time.monotonic() + _ANSWER_S
         while waiting and request.name not in self._arrived:
             if time.monotonic() > deadline:
@@ -226,9 +229,10 @@ class _Decode:
 
 
 def _has(end: DecodeEnd, request: Request) -> bool:
-    """
+    """Whether this rank has received the request.
+
     Raises:
-        PushFailed: This rank's wait has ended without it.
+        PushFailed: The rank has given the request up.
     """
     is_received = end.take_ended().get(request.name)
     if is_received is False:

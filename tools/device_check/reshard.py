@@ -1,7 +1,7 @@
-"""The resharder's own work on the device: what is gathered and placed beside a forward pass, against NumPy's reference.
+"""Checks the resharder's gathering and placing on the device, beside a forward pass, against a reference in NumPy.
 
-All prefill ranks are in this process. NCCL refuses two ranks of one GPU, so they exchange by copies between their
-buffers; a group of one has collectives under way in the forward pass's stream meanwhile.
+All prefill ranks are in this process. NCCL refuses two ranks on one GPU, so the ranks exchange by copies between their
+buffers. Meanwhile a group of one rank runs collectives in the forward pass's stream.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from pdcluster_protocol.ids import RequestId
 
 KV_HEADS: Final = 8
 CELL_BYTES: Final = (256, 128)
-"""Of K and of V: two regions of different shape."""
+"""Bytes of K and of V: two regions of different shape."""
 PAGES: Final = Pages(16)
 TOKENS: Final = (700, 33, 1200)
-"""Of the requests of a step."""
+"""Tokens of the requests of a step."""
 TPS: Final = ((4, 1), (2, 1), (2, 4))
 STAGING_BYTES: Final = 256 << 10
-"""Several rounds to a layer."""
+"""Small enough that a layer takes several rounds."""
 _BACKEND: Final = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 _WAIT_S: Final = 20.0
 
 
 class Exchange:
-    """The messages between ranks of one process, on the stream that is current when they are waited for."""
+    """The messages between ranks of one process. ``wait`` copies them, on the current stream."""
 
     def __init__(self) -> None:
         self._ends: list[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]] = []
@@ -66,10 +66,10 @@ class Exchange:
         return self
 
     alltoall_base = all_to_all_single
-    """Its name before PyTorch 2.13."""
+    """Name of this method before PyTorch 2.13."""
 
     def wait(self) -> None:
-        """Of all ranks at once, when the first of them waits."""
+        """Copy the messages of all ranks at once, when the first of them waits."""
         for rank, (received, _) in enumerate(self._ends):
             for piece, (_, sent) in zip(received, self._ends, strict=True):
                 piece.copy_(sent[rank])
@@ -82,7 +82,7 @@ class Layer:
 
     tp: tuple[int, int]
     wanted: tuple[tuple[Wanted, ...], ...]
-    """Of each region."""
+    """Wanted content of each region."""
     num_blocks: int
 
     @property
@@ -130,7 +130,7 @@ def new_layer(tp: tuple[int, int]) -> Layer:
 
 
 def reshard(where: torch.device, layer: Layer) -> str:
-    """The wrong bytes on decode; empty when there are none."""
+    """The wrong bytes on decode; empty: there are none."""
     device, work = select_device(where.type), Work(where)
     regions = [_regions(where, layer, rank) for rank in range(layer.tp[0])]
     finals = [[_final(where, layer, rank, index) for index in range(len(CELL_BYTES))] for rank in range(layer.tp[0])]
@@ -149,7 +149,7 @@ def reshard(where: torch.device, layer: Layer) -> str:
 
 
 def _regions(where: torch.device, layer: Layer, rank: int) -> list[TokenRegion]:
-    """Stale: the forward pass has not written them yet."""
+    """Regions of one rank, stale: the forward pass has not written them yet."""
     finals = (_final(where, layer, rank, index) for index in range(len(CELL_BYTES)))
     return [
         TokenRegion(torch.full_like(final, 0xEE), shape, 0) for final, shape in zip(finals, layer.shapes, strict=True)
@@ -169,7 +169,7 @@ def _await(device: Device, event: object) -> None:
 
 
 def _exchange(layer: Layer, regions: list[list[TokenRegion]], where: torch.device) -> list[list[tuple[Round, Bytes]]]:
-    """Of each prefill rank, its rounds and what it staged in them."""
+    """Rounds of each prefill rank, with the bytes that the rank staged in them."""
     size = layer.tp[0]
     plans = [plan_rounds(GroupRank(rank, size), layer.shapes, layer.items, STAGING_BYTES) for rank in range(size)]
     indices, scratches = [Indices(where) for _ in plans], [Scratch(where) for _ in plans]

@@ -1,4 +1,4 @@
-"""The findings of the checks, and the page that is made of them. Pure."""
+"""The findings of the checks, and the page about them. Pure."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from enum import Enum
 
 
 class Verdict(Enum):
-    """How a check has ended."""
+    """The result of a check."""
 
     PASSED = "passed"
     FAILED = "FAILED"
     LEFT_OUT = "left out"
-    """Nothing to see on this device."""
+    """The check does not apply to this device."""
 
 
 LEFT_OUT_STATUS = 75
-"""A check's exit status where its last line says why it has nothing to see (EX_TEMPFAIL of sysexits.h)."""
+"""Exit status of a check that does not apply; its last line says why (EX_TEMPFAIL of sysexits.h)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check. ``output``: what it printed; ``exit_code``: None when it was ended at its limit."""
+    """One check. ``output``: its text on stdout; ``exit_code`` None: it was killed at its limit."""
 
     name: str
     exit_code: int | None
@@ -37,13 +37,13 @@ class Finding:
 
     @property
     def said(self) -> str:
-        """The last line: what it found. Of its errors, where it could not say so itself."""
+        """The last line that the check printed, on stdout or else on stderr."""
         lines = self.output.strip().splitlines() or self.errors.strip().splitlines() or ["no word"]
         return lines[-1]
 
     @property
     def line(self) -> str:
-        """For the terminal."""
+        """The finding as a line for the terminal."""
         end = " (ended at its limit)" if self.exit_code is None else ""
         return f"{self.verdict.value:8} | {self.name:10} | {self.seconds:5.1f} s{end} | {self.said}"
 
@@ -53,7 +53,7 @@ def is_good(findings: Sequence[Finding]) -> bool:
 
 
 def page(title: str, command: str, findings: Sequence[Finding]) -> str:
-    """Markdown: one table, then what each check printed."""
+    """The page in Markdown: a table, then the output of each check."""
     return "\n".join(_page(title, command, findings))
 
 

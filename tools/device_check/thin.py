@@ -1,7 +1,7 @@
-"""``python -m tools.device_check.thin LIBRARY CHIP``: a CUDA library without its code for other chips, in place.
+"""``python -m tools.device_check.thin LIBRARY CHIP``: removes code for other chips from a CUDA library, in place.
 
-That code becomes zeros, which compress to nothing: of vLLM 0.26's 79 MB of operators ``xz`` leaves 14 MB for one chip.
-The driver looks at the headers, which stay, and takes the code for its own chip. CHIP: 90 for an H100 or H200.
+That code becomes zeros, which compress to nothing: ``xz`` packs vLLM 0.26's operators, 79 MB, into 14 MB for one chip.
+The driver reads the headers, which stay, and takes the code for its own chip. CHIP: 90 for an H100 or H200.
 
 Layout of the section ``.nv_fatbin``, as in CUDA 13's libraries: containers (magic, version, bytes of header, bytes of
 entries), in each of them entries (kind, version, bytes of header, bytes of code, ..., chip at byte 28).
@@ -32,7 +32,8 @@ def main() -> int:
 
 
 def thin(library: bytearray, chip: int) -> tuple[int, int]:
-    """Bytes of code that are kept, and that are zeros now. ``library``: an ELF file of 64 bits."""
+    """Zero the other chips' code. Returns bytes kept and bytes zeroed. ``library``: a 64-bit ELF file, changed in
+    place."""
     kept = zeroed = 0
     for begin, end in _sections(library):
         for at, size, its_chip in _codes(library, begin, end):
@@ -45,7 +46,7 @@ def thin(library: bytearray, chip: int) -> tuple[int, int]:
 
 
 def _sections(library: bytearray) -> Iterator[tuple[int, int]]:
-    """Where those named ``.nv_fatbin`` begin and end."""
+    """Begin and end of each section ``.nv_fatbin``."""
     (table,) = struct.unpack_from("<Q", library, 0x28)
     size, number, names = struct.unpack_from("<HHH", library, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", library, table + index * size) for index in range(number)]
@@ -56,11 +57,11 @@ def _sections(library: bytearray) -> Iterator[tuple[int, int]]:
 
 
 def _codes(library: bytearray, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Of each piece of code its place, its bytes and its chip."""
+    """Offset, bytes and chip of each piece of code."""
     while begin + _CONTAINER.size <= end:
         magic, _, header, entries = _CONTAINER.unpack_from(library, begin)
         if magic != _MAGIC:
-            begin += 4  # between containers there is room, to align them
+            begin += 4  # padding between containers
             continue
         at, begin = begin + header, begin + header + entries
         while at < begin:

@@ -1,4 +1,4 @@
-"""The device that was asked for, and what the checks do on it."""
+"""The device that ``--device`` names, and work for the checks to do on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from tools.device_check.results import LEFT_OUT_STATUS
 
 _SIDE: Final = {"cpu": 256, "cuda": 4096, "npu": 4096}
-"""Of a square matrix whose product takes about a millisecond."""
+"""Side of a square matrix whose product takes about a millisecond."""
 
 
 def asked_device() -> torch.device:
@@ -22,7 +22,7 @@ def asked_device() -> torch.device:
     parser.add_argument("--device", default="cpu")
     name = parser.parse_args().device
     if name == "cpu":
-        torch.set_num_threads(1)  # threads that wait for each other crawl on a busy machine
+        torch.set_num_threads(1)  # on a busy machine several threads wait for each other
         return torch.device("cpu")
     where = torch.device(name, 0)
     torch.accelerator.set_device_index(where)
@@ -30,13 +30,13 @@ def asked_device() -> torch.device:
 
 
 def leave_out(why: str) -> NoReturn:
-    """The process ends: there is nothing to see here."""
+    """End the process: this check does not apply to the device."""
     print(why)
     sys.exit(LEFT_OUT_STATUS)
 
 
 def synchronize(where: torch.device) -> None:
-    """All work that was given to the device has ended."""
+    """Wait until all work that was given to the device has ended."""
     if where.type != "cpu":
         torch.accelerator.synchronize(where)
 
@@ -50,15 +50,15 @@ class Work:
         self._product = torch.empty_like(self._factor)
 
     def give(self, count: int) -> None:
-        """The current stream is busy for about ``count`` milliseconds."""
+        """Keep the current stream busy for about ``count`` milliseconds."""
         for _ in range(count):
             torch.mm(self._factor, self._factor, out=self._product)
 
 
 def median_s(where: torch.device, repeats: int, *calls: Callable[[], object]) -> list[float]:
-    """Seconds of each call with all that it gives to the device: medians of rounds in which they take turns.
+    """Median seconds of each call, with the work that it gives to the device. The calls take turns in each round.
 
-    One round more goes before, uncounted.
+    One more round goes before and does not count.
     """
     taken: list[list[float]] = [[] for _ in calls]
     for number in range(-1, repeats):

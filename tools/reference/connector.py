@@ -34,7 +34,7 @@ def page() -> str:
 
 
 def docstrings() -> dict[str, str]:
-    """Of each field: the string below it."""
+    """Docstring of each field: the string below it."""
     body = ast.parse(inspect.getsource(Settings)).body[0]
     assert isinstance(body, ast.ClassDef)
     return dict(_told(field, below) for field, below in pairwise(body.body) if isinstance(field, ast.AnnAssign))

@@ -1,4 +1,4 @@
-"""The table of a router's own errors, made from ``openai_errors``: each function there makes one of them."""
+"""The table of a router's own errors, made from ``openai_errors``: each function there makes one error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ last event, and is cut off. Words in capitals stand for values.
 
 
 class Blank(float):
-    """A number that a message shows as its name."""
+    """A number that is shown in a message as its parameter's name."""
 
     name: str
 
@@ -32,7 +32,7 @@ class Blank(float):
 
 
 def section() -> str:
-    """The part of the router's page. By status and code."""
+    """The section of the router's page: errors by status and code."""
     codes = ", ".join(f"`{code}`" for code in get_args(openai_errors.BadRequest))
     errors = sorted((_made(function) for function in _functions()), key=lambda error: (error.status, error.code))
     return "\n".join([HEAD + f"| 400 | {codes} | `invalid_request_error` |  | what is wrong |", *map(_row, errors), ""])

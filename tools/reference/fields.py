@@ -1,4 +1,4 @@
-"""One field of a CRD's schema in the words of a table: type, default, bounds. Pure."""
+"""Describes one field of a CRD's schema for a table: type, default, bounds. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Schema = dict[str, Any]
 
 
 def type_of(schema: Schema) -> str:
-    """``string``, ``list of object``, ``map of string``, or the values that there are."""
+    """The field's type: ``string``, ``list of object``, ``map of string``, or all values of an enum."""
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if schema.get("pattern") == QUANTITY:
@@ -27,7 +27,7 @@ def type_of(schema: Schema) -> str:
 
 
 def default_of(schema: Schema, *, is_required: bool) -> str:
-    """An object without a default of its own begins with those of its fields."""
+    """The default as text. An object's is ``its fields'``; empty: there is none."""
     if is_required:
         return "required"
     if "default" not in schema:
@@ -38,7 +38,7 @@ def default_of(schema: Schema, *, is_required: bool) -> str:
 
 
 def bounds_of(schema: Schema) -> str:
-    """All that a value has to keep to beside its type, those of items and values too."""
+    """All bounds of a value beside its type, those of its items and values included."""
     return "; ".join(_bounds(schema))
 
 

@@ -1,6 +1,6 @@
 """The reference of PDCluster and PDRoleScaler as a page in Markdown: fields, rules, conditions. Pure.
 
-Source of truth: the models of ``operator/pdcluster_operator/api`` through the CRDs that are made of them, and
+Source of truth: the CRDs, which are made of the models of ``operator/pdcluster_operator/api``, and
 ``core/conditions.py``.
 """
 
@@ -23,7 +23,7 @@ HEAD: Final = Path(__file__).with_name("head.md").read_text()
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """An object with fields of its own. ``path``: ``PDCluster.spec.roles.prefill``, with ``[]`` for an item."""
+    """An object with fields of its own. ``path``: such as ``PDCluster.spec.roles.prefill``, with ``[]`` for an item."""
 
     path: str
     schema: Schema
@@ -57,7 +57,7 @@ def _names(kind: Kind) -> str:
 
 
 def _sections(section: Section, places: dict[str, str]) -> Iterator[Section]:
-    """This object and those in it, each shape once. ``places`` learns at which path a shape stands."""
+    """This object and the objects in it, each shape once. Adds to ``places`` the path of each shape."""
     places[_shape(section.schema)] = section.path
     if section.path.count("."):
         yield section
@@ -86,25 +86,25 @@ def _rows(section: Section, places: dict[str, str], kind: Kind) -> Iterator[tupl
 
 
 def _linked(schema: Schema, places: dict[str, str]) -> str:
-    """The type, and where its fields are listed."""
+    """The type, as a link to the section of its fields if it has one."""
     place = places.get(_shape(schema.get("items", schema)))
     return f"[{type_of(schema)}](#{_anchor(place)})" if place else _cell(type_of(schema))
 
 
 def _anchor(heading: str) -> str:
-    """As GitHub makes it."""
+    """The anchor that GitHub makes of a heading."""
     kept = (letter for letter in heading.lower() if letter.isalnum() or letter in "- ")
     return "".join(kept).replace(" ", "-")
 
 
 def _immutable(kind: Kind) -> set[str]:
-    """Fields that a rule compares with what they were."""
+    """Paths of fields that a rule compares with their old value."""
     rules = rules_in(root_schema(kind.model), kind.name)
     return {path + rule.get("fieldPath", "") for path, rule in rules if "oldSelf" in rule["rule"]}
 
 
 def _rule_lines(schema: Schema) -> Iterator[str]:
-    """The lines of rules; those of both roles come once."""
+    """The lines of all rules. A rule of several places, such as both roles, comes once."""
     places: dict[str, list[str]] = {}
     rules: dict[str, dict[str, Any]] = {}
     for path, rule in rules_in(schema):
@@ -147,5 +147,5 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A bar would end the cell."""
+    """The text with bars escaped, for a bar would end the cell."""
     return text.replace("|", "\\|")

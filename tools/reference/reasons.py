@@ -1,7 +1,7 @@
 """The meaning of each condition that is True, and the reasons that each condition of a PDCluster can have.
 
-Data for the reference page; what a reason means and asks for stands with ``Reason``. A test walks the reducer's cases
-and holds that this is exactly what it can say.
+Data for the reference page. ``Reason`` itself has the meaning and cure of each reason. A test walks the cases of
+``reduce_status`` and checks that they give exactly these reasons.
 """
 
 from __future__ import annotations

@@ -2,5 +2,5 @@
 
     options -> checks -> pool (start) -> chat (first question) -> report -> watch until Ctrl-C
 
-``options`` and ``plan`` are pure; ``command`` is the only one that knows the order.
+``plan`` is pure, and so is ``options`` but for argparse's error exit. Only ``command`` knows the order of steps.
 """

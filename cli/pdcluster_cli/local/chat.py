@@ -1,6 +1,6 @@
-"""Asks the router what ``pdcluster local`` asks: its models, a proof, and one streamed chat question. Prints nothing.
+"""Sends the requests of ``pdcluster local``: for the model's name, a proof, and a streamed answer. Prints nothing.
 
-Engines that vLLM's own ``VLLM_API_KEY`` makes ask for a key have it from our environment: so we show it too.
+If our environment has vLLM's own ``VLLM_API_KEY``, the engines ask for this key, and so we send it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pdcluster_protocol.verify import VERIFY_PATH, VerifyAnswer, VerifyOrder
 
 _PASS_S: Final = 60
 _PROOF_S: Final = 120.0
-"""The most that a router takes for it: the engines are fresh, and their first request is slow."""
+"""Seconds that the router may take for the proof: the first request of fresh engines is slow."""
 
 
 class ChatError(Exception):
-    """The endpoint answered with an error, or broke off. The message is the endpoint's own."""
+    """The endpoint answered with an error, or its answer broke off. The message says which."""
 
 
 def stream_answer(port: int, model: str, question: str, *, max_tokens: int, timeout_s: float) -> Iterator[str]:
@@ -55,7 +55,7 @@ def served_model(port: int, *, timeout_s: float) -> str:
     """The name under which the endpoint serves its model.
 
     Raises:
-        ChatError: It lists none.
+        ChatError: It names no model, or does not answer.
     """
     try:
         with _asked(port, "GET /v1/models", None, _authorization(), timeout_s) as response:
@@ -69,7 +69,7 @@ def prove_transfer(port: int, secret: Secret) -> str:
     """One line of proof, from a request whose content both engines compare. ``port``: the router's internal one.
 
     Raises:
-        ChatError: Nothing was proven, and why.
+        ChatError: Nothing was proven. The message says why.
     """
     body = msgspec.json.encode(VerifyOrder(timeout_s=_PROOF_S))
     headers = {"authorization": f"Bearer {secret.mint_pass(body, int(time.time()) + _PASS_S)}"}
@@ -93,7 +93,7 @@ def _authorization() -> dict[str, str]:
 def _asked(
     port: int, call: str, body: str | bytes | None, headers: Mapping[str, str], timeout_s: float
 ) -> Iterator[http.client.HTTPResponse]:
-    """``call``: method and path."""
+    """The answer to one request. ``call``: method and path."""
     with closing(http.client.HTTPConnection(LOOPBACK, port, timeout=timeout_s)) as connection:
         method, path = call.split()
         connection.request(method, path, body, headers)

@@ -1,7 +1,7 @@
-"""``pdcluster local`` from first check to last stop. Knows the order of things; the things are its neighbours'.
+"""``pdcluster local`` from the first check to the last stop. Decides the order of steps; its neighbours carry them out.
 
-Signals: SIGINT and SIGTERM raise where the main thread is; everything is undone on the way out. A second one during the
-clean-up is ignored, for the clean-up is bounded. Processes that a SIGKILL leaves behind end by themselves
+SIGINT and SIGTERM raise ``Stopped`` in the main thread, and everything is undone on the way out. A second signal during
+the clean-up is ignored, for the clean-up is bounded. After a SIGKILL the other processes end by themselves
 (``zygote_process.py``).
 """
 
@@ -38,11 +38,11 @@ from pdcluster_protocol.secret import load_secret
 from pdcluster_protocol.trace import PushTrace, RequestTrace
 
 QUESTION: Final = f"Please read this.\n{CORPUS * 3}\nWho writes the answer?"
-"""Long enough that there is a transfer to see: about 1,200 tokens of the tiny model."""
+"""Long enough for a transfer worth a report: about 1,200 tokens of the tiny model."""
 MAX_ANSWER_TOKENS: Final = 64
 ANSWER_TIMEOUT_S: Final = 600.0
 TRACE_WAIT_S: Final = 5.0
-"""A trace line is written when the last byte is acknowledged, which may be after the answer's end."""
+"""Seconds. A trace line is written when the last byte is acknowledged, which may be after the answer's end."""
 KEPT_RUNS: Final = 10
 """Folders with logs and traces of earlier starts that are kept."""
 
@@ -57,7 +57,7 @@ class Stopped(KeyboardInterrupt):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One start of the pool, decided and not yet done."""
+    """One start of the pool, as decided before anything is started."""
 
     options: Options
     machine: Machine
@@ -72,8 +72,8 @@ class Run:
 
 
 def main(words: Sequence[str]) -> int:
-    """The exit status: 0 after the answer or Ctrl-C while serving, 1 after a failure, 2 for options that contradict
-    each other, 130 or 143 if stopped earlier."""
+    """The exit status: 0 after the answer with ``--once``, or if stopped while serving; 1 after a failure; 2 for
+    options that contradict each other; 130 or 143 if stopped earlier."""
     try:
         options = parse_options(words)
     except ConfigError as error:
@@ -114,7 +114,7 @@ def _machine(options: Options) -> Machine:
 
 
 def _find_model(options: Options) -> ModelSource:
-    """Only a model of our own making is surely here, and needs no hub for anything."""
+    """The user's model, or else the tiny one, which we make here and which needs no hub."""
     if options.model is not None:
         return find_model(options.model, os.environ)
     _say("no --model given: a tiny model that says nothing sensible will do")
@@ -144,7 +144,7 @@ def _serve_on(run: Run, internal_port: int, engine_ports: Sequence[int]) -> int:
 
 
 def _env(run: Run) -> dict[str, str | None]:
-    """Of the zygote, and so of all others, which are its forks."""
+    """Environment of the zygote, and so of all other processes, which are its forks."""
     patience = patience_env(os.environ, run.options.start_timeout_s)
     return {**zygote_env(run.machine.device), **patience, **run.model.env}
 
@@ -195,7 +195,7 @@ def _report_text(traces: Sequence[Path], proved: str) -> str:
 def _newest_request(traces: Sequence[Path]) -> tuple[RequestTrace | None, list[PushTrace]]:
     lines = read_traces(traces)
     requests = requests_in(lines)
-    if len(requests) < 2:  # the very first one is not the question
+    if len(requests) < 2:  # the first is the proof, not the question
         return None, []
     return requests[-1], pushes_in(lines, requests[-1].transfer_id)
 
@@ -217,13 +217,13 @@ def _make_run_folder(runs: Path) -> Path:
 
 
 def _is_running(folder: Path) -> bool:
-    """Whether the process that made the folder, which its name ends with, still runs."""
+    """Whether the process that made the folder still runs: the folder's name ends with its id."""
     return Path("/proc", folder.name.rpartition("-")[2]).exists()
 
 
 @contextlib.contextmanager
 def _zygote(zygote: Zygote) -> Iterator[Zygote]:
-    """The zygote and its engines end whatever happens, and signals cannot interrupt that."""
+    """End the zygote and its engines in any case. Signals cannot interrupt that."""
     try:
         yield zygote
     except Stopped:

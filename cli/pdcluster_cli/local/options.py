@@ -1,6 +1,6 @@
-"""The options of ``pdcluster local``, checked. Pure but for argparse's own error exit.
+"""Parses and checks the options of ``pdcluster local``. Pure but for argparse's error exit, and ``main``.
 
-``plan.py`` works out what they mean for each engine.
+``plan.py`` makes each engine's plan from them.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pdcluster_protocol.launch import HTTP_PORT, RouterPolicy
 
 ROLES: Final = ("prefill", "decode")
 DEFAULT_START_TIMEOUT_S: Final = 600.0
-"""Seconds from the command to a pool that serves. 600, as vLLM gives its own engine cores
-(``VLLM_ENGINE_READY_TIMEOUT_S``): tens of GiB of weights from a disk. Hundreds of GiB, or a download, need more."""
+"""Seconds from the start to a pool that serves. 600, as vLLM waits for its own engine cores
+(``VLLM_ENGINE_READY_TIMEOUT_S``): enough for tens of GiB of weights on a disk, not for hundreds or a download."""
 MAX_START_TIMEOUT_S: Final = 86400.0
 _SIZES: Final = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
 _ADDRESSES: Final = frozenset({
     "--host", "--port", "--uds", "--headless", "--grpc", "--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs",
 })  # fmt: skip
-"""vLLM's options with which an engine would answer where neither the router nor the start asks."""
+"""vLLM's options by which an engine would answer at another address than the one that we ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Options:
     prefill_parallelism: ParallelSizes
     decode_parallelism: ParallelSizes
     prefill_args: tuple[str, ...]
-    """vLLM's other words."""
+    """Further words for vLLM's command line."""
     decode_args: tuple[str, ...]
     device: LocalDevice | None
     policy: RouterPolicy | None
@@ -69,7 +69,7 @@ class Options:
 
 
 def main(words: Sequence[str]) -> int:
-    """As ``command.main``, which needs modules of an extra. The help and what argparse refuses need none."""
+    """Run ``command.main``, which needs modules of an extra. Help and argparse's errors come before, without them."""
     make_parser().parse_args(_join_args(words))
     status: int = import_module("pdcluster_cli.local.command").main(words)
     return status
@@ -103,7 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def add_role_arguments(parser: argparse.ArgumentParser, role: str) -> None:
-    """How many engines of this role, how each is split, and what else vLLM is told."""
+    """Add the options of one role: number of engines, parallel sizes, further words for vLLM."""
     add = parser.add_argument
     add(
         f"--{role}",
@@ -123,7 +123,7 @@ def parse_options(words: Sequence[str]) -> Options:
     """The checked options. Words that argparse itself refuses end the process with status 2.
 
     Raises:
-        ConfigError: They contradict each other or can never run. The message names the option.
+        ConfigError: Options contradict each other or can never run. The message names the option.
     """
     arguments = make_parser().parse_args(_join_args(words))
     prefill, prefill_args = _role_options(arguments, "prefill")
@@ -161,7 +161,7 @@ def _role_options(arguments: argparse.Namespace, role: str) -> tuple[ParallelSiz
 
 
 def _name_of(word: str) -> str:
-    """An option as vLLM reads it, which takes ``_`` for ``-``."""
+    """The option's name as vLLM reads it: with ``-`` for ``_``."""
     return word.partition("=")[0].replace("_", "-")
 
 

@@ -1,4 +1,4 @@
-"""From the options of ``pdcluster local`` to the plan of each engine on this machine. Pure."""
+"""Makes the plan of each engine on this machine from the options of ``pdcluster local``. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pdcluster_cli.local.options import Options
 from pdcluster_cli.parallelism import ParallelSizes
 
 ACCELERATOR_SHARE: Final = 0.8
-"""Of an accelerator's memory for all engines on it together, where they share it; vLLM's default is one's alone."""
+"""Share of an accelerator's memory for all engines on it together. vLLM's default is made for one engine alone."""
 TINY_MODEL_ARGS: Final = ("--dtype", "float32", "--max-model-len", "8192")
 _VISIBLE: Final[Mapping[LocalDevice, str]] = {
     LocalDevice.CUDA: "CUDA_VISIBLE_DEVICES",
@@ -24,13 +24,13 @@ _GIB: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The means that the engines may use. ``num_accelerators`` is 0 on the CPU."""
+    """The machine as far as engines may use it. ``num_accelerators``: 0 on the CPU."""
 
     device: LocalDevice
     num_cores: int
     num_accelerators: int
     free_bytes: int | None = None
-    """Memory that is free now; None: not known."""
+    """Bytes of memory that are free now; None: not known."""
 
 
 def plan_engines(
@@ -62,14 +62,14 @@ def parallelism_of(options: Options, role: PoolRole) -> ParallelSizes:
 
 
 def engine_args(options: Options, role: PoolRole, machine: Machine) -> tuple[str, ...]:
-    """vLLM arguments: our defaults first, the user's last, so that the user's win."""
+    """vLLM arguments: our defaults first, the user's last, so the user's win."""
     tiny = TINY_MODEL_ARGS if options.model is None else ()
     own = options.prefill_args if role is PoolRole.PREFILL else options.decode_args
     return (*_shared_args(options, machine), *tiny, *own)
 
 
 def device_env(options: Options, machine: Machine, role: PoolRole, number: int) -> dict[str, str | None]:
-    """An accelerator for each rank, engine after engine, from the first again when all are taken.
+    """The variable that gives each rank an accelerator: engine after engine, and from the first again if all are taken.
 
     Example: prefill TP 2 and two decode engines on four accelerators → 0,1 and 2 and 3.
     """
@@ -83,20 +83,20 @@ def device_env(options: Options, machine: Machine, role: PoolRole, number: int) 
 
 
 def problems_here(options: Options, machine: Machine) -> list[str]:
-    """Why this machine can never run what is asked for, a line for each reason."""
+    """Why this machine cannot run what the options ask for: a line for each reason."""
     found = [_accelerator_problem(options, machine, role) for role in (PoolRole.PREFILL, PoolRole.DECODE)]
     return [problem for problem in (*found, _memory_problem(options, machine)) if problem]
 
 
 def remarks(options: Options, machine: Machine) -> list[str]:
-    """Lines about choices that work and may surprise."""
+    """Lines about choices that work but may surprise."""
     if machine.device is LocalDevice.CPU and options.num_ranks > machine.num_cores:
         return [f"{options.num_ranks} ranks share {_counted(machine.num_cores, 'core')}: everything takes longer"]
     return []
 
 
 def kv_cache_bytes(words: Sequence[str]) -> int | None:
-    """The KV cache of one rank that ``words`` name last; None when they name none, or in another way."""
+    """Bytes of one rank's KV cache, as ``words`` give them last; None: not given, or not as a plain number."""
     found = None
     for word, following in zip(words, (*words, "")[1:], strict=True):
         name, has_value, value = word.partition("=")
@@ -122,7 +122,8 @@ def _accelerator_problem(options: Options, machine: Machine, role: PoolRole) -> 
 
 
 def _memory_problem(options: Options, machine: Machine) -> str | None:
-    """vLLM writes zeros to each rank's whole KV cache at its start: the kernel then kills what does not fit."""
+    """Why KV caches do not fit on the CPU. vLLM fills them with zeros at its start, and the kernel kills what does not
+    fit."""
     if machine.device is not LocalDevice.CPU or machine.free_bytes is None:
         return None
     sizes = {role: kv_cache_bytes((*CPU_ARGS, *engine_args(options, role, machine))) for role in PoolRole}

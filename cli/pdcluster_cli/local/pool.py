@@ -1,6 +1,6 @@
-"""Starts a pool's processes, says how far they are, and notices when one of them ends. One thread owns all of it.
+"""Starts a pool's processes, tells of their progress, and notices when one of them ends. One thread owns everything.
 
-Everything is a fork of one zygote, the router too: one way to start, to stop and to die (see ``zygote.py``).
+Every process is a fork of one zygote, the router too: so all start, stop and die in one way (see ``zygote.py``).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pdcluster_cli.waiting import EngineDied, NotReady, is_healthy
 from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
 
 NEWS_INTERVAL_S: Final = 10.0
-"""How often a slow start says that it goes on. A tiny model is ready before that; a large one takes minutes."""
+"""Seconds between two lines about a slow start. A tiny model is ready before the first; a large one takes minutes."""
 POLL_S: Final = 0.05
 ROUTER_GRACE_S: Final = 60.0
-"""The router gets this long after the engines, whatever they have left of the start's time. It is ready about a second
-after it has seen them."""
+"""Seconds that the router has at least once the engines are ready, even if the start's time is over. It needs about
+one."""
 
 Say = Callable[[str], None]
 
@@ -45,17 +45,17 @@ class RouterPlan:
     trace_file: Path
     args: tuple[str, ...] = ()
     internal_port: int = 0
-    """0: any free one, which is then known to the engines only."""
+    """0: any free one, which the router then tells to the engines only."""
 
 
 def start_members(
     zygote: Zygote, plans: Sequence[EnginePlan], router: RouterPlan, say: Say, *, timeout_s: float
 ) -> list[PoolProcess]:
-    """All engines and the router answer. ``timeout_s``: for all of it, import included.
+    """Start all engines and the router, and wait until they answer. ``timeout_s``: for all of it, import included.
 
     Raises:
-        EngineDied: One of them ended instead.
-        NotReady: One of them does neither in time.
+        EngineDied: A process has ended.
+        NotReady: A process does not answer in time.
         ZygoteError: The import failed.
         TimeoutError: The import takes too long.
     """
@@ -84,7 +84,7 @@ def router_spec(plans: Sequence[EnginePlan], router: RouterPlan) -> EngineSpec:
 
 
 def find_dead(members: Sequence[PoolProcess], timeout_s: float | None) -> EngineDied | None:
-    """The first member that has ended; waits for one up to ``timeout_s`` (None: for ever)."""
+    """The first member that has ended. Waits for one up to ``timeout_s`` seconds (None: for ever)."""
     poll = select.poll()
     by_fd = {member.handle.status_fd: member for member in members}
     for fd in by_fd:
@@ -96,10 +96,10 @@ def find_dead(members: Sequence[PoolProcess], timeout_s: float | None) -> Engine
 
 
 def wait_ready(members: Sequence[PoolProcess], watched: Sequence[PoolProcess], say: Say, *, deadline: float) -> None:
-    """``members`` answer, and none of ``watched`` has ended. ``deadline``: monotonic seconds.
+    """Wait until ``members`` answer, while none of ``watched`` ends. ``deadline``: monotonic seconds.
 
     Raises:
-        EngineDied: One of ``watched`` has ended instead.
+        EngineDied: One of ``watched`` has ended.
         NotReady: One of ``members`` does not answer by the deadline.
     """
     began = time.monotonic()

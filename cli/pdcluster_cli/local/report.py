@@ -1,9 +1,9 @@
-"""One request's transfer, from the traces of router and connector (``pdcluster_protocol/trace.py``).
+"""Reports one request's transfer from the traces of router and connector (``pdcluster_protocol/trace.py``).
 
 received_at      prefill_sent_at          prefill_replied_at        first_byte_at
     |------------------|-------- prefill --------|------- ... -----------|
     |------------------------------- TTFT -------------------------------|
-hand-over = TTFT - prefill: all that is not prefill's own response time. A good push hides almost all of it.
+hand-over = TTFT - prefill: everything but prefill's own response time. A good push makes it small.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _DECODER: Final[msgspec.json.Decoder[TraceLine]] = msgspec.json.Decoder(TraceLin
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """One transfer in numbers. Times in seconds, None where a trace lacks a moment."""
+    """One transfer in numbers. Times in seconds; None: a trace lacks the moment."""
 
     prompt_tokens: int
     cached_tokens: int
     num_layers: int
-    """Of the prefill rank that has most: a pipeline stage has only its own."""
+    """Layers of the prefill rank that has most: a rank has only those of its pipeline stage."""
     num_bytes: int
     ranges: int
     """Block ranges over all layers, before coalescing."""
@@ -46,7 +46,7 @@ class TransferReport:
 
 
 def read_traces(paths: Iterable[Path]) -> list[TraceLine]:
-    """All whole lines of all files that exist; the last line may still be written and is then left out."""
+    """All whole lines of all files that exist. A last line without its end, which is still written, is left out."""
     lines: list[bytes] = []
     for path in paths:
         if path.exists():
@@ -55,7 +55,7 @@ def read_traces(paths: Iterable[Path]) -> list[TraceLine]:
 
 
 def requests_in(traces: Iterable[TraceLine]) -> list[RequestTrace]:
-    """The router's lines, oldest first."""
+    """The router's traces, oldest first."""
     return sorted((trace for trace in traces if isinstance(trace, RequestTrace)), key=lambda it: it.received_at)
 
 
@@ -65,7 +65,7 @@ def pushes_in(traces: Iterable[TraceLine], transfer_id: str) -> list[PushTrace]:
 
 
 def build_report(request: RequestTrace, pushes: Sequence[PushTrace]) -> TransferReport | None:
-    """The report over all prefill ranks; None when nothing was pushed to the end."""
+    """The report over all prefill ranks; None: no push has ended well."""
     done = [push for push in pushes if push.outcome == "done"]
     if not done:
         return None
@@ -83,7 +83,7 @@ def build_report(request: RequestTrace, pushes: Sequence[PushTrace]) -> Transfer
 
 
 def hidden_share(pushes: Sequence[PushTrace]) -> float | None:
-    """Bytes acknowledged by ``forward_end`` of their push, over all bytes; None when nothing was pushed.
+    """Bytes acknowledged by ``forward_end`` of their push, divided by all bytes; None: no byte was pushed.
 
     Example: two layers of 10 bytes, acknowledged at 1.0 and 3.0, forward pass ended at 2.0 → 0.5.
     """
@@ -93,7 +93,7 @@ def hidden_share(pushes: Sequence[PushTrace]) -> float | None:
 
 
 def format_report(report: TransferReport, proved: str) -> str:
-    """The report as a small table for a terminal. ``proved``: what was proven before it."""
+    """The report as a small table for a terminal. ``proved``: line of the proof before it."""
     rows = [
         ("proven", proved),
         ("prompt", f"{report.prompt_tokens:,} tokens ({report.cached_tokens:,} cached on decode)"),

@@ -176,8 +176,8 @@ def _machine_free(meminfo: Path) -> int | None:
 
 
 def _cgroup_free(folder: Path) -> int | None:
-    """Bytes that this container may still take; None: no limit. Page cache counts as free, for the kernel gives it
-    back."""
+    """Bytes that this container may still take; None: no limit is known. Page cache counts as free, for the kernel
+    gives it back."""
     try:
         limit, taken = (folder / "memory.max").read_text().strip(), int((folder / "memory.current").read_text())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())

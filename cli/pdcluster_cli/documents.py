@@ -166,7 +166,7 @@ async def find_access(where: Where) -> tuple[ApiAccess, str]:
     """The API server, and the namespace if none is given. As for kubectl, a pod's own API server comes last.
 
     Raises:
-        ConfigError, Unavailable: There is no way to one.
+        ConfigError: There is no kubeconfig, or it cannot be used.
     """
     pod = read_pod(os.environ)
     if pod.access and not (where.kubeconfig or where.context or has_kubeconfig()):

@@ -105,7 +105,7 @@ class TargetVerifier:
         return None if trial.due_at is None else max(0.0, trial.due_at - now)
 
     def forget(self, key: Key) -> None:
-        """The PDCluster, or its target's engines, go. The result of a request under way will not count."""
+        """The PDCluster is gone, or its engines go. The result of a request under way will not count."""
         self._trials.pop(key, None)
 
     async def _prove(self, key: Key, asked: ToVerify, trial: TargetTrials) -> None:

@@ -1,8 +1,8 @@
 """The rules by which one of several candidates for a Lease may act. Reads no clock and writes nothing.
 
-    standby --the holder gave it up, or its record did not change for the duration on our clock------> write our name
-    leader  --every retry period--------------------------------------------------------------------> renew
-    leader  --no renewal for renew_s, counted from before the last good one was sent---------------> standby
+    standby --the holder gave it up, or its record did not change for the duration on our clock--> write our name
+    leader  --every retry period-----------------------------------------------------------------> renew
+    leader  --no renewal for renew_s, counted from before the last good one was sent-------------> standby
 
 Borrowed from client-go 0.35 ``leaderelection``: clocks of two machines are never compared. A standby counts from when
 it first saw a record; a leader counts from before it sent the record, so before another candidate could see it. So

@@ -24,7 +24,8 @@ Document = dict[str, Any]
 HTTP: Final = "http"
 """Name of the port on which engines and routers answer. Routers look for this name in EndpointSlices."""
 PORT: Final = launch.HTTP_PORT
-"""Its number, the same in every pod. No side channel may have it, and pods do not share addresses."""
+"""Its number, the same in every pod. No side channel may have it. Two pods have it at one address only if overrides
+put both on the network of one node."""
 INTERNAL: Final = "internal"
 """Name of a router's second port, for engines' callbacks, the operator's orders, metrics and pages."""
 INTERNAL_PORT: Final = launch.INTERNAL_PORT

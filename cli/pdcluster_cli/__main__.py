@@ -12,8 +12,7 @@ from pdcluster_cli.commands import SUBCOMMANDS, Subcommand
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status: the subcommand's, 2 if modules of its extra are missing, 130 after Ctrl-C, 141 if stdout
-    closed."""
+    """The exit status: the subcommand's, or 2: modules of its extra are missing, 130: Ctrl-C, 141: stdout is closed."""
     name, *words = _read_words(sys.argv[1:] if argv is None else argv)
     subcommand = SUBCOMMANDS[name]
     try:

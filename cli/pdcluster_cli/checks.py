@@ -72,8 +72,7 @@ def check_modules(device: LocalDevice) -> Finding:
 
 
 def check_machine(device: LocalDevice) -> list[Finding]:
-    """The checks that each rank makes before it serves: Mooncake's build, and on NPUs the ``ascend`` protocol's
-    needs."""
+    """Each rank's own checks before it serves: Mooncake's build, and on NPUs the needs of the ``ascend`` protocol."""
     if importlib.util.find_spec("mooncake") is None:
         return []  # ``check_modules`` says so
     from pdcluster_connector.self_test import judging, machine
@@ -139,8 +138,7 @@ def detect_device() -> LocalDevice:
 def check_device(
     device: LocalDevice, folder: Path = Path("/dev"), is_built_for: Callable[[LocalDevice], bool] | None = None
 ) -> Finding:
-    """Check that engines of this kind can start here. If not, each would wait for its workers until the start's
-    deadline.
+    """Check that engines of this kind can start here. If not, each would wait for workers until the deadline.
 
     ``is_built_for``: whether the installed vLLM is built for a device; None: find out.
     """

@@ -48,8 +48,7 @@ class Unknown:
 
 
 def main(words: Sequence[str]) -> int:
-    """Wait, and print why the wait is over. The exit status is always 0: a failed preStop would only hide the
-    reason."""
+    """Wait, and print why the wait is over. Exit status 0 in any case: a failed preStop would only hide the reason."""
     given = make_parser().parse_args(words)
     line = wait_until_idle(
         lambda path, timeout_s: ask(given.host, given.port, path, timeout_s=timeout_s),
@@ -73,8 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def wait_until_idle(ask_engine: Ask, *, timeout_s: float, idle_s: float) -> str:
-    """Wait until the engine is idle, and return why the wait is over. Takes ``timeout_s``, and a second for a last
-    look."""
+    """Wait until the engine is idle. Returns why the wait is over. Takes ``timeout_s``, and 1 s for a last look."""
     began_at = now = time.monotonic()
     watch = IdleWatch(idle_s)
     while True:

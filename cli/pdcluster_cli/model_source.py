@@ -1,8 +1,7 @@
 """Finds out whether engines can get the model of ``--model``: a folder, a file, or a name on a hub. Starts nothing.
 
 Whatever ``vllm serve`` takes is accepted, with the same variables (``HF_HOME``, ``HF_ENDPOINT``, ``HF_TOKEN``,
-``HF_HUB_OFFLINE``, ``VLLM_USE_MODELSCOPE``). A hub is asked once, here. Without an answer each engine would ask for
-minutes.
+``HF_HUB_OFFLINE``, ``VLLM_USE_MODELSCOPE``). A hub is asked once, here: each engine would ask it for minutes.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class HubAnswer:
-    """A hub's answer about a model. ``refusal``: it does not give us the model. ``unreachable``: why there is no
-    answer."""
+    """A hub's answer. ``refusal``: why it does not give us the model. ``unreachable``: why there is no answer."""
 
     refusal: str | None = None
     unreachable: str | None = None

@@ -2,8 +2,7 @@
 
 vLLM 0.32 tells one failure many times: a worker logs its traceback, the engine core logs "initialization failed", the
 API server raises "See root cause above". So the end of the log, which a person sees first, says the least. Python
-prints a chain of exceptions with the oldest first and the raised one last, so the cause is the last line of the first
-chain.
+prints a chain of exceptions oldest first and raised one last, so the cause is the last line of the first chain.
 
     [name] (EngineCore pid=7) ERROR 11-22 16:18:58 [core.py:1] Traceback (most recent call last):
     [name] (EngineCore pid=7) ERROR 11-22 16:18:58 [core.py:1]   File "x.py", line 1, in f
@@ -100,8 +99,7 @@ def _next_traceback(lines: Sequence[_Line], start: int) -> int | None:
 
 
 def _raised(lines: Sequence[_Line], traceback: int) -> tuple[str, int]:
-    """The exception below a traceback's indented frames, with its own further lines, and the number of the next
-    line."""
+    """The exception below a traceback's indented frames, with its further lines, and the number of the next line."""
     number = traceback + 1
     while number < len(lines) and (not lines[number].text or lines[number].text[0] in " \t"):
         number += 1

@@ -143,8 +143,7 @@ def _config(shape: ModelShape) -> dict[str, Any]:
 
 
 def _tensors(shape: ModelShape, silent_ids: list[int]) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-    """Weights by name. ``silent_ids`` get a logit of 0, far below the best one, so the model never answers with
-    them."""
+    """Weights by name. ``silent_ids`` get a logit of 0, far below the best one, so no answer has them."""
     random = np.random.default_rng(shape.seed)
 
     def normal(std: float, *sizes: int) -> npt.NDArray[np.float32]:

@@ -53,14 +53,12 @@ class Ending:
         self._status: int | None = None
 
     def remember(self, end: SystemExit) -> None:
-        """Note the exit status of the engine. Other ends, with a text or an error, are left to Python, which prints
-        them."""
+        """Note the engine's exit status. Python prints other ends, with a text or an error, itself."""
         if end.code is None or isinstance(end.code, int):
             self._status = end.code or 0
 
     def leave(self) -> None:
-        """End the process, if its status is known. The first exit function to be registered, so the last to be
-        called."""
+        """End the process, if its status is known. Registered as the first exit function, so called as the last."""
         if self._status is not None:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError):

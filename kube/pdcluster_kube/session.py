@@ -12,8 +12,7 @@ from pdcluster_kube.access import ApiAccess
 from pdcluster_protocol.errors import Unavailable
 
 MAX_CONNECTIONS: Final = 128
-"""Connections of one session: for each watch of a kind and namespace, the operator's workers and the Lease, and
-more."""
+"""Connections of a session: for watches of each kind and namespace, the operator's workers, the Lease, and more."""
 
 
 def open_session(access: ApiAccess, user_agent: str = "pdcluster") -> aiohttp.ClientSession:

@@ -2,8 +2,7 @@
 
 Two digests tell whether a child differs: of the document that we want, and of the object that the API server stored
 when we last applied the child. A plain comparison would not do, for the server fills in defaults and rewrites amounts.
-The digests only save calls: without them, as after a restart, each child is applied once more, and the server changes
-nothing.
+The digests only save calls: without them, as after a restart, each child is applied once more, which changes nothing.
 
 A child is ours if its owner has the PDCluster's uid. If somebody else has set a field that we set too, the field is set
 back and the user is told. We never write to an object that is not ours.
@@ -167,8 +166,7 @@ class Applier:
         return str(there["metadata"]["uid"])
 
     def _keep(self, stored: Object) -> None:
-        """Show the stored object to the next look. Not a Secret: none is watched, so it would never be dropped
-        again."""
+        """Show the stored object to the next look. Not a Secret: as none is watched, it would never be dropped."""
         if ref_of(stored).kind != SECRET:
             self._caches.put(view_of(stored))
 

@@ -34,8 +34,7 @@ class _Shelf:
     children: dict[Ref, ChildView] = field(default_factory=dict)
     pods: dict[Ref, PodView] = field(default_factory=dict)
     ancestors: dict[Ref, PodView] = field(default_factory=dict)
-    """Deleted pods whose containers had died and whose name another pod will get. They go with their
-    LeaderWorkerSet."""
+    """Deleted pods whose containers had died and whose name comes again. They go with their LeaderWorkerSet."""
 
     @property
     def is_empty(self) -> bool:

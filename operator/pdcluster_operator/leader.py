@@ -41,8 +41,7 @@ class Leader:
         clock: Clock = steady_s,
         parting_s: float = _PARTING_S,
     ) -> None:
-        """``kube``: not fenced, with a deadline well below ``renew_s``. ``lead``: runs a term; is cancelled at its
-        end."""
+        """``kube``: not fenced, its deadline well below ``renew_s``. ``lead``: runs a term; is cancelled at its end."""
         self._kube = kube
         self._ref = Ref(LEASE, namespace, name)
         self._candidate = Candidate(identity, times)

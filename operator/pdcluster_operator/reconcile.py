@@ -154,8 +154,7 @@ class Reconciler:
         await self._write(view, before, status, status_document(status, pool.spec, routers, router_url(pool)))
 
     async def _tell_unreadable(self, view: ClusterView, error: ValidationError) -> None:
-        """Write a refusal. The CRD is of another version, so the API server let a spec through that we do not
-        understand."""
+        """Write a refusal. The CRD is of another version, so the API server let in a spec that we do not understand."""
         told = "; ".join(faults_in(error)[:5])
         refusal = f"this operator does not understand the object: {told}; apply the CRDs of the operator's version"
         generation = int(view.document["metadata"].get("generation", 0))

@@ -38,8 +38,7 @@ def main() -> int:
 
 
 def push_one(pair: Pair, number: int, *, left_out: int | None = None) -> str:
-    """Push one more request. Returns its wrong bytes on decode; empty: none. ``left_out``: a layer not written, for
-    tests.
+    """Push one more request. Returns its wrong bytes on decode; empty: none. ``left_out``: layer not written (tests).
 
     Raises:
         PushFailed: The request did not arrive.

@@ -60,8 +60,7 @@ class DeviceCache(Cache):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One prefill rank. ``final``: the KV that the model will compute, on the device, in the shape of
-    ``cache.layers``."""
+    """One prefill rank. ``final``: the KV that the model will compute, on the device, as ``cache.layers``."""
 
     end: PrefillEnd
     cache: DeviceCache
@@ -78,15 +77,13 @@ class Pair:
 
     where: torch.device
     forward: Stream
-    """The stream of the forward pass. Not the device's default stream, for a plain copy would wait for that by
-    itself."""
+    """The stream of the forward pass. Not the default one, for which a plain copy would wait by itself."""
     sources: tuple[Source, ...]
     addresses: tuple[SideChannelAddress, ...]
     decode: Connection
 
     def prepare(self, request: Request) -> torch.Tensor:
-        """Set the KV to compute, make prefill's memory stale, let decode wait. Returns prefill's blocks: int64, on the
-        device."""
+        """Set the KV to compute, make prefill's memory stale, let decode wait. Returns prefill's blocks: int64."""
         for source in self.sources:
             host = torch.zeros(source.cache.num_bytes, dtype=torch.uint8)
             source.cache.words(host).fill(request.name, request.prefill_blocks)

@@ -32,8 +32,7 @@ def main() -> int:
 
 
 def thin(library: bytearray, chip: int) -> tuple[int, int]:
-    """Zero the other chips' code. Returns bytes kept and bytes zeroed. ``library``: a 64-bit ELF file, changed in
-    place."""
+    """Zero other chips' code, in place. Returns bytes kept and bytes zeroed. ``library``: a 64-bit ELF file."""
     kept = zeroed = 0
     for begin, end in _sections(library):
         for at, size, its_chip in _codes(library, begin, end):

@@ -122,8 +122,7 @@ def _accelerator_problem(options: Options, machine: Machine, role: PoolRole) -> 
 
 
 def _memory_problem(options: Options, machine: Machine) -> str | None:
-    """Why KV caches do not fit on the CPU. vLLM fills them with zeros at its start, and the kernel kills what does not
-    fit."""
+    """Why KV caches do not fit on the CPU. vLLM fills them at its start, and the kernel would kill engines."""
     if machine.device is not LocalDevice.CPU or machine.free_bytes is None:
         return None
     sizes = {role: kv_cache_bytes((*CPU_ARGS, *engine_args(options, role, machine))) for role in PoolRole}

@@ -21,8 +21,7 @@ NEWS_INTERVAL_S: Final = 10.0
 """Seconds between two lines about a slow start. A tiny model is ready before the first; a large one takes minutes."""
 POLL_S: Final = 0.05
 ROUTER_GRACE_S: Final = 60.0
-"""Seconds that the router has at least once the engines are ready, even if the start's time is over. It needs about
-one."""
+"""Least seconds for the router once the engines are ready, even if the start's time is over. It needs about one."""
 
 Say = Callable[[str], None]
 

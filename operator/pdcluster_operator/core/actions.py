@@ -85,8 +85,7 @@ class TargetIds:
 
     @property
     def name(self) -> str:
-        """All three hashes in one word of 26 characters: the target's name in status and verifications. Never
-        parsed."""
+        """The three hashes in one word of 26 characters: the target's name in status and verifications."""
         return f"{self.revision}-{self.prefill_template}-{self.decode_template}"
 
 

@@ -28,8 +28,7 @@ _TRY_AGAIN: Final = frozenset({408, 410, 425, 429})
 
 
 def error_of(what: str, status: int, body: Mapping[str, Any] | None, raw: bytes, retry_after: str) -> KubeError:
-    """The error of an answer. ``body``: a Status if the API server itself answered. ``retry_after``: header, or
-    empty."""
+    """The error of an answer. ``body``: a Status if the API server itself answered. ``retry_after``: the header."""
     said = body.get("message", "") if body else raw[:_MAX_QUOTED].decode("utf-8", "replace")
     message = f"{what}: {status} {str(said)[:_MAX_QUOTED]}".rstrip()
     if status < 300 or status >= 500 or status in _TRY_AGAIN:

@@ -168,8 +168,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """One role's instances, as in a Deployment's status. ``updated``: those of the target. ``least``: wanted -
-    unavailable."""
+    """One role's instances, as in a Deployment's status. ``updated``: the target's. ``least``: wanted - unavailable."""
 
     wanted: int = 0
     least: int = 0

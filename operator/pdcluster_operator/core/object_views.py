@@ -43,8 +43,7 @@ class View:
         return replace(self, resource_version="") == replace(other, resource_version="")
 
     def is_older_than(self, other: View) -> bool:
-        """Whether this is an older view of the same object. Versions are growing numbers (Kubernetes 1.35,
-        KEP-5504)."""
+        """Whether this view of the same object is older. Versions are growing numbers (Kubernetes 1.35, KEP-5504)."""
         ours, theirs = self.resource_version, other.resource_version
         return self.uid == other.uid and ours.isdecimal() and theirs.isdecimal() and int(ours) < int(theirs)
 

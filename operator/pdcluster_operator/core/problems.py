@@ -3,8 +3,8 @@
 A *death* is one end of a container's program. Kubernetes keeps the last death and counts all deaths in one pod. This
 file counts the *row*: how many deaths in a row had the same cause, from one picture of the pod to the next. A row of
 three is a *crash loop*. A life of more than ten minutes in which the pod was ready ends a row, as it ends the kubelet's
-back-off. Of a pod that is seen for the first time all deaths are one row only if they came so close that no long life
-fits in.
+back-off. Of a pod that is seen for the first time all deaths are one row only if its life is no longer than as many
+lives of ten minutes and back-offs take.
 
 LeaderWorkerSets with ``RecreateGroupOnPodRestart`` make a group anew as soon as one of its containers has died, so none
 is ever seen waiting in ``CrashLoopBackOff``. Their rows go on from a pod to the next pod of the same name.

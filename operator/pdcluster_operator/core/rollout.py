@@ -278,8 +278,7 @@ def _caught_up(fleet: Fleet) -> Fleet:
 
 
 def _step_between(before: Fleet, after: Fleet) -> Step | None:
-    """The changes from ``before`` to ``after``; None: there are none. Removals come first, so that places get free
-    early."""
+    """The changes from ``before`` to ``after``; None: there are none. Removals come first, to free places early."""
     changes = [
         Change(role, was.name, was.replicas, now.replicas)
         for role in ROLES

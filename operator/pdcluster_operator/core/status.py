@@ -79,7 +79,7 @@ class Facts:
     def is_proof_void(self) -> bool:
         """Whether engines of the target go or have gone, so that a proof does not hold for those that come after them.
 
-        A refused spec stops no engine, but its target may be empty since before.
+        A refusal removes no engine, and brings none back.
         """
         return self.is_target_empty or (self.is_stopped and not self.refusal)
 
@@ -111,8 +111,8 @@ class _Finding:
 
 
 MAX_MESSAGE: Final = 32768
-"""Characters of a condition's message. The API server takes no longer ones, as of Kubernetes' own conditions. A refusal
-quotes the spec, which may be longer."""
+"""Characters of a condition's message. The API server takes no more, as in Kubernetes' own conditions. A refusal quotes
+the spec, which may be longer."""
 ROLE_CONDITIONS: Final = {Role.PREFILL: Type.PREFILL_READY, Role.DECODE: Type.DECODE_READY}
 _NEEDED: Final = (Type.ACCEPTED, Type.PREFILL_READY, Type.DECODE_READY, Type.ROUTER_READY, Type.TRANSFER_VERIFIED)
 _FAILURES: Final = frozenset({Reason.VERIFICATION_FAILED, Reason.PROGRESS_DEADLINE_EXCEEDED, Reason.CRASH_LOOP})
@@ -144,8 +144,7 @@ def reduce_status(facts: Facts, before: Status | None, *, now: int) -> Status:
 
 
 def events_between(before: Status | None, after: Status) -> tuple[KubernetesEvent, ...]:
-    """Events for conditions whose truth or reason changed. Not for other numbers in a message, nor for a first "not
-    yet".
+    """Events for conditions whose truth or reason changed. Not for a new number in a message, or a first "not yet".
 
     A sum (``_SUMS``) has no Event if another condition has one of the same reason: one fault of a pod is one Event.
     """

@@ -22,8 +22,7 @@ class UnknownFields:
         self._seen_s: dict[str, int] = {}
 
     def told(self, shown: tuple[str, ...], now: int) -> tuple[str, ...]:
-        """The names to tell at ``now``: those ``shown`` by the object, and those shown within ``OLD_WATCH_S``
-        before."""
+        """The names to tell at ``now``: those ``shown`` now, and those shown within ``OLD_WATCH_S`` before."""
         seen_s = self._seen_s | dict.fromkeys(shown, now)
         self._seen_s = {name: at for name, at in seen_s.items() if now - at < OLD_WATCH_S}
         return tuple(sorted(self._seen_s))

@@ -54,8 +54,7 @@ def engine_command(place: PodPlace) -> list[str]:
 
 
 def engine_argv(pool: Pool, role: Role, place: PodPlace) -> list[str]:
-    """The engine's arguments. The user's come last, sorted by name, so that no hash depends on their order in a
-    file."""
+    """The engine's arguments. The user's come last, sorted by name, so no hash depends on their order."""
     spec = pool.role(role)
     return [
         *_model_args(pool.spec.model, place),

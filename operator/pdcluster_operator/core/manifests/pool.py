@@ -46,8 +46,7 @@ USER_ID: Final = 10001
 class Pool:
     """One PDCluster as its children need it. ``router_image``: the operator's own, which holds the router too.
     ``operator_namespace``: from where operators may reach the routers' internal port; empty: from anywhere.
-    ``api_server_ports``: ports by which its routers may reach the API server; not empty, for that would be all
-    ports."""
+    ``api_server_ports``: ports by which its routers reach the API server; not empty, for that would be all ports."""
 
     name: str
     namespace: str

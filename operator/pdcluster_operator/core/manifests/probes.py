@@ -19,8 +19,7 @@ STARTUP_PERIOD_S: Final = 2
 """Seconds: a started engine is seen soon, and a probe costs only 0.1 ms."""
 STARTUP_LIMIT_S: Final = 2 * 3600
 """Seconds after which an engine that has not come up is restarted. Two hours: far more than the largest weights take to
-load, and the rollout's progress deadline tells sooner. Not in the spec: a change of it would restart running
-engines."""
+load, and the rollout's progress deadline tells sooner. Not in the spec, where a change would restart engines."""
 READY_PERIOD_S: Final = 5
 """Seconds: each probe starts a process. Routers notice a dead engine by themselves, within a second."""
 READY_TIMEOUT_S: Final = 5

@@ -110,7 +110,7 @@ class EngineHandle:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def stop(self, grace_s: float) -> int | None:
-        """End the engine and its forks by SIGTERM, after ``grace_s`` by SIGKILL. Returns the exit code; None: it hangs."""
+        """End the engine and its forks: SIGTERM, after ``grace_s`` SIGKILL. Returns the exit code; None: it hangs."""
         self.signal(signal.SIGTERM)
         if self.wait(grace_s) is None:
             self.signal(signal.SIGKILL)

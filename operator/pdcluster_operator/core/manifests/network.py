@@ -6,7 +6,8 @@
 
 Engines of one pool reach each other on all ports, since Mooncake draws its own (15000 to 29999, two for each session)
 and has no authentication. Outsiders reach none of these ports. Old and new revisions share these policies, so nothing
-in them depends on a role's ports or nodes. Probes come from the node, which always gets in (Kubernetes, "Network Policies").
+in them depends on a role's ports or nodes. Probes come from the node, which always
+gets in (Kubernetes, "Network Policies").
 
 Policies add up: a user can add one to scrape metrics of engines or routers, or to let engines fetch from elsewhere. No
 policy holds for RDMA, or for pods on their node's own network.

@@ -57,7 +57,7 @@ class MetaserverTls:
         return bool(self._files.paths or self.name)
 
     def context(self) -> ssl.SSLContext | bool:
-        """The TLS context for the next call, from the newest good files. True: no file is set, use system authorities."""
+        """The context for the next call, from the newest good files. True: no file is set; the system's authorities."""
         if self._context is None:
             return True
         if self._now() >= self._looks_at:

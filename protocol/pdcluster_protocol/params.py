@@ -117,7 +117,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     prompt_digest: str
     """``digest_tokens`` of the prompt as decode tokenized it. Prefill refuses to push another prompt's KV."""
     lost_attempt: Annotated[Attempt, Meta(ge=0, le=MAX_COUNT)] = Attempt(0)
-    """Decode to metaserver: the newest attempt that decode has given up; 0: none. Another number asks for the next attempt."""
+    """Decode to metaserver: the newest attempt that decode has given up, to ask for the next one; 0: none."""
     lost_reason: str = ""
     content_check: ContentCheck = ContentCheck.OFF
     """How much of the content that it pushes prefill shall sum up."""

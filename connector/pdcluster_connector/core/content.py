@@ -193,7 +193,7 @@ def common_spans(first: Sequence[TokenSpan], second: Sequence[TokenSpan]) -> lis
 
 
 def _differing(here: bytes, pushed: Sequence[bytes]) -> Sequence[int]:
-    """The indices at which decode's sums differ from prefill's total. Raises: ValueError: The numbers of sums differ."""
+    """Where decode's sums differ from prefill's total (indices). Raises: ValueError: The numbers of sums differ."""
     if wrong := [sums for sums in pushed if len(sums) != len(here)]:
         raise ValueError(f"prefill has {len(wrong[0]) // 8} sums of content, decode has {len(here) // 8}")
     total = np.zeros(len(here) // 8, np.uint64)

@@ -32,8 +32,8 @@ class RegionCopy:
 
     Each run of a state that is split anew has a copy of its own.
     ``source_index``, ``target_index``: the region's place in prefill's layout, in decode's. ``shape``: index into
-    ``Link.shapes``. ``is_resharded``: the bytes do not come from the region itself but from staging memory; the shape's source
-    then only tells in which blocks prefill holds which tokens.
+    ``Link.shapes``. ``is_resharded``: the bytes do not come from the region itself but from staging memory; the shape's
+    source then only tells in which blocks prefill holds which tokens.
     """
 
     layer_name: str
@@ -193,8 +193,9 @@ def _require_whole_windows(source: RegionLayout, target: RegionLayout) -> None:
     """Prefill surely has every block of decode in which a window begins, down to the block's first token.
 
     Windows begin anywhere: with blocks of 32 tokens on decode and 16 on prefill, decode's first block may begin 16
-    tokens before the first that prefill still has. To push only the tokens that this request can read would not do: vLLM gives the block to
-    decode's prefix cache, and a later request with a shorter prompt reads it from an earlier token on.
+    tokens before the first that prefill still has. To push only the tokens that this request can read would not do:
+    vLLM gives the block to decode's prefix cache, and a later request with a shorter prompt reads it from an earlier
+    token on.
     """
     ours, theirs = source.block_tokens, target.block_tokens
     if theirs > ours and source.window_step % theirs:

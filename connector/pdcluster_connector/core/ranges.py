@@ -191,7 +191,7 @@ def _offsets(grid: Grid, blocks: Offsets, tokens: Offsets, num_rows: int) -> Off
 def _join(source: Offsets, target: Offsets, piece_bytes: int) -> ByteRanges:
     """Pieces that follow each other on both sides become one range.
 
-    Sorted by source first: vLLM hands out the blocks that were freed last first, so block tables of a used pool descend.
+    Sorted by source first: vLLM hands out the blocks that it freed last, so block tables of a used pool descend.
     """
     order = np.argsort(source, kind="stable")
     source, target = source[order], target[order]

@@ -103,7 +103,7 @@ ReceivingCommands: TypeAlias = tuple[ReceivingCommand, ...]
 
 @dataclass(frozen=True, slots=True)
 class ReceiveTimes:
-    """``lease_s``: how long a silent writer keeps its grant. ``quarantine_s``: how long a revoked one may take to stop."""
+    """``lease_s``: how long a silent writer keeps its grant; ``quarantine_s``: how long a revoked one may take."""
 
     lease_s: float
     quarantine_s: float
@@ -170,7 +170,7 @@ class Receive:
         """A granted rank says that it has written its part: none of its bytes is under way any more."""
         writer = self._writer(peer, message.attempt)
         if writer is None or writer.state not in MAY_WRITE:
-            # A second ``Done`` while we still compare has no answer. One for a comparison that is over lets the source go.
+            # A repeated ``Done`` has no answer while we compare. After that the rank may let its source go.
             is_kept = message.sums is None or (writer is not None and writer.keeps_source)
             return () if is_kept else (Reply(peer, Settled(self.transfer_id, message.attempt)),)
         if writer.state is not WriterState.WRITING:

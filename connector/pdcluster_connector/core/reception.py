@@ -202,7 +202,7 @@ class Reception:
             yield from self._hear_known(peer, known, message, now)
 
     def invited(self, peers: Iterable[PeerId], session: SessionId, *, now: float) -> ReceptionCommands:
-        """``session`` is open for the engine of ``peers``. It is cut if no peer is heard on it for ``SESSION_IDLE_S``."""
+        """``session`` is open for the engine of ``peers``. It is cut if no peer is heard for ``SESSION_IDLE_S``."""
         self._heard_at[session] = now
         for peer in peers:
             if known := self._peers.get(peer):

@@ -20,7 +20,7 @@ PeerId = NewType("PeerId", bytes)
 """One prefill rank's connection to this decode rank."""
 
 SessionId = NewType("SessionId", str)
-"""The transport session that one life of a prefill engine writes on. Cutting it stops no other engine."""
+"""The transport session that a prefill engine writes on: its own, or with ``sessions: shared`` that of all engines."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,7 @@ class Resharder:
         self._context.staging.release(ticket)
 
     def close(self, timeout_s: float) -> bool:
-        """Ends the thread and the group. Orders that are not done are reported failed. Waits ``timeout_s`` + 1 s at most.
+        """Ends thread and group. Orders that are not done are reported failed. Waits ``timeout_s`` + 1 s at most.
 
         False: the thread still waits for another rank or the device, and may still read the KV cache.
         """

@@ -186,7 +186,7 @@ def _make_staging(facts: EngineFacts, tokens: TokenMemory, device: Device) -> St
 
 
 def _make_strips(facts: EngineFacts, memory: Memory, device: Device) -> StripStaging | None:
-    """None: this rank gathers no strips for any decode engine."""
+    """The staging memory of the rank's strips; None: the rank gathers none, whatever decode engine comes."""
     if not (facts.settings.gathers_strips and memory.views and may_have_strips(memory.layout)):
         return None
     alignment_bytes = device.registration_alignment_bytes

@@ -51,7 +51,7 @@ class KvFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: str = ""
     """Types and layout of recurrent state; empty for a model without."""
     positions: str = ""
-    """The engine's choice about tokens' positions, where two engines of one model may choose differently; or empty."""
+    """The choices about tokens' positions that engines of one model may make differently; empty: there are none."""
     draft: str = ""
     """Method of speculation, and digest of the draft model that keeps KV of its own; empty: there is none."""
     draft_heads: tuple[Count, ...] = ()

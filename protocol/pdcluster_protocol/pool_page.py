@@ -14,7 +14,7 @@ POOL_PATH: Final = "/pdcluster/pool"
 
 
 class DiscoveryStatus(msgspec.Struct, frozen=True):
-    """How the router finds engines. The other fields are unset where flags name them."""
+    """How the router finds engines. Where flags name the engines, only ``kind`` is set."""
 
     kind: str
     is_current: bool | UnsetType = UNSET

@@ -41,7 +41,7 @@ def require_whole(region: RegionLayout, rank: RankLayout) -> None:
     """The runs of ``region``, if it has any, fill its page, and ``rank`` has whole units of each.
 
     Raises:
-        ProtocolError: They do not, or it has not. Names the numbers.
+        ProtocolError: The numbers do not fit. Names them.
     """
     for run in region.runs:
         units, end = len(units_of(run, rank)), run.offset + (run.num_rows - 1) * run.row_stride + run.row_bytes

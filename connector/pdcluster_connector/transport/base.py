@@ -20,7 +20,7 @@ from typing import Final, NewType, Protocol
 from pdcluster_protocol.errors import TransferError
 
 WriteId = NewType("WriteId", int)
-"""Names what one call of ``submit_writes`` submitted, within its transport. Never used again."""
+"""Names the writes of one call of ``submit_writes``, within its transport. Never used again."""
 
 WriteRange = tuple[int, int, int]
 """Source address, target address, and bytes (at least 1) of one write."""

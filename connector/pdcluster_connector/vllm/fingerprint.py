@@ -95,9 +95,9 @@ def _positions(model_config: ModelConfig) -> str:
 
 
 def _rope_factors(model_config: ModelConfig) -> Iterator[str]:
-    """LongRoPE's (``model_executor/layers/rotary_embedding/phi3_long_rope_scaled_rope.py``)."""
+    """The factors of LongRoPE (``model_executor/layers/rotary_embedding/phi3_long_rope_scaled_rope.py``)."""
     rope = getattr(model_config.hf_text_config, "rope_parameters", None) or {}
-    # One for all layers, or one for each kind of layer.
+    # Parameters for all layers, or for each kind of layer.
     for one in (rope, *rope.values()):
         if isinstance(one, Mapping) and one.get("rope_type") == "longrope":
             is_long = _longest_request(model_config) > one["original_max_position_embeddings"]

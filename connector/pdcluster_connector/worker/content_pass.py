@@ -43,9 +43,9 @@ class PartSums:
     """A part's cells, and the sums that they go into. All on the rank's device.
 
     ``content``: ``[pages, KV heads or units, tokens, words or bytes]``, int64 or uint8, borrowed. ``factors``:
-    ``[words]``, of each word of a cell: ``factors_of``. ``units``:
-    ``[units, 1]``, of each unit of a state's run its factor; None where rows are heads. ``rows``: int64, the sum of
-    each head, or one of all units. ``heads``: ``[rows, 1]``, factors. ``ranges``: int64, all sums over ranges.
+    ``[words]``, the factor of each word of a cell: ``factors_of``. ``units``: ``[units, 1]``, the factor of each unit
+    of a state's run; None: rows are heads. ``rows``: int64, the sum of each head, or one of all units. ``heads``:
+    ``[rows, 1]``, factors. ``ranges``: int64, all sums over ranges.
     """
 
     content: torch.Tensor

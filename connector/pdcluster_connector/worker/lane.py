@@ -107,7 +107,7 @@ class Lane:
         self._failure = self._cut_reason = ""
         self._closing_at: float | None = None
         self._num_faults = context.device.num_faults
-        """The device's faults before it computed anything that this lane pushes; later, those that the lane has seen."""
+        """The device's faults before it computed anything that this lane pushes; later, those that the lane saw."""
         self._has_ended = False
         """The thread carries out no further order: a caller that posts one now discards it itself."""
         self._next_expiry = 0.0

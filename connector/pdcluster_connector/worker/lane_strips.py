@@ -40,8 +40,8 @@ class LaneStrips:
         return cursor.gather is None
 
     def look_ahead(self, cursors: Iterable[Cursor]) -> None:
-        """Begins the next copies too, in order. Parts behind one that waits for space get no buffer: it would never come
-        back."""
+        """Begins the next copies too, in order. Parts behind one that waits for space get no buffer: their buffer would
+        never come back."""
         for cursor in islice(cursors, _COPIES_AHEAD):
             if cursor.may_leave and not self.is_ready(cursor) and not cursor.is_copying:
                 return

@@ -210,8 +210,7 @@ class Outbound:
             writes.add(plan.staged_batch(route, order))
 
     def _give_up_staging(self, order: ReshardFailed, now: float) -> None:
-        """Every lane gets this order. A lane without staged regions has nothing to give up, and may have ended the
-        step."""
+        """Every lane gets this order. A lane without staged regions has nothing to give up; its step may be over."""
         plan = self._steps.get(order.step)
         for live in plan.staging_pushes if plan else ():
             self._book.apply(live, live.push.give_up(order.reason, now=now))

@@ -39,7 +39,7 @@ class _Sending:
     lanes: tuple[Lane, ...]
     is_whole: bool = False
     last_step: int = 0
-    """The newest step that completes blocks of it."""
+    """The newest step that has a slice of it."""
 
 
 @dataclass(slots=True)

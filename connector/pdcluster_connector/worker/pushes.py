@@ -49,7 +49,7 @@ class LivePush:
 
     @property
     def is_reportable(self) -> bool:
-        """Whether the push has ended; if it is done with bytes, whether its last forward pass has ended too."""
+        """Whether the push has ended, and, if it is done and was needed, its last forward pass too."""
         is_done = self.push.phase is PushPhase.DONE and not self.push.is_unneeded
         return self.push.is_ended and (not is_done or self.forward_end > 0)
 

@@ -65,7 +65,7 @@ class Resharding:
     """
 
     read_step: int = _NEVER
-    """No rank reads the blocks of this step, or of an earlier one, for us any more."""
+    """No resharder reads this rank's blocks of this step, or of an earlier one, any more."""
 
     def begin_step(self, step: int, pushes: Sequence[StepPush]) -> None:
         """The layers that follow complete ``pushes``. Their lanes know the step already."""
@@ -77,13 +77,13 @@ class Resharding:
         """Every region of the step was ordered."""
 
     def fence(self) -> threading.Event:
-        """Set when no rank reads blocks of the steps so far for us any more."""
+        """Set when no resharder reads this rank's blocks of the steps so far any more."""
         reached = threading.Event()
         reached.set()
         return reached
 
     def close(self, timeout_s: float) -> None:
-        """Ends resharding. Items that are not done are reported failed to the lanes. Waits ``timeout_s`` + 1 s at most."""
+        """Ends resharding. Items that are not done are reported to the lanes as failed. Waits ``timeout_s`` + 1 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class TokenMemory:
     """This rank's token-major KV as tensors, and the TP group that reshards it.
 
     ``group``: from ``open_reshard_group``; None for TP 1. The caller keeps no reference to it: the group's
-    sockets close with the last reference. ``data``: by region index, uint8 [bytes of the region], borrowed while we run.
+    sockets close with the last one. ``data``: by region index, uint8 [bytes of the region], borrowed while we run.
     """
 
     group: dist.ProcessGroup | None

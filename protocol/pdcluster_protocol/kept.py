@@ -124,4 +124,4 @@ class KeptAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     engines: dict[str, str] = {}
     """Engine to its pod, or else its URL: for the engines in ``requests`` that the router still knows."""
     since_unix_s: dict[str, UnixSeconds] = {}
-    """Ends of the oldest requests that are remembered: those that were ``served`` whole, ``refused``, or ``failed``."""
+    """By ``served`` (whole), ``refused`` and ``failed``: the end of the oldest such request that is remembered."""

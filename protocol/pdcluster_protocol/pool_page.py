@@ -20,7 +20,7 @@ class DiscoveryStatus(msgspec.Struct, frozen=True):
     is_current: bool | UnsetType = UNSET
     """Whether changes reach the router."""
     reason: str | UnsetType = UNSET
-    """Why they do not, of the last time."""
+    """Why changes do not reach the router; empty: they do."""
     unusable_slices: list[str] | UnsetType = UNSET
 
 

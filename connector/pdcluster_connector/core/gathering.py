@@ -24,7 +24,7 @@ from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 MOST_STRIP_BYTES: Final = 8 << 10
 """Copying a larger strip may cost more than the writes that it saves. ``benchmarks.strips``, 1→2 over TCP, with half
-of the writes: at 8 KiB 0.5 of the time on loopback, the same at 2 Gbit/s; at 32 KiB 1.5 (decisions 0020 and 0023)."""
+of the writes: at 8 KiB 0.5 of the time on loopback, 1.0 at 2 Gbit/s; at 32 KiB 1.5 (decisions 0020 and 0023)."""
 LEAST_GAIN: Final = 2
 """How many times fewer the writes must be. Less was measured to be no gain. In a scattered pool the factor is 1."""
 MOST_BUFFER_BYTES: Final = 1 << 20

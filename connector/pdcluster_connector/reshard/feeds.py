@@ -1,7 +1,7 @@
 """Decides which prefill rank brings together which heads of which tokens, so that decode's blocks leave in one piece.
 
 A token-major block holds ``[token][head][cell]``. With unequal TP a decode rank's bytes of one token are spread over
-several prefill ranks, or part of one's. So the prefill ranks first exchange heads among themselves, and then
+several prefill ranks, or part of one rank's. The prefill ranks first exchange heads among themselves, and then
 write whole runs of tokens.
 
     prefill rank 0  heads 0..3 of stripes 0 1 2 3        owner 0: all heads of stripes 0 2 --> decode rank 0

@@ -5,7 +5,7 @@
     lane threads   --release(ticket)--> staging memory          on_outcome(Resharded | ReshardFailed | StepRead)
 
 Every rank of the prefill TP group has one, and gives it the same steps, items and layers in the same order; so the
-collectives of all ranks are the same in number, order and size. A rank takes part for requests too that it has given
+collectives of all ranks are the same in number, order and size. A rank takes part even for requests that it has given
 up. Three things may hold this thread, each for a bounded time: the layer's device event, the other ranks, space.
 
     space not in time     this rank's parts of that layer are reported failed; it still serves the others
@@ -273,8 +273,7 @@ class Resharder:
         return plans[group, shapes]
 
     def _run(self, turn: _Turn, planned: Round, indices: Indices) -> str:
-        """Runs one round. Returns why our parts of it did not get into staging; empty: they did, or an earlier round of
-        the layer did not."""
+        """Runs one round. Returns why our parts of it did not get into staging; empty: they did, or there are none."""
         regions = [self._context.regions[index] for index in turn.regions]
         regrouping = Regrouping(planned, regions, indices, self._scratch)
         if planned.travels:

@@ -87,7 +87,7 @@ class _Request:
     is_settled: bool = False
     """vLLM has allocated its blocks once: it never asks for a push again."""
     is_over: bool = False
-    """It does not wait for a push, or the workers were told to end its wait."""
+    """Its wait has ended, or it never waits, or the workers were told to end its wait."""
     reservation: Reservation | None = None
     lost_attempt: Attempt = _NO_ATTEMPT
     """The newest attempt that the workers have given up."""

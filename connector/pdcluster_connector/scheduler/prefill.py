@@ -72,7 +72,7 @@ class _Transfer:
 
 
 class _UsedKeys:
-    """The pushes that have begun here. A second one of a transfer's attempt would write other KV into the same blocks.
+    """The pushes that have begun here. A second push for one transfer and attempt would write other KV into its blocks.
 
     begin --> lives --ended--> its lanes may still know it --freed--> remembered until its deadline --> forgotten
     """
@@ -93,7 +93,7 @@ class _UsedKeys:
         self._until[key] = math.inf
 
     def freed(self, key: PushKey, *, deadline: float) -> None:
-        """No lane knows ``key`` any more. Until ``deadline`` a second push of it is still refused for that reason."""
+        """No lane knows ``key`` any more. It is remembered until ``deadline``, only to refuse a second push."""
         self._until[key] = deadline
         self._freed.append(key)
 

@@ -1,1 +1,1 @@
-"""The door to vLLM: all modules that import it, except at type checking. The rest of the connector runs without it."""
+"""The door to vLLM: only modules of this folder import it. The rest of the connector runs without it."""

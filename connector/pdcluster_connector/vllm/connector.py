@@ -119,8 +119,8 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, object]) -> bool:  # noqa: ARG003  # vLLM's signature
-        """No: one graph may run a whole step that only decodes, as all steps of a decode engine do. It runs no hook;
-        ``end_step`` sweeps its layers. ``read_engine_facts`` makes sure that prefill's steps of a prompt are not so.
+        """No: one graph may run a whole step that only decodes, as all steps of a decode engine do. It calls no hook;
+        ``end_step`` sweeps its layers. ``read_engine_facts`` refuses such graphs for layerwise prefill steps.
         """
         return False
 

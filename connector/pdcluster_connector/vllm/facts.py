@@ -272,7 +272,7 @@ def _window_step(spec: KVCacheSpec) -> int:
 def is_by_token(tensor: torch.Tensor) -> bool:
     """Whether the tensor ``[pages, KV heads, tokens, content]`` keeps all heads of a token side by side.
 
-    Strides tell it of one head too: vLLM permutes the axes of memory that it allocates as [tokens][heads].
+    With one head the strides still tell: vLLM permutes the axes of memory that it allocates as [tokens][heads].
     """
     return tensor.dim() == 4 and tensor.shape[2] > 1 and tensor.stride(2) >= tensor.stride(1)
 

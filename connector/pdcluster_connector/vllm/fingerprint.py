@@ -113,8 +113,8 @@ def _attention_temperature(model_config: ModelConfig) -> Iterator[str]:
 
 
 def _longest_request(model_config: ModelConfig) -> int:
-    """The longest request for which layers were made, in tokens. ``--max-model-len auto`` later fits it to the memory,
-    which changes no layer."""
+    """The longest request for which layers were made, in tokens. ``--max-model-len auto`` later fits the length to
+    memory, which changes no layer."""
     if model_config.original_max_model_len == _AUTO:
         return int(model_config.get_and_verify_max_len(_AUTO))
     return int(model_config.max_model_len)

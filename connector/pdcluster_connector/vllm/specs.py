@@ -169,8 +169,8 @@ def _require_no_doubt(
 ) -> None:
     """Where sizes cannot tell heads from tokens, vLLM's declared layout does; strides never contradict it.
 
-    A declared layout is one of the tensor that vLLM itself makes, with a cell's whole content. It says nothing of a
-    layer with several tensors.
+    A declared layout is about the one tensor that vLLM itself makes, with a cell's whole content. It cannot tell the
+    axes of a layer with several tensors.
     """
     for tensor in held:
         heads, tokens = tensor.shape[1:3]

@@ -41,7 +41,7 @@ class VllmRelease:
     """KV is one tensor ``[pages, KV heads, tokens, content]`` of a layout that ``KVCacheConfig`` names."""
     fails_by_request: bool
     """A request whose KV does not come is named in ``failed_recving``; else its blocks are, in ``invalid_block_ids``:
-    these are clear only in a model with one KV group (``v1/core/sched/scheduler.py``,
+    these name one request only in a model with one KV group (``v1/core/sched/scheduler.py``,
     ``_update_requests_with_invalid_blocks``)."""
     resolves_block_ids: bool
     """The scheduler hands out whole block tables (``kv_connector_block_state.resolve_block_ids``)."""

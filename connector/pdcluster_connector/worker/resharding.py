@@ -83,7 +83,7 @@ class Resharding:
         return reached
 
     def close(self, timeout_s: float) -> None:
-        """Ends resharding. Items that are not done are reported to the lanes as failed. Waits ``timeout_s`` + 1 s."""
+        """Ends resharding. Unfinished items are reported to the lanes as failed. Waits ``timeout_s`` + 1 s at most."""
 
 
 @dataclass(frozen=True, slots=True)

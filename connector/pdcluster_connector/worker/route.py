@@ -104,8 +104,8 @@ def plan_route(
 
     Raises:
         Unavailable: Another life of the decode engine answered than the one that reserved.
-        ProtocolError: The two ranks hold a layer differently, decode's layout is impossible, or it takes a resharder
-            that this rank does not have.
+        ProtocolError: The two ranks hold a layer differently, decode's layout is impossible, or KV must be resharded
+            and ``can_reshard`` is False.
     """
     if welcome.boot_id != boot_id:
         raise Unavailable(

@@ -61,8 +61,8 @@ class DecodeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """``Secret.mint`` of transfer id, attempt and ``deadline_ms``. Copied into the reservation as it is."""
     wants_receipt: bool = False
     """Whether the content of this transfer shall be compared, and decode's answer shall carry a ``Receipt``. False is
-    left out on the wire: an engine of an older release refuses a field that it does not know, and shall so refuse
-    requests for proof only."""
+    left out on the wire: an engine of an older release refuses a field that it does not know, so it refuses only
+    requests for proof."""
     version: int = PARAMS_VERSION
 
 

@@ -25,7 +25,7 @@ class VerifyOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An order to verify one revision."""
 
     revision: Annotated[str, Meta(max_length=253)] = ""
-    """The revision of the pair. Default: none, as engines have that the router's flags name."""
+    """The revision of the pair. Default: none, for engines that the router's flags name."""
     prefill_pods: PodNames | None = None
     """The prefill engine is one of these pods. Default: any of the revision."""
     decode_pods: PodNames | None = None

@@ -48,7 +48,7 @@ class LayerwiseReservation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Tokens that the reserved blocks of each group hold: the prompt's, rounded up to whole blocks. Less with a
+        """The fewest tokens that a group's reserved blocks hold: the prompt's, rounded up to whole blocks. Less with a
         group of recurrent state; 0 without groups."""
         sizes = zip(self.remote_block_ids, self.remote_block_size, strict=False)  # No group, or one for each size.
         return min((len(ids) * size * self.remote_dcp_size for ids, size in sizes), default=0)

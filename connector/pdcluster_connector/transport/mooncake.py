@@ -47,8 +47,8 @@ _DEFAULTS: Final = {
 """Environment of Mooncake where the user has set none."""
 _SYSTEM_LIBRARIES: Final = "apt-get install libibverbs1 ibverbs-providers librdmacm1 libnuma1 libcurl4"
 _CLOSE_S: Final = 0.5
-"""How long ``close`` waits for probes. A live peer answers in 0.2 ms; with the destructor it is under 2 s, the
-contract's limit."""
+"""How long ``close`` waits for probes. A live peer answers in 0.2 ms. This wait and the destructor stay under the
+contract's 2 s."""
 _LEAVE_S: Final = 0.1
 """How long, at least, ``close`` then waits for the other threads inside: they come out at once."""
 _CLOSED: Final = "the transport session is closed"
@@ -286,8 +286,8 @@ def _choose_submits(settings: TransportSettings, engine: Any) -> Submits:
 
 
 def _set_environment(protocol: str) -> None:
-    """The variables are set that Mooncake reads when an engine is constructed. Those that the user has set stay. Those
-    that we set for an earlier engine of this process do not."""
+    """Sets the variables that Mooncake reads when an engine is constructed. Keeps those that the user has set, and
+    replaces those that we set for an earlier engine of this process."""
     while _forced:
         os.environ.pop(_forced.pop(), None)
     needed = environment_of(protocol, os.environ)

@@ -125,7 +125,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def gathers_strips(self) -> bool:
-        """Whether small strips may be gathered. Over TCP only: there each write is a call, and there it was measured."""
+        """Whether small strips may be gathered. Over TCP only: each write is a call there, where it was measured."""
         return self.transfer_protocol == "tcp" and self.strip_staging_bytes > 0
 
     @property
